@@ -1,0 +1,1 @@
+"""Inference engines for Pyro programs."""

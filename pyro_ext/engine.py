@@ -1,0 +1,415 @@
+"""What all engines share: setting up the target, the run loop, saving, and broken steps.
+
+An engine is a thin shell with the host's verbs around an update function on tensors. A
+subclass fills in four hooks: ``_initialize`` builds its tensors once the model is known,
+``_update`` takes one step, ``_algorithm_state`` and ``_load_algorithm_state`` save it, and
+``_draw`` gives flat posterior draws.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_ext.errors import ArgumentError, NonFiniteError
+from pyro_ext.gradients import GradientEstimator, Score, default_estimator
+from pyro_ext.optim import OptimizerLike
+from pyro_ext.target import Data, LogDensity
+
+FORMAT = 1
+ON_NONFINITE = ("raise", "skip")
+
+Callback = Callable[[int, "Engine", Mapping[str, float]], bool | None]
+
+
+class Update(NamedTuple):
+    """Result of one step.
+
+    ``loss`` is what the progress bar shows, ``info`` further figures, and ``finite`` tells
+    whether the step was taken: an update that is not finite must leave the state as it was.
+    """
+
+    loss: float
+    info: dict[str, float]
+    finite: bool
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run leaves behind.
+
+    Parameters
+    ----------
+    losses : array (steps,)
+        Loss of each step of this run; NaN where a step was not finite and skipped.
+    info : dict of str to array (steps,)
+        Further figures of each step, such as the force norm.
+    """
+
+    losses: np.ndarray
+    info: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+class Engine(ABC):
+    """Base of the engines.
+
+    Parameters
+    ----------
+    model : callable
+        Pyro model, used as it is.
+    optim : PyroOptim, callable or None
+        See :class:`~pyro_ext.optim.EngineOptimizer`.
+    estimator : GradientEstimator, optional
+        How scores are computed. Default: minibatches when the model subsamples a plate itself,
+        else all rows of the arguments.
+    init_strategy : callable, optional
+        Strategy of ``pyro.infer.autoguide.initialization``.
+    likelihood_temperature : float
+        The likelihood part of the log density is divided by this.
+    particle_chunk, data_chunk : int, optional
+        Bounds on the particles and on the rows evaluated at once.
+    evaluation : {"graph", "inductor", "handlers", "loop"}
+        How scores are evaluated; see :class:`~pyro_ext.target.LogDensity`.
+    on_nonfinite : {"raise", "skip"}
+        What to do when a step is not finite. The previous state is kept in both cases.
+    seed : int, optional
+        Seed of all the engine's randomness. Default: drawn from torch's global generator.
+    dtype : torch.dtype, optional
+        Default: torch's default dtype.
+    """
+
+    #: Whether latents inside a subsampled plate are accepted.
+    allow_local_latents = True
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        optim: OptimizerLike | None = None,
+        *,
+        estimator: GradientEstimator | None = None,
+        init_strategy: Callable[..., Any] | None = None,
+        likelihood_temperature: float = 1.0,
+        particle_chunk: int | None = None,
+        data_chunk: int | None = None,
+        evaluation: str = "graph",
+        on_nonfinite: str = "raise",
+        seed: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if on_nonfinite not in ON_NONFINITE:
+            raise ArgumentError(
+                f"Expected on_nonfinite to be one of {ON_NONFINITE}, found {on_nonfinite!r}."
+            )
+        if estimator is not None and not isinstance(estimator, GradientEstimator):
+            raise ArgumentError(
+                "Expected estimator to be a GradientEstimator such as Minibatch(), found "
+                f"{type(estimator).__name__}."
+            )
+        self.model = model
+        self.optim = optim
+        self.on_nonfinite = on_nonfinite
+        self.num_steps_taken = 0
+        self.num_skipped = 0
+        self.gradient_evaluations = 0.0
+        self.losses: list[float] = []
+        self._target_options: dict[str, Any] = {
+            "init_strategy": init_strategy,
+            "likelihood_temperature": likelihood_temperature,
+            "particle_chunk": particle_chunk,
+            "data_chunk": data_chunk,
+            "evaluation": evaluation,
+            "dtype": dtype,
+        }
+        self._estimator = estimator
+        self._estimator_state: dict[str, Any] = {}
+        seed = int(torch.randint(2**62, ())) if seed is None else seed
+        self._generator = torch.Generator().manual_seed(seed)
+        self._target: LogDensity | None = None
+        self._data: Data | None = None
+        self._pending: dict[str, Any] | None = None
+        self._horizon: int | None = None
+
+    # -- hooks -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _initialize(self, data: Data) -> None:
+        """Build the algorithm's tensors; the target is known."""
+
+    @abstractmethod
+    def _update(self, data: Data) -> Update:
+        """Take one step."""
+
+    @abstractmethod
+    def _algorithm_state(self) -> dict[str, Any]:
+        """Tensors and plain values that the next step needs, for saving."""
+
+    @abstractmethod
+    def _load_algorithm_state(self, state: dict[str, Any]) -> None:
+        """Take over a state from :meth:`_algorithm_state`; tensors are built already."""
+
+    @abstractmethod
+    def _draw(self, num_samples: int | None) -> Tensor:
+        """Flat posterior draws (draws, D)."""
+
+    # -- set up ------------------------------------------------------------------------------
+
+    @property
+    def target(self) -> LogDensity:
+        """The model as a log density.
+
+        Raises
+        ------
+        RuntimeError
+            The engine has not seen the model's arguments yet.
+        """
+        if self._target is None:
+            raise RuntimeError(
+                f"{type(self).__name__} has not seen the model's arguments yet. Call run, step or "
+                "setup with them first (also after load)."
+            )
+        return self._target
+
+    @property
+    def data(self) -> Data:
+        """The arguments that the engine saw last."""
+        self.target  # noqa: B018 - raises when there are none
+        assert self._data is not None
+        return self._data
+
+    @property
+    def estimator(self) -> GradientEstimator:
+        """The score estimator in use."""
+        if self._estimator is None:
+            self._estimator = default_estimator(self.target)
+        return self._estimator
+
+    def setup(self, *args: Any, **kwargs: Any) -> None:
+        """Check the model with these arguments and build the state, without taking a step.
+
+        Raises
+        ------
+        ModelCheckError
+            The model cannot be fitted; see :mod:`pyro_ext.target.check`.
+        ArgumentError
+            The arguments do not fit the model.
+        """
+        if self._target is not None:
+            self._data = self._target.bind(*args, **kwargs)
+            return
+        target = LogDensity(
+            self.model,
+            args,
+            kwargs,
+            allow_local_latents=self.allow_local_latents,
+            **self._target_options,
+        )
+        data = target.bind(*args, **kwargs)
+        self._target, self._data = target, data
+        try:
+            self._estimator_state = self.estimator.init(target, data, self._generator)
+            self._initialize(data)
+        except BaseException:
+            self._target = self._data = None
+            raise
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._restore(pending)
+
+    def _score(self, z: Tensor, data: Data) -> Score:
+        """Score at particles z (P, D) by the engine's estimator, which moves on."""
+        score, self._estimator_state = self.estimator.estimate(
+            self.target, self._estimator_state, z, data, self._generator
+        )
+        self.gradient_evaluations += z.shape[0] * self.estimator.evaluations(self.target)
+        return score
+
+    # -- verbs -------------------------------------------------------------------------------
+
+    def step(self, *args: Any, **kwargs: Any) -> float:
+        """Take one step with these arguments of the model and return the loss.
+
+        Raises
+        ------
+        NonFiniteError
+            The step was not finite and ``on_nonfinite="raise"``; the state is as before.
+        """
+        self.setup(*args, **kwargs)
+        return self._step_once().loss
+
+    def _step_once(self) -> Update:
+        assert self._data is not None
+        update = self._update(self._data)
+        self.num_steps_taken += 1
+        if not update.finite:
+            self.num_skipped += 1
+            update = update._replace(loss=float("nan"))
+        self.losses.append(update.loss)
+        if not update.finite and self.on_nonfinite == "raise":
+            raise NonFiniteError(
+                f"Step {self.num_steps_taken} of {type(self).__name__} was not finite. The engine "
+                "holds the state before it. Expected finite scores and updates; lower the "
+                "learning rate, check the data, or pass on_nonfinite='skip'.",
+                step=self.num_steps_taken,
+            )
+        return update
+
+    def run(
+        self,
+        num_steps: int,
+        *args: Any,
+        progress_bar: bool = True,
+        callback: Callback | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 1000,
+        **kwargs: Any,
+    ) -> RunResult:
+        """Take ``num_steps`` steps with these arguments of the model.
+
+        Parameters
+        ----------
+        num_steps : int
+        *args, **kwargs
+            Arguments of the model.
+        progress_bar : bool
+            Show loss and rate.
+        callback : callable, optional
+            ``callback(i, engine, info)`` after every step, with the number of steps taken so
+            far and the step's figures; returning True ends the run.
+        checkpoint : path, optional
+            Save the state there every ``checkpoint_every`` steps and at the end. A new engine
+            that loads it and runs the remaining steps ends bit-identical to a run that was not
+            interrupted.
+        checkpoint_every : int
+
+        Returns
+        -------
+        RunResult
+
+        Raises
+        ------
+        NonFiniteError
+            A step was not finite and ``on_nonfinite="raise"``.
+        """
+        if num_steps < 0:
+            raise ArgumentError(f"Expected num_steps >= 0, found {num_steps}.")
+        if checkpoint_every < 1:
+            raise ArgumentError(f"Expected checkpoint_every >= 1, found {checkpoint_every}.")
+        # Schedules over a run need its end; a resumed run ends where the first one would have.
+        steps_before = self._pending["steps"] if self._pending else self.num_steps_taken
+        self._horizon = steps_before + num_steps
+        self.setup(*args, **kwargs)
+        losses: list[float] = []
+        info: dict[str, list[float]] = {}
+        name = type(self).__name__
+        with tqdm(total=num_steps, desc=name, disable=not progress_bar, mininterval=0.2) as bar:
+            for _ in range(num_steps):
+                update = self._step_once()
+                losses.append(update.loss)
+                for key, value in update.info.items():
+                    info.setdefault(key, []).append(value)
+                if progress_bar:
+                    bar.set_postfix(_figures(update), refresh=False)
+                    bar.update()
+                taken = self.num_steps_taken
+                if checkpoint is not None and taken % checkpoint_every == 0:
+                    self.save(checkpoint)
+                if callback is not None:
+                    figures = {"loss": update.loss, **update.info}
+                    if callback(taken, self, figures):
+                        break
+        if checkpoint is not None:
+            self.save(checkpoint)
+        return RunResult(np.asarray(losses), {k: np.asarray(v) for k, v in info.items()})
+
+    def get_samples(self, num_samples: int | None = None) -> dict[str, Tensor]:
+        """Posterior draws: latent site to constrained values, leading dimension = draws.
+
+        The dictionary is what ``Predictive(model, posterior_samples=...)`` takes. Particle
+        engines return as many draws as particles.
+        """
+        target, data = self.target, self.data
+        with torch.no_grad():
+            return target.constrain(self._draw(num_samples), data)
+
+    # -- saving ------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save the state of the engine; the file is complete or absent, never half written."""
+        state = {
+            "format": FORMAT,
+            "engine": type(self).__name__,
+            "sites": _sites(self.target),
+            "steps": self.num_steps_taken,
+            "skipped": self.num_skipped,
+            "gradient_evaluations": self.gradient_evaluations,
+            "losses": torch.tensor(self.losses, dtype=torch.float64),
+            "estimator": self._estimator_state,
+            "generator": self._generator.get_state(),
+            "algorithm": self._algorithm_state(),
+        }
+        path = os.fspath(path)
+        directory = os.path.dirname(os.path.abspath(path))
+        handle, temporary = tempfile.mkstemp(dir=directory, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                torch.save(state, file)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Take over a saved state; the next run goes on from it exactly.
+
+        An engine that has not seen the model's arguments takes the state over at its first
+        ``setup``, ``step`` or ``run``.
+
+        Raises
+        ------
+        ArgumentError
+            The file was saved by another engine or for another model.
+        """
+        state = torch.load(path, weights_only=True)
+        if not isinstance(state, dict) or state.get("format") != FORMAT:
+            raise ArgumentError(f"Expected a file saved by an engine, found another: {path}.")
+        if state["engine"] != type(self).__name__:
+            raise ArgumentError(
+                f"Expected a state of {type(self).__name__}, found one of {state['engine']}."
+            )
+        if self._target is None:
+            self._pending = state
+        else:
+            self._restore(state)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        expected, found = _sites(self.target), state["sites"]
+        if expected != found:
+            raise ArgumentError(
+                f"The saved state belongs to another model: expected sites {expected}, "
+                f"found {found}."
+            )
+        self.num_steps_taken = state["steps"]
+        self.num_skipped = state["skipped"]
+        self.gradient_evaluations = state["gradient_evaluations"]
+        self.losses = state["losses"].tolist()
+        self._estimator_state = state["estimator"]
+        self._generator.set_state(state["generator"])
+        self._load_algorithm_state(state["algorithm"])
+
+
+def _sites(target: LogDensity) -> list[list[Any]]:
+    layout = target.layout
+    return [[name, list(shape)] for name, shape in zip(layout.names, layout.shapes, strict=True)]
+
+
+def _figures(update: Update) -> dict[str, str]:
+    return {key: f"{value:.4g}" for key, value in [("loss", update.loss), *update.info.items()]}

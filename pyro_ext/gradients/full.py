@@ -1,0 +1,33 @@
+"""Exact scores: a chunked sweep over all rows, or the batch that the caller passed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator
+from pyro_ext.target import Data, LogDensity, Score
+
+
+class Full(GradientEstimator):
+    """The score over all rows of the model's plates.
+
+    When batches are passed as arguments, the batch that was passed is all there is, and its
+    score is as noisy as the batch.
+    """
+
+    def init(self, target: LogDensity, data: Data, generator: torch.Generator) -> EstimatorState:
+        return {}
+
+    def estimate(
+        self,
+        target: LogDensity,
+        state: EstimatorState,
+        z: Tensor,
+        data: Data,
+        generator: torch.Generator,
+    ) -> tuple[Score, EstimatorState]:
+        return target.full_score(z, data), state
+
+    def evaluations(self, target: LogDensity) -> float:
+        return target.batch_fraction if target.batch_arguments else 1.0

@@ -1,0 +1,80 @@
+"""Minibatch scores: the engine owns the row indices, one set a step for all particles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_ext.errors import ArgumentError
+from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator
+from pyro_ext.target import Data, LogDensity, Score
+
+SAMPLING = ("reshuffle", "replacement")
+
+
+@dataclass(frozen=True)
+class Minibatch(GradientEstimator):
+    """Scores of a minibatch of each subsampled plate, of the size that the model declares.
+
+    Parameters
+    ----------
+    sampling : {"reshuffle", "replacement"}
+        "reshuffle" goes through a permutation of the rows and draws another one at the end of
+        every epoch; rows that do not fill a batch are left out of that epoch, at random.
+        "replacement" draws every row independently. Both are unbiased.
+    """
+
+    sampling: str = "reshuffle"
+
+    def __post_init__(self) -> None:
+        if self.sampling not in SAMPLING:
+            raise ArgumentError(f"Expected sampling to be one of {SAMPLING}, got {self.sampling!r}")
+
+    def init(self, target: LogDensity, data: Data, generator: torch.Generator) -> EstimatorState:
+        if target.batch_arguments or not target.plates:
+            raise ArgumentError(
+                "Minibatch draws the rows of subsampled plates. Expected a model with "
+                "pyro.plate(name, size, subsample_size=B) that indexes its data by the plate, "
+                "found none; use Full(), and pass batches as arguments if you want minibatches."
+            )
+        if self.sampling == "replacement":
+            return {}
+        # A position past the end makes the first step shuffle.
+        return {
+            name: {"order": torch.arange(plate.size), "position": plate.size}
+            for name, plate in target.plates.items()
+        }
+
+    def draw(
+        self, target: LogDensity, state: EstimatorState, generator: torch.Generator
+    ) -> tuple[dict[str, Tensor], EstimatorState]:
+        """Row indices of the next minibatch of each plate, and the next state."""
+        indices, following = {}, {}
+        for name, plate in target.plates.items():
+            size, count = plate.size, plate.subsample_size
+            if self.sampling == "replacement":
+                rows = torch.randint(size, (count,), generator=generator)
+            else:
+                order, position = state[name]["order"], state[name]["position"]
+                if position + count > size:
+                    order, position = torch.randperm(size, generator=generator), 0
+                rows = order[position : position + count]
+                following[name] = {"order": order, "position": position + count}
+            indices[name] = rows.to(target.device)
+        return indices, following
+
+    def estimate(
+        self,
+        target: LogDensity,
+        state: EstimatorState,
+        z: Tensor,
+        data: Data,
+        generator: torch.Generator,
+    ) -> tuple[Score, EstimatorState]:
+        indices, state = self.draw(target, state, generator)
+        return target.score(z, data, indices), state
+
+    def evaluations(self, target: LogDensity) -> float:
+        return target.batch_fraction

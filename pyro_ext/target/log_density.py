@@ -1,0 +1,456 @@
+"""The target of every engine: a Pyro model and its arguments as a flat log density.
+
+This is the only room that runs the model. Everything else sees particles ``z`` of shape
+(P, D) in unconstrained space and asks for log densities, scores (gradients with respect to
+``z``) and constrained values.
+
+The log density is split in two. The *prior part* holds every latent site with log|det J| of
+its transform, and ``factor`` statements outside every plate. The *likelihood part* holds
+observed sites, and factors inside a plate. Scales (of plates, nested plates and
+``poutine.scale``) and masks apply to each site, and to its log|det J|, as Pyro applies them to
+its log density. With rows b of a plate of N rows drawn, the plate's sites are scaled by N/|b|,
+so that a minibatch log density is an unbiased estimate of the full one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_ext.errors import ArgumentError, HeldParameterWarning
+from pyro_ext.target.check import discover
+from pyro_ext.target.graph import BatchedFunction, as_arguments
+from pyro_ext.target.handlers import (
+    SiteHandler,
+    SubsampleControl,
+    UnconstrainHandler,
+    isolated_parameters,
+    without_host_checks,
+)
+from pyro_ext.target.initialization import draw_positions
+from pyro_ext.target.layout import Layout
+from pyro_ext.target.outputs import Output, OutputHandler
+
+Indices = Mapping[str, Tensor]
+
+#: Rows of a subsampled plate that a full-data sweep evaluates at once, unless told otherwise.
+DEFAULT_DATA_CHUNK = 2048
+
+
+class Score(NamedTuple):
+    """Gradient of the log density at particles, and the parts of the log density.
+
+    ``score`` (P, D) belongs to log prior + log likelihood / temperature; ``log_prior`` and
+    ``log_likelihood`` (P,) are not tempered.
+    """
+
+    score: Tensor
+    log_prior: Tensor
+    log_likelihood: Tensor
+
+
+class ScoreParts(NamedTuple):
+    """Gradients of the prior part and of the likelihood part, each (P, D), not tempered."""
+
+    prior: Tensor
+    likelihood: Tensor
+    log_prior: Tensor
+    log_likelihood: Tensor
+
+
+@dataclass(frozen=True)
+class DataPlate:
+    """A plate that the model subsamples.
+
+    Parameters
+    ----------
+    name : str
+    size : int
+        Number N of rows of the full data.
+    subsample_size : int
+        Number of rows of a minibatch.
+    dim : int or None
+        Batch dimension (negative) of the plate, None when it holds no sites.
+    """
+
+    name: str
+    size: int
+    subsample_size: int
+    dim: int | None
+
+
+@dataclass(frozen=True)
+class Data:
+    """Arguments of the model, as one call of an engine got them."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+class LogDensity:
+    """Flat unconstrained log density of a Pyro model.
+
+    Parameters
+    ----------
+    model : callable
+        Pyro model; a function or a ``PyroModule``. It is used as it is.
+    args, kwargs
+        Arguments that the model is run with to find its structure.
+    init_strategy : callable, optional
+        Strategy of ``pyro.infer.autoguide.initialization`` for :meth:`initial_positions`.
+        Default: uniform on (-2, 2) in unconstrained space, as the hosts' samplers do.
+    likelihood_temperature : float
+        The likelihood part is divided by this; 1 is the posterior.
+    particle_chunk : int, optional
+        At most this many particles are evaluated at once. Default: all.
+    data_chunk : int, optional
+        A full-data sweep evaluates about this many rows at once. Default: 2048.
+    dtype : torch.dtype, optional
+        Default: torch's default dtype.
+    evaluation : {"graph", "inductor", "handlers", "loop"}
+        See :class:`~pyro_ext.target.graph.BatchedFunction`. With "graph" and "inductor" tensors
+        that the model closes over are constants: pass data as arguments, or call
+        :meth:`retrace` after changing them.
+    allow_local_latents : bool
+        Whether latents inside a subsampled plate are accepted.
+
+    Raises
+    ------
+    ModelCheckError
+        The model cannot be fitted; see :mod:`pyro_ext.target.check`.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        init_strategy: Callable[..., Any] | None = None,
+        likelihood_temperature: float = 1.0,
+        particle_chunk: int | None = None,
+        data_chunk: int | None = None,
+        dtype: torch.dtype | None = None,
+        evaluation: str = "graph",
+        allow_local_latents: bool = True,
+    ) -> None:
+        if not likelihood_temperature > 0:
+            raise ArgumentError(
+                f"Expected likelihood_temperature > 0, found {likelihood_temperature}."
+            )
+        for name, chunk in (("particle_chunk", particle_chunk), ("data_chunk", data_chunk)):
+            if chunk is not None and chunk < 1:
+                raise ArgumentError(f"Expected {name} >= 1, found {chunk}.")
+        self.model = model
+        self.init_strategy = init_strategy
+        self.likelihood_temperature = float(likelihood_temperature)
+        self.particle_chunk = particle_chunk
+        self.data_chunk = data_chunk
+        self.dtype = torch.get_default_dtype() if dtype is None else dtype
+        data = self.bind(*args, **dict(kwargs or {}))
+        structure = discover(model, data.args, data.kwargs, allow_local_latents=allow_local_latents)
+        self.layout: Layout = structure.layout
+        self.plates = {
+            name: DataPlate(name, size, subsample_size, structure.plate_dims.get(name))
+            for name, (size, subsample_size) in structure.plates.items()
+        }
+        self.batch_arguments = structure.batch_arguments
+        self.local_sites = structure.local_sites
+        self.observed_sites = structure.observed_sites
+        self.device = structure.device
+        self._parameters = structure.parameters
+        if structure.parameter_names:
+            warnings.warn(
+                "Parameters without a prior are held at their present values: "
+                f"{', '.join(structure.parameter_names)}. Give them priors (PyroSample, or "
+                "pyro.nn.module.to_pyro_module_ and a prior for each parameter) to infer them.",
+                HeldParameterWarning,
+                stacklevel=2,
+            )
+
+        def lift(single: Callable[..., Any]) -> BatchedFunction:
+            return BatchedFunction(single, evaluation, particle_chunk)
+
+        self._value = lift(self._single_value)
+        self._score = lift(self._single_score)
+        self._score_parts = lift(self._single_score_parts)
+        self._constrain = lift(self._single_constrain)
+        self._unconstrain = BatchedFunction(self._single_unconstrain, "handlers", particle_chunk)
+
+    @property
+    def dim(self) -> int:
+        """Length D of the flat unconstrained vector."""
+        return self.layout.dim
+
+    @property
+    def batch_fraction(self) -> float:
+        """Rows of a minibatch over rows of the full data (1 without subsampled plates)."""
+        return math.prod(p.subsample_size / p.size for p in self.plates.values())
+
+    @property
+    def evaluation(self) -> str:
+        """How scores are evaluated now, after any fallback."""
+        return self._score.mode
+
+    def retrace(self) -> None:
+        """Trace the model again at the next evaluation (after closed-over tensors changed)."""
+        for function in (self._value, self._score, self._score_parts, self._constrain):
+            function.retrace()
+
+    # -- one particle ------------------------------------------------------------------------
+
+    def run(self, handler: Any, arguments: Any) -> None:
+        """Run the model once under ``handler``, with (args, kwargs, row indices)."""
+        args, kwargs, indices = arguments
+        with isolated_parameters(self._parameters), SubsampleControl(indices), handler:
+            self.model(*args, **kwargs)
+
+    def _single_value(self, z: Tensor, arguments: Any) -> tuple[Tensor, Tensor]:
+        handler = SiteHandler(self.layout.split(z), arguments[2])
+        self.run(handler, arguments)
+        zero = z.new_zeros(())
+        return handler.log_prior + zero, handler.log_likelihood + zero
+
+    def _single_score(self, z: Tensor, arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        def tempered(z: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            log_prior, log_likelihood = self._single_value(z, arguments)
+            total = log_prior + log_likelihood / self.likelihood_temperature
+            return total, (log_prior, log_likelihood)
+
+        gradient, (log_prior, log_likelihood) = torch.func.grad(tempered, has_aux=True)(z)
+        return gradient, log_prior, log_likelihood
+
+    def _single_score_parts(
+        self, z: Tensor, arguments: Any
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        (log_prior, log_likelihood), pullback = torch.func.vjp(
+            lambda z: self._single_value(z, arguments), z
+        )
+        one, zero = torch.ones_like(log_prior), torch.zeros_like(log_prior)
+        (prior,) = pullback((one, zero))
+        (likelihood,) = pullback((zero, one))
+        return prior, likelihood, log_prior, log_likelihood
+
+    def _single_constrain(self, z: Tensor, arguments: Any) -> dict[str, Tensor]:
+        handler = SiteHandler(self.layout.split(z), arguments[2])
+        self.run(handler, arguments)
+        return {name: handler.values[name] for name in self.layout.names}
+
+    def _single_unconstrain(self, flat: Tensor, arguments: Any) -> Tensor:
+        constrained, run_arguments = arguments
+        handler = UnconstrainHandler(constrained.split(flat))
+        self.run(handler, run_arguments)
+        return self.layout.join(handler.positions)
+
+    # -- arguments ---------------------------------------------------------------------------
+
+    def bind(self, *args: Any, **kwargs: Any) -> Data:
+        """Arguments of one call, checked against the model's signature.
+
+        Raises
+        ------
+        ArgumentError
+            The arguments do not fit the signature of the model.
+        """
+        function = self.model.forward if isinstance(self.model, torch.nn.Module) else self.model
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            return Data(args, kwargs)
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise ArgumentError(
+                f"The arguments do not fit the model: {error}. Expected {signature}, found "
+                f"{len(args)} positional arguments and keywords {sorted(kwargs)}."
+            ) from None
+        return Data(args, kwargs)
+
+    def _arguments(self, data: Data, indices: Indices | None) -> Any:
+        owned = {} if self.batch_arguments else self.plates
+        indices = dict(indices or {})
+        if owned.keys() != indices.keys():
+            expected, found = sorted(owned), sorted(indices)
+            raise ValueError(
+                f"Expected row indices for the subsampled plates {expected}, found {found}. "
+                "Pass indices={plate: rows}, or use the full_* functions for all rows."
+            )
+        return as_arguments(data.args, data.kwargs, indices)
+
+    def _particles(self, z: Tensor) -> Tensor:
+        if z.dim() != 2 or z.shape[1] != self.dim:
+            raise ValueError(
+                f"Expected particles of shape (P, {self.dim}), found {tuple(z.shape)}."
+            )
+        return z
+
+    # -- one (mini)batch -----------------------------------------------------------------------
+
+    def log_prior_and_likelihood(
+        self, z: Tensor, data: Data, indices: Indices | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Prior part and likelihood part of the log density, each (P,), not tempered.
+
+        Parameters
+        ----------
+        z : tensor (P, D)
+        data : Data
+            From :meth:`bind`.
+        indices : mapping of str to int64 tensor, optional
+            Rows of each subsampled plate; needed exactly when the model subsamples itself.
+        """
+        return self._value(self._particles(z), self._arguments(data, indices))
+
+    def log_density(self, z: Tensor, data: Data, indices: Indices | None = None) -> Tensor:
+        """Log prior + log likelihood / temperature, (P,)."""
+        return self._temper(*self.log_prior_and_likelihood(z, data, indices))
+
+    def score(self, z: Tensor, data: Data, indices: Indices | None = None) -> Score:
+        """Gradient of :meth:`log_density` for one batch of rows."""
+        return Score(*self._score(self._particles(z), self._arguments(data, indices)))
+
+    def score_parts(self, z: Tensor, data: Data, indices: Indices | None = None) -> ScoreParts:
+        """Gradients of the prior part and of the likelihood part, for one batch of rows."""
+        return ScoreParts(*self._score_parts(self._particles(z), self._arguments(data, indices)))
+
+    # -- all rows ------------------------------------------------------------------------------
+
+    def sweep(self, chunk: int | None = None) -> list[tuple[float, dict[str, Tensor]]]:
+        """Row indices that cover the full data once, with weights that sum to one.
+
+        A chunk of n_c rows is evaluated with the plate's scale N/n_c and weighted by n_c/N,
+        which is exact for sites inside the plate and outside it. Several plates are covered by
+        the product of their chunks. ``chunk`` bounds the number of rows evaluated at once.
+        """
+        if self.batch_arguments or not self.plates:
+            return [(1.0, {})]
+        chunk = chunk or self.data_chunk or DEFAULT_DATA_CHUNK
+        # Nested plates multiply, so that each gets its share of the rows.
+        share = max(1, round(chunk ** (1.0 / len(self.plates))))
+        total = math.prod(plate.size for plate in self.plates.values())
+        pieces = []
+        for plate in self.plates.values():
+            rows = torch.arange(plate.size, device=self.device)
+            length = plate.size if total <= chunk else share
+            pieces.append([(plate.name, plate.size, part) for part in rows.split(length)])
+        batches = []
+        for combination in itertools.product(*pieces):
+            weight = 1.0
+            for _, size, part in combination:
+                weight *= len(part) / size
+            batches.append((weight, {name: part for name, _, part in combination}))
+        return batches
+
+    def _sweep_sum(self, function: BatchedFunction, z: Tensor, data: Data) -> list[Tensor]:
+        z = self._particles(z)
+        total: list[Tensor] | None = None
+        for weight, indices in self.sweep():
+            parts = function(z, as_arguments(data.args, data.kwargs, indices))
+            if total is None:
+                total = [weight * part for part in parts]
+            else:
+                total = [
+                    so_far.add(part, alpha=weight)
+                    for so_far, part in zip(total, parts, strict=True)
+                ]
+        assert total is not None
+        return total
+
+    def full_log_prior_and_likelihood(self, z: Tensor, data: Data) -> tuple[Tensor, Tensor]:
+        """As :meth:`log_prior_and_likelihood`, exactly, over all rows."""
+        log_prior, log_likelihood = self._sweep_sum(self._value, z, data)
+        return log_prior, log_likelihood
+
+    def full_log_density(self, z: Tensor, data: Data) -> Tensor:
+        """As :meth:`log_density`, exactly, over all rows."""
+        return self._temper(*self.full_log_prior_and_likelihood(z, data))
+
+    def full_score(self, z: Tensor, data: Data) -> Score:
+        """As :meth:`score`, exactly, over all rows (chunked, ragged last chunk included)."""
+        return Score(*self._sweep_sum(self._score, z, data))
+
+    def full_score_parts(self, z: Tensor, data: Data) -> ScoreParts:
+        """As :meth:`score_parts`, exactly, over all rows."""
+        return ScoreParts(*self._sweep_sum(self._score_parts, z, data))
+
+    def _temper(self, log_prior: Tensor, log_likelihood: Tensor) -> Tensor:
+        return log_prior + log_likelihood / self.likelihood_temperature
+
+    # -- values --------------------------------------------------------------------------------
+
+    def all_rows(self) -> dict[str, Tensor]:
+        """Row indices of the full data for every plate that the model subsamples itself."""
+        if self.batch_arguments:
+            return {}
+        return {
+            plate.name: torch.arange(plate.size, device=self.device)
+            for plate in self.plates.values()
+        }
+
+    def first_rows(self) -> dict[str, Tensor]:
+        """Row indices of one minibatch for every plate that the model subsamples itself."""
+        if self.batch_arguments:
+            return {}
+        return {
+            plate.name: torch.arange(plate.subsample_size, device=self.device)
+            for plate in self.plates.values()
+        }
+
+    def rows_for_values(self) -> dict[str, Tensor]:
+        """Rows needed to see every latent site: all when some are local, else one minibatch."""
+        return self.all_rows() if self.local_sites else self.first_rows()
+
+    def constrain(self, z: Tensor, data: Data) -> dict[str, Tensor]:
+        """Constrained values of the latent sites, each (P, *site shape).
+
+        Supports are those that the model has at these values, so that sites whose support
+        depends on other sites come out right. Local latents have their full length.
+        """
+        arguments = as_arguments(data.args, data.kwargs, self.rows_for_values())
+        return self._constrain(self._particles(z), arguments)
+
+    def unconstrain(self, values: Mapping[str, Tensor], data: Data) -> Tensor:
+        """Inverse of :meth:`constrain`: sites (P, *site shape) to particles (P, D)."""
+        missing = [name for name in self.layout.names if name not in values]
+        if missing:
+            raise ValueError(f"Expected values for every latent site, found none for {missing}.")
+        sites = {
+            name: torch.as_tensor(values[name], dtype=self.dtype, device=self.device)
+            for name in self.layout.names
+        }
+        shapes = tuple(tuple(sites[name].shape[1:]) for name in self.layout.names)
+        constrained = Layout(self.layout.names, shapes)
+        arguments = as_arguments(data.args, data.kwargs, self.rows_for_values())
+        return self._unconstrain(constrained.join(sites), (constrained, arguments))
+
+    def initial_positions(self, num: int, generator: torch.Generator, data: Data) -> Tensor:
+        """Draw ``num`` starting positions (num, D) with a finite log density and score.
+
+        Raises
+        ------
+        ModelCheckError
+            None was found in 100 rounds; the message names the sites at fault.
+        """
+        return draw_positions(self, num, generator, data)
+
+    def outputs(self, z: Tensor, data: Data, indices: Indices | None = None) -> dict[str, Output]:
+        """Distributions of the observed sites at one flat vector z (D,), differentiable in z.
+
+        Under ``torch.func`` transforms return the tensors that are needed, not the outputs.
+        """
+        arguments = self._arguments(data, indices)
+        handler = OutputHandler(self.layout.split(z), arguments[2])
+        with without_host_checks():
+            self.run(handler, arguments)
+        return handler.outputs
+
+
+__all__ = ["Data", "DataPlate", "LogDensity", "Score", "ScoreParts"]
