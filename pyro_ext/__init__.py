@@ -1,1 +1,52 @@
-"""Inference engines for Pyro programs."""
+"""Inference engines for Pyro programs: keep the model, swap the engine.
+
+>>> import pyro_ext as px
+>>> engine = px.SVGD(model, pyro.optim.Adam({"lr": 0.05}), num_particles=100)  # doctest: +SKIP
+>>> engine.run(2000, x, y)  # doctest: +SKIP
+>>> draws = engine.get_samples()  # doctest: +SKIP
+"""
+
+from pyro_ext.diagnostics import to_arviz
+from pyro_ext.errors import (
+    ArgumentError,
+    EvaluationWarning,
+    HeldParameterWarning,
+    ModelCheckError,
+    NonFiniteError,
+)
+from pyro_ext.gradients import Full, GradientEstimator, Minibatch
+from pyro_ext.guides import FlatDensity, flat_density, register_flat_density
+from pyro_ext.kernels import IMQ, RBF, Kernel, Linear
+from pyro_ext.score import ProximalScoreVI
+from pyro_ext.stein import SVGD, DeepEnsemble
+from pyro_ext.target import LogDensity
+
+__all__ = [
+    # engines
+    "SVGD",
+    "DeepEnsemble",
+    "ProximalScoreVI",
+    # kernels
+    "IMQ",
+    "RBF",
+    "Kernel",
+    "Linear",
+    # score estimators
+    "Full",
+    "GradientEstimator",
+    "Minibatch",
+    # guides
+    "FlatDensity",
+    "flat_density",
+    "register_flat_density",
+    # target
+    "LogDensity",
+    # diagnostics
+    "to_arviz",
+    # errors and warnings
+    "ArgumentError",
+    "EvaluationWarning",
+    "HeldParameterWarning",
+    "ModelCheckError",
+    "NonFiniteError",
+]

@@ -23,7 +23,7 @@ from pyro.poutine.subsample_messenger import SubsampleMessenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Distribution, biject_to
-from torch.distributions.transforms import Transform
+from torch.distributions.transforms import ComposeTransform, IndependentTransform, Transform
 
 from pyro_ext.errors import ModelCheckError
 
@@ -136,6 +136,13 @@ def transform_to_support(site: Mapping[str, Any]) -> Transform:
         ) from error
 
 
+def _is_identity(transform: Transform) -> bool:
+    """Whether the support is all of unconstrained space, so that there is no Jacobian to add."""
+    if isinstance(transform, IndependentTransform):
+        return _is_identity(transform.base_transform)
+    return isinstance(transform, ComposeTransform) and not transform.parts
+
+
 def unconstrained_shape(site: Mapping[str, Any], transform: Transform) -> torch.Size:
     """Unconstrained shape of a latent site with its rows as they are in this run."""
     return torch.Size(transform.inverse_shape(site["fn"].shape()))
@@ -225,6 +232,9 @@ class SiteHandler(Messenger):
             return
         transform = transform_to_support(msg)
         unconstrained = self.unconstrained_value(msg, transform)
+        if _is_identity(transform):
+            msg["value"] = unconstrained
+            return
         value = transform(unconstrained)
         log_det = transform.log_abs_det_jacobian(unconstrained, value)
         # Elementwise transforms give one term for each entry; the rest of the event is summed.
@@ -243,8 +253,11 @@ class SiteHandler(Messenger):
             else:
                 self.log_likelihood = self.log_likelihood + log_prob
             return
-        log_det = scale_and_mask(msg["infer"]["_log_det"], msg["scale"], msg["mask"]).sum()
-        self.log_prior = self.log_prior + log_prob + log_det
+        self.log_prior = self.log_prior + log_prob
+        log_det = msg["infer"].get("_log_det")
+        if log_det is not None:
+            log_det = scale_and_mask(log_det, msg["scale"], msg["mask"])
+            self.log_prior = self.log_prior + log_det.sum()
         self.values[msg["name"]] = msg["value"]
 
 

@@ -222,8 +222,7 @@ class LogDensity:
     def _single_score(self, z: Tensor, arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         def tempered(z: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             log_prior, log_likelihood = self._single_value(z, arguments)
-            total = log_prior + log_likelihood / self.likelihood_temperature
-            return total, (log_prior, log_likelihood)
+            return self._temper(log_prior, log_likelihood), (log_prior, log_likelihood)
 
         gradient, (log_prior, log_likelihood) = torch.func.grad(tempered, has_aux=True)(z)
         return gradient, log_prior, log_likelihood
@@ -382,6 +381,8 @@ class LogDensity:
         return ScoreParts(*self._sweep_sum(self._score_parts, z, data))
 
     def _temper(self, log_prior: Tensor, log_likelihood: Tensor) -> Tensor:
+        if self.likelihood_temperature == 1.0:
+            return log_prior + log_likelihood
         return log_prior + log_likelihood / self.likelihood_temperature
 
     # -- values --------------------------------------------------------------------------------

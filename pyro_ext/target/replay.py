@@ -117,7 +117,7 @@ class _ReplayHandler(Messenger):
                     axis = value.dim() - msg["fn"].event_dim + frame.dim
                     value = value.index_select(axis, self.indices[frame.name])
             msg["value"] = value
-        elif self.resample and not is_deterministic(msg) and not is_factor(msg):
+        elif self.resample and _kind(msg) == "observed" and not is_factor(msg):
             msg["value"] = _new_observation(msg)
 
     def _pyro_post_sample(self, msg: Any) -> None:
@@ -254,12 +254,12 @@ def _describe(
 
 
 def _require_all_rows(sites: Mapping[str, dict[str, Any]], indices: Indices) -> None:
-    for name, site in sites.items():
+    for site in sites.values():
         for frame in plate_frames(site):
             if frame.name not in indices and frame.size != frame.full_size:
                 raise ArgumentError(
-                    f"Expected the full data: plate '{frame.name}' around site '{name}' has "
-                    f"{frame.full_size} rows, found arguments with {frame.size}. Pass the arrays "
+                    f"Expected the full data: plate '{frame.name}' has {frame.full_size} rows, "
+                    f"found arguments with {frame.size}. Pass the arrays "
                     "of all rows instead of a batch, or switch off the groups that need them."
                 )
 

@@ -1,0 +1,75 @@
+# Everything a reader of the project runs. Settings, each from the command line or the environment:
+#   PYTHON       interpreter that makes the environment (3.11 or newer)
+#   VENV         where the environment lies
+#   CONSTRAINTS  pip constraints file
+#   PYTEST_ARGS  further arguments for pytest
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+PYTEST_ARGS ?=
+# Test processes; each is held to one thread by tests/conftest.py.
+WORKERS ?= 2
+
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+VENV_ARVIZ1 ?= .venv-arviz1
+STAMP_ARVIZ1 := $(VENV_ARVIZ1)/.installed
+# Prints the first Python 3.12 that runs (a name on PATH may be a shim that does not), or nothing.
+FIND_PYTHON312 = for p in $(PYTHON312) python3.12 "$$(pyenv prefix 3.12 2>/dev/null)/bin/python"; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo "$$p" && break; done
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-slow test-arviz1 lint types docs clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP)  ## make the environment and install everything into it
+
+# One pip call for all parts, so that the constraint on torch holds for whatever asks for it.
+$(STAMP): pyproject.toml $(CONSTRAINTS)
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v >= (3, 11) else \
+	"ppl-ext needs Python 3.11 or newer, found %d.%d: name one with make PYTHON=..." % v)'
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[all]"
+	@touch $@
+
+demo: $(STAMP)  ## fit the demonstration models with every engine and write out/
+	$(PY) -m benchmarks demo
+
+test: $(STAMP)  ## run the fast tests
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+test-slow: $(STAMP)  ## run the slow tests
+	$(PY) -m pytest -m slow $(PYTEST_ARGS)
+
+# ArviZ 1.x needs Python 3.12; the NumPyro half alone keeps this second environment small.
+test-arviz1:  ## run the ArviZ tests of the NumPyro half with ArviZ 1.x (needs Python 3.12)
+	@python312="$$($(FIND_PYTHON312))"; \
+	if [ -n "$$python312" ]; then $(MAKE) --no-print-directory run-test-arviz1 PYTHON312="$$python312"; \
+	elif [ -n "$$CI" ]; then echo "test-arviz1: no Python 3.12 found, and CI must have one" >&2; exit 1; \
+	else echo "test-arviz1 skipped: no Python 3.12 found (name one with make PYTHON312=...)"; fi
+
+.PHONY: run-test-arviz1
+run-test-arviz1: $(STAMP_ARVIZ1)
+	$(VENV_ARVIZ1)/bin/python -m pytest tests/numpyro_ext/test_arviz.py $(PYTEST_ARGS)
+
+$(STAMP_ARVIZ1): pyproject.toml
+	test -x $(VENV_ARVIZ1)/bin/python || $(PYTHON312) -m venv $(VENV_ARVIZ1)
+	$(VENV_ARVIZ1)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-e ".[numpyro]" "arviz>=1" equinox flax "h5netcdf[h5py]" matplotlib pytest pytest-timeout scipy
+	@touch $@
+
+lint: $(STAMP)  ## check style and formatting
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: $(STAMP)  ## check types
+	$(PY) -m mypy
+
+docs: $(STAMP)  ## build the documentation, warnings are errors
+	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) $(VENV_ARVIZ1) build dist docs/_build out .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Benchmarks and the demonstration, run by `python -m benchmarks NAME`; never installed."""

@@ -1,0 +1,49 @@
+"""The command line `python -m benchmarks NAME [options]`.
+
+Each command lives in a module of its own, which defines
+
+- `add_arguments(parser: argparse.ArgumentParser) -> None`, the command's options, and
+- `main(arguments: argparse.Namespace) -> int`, the work, returning the exit status;
+
+and is registered by one line of `COMMANDS`. Only the chosen command's module is imported, so help
+is quick and a command asks only for the parts it uses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+# name on the command line -> (module, one line of help)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("benchmarks.demo", "fit three models on both backends, compare with NUTS, write out/"),
+    "speed": ("benchmarks.speed", "time one step against hand-written code, the hosts and peers"),
+}
+
+
+def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
+    """Make the parser; the options of `chosen`, and of no other command, are added to it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__.splitlines()[0]
+    )
+    commands = parser.add_subparsers(dest="command", metavar="NAME", required=True)
+    for name, (module, summary) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        if name == chosen:
+            importlib.import_module(module).add_arguments(command)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the named command and return its exit status."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    chosen = argv[0] if argv and argv[0] in COMMANDS else None
+    arguments = build_parser(chosen).parse_args(argv)
+    status: int = importlib.import_module(COMMANDS[arguments.command][0]).main(arguments)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

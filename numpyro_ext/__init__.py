@@ -1,0 +1,55 @@
+"""Inference engines for NumPyro programs: keep the model, swap the engine.
+
+>>> import numpyro_ext as nx
+>>> engine = nx.SVGD(model, numpyro.optim.Adam(0.05), num_particles=100)  # doctest: +SKIP
+>>> result = engine.run(jax.random.key(0), 2000, x, y)  # doctest: +SKIP
+>>> draws = engine.get_samples(result.state)  # doctest: +SKIP
+"""
+
+from numpyro_ext._clash import warn_on_clash
+from numpyro_ext.diagnostics import to_arviz
+from numpyro_ext.errors import (
+    ArgumentError,
+    EvaluationWarning,
+    HeldParameterWarning,
+    ModelCheckError,
+    NonFiniteError,
+)
+from numpyro_ext.gradients import Full, GradientEstimator, Minibatch
+from numpyro_ext.guides import FlatDensity, flat_density, register_flat_density
+from numpyro_ext.kernels import IMQ, RBF, Kernel, Linear
+from numpyro_ext.score import ProximalScoreVI
+from numpyro_ext.stein import SVGD, DeepEnsemble
+from numpyro_ext.target import LogDensity
+
+__all__ = [
+    # engines
+    "SVGD",
+    "DeepEnsemble",
+    "ProximalScoreVI",
+    # kernels
+    "IMQ",
+    "RBF",
+    "Kernel",
+    "Linear",
+    # score estimators
+    "Full",
+    "GradientEstimator",
+    "Minibatch",
+    # guides
+    "FlatDensity",
+    "flat_density",
+    "register_flat_density",
+    # target
+    "LogDensity",
+    # diagnostics
+    "to_arviz",
+    # errors and warnings
+    "ArgumentError",
+    "EvaluationWarning",
+    "HeldParameterWarning",
+    "ModelCheckError",
+    "NonFiniteError",
+]
+
+warn_on_clash()

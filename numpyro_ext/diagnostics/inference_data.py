@@ -1,0 +1,281 @@
+"""Groups of NumPy arrays as an ArviZ object, for ArviZ 0.23 and for ArviZ 1.
+
+ArviZ 0.23 has ``InferenceData``, ArviZ 1 has xarray's ``DataTree``; both hold one xarray
+dataset for each group. The datasets are made here, because the pointwise log likelihood and
+the observations of a site share a name but not always their dimensions, which the two
+``from_dict`` functions cannot express. Names are made safe for netCDF, where "/" separates
+groups.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+#: Groups whose arrays have one entry for each draw.
+DRAW_GROUPS = ("posterior", "posterior_predictive", "log_likelihood", "sample_stats")
+
+_RESERVED = ("chain", "draw", "step")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One array of a group, without its draw dimension in ``dims``.
+
+    Parameters
+    ----------
+    values : array
+        With draws first in the groups of ``DRAW_GROUPS``.
+    dims : tuple of str or None
+        Plate of each axis after the draws; None for an axis outside every plate.
+    """
+
+    values: Array
+    dims: tuple[str | None, ...] = ()
+
+
+@dataclass
+class SafeNames:
+    """Names that netCDF and both ArviZ generations accept, one for each original name.
+
+    "/" becomes ".", a first character other than a letter, digit or underscore gets an
+    underscore before it, and a name that is taken already gets the smallest free number.
+    """
+
+    given: dict[str, str] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=lambda: set(_RESERVED))
+
+    def reserve(self, names: Sequence[str]) -> None:
+        """Give every name that is safe as it is to itself, before others can take it."""
+        for name in names:
+            if name not in self.taken and self._clean(name) == name:
+                self.given[name] = name
+                self.taken.add(name)
+
+    def __call__(self, name: str) -> str:
+        if name not in self.given:
+            clean = self._clean(name)
+            candidate, number = clean, 2
+            while candidate in self.taken:
+                candidate, number = f"{clean}_{number}", number + 1
+            self.given[name] = candidate
+            self.taken.add(candidate)
+        return self.given[name]
+
+    @staticmethod
+    def _clean(name: str) -> str:
+        clean = re.sub(r"[\x00-\x1f\x7f]", "_", name.replace("/", ".")).rstrip()
+        return clean if re.match(r"[^\W]", clean) else f"_{clean}"
+
+    @property
+    def changed(self) -> dict[str, str]:
+        """Safe name -> original name, where the two differ."""
+        return {safe: name for name, safe in self.given.items() if safe != name}
+
+
+def _attribute(value: Any) -> Any:
+    """A value that netCDF can store as an attribute."""
+    if isinstance(value, (bool, np.bool_)):
+        return int(value)
+    if isinstance(value, (str, int, float, np.integer, np.floating)):
+        return value
+    return json.dumps(value, default=str)
+
+
+def _storable(values: Array) -> Array:
+    """The array in a type that netCDF has (half precision and bfloat16 become float32)."""
+    values = np.asarray(values)
+    if values.dtype.kind == "V" or values.dtype.name in ("float16", "bfloat16"):
+        return values.astype(np.float32)
+    return values
+
+
+def named_arguments(
+    signature: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a call by the names of the parameters that take them."""
+    named: dict[str, Any] = {}
+    for name, value in signature.bind(*args, **kwargs).arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is kind.VAR_POSITIONAL:
+            named.update({f"{name}_{i}": item for i, item in enumerate(value)})
+        elif kind is kind.VAR_KEYWORD:
+            named.update(value)
+        elif isinstance(value, Mapping):
+            named.update({f"{name}.{key}": item for key, item in value.items()})
+        else:
+            named[name] = value
+    return named
+
+
+def constant_variables(
+    arguments: Mapping[str, Array], observed: Mapping[str, Array], plate_sizes: Mapping[str, int]
+) -> dict[str, Variable]:
+    """Array arguments of the model that are not observations themselves.
+
+    The first axis is named after the plate of its length, where just one plate has it.
+    """
+    constants = {}
+    for name, values in arguments.items():
+        if values.ndim == 0 or values.dtype.kind not in "biuf":
+            continue
+        if any(
+            values.shape == seen.shape and bool(np.all((values == seen) | (values != values)))
+            for seen in observed.values()
+        ):
+            continue
+        constants[name] = Variable(values, leading_plate(values, plate_sizes))
+    return constants
+
+
+def leading_plate(values: Array, plate_sizes: Mapping[str, int]) -> tuple[str | None, ...]:
+    """Dims of an array whose first axis may run along a plate."""
+    fitting = [name for name, size in plate_sizes.items() if values.shape[:1] == (size,)]
+    first = fitting[0] if len(fitting) == 1 else None
+    return (first, *([None] * (values.ndim - 1))) if values.ndim else ()
+
+
+def inference_data(
+    groups: Mapping[str, Mapping[str, Variable]],
+    plate_sizes: Mapping[str, int],
+    *,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    coords: Mapping[str, Sequence[Any]] | None = None,
+    attributes: Mapping[str, Any] | None = None,
+) -> Any:
+    """Build an ``InferenceData`` (ArviZ 0.23) or a ``DataTree`` (ArviZ 1).
+
+    Parameters
+    ----------
+    groups : mapping of group to mapping of name to Variable
+        Empty groups are left out.
+    plate_sizes : mapping of str to int
+        Plates that become dimensions.
+    dims : mapping of str to sequence of str, optional
+        Dimension names of a variable, without chain and draw, in place of those found.
+    coords : mapping of str to sequence, optional
+        Labels along a dimension. Default: 0, 1, 2, ...
+    attributes : mapping, optional
+        Attributes of the whole and of every group.
+
+    Raises
+    ------
+    ImportError
+        ArviZ is not installed.
+    ValueError
+        ``dims`` or ``coords`` do not fit the arrays or name nothing.
+    """
+    try:
+        import arviz
+        import xarray
+    except ImportError as error:
+        raise ImportError(
+            "to_arviz needs ArviZ, which is not installed. Install it with `pip install arviz`."
+        ) from error
+
+    groups = {name: variables for name, variables in groups.items() if variables}
+    safe = SafeNames()
+    every_name = [name for variables in groups.values() for name in variables]
+    safe.reserve([*every_name, *plate_sizes])
+    for name in every_name:
+        safe(name)
+    # An array may have the name of a plate (an argument, say), but not that of its dimension.
+    axis_of = {name: safe(f"{name}_plate" if name in every_name else name) for name in plate_sizes}
+    wanted_dims = {safe(name): tuple(given) for name, given in (dims or {}).items()}
+    wanted_coords = {axis_of.get(name, name): list(axis) for name, axis in (coords or {}).items()}
+    unknown = [name for name in dims or {} if name not in every_name]
+    if unknown:
+        raise ValueError(
+            f"dims names {unknown}, which are no variables. Expected some of "
+            f"{sorted(set(every_name))}."
+        )
+
+    attributes = {key: _attribute(value) for key, value in (attributes or {}).items()}
+    datasets: dict[str, Any] = {}
+    used: set[str] = set()
+    for group, variables in groups.items():
+        arrays: dict[str, Any] = {}
+        lengths: dict[str, int] = {}
+        for name, variable in variables.items():
+            label, values = safe(name), _storable(variable.values)
+            lead: tuple[str, ...]
+            if group in DRAW_GROUPS:
+                lead, shape = ("chain", "draw"), values.shape[1:]
+                values = values[None]
+            elif group == "optimization":
+                lead, shape = ("step",), values.shape[1:]
+            else:
+                lead, shape = (), values.shape
+            axes = _axis_names(label, variable.dims, shape, wanted_dims.get(label), group, axis_of)
+            arrays[label] = (lead + axes, values)
+            lengths.update(zip(lead + axes, values.shape, strict=True))
+        labels = {}
+        for axis, length in lengths.items():
+            labels[axis] = np.arange(length)
+            if axis in wanted_coords:
+                used.add(axis)
+                labels[axis] = np.asarray(wanted_coords[axis])
+                if len(labels[axis]) != length:
+                    raise ValueError(
+                        f"Expected {length} labels along dimension '{axis}', found "
+                        f"{len(labels[axis])} in coords."
+                    )
+        datasets[group] = xarray.Dataset(arrays, labels, attributes)
+    unused = sorted(set(wanted_coords) - used)
+    if unused:
+        present = sorted({str(axis) for dataset in datasets.values() for axis in dataset.dims})
+        raise ValueError(
+            f"coords names {unused}, which are no dimensions. Expected some of {present}."
+        )
+    if safe.changed:
+        attributes["renamed"] = json.dumps(safe.changed, sort_keys=True)
+        for dataset in datasets.values():
+            dataset.attrs["renamed"] = attributes["renamed"]
+
+    if int(arviz.__version__.split(".")[0]) < 1:
+        standard = {name: value for name, value in datasets.items() if name != "optimization"}
+        result = arviz.InferenceData(attrs=dict(attributes), **standard)
+        if "optimization" in datasets:
+            result.add_groups(
+                {"optimization": datasets["optimization"]}, warn_on_custom_groups=False
+            )
+        return result
+    tree = xarray.DataTree.from_dict({f"/{name}": value for name, value in datasets.items()})
+    tree.attrs.update(attributes)
+    return tree
+
+
+def _axis_names(
+    label: str,
+    plates: tuple[str | None, ...],
+    shape: tuple[int, ...],
+    wanted: tuple[str, ...] | None,
+    group: str,
+    axis_of: Mapping[str, str],
+) -> tuple[str, ...]:
+    # Several axes of one plate (a covariance of rows, say) cannot share a dimension.
+    names, seen = [], set()
+    for axis in range(len(shape)):
+        plate = plates[axis] if axis < len(plates) else None
+        name = f"{label}_dim_{axis}" if plate is None or plate in seen else axis_of[plate]
+        seen.add(plate)
+        names.append(name)
+    if wanted is None:
+        return tuple(names)
+    if len(wanted) == len(shape):
+        return wanted
+    if group == "log_likelihood" and len(wanted) > len(shape):
+        # The log likelihood lacks the event axes, which come last.
+        return wanted[: len(shape)]
+    raise ValueError(
+        f"Expected {len(shape)} dims for '{label}' in group {group} (chain and draw are added), "
+        f"found {wanted}."
+    )

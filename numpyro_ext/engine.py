@@ -1,0 +1,727 @@
+"""What all engines share: setting up the target, the compiled run loop, saving, and broken steps.
+
+An engine is a thin shell with NumPyro's verbs around pure functions. A subclass fills in four
+hooks, all of them traceable by JAX and free of side effects:
+
+``_init_algorithm(target, rng_key, data)``
+    The algorithm's own state, any pytree of arrays.
+``_step(target, state, data)``
+    The next :class:`EngineState` and the loss, or these and a dictionary of further scalar
+    figures. The subclass replaces ``algorithm``, and ``estimator`` and ``rng_key`` where it used
+    them; counting steps and keeping the old state when something is not finite is done here.
+``_get_params(target, state, data)``
+    What ``get_params`` returns.
+``_draw(target, state, rng_key, num_samples)``
+    Flat posterior draws (draws, D).
+
+A run is one compiled loop whose trip count is an argument: however a run is cut into pieces, for
+a progress bar, a callback or a checkpoint, the same program does every step and the result is the
+same to the last bit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax, random
+from numpyro import optim as numpyro_optim
+from numpyro.util import is_prng_key
+from tqdm.auto import tqdm
+
+from numpyro_ext.errors import ArgumentError, NonFiniteError
+from numpyro_ext.gradients import GradientEstimator, default_estimator
+from numpyro_ext.target import Data, LogDensity
+
+FORMAT = 1
+ON_NONFINITE = ("raise", "skip")
+
+# Steps per call of the compiled loop at most: the length of its loss buffer.
+_BUFFER = 4096
+# Seconds that one call of the loop should take, so that the bar moves and Ctrl-C is heard.
+_CALL_SECONDS = 0.2
+
+
+class EngineState(NamedTuple):
+    """Everything the next step needs.
+
+    Parameters
+    ----------
+    algorithm : pytree
+        State of the algorithm and its optimizer.
+    estimator : pytree
+        State of the score estimator.
+    rng_key : array
+        Key for the steps to come.
+    step : int array
+        Steps taken, skipped ones included.
+    skipped : int array
+        Steps that were not finite and left ``algorithm`` as it was.
+    horizon : int array
+        Step at which the present run ends, for schedules over a run; 0 when it is not known, as
+        in a loop of ``update`` calls.
+    """
+
+    algorithm: Any
+    estimator: Any
+    rng_key: Array
+    step: Array
+    skipped: Array
+    horizon: Array
+
+
+class RunResult(NamedTuple):
+    """What a run leaves behind.
+
+    Parameters
+    ----------
+    params : dict
+        The engine's parameters at the end (see ``get_params``).
+    state : EngineState
+        State at the end; a run goes on from it with ``init_state=state``.
+    losses : array (steps,)
+        Loss of each step of this run; NaN where a step was skipped.
+    info : dict of str to array (steps,)
+        Further figures of each step, such as the force norm.
+    """
+
+    params: dict[str, Any]
+    state: EngineState
+    losses: np.ndarray
+    info: dict[str, np.ndarray]
+
+
+Callback = Callable[[int, EngineState, Mapping[str, float]], bool | None]
+
+
+def as_optimizer(optim: Any) -> Any:
+    """A NumPyro optimizer from a NumPyro or an optax one.
+
+    Raises
+    ------
+    ArgumentError
+        For anything else, and for optimizers that evaluate the objective themselves.
+    """
+    if isinstance(optim, numpyro_optim.Minimize):
+        raise ArgumentError(
+            "numpyro.optim.Minimize evaluates its objective several times a step, but the engines "
+            "give it only a direction. Use another NumPyro optimizer, such as Adam, or optax's."
+        )
+    if isinstance(optim, numpyro_optim._NumPyroOptim):
+        return optim
+    if callable(getattr(optim, "init", None)) and callable(getattr(optim, "update", None)):
+        return numpyro_optim.optax_to_numpyro(optim)
+    raise ArgumentError(
+        "optim must be a NumPyro optimizer, such as numpyro.optim.Adam(1e-2), or an optax gradient "
+        f"transformation, such as optax.adam(1e-2); found {type(optim).__name__}."
+    )
+
+
+@dataclass(frozen=True)
+class _Program:
+    """The compiled functions for one target."""
+
+    update: Callable[..., Any]
+    chunk: Callable[..., Any]
+
+
+class Engine(ABC):
+    """Base of the engines.
+
+    Parameters
+    ----------
+    model : callable
+        NumPyro model, used as it is.
+    optim : optimizer, optional
+        NumPyro or optax optimizer; kept as a NumPyro one in ``self.optim``.
+    estimator : GradientEstimator, optional
+        How scores are computed. Default: minibatches when the model subsamples a plate itself,
+        else all rows of the arguments.
+    init_strategy : callable, optional
+        Strategy of ``numpyro.infer``; default ``init_to_uniform``.
+    likelihood_temperature : float
+        The likelihood part of the log density is divided by this.
+    particle_chunk, data_chunk : int, optional
+        Bounds on the particles and on the rows evaluated at once.
+    on_nonfinite : {"raise", "skip"}
+        What to do about a step whose loss or state is not finite. The state before the step is
+        kept either way: ``"raise"`` ends the run with an error that carries it, ``"skip"`` goes
+        on with the next minibatch.
+
+    Raises
+    ------
+    ArgumentError
+        An option is not one of those listed.
+    """
+
+    # Whether latent sites inside a subsampled plate can be carried.
+    allow_local_latents = True
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        optim: Any = None,
+        *,
+        estimator: GradientEstimator | None = None,
+        init_strategy: Callable[..., Any] | None = None,
+        likelihood_temperature: float = 1.0,
+        particle_chunk: int | None = None,
+        data_chunk: int | None = None,
+        on_nonfinite: str = "raise",
+    ) -> None:
+        if on_nonfinite not in ON_NONFINITE:
+            raise ArgumentError(
+                f"on_nonfinite must be one of {ON_NONFINITE}; found {on_nonfinite!r}."
+            )
+        if estimator is not None and not isinstance(estimator, GradientEstimator):
+            raise ArgumentError(
+                "estimator must be a GradientEstimator, such as Minibatch() or Full(); found "
+                f"{type(estimator).__name__}."
+            )
+        self.model = model
+        self.optim = None if optim is None else as_optimizer(optim)
+        self.on_nonfinite = on_nonfinite
+        self._estimator = estimator
+        self._target_options: dict[str, Any] = {
+            "init_strategy": init_strategy,
+            "likelihood_temperature": likelihood_temperature,
+            "particle_chunk": particle_chunk,
+            "data_chunk": data_chunk,
+        }
+        self._target: LogDensity | None = None
+        self._signature: Any = None
+        self._data: Data | None = None
+        self._program: _Program | None = None
+
+    # -- hooks --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _init_algorithm(self, target: LogDensity, rng_key: Array, data: Data) -> Any:
+        """The algorithm's state before the first step."""
+
+    @abstractmethod
+    def _step(
+        self, target: LogDensity, state: EngineState, data: Data
+    ) -> tuple[EngineState, Array] | tuple[EngineState, Array, dict[str, Array]]:
+        """The next state and the loss, with further scalar figures if there are any."""
+
+    @abstractmethod
+    def _get_params(self, target: LogDensity, state: EngineState, data: Data) -> dict[str, Any]:
+        """The parameters in a state."""
+
+    @abstractmethod
+    def _draw(
+        self,
+        target: LogDensity,
+        state: EngineState,
+        rng_key: Array | None,
+        num_samples: int | None,
+    ) -> Array:
+        """Flat posterior draws (draws, D)."""
+
+    # -- set up -------------------------------------------------------------------------------
+
+    @property
+    def target(self) -> LogDensity:
+        """The model as a log density.
+
+        Raises
+        ------
+        ArgumentError
+            The engine has not seen the model's arguments yet.
+        """
+        if self._target is None:
+            raise ArgumentError(
+                f"{type(self).__name__} has not seen the model's arguments yet. Call init or run "
+                "with them first, or load(path, *args)."
+            )
+        return self._target
+
+    @property
+    def data(self) -> Data:
+        """The arguments that ``init``, ``run`` or ``load`` saw last."""
+        if self._data is None:
+            raise ArgumentError(
+                f"{type(self).__name__} has not seen the model's arguments yet. Call init or run "
+                "with them first, or load(path, *args)."
+            )
+        return self._data
+
+    @property
+    def estimator(self) -> GradientEstimator:
+        """The score estimator in use."""
+        return default_estimator(self.target) if self._estimator is None else self._estimator
+
+    def _setup(self, rng_key: Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Data:
+        """Build the target, unless these arguments would only build the same one again."""
+        signature = Data(args, kwargs).signature()
+        fresh = self._target is None or self._target.held or self._signature != signature
+        if fresh:
+            self._use(
+                LogDensity(
+                    self.model,
+                    rng_key,
+                    args,
+                    kwargs,
+                    allow_local_latents=self.allow_local_latents,
+                    engine=type(self).__name__,
+                    **self._target_options,
+                )
+            )
+            self._signature = signature
+        return self._bind(args, kwargs)
+
+    def _use(self, target: LogDensity) -> None:
+        self._target = target
+        # JAX reuses traces between equal functions, and bound methods of one object are equal;
+        # a new partial is not, so a new target is never answered with an old one's trace.
+        update = jax.jit(partial(self._advance, target))
+        chunk = jax.jit(partial(self._chunk, update), donate_argnums=0)
+        self._program = _Program(update, chunk)
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Data:
+        data = self.target.bind(*args, **kwargs)
+        if not any(isinstance(array, jax.core.Tracer) for array in data.arrays):
+            self._data = data = data.on_device()
+        return data
+
+    def _initial_state(self, rng_key: Array, data: Data) -> EngineState:
+        algorithm_key, estimator_key, rng_key = random.split(rng_key, 3)
+        state = EngineState(
+            algorithm=self._init_algorithm(self.target, algorithm_key, data),
+            estimator=self.estimator.init(self.target, data, estimator_key),
+            rng_key=rng_key,
+            step=jnp.asarray(0, jnp.int32),
+            skipped=jnp.asarray(0, jnp.int32),
+            horizon=jnp.asarray(0, jnp.int32),
+        )
+        return jax.tree.map(_strong, state)
+
+    # -- one step -----------------------------------------------------------------------------
+
+    def _advance(
+        self, target: LogDensity, state: EngineState, data: Data
+    ) -> tuple[EngineState, Array, dict[str, Array], Array]:
+        """One step; when it is not finite the algorithm's state stays as it was."""
+        proposed, loss, *rest = self._step(target, state, data)
+        info: dict[str, Array] = rest[0] if rest else {}
+        finite = jnp.isfinite(loss)
+        for leaf in jax.tree.leaves(proposed.algorithm):
+            if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+                finite &= jnp.isfinite(leaf).all()
+        advanced = EngineState(
+            algorithm=_choose(finite, proposed.algorithm, state.algorithm),
+            estimator=jax.tree.map(_like, proposed.estimator, state.estimator),
+            rng_key=proposed.rng_key,
+            step=state.step + 1,
+            skipped=state.skipped + jnp.where(finite, 0, 1).astype(state.skipped.dtype),
+            horizon=state.horizon,
+        )
+        return advanced, jnp.where(finite, loss, jnp.nan), info, finite
+
+    def _chunk(
+        self, advance: Callable[..., Any], state: EngineState, data: Data, count: Array
+    ) -> tuple[EngineState, Array, dict[str, Array], Array, Array]:
+        """``count`` steps; with ``on_nonfinite="raise"`` only up to the first broken one.
+
+        ``advance`` is compiled already, so that the step is traced once for all its uses.
+        """
+        _, loss, info, _ = jax.eval_shape(advance, state, data)
+        losses = jnp.full((_BUFFER,), jnp.nan, loss.dtype)
+        figures = {name: jnp.zeros((_BUFFER,), value.dtype) for name, value in info.items()}
+        stop_when_broken = self.on_nonfinite == "raise"
+
+        def unfinished(carry: Any) -> Array:
+            taken, _, _, _, sound = carry
+            return (taken < count) & sound if stop_when_broken else taken < count
+
+        def step(carry: Any) -> Any:
+            taken, state, losses, figures, _ = carry
+            advanced, loss, info, sound = advance(state, data)
+            losses = losses.at[taken].set(loss)
+            figures = {name: figures[name].at[taken].set(info[name]) for name in figures}
+            if stop_when_broken:
+                # The whole state is kept, minibatch and key included, so that the broken step
+                # can be taken again.
+                advanced = _choose(sound, advanced, state)
+            return taken + 1, advanced, losses, figures, sound
+
+        start = (jnp.asarray(0, jnp.int32), state, losses, figures, jnp.asarray(True))
+        taken, state, losses, figures, sound = lax.while_loop(unfinished, step, start)
+        return state, losses, figures, taken, sound
+
+    # -- verbs --------------------------------------------------------------------------------
+
+    def init(self, rng_key: Array, *args: Any, **kwargs: Any) -> EngineState:
+        """Check the model with these arguments and return the state before the first step.
+
+        Raises
+        ------
+        ModelCheckError
+            The model cannot be fitted; see :mod:`numpyro_ext.target.check`.
+        ArgumentError
+            The arguments do not fit the model.
+        """
+        _check_key(rng_key)
+        target_key, state_key = random.split(rng_key)
+        data = self._setup(target_key, args, kwargs)
+        return self._initial_state(state_key, data)
+
+    def update(self, state: EngineState, *args: Any, **kwargs: Any) -> tuple[EngineState, Array]:
+        """Take one step with these arguments of the model; return the next state and the loss.
+
+        Pure, and may be called inside ``jax.jit``. There a step that is not finite keeps the
+        algorithm's state, counts in ``state.skipped`` and has loss NaN.
+
+        Raises
+        ------
+        NonFiniteError
+            Outside ``jax.jit``: the step was not finite and ``on_nonfinite="raise"``.
+        """
+        data = self._bind(args, kwargs)
+        assert self._program is not None
+        advanced, loss, _, finite = self._program.update(state, data)
+        if (
+            self.on_nonfinite == "raise"
+            and not isinstance(finite, jax.core.Tracer)
+            and not bool(finite)
+        ):
+            raise self._nonfinite(state)
+        return advanced, loss
+
+    def run(
+        self,
+        rng_key: Array,
+        num_steps: int,
+        *args: Any,
+        progress_bar: bool = True,
+        init_state: EngineState | None = None,
+        callback: Callback | None = None,
+        callback_every: int | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
+        **kwargs: Any,
+    ) -> RunResult:
+        """Take ``num_steps`` steps with these arguments of the model.
+
+        Parameters
+        ----------
+        rng_key : array
+            Key of the whole run; not used when ``init_state`` is given.
+        num_steps : int
+        *args, **kwargs
+            Arguments of the model.
+        progress_bar : bool
+            Show loss and rate.
+        init_state : EngineState, optional
+            Go on from this state, which is left intact.
+        callback : callable, optional
+            ``callback(i, state, info)`` every ``callback_every`` steps and after the last, with
+            the number of steps taken so far and the figures of the latest; returning True ends
+            the run.
+        callback_every : int, optional
+            Default: a hundredth of the run.
+        checkpoint : path, optional
+            Save the state there every ``checkpoint_every`` steps and when the run ends, before
+            the callback is called. A state loaded from it and run for the remaining steps ends
+            bit-identical to a run that was not interrupted.
+        checkpoint_every : int, optional
+            Default: a tenth of the run.
+
+        Returns
+        -------
+        RunResult
+
+        Raises
+        ------
+        NonFiniteError
+            A step was not finite and ``on_nonfinite="raise"``; it carries the last finite state.
+        """
+        if not isinstance(num_steps, int | np.integer) or num_steps < 0:
+            raise ArgumentError(f"num_steps must be an integer of at least 0; found {num_steps!r}.")
+        for name, every in (
+            ("callback_every", callback_every),
+            ("checkpoint_every", checkpoint_every),
+        ):
+            if every is not None and every < 1:
+                raise ArgumentError(f"{name} must be at least 1; found {every}.")
+        if init_state is None:
+            state = self.init(rng_key, *args, **kwargs)
+            data = self.data
+        else:
+            if self._target is None:
+                self._setup(random.split(rng_key)[0], args, kwargs)
+            self._check_state(init_state)
+            data, state = self._bind(args, kwargs), init_state
+        # The compiled loop takes its state over, so it gets one that nobody else holds.
+        state = _copy(state)
+        first = int(state.step)
+        last = first + num_steps
+        state = state._replace(horizon=jnp.asarray(last, jnp.int32))
+
+        intervals = []
+        if callback is not None:
+            callback_every = callback_every or max(1, math.ceil(num_steps / 100))
+            intervals.append(callback_every)
+        if checkpoint is not None:
+            checkpoint_every = checkpoint_every or max(1, math.ceil(num_steps / 10))
+            intervals.append(checkpoint_every)
+
+        losses: list[np.ndarray] = []
+        figures: list[dict[str, np.ndarray]] = []
+        position, size = first, 1
+        assert self._program is not None
+        bar = tqdm(total=num_steps, desc=type(self).__name__, disable=not progress_bar)
+        with bar:
+            while position < last:
+                boundary = min([last, *(_next_multiple(position, every) for every in intervals)])
+                count = min(size, boundary - position)
+                started = time.perf_counter()
+                state, buffer, info, taken, sound = self._program.chunk(
+                    state, data, jnp.asarray(count, jnp.int32)
+                )
+                done = int(taken)
+                elapsed = time.perf_counter() - started
+                losses.append(np.asarray(buffer)[:done])
+                figures.append({name: np.asarray(value)[:done] for name, value in info.items()})
+                if not bool(sound):
+                    if self.on_nonfinite == "raise":
+                        if checkpoint is not None:
+                            self.save(checkpoint, state)
+                        raise self._nonfinite(state)
+                position += done
+                if count == size and elapsed < _CALL_SECONDS / 2:
+                    size = min(2 * size, _BUFFER)
+                elif elapsed > 2 * _CALL_SECONDS and position > first + 1:
+                    size = max(1, size // 2)
+                latest = {"loss": float(losses[-1][-1])}
+                latest.update({name: float(value[-1]) for name, value in figures[-1].items()})
+                if progress_bar:
+                    shown = {name: f"{value:.4g}" for name, value in latest.items()}
+                    if int(state.skipped):
+                        shown["skipped"] = str(int(state.skipped))
+                    bar.set_postfix(shown, refresh=False)
+                    bar.update(done)
+                if checkpoint is not None and checkpoint_every is not None:
+                    if position % checkpoint_every == 0 and position < last:
+                        self.save(checkpoint, state)
+                if callback is not None and callback_every is not None:
+                    if position % callback_every == 0 or position == last:
+                        # A copy, because the loop will take the state over again.
+                        if callback(position, _copy(state), latest):
+                            break
+        if checkpoint is not None:
+            self.save(checkpoint, state)
+        return RunResult(
+            params=self._get_params(self.target, state, data),
+            state=state,
+            losses=np.concatenate(losses) if losses else np.zeros(0),
+            info={
+                name: np.concatenate([piece[name] for piece in figures])
+                for name in (figures[0] if figures else {})
+            },
+        )
+
+    def get_params(self, state: EngineState) -> dict[str, Any]:
+        """The parameters in a state: what the engine has fitted."""
+        return self._get_params(self.target, state, self.data)
+
+    def get_samples(
+        self, state: EngineState, rng_key: Array | None = None, num_samples: int | None = None
+    ) -> dict[str, Array]:
+        """Posterior draws: latent site to constrained values, leading dimension = draws.
+
+        The dictionary is what ``Predictive(model, posterior_samples=...)`` takes. Particle
+        engines return their particles when ``num_samples`` is None; engines that fit a guide
+        need ``rng_key``.
+        """
+        positions = self._draw(self.target, state, rng_key, num_samples)
+        return self.target.constrain(positions, self.data)
+
+    def _nonfinite(self, state: EngineState) -> NonFiniteError:
+        step = int(state.step) + 1
+        return NonFiniteError(
+            f"Step {step} of {type(self).__name__} was not finite; the error's state is the one "
+            "before it. Expected finite scores and updates: lower the learning rate, check the "
+            "data for NaN, or pass on_nonfinite='skip'.",
+            step=step,
+            state=state,
+        )
+
+    def _check_state(self, state: Any) -> None:
+        if not isinstance(state, EngineState):
+            raise ArgumentError(
+                "init_state must be an EngineState, as returned by init, update, run(...).state or "
+                f"load; found {type(state).__name__}."
+            )
+
+    # -- saving -------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str], state: EngineState) -> None:
+        """Save a state; the file is complete or absent, never half written."""
+        target = self.target
+        arrays: dict[str, np.ndarray] = {}
+        header = {
+            "format": FORMAT,
+            "engine": type(self).__name__,
+            "sites": _sites(target),
+            "state": _pack("state", state, arrays),
+            "held": _pack("held", target.held, arrays),
+        }
+        arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+        path = os.fspath(path)
+        directory = os.path.dirname(os.path.abspath(path))
+        handle, temporary = tempfile.mkstemp(dir=directory, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.savez(file, allow_pickle=False, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    def load(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> EngineState:
+        """Read a saved state; a run with ``init_state`` goes on from it exactly.
+
+        An engine that has not seen the model's arguments needs them here.
+
+        Raises
+        ------
+        ArgumentError
+            The file is not a saved state, or was saved by another engine, for another model or
+            with other options.
+        """
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        if "header" not in arrays:
+            raise ArgumentError(
+                f"Expected a file saved by an engine; {os.fspath(path)} is not one."
+            )
+        header = json.loads(arrays["header"].tobytes().decode())
+        if header["format"] != FORMAT:
+            raise ArgumentError(
+                f"{os.fspath(path)} has format {header['format']}, but this version reads {FORMAT}."
+            )
+        if header["engine"] != type(self).__name__:
+            raise ArgumentError(
+                f"Expected a state of {type(self).__name__}; found one of {header['engine']}."
+            )
+        # Keys of the same kind as those saved; their values are replaced.
+        saved_key = next(entry for entry in header["state"] if entry["path"] == ".rng_key")
+        key = random.key(0, impl=saved_key["key"]) if "key" in saved_key else random.PRNGKey(0)
+        if self._target is None or args or kwargs:
+            self._setup(key, args, kwargs)
+        if header["sites"] != _sites(self.target):
+            raise ArgumentError(
+                "The saved state belongs to another model or other arguments: expected latent "
+                f"sites {_sites(self.target)}, found {header['sites']}."
+            )
+        held = _unpack("held", header["held"], arrays, self.target.held)
+        if held:
+            self._use(self.target.with_held(held))
+        template = self._initial_state(key, self.data)
+        return _unpack("state", header["state"], arrays, template)
+
+
+# -- helpers ----------------------------------------------------------------------------------
+
+
+def _check_key(rng_key: Any) -> None:
+    if not is_prng_key(rng_key):
+        raise ArgumentError(
+            f"rng_key must be a JAX key, such as jax.random.key(0); found {type(rng_key).__name__}."
+        )
+
+
+def _next_multiple(position: int, every: int) -> int:
+    return (position // every + 1) * every
+
+
+def _strong(leaf: Any) -> Array:
+    # Weak types (Python scalars) would be strong after the first step, and cause a retrace.
+    leaf = jnp.asarray(leaf)
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return leaf
+    return jnp.asarray(leaf, dtype=leaf.dtype)
+
+
+def _like(new: Any, old: Any) -> Array:
+    new = jnp.asarray(new)
+    return new if new.dtype == old.dtype else new.astype(old.dtype)
+
+
+def _choose(condition: Array, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda n, o: jnp.where(condition, _like(n, o), o), new, old)
+
+
+def _copy(state: EngineState) -> EngineState:
+    return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state)
+
+
+def _sites(target: LogDensity) -> list[list[Any]]:
+    return [[name, list(target.layout.shapes[name])] for name in target.layout.names]
+
+
+def _pack(label: str, tree: Any, arrays: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    """Put the tree's leaves into ``arrays`` and return what is needed to check them later."""
+    described = []
+    for number, (path, leaf) in enumerate(jax.tree.flatten_with_path(tree)[0]):
+        entry: dict[str, Any] = {"path": jax.tree_util.keystr(path)}
+        leaf = jnp.asarray(leaf)
+        entry["shape"], entry["dtype"] = list(leaf.shape), str(leaf.dtype)
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            entry["key"] = str(random.key_impl(leaf))
+            leaf = random.key_data(leaf)
+        array = np.asarray(leaf)
+        if array.dtype.isbuiltin != 1:  # bfloat16 and the like, which npz cannot name
+            array = np.frombuffer(array.tobytes(), np.uint8)
+            entry["bytes"] = True
+        arrays[f"{label}{number}"] = array
+        described.append(entry)
+    return described
+
+
+def _unpack(
+    label: str, described: list[dict[str, Any]], arrays: Mapping[str, np.ndarray], template: Any
+) -> Any:
+    """Saved leaves in the template's structure; they must agree in path, shape and dtype."""
+    flat, treedef = jax.tree.flatten_with_path(template)
+    expected = [
+        (jax.tree_util.keystr(path), list(jnp.shape(leaf)), str(jnp.asarray(leaf).dtype))
+        for path, leaf in flat
+    ]
+    found = [(entry["path"], entry["shape"], entry["dtype"]) for entry in described]
+    if expected != found:
+        differences = [pair for pair in zip(expected, found, strict=False) if pair[0] != pair[1]]
+        first = (
+            f"expected {differences[0][0]}, found {differences[0][1]}"
+            if differences
+            else f"expected {len(expected)} arrays, found {len(found)}"
+        )
+        raise ArgumentError(
+            f"The saved {label} does not fit this engine: {first}. Make the engine with the same "
+            "options (optimizer, number of particles, estimator, 64-bit setting) as when it was "
+            "saved."
+        )
+    leaves = []
+    for number, entry in enumerate(described):
+        array = arrays[f"{label}{number}"]
+        if entry.get("bytes"):
+            array = np.frombuffer(array.tobytes(), jnp.dtype(entry["dtype"]))
+            array = array.reshape(entry["shape"])
+        leaf = jnp.asarray(array)
+        leaves.append(random.wrap_key_data(leaf, impl=entry["key"]) if "key" in entry else leaf)
+    return jax.tree.unflatten(treedef, leaves)

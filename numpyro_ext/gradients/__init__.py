@@ -1,0 +1,22 @@
+"""Estimators of the score: exact sweeps and minibatches."""
+
+from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator
+from numpyro_ext.gradients.full import Full
+from numpyro_ext.gradients.minibatch import Minibatch
+from numpyro_ext.target import LogDensity, Score, ScoreParts
+
+
+def default_estimator(target: LogDensity) -> GradientEstimator:
+    """Minibatches where the model leaves its rows to the engine, else the full score."""
+    return Minibatch() if target.plates and not target.batch_arguments else Full()
+
+
+__all__ = [
+    "EstimatorState",
+    "Full",
+    "GradientEstimator",
+    "Minibatch",
+    "Score",
+    "ScoreParts",
+    "default_estimator",
+]

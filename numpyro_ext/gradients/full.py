@@ -1,0 +1,32 @@
+"""The exact score over all rows, by a chunked sweep."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from jax import Array
+
+from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator
+from numpyro_ext.target import Data, LogDensity, Score
+
+
+@dataclass(frozen=True)
+class Full(GradientEstimator):
+    """Exact score. With batches passed as arguments, the score of the batch as it is."""
+
+    def init(self, target: LogDensity, data: Data, rng_key: Array) -> EstimatorState:
+        """No state."""
+        return {}
+
+    def estimate(
+        self, target: LogDensity, state: EstimatorState, z: Array, data: Data
+    ) -> tuple[Score, EstimatorState]:
+        """Score at positions (P, D) over every row."""
+        return target.full_score(z, data), state
+
+    def evaluations_per_step(self, target: LogDensity) -> float:
+        """One full-data gradient; for batches as arguments, the share of rows they hold."""
+        return math.prod(
+            plate.subsample_size / plate.size for plate in target.batch_plates.values()
+        )

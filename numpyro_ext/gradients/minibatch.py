@@ -1,0 +1,107 @@
+"""Minibatch scores: one set of rows per step and plate, shared by all particles.
+
+The sets are drawn here rather than by the plates: NumPyro's own draw runs a sequential shuffle
+of the whole plate on a CPU at every step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax, random
+
+from numpyro_ext.errors import ArgumentError
+from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator
+from numpyro_ext.target import Data, DataPlate, Indices, LogDensity, Score
+
+
+@dataclass(frozen=True)
+class Minibatch(GradientEstimator):
+    """Score of a random set of rows of every subsampled plate, of the model's subsample size.
+
+    Parameters
+    ----------
+    sampling : "reshuffle" or "replacement"
+        ``"reshuffle"``: a random permutation of the rows is cut into batches, and drawn anew
+        when fewer rows than a batch are left; those rows wait for the next permutation, so that
+        every batch is a simple random sample and the score unbiased. ``"replacement"``: rows are
+        drawn independently.
+    """
+
+    sampling: Literal["reshuffle", "replacement"] = "reshuffle"
+
+    def __post_init__(self) -> None:
+        if self.sampling not in ("reshuffle", "replacement"):
+            raise ArgumentError(
+                f"sampling must be 'reshuffle' or 'replacement'; found {self.sampling!r}."
+            )
+
+    def init(self, target: LogDensity, data: Data, rng_key: Array) -> EstimatorState:
+        """State: a key and, for ``"reshuffle"``, each plate's permutation and position.
+
+        Raises
+        ------
+        ArgumentError
+            When the model has no subsampled plate whose rows it looks up.
+        """
+        if not target.plates:
+            found = "batches are passed as arguments" if target.batch_arguments else "it has none"
+            raise ArgumentError(
+                "Minibatch needs a model with a subsampled plate whose rows are looked up by its "
+                f"indices, 'with numpyro.plate(name, N, subsample_size=B) as i: ... y[i]'; "
+                f"{found}. Use estimator=Full(), which evaluates the arguments as they are."
+            )
+        state: dict[str, Array | dict[str, Array]] = {"rng_key": rng_key}
+        if self.sampling == "reshuffle":
+            for name, plate in target.plates.items():
+                # A position past the end makes the first draw start with a fresh permutation.
+                state[f"permutation {name}"] = jnp.zeros(plate.size, jnp.int32)
+                state[f"position {name}"] = jnp.asarray(plate.size, jnp.int32)
+        return state
+
+    def draw(self, target: LogDensity, state: EstimatorState) -> tuple[Indices, EstimatorState]:
+        """Row indices of the next batch, by plate, and the next state."""
+        rng_key, *keys = random.split(state["rng_key"], 1 + len(target.plates))
+        state = {**state, "rng_key": rng_key}
+        indices: Indices = {}
+        for key, (name, plate) in zip(keys, target.plates.items(), strict=True):
+            if self.sampling == "replacement":
+                indices[name] = random.randint(key, (plate.subsample_size,), 0, plate.size)
+                continue
+            permutation, position = _advance(
+                key, plate, state[f"permutation {name}"], state[f"position {name}"]
+            )
+            indices[name] = lax.dynamic_slice(permutation, (position,), (plate.subsample_size,))
+            state[f"permutation {name}"] = permutation
+            state[f"position {name}"] = position + plate.subsample_size
+        return indices, state
+
+    def estimate(
+        self, target: LogDensity, state: EstimatorState, z: Array, data: Data
+    ) -> tuple[Score, EstimatorState]:
+        """Score at positions (P, D) of the next batch."""
+        indices, state = self.draw(target, state)
+        return target.score(z, data, indices), state
+
+    def evaluations_per_step(self, target: LogDensity) -> float:
+        """Share of the rows in one batch, over all plates."""
+        return math.prod(plate.subsample_size / plate.size for plate in target.plates.values())
+
+
+def _advance(
+    key: Array, plate: DataPlate, permutation: Array, position: Array
+) -> tuple[Array, Array]:
+    """Permutation and position of the next batch; a new permutation when rows run out."""
+
+    def fresh() -> tuple[Array, Array]:
+        rows = random.permutation(key, plate.size).astype(jnp.int32)
+        return rows, jnp.zeros((), jnp.int32)
+
+    def kept() -> tuple[Array, Array]:
+        return permutation, position
+
+    return jax.lax.cond(position + plate.subsample_size > plate.size, fresh, kept)

@@ -1,0 +1,7 @@
+"""Particle engines: Stein variational gradient descent and deep ensembles."""
+
+from numpyro_ext.stein.deep_ensemble import DeepEnsemble
+from numpyro_ext.stein.particles import ParticleEngine
+from numpyro_ext.stein.svgd import SVGD, annealed
+
+__all__ = ["SVGD", "DeepEnsemble", "ParticleEngine", "annealed"]

@@ -1,0 +1,254 @@
+"""Shapes and arguments: which entries of the flat unconstrained vector belong to which latent
+site, which plates are subsampled, and the model's arguments as a pytree whose arrays are traced.
+
+Sites follow the order in which the model draws them (trace order), as in NumPyro's own
+autoguides, so that a flat vector means the same to an engine and to a guide.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+Indices = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and unconstrained shapes of the latent sites, in trace order.
+
+    Parameters
+    ----------
+    names : tuple of str
+        Latent sites in the order in which the model draws them.
+    shapes : dict of str to tuple of int
+        Unconstrained shape of each site; sites inside a subsampled plate have the plate's
+        full length.
+    """
+
+    names: tuple[str, ...]
+    shapes: dict[str, tuple[int, ...]]
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """Range of the flat vector that each site takes."""
+        slices, start = {}, 0
+        for name in self.names:
+            stop = start + math.prod(self.shapes[name])
+            slices[name] = slice(start, stop)
+            start = stop
+        return slices
+
+    @cached_property
+    def dim(self) -> int:
+        """Length D of the flat vector."""
+        return sum(math.prod(self.shapes[name]) for name in self.names)
+
+    def split(self, flat: Array) -> dict[str, Array]:
+        """Split ``flat`` of shape (..., D) into sites of shape (..., *site shape)."""
+        lead = jnp.shape(flat)[:-1]
+        return {
+            name: jnp.reshape(flat[..., self.slices[name]], lead + self.shapes[name])
+            for name in self.names
+        }
+
+    def join(self, sites: Mapping[str, Array]) -> Array:
+        """Inverse of :meth:`split`: sites of shape (..., *site shape) to (..., D)."""
+        pieces = []
+        for name in self.names:
+            shape, value = self.shapes[name], jnp.asarray(sites[name])
+            lead = value.shape[: value.ndim - len(shape)]
+            pieces.append(jnp.reshape(value, (*lead, math.prod(shape))))
+        return jnp.concatenate(pieces, axis=-1)
+
+
+@dataclass(frozen=True)
+class DataPlate:
+    """One subsampled plate of the model.
+
+    Parameters
+    ----------
+    name : str
+        Name of the plate.
+    size : int
+        Number of rows N of the whole plate.
+    subsample_size : int
+        Number of rows B that the model asks for.
+    dim : int
+        Batch dimension of the plate, negative as in NumPyro.
+    """
+
+    name: str
+    size: int
+    subsample_size: int
+    dim: int
+
+
+class _Static:
+    """A static argument: compared by value when it is hashable, by identity otherwise.
+
+    Callable objects other than functions are compared by identity: modules and distributions
+    often hash and compare through the arrays that they hold.
+    """
+
+    __slots__ = ("_hash", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        functions = (FunctionType, MethodType, BuiltinFunctionType, type)
+        self._hash: int | None = None
+        if not callable(value) or isinstance(value, functions):
+            try:
+                self._hash = hash((type(value), value))
+            except TypeError:
+                self._hash = None
+
+    def __hash__(self) -> int:
+        return id(self.value) if self._hash is None else self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Static):
+            return NotImplemented
+        if self.value is other.value:
+            return True
+        if self._hash is None or self._hash != other._hash:
+            return False
+        return type(self.value) is type(other.value) and bool(self.value == other.value)
+
+
+class _Constant:
+    """An array held as a constant of the compiled program, compared by its contents."""
+
+    __slots__ = ("_key", "value")
+
+    def __init__(self, value: Any) -> None:
+        contents = np.array(value)
+        digest = hashlib.blake2b(contents.tobytes(), digest_size=16).digest()
+        self._key = (contents.shape, contents.dtype.str, digest)
+        self.value = jnp.asarray(contents)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Constant):
+            return NotImplemented
+        return self._key == other._key
+
+
+class _Auxiliary(NamedTuple):
+    treedef: Any
+    entries: tuple[_Static | _Constant | None, ...]  # None: the leaf is a traced child
+
+
+def _is_numeric(leaf: Any) -> bool:
+    if isinstance(leaf, jax.Array):
+        return True
+    return isinstance(leaf, np.ndarray) and bool(
+        jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == np.bool_
+    )
+
+
+@jax.tree_util.register_pytree_node_class
+class Data:
+    """The model's arguments as the engine sees them: a pytree.
+
+    Numeric arrays anywhere in ``args`` and ``kwargs`` are the pytree's children, so that new
+    arrays of the same shape never cause a retrace. Everything else (Python and NumPy scalars,
+    strings, callables, modules, data frames) is static: a new value means a new program.
+    Values that cannot be hashed are compared by identity.
+
+    Parameters
+    ----------
+    args : tuple
+        Positional arguments of the model.
+    kwargs : dict, optional
+        Keyword arguments of the model.
+    constants : bool
+        Hold the arrays as constants of the compiled program, for models that need concrete
+        values, such as ``len(np.unique(group))``.
+    """
+
+    __slots__ = ("_arrays", "_auxiliary")
+
+    def __init__(
+        self,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        constants: bool = False,
+    ) -> None:
+        leaves, treedef = jax.tree.flatten((tuple(args), dict(kwargs or {})), is_leaf=callable)
+        arrays: list[Any] = []
+        entries: list[_Static | _Constant | None] = []
+        for leaf in leaves:
+            if not _is_numeric(leaf):
+                entries.append(_Static(leaf))
+            elif constants and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                entries.append(_Static(leaf))
+            elif constants:
+                entries.append(_Constant(leaf))
+            else:
+                entries.append(None)
+                arrays.append(leaf)
+        self._arrays = tuple(arrays)
+        self._auxiliary = _Auxiliary(treedef, tuple(entries))
+
+    def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        arrays = iter(self._arrays)
+        leaves = [next(arrays) if e is None else e.value for e in self._auxiliary.entries]
+        return jax.tree.unflatten(self._auxiliary.treedef, leaves)
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """Positional arguments of the model."""
+        return self._arguments()[0]
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Keyword arguments of the model."""
+        return self._arguments()[1]
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The traced arrays, in pytree order."""
+        return self._arrays
+
+    def as_constants(self) -> Data:
+        """The same arguments with every array held as a constant of the program."""
+        return Data(self.args, self.kwargs, constants=True)
+
+    def on_device(self) -> Data:
+        """The same arguments with NumPy arrays moved to JAX arrays."""
+        return jax.tree.map(jnp.asarray, self)
+
+    def signature(self) -> tuple[Any, ...]:
+        """What a compiled program depends on: statics, array shapes and dtypes (hashable)."""
+        shapes = tuple((jnp.shape(a), str(jnp.result_type(a))) for a in self._arrays)
+        return (self._auxiliary, shapes)
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], _Auxiliary]:
+        """Children (arrays) and auxiliary data (structure and statics)."""
+        return self._arrays, self._auxiliary
+
+    @classmethod
+    def tree_unflatten(cls, auxiliary: _Auxiliary, arrays: Any) -> Data:
+        """Inverse of :meth:`tree_flatten`."""
+        data = object.__new__(cls)
+        data._arrays = tuple(arrays)
+        data._auxiliary = auxiliary
+        return data
+
+    def __repr__(self) -> str:
+        args, kwargs = self._arguments()
+        return f"Data(args={args!r}, kwargs={kwargs!r})"

@@ -1,0 +1,19 @@
+"""Guides: the flat log density of host autoguides."""
+
+from pyro_ext.guides.flat_density import (
+    FlatDensity,
+    Moments,
+    check_has_flat_density,
+    flat_density,
+    refuse_flat_density,
+    register_flat_density,
+)
+
+__all__ = [
+    "FlatDensity",
+    "Moments",
+    "check_has_flat_density",
+    "flat_density",
+    "refuse_flat_density",
+    "register_flat_density",
+]

@@ -1,0 +1,537 @@
+"""The flat log density of a guide: what score-based inference needs to know of a Pyro autoguide.
+
+A guide takes part in score-based inference through a :class:`FlatDensity`: a view of the guide
+as a density log q(theta) over the flat unconstrained vector, with pure functions of a dictionary
+of *unconstrained* parameter tensors (named as in ``guide.named_parameters()``). Normal guides
+have closed forms for the score, grad_theta log q(theta); other continuous guides whose
+``get_posterior()`` can be evaluated at a given point are differentiated automatically. The
+registry is open: :func:`register_flat_density` adds a guide class. Setting a guide up, and
+everything here, leaves Pyro's global param store as it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import torch
+from pyro.infer import autoguide
+from pyro.infer.autoguide.structured import AutoStructured
+from torch import Tensor, nn
+from torch.distributions import biject_to, transform_to
+
+from pyro_ext.errors import ArgumentError
+from pyro_ext.target.handlers import isolated_parameters
+from pyro_ext.target.layout import Layout
+
+Parameters = dict[str, Tensor]
+CovarianceStructure = Literal["diagonal", "full", "low_rank"]
+
+LOG_TWO_PI = math.log(2.0 * math.pi)
+
+
+class Moments(NamedTuple):
+    """First two moments of a Normal guide.
+
+    ``mean`` is (D,). ``scale`` is the standard deviations (D,) of a diagonal guide, and the lower
+    triangular Cholesky factor (D, D) of the covariance of any other.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+
+class FlatDensity:
+    """Flat log density of an ``AutoContinuous`` guide, by automatic differentiation.
+
+    Subclasses give closed forms. All methods are pure functions of ``parameters`` except
+    :meth:`write_back`.
+
+    Parameters
+    ----------
+    guide : AutoContinuous
+        A guide that has been set up (its prototype exists).
+    dtype : torch.dtype, optional
+        The guide's parameters are converted to it. Default: as they are.
+
+    Attributes
+    ----------
+    covariance_structure : {"diagonal", "full", "low_rank"} or None
+        None when the guide is not a Normal.
+    """
+
+    covariance_structure: CovarianceStructure | None = None
+
+    def __init__(
+        self, guide: autoguide.guides.AutoContinuous, dtype: torch.dtype | None = None
+    ) -> None:
+        self.guide = guide
+        flow = isinstance(guide, autoguide.guides.AutoNormalizingFlow)
+        if flow and dtype not in (None, torch.get_default_dtype()):
+            raise ArgumentError(
+                f"Expected the default dtype {torch.get_default_dtype()} with "
+                f"{type(guide).__name__}, found {dtype}: Pyro's flows compute in torch's default "
+                f"dtype. Call torch.set_default_dtype({dtype}) before making the guide."
+            )
+        self._prepare()
+        if dtype is not None:
+            guide.to(dtype)
+        if not dict(guide.named_parameters()):
+            raise ArgumentError(
+                f"Expected a guide with parameters to fit, found {type(guide).__name__} with none "
+                "(a guide made by laplace_approximation() holds fixed values). Make a new guide "
+                "from the model, for example AutoMultivariateNormal(model)."
+            )
+
+    def _prepare(self) -> None:
+        """Create parameters that the host creates late, and see that log q can be evaluated."""
+        guide = self.guide
+        posterior = guide.get_posterior()
+        with torch.no_grad():
+            theta = posterior.sample()
+        try:
+            # A new tensor: the host's flows remember the inverse of the last value they drew.
+            log_prob = guide.get_posterior().log_prob(theta + 0.5)
+        except (KeyError, NotImplementedError) as error:
+            raise ArgumentError(
+                f"Expected a guide whose log density can be evaluated at any point, found "
+                f"{type(guide).__name__}, which cannot be inverted ({error}). {ALTERNATIVES}"
+            ) from error
+        if log_prob.shape != ():
+            raise ArgumentError(
+                f"Expected get_posterior() of {type(guide).__name__} to be a distribution over the "
+                f"flat vector with a scalar log density, found shape {tuple(log_prob.shape)}. Wrap "
+                "it with .to_event()."
+            )
+
+    @property
+    def dim(self) -> int:
+        """Length D of the flat unconstrained vector."""
+        return int(self.guide.latent_dim)
+
+    def initial_parameters(self) -> Parameters:
+        """Copy of the guide's present unconstrained parameters, by name."""
+        return {
+            name: parameter.detach().clone() for name, parameter in self.guide.named_parameters()
+        }
+
+    def live_parameters(self) -> Parameters:
+        """The guide's unconstrained parameters themselves: writing in place changes the guide."""
+        return {name: parameter.detach() for name, parameter in self.guide.named_parameters()}
+
+    def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
+        """Draw (num, D) from q, without gradients."""
+        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device).item())
+        # Distributions draw from the global generator only.
+        with torch.no_grad(), torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return self._with_posterior(parameters, lambda q: q.sample((num,)))
+
+    def log_prob(self, parameters: Parameters, theta: Tensor) -> Tensor:
+        """Log density at theta (..., D), shape (...,)."""
+        return self._with_posterior(parameters, lambda q: q.log_prob(theta))
+
+    def score(self, parameters: Parameters, theta: Tensor) -> Tensor:
+        """Gradient of the log density with respect to theta, (..., D).
+
+        Differentiable in the parameters where they require gradients.
+        """
+        differentiable = torch.is_grad_enabled() and any(
+            parameter.requires_grad for parameter in parameters.values()
+        )
+        with torch.enable_grad():
+            # A new tensor: the host's flows remember the inverse of the last value they drew.
+            theta = theta.detach().clone().requires_grad_()
+            total = self.log_prob(parameters, theta).sum()
+            (score,) = torch.autograd.grad(total, theta, create_graph=differentiable)
+        return score
+
+    def mean_square_residual(
+        self, parameters: Parameters, theta: Tensor, target: Tensor
+    ) -> tuple[Tensor, Parameters]:
+        """Mean over draws of ||grad log q(theta) - target||^2, and its gradient.
+
+        Parameters
+        ----------
+        parameters : dict of tensors
+        theta, target : tensors (S, D)
+            Held fixed.
+
+        Returns
+        -------
+        value : scalar tensor
+        gradient : dict of tensors
+            With respect to ``parameters``.
+        """
+        leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+        with torch.enable_grad():
+            residual = self.score(leaves, theta) - target
+            value = residual.square().sum(-1).mean()
+            gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        return value.detach(), {
+            name: torch.zeros_like(leaf) if gradient is None else gradient
+            for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True)
+        }
+
+    def moments(self, parameters: Parameters) -> Moments:
+        """Mean and scale of a Normal guide.
+
+        Raises
+        ------
+        ArgumentError
+            The guide is not a Normal.
+        """
+        raise ArgumentError(
+            f"Expected a Normal guide, found {type(self.guide).__name__}, whose moments have no "
+            "closed form. Draw samples instead."
+        )
+
+    def set_moments(self, parameters: Parameters, moments: Moments) -> Parameters:
+        """New parameters with which a diagonal or full Normal guide has these moments.
+
+        Raises
+        ------
+        ArgumentError
+            The guide is not a diagonal or full Normal.
+        """
+        raise ArgumentError(
+            "Expected AutoDiagonalNormal or AutoMultivariateNormal, found "
+            f"{type(self.guide).__name__}, which cannot be set to given moments."
+        )
+
+    @torch.no_grad()
+    def write_back(self, parameters: Mapping[str, Tensor]) -> None:
+        """Put the parameters into the guide, in place, so that the guide itself is the result.
+
+        ``guide.median()``, ``guide.quantiles()``, ``Predictive(model, guide=guide)`` and ``SVI``
+        go on from here.
+        """
+        for name, parameter in self.guide.named_parameters():
+            parameter.copy_(parameters[name])
+
+    def _with_posterior(self, parameters: Parameters, function: Callable[[Any], Tensor]) -> Tensor:
+        access = _PosteriorAccess(self.guide)
+        replaced = {f"guide.{name}": value for name, value in parameters.items()}
+        return torch.func.functional_call(access, replaced, (function,))
+
+
+class _PosteriorAccess(nn.Module):
+    """Evaluates a function of the guide's posterior under replaced parameters."""
+
+    def __init__(self, guide: nn.Module) -> None:
+        super().__init__()
+        self.guide = guide
+
+    def forward(self, function: Callable[[Any], Tensor]) -> Tensor:
+        return function(self.guide.get_posterior())
+
+
+class _NormalDensity(FlatDensity):
+    """What the three Normal guides have in common."""
+
+    def _prepare(self) -> None:
+        """The host creates every parameter of these guides when it sets them up."""
+
+    def _scale(self, parameters: Parameters) -> Tensor:
+        constraint = self.guide.scale_constraint
+        return transform_to(constraint)(parameters["scale_unconstrained"])
+
+    def _unconstrained_scale(self, scale: Tensor) -> Tensor:
+        return transform_to(self.guide.scale_constraint).inv(scale).clone()
+
+    def _noise(
+        self, parameters: Parameters, generator: torch.Generator, shape: tuple[int, ...]
+    ) -> Tensor:
+        loc = parameters["loc"]
+        noise = torch.randn(shape, generator=generator, dtype=loc.dtype, device=generator.device)
+        return noise.to(loc.device)
+
+
+class DiagonalNormalDensity(_NormalDensity):
+    """``AutoDiagonalNormal``: closed forms in O(D) memory per draw."""
+
+    covariance_structure = "diagonal"
+
+    @torch.no_grad()
+    def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
+        noise = self._noise(parameters, generator, (num, self.dim))
+        return noise.mul_(self._scale(parameters)).add_(parameters["loc"])
+
+    def log_prob(self, parameters: Parameters, theta: Tensor) -> Tensor:
+        scale = self._scale(parameters)
+        standard = (theta - parameters["loc"]) / scale
+        return -0.5 * (standard.square().sum(-1) + self.dim * LOG_TWO_PI) - scale.log().sum()
+
+    def score(self, parameters: Parameters, theta: Tensor) -> Tensor:
+        return (parameters["loc"] - theta) / self._scale(parameters).square()
+
+    def mean_square_residual(
+        self, parameters: Parameters, theta: Tensor, target: Tensor
+    ) -> tuple[Tensor, Parameters]:
+        # With g = -(theta - loc) / scale^2: dg/dloc = 1 / scale^2, dg/dscale = -2 g / scale.
+        unconstrained = parameters["scale_unconstrained"].detach().requires_grad_()
+        with torch.enable_grad():
+            scale = transform_to(self.guide.scale_constraint)(unconstrained)
+        with torch.no_grad():
+            precision = scale.square().reciprocal_()
+            score = (parameters["loc"] - theta).mul_(precision)
+            residual = score - target
+            value = residual.square().sum(-1).mean()
+            factor = 2.0 / residual[..., 0].numel()
+            loc_gradient = residual.sum(0).mul_(precision).mul_(factor)
+            scale_gradient = residual.mul_(score).sum(0).div_(scale).mul_(-2.0 * factor)
+        (gradient,) = torch.autograd.grad(scale, unconstrained, scale_gradient)
+        return value, {"loc": loc_gradient, "scale_unconstrained": gradient}
+
+    def moments(self, parameters: Parameters) -> Moments:
+        return Moments(parameters["loc"], self._scale(parameters))
+
+    def set_moments(self, parameters: Parameters, moments: Moments) -> Parameters:
+        scale = self._unconstrained_scale(moments.scale)
+        return {"loc": moments.mean.clone(), "scale_unconstrained": scale}
+
+
+class MultivariateNormalDensity(_NormalDensity):
+    """``AutoMultivariateNormal``: closed forms by two triangular solves."""
+
+    covariance_structure = "full"
+
+    def _scale_tril(self, parameters: Parameters) -> Tensor:
+        constraint = self.guide.scale_tril_constraint
+        unit = transform_to(constraint)(parameters["scale_tril_unconstrained"])
+        return self._scale(parameters).unsqueeze(-1) * unit
+
+    @torch.no_grad()
+    def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
+        noise = self._noise(parameters, generator, (num, self.dim))
+        return parameters["loc"] + noise @ self._scale_tril(parameters).T
+
+    def log_prob(self, parameters: Parameters, theta: Tensor) -> Tensor:
+        scale_tril = self._scale_tril(parameters)
+        standard = _solve_lower(scale_tril, theta - parameters["loc"])
+        log_determinant = scale_tril.diagonal().log().sum()
+        return -0.5 * (standard.square().sum(-1) + self.dim * LOG_TWO_PI) - log_determinant
+
+    def score(self, parameters: Parameters, theta: Tensor) -> Tensor:
+        scale_tril = self._scale_tril(parameters)
+        standard = _solve_lower(scale_tril, parameters["loc"] - theta)
+        return _solve_lower(scale_tril, standard, transpose=True)
+
+    def moments(self, parameters: Parameters) -> Moments:
+        return Moments(parameters["loc"], self._scale_tril(parameters))
+
+    def set_moments(self, parameters: Parameters, moments: Moments) -> Parameters:
+        scale = moments.scale.diagonal()
+        unit = moments.scale / scale.unsqueeze(-1)
+        constraint = self.guide.scale_tril_constraint
+        return {
+            "loc": moments.mean.clone(),
+            "scale_unconstrained": self._unconstrained_scale(scale),
+            "scale_tril_unconstrained": transform_to(constraint).inv(unit).clone(),
+        }
+
+
+class LowRankNormalDensity(_NormalDensity):
+    """``AutoLowRankMultivariateNormal``: closed forms by Woodbury's identity.
+
+    The covariance is S (I + W W^T) S with S = diag(scale) and W = ``cov_factor`` (D, r), so only
+    r x r systems are solved.
+    """
+
+    covariance_structure = "low_rank"
+
+    @torch.no_grad()
+    def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
+        factor = parameters["cov_factor"]
+        noise = self._noise(parameters, generator, (num, self.dim))
+        noise += self._noise(parameters, generator, (num, factor.shape[-1])) @ factor.T
+        return noise.mul_(self._scale(parameters)).add_(parameters["loc"])
+
+    def _whiten(self, parameters: Parameters, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scale, standardised theta, and the Cholesky factor of I + W^T W (r, r)."""
+        scale, factor = self._scale(parameters), parameters["cov_factor"]
+        identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+        capacitance = torch.linalg.cholesky(identity + factor.T @ factor)
+        return scale, (theta - parameters["loc"]) / scale, capacitance
+
+    def log_prob(self, parameters: Parameters, theta: Tensor) -> Tensor:
+        scale, standard, capacitance = self._whiten(parameters, theta)
+        inner = _solve_lower(capacitance, standard @ parameters["cov_factor"])
+        square = standard.square().sum(-1) - inner.square().sum(-1)
+        log_determinant = scale.log().sum() + capacitance.diagonal().log().sum()
+        return -0.5 * (square + self.dim * LOG_TWO_PI) - log_determinant
+
+    def score(self, parameters: Parameters, theta: Tensor) -> Tensor:
+        scale, standard, capacitance = self._whiten(parameters, theta)
+        factor = parameters["cov_factor"]
+        inner = _solve_lower(capacitance, standard @ factor)
+        inner = _solve_lower(capacitance, inner, transpose=True)
+        return (inner @ factor.T - standard) / scale
+
+    def moments(self, parameters: Parameters) -> Moments:
+        scale, factor = self._scale(parameters), parameters["cov_factor"]
+        scaled = scale.unsqueeze(-1) * factor
+        covariance = scaled @ scaled.T + torch.diag(scale.square())
+        return Moments(parameters["loc"], torch.linalg.cholesky(covariance))
+
+
+def _solve_lower(scale_tril: Tensor, vectors: Tensor, transpose: bool = False) -> Tensor:
+    """Solve L x = v, or L^T x = v, for vectors v in the rows of ``vectors`` (..., D)."""
+    rows = vectors.reshape(-1, vectors.shape[-1])
+    # x^T = v^T L^{-T}: the rows are solved from the right, by an upper triangular matrix for L.
+    if transpose:
+        solved = torch.linalg.solve_triangular(scale_tril, rows, upper=False, left=False)
+    else:
+        solved = torch.linalg.solve_triangular(scale_tril.T, rows, upper=True, left=False)
+    return solved.reshape(vectors.shape)
+
+
+ALTERNATIVES = (
+    "Use AutoDiagonalNormal, AutoMultivariateNormal or AutoLowRankMultivariateNormal, or another "
+    "AutoContinuous guide whose get_posterior() has an evaluable log density, such as "
+    "AutoIAFNormal; or register one with register_flat_density."
+)
+
+Factory = Callable[..., FlatDensity]
+FactoryType = TypeVar("FactoryType", bound=Factory)
+
+_FACTORIES: dict[type, Factory] = {}
+_REFUSALS: dict[type, str] = {}
+
+
+def register_flat_density(guide_class: type) -> Callable[[FactoryType], FactoryType]:
+    """Decorator that gives guides of a class (and its subclasses) a flat log density.
+
+    Parameters
+    ----------
+    guide_class : type
+        A subclass of Pyro's ``AutoContinuous``.
+
+    Examples
+    --------
+    >>> @register_flat_density(MyGuide)          # doctest: +SKIP
+    ... class MyDensity(FlatDensity):
+    ...     def score(self, parameters, theta): ...
+
+    The decorated object is called with the guide (set up) and ``dtype``.
+    """
+
+    def decorate(factory: FactoryType) -> FactoryType:
+        _FACTORIES[guide_class] = factory
+        _REFUSALS.pop(guide_class, None)
+        return factory
+
+    return decorate
+
+
+def refuse_flat_density(guide_class: type, reason: str) -> None:
+    """Refuse guides of a class (and its subclasses), with a reason that completes a sentence."""
+    _REFUSALS[guide_class] = reason
+    _FACTORIES.pop(guide_class, None)
+
+
+def check_has_flat_density(guide: Any) -> Factory:
+    """The factory for a guide, found by its type.
+
+    Raises
+    ------
+    ArgumentError
+        The guide has no flat log density; the message names alternatives.
+    """
+    for guide_class in type(guide).__mro__:
+        if guide_class in _FACTORIES:
+            return _FACTORIES[guide_class]
+        if guide_class in _REFUSALS:
+            raise ArgumentError(
+                "Expected a guide with a log density over the flat unconstrained vector, found "
+                f"{type(guide).__name__}: {_REFUSALS[guide_class]}. {ALTERNATIVES}"
+            )
+    found = guide.__name__ if callable(guide) and hasattr(guide, "__name__") else type(guide)
+    raise ArgumentError(
+        "Expected an autoguide object with a log density over the flat unconstrained vector, "
+        f"found {found}. {ALTERNATIVES}"
+    )
+
+
+def flat_density(
+    guide: Any,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    layout: Layout | None = None,
+    dtype: torch.dtype | None = None,
+    seed: int | None = None,
+) -> FlatDensity:
+    """Flat log density of a guide, which is set up on its model first where it has not been.
+
+    Parameters
+    ----------
+    guide : AutoContinuous
+        A host guide.
+    args, kwargs
+        Arguments of the model, needed when the guide has not been set up.
+    layout : Layout, optional
+        Order and shapes of the target's sites, which the guide's must equal.
+    dtype : torch.dtype, optional
+        The guide's parameters are converted to it. Default: as they are.
+    seed : int, optional
+        Seed of the random draws with which the host initialises the guide. Default: the global
+        generator goes on.
+
+    Raises
+    ------
+    ArgumentError
+        The guide has no flat log density, or orders the latent sites otherwise than ``layout``.
+    """
+    factory = check_has_flat_density(guide)
+    # The model may hold pyro.param statements, which would otherwise register themselves.
+    with isolated_parameters(), torch.random.fork_rng(enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        if guide.prototype_trace is None:
+            guide._setup_prototype(*args, **dict(kwargs or {}))
+        density = factory(guide, dtype=dtype)
+    if layout is not None:
+        check_same_layout(guide, layout)
+    return density
+
+
+def check_same_layout(guide: Any, layout: Layout) -> None:
+    """See that the guide's flat vector has the sites of ``layout``, in its order.
+
+    Raises
+    ------
+    ArgumentError
+        It has not.
+    """
+    found = {
+        name: tuple(biject_to(site["fn"].support).inv(site["value"]).shape)
+        for name, site in guide.prototype_trace.iter_stochastic_nodes()
+    }
+    expected = dict(zip(layout.names, layout.shapes, strict=True))
+    if list(found.items()) != list(expected.items()):
+        raise ArgumentError(
+            f"Expected a guide over the latent sites {expected} in this order, found {found}. "
+            "Make the guide from the same model that the engine is given, and set it up with "
+            "arguments of the same shapes."
+        )
+
+
+register_flat_density(autoguide.guides.AutoContinuous)(FlatDensity)
+register_flat_density(autoguide.AutoDiagonalNormal)(DiagonalNormalDensity)
+register_flat_density(autoguide.AutoMultivariateNormal)(MultivariateNormalDensity)
+register_flat_density(autoguide.AutoLowRankMultivariateNormal)(LowRankNormalDensity)
+
+_PER_SITE = "it works site by site and has no distribution over the flat vector"
+refuse_flat_density(autoguide.AutoGuide, _PER_SITE)
+refuse_flat_density(autoguide.AutoNormal, _PER_SITE + " (AutoDiagonalNormal is its flat equal)")
+refuse_flat_density(autoguide.AutoDelta, "a point estimate has no density")
+refuse_flat_density(autoguide.AutoGuideList, "it is a list of guides")
+refuse_flat_density(AutoStructured, _PER_SITE)
+refuse_flat_density(autoguide.AutoDiscreteParallel, "it is discrete")
+refuse_flat_density(
+    autoguide.AutoLaplaceApproximation,
+    "it is a point estimate until laplace_approximation() is called",
+)
+refuse_flat_density(autoguide.effect.AutoMessenger, _PER_SITE)

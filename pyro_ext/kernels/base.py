@@ -1,0 +1,108 @@
+"""What every Stein kernel offers, and the distance computation that the radial kernels share.
+
+The Stein direction of a kernel k at particles z_1..z_P with scores s_1..s_P is
+
+    phi(z_i) = 1/P sum_j [ k(z_j, z_i) s_j + grad_{z_j} k(z_j, z_i) ]
+
+(Liu and Wang 2016, Algorithm 1). Bandwidths and metrics computed from the particles are
+constants of a step: they are not differentiated. No kernel of this package makes an array
+larger than (P, P) or (P, D).
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pyro_ext.kernels.combination import Scaled, Sum
+
+KernelState = dict[str, Any]
+
+
+class Kernel(abc.ABC):
+    """A positive definite kernel with its Stein direction.
+
+    Kernels are immutable descriptions. What a kernel has to remember between steps, if
+    anything, is its state: a dictionary of tensors, passed in and handed back.
+    """
+
+    def init(self, particles: Tensor) -> KernelState:
+        """State before the first step; empty for kernels that remember nothing."""
+        return {}
+
+    @abc.abstractmethod
+    def direction(
+        self, state: KernelState, particles: Tensor, scores: Tensor
+    ) -> tuple[Tensor, KernelState]:
+        """Direction phi in which the particles move, an ascent direction.
+
+        Parameters
+        ----------
+        state : dict
+            State from :meth:`init` or from the previous call.
+        particles : Tensor
+            Particles, shape (P, D).
+        scores : Tensor
+            Gradients of the log density at the particles, shape (P, D).
+
+        Returns
+        -------
+        tuple
+            phi of shape (P, D), and the next state.
+        """
+
+    @abc.abstractmethod
+    def gram(self, state: KernelState, particles: Tensor) -> Tensor:
+        """Kernel values at all pairs of particles, shape (P, P).
+
+        Raises
+        ------
+        ArgumentError
+            If the kernel is not scalar valued.
+        """
+
+    def __add__(self, other: Kernel) -> Sum:
+        from pyro_ext.kernels.combination import Sum
+
+        if not isinstance(other, Kernel):
+            return NotImplemented
+        return Sum((self, other))
+
+    def __mul__(self, factor: float) -> Scaled:
+        from pyro_ext.kernels.combination import Scaled
+
+        if not isinstance(factor, (int, float)):
+            return NotImplemented
+        return Scaled(self, float(factor))
+
+    __rmul__ = __mul__
+
+
+def centre(particles: Tensor) -> Tensor:
+    """Particles (P, D) minus their mean.
+
+    The first particle is subtracted before the mean is taken. Far from the origin that
+    difference is exact, whereas a mean of large numbers is not; and coincident particles
+    become exact zeros.
+    """
+    shifted = particles - particles[:1]
+    return shifted - shifted.mean(dim=0)
+
+
+def squared_distances(centred: Tensor) -> Tensor:
+    """Squared Euclidean distances of all pairs, shape (P, P), by one matrix product.
+
+    Expects centred points of shape (P, D), because |x|^2 + |y|^2 - 2 x.y cancels when the
+    points sit far from the origin. Distances that are not above the rounding error of that
+    formula are set to zero, so coincident particles have distance zero exactly.
+    """
+    products = centred @ centred.T
+    norms = products.diagonal()
+    totals = norms.unsqueeze(1) + norms
+    squared = torch.add(totals, products, alpha=-2.0)
+    rounding = 8.0 * torch.finfo(centred.dtype).eps
+    return squared.masked_fill(squared <= rounding * totals, 0.0)

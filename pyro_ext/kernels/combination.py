@@ -1,0 +1,93 @@
+"""Sums and positive multiples of kernels, which are kernels again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_ext.errors import ArgumentError
+from pyro_ext.kernels.base import Kernel, KernelState
+
+
+@dataclass(frozen=True, init=False)
+class Sum(Kernel):
+    """Sum of kernels, k = sum_m k_m; written ``RBF() + Linear()``.
+
+    Parameters
+    ----------
+    kernels : iterable of Kernel
+        Terms of the sum; sums within it are flattened.
+    """
+
+    kernels: tuple[Kernel, ...]
+
+    def __init__(self, kernels: Iterable[Kernel]) -> None:
+        terms: list[Kernel] = []
+        for kernel in kernels:
+            terms.extend(kernel.kernels if isinstance(kernel, Sum) else (kernel,))
+        if not terms:
+            raise ArgumentError("Expected at least one kernel in a sum, found none.")
+        object.__setattr__(self, "kernels", tuple(terms))
+
+    def init(self, particles: Tensor) -> KernelState:
+        """States of the terms, under their positions."""
+        return {str(i): kernel.init(particles) for i, kernel in enumerate(self.kernels)}
+
+    def direction(
+        self, state: KernelState, particles: Tensor, scores: Tensor
+    ) -> tuple[Tensor, KernelState]:
+        """Direction phi, shape (P, D): the sum of the terms' directions."""
+        total, states = torch.zeros_like(particles), {}
+        for i, kernel in enumerate(self.kernels):
+            phi, states[str(i)] = kernel.direction(state[str(i)], particles, scores)
+            total = total + phi
+        return total, states
+
+    def gram(self, state: KernelState, particles: Tensor) -> Tensor:
+        """Kernel values at all pairs of particles, shape (P, P)."""
+        total = particles.new_zeros(len(particles), len(particles))
+        for i, kernel in enumerate(self.kernels):
+            total = total + kernel.gram(state[str(i)], particles)
+        return total
+
+
+@dataclass(frozen=True)
+class Scaled(Kernel):
+    """Positive multiple of a kernel; written ``0.5 * Linear()``.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Kernel to scale.
+    factor : float
+        Positive and finite; a negative multiple would not be positive definite.
+    """
+
+    kernel: Kernel
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.factor) and self.factor > 0):
+            raise ArgumentError(
+                f"Expected a positive finite factor of a kernel, found {self.factor!r}. Only "
+                "positive multiples are positive definite."
+            )
+
+    def init(self, particles: Tensor) -> KernelState:
+        """State of the scaled kernel."""
+        return self.kernel.init(particles)
+
+    def direction(
+        self, state: KernelState, particles: Tensor, scores: Tensor
+    ) -> tuple[Tensor, KernelState]:
+        """Direction phi, shape (P, D)."""
+        phi, state = self.kernel.direction(state, particles, scores)
+        return self.factor * phi, state
+
+    def gram(self, state: KernelState, particles: Tensor) -> Tensor:
+        """Kernel values at all pairs of particles, shape (P, P)."""
+        return self.factor * self.kernel.gram(state, particles)

@@ -1,0 +1,59 @@
+"""Inverse multiquadric kernel, k(x, y) = (1 + |x - y|^2 / h)^exponent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pyro_ext.errors import ArgumentError
+from pyro_ext.kernels.bandwidth import Bandwidth, check_bandwidth, scaled_pairs
+from pyro_ext.kernels.base import Kernel, KernelState
+
+
+@dataclass(frozen=True)
+class IMQ(Kernel):
+    """Inverse multiquadric kernel (Gorham and Mackey 2017, Theorem 8).
+
+    Its tails are heavier than the Gaussian's, so distant particles still interact.
+
+    Parameters
+    ----------
+    bandwidth : str, float or callable, default "median"
+        h, in units of a squared distance; see :mod:`pyro_ext.kernels.bandwidth`.
+    exponent : float, default -0.5
+        Between -1 and 0, both excluded.
+
+    Raises
+    ------
+    ArgumentError
+        If the exponent lies outside (-1, 0), or the bandwidth is no rule.
+    """
+
+    bandwidth: Bandwidth = "median"
+    exponent: float = -0.5
+
+    def __post_init__(self) -> None:
+        check_bandwidth(self.bandwidth)
+        if not -1.0 < self.exponent < 0.0:
+            raise ArgumentError(
+                f"Expected an exponent between -1 and 0, found {self.exponent!r}. The usual "
+                "choice is -0.5."
+            )
+
+    def direction(
+        self, state: KernelState, particles: Tensor, scores: Tensor
+    ) -> tuple[Tensor, KernelState]:
+        """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
+        pairs = scaled_pairs(self.bandwidth, particles)
+        base = 1.0 + pairs.ratios
+        values = base**self.exponent
+        # grad_{z_j} k = (2 exponent / h) (z_j - z_i) k / (1 + |z_j - z_i|^2 / h).
+        slopes = values / base * (-self.exponent)
+        pull = pairs.centred * (2.0 / pairs.bandwidth)
+        total = values @ scores - slopes @ pull + slopes.sum(dim=1, keepdim=True) * pull
+        return total / len(particles), state
+
+    def gram(self, state: KernelState, particles: Tensor) -> Tensor:
+        """Kernel values at all pairs of particles, shape (P, P)."""
+        return (1.0 + scaled_pairs(self.bandwidth, particles).ratios) ** self.exponent

@@ -1,0 +1,7 @@
+"""Particle engines: Stein variational gradient descent and deep ensembles."""
+
+from pyro_ext.stein.deep_ensemble import DeepEnsemble
+from pyro_ext.stein.particles import ParticleEngine
+from pyro_ext.stein.svgd import SVGD, annealed
+
+__all__ = ["SVGD", "DeepEnsemble", "ParticleEngine", "annealed"]

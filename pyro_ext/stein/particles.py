@@ -1,0 +1,130 @@
+"""What the particle engines share: P points in unconstrained space, moved by a host optimizer.
+
+A step is a chain of functions on a (P, D) array: score of the particles by the estimator, the
+engine's direction phi, and the optimizer's descent along -phi.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_ext.engine import Engine, Update
+from pyro_ext.errors import ArgumentError
+from pyro_ext.optim import EngineOptimizer, OptimizerLike
+from pyro_ext.target import Data
+
+_NAME = "particles"
+
+
+class ParticleEngine(Engine):
+    """Base of the engines whose approximation is a set of particles.
+
+    Parameters
+    ----------
+    model : callable
+        Pyro model, used as it is.
+    optim : PyroOptim or callable
+        A Pyro optimizer such as ``pyro.optim.Adam({"lr": 0.05})``, or a callable from a list of
+        tensors to a torch optimizer; see :class:`~pyro_ext.optim.EngineOptimizer`.
+    num_particles : int, default 32
+        Number P of particles. One particle is a MAP estimate in unconstrained space.
+    **options
+        Options of every engine; see :class:`~pyro_ext.engine.Engine`.
+
+    Raises
+    ------
+    ArgumentError
+        The number of particles is not a positive integer, or ``optim`` is no optimizer.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        optim: OptimizerLike,
+        num_particles: int = 32,
+        **options: Any,
+    ) -> None:
+        if not isinstance(num_particles, int) or isinstance(num_particles, bool):
+            raise ArgumentError(f"Expected num_particles to be an int, found {num_particles!r}.")
+        if num_particles < 1:
+            raise ArgumentError(f"Expected num_particles >= 1, found {num_particles}.")
+        # Fail on a bad optimizer here rather than at the first step.
+        EngineOptimizer(optim, {_NAME: torch.zeros(1, 1)})
+        super().__init__(model, optim, **options)
+        self.num_particles = num_particles
+        self._particles: Tensor | None = None
+        self._optimizer: EngineOptimizer | None = None
+
+    @abstractmethod
+    def _direction(self, particles: Tensor, scores: Tensor) -> tuple[Tensor, Any]:
+        """Ascent direction phi (P, D), and what :meth:`_accept` needs if the step is taken."""
+
+    def _accept(self, result: Any) -> None:
+        """Take over the direction's next state."""
+
+    @property
+    def particles(self) -> Tensor:
+        """Present particles in unconstrained space, shape (P, D); a copy."""
+        self.target  # noqa: B018 - tells what to do when there are none yet
+        assert self._particles is not None
+        return self._particles.detach().clone()
+
+    def _initialize(self, data: Data) -> None:
+        assert self.optim is not None
+        positions = self.target.initial_positions(self.num_particles, self._generator, data)
+        self._particles = positions.detach().clone()
+        self._optimizer = EngineOptimizer(self.optim, {_NAME: self._particles})
+
+    def _update(self, data: Data) -> Update:
+        assert self._particles is not None and self._optimizer is not None
+        particles = self._particles.detach()
+        score = self._score(particles, data)
+        with torch.no_grad():
+            log_density = score.log_prior + score.log_likelihood / (
+                self.target.likelihood_temperature
+            )
+            phi, result = self._direction(particles, score.score)
+            figures = torch.stack(
+                [-log_density.mean(), phi.square().sum(dim=1).mean().sqrt(), phi.abs().amax()]
+            )
+        # One transfer from the device for all figures of the step.
+        loss, force_norm, largest = figures.tolist()
+        # Optimizers keep squares of what they are given. A finite phi whose square is not
+        # would break their state for good.
+        limit = 0.01 * math.sqrt(torch.finfo(particles.dtype).max)
+        finite = math.isfinite(loss) and largest <= limit
+        if finite:
+            self._optimizer.step({_NAME: -phi})
+            self._accept(result)
+        return Update(loss, {"force_norm": force_norm}, finite)
+
+    def _algorithm_state(self) -> dict[str, Any]:
+        assert self._optimizer is not None
+        return {"particles": self.particles, "optimizer": self._optimizer.state_dict()}
+
+    def _load_algorithm_state(self, state: dict[str, Any]) -> None:
+        assert self._particles is not None and self._optimizer is not None
+        found = state["particles"]
+        if found.shape != self._particles.shape or found.dtype != self._particles.dtype:
+            raise ArgumentError(
+                f"Expected a saved state of {self._particles.shape[0]} particles "
+                f"({self._particles.dtype}), found {found.shape[0]} ({found.dtype}). Make the "
+                "engine with the num_particles and dtype of the saved run."
+            )
+        with torch.no_grad():
+            self._particles.copy_(found)
+        self._optimizer.load_state_dict(state["optimizer"])
+
+    def _draw(self, num_samples: int | None) -> Tensor:
+        if num_samples not in (None, self.num_particles):
+            raise ArgumentError(
+                f"Expected num_samples to be None or the number of particles, "
+                f"{self.num_particles}, found {num_samples}: the particles are the draws."
+            )
+        return self.particles

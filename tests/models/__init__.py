@@ -1,0 +1,1 @@
+"""Models with known posteriors, written once per host over one set of data."""

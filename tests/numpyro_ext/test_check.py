@@ -1,0 +1,369 @@
+"""The model check: each fault is found before a step, in the host's own leading words."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from flax import linen, nnx
+from jax import random
+from numpyro import handlers
+from numpyro.contrib.control_flow import scan
+from numpyro.contrib.einstein import SVGD, RBFKernel
+from numpyro.contrib.module import random_flax_module, random_nnx_module
+from numpyro.infer.autoguide import AutoDiagonalNormal
+
+from numpyro_ext.errors import EvaluationWarning, ModelCheckError
+from numpyro_ext.target import LogDensity, check_model
+
+KEY = random.key(0)
+X, Y = jnp.ones((5, 2)), jnp.arange(5.0)
+
+Model = Callable[..., Any]
+
+
+def guide(model: Model) -> None:
+    """NumPyro's own guide looks at the model."""
+    handlers.seed(AutoDiagonalNormal(model), KEY)()
+
+
+def svgd(model: Model) -> None:
+    """NumPyro's own SVGD takes a step."""
+    engine = SVGD(model, numpyro.optim.Adam(0.1), RBFKernel(), num_stein_particles=3)
+    engine.update(engine.init(KEY))
+
+
+def host_error(run: Callable[[Model], None], model: Model) -> str:
+    """What NumPyro raises for a model; its warnings on the way are not the point."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises((ValueError, RuntimeError, TypeError, AssertionError)) as raised:
+            run(model)
+    return str(raised.value)
+
+
+def our_error(model: Model, *args: Any, **options: Any) -> str:
+    with pytest.raises(ModelCheckError) as raised:
+        check_model(model, KEY, args, **options)
+        # What the check lets through, tracing the density must catch.
+        LogDensity(model, KEY, args)
+    return str(raised.value)
+
+
+def discrete() -> None:
+    numpyro.sample("w", dist.Normal(0.0, 1.0))
+    numpyro.sample("z", dist.Bernoulli(0.5))
+
+
+def count() -> None:
+    numpyro.sample("z", dist.Poisson(3.0))
+
+
+def sphere() -> None:
+    numpyro.sample("z", dist.ProjectedNormal(jnp.ones(3)))
+
+
+def circular() -> None:
+    numpyro.sample("z", dist.VonMises(0.0, 1.0))
+
+
+def branching() -> None:
+    z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+    if z > 0:
+        numpyro.sample("b", dist.Normal(0.0, 1.0))
+
+
+def nothing_latent() -> None:
+    numpyro.sample("y", dist.Normal(0.0, 1.0), obs=1.0)
+
+
+def duplicated() -> None:
+    numpyro.sample("a", dist.Normal(0.0, 1.0))
+    numpyro.sample("a", dist.Normal(0.0, 1.0))
+
+
+def local_latents(y: jax.Array = Y) -> None:
+    with numpyro.plate("N", 5, subsample_size=2) as rows:
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(z, 1.0), obs=y[rows])
+
+
+def delta() -> None:
+    numpyro.sample("z", dist.Normal(0.0, 1.0))
+    numpyro.sample("d", dist.Delta(1.0))
+
+
+def not_a_number() -> None:
+    z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+    numpyro.sample("fine", dist.Normal(z, 1.0), obs=0.3)
+    numpyro.sample("broken", dist.Normal(z, 1.0).expand([2]), obs=jnp.array([1.0, jnp.nan]))
+
+
+def iterated_plate() -> None:
+    z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+    for row in numpyro.plate("N", 5):
+        numpyro.sample(f"y{row}", dist.Normal(z, 1.0), obs=Y[row])
+
+
+def wrong_batch() -> None:
+    z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+    with numpyro.plate("N", 10, subsample_size=4):
+        numpyro.sample("y", dist.Normal(z, 1.0), obs=Y)
+
+
+ROWS: dict[str, tuple[Model, Callable[[Model], None], str]] = {
+    # model, host engine that raises, what our message adds
+    "discrete": (discrete, guide, "MixtureSameFamily"),
+    "sphere": (sphere, guide, "ProjectedNormalReparam"),
+    "duplicate": (duplicated, guide, "handlers.scope"),
+    "delta": (delta, guide, "deterministic"),
+    "non-finite": (not_a_number, guide, "'broken'"),
+    "iterated plate": (iterated_plate, guide, "with numpyro.plate"),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_errors_lead_with_numpyros_words_and_add_the_fix(row: str) -> None:
+    model, run, fix = ROWS[row]
+    theirs, ours = host_error(run, model), our_error(model)
+    assert ours.startswith(theirs.split("\n")[0])
+    assert len(ours) > len(theirs) or row in ("sphere", "delta")
+    assert fix in ours
+
+
+def test_non_finite_density_names_only_the_site_at_fault() -> None:
+    assert "'fine'" not in our_error(not_a_number)
+
+
+def test_no_latents() -> None:
+    shared = "found no latent variables"
+    assert f"AutoDiagonalNormal {shared}" in host_error(guide, nothing_latent)
+    assert our_error(nothing_latent, engine="SVGD").startswith(f"SVGD {shared}")
+
+
+def test_discrete_latents_without_enumeration_get_the_same_message() -> None:
+    assert "Poisson" in host_error(guide, count)
+    assert our_error(count).startswith(
+        "Continuous inference cannot handle discrete sample site 'z'."
+    )
+
+
+def test_circular_latents_warn_as_numpyro_does() -> None:
+    with pytest.warns(UserWarning, match="poorly handles circular") as theirs:
+        guide(circular)
+    with pytest.warns(UserWarning, match="poorly handles circular") as ours:
+        check_model(circular, KEY)
+    assert str(ours[0].message) == str(theirs[0].message)
+
+
+def test_python_control_flow_on_a_latent() -> None:
+    words = "Attempted boolean conversion of traced array"
+    assert host_error(svgd, branching).startswith(words)
+    ours = our_error(branching)
+    assert words in ours and "structure changes" in ours and "jnp.where" in ours
+
+
+def test_numpy_and_shapes_of_latents() -> None:
+    def through_numpy() -> None:
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.factor("f", np.exp(np.asarray(z)))
+
+    def as_length() -> None:
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.factor("f", jnp.zeros(int(abs(z)) + 1).sum())
+
+    assert "Use jax.numpy" in our_error(through_numpy)
+    assert "concrete value of a latent" in our_error(as_length)
+
+
+def test_local_latents_where_an_engine_cannot_carry_them() -> None:
+    words = "does not support local latent variables"
+    assert f"AutoContinuous guide {words}" in host_error(guide, local_latents)
+    ours = our_error(local_latents, engine="ProximalScoreVI", allow_local_latents=False)
+    assert ours.startswith(f"ProximalScoreVI {words}") and "'z'" in ours
+    assert check_model(local_latents, KEY).local_sites == ("z",)
+
+
+class Network(nnx.Module):
+    def __init__(self, *, dropout: bool = False, normalise: bool = False) -> None:
+        rngs = nnx.Rngs(0)
+        self.dense = nnx.Linear(2, 1, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs) if dropout else None
+        self.norm = nnx.BatchNorm(2, rngs=rngs) if normalise else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        if self.norm is not None:
+            x = self.norm(x)
+        if self.dropout is not None:
+            x = self.dropout(x)
+        return self.dense(x)[..., 0]
+
+
+def test_network_inside_a_data_plate() -> None:
+    def crashes() -> None:
+        with numpyro.plate("N", 5):
+            net = random_nnx_module("net", Network(), dist.Normal(0.0, 1.0))
+            numpyro.sample("y", dist.Normal(net(X), 1.0), obs=Y)
+
+    def runs() -> None:
+        with numpyro.plate("N", 5):
+            net = random_flax_module(
+                "net", linen.Dense(1, use_bias=False), dist.Normal(0.0, 1.0), input_shape=(1,)
+            )
+            # Broadcasting hides the fault here: five networks, each for one row.
+            numpyro.sample("y", dist.Normal(net(jnp.ones((5, 1, 1)))[:, 0, 0], 1.0), obs=Y)
+
+    assert "dot_general" in host_error(guide, crashes)
+    for model in (crashes, runs):
+        ours = our_error(model)
+        assert ours.startswith("Network 'net' is made inside data plate 'N'")
+        assert "before the plate" in ours
+
+
+def test_network_before_the_plate_is_fine() -> None:
+    def model(batch: int | None = 2) -> None:
+        net = random_nnx_module("net", Network(), dist.Normal(0.0, 1.0))
+        with numpyro.plate("N", 5, subsample_size=batch) as rows:
+            numpyro.sample("y", dist.Normal(net(X[rows]), 1.0), obs=Y[rows])
+
+    assert check_model(model, KEY).layout.names == ("net/dense.bias", "net/dense.kernel")
+
+
+def test_batch_normalisation_in_train_mode() -> None:
+    def nnx_model(module: Any) -> Model:
+        def model() -> None:
+            net = random_nnx_module("net", module, dist.Normal(0.0, 1.0))
+            numpyro.sample("y", dist.Normal(net(X), 1.0).to_event(1), obs=Y)
+
+        return model
+
+    class Linen(linen.Module):
+        train: bool
+
+        @linen.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            x = linen.BatchNorm(use_running_average=not self.train)(x)
+            return linen.Dense(1)(x)[..., 0]
+
+    def linen_model(train: bool) -> Model:
+        def model() -> None:
+            net = random_flax_module(
+                "net",
+                Linen(train),
+                dist.Normal(0.0, 1.0),
+                input_shape=(5, 2),
+                mutable=["batch_stats"],
+            )
+            numpyro.sample("y", dist.Normal(net(X), 1.0).to_event(1), obs=Y)
+
+        return model
+
+    for model in (nnx_model(Network(normalise=True)), linen_model(True)):
+        ours = our_error(model)
+        assert "'net$state'" in ours and "train mode" in ours and "evaluation mode" in ours
+    evaluating = Network(normalise=True)
+    evaluating.eval()
+    for model in (nnx_model(evaluating), linen_model(False)):
+        target = LogDensity(model, KEY)
+        score = target.score(jnp.zeros((2, target.dim)), target.bind())
+        assert np.isfinite(score.score).all()
+    with pytest.warns(EvaluationWarning, match="same draw"):
+        check_model(nnx_model(Network(dropout=True)), KEY)
+
+
+def test_batch_that_fits_no_plate() -> None:
+    theirs = host_error(guide, wrong_batch)
+    assert theirs.startswith("Incompatible shapes for broadcasting")
+    ours = our_error(wrong_batch)
+    assert theirs.split("\n")[0] in ours and "'N' (size 10, subsample_size 4)" in ours
+
+
+def test_subsample_larger_than_the_plate() -> None:
+    def model() -> None:
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        with numpyro.plate("N", 3, subsample_size=5):
+            numpyro.sample("y", dist.Normal(z, 1.0), obs=Y)
+
+    assert "size 3 but asks for subsample_size=5" in our_error(model)
+
+
+def test_batch_passed_to_a_model_that_looks_its_rows_up() -> None:
+    def model(y: jax.Array, group: jax.Array) -> None:
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        effect = numpyro.sample("effect", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with numpyro.plate("N", 100, subsample_size=4) as rows:
+            # A look-up of a look-up (two groups) is no fault.
+            mean = z + effect[group[rows]]
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=jnp.take(y, rows, axis=0))
+
+    group = jnp.zeros(100, int)
+    assert check_model(model, KEY, (jnp.zeros(100), group)).plates["N"].size == 100
+    ours = our_error(model, jnp.zeros(10), group)
+    assert "'N' has 100 rows" in ours and "only 10 rows" in ours
+
+
+def test_batches_as_arguments_with_local_latents() -> None:
+    def model(y: jax.Array) -> None:
+        with numpyro.plate("N", 100, subsample_size=len(y)):
+            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+            numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    ours = our_error(model, Y)
+    assert "passed as arguments" in ours and "'z'" in ours and "'N'" in ours
+
+
+def test_numpy_array_indexed_by_a_plate() -> None:
+    closed_over = np.arange(5.0)
+
+    def model() -> None:
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        with numpyro.plate("N", 5, subsample_size=2) as rows:
+            numpyro.sample("y", dist.Normal(z, 1.0), obs=closed_over[rows])
+
+    assert "jnp.asarray" in our_error(model)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_subsampled_plate_inside_scan(scale: float) -> None:
+    def build(subsample_size: int | None) -> Model:
+        def model() -> None:
+            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+
+            def step(carry: None, y: jax.Array) -> tuple[None, None]:
+                with handlers.scale(scale=scale):
+                    with numpyro.plate("N", 4, subsample_size=subsample_size) as rows:
+                        numpyro.sample("y", dist.Normal(z, 1.0), obs=y[rows])
+                return None, None
+
+            with handlers.scale(scale=0.5):
+                scan(step, None, jnp.ones((3, 4)))
+
+        return model
+
+    ours = our_error(build(2))
+    assert "'y'" in ours and "scan" in ours and "'N'" in ours
+    assert check_model(build(None), KEY).observed_sites == ("y",)
+
+
+def test_errors_of_the_model_itself_come_through() -> None:
+    def model() -> None:
+        numpyro.sample("z", dist.Normal(0.0, 1.0))
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        check_model(model, KEY)
+
+
+def test_plates_without_a_plate_statement_are_accepted() -> None:
+    def model() -> None:
+        z = numpyro.sample("z", dist.Normal(jnp.zeros(3), 1.0))
+        numpyro.sample("y", dist.Normal(z, 1.0), obs=jnp.ones(3))
+
+    assert check_model(model, KEY).layout.shapes == {"z": (3,)}

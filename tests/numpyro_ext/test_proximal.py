@@ -1,0 +1,518 @@
+"""Proximal score-matching inference for NumPyro."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import SVI, Predictive, Trace_ELBO
+from numpyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoIAFNormal,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
+
+from numpyro_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
+from numpyro_ext.gradients import Full
+from numpyro_ext.guides import Moments, flat_density
+from numpyro_ext.score import ProximalScoreVI
+from numpyro_ext.score.gaussian_regression import (
+    initial_regression,
+    is_warm,
+    observe,
+    updated_moments,
+)
+from numpyro_ext.score.proximal import (
+    adam_init,
+    adam_step,
+    blended_target,
+    proximal_gradient,
+)
+from tests.models import zoo
+
+jax.config.update("jax_enable_x64", True)
+
+KEY = jax.random.key(0)
+MEAN, COVARIANCE = zoo.GAUSSIAN_5D_MEAN, zoo.GAUSSIAN_5D_COVARIANCE
+Y = jnp.linspace(-2.0, 4.0, 40) + jnp.sin(jnp.linspace(0.0, 3.0, 40))
+
+
+def gaussian() -> None:
+    numpyro.sample("z", dist.MultivariateNormal(jnp.asarray(MEAN), jnp.asarray(COVARIANCE)))
+
+
+def independent() -> None:
+    scale = jnp.array([0.3, 1.0, 2.0])
+    numpyro.sample("z", dist.Normal(jnp.array([1.0, -2.0, 2.0]), scale).to_event(1))
+
+
+def lognormal() -> None:
+    numpyro.sample("x", dist.LogNormal(0.3, 0.5))
+
+
+def conjugate(y: jax.Array, batch: int | None = None) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0.0, 3.0))
+    with numpyro.plate("N", len(y), subsample_size=batch) as rows:
+        numpyro.sample("y", dist.Normal(mu, 2.0), obs=y[rows])
+
+
+def conjugate_posterior(temperature: float = 1.0) -> tuple[float, float]:
+    precision = 1 / 9 + len(Y) / 4 / temperature
+    return float(Y.sum() / 4 / temperature / precision), precision**-0.5
+
+
+def moments_of(engine: ProximalScoreVI, state: Any) -> tuple[np.ndarray, np.ndarray]:
+    mean, scale = map(np.asarray, engine.density.moments(state.algorithm.parameters))
+    return mean, np.diag(scale) if scale.ndim == 1 else scale
+
+
+def kl_normal(mean: Any, covariance: Any, other_mean: Any, other_covariance: Any) -> float:
+    precision, difference = np.linalg.inv(other_covariance), other_mean - mean
+    log_ratio = np.linalg.slogdet(other_covariance)[1] - np.linalg.slogdet(covariance)[1]
+    square = difference @ precision @ difference
+    return 0.5 * (np.trace(precision @ covariance) + square - len(mean) + log_ratio)
+
+
+def forward_kl(engine: ProximalScoreVI, state: Any, mean: Any, covariance: Any) -> float:
+    fitted, scale_tril = moments_of(engine, state)
+    return kl_normal(mean, covariance, fitted, scale_tril @ scale_tril.T)
+
+
+# -- pure functions --------------------------------------------------------------------------------
+
+
+def literal_regression(
+    theta: np.ndarray,
+    score: np.ndarray,
+    mean: np.ndarray,
+    scale: np.ndarray,
+    decay: float,
+    c: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The update as it is defined, with uncentred moments, inverses and eigenvalues."""
+    iterations, number, dim = theta.shape
+    m_theta, m_score = np.zeros(dim), np.zeros(dim)
+    m_outer, m_cross = np.zeros((dim, dim)), np.zeros((dim, dim))
+    for t in range(iterations):
+        r = (t + 1.0) ** -decay
+        m_theta = (1 - r) * m_theta + r * theta[t].mean(0)
+        m_score = (1 - r) * m_score + r * score[t].mean(0)
+        m_outer = (1 - r) * m_outer + r * np.einsum("si,sj->ij", theta[t], theta[t]) / number
+        m_cross = (1 - r) * m_cross + r * np.einsum("si,sj->ij", score[t], theta[t]) / number
+    v = m_outer - np.outer(m_theta, m_theta)
+    cross = m_cross - np.outer(m_score, m_theta)
+    sigma = scale @ scale.T
+    rho = (dim + 1) / (iterations * number)
+    precision = (-cross + rho * np.eye(dim)) @ np.linalg.inv(v + rho * sigma)
+    precision = 0.5 * (precision + precision.T)
+    values, vectors = np.linalg.eigh(scale.T @ precision @ scale)
+    inverse_scale = np.linalg.inv(scale)
+    precision = (
+        inverse_scale.T @ vectors @ np.diag(np.clip(values, 1 / c, c)) @ vectors.T @ inverse_scale
+    )
+    sigma_new = np.linalg.inv(precision)
+    move = m_theta + sigma_new @ m_score - mean
+    length = np.sqrt(move @ np.linalg.solve(sigma, move))
+    return mean + move / max(length, 1.0), sigma_new
+
+
+def regression_data(dim: int, trend: float) -> tuple[jax.Array, jax.Array, Moments]:
+    keys = jax.random.split(jax.random.key(dim), 5)
+    theta = 5.0 + jax.random.normal(keys[0], (9, 3, dim))
+    slope = jax.random.normal(keys[1], (dim, dim)) / 4 + trend * jnp.eye(dim)
+    score = 1.0 - (theta - 5.5) @ slope + 0.1 * jax.random.normal(keys[2], (9, 3, dim))
+    root = jax.random.normal(keys[3], (dim, dim)) / 4 + jnp.eye(dim)
+    mean = 5.0 + jax.random.normal(keys[4], (dim,)) / 4
+    return theta, score, Moments(mean, jnp.linalg.cholesky(root @ root.T))
+
+
+@pytest.mark.parametrize(("dim", "trend", "trust"), [(4, 1.0, 50.0), (4, 1.0, 1.25), (3, 0.2, 2.0)])
+def test_full_regression_agrees_with_its_definition(dim, trend, trust) -> None:
+    theta, score, moments = regression_data(dim, trend)
+    regression = initial_regression(moments.scale)
+    for points, scores in zip(theta, score, strict=True):
+        regression = observe(regression, points, scores, 0.8)
+    mean, scale = updated_moments(regression, moments, trust)
+    expected_mean, expected_covariance = literal_regression(
+        *map(np.asarray, (theta, score, moments.mean, moments.scale)), 0.8, trust
+    )
+    np.testing.assert_allclose(mean, expected_mean, rtol=1e-9)
+    np.testing.assert_allclose(scale @ scale.T, expected_covariance, rtol=1e-9)
+    assert np.array_equal(scale, np.tril(scale)) and (np.diag(scale) > 0).all()
+
+
+def test_diagonal_regression_is_one_regression_per_coordinate() -> None:
+    theta, score, moments = regression_data(4, 1.0)
+    deviations = jnp.diagonal(moments.scale)
+    regression = initial_regression(deviations)
+    for points, scores in zip(theta, score, strict=True):
+        regression = observe(regression, points, scores)
+    mean, scale = updated_moments(regression, Moments(moments.mean, deviations))
+    for i in range(4):
+        expected_mean, expected_variance = literal_regression(
+            np.asarray(theta[..., i : i + 1]),
+            np.asarray(score[..., i : i + 1]),
+            np.asarray(moments.mean[i : i + 1]),
+            np.asarray(deviations[i].reshape(1, 1)),
+            0.9,
+            1.25,
+        )
+        np.testing.assert_allclose(mean[i], expected_mean[0], rtol=1e-9)
+        np.testing.assert_allclose(scale[i] ** 2, expected_variance[0, 0], rtol=1e-9)
+
+
+def test_regression_warms_up_and_moves_at_most_one_unit() -> None:
+    mean, scale = jnp.zeros(3), jnp.diag(jnp.array([1.0, 2.0, 3.0]))
+    regression = initial_regression(scale)
+    assert not is_warm(initial_regression(jnp.ones(3)))
+    for t in range(6):
+        assert not is_warm(regression)
+        points = jax.random.normal(jax.random.key(t), (1, 3)) + t
+        regression = observe(regression, points, jnp.full((1, 3), 1e6))
+    assert is_warm(regression)
+    updated = updated_moments(regression, Moments(mean, scale))
+    length = np.linalg.norm(np.linalg.solve(scale, updated.mean))
+    assert length == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "guide_class", [AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal]
+)
+def test_inner_gradient_is_that_of_the_two_term_objective(guide_class) -> None:
+    density = flat_density(guide_class(gaussian), KEY)
+    present = density.initial_parameters()
+    parameters = {
+        name: value + 0.3 * jax.random.normal(jax.random.key(i), value.shape)
+        for i, (name, value) in enumerate(present.items())
+    }
+    theta = density.sample(present, KEY, 3)
+    score, weight = jax.random.normal(KEY, (3, 5)), 0.7
+    present_score = density.score(present, theta)
+    target = blended_target(score, present_score, weight)
+    step = jax.jit(lambda p: proximal_gradient(density, p, theta, target, weight))
+    _, gradient = step(parameters)
+
+    def objective(parameters):
+        fitted = density.score(parameters, theta)
+        return (
+            weight * jnp.square(fitted - present_score).sum(-1) + jnp.square(fitted - score).sum(-1)
+        ).mean()
+
+    expected = jax.jit(jax.grad(objective))(parameters)
+    for name, value in expected.items():
+        np.testing.assert_allclose(gradient[name], value, rtol=1e-8, atol=1e-10)
+
+
+def test_adam_agrees_with_optax() -> None:
+    parameters = {"a": jnp.array([1.0, -2.0]), "b": jnp.array(0.5)}
+    ours, other = parameters, parameters
+    state, optimizer = adam_init(parameters), optax.adam(0.03)
+    other_state = optimizer.init(parameters)
+    for t in range(5):
+        gradient = jax.tree.map(lambda x, t=t: jnp.sin(x + t), ours)
+        ours, state = adam_step(gradient, state, ours, jnp.asarray(0.03))
+        updates, other_state = optimizer.update(gradient, other_state)
+        other = optax.apply_updates(other, updates)
+    for name in parameters:
+        np.testing.assert_allclose(ours[name], other[name], rtol=1e-10)
+
+
+# -- fits ------------------------------------------------------------------------------------------
+
+
+def test_full_normal_on_a_correlated_normal_by_gradient_steps() -> None:
+    engine = ProximalScoreVI(gaussian, AutoMultivariateNormal(gaussian))
+    result = engine.run(KEY, 2000, progress_bar=False)
+    assert forward_kl(engine, result.state, MEAN, COVARIANCE) < 1e-4
+    assert result.losses.shape == (2000,) and result.losses[-1] < 1e-2 < result.losses[0]
+    # With an exact guide log p - log q is the log evidence, zero here, at every point.
+    gap = result.info["log_p"][-20:] - result.info["log_q"][-20:]
+    np.testing.assert_allclose(gap, 0.0, atol=0.05)
+
+
+def test_full_normal_on_a_correlated_normal_by_regression() -> None:
+    engine = ProximalScoreVI(gaussian, AutoMultivariateNormal, solver="regression")
+    result = engine.run(KEY, 300, progress_bar=False)
+    assert forward_kl(engine, result.state, MEAN, COVARIANCE) < 1e-8
+
+
+@pytest.mark.parametrize("solver", ["gradient", "regression"])
+def test_diagonal_normal_is_exact_on_a_diagonal_normal(solver) -> None:
+    engine = ProximalScoreVI(independent, AutoDiagonalNormal, solver=solver, num_inner_steps=10)
+    result = engine.run(KEY, {"gradient": 3000, "regression": 300}[solver], progress_bar=False)
+    mean, scale = engine.density.moments(result.state.algorithm.parameters)
+    np.testing.assert_allclose(mean, [1.0, -2.0, 2.0], atol=1e-4)
+    np.testing.assert_allclose(scale, [0.3, 1.0, 2.0], rtol=1e-4)
+
+
+def test_low_rank_normal_on_a_normal_of_its_form() -> None:
+    factor = np.array([[1.0], [-0.5], [0.8], [0.0]])
+    covariance = factor @ factor.T + np.diag([0.3, 0.5, 0.2, 0.6])
+    mean = np.array([1.0, 0.0, -1.0, 2.0])
+
+    def model() -> None:
+        numpyro.sample("z", dist.MultivariateNormal(mean, covariance))
+
+    guide = AutoLowRankMultivariateNormal(model, rank=1, init_scale=0.5)
+    engine = ProximalScoreVI(model, guide)
+    result = engine.run(KEY, 1000, progress_bar=False)
+    assert forward_kl(engine, result.state, mean, covariance) < 1e-4
+
+
+def test_flow_lowers_its_residual() -> None:
+    engine = ProximalScoreVI(
+        lambda: numpyro.sample("x", dist.Gamma(jnp.array([2.0, 3.0]), 1.0).to_event(1)),
+        AutoIAFNormal,
+        num_inner_steps=3,
+        num_samples=8,
+    )
+    result = engine.run(KEY, 400, progress_bar=False)
+    assert np.median(result.losses[-50:]) < 0.3 * np.median(result.losses[:20])
+    draws = engine.get_samples(result.state, KEY, 4000)["x"]
+    assert (jnp.abs(draws.mean(0) - jnp.array([2.0, 3.0])) < 0.4).all()
+
+
+@pytest.mark.parametrize("solver", ["gradient", "regression"])
+def test_jacobian_of_a_constrained_site(solver) -> None:
+    engine = ProximalScoreVI(lognormal, AutoMultivariateNormal, solver=solver)
+    result = engine.run(KEY, 400, progress_bar=False)
+    mean, scale = moments_of(engine, result.state)
+    assert mean.item() == pytest.approx(0.3, abs=1e-4)
+    assert scale.item() == pytest.approx(0.5, abs=1e-4)
+    draws = engine.get_samples(result.state, num_samples=2000)["x"]
+    assert jnp.log(draws).mean() == pytest.approx(0.3, abs=5 * 0.5 / 2000**0.5)
+
+
+@pytest.mark.parametrize(
+    ("solver", "guide_class"),
+    [("gradient", AutoDiagonalNormal), ("regression", AutoMultivariateNormal)],
+)
+def test_minibatch_scores_fit_the_full_posterior(solver, guide_class) -> None:
+    engine = ProximalScoreVI(conjugate, guide_class, solver=solver)
+    result = engine.run(KEY, 3000, Y, batch=5, progress_bar=False)
+    mean, deviation = conjugate_posterior()
+    fitted, scale = moments_of(engine, result.state)
+    # One minibatch score has variance about (N^2/B) var(y)/16 = 35 posterior precisions; the last
+    # third of the run averages about 1000 of them.
+    assert abs(fitted.item() - mean) < 0.5 * deviation
+    assert 0.7 < scale.item() / deviation < 1.4
+
+
+def test_full_sweep_and_temperature() -> None:
+    engine = ProximalScoreVI(
+        conjugate,
+        AutoMultivariateNormal,
+        solver="regression",
+        estimator=Full(),
+        likelihood_temperature=0.2,
+    )
+    result = engine.run(KEY, 200, Y, batch=5, progress_bar=False)
+    mean, deviation = conjugate_posterior(0.2)
+    fitted, scale = moments_of(engine, result.state)
+    assert fitted.item() == pytest.approx(mean, abs=1e-6)
+    assert scale.item() == pytest.approx(deviation, rel=1e-6)
+
+
+# -- the host --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("solver", ["gradient", "regression"])
+def test_result_is_usable_in_the_host(solver) -> None:
+    guide = AutoMultivariateNormal(conjugate)
+    engine = ProximalScoreVI(conjugate, guide, solver=solver, num_inner_steps=5)
+    result = engine.run(KEY, 300, Y, progress_bar=False)
+    fitted, scale = moments_of(engine, result.state)
+    params = result.params
+    assert set(params) == {"auto_loc", "auto_scale_tril"}
+    np.testing.assert_allclose(guide.median(params)["mu"], fitted[0])
+    for predictive in [
+        Predictive(conjugate, posterior_samples=engine.get_samples(result.state, KEY, 2000)),
+        Predictive(conjugate, guide=guide, params=params, num_samples=2000),
+    ]:
+        assert predictive(KEY, jnp.zeros(3))["y"].shape == (2000, 3)
+    draws = guide.sample_posterior(KEY, params, sample_shape=(2000,))["mu"]
+    assert abs(draws.mean() - fitted[0]) < 5 * scale.item() / 2000**0.5
+
+    svi = SVI(conjugate, guide, numpyro.optim.Adam(1e-3), Trace_ELBO())
+    state, _ = svi.update(svi.init(KEY, Y, init_params=params), Y)
+    moved = guide.median(svi.get_params(state))["mu"] - fitted[0]
+    assert 0 < abs(moved) < 1.1e-3
+
+
+def test_samples_have_supports_of_their_own() -> None:
+    def model() -> None:
+        a = numpyro.sample("a", dist.LogNormal(0.0, 1.0))
+        numpyro.sample("b", dist.Uniform(0.0, a))
+
+    engine = ProximalScoreVI(model, AutoDiagonalNormal)
+    result = engine.run(KEY, 20, progress_bar=False)
+    draws = engine.get_samples(result.state)
+    assert draws["a"].shape == draws["b"].shape == (1000,)
+    assert (draws["b"] < draws["a"]).all() and (draws["b"] > 0).all()
+    other = engine.get_samples(result.state, jax.random.key(3))
+    assert not np.array_equal(draws["a"], other["a"])
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+CASES: list[dict[str, Any]] = [
+    {"solver": "gradient", "num_inner_steps": 3},
+    {"solver": "regression"},
+    {"solver": "gradient", "optim": optax.adam(optax.exponential_decay(0.01, 10, 0.9))},
+    {"solver": "gradient", "optim": numpyro.optim.ClippedAdam(0.01)},
+]
+
+
+def assert_identical(first: Any, second: Any) -> None:
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("options", CASES)
+def test_resumed_run_is_bit_identical(options: dict[str, Any], tmp_path: Path) -> None:
+    def make() -> ProximalScoreVI:
+        return ProximalScoreVI(conjugate, AutoMultivariateNormal(conjugate), **options)
+
+    whole = make().run(KEY, 30, Y, batch=7, progress_bar=False)
+    path = tmp_path / "state"
+    first = make().run(
+        KEY,
+        30,
+        Y,
+        batch=7,
+        progress_bar=False,
+        callback=lambda step, state, info: step == 13,
+        callback_every=13,
+        checkpoint=path,
+    )
+    assert int(first.state.step) == 13
+    second = make()
+    state = second.load(path, Y, batch=7)
+    rest = second.run(KEY, 17, Y, batch=7, progress_bar=False, init_state=state)
+    np.testing.assert_array_equal(np.concatenate([whole.losses[:13], rest.losses]), whole.losses)
+    assert_identical(rest.state, whole.state)
+
+
+def test_run_length_reaches_the_proximal_weight() -> None:
+    def weight_in(engine: ProximalScoreVI, state: Any) -> float:
+        return float(engine._weight(state))
+
+    engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, num_inner_steps=1)
+    state = engine.init(KEY, Y)
+    assert weight_in(engine, state) == 0.0
+    state, _ = engine.update(state, Y)
+    assert weight_in(engine, state) == 0.0  # T is not known
+    result = engine.run(KEY, 3, Y, progress_bar=False, init_state=state)
+    assert int(result.state.horizon) == 4
+    assert weight_in(engine, result.state._replace(step=jnp.asarray(3))) == 0.75
+
+    engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, total_steps=8)
+    state, _ = engine.update(engine.init(KEY, Y), Y)
+    assert weight_in(engine, state) == 0.125
+    engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, proximal=lambda t, total: t + total)
+    assert weight_in(engine, state._replace(horizon=jnp.asarray(5))) == 6.0
+    engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, proximal=0.25)
+    assert weight_in(engine, state) == 0.25
+
+
+def test_update_can_be_jitted_and_is_pure() -> None:
+    engine = ProximalScoreVI(conjugate, AutoMultivariateNormal, num_inner_steps=2)
+    state = engine.init(KEY, Y)
+    first, loss = engine.update(state, Y)
+    again, loss_again = jax.jit(engine.update)(state, Y)
+    np.testing.assert_allclose(loss, loss_again, rtol=1e-10)
+    for name, value in first.algorithm.parameters.items():
+        np.testing.assert_allclose(value, again.algorithm.parameters[name], rtol=1e-10)
+
+
+def test_one_model_evaluation_per_iteration_and_no_retrace() -> None:
+    runs = []
+
+    def counted() -> None:
+        runs.append(0)
+        independent()
+
+    engine = ProximalScoreVI(counted, AutoDiagonalNormal(independent), num_inner_steps=7)
+    state = engine.init(KEY)
+    before = len(runs)
+    for _ in range(3):
+        state, _ = engine.update(state)
+    # The score of the one batch, traced once, whatever the number of inner and outer steps.
+    assert len(runs) - before <= 2
+
+
+@pytest.mark.parametrize("options", CASES)
+def test_broken_step_leaves_the_fit(options: dict[str, Any]) -> None:
+    engine = ProximalScoreVI(conjugate, AutoMultivariateNormal, **options)
+    state = engine.run(KEY, 20, Y, progress_bar=False).state
+    with pytest.raises(NonFiniteError) as caught:
+        engine.run(KEY, 3, jnp.full((40,), 1e300), progress_bar=False, init_state=state)
+    assert_identical(caught.value.state.algorithm, state.algorithm)
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"solver": "newton"}, "Expected solver to be one of"),
+        ({"solver": "regression", "optim": numpyro.optim.Adam(0.1)}, "Expected optim=None"),
+        ({"num_samples": 0}, "num_samples >= 1"),
+        ({"num_inner_steps": 0}, "num_inner_steps >= 1"),
+        ({"total_steps": 0}, "total_steps >= 1"),
+        ({"proximal": "cosine"}, "Expected proximal"),
+        ({"proximal": -1.0}, "Expected proximal"),
+        ({"decay": 0.0}, "decay"),
+        ({"trust": 1.0}, "trust > 1"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        ProximalScoreVI(gaussian, AutoMultivariateNormal(gaussian), **options)
+
+
+def test_guides_are_refused_before_any_step() -> None:
+    with pytest.raises(ArgumentError, match=r"found AutoNormal: .*AutoDiagonalNormal"):
+        ProximalScoreVI(gaussian, AutoNormal(gaussian))
+    guide = AutoLowRankMultivariateNormal(gaussian)
+    engine = ProximalScoreVI(gaussian, guide, solver="regression")
+    with pytest.raises(ArgumentError, match="solver='gradient', which takes every guide"):
+        engine.init(KEY)
+    engine = ProximalScoreVI(gaussian, AutoMultivariateNormal(independent))
+    with pytest.raises(ArgumentError, match="the same model that the engine is given"):
+        engine.init(KEY)
+
+
+def test_local_latents_in_a_subsampled_plate_are_refused() -> None:
+    def model() -> None:
+        with numpyro.plate("N", 10, subsample_size=3) as rows:
+            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+            numpyro.sample("y", dist.Normal(z, 1.0), obs=Y[rows])
+
+    engine = ProximalScoreVI(model, AutoDiagonalNormal(model))
+    with pytest.raises(ModelCheckError, match="z"):
+        engine.init(KEY)
+
+
+def test_state_of_another_solver_or_guide_is_refused(tmp_path: Path) -> None:
+    engine = ProximalScoreVI(gaussian, AutoMultivariateNormal, num_inner_steps=1)
+    result = engine.run(KEY, 2, progress_bar=False)
+    engine.save(tmp_path / "state", result.state)
+    for other in [
+        ProximalScoreVI(gaussian, AutoMultivariateNormal, solver="regression"),
+        ProximalScoreVI(gaussian, AutoDiagonalNormal),
+    ]:
+        with pytest.raises(ArgumentError, match="does not fit this engine"):
+            other.load(tmp_path / "state")

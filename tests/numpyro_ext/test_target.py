@@ -1,0 +1,622 @@
+"""The target layer against NumPyro's own potential, in float64, and by hand."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from flax import nnx
+from jax import random
+from numpyro import handlers
+from numpyro.contrib.control_flow import scan
+from numpyro.contrib.module import random_nnx_module
+from numpyro.distributions import biject_to, constraints
+from numpyro.infer import init_to_median, init_to_value
+from numpyro.infer.util import potential_energy
+
+from numpyro_ext.errors import (
+    ArgumentError,
+    EvaluationWarning,
+    HeldParameterWarning,
+    ModelCheckError,
+)
+from numpyro_ext.target import Data, LogDensity
+
+jax.config.update("jax_enable_x64", True)
+
+KEY = random.key(0)
+ROUNDING = 1e-11  # relative; sums of at most a few hundred terms in float64
+
+Model = Callable[..., Any]
+
+
+def lognormal() -> None:
+    numpyro.sample("x", dist.LogNormal(0.0, 0.5))
+
+
+def exponential() -> None:
+    numpyro.sample("x", dist.Exponential(1.7))
+
+
+def dirichlet() -> None:
+    numpyro.sample("p", dist.Dirichlet(jnp.array([1.0, 2.0, 3.5])))
+
+
+def lkj() -> None:
+    numpyro.sample("L", dist.LKJCholesky(3, 1.5))
+
+
+def dependent_support() -> None:
+    a = numpyro.sample("a", dist.LogNormal(0.3, 0.5))
+    numpyro.sample("b", dist.Uniform(0.0, a))
+
+
+def nested_plates(y: jax.Array) -> None:
+    with numpyro.plate("columns", y.shape[1], dim=-1):
+        location = numpyro.sample("location", dist.Normal(0.0, 2.0))
+        with numpyro.plate("rows", y.shape[0], dim=-2):
+            spread = numpyro.sample("spread", dist.Exponential(1.0))
+            numpyro.sample("y", dist.Normal(location, 0.1 + spread), obs=y)
+
+
+def masked(y: jax.Array, keep: jax.Array) -> None:
+    with numpyro.plate("N", len(y)), handlers.mask(mask=keep):
+        # The latent is masked too, so its log determinant must be.
+        z = numpyro.sample("z", dist.Gamma(2.0, 1.5))
+        numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+
+def scaled(y: jax.Array) -> None:
+    with handlers.scale(scale=2.5):
+        z = numpyro.sample("z", dist.Gamma(2.0, 1.5))
+    with handlers.scale(scale=0.25), numpyro.plate("N", len(y)):
+        numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+
+def factor_and_deterministic(y: jax.Array) -> None:
+    z = numpyro.sample("z", dist.HalfNormal(1.0))
+    root = numpyro.deterministic("root", jnp.sqrt(z))
+    numpyro.factor("outside", -0.5 * z**2)
+    with numpyro.plate("N", len(y)):
+        numpyro.factor("inside", -jnp.abs(y - root))
+
+
+def scanned(y: jax.Array) -> None:
+    rate = numpyro.sample("rate", dist.Gamma(3.0, 2.0))
+
+    def step(previous: jax.Array, observed: jax.Array) -> tuple[jax.Array, None]:
+        x = numpyro.sample("x", dist.LogNormal(jnp.log(previous), 0.3))
+        numpyro.sample("y", dist.Exponential(rate / x), obs=observed)
+        return x, None
+
+    with handlers.scale(scale=1.5):
+        scan(step, jnp.array(1.0), y)
+
+
+def eight_schools(error: jax.Array, effect: jax.Array) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0.0, 5.0))
+    tau = numpyro.sample("tau", dist.HalfCauchy(5.0))
+    with numpyro.plate("J", len(effect)):
+        theta = numpyro.sample("theta", dist.Normal(mu, tau))
+        numpyro.sample("effect", dist.Normal(theta, error), obs=effect)
+
+
+class Network(nnx.Module):
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.inner = nnx.Linear(2, 4, rngs=rngs)
+        self.outer = nnx.Linear(4, 1, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.outer(nnx.tanh(self.inner(x)))[..., 0]
+
+
+def network(x: jax.Array, y: jax.Array, batch: int | None = None) -> None:
+    net = random_nnx_module("net", Network(), dist.Normal(0.0, 1.0))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    with numpyro.plate("N", len(x), subsample_size=batch) as rows:
+        numpyro.sample("y", dist.Normal(net(x[rows]), sigma), obs=y[rows])
+
+
+def local_rows(x: jax.Array, y: jax.Array, batch: int | None = None) -> None:
+    """Local latents with a Jacobian, a mask, a scale, and both ways to pick rows."""
+    a = numpyro.sample("a", dist.LogNormal(0.0, 0.5))
+    numpyro.factor("outside", -a)
+    with numpyro.plate("N", len(y), subsample_size=batch) as rows:
+        chosen = numpyro.subsample(x, event_dim=0)
+        local = numpyro.sample("local", dist.Uniform(0.0, a))
+        simplex = numpyro.sample("simplex", dist.Dirichlet(jnp.ones(3)))
+        numpyro.factor("inside", -jnp.square(y[rows]) * a)
+        with handlers.mask(mask=chosen > 0), handlers.scale(scale=1.5):
+            numpyro.sample("y", dist.Normal(local + simplex[:, 0] * chosen, a), obs=y[rows])
+
+
+def crossed(y: jax.Array, rows: int | None = None, columns: int | None = None) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    column_plate = numpyro.plate("columns", y.shape[1], subsample_size=columns, dim=-1)
+    row_plate = numpyro.plate("rows", y.shape[0], subsample_size=rows, dim=-2)
+    with column_plate as j:
+        beta = numpyro.sample("beta", dist.Exponential(1.0))
+        with row_plate as i:
+            numpyro.sample("y", dist.Normal(mu + beta, 1.0), obs=y[i[:, None], j])
+    with row_plate as i:
+        gamma = numpyro.sample("gamma", dist.LogNormal(mu, 1.0))
+        numpyro.factor("pull", -gamma * jnp.abs(y[i, :1]))
+
+
+def _draws(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+SCHOOLS = (
+    np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0]),
+    np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0]),
+)
+FULL_MODELS: dict[str, tuple[Model, tuple[Any, ...]]] = {
+    "lognormal": (lognormal, ()),
+    "exponential": (exponential, ()),
+    "dirichlet": (dirichlet, ()),
+    "lkj": (lkj, ()),
+    "dependent_support": (dependent_support, ()),
+    "nested_plates": (nested_plates, (_draws(3, 2),)),
+    "masked": (masked, (_draws(4), np.array([True, False, True, True]))),
+    "scaled": (scaled, (_draws(4),)),
+    "factor_and_deterministic": (factor_and_deterministic, (_draws(4),)),
+    "scanned": (scanned, (np.exp(_draws(5)),)),
+    "eight_schools": (eight_schools, SCHOOLS),
+    "network": (network, (_draws(6, 2), _draws(6))),
+}
+# Model, arguments, minibatch options.
+SUBSAMPLED: dict[str, tuple[Model, tuple[Any, ...], dict[str, int]]] = {
+    "network": (network, (_draws(7, 2), _draws(7)), {"batch": 3}),
+    "local_rows": (local_rows, (_draws(5), _draws(5, seed=1)), {"batch": 2}),
+    "crossed": (crossed, (_draws(5, 4),), {"rows": 2, "columns": 3}),
+}
+
+
+def reference(
+    target: LogDensity, model: Model, args: tuple[Any, ...], z: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """NumPyro's own log joint on all rows, and its gradient, at each position."""
+    held = handlers.substitute(model, data=target.held)
+    args = jax.tree.map(jnp.asarray, args)
+
+    def log_joint(position: jax.Array) -> jax.Array:
+        return -potential_energy(held, args, {}, target.layout.split(position))
+
+    return jax.jit(jax.vmap(jax.value_and_grad(log_joint)))(z)
+
+
+def assert_close(actual: Any, expected: Any) -> None:
+    expected = np.asarray(expected)
+    tolerance = ROUNDING * max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(actual, expected, rtol=ROUNDING, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", FULL_MODELS)
+def test_log_density_and_score_are_numpyros(name: str) -> None:
+    model, args = FULL_MODELS[name]
+    target = LogDensity(model, KEY, args)
+    data = target.bind(*args)
+    z = random.normal(random.key(1), (3, target.dim))
+    value, gradient = reference(target, model, args, z)
+    score = target.score(z, data)
+    assert_close(score.log_prior + score.log_likelihood, value)
+    assert_close(score.score, gradient)
+
+
+@pytest.mark.parametrize("name", SUBSAMPLED)
+def test_full_sweep_is_numpyros_density_on_all_rows(name: str) -> None:
+    model, args, options = SUBSAMPLED[name]
+    target = LogDensity(model, KEY, args, options)
+    data = target.bind(*args, **options)
+    z = random.normal(random.key(1), (3, target.dim))
+    value, gradient = reference(target, model, args, z)
+    score = target.full_score(z, data)
+    assert_close(score.log_prior + score.log_likelihood, value)
+    assert_close(score.score, gradient)
+    parts = target.full_score_parts(z, data)
+    assert_close(parts.prior + parts.likelihood, gradient)
+    prior, likelihood = target.full_log_prior_and_likelihood(z, data)
+    assert_close(prior + likelihood, value)
+    assert_close(parts.log_prior, prior)
+
+
+@pytest.mark.parametrize("name", ["local_rows", "crossed"])
+def test_sweep_chunks_agree_with_the_single_sweep(name: str) -> None:
+    model, args, options = SUBSAMPLED[name]
+    single = LogDensity(model, KEY, args, options, data_chunk=100)
+    ragged = LogDensity(model, KEY, args, options, data_chunk=2, particle_chunk=2)
+    data = single.bind(*args, **options)
+    z = random.normal(random.key(1), (3, single.dim))
+    assert len(single.sweep()) == 1
+    assert_close(ragged.full_score(z, data).score, single.full_score(z, data).score)
+    for chunk in (1, 2, 3):
+        weights = [weight for weight, _ in ragged.sweep(chunk)]
+        assert sum(weights) == pytest.approx(1.0, abs=1e-14)
+    by_hand = sum(w * ragged.score(z, data, i).score for w, i in ragged.sweep(2))
+    assert_close(by_hand, single.full_score(z, data).score)
+
+
+def test_single_batch_matches_numpyro_with_the_same_rows() -> None:
+    model, args, options = SUBSAMPLED["local_rows"]
+    target = LogDensity(model, KEY, args, options)
+    data = target.bind(*args, **options)
+    z = random.normal(random.key(1), (1, target.dim))
+    rows = jnp.array([4, 1])
+    sites = target.layout.split(z[0])
+    # NumPyro's potential takes the local values of the batch only.
+    sites = {n: v[rows] if n in ("local", "simplex") else v for n, v in sites.items()}
+    batch = handlers.substitute(model, data={"N": rows})
+    expected = -potential_energy(batch, args, options, sites)
+    prior, likelihood = target.log_prior_and_likelihood(z, data, {"N": rows})
+    assert_close(prior[0] + likelihood[0], expected)
+
+
+def test_only_sampled_rows_of_local_latents_get_gradients() -> None:
+    model, args, options = SUBSAMPLED["local_rows"]
+    target = LogDensity(model, KEY, args, options)
+    assert target.local_sites == ("local", "simplex")
+    assert target.layout.shapes == {"a": (), "local": (5,), "simplex": (5, 2)}
+    data = target.bind(*args, **options)
+    z = random.normal(random.key(1), (1, target.dim))
+    score = target.layout.split(target.score(z, data, {"N": jnp.array([4, 1])}).score[0])
+    for name in ("local", "simplex"):
+        touched = np.abs(np.asarray(score[name])).reshape(5, -1).max(axis=1) > 0
+        np.testing.assert_array_equal(touched, [False, True, False, False, True])
+
+
+def test_prior_and_likelihood_are_split_by_kind_of_site() -> None:
+    y = np.array([0.3, -0.4, 1.1])
+    options = {"batch": 2}
+
+    def model(y: jax.Array, batch: int | None = None) -> None:
+        z = numpyro.sample("z", dist.Exponential(2.0))
+        numpyro.factor("outside", -3.0 * z)
+        with numpyro.plate("N", len(y), subsample_size=batch) as rows:
+            local = numpyro.sample("local", dist.Exponential(5.0))
+            numpyro.factor("inside", -7.0 * local)
+            numpyro.sample("y", dist.Normal(z, 1.0), obs=y[rows])
+
+    target = LogDensity(model, KEY, (y,), options, likelihood_temperature=0.5)
+    u = np.array([0.2, -0.3, 0.1, 0.4])  # log z, log local
+    rows = np.array([2, 0])
+    z, local = np.exp(u[0]), np.exp(u[1:])[rows]
+    prior = np.log(2.0) - 2.0 * z + u[0] - 3.0 * z
+    prior += 1.5 * np.sum(np.log(5.0) - 5.0 * local + np.log(local))
+    normal = -0.5 * (y[rows] - z) ** 2 - 0.5 * np.log(2 * np.pi)
+    likelihood = 1.5 * np.sum(-7.0 * local + normal)
+    data = target.bind(y, **options)
+    found = target.score(jnp.asarray(u)[None], data, {"N": jnp.asarray(rows)})
+    assert_close(found.log_prior, [prior])
+    assert_close(found.log_likelihood, [likelihood])
+    tempered = target.log_density(jnp.asarray(u)[None], data, {"N": jnp.asarray(rows)})
+    assert_close(tempered, [prior + likelihood / 0.5])
+    parts = target.score_parts(jnp.asarray(u)[None], data, {"N": jnp.asarray(rows)})
+    assert_close(found.score, parts.prior + parts.likelihood / 0.5)
+
+
+@pytest.mark.parametrize("name", ["dependent_support", "scanned", "lkj"])
+def test_constrain_and_unconstrain_are_inverse(name: str) -> None:
+    model, args = FULL_MODELS[name]
+    target = LogDensity(model, KEY, args)
+    data = target.bind(*args)
+    z = random.normal(random.key(1), (4, target.dim))
+    values = target.constrain(z, data)
+    assert tuple(values) == target.layout.names
+    assert_close(target.unconstrain(values, data), z)
+    if name == "dependent_support":
+        a, b = np.asarray(values["a"]), np.asarray(values["b"])
+        assert_close(a, np.exp(z[:, 0]))
+        assert_close(b, a / (1 + np.exp(-z[:, 1])))
+
+
+def test_constrain_gives_local_latents_at_full_length() -> None:
+    model, args, options = SUBSAMPLED["local_rows"]
+    target = LogDensity(model, KEY, args, options)
+    data = target.bind(*args, **options)
+    z = target.initial_positions(6, random.key(2), data)
+    values = target.constrain(z, data)
+    assert values["local"].shape == (6, 5)
+    assert np.all(np.asarray(values["local"]) < np.asarray(values["a"])[:, None])
+    assert_close(target.unconstrain(values, data), z)
+
+
+def test_unconstrain_wants_every_site_in_its_shape() -> None:
+    target = LogDensity(dependent_support, KEY)
+    data = target.bind()
+    with pytest.raises(ArgumentError, match=r"missing \['b'\]"):
+        target.unconstrain({"a": jnp.ones(3)}, data)
+    with pytest.raises(ArgumentError, match="unconstrained shape"):
+        target.unconstrain({"a": jnp.ones((3, 2)), "b": jnp.ones((3, 2)) / 2}, data)
+
+
+def test_initial_positions_follow_the_init_strategy() -> None:
+    target = LogDensity(dependent_support, KEY, init_strategy=init_to_value(values={"a": 2.0}))
+    data = target.bind()
+    values = target.constrain(target.initial_positions(5, random.key(3), data), data)
+    assert_close(values["a"], np.full(5, 2.0))
+    assert len(np.unique(np.asarray(values["b"]))) == 5
+    median = LogDensity(lognormal, KEY, init_strategy=init_to_median(num_samples=2001))
+    z = median.initial_positions(3, random.key(3), median.bind())
+    # The median of 2001 normal draws with sd 0.5 has sd 0.5 * 1.2533 / sqrt(2001) = 0.014.
+    assert np.abs(z).max() < 5 * 0.014
+
+
+def test_initial_positions_are_drawn_again_until_finite() -> None:
+    def model() -> None:
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.factor("positive", jnp.where(z > 0, 0.0, -jnp.inf))
+
+    target = LogDensity(model, KEY)
+    z = target.initial_positions(40, random.key(4), target.bind())
+    assert np.all(np.asarray(z) > 0)
+
+
+def test_improper_uniform_is_a_latent_like_any_other() -> None:
+    def model(y: jax.Array) -> None:
+        z = numpyro.sample("z", dist.ImproperUniform(constraints.positive, (), ()))
+        with numpyro.plate("N", len(y)):
+            numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    y = np.array([1.0, 2.0, 0.5])
+    target = LogDensity(model, KEY, (y,))
+    data = target.bind(y)
+    target.initial_positions(2, random.key(1), data)
+    u = np.array([[0.4], [-0.2]])
+    expected = np.sum(y - np.exp(u), axis=1, keepdims=True) * np.exp(u) + 1.0  # + Jacobian's
+    assert_close(target.score(jnp.asarray(u), data).score, expected)
+
+
+def test_batches_as_arguments_are_recognised_and_evaluated_as_they_are() -> None:
+    def model(x: jax.Array, y: jax.Array) -> None:
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate("N", 100, subsample_size=len(x)):
+            numpyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+    x, y = _draws(5), _draws(5, seed=1)
+    target = LogDensity(model, KEY, (x, y))
+    assert target.batch_arguments and not target.plates
+    found = target.score(jnp.array([[0.7]]), target.bind(x, y))
+    assert_close(found.score, [[-0.7 + 100 / 5 * np.sum(x * (y - 0.7 * x))]])
+    # Batches of another size keep the density's scale, N over the rows in the batch.
+    shorter = target.full_score(jnp.array([[0.7]]), target.bind(x[:2], y[:2]))
+    assert_close(shorter.score, [[-0.7 + 100 / 2 * np.sum(x[:2] * (y[:2] - 0.7 * x[:2]))]])
+    with pytest.raises(ArgumentError, match="data_chunk"):
+        LogDensity(model, KEY, (x, y), data_chunk=2)
+
+
+def test_float32_is_the_default_without_x64() -> None:
+    with jax.enable_x64(False):
+        model, args, options = SUBSAMPLED["local_rows"]
+        target = LogDensity(model, random.key(0), args, options)
+        data = target.bind(*args, **options)
+        z = target.initial_positions(2, random.key(1), data)
+        score = target.full_score(z, data)
+        assert target.dtype == z.dtype == score.score.dtype == jnp.float32
+        z = np.asarray(z, np.float64)
+        found = np.asarray(score.score, np.float64)
+    target = LogDensity(model, KEY, args, options)
+    exact = target.full_score(jnp.asarray(z), target.bind(*args, **options)).score
+    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4 * np.abs(exact).max())
+
+
+def test_params_and_mutables_are_held_with_a_warning() -> None:
+    def model(y: jax.Array) -> None:
+        shift = numpyro.param("shift", lambda key: random.normal(key, (2,)))
+        z = numpyro.sample("z", dist.Normal(shift[0], 1.0))
+        numpyro.sample("y", dist.Normal(z + shift[1], 1.0), obs=y)
+
+    with pytest.warns(HeldParameterWarning, match="shift"):
+        target = LogDensity(model, KEY, (0.3,))
+    shift = np.asarray(target.held["shift"])
+    data = target.bind(0.3)
+    z = jnp.array([[0.9]])
+    expected = -(0.9 - shift[0]) + (0.3 - 0.9 - shift[1])
+    assert_close(target.score(z, data).score, [[expected]])
+    other = target.with_held({"shift": jnp.array([1.0, 2.0])})
+    assert_close(other.score(z, data).score, [[-(0.9 - 1.0) + (0.3 - 0.9 - 2.0)]])
+    assert_close(target.score(z, data).score, [[expected]])
+    with pytest.raises(ArgumentError, match="shift"):
+        target.with_held({})
+
+
+def test_networks_with_a_prior_on_every_weight_do_not_warn() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        target = LogDensity(network, KEY, (_draws(4, 2), _draws(4)))
+    assert target.layout.names[:2] == ("net/inner.bias", "net/inner.kernel")
+    with pytest.warns(HeldParameterWarning, match=r"net\$params.outer.bias"):
+        partly = LogDensity(partly_random, KEY, (_draws(4, 2), _draws(4)))
+    assert partly.layout.names == ("net/inner.bias", "net/inner.kernel", "net/outer.kernel")
+
+
+def partly_random(x: jax.Array, y: jax.Array) -> None:
+    prior = {name: dist.Normal() for name in ("inner.bias", "inner.kernel", "outer.kernel")}
+    net = random_nnx_module("net", Network(), prior)
+    numpyro.sample("y", dist.Normal(net(x), 1.0).to_event(1), obs=y)
+
+
+def test_models_that_need_concrete_arrays_fall_back_to_constants_once() -> None:
+    def model(group: jax.Array, y: jax.Array) -> None:
+        count = len(np.unique(group))
+        with numpyro.plate("groups", count):
+            mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        with numpyro.plate("N", len(y)):
+            numpyro.sample("y", dist.Normal(mean[group], 1.0), obs=y)
+
+    group, y = np.array([0, 1, 1, 2]), np.array([0.5, 1.0, 2.0, -1.0])
+    with pytest.warns(EvaluationWarning, match="TracerArrayConversionError") as record:
+        target = LogDensity(model, KEY, (group, y))
+    assert len(record) == 1
+    assert target.constants_reason is not None
+    data = target.bind(group, y)
+    z = jnp.array([[0.1, 0.2, 0.3]])
+    expected = [[-0.1 + 0.4, -0.2 + 0.8 + 1.8, -0.3 - 1.3]]
+    assert_close(target.score(z, data).score, expected)
+    # New contents are a new program, equal contents are not.
+    assert target.bind(group.copy(), y.copy()).signature() == data.signature()
+    moved = target.score(z, target.bind(group, y + 1.0)).score
+    assert_close(moved, np.add(expected, [1.0, 2.0, 1.0]))
+    with pytest.raises(ArgumentError, match="Close over"):
+        jax.jit(lambda y: target.bind(group, y))(y)
+
+
+def test_data_traces_arrays_and_holds_the_rest_static() -> None:
+    def square(x: float) -> float:
+        return x**2
+
+    first = Data((np.ones(3), 2, "a", None), {"f": square, "d": {"x": jnp.ones(2), "n": [1]}})
+    again = Data((np.zeros(3), 2, "a", None), {"f": square, "d": {"x": jnp.zeros(2), "n": [1]}})
+    assert len(first.arrays) == 2
+    assert first.signature() == again.signature()
+    assert Data((np.ones(3), 3, "a", None), first.kwargs).signature() != first.signature()
+    assert Data((1,)).signature() != Data((True,)).signature()
+    unhashable, other = {1, 2}, {1, 2}
+    assert Data((unhashable,)).signature() == Data((unhashable,)).signature()
+    assert Data((unhashable,)).signature() != Data((other,)).signature()
+    traces = []
+
+    @jax.jit
+    def total(data: Data) -> jax.Array:
+        traces.append(data)
+        return data.args[0].sum() * data.args[1] + data.kwargs["d"]["x"].sum()
+
+    assert float(total(first)) == 8.0
+    assert float(total(again)) == 0.0
+    assert len(traces) == 1
+    moved = first.on_device()
+    assert isinstance(moved.args[0], jax.Array) and moved.kwargs["f"] is square
+
+
+def test_methods_run_inside_jit_without_retracing() -> None:
+    calls = []
+
+    def model(y: jax.Array, batch: int | None = None) -> None:
+        calls.append(None)
+        local_rows(y, y, batch)
+
+    y = _draws(5)
+    target = LogDensity(model, KEY, (y,), {"batch": 2})
+    data = target.bind(y, batch=2)
+    z = target.initial_positions(3, random.key(1), data)
+
+    @jax.jit
+    def both(z: jax.Array, data: Data, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return target.score(z, data, {"N": rows}).score, target.full_score(z, data).score
+
+    inside = both(z, data, jnp.array([1, 3]))
+    before = len(calls)
+    again = both(z + 0.0, target.bind(y.copy(), batch=2), jnp.array([0, 2]))
+    assert len(calls) == before
+    assert_close(again[1], inside[1])
+    assert_close(target.score(z, data, {"N": jnp.array([1, 3])}).score, inside[0])
+
+
+def test_arguments_are_checked() -> None:
+    model, args, options = SUBSAMPLED["network"]
+    target = LogDensity(model, KEY, args, options)
+    data = target.bind(*args, **options)
+    z = jnp.zeros((2, target.dim))
+    with pytest.raises(ArgumentError, match=r"model\(x"):
+        target.bind(1, 2, 3, 4)
+    with pytest.raises(ArgumentError, match="full_score"):
+        target.score(z, data)
+    with pytest.raises(ArgumentError, match=r"\['N'\]; found \['M'\]"):
+        target.score(z, data, {"M": jnp.arange(2)})
+    with pytest.raises(ArgumentError, match="vector of integers"):
+        target.score(z, data, {"N": jnp.zeros((2, 2), int)})
+    with pytest.raises(ArgumentError, match="Positions"):
+        target.score(z[0], data, {"N": jnp.arange(2)})
+    with pytest.raises(ArgumentError, match="expected to have 7 rows"):
+        target.full_score(z, target.bind(args[0][:5], args[1][:5], batch=3))
+    for option in ({"likelihood_temperature": 0.0}, {"particle_chunk": 0}, {"data_chunk": 1.5}):
+        with pytest.raises(ArgumentError):
+            LogDensity(model, KEY, args, options, **option)
+    with pytest.raises(ArgumentError, match="init_strategy"):
+        LogDensity(model, KEY, args, options, init_strategy=3)
+
+
+def test_full_length_index_sets_are_put_in_natural_order() -> None:
+    model, args, options = SUBSAMPLED["local_rows"]
+    target = LogDensity(model, KEY, args, options)
+    data = target.bind(*args, **options)
+    z = random.normal(random.key(1), (2, target.dim))
+    shuffled = target.score(z, data, {"N": jnp.array([3, 0, 4, 1, 2])})
+    assert_close(shuffled.score, target.full_score(z, data).score)
+
+
+def test_outputs_give_unwrapped_distributions_that_rebuild_the_likelihood() -> None:
+    keep = np.array([True, False, True])
+
+    def model(x: jax.Array, batch: int | None = None) -> None:
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        numpyro.factor("pull", -jnp.sum(w**4))
+        with numpyro.plate("N", len(x), subsample_size=batch) as rows:
+            logits = x[rows] * w
+            numpyro.sample(
+                "b", dist.Bernoulli(logits=logits).to_event(1), obs=jnp.ones_like(logits)
+            )
+        with handlers.mask(mask=keep):
+            numpyro.sample("n", dist.Normal(w[0], jnp.exp(w[1])).expand([3]), obs=jnp.arange(3.0))
+
+    x = _draws(6, 2)
+    target = LogDensity(model, KEY, (x,), {"batch": 2})
+    data = target.bind(x, batch=2)
+    z = jnp.array([0.3, -0.2])
+    rows = jnp.array([1, 4])
+    outputs = target.outputs(z, data, {"N": rows})
+    assert set(outputs) == {"b", "n"}
+    logits, n = outputs["b"], outputs["n"]
+    assert logits.distribution is dist.BernoulliLogits and logits.event_dim == 1
+    assert logits.parameters["logits"].shape == (2, 2) and float(logits.scale) == 3.0
+    assert n.distribution is dist.Normal and n.parameters["scale"].shape == (3,)
+    np.testing.assert_array_equal(n.mask, keep)
+    total = 3.0 * dist.BernoulliLogits(**logits.parameters).log_prob(logits.value).sum()
+    total += jnp.where(n.mask, dist.Normal(**n.parameters).log_prob(n.value), 0.0).sum()
+    _, likelihood = target.log_prior_and_likelihood(z[None], data, {"N": rows})
+    assert_close(likelihood[0], total)
+    jacobian = jax.jacobian(lambda z: target.outputs(z, data, {"N": rows})["b"].parameters)(z)
+    expected = np.zeros((2, 2, 2))
+    for row, column in itertools.product(range(2), range(2)):
+        expected[row, column, column] = x[[1, 4]][row, column]
+    assert_close(jacobian["logits"], expected)
+    batched = jax.vmap(lambda z: target.outputs(z, data, {"N": rows}))(jnp.zeros((5, 2)))
+    assert batched["n"].parameters["loc"].shape == (5, 3)
+
+
+def test_structure_that_changes_between_runs_is_noticed() -> None:
+    runs = []
+
+    def model() -> None:
+        runs.append(None)
+        numpyro.sample("z", dist.Normal(0.0, 1.0))
+        if len(runs) > 1:
+            numpyro.sample("extra", dist.Normal(0.0, 1.0))
+
+    with pytest.raises(ModelCheckError, match="'extra'.*structure changes"):
+        LogDensity(model, KEY)
+
+
+def test_layout_splits_and_joins_in_trace_order() -> None:
+    def model() -> None:
+        numpyro.sample("z", dist.Dirichlet(jnp.ones(3)))
+        numpyro.sample("a", dist.Normal(jnp.zeros((2, 2)), 1.0).to_event(2))
+
+    layout = LogDensity(model, KEY).layout
+    assert layout.names == ("z", "a") and layout.dim == 6
+    flat = jnp.arange(12.0).reshape(2, 6)
+    sites = layout.split(flat)
+    np.testing.assert_array_equal(sites["z"], [[0, 1], [6, 7]])
+    assert sites["a"].shape == (2, 2, 2)
+    np.testing.assert_array_equal(layout.join(sites), flat)
+    simplex = biject_to(constraints.simplex)(sites["z"])
+    assert simplex.shape == (2, 3)

@@ -1,0 +1,517 @@
+"""Proximal score-matching inference for Pyro."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI, Predictive, Trace_ELBO
+from pyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoIAFNormal,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
+from torch.distributions import MultivariateNormal, kl_divergence
+
+from pyro_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
+from pyro_ext.gradients import Full
+from pyro_ext.guides import Moments, flat_density
+from pyro_ext.score import ProximalScoreVI
+from pyro_ext.score.gaussian_regression import (
+    initial_regression,
+    is_warm,
+    observe,
+    updated_moments,
+)
+from pyro_ext.score.proximal import blended_target, proximal_gradient
+from tests.models import zoo
+
+torch.set_default_dtype(torch.float64)
+
+MEAN = torch.tensor(zoo.GAUSSIAN_5D_MEAN)
+COVARIANCE = torch.tensor(zoo.GAUSSIAN_5D_COVARIANCE)
+Y = torch.linspace(-2.0, 4.0, 40) + torch.linspace(0.0, 3.0, 40).sin()
+
+
+def gaussian() -> None:
+    pyro.sample("z", dist.MultivariateNormal(MEAN, COVARIANCE))
+
+
+def independent() -> None:
+    scale = torch.tensor([0.3, 1.0, 2.0])
+    pyro.sample("z", dist.Normal(torch.tensor([1.0, -2.0, 2.0]), scale).to_event(1))
+
+
+def lognormal() -> None:
+    pyro.sample("x", dist.LogNormal(0.3, 0.5))
+
+
+def conjugate(y: torch.Tensor, batch: int | None = None) -> None:
+    mu = pyro.sample("mu", dist.Normal(0.0, 3.0))
+    with pyro.plate("N", len(y), subsample_size=batch) as rows:
+        pyro.sample("y", dist.Normal(mu, 2.0), obs=y[rows])
+
+
+def conjugate_posterior(temperature: float = 1.0) -> tuple[float, float]:
+    precision = 1 / 9 + len(Y) / 4 / temperature
+    return float(Y.sum() / 4 / temperature / precision), precision**-0.5
+
+
+def moments_of(engine: ProximalScoreVI) -> tuple[torch.Tensor, torch.Tensor]:
+    mean, scale = engine.density.moments(engine.parameters)
+    return mean, torch.diag(scale) if scale.dim() == 1 else scale
+
+
+def forward_kl(engine: ProximalScoreVI, mean: torch.Tensor, covariance: torch.Tensor) -> float:
+    fitted, scale_tril = moments_of(engine)
+    q = MultivariateNormal(fitted.double(), scale_tril=scale_tril.double())
+    return float(kl_divergence(MultivariateNormal(mean, covariance), q))
+
+
+# -- pure functions ------------------------------------------------------------------------------
+
+
+def literal_regression(
+    theta: np.ndarray,
+    score: np.ndarray,
+    mean: np.ndarray,
+    scale: np.ndarray,
+    decay: float,
+    c: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The update as it is defined, with uncentred moments, inverses and eigenvalues."""
+    iterations, number, dim = theta.shape
+    m_theta, m_score = np.zeros(dim), np.zeros(dim)
+    m_outer, m_cross = np.zeros((dim, dim)), np.zeros((dim, dim))
+    for t in range(iterations):
+        r = (t + 1.0) ** -decay
+        m_theta = (1 - r) * m_theta + r * theta[t].mean(0)
+        m_score = (1 - r) * m_score + r * score[t].mean(0)
+        m_outer = (1 - r) * m_outer + r * np.einsum("si,sj->ij", theta[t], theta[t]) / number
+        m_cross = (1 - r) * m_cross + r * np.einsum("si,sj->ij", score[t], theta[t]) / number
+    v = m_outer - np.outer(m_theta, m_theta)
+    cross = m_cross - np.outer(m_score, m_theta)
+    sigma = scale @ scale.T
+    rho = (dim + 1) / (iterations * number)
+    precision = (-cross + rho * np.eye(dim)) @ np.linalg.inv(v + rho * sigma)
+    precision = 0.5 * (precision + precision.T)
+    values, vectors = np.linalg.eigh(scale.T @ precision @ scale)
+    inverse_scale = np.linalg.inv(scale)
+    precision = (
+        inverse_scale.T @ vectors @ np.diag(np.clip(values, 1 / c, c)) @ vectors.T @ inverse_scale
+    )
+    sigma_new = np.linalg.inv(precision)
+    move = m_theta + sigma_new @ m_score - mean
+    length = np.sqrt(move @ np.linalg.solve(sigma, move))
+    return mean + move / max(length, 1.0), sigma_new
+
+
+def regression_data(dim: int, trend: float) -> tuple[torch.Tensor, torch.Tensor, Moments]:
+    generator = torch.Generator().manual_seed(dim)
+    theta = 5.0 + torch.randn(9, 3, dim, generator=generator)
+    slope = torch.randn(dim, dim, generator=generator) / 4 + trend * torch.eye(dim)
+    score = 1.0 - (theta - 5.5) @ slope + 0.1 * torch.randn(9, 3, dim, generator=generator)
+    root = torch.randn(dim, dim, generator=generator) / 4 + torch.eye(dim)
+    scale = torch.linalg.cholesky(root @ root.T)
+    return theta, score, Moments(5.0 + torch.randn(dim, generator=generator) / 4, scale)
+
+
+@pytest.mark.parametrize(("dim", "trend", "trust"), [(4, 1.0, 50.0), (4, 1.0, 1.25), (3, 0.2, 2.0)])
+def test_full_regression_agrees_with_its_definition(dim, trend, trust) -> None:
+    theta, score, moments = regression_data(dim, trend)
+    regression = initial_regression(moments.scale)
+    for points, scores in zip(theta, score, strict=True):
+        regression = observe(regression, points, scores, 0.8)
+    mean, scale = updated_moments(regression, moments, trust)
+    expected_mean, expected_covariance = literal_regression(
+        theta.numpy(), score.numpy(), moments.mean.numpy(), moments.scale.numpy(), 0.8, trust
+    )
+    np.testing.assert_allclose(mean, expected_mean, rtol=1e-9)
+    np.testing.assert_allclose(scale @ scale.T, expected_covariance, rtol=1e-9)
+    assert torch.equal(scale, scale.tril()) and (scale.diagonal() > 0).all()
+
+
+def test_diagonal_regression_is_one_regression_per_coordinate() -> None:
+    theta, score, moments = regression_data(4, 1.0)
+    deviations = moments.scale.diagonal()
+    regression = initial_regression(deviations)
+    for points, scores in zip(theta, score, strict=True):
+        regression = observe(regression, points, scores)
+    mean, scale = updated_moments(regression, Moments(moments.mean, deviations))
+    for i in range(4):
+        expected_mean, expected_variance = literal_regression(
+            theta[..., i : i + 1].numpy(),
+            score[..., i : i + 1].numpy(),
+            moments.mean[i : i + 1].numpy(),
+            deviations[i].reshape(1, 1).numpy(),
+            0.9,
+            1.25,
+        )
+        np.testing.assert_allclose(mean[i], expected_mean[0], rtol=1e-9)
+        np.testing.assert_allclose(scale[i] ** 2, expected_variance[0, 0], rtol=1e-9)
+
+
+def test_regression_warms_up_and_moves_at_most_one_unit() -> None:
+    mean, scale = torch.zeros(3), torch.diag(torch.tensor([1.0, 2.0, 3.0]))
+    regression = initial_regression(scale)
+    assert [is_warm(initial_regression(torch.ones(3)))] == [False]
+    for t in range(6):
+        assert not is_warm(regression)
+        regression = observe(regression, torch.randn(1, 3) + t, torch.full((1, 3), 1e6))
+    assert is_warm(regression)
+    updated = updated_moments(regression, Moments(mean, scale))
+    assert torch.linalg.solve_triangular(
+        scale, updated.mean.unsqueeze(-1), upper=False
+    ).norm() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "guide_class", [AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal]
+)
+def test_inner_gradient_is_that_of_the_two_term_objective(guide_class) -> None:
+    density = flat_density(guide_class(gaussian), seed=0)
+    generator = torch.Generator().manual_seed(0)
+    present = density.initial_parameters()
+    parameters = {
+        name: value + 0.3 * torch.randn(value.shape, generator=generator)
+        for name, value in present.items()
+    }
+    theta = density.sample(present, generator, 3)
+    score, weight = torch.randn(3, 5, generator=generator), 0.7
+    present_score = density.score(present, theta)
+    target = blended_target(score, present_score, weight)
+    _, gradient = proximal_gradient(density, parameters, theta, target, weight)
+
+    leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
+    difference = density.score(leaves, theta)
+    objective = (
+        weight * (difference - present_score).square().sum(-1)
+        + (difference - score).square().sum(-1)
+    ).mean()
+    expected = torch.autograd.grad(objective, list(leaves.values()))
+    torch.testing.assert_close(gradient, dict(zip(leaves, expected, strict=True)))
+
+
+# -- fits ----------------------------------------------------------------------------------------
+
+
+def test_full_normal_on_a_correlated_normal_by_gradient_steps() -> None:
+    engine = ProximalScoreVI(gaussian, AutoMultivariateNormal(gaussian), seed=0)
+    result = engine.run(1200, progress_bar=False)
+    assert forward_kl(engine, MEAN, COVARIANCE) < 1e-4
+    assert result.losses.shape == (1200,) and result.losses[-1] < 1e-2 < result.losses[0]
+    # With an exact guide log p - log q is the log evidence, zero here, at every point.
+    gap = result.info["log_p"][-20:] - result.info["log_q"][-20:]
+    np.testing.assert_allclose(gap, 0.0, atol=0.05)
+
+
+def test_full_normal_on_a_correlated_normal_by_regression() -> None:
+    engine = ProximalScoreVI(gaussian, AutoMultivariateNormal, solver="regression", seed=0)
+    engine.run(300, progress_bar=False)
+    assert forward_kl(engine, MEAN, COVARIANCE) < 1e-8
+
+
+@pytest.mark.parametrize("solver", ["gradient", "regression"])
+def test_diagonal_normal_is_exact_on_a_diagonal_normal(solver) -> None:
+    engine = ProximalScoreVI(
+        independent, AutoDiagonalNormal, solver=solver, num_inner_steps=10, seed=0
+    )
+    steps = {"gradient": 1500, "regression": 300}[solver]
+    engine.run(steps, progress_bar=False)
+    mean, scale = engine.density.moments(engine.parameters)
+    torch.testing.assert_close(mean, torch.tensor([1.0, -2.0, 2.0]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(scale, torch.tensor([0.3, 1.0, 2.0]), atol=0, rtol=1e-4)
+
+
+def test_low_rank_normal_on_a_normal_of_its_form() -> None:
+    factor = torch.tensor([[1.0], [-0.5], [0.8], [0.0]])
+    covariance = factor @ factor.T + torch.diag(torch.tensor([0.3, 0.5, 0.2, 0.6]))
+    mean = torch.tensor([1.0, 0.0, -1.0, 2.0])
+
+    def model() -> None:
+        pyro.sample("z", dist.MultivariateNormal(mean, covariance))
+
+    guide = AutoLowRankMultivariateNormal(model, rank=1, init_scale=0.5)
+    engine = ProximalScoreVI(model, guide, seed=0)
+    engine.run(500, progress_bar=False)
+    assert forward_kl(engine, mean, covariance) < 1e-4
+
+
+def test_flow_lowers_its_residual() -> None:
+    engine = ProximalScoreVI(
+        lambda: pyro.sample("x", dist.Gamma(torch.tensor([2.0, 3.0]), 1.0).to_event(1)),
+        AutoIAFNormal,
+        num_inner_steps=3,
+        num_samples=8,
+        seed=0,
+    )
+    result = engine.run(300, progress_bar=False)
+    assert np.median(result.losses[-50:]) < 0.3 * np.median(result.losses[:20])
+    draws = engine.get_samples(4000)["x"]
+    assert ((draws.mean(0) - torch.tensor([2.0, 3.0])).abs() < 0.4).all()
+
+
+@pytest.mark.parametrize("solver", ["gradient", "regression"])
+def test_jacobian_of_a_constrained_site(solver) -> None:
+    engine = ProximalScoreVI(lognormal, AutoMultivariateNormal, solver=solver, seed=0)
+    engine.run(400, progress_bar=False)
+    mean, scale = moments_of(engine)
+    assert mean.item() == pytest.approx(0.3, abs=1e-4)
+    assert scale.item() == pytest.approx(0.5, abs=1e-4)
+    draws = engine.get_samples(2000)["x"]
+    assert draws.log().mean().item() == pytest.approx(0.3, abs=5 * 0.5 / 2000**0.5)
+
+
+@pytest.mark.parametrize(
+    ("solver", "guide_class"),
+    [("gradient", AutoDiagonalNormal), ("regression", AutoMultivariateNormal)],
+)
+def test_minibatch_scores_fit_the_full_posterior(solver, guide_class) -> None:
+    engine = ProximalScoreVI(conjugate, guide_class, solver=solver, seed=0)
+    engine.run(3000, Y, batch=5, progress_bar=False)
+    mean, deviation = conjugate_posterior()
+    fitted, scale = moments_of(engine)
+    # One minibatch score has variance about (N^2/B) var(y)/16 = 35 posterior precisions; the last
+    # third of the run averages about 1000 of them.
+    assert abs(fitted.item() - mean) < 0.5 * deviation
+    assert 0.7 < scale.item() / deviation < 1.4
+    assert engine.gradient_evaluations == pytest.approx(3000 * 5 / 40)
+
+
+def test_full_sweep_and_temperature() -> None:
+    engine = ProximalScoreVI(
+        conjugate,
+        AutoMultivariateNormal,
+        solver="regression",
+        estimator=Full(),
+        likelihood_temperature=0.2,
+        seed=0,
+    )
+    engine.run(200, Y, batch=5, progress_bar=False)
+    mean, deviation = conjugate_posterior(0.2)
+    fitted, scale = moments_of(engine)
+    assert fitted.item() == pytest.approx(mean, abs=1e-6)
+    assert scale.item() == pytest.approx(deviation, rel=1e-6)
+
+
+# -- the host ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("solver", ["gradient", "regression"])
+def test_guide_holds_the_fit_and_the_store_stays_empty(solver) -> None:
+    guide = AutoMultivariateNormal(conjugate)
+    engine = ProximalScoreVI(conjugate, guide, solver=solver, num_inner_steps=5, seed=0)
+    engine.run(300, Y, progress_bar=False)
+    assert not list(pyro.get_param_store().keys())
+    fitted, scale = moments_of(engine)
+    torch.testing.assert_close(guide.median()["mu"], fitted[0])
+
+    for predictive in [
+        Predictive(conjugate, posterior_samples=engine.get_samples(2000)),
+        Predictive(conjugate, guide=guide, num_samples=2000),
+    ]:
+        predicted = predictive(torch.zeros(3))
+        assert predicted["y"].shape == (2000, 3)
+    draws = Predictive(conjugate, guide=guide, num_samples=2000)(Y)["mu"]
+    assert abs(draws.mean() - fitted[0]) < 5 * scale.item() / 2000**0.5
+
+    SVI(conjugate, guide, pyro.optim.Adam({"lr": 1e-3}), Trace_ELBO()).step(Y)
+    moved = guide.median()["mu"] - fitted[0]
+    assert 0 < moved.abs() < 1.1e-3
+
+
+def test_samples_have_supports_of_their_own() -> None:
+    def model() -> None:
+        a = pyro.sample("a", dist.LogNormal(0.0, 1.0))
+        pyro.sample("b", dist.Uniform(0.0, a))
+
+    engine = ProximalScoreVI(model, AutoDiagonalNormal, seed=0)
+    engine.run(20, progress_bar=False)
+    draws = engine.get_samples(500)
+    assert draws["a"].shape == draws["b"].shape == (500,)
+    assert (draws["b"] < draws["a"]).all() and (draws["b"] > 0).all()
+
+
+def test_engine_leaves_other_parameters_alone() -> None:
+    pyro.param("mine", torch.tensor(3.0))
+    engine = ProximalScoreVI(gaussian, AutoLowRankMultivariateNormal, num_inner_steps=1, seed=0)
+    engine.run(3, progress_bar=False)
+    assert list(pyro.get_param_store().keys()) == ["mine"]
+
+
+# -- runs ----------------------------------------------------------------------------------------
+
+CASES: list[dict[str, Any]] = [
+    {"solver": "gradient", "num_inner_steps": 3},
+    {"solver": "regression"},
+    {"solver": "gradient", "optim": pyro.optim.ClippedAdam({"lr": 0.01, "lrd": 0.99})},
+]
+
+
+@pytest.mark.parametrize("options", CASES)
+def test_resumed_run_is_bit_identical(options: dict[str, Any], tmp_path: Path) -> None:
+    def make() -> ProximalScoreVI:
+        return ProximalScoreVI(conjugate, AutoMultivariateNormal(conjugate), seed=5, **options)
+
+    whole = make()
+    losses = whole.run(30, Y, batch=7, progress_bar=False).losses
+
+    first = make()
+
+    def stop(step: int, engine: Any, info: Any) -> bool:
+        engine.get_samples(3)  # asking for draws must not change the run
+        return step == 13
+
+    path = tmp_path / "state"
+    first.run(30, Y, batch=7, progress_bar=False, callback=stop, checkpoint=path)
+    assert first.num_steps_taken == 13
+    second = make()
+    second.load(path)
+    rest = second.run(17, Y, batch=7, progress_bar=False).losses
+    np.testing.assert_array_equal(np.concatenate([losses[:13], rest]), losses)
+    for name, value in whole.parameters.items():
+        assert torch.equal(value, second.parameters[name])
+
+
+def test_step_after_load_keeps_the_run_length(tmp_path: Path) -> None:
+    def make(seen: list[tuple[int, int]]) -> ProximalScoreVI:
+        def weight(t: int, total: int) -> float:
+            seen.append((t, total))
+            return 0.5
+
+        guide = AutoDiagonalNormal(conjugate)
+        return ProximalScoreVI(conjugate, guide, proximal=weight, seed=1, num_inner_steps=1)
+
+    seen: list[tuple[int, int]] = []
+    engine = make(seen)
+    engine.run(4, Y, progress_bar=False)
+    engine.run(2, Y, progress_bar=False)
+    assert seen == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 6), (5, 6)]
+    engine.save(tmp_path / "state")
+    again: list[tuple[int, int]] = []
+    other = make(again)
+    other.load(tmp_path / "state")
+    other.step(Y)
+    assert again == [(6, 6)]
+    alone: list[tuple[int, int]] = []
+    make(alone).step(Y)
+    assert alone == [(0, 0)]
+
+
+def test_default_learning_rate_falls_along_a_cosine() -> None:
+    engine = ProximalScoreVI(independent, AutoDiagonalNormal, seed=0)
+    rates = []
+
+    def look(step: int, engine: Any, info: Any) -> None:
+        rates.append(engine._default_optimizer.param_groups[0]["lr"])
+
+    engine.run(4, progress_bar=False, callback=look)
+    np.testing.assert_allclose(rates, 0.005 * (1 + np.cos(np.pi * np.arange(4) / 4)))
+
+
+def test_one_model_evaluation_per_iteration_without_its_graph(monkeypatch) -> None:
+    engine = ProximalScoreVI(independent, AutoDiagonalNormal, num_inner_steps=7, seed=0)
+    calls = []
+    original = engine._score
+
+    def count(z, data):
+        result = original(z, data)
+        calls.append(result)
+        return result
+
+    monkeypatch.setattr(engine, "_score", count)
+    engine.run(4, progress_bar=False)
+    assert len(calls) == 4
+    assert all(not entry.requires_grad for result in calls for entry in result)
+
+
+@pytest.mark.parametrize("options", CASES)
+def test_broken_step_leaves_the_state(options: dict[str, Any]) -> None:
+    engine = ProximalScoreVI(conjugate, AutoMultivariateNormal, seed=0, **options)
+    engine.run(20, Y, progress_bar=False)
+    before = copy.deepcopy(engine._algorithm_state())
+    with pytest.raises(NonFiniteError):
+        engine.step(torch.full((40,), 1e300))
+    after = engine._algorithm_state()
+    for part in ("parameters", "optimizer", "regression"):
+        assert str(after[part]) == str(before[part])
+    engine.run(5, Y, progress_bar=False)
+
+
+def test_broken_inner_step_leaves_the_state() -> None:
+    optim = functools.partial(torch.optim.SGD, lr=1e308)
+    guide = AutoMultivariateNormal(conjugate)
+    engine = ProximalScoreVI(conjugate, guide, optim, on_nonfinite="skip", seed=0)
+    result = engine.run(3, Y, progress_bar=False)
+    assert np.isnan(result.losses).all() and engine.num_skipped == 3
+    assert guide.loc.isfinite().all() and guide.scale.item() == pytest.approx(0.1)
+
+
+# -- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"solver": "newton"}, "Expected solver to be one of"),
+        ({"solver": "regression", "optim": pyro.optim.Adam({"lr": 0.1})}, "Expected optim=None"),
+        ({"num_samples": 0}, "num_samples >= 1"),
+        ({"num_inner_steps": 0}, "num_inner_steps >= 1"),
+        ({"total_steps": 0}, "total_steps >= 1"),
+        ({"proximal": "cosine"}, "Expected proximal"),
+        ({"proximal": -1.0}, "Expected proximal"),
+        ({"decay": 0.0}, "decay"),
+        ({"trust": 1.0}, "trust > 1"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        ProximalScoreVI(gaussian, AutoMultivariateNormal(gaussian), **options)
+
+
+def test_guides_are_refused_before_any_step() -> None:
+    with pytest.raises(ArgumentError, match=r"found AutoNormal: .*AutoDiagonalNormal"):
+        ProximalScoreVI(gaussian, AutoNormal(gaussian))
+    guide = AutoLowRankMultivariateNormal(gaussian)
+    engine = ProximalScoreVI(gaussian, guide, solver="regression")
+    with pytest.raises(ArgumentError, match="solver='gradient', which takes every guide"):
+        engine.run(1, progress_bar=False)
+    engine = ProximalScoreVI(gaussian, AutoMultivariateNormal(independent))
+    with pytest.raises(ArgumentError, match="the same model that the engine is given"):
+        engine.run(1, progress_bar=False)
+
+
+def test_local_latents_in_a_subsampled_plate_are_refused() -> None:
+    def model() -> None:
+        with pyro.plate("N", 10, subsample_size=3) as rows:
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=Y[rows])
+
+    engine = ProximalScoreVI(model, AutoDiagonalNormal(model))
+    with pytest.raises(ModelCheckError, match="z"):
+        engine.run(1, progress_bar=False)
+
+
+@pytest.mark.parametrize("solver", ["gradient", "regression"])
+def test_state_of_another_solver_or_guide_is_refused(solver: str, tmp_path: Path) -> None:
+    engine = ProximalScoreVI(gaussian, AutoMultivariateNormal, solver=solver, num_inner_steps=1)
+    engine.run(2, progress_bar=False)
+    engine.save(tmp_path / "state")
+    other = "regression" if solver == "gradient" else "gradient"
+    loaded = ProximalScoreVI(gaussian, AutoMultivariateNormal, solver=other)
+    loaded.load(tmp_path / "state")
+    with pytest.raises(ArgumentError, match=f"found '{solver}'"):
+        loaded.run(1, progress_bar=False)
+    loaded = ProximalScoreVI(gaussian, AutoDiagonalNormal, solver=solver)
+    loaded.load(tmp_path / "state")
+    with pytest.raises(ArgumentError, match="another guide"):
+        loaded.run(1, progress_bar=False)

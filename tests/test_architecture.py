@@ -1,0 +1,214 @@
+"""The import rules of docs/architecture.md, read from the source by `ast` without running it.
+
+Rules: neither package imports the other or the other's framework; every room imports only the
+rooms it may; only `target/` and `guides/` know the hosts' effect handlers; both packages have the
+same files.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("pyro_ext", "numpyro_ext")
+
+# Top-level modules that a package must never import: the other package and its framework.
+FOREIGN = {
+    "pyro_ext": {"numpyro_ext", "jax", "jaxlib", "numpyro", "optax", "flax", "equinox"},
+    "numpyro_ext": {"pyro_ext", "torch", "pyro"},
+}
+NEVER = {"tests", "benchmarks"}
+
+# Room -> the rooms it may import besides itself. `errors` may be imported from everywhere.
+MAY_IMPORT = {
+    "errors": set(),
+    "target": set(),
+    "kernels": set(),
+    "guides": {"target"},
+    "gradients": {"target"},
+    "optim": set(),
+    "engine": {"target", "gradients", "optim"},
+    "stein": {"engine", "target", "gradients", "kernels", "optim"},
+    "score": {"engine", "target", "gradients", "guides", "optim"},
+    "diagnostics": {"target"},
+    "_clash": set(),
+}
+
+# Where the hosts' program effects (handlers, traces, plates) are handled; nowhere else.
+EFFECT_ROOMS = {"target", "guides"}
+EFFECT_MODULES = {
+    "pyro.poutine",
+    "pyro.primitives",
+    "pyro.infer.util",
+    "numpyro.handlers",
+    "numpyro.primitives",
+    "numpyro.infer.util",
+}
+
+# Files that one package has and the other need not, with the reason.
+ONE_SIDED = {
+    "pyro_ext/target/graph.py": "JAX traces by itself; torch needs a traced graph",
+    "pyro_ext/optim.py": "Pyro's optimisers keep global state, which NumPyro's do not have",
+    "numpyro_ext/target/index_use.py": "JAX clamps a row that is out of range without a word",
+    "numpyro_ext/_clash.py": "only the name numpyro_ext is used by another distribution",
+}
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def room_of(module: str) -> str:
+    """The room of a module inside a package: `pyro_ext.stein.svgd` -> `stein`."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(tree: ast.AST, module: str, *, is_package: bool) -> set[str]:
+    """Absolute names of everything that a source imports, wherever the import stands.
+
+    `from a import b` yields both `a` and `a.b`: b may be a module.
+    """
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = module.split(".")
+                kept = len(parents) - node.level + (1 if is_package else 0)
+                base = ".".join([*parents[:kept], *filter(None, [base])])
+            found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+    return found
+
+
+def attribute_chains(tree: ast.AST) -> set[str]:
+    """Dotted names that a source uses, such as `pyro.poutine.trace`."""
+    found = set()
+    for node in ast.walk(tree):
+        parts = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if parts and isinstance(node, ast.Name):
+            found.add(".".join([node.id, *reversed(parts)]))
+    return found
+
+
+def read(path: Path) -> tuple[str, ast.AST, set[str]]:
+    module = module_name(path)
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    return module, tree, imports_of(tree, module, is_package=path.name == "__init__.py")
+
+
+def under(name: str, prefixes: set[str]) -> bool:
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_package_imports_the_other_framework(package: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in sources(package)
+        for name in sorted(read(path)[2])
+        if name.partition(".")[0] in FOREIGN[package] | NEVER
+    ]
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_rooms_import_only_what_they_may(package: str) -> None:
+    wrong = []
+    for path in sources(package):
+        module, _, imported = read(path)
+        room = room_of(module)
+        if not room:
+            continue
+        assert room in MAY_IMPORT, f"{path.relative_to(ROOT)}: room {room!r} is in no rule"
+        allowed = {room, "errors"} | MAY_IMPORT[room]
+        for name in sorted(imported):
+            inside = name.startswith(package + ".") and not name.startswith(package + ".__")
+            if inside and room_of(name) not in allowed:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+            if name == package:
+                wrong.append(f"{path.relative_to(ROOT)} imports the package itself")
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_engines_and_kernels_do_not_touch_host_effects(package: str) -> None:
+    wrong = []
+    for path in sources(package):
+        module, tree, imported = read(path)
+        if room_of(module) in EFFECT_ROOMS:
+            continue
+        used = {name for name in imported | attribute_chains(tree) if under(name, EFFECT_MODULES)}
+        wrong += [f"{path.relative_to(ROOT)} uses {name}" for name in sorted(used)]
+    assert not wrong, wrong
+
+
+def test_the_packages_mirror_each_other() -> None:
+    files = {
+        package: {str(path.relative_to(ROOT / package)) for path in sources(package)}
+        for package in PACKAGES
+    }
+    known = {
+        package: {file.partition("/")[2] for file in ONE_SIDED if file.startswith(package + "/")}
+        for package in PACKAGES
+    }
+    first, second = PACKAGES
+    assert files[first] - known[first] == files[second] - known[second]
+    for package in PACKAGES:
+        assert known[package] <= files[package], "a listed exception is gone: remove its line"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_both_packages_are_marked_as_typed(package: str) -> None:
+    assert (ROOT / package / "py.typed").is_file()
+
+
+def test_the_rules_see_what_they_look_for() -> None:
+    """The reader of imports finds each way of writing one."""
+    tree = ast.parse(
+        "import a.b\n"
+        "from c import d\n"
+        "from . import e\n"
+        "from ..f import g\n"
+        "def late():\n    import h\n    return pyro.poutine.trace\n"
+    )
+    assert imports_of(tree, "top.room.file", is_package=False) == {
+        "a.b",
+        "c",
+        "c.d",
+        "top.room",
+        "top.room.e",
+        "top.f",
+        "top.f.g",
+        "h",
+    }
+    assert "top.room.inner" in imports_of(
+        ast.parse("from .inner import x"), "top.room", is_package=True
+    )
+    assert "pyro.poutine.trace" in attribute_chains(tree)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_api_pages_name_every_public_module(package: str) -> None:
+    page = (ROOT / "docs" / "api" / f"{package}.md").read_text(encoding="utf-8")
+    named = {
+        line.split("::")[1].strip()
+        for line in page.splitlines()
+        if line.startswith(".. automodule::")
+    }
+    rooms = {module_name(path) for path in sources(package) if path.name != "__init__.py"}
+    public = {module for module in rooms if not module.rpartition(".")[2].startswith("_")}
+    assert named == public | {package}
