@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def pyro_score_cases(inductor: bool) -> dict[str, Callable[[], object]]:
     cases: dict[str, Callable[[], object]] = {
         "torch.func by hand": lambda: by_hand(z, x, y),
         **{
-            names.get(mode, mode): lambda target=target: target.score(z, data)
+            names.get(mode, mode): partial(target.score, z, data)
             for mode, target in targets.items()
         },
     }

@@ -190,7 +190,7 @@ class Engine(ABC):
                 f"{type(estimator).__name__}."
             )
         self.model = model
-        self.optim = None if optim is None else as_optimizer(optim)
+        self.optim: Any = None if optim is None else as_optimizer(optim)
         self.on_nonfinite = on_nonfinite
         self._estimator = estimator
         self._target_options: dict[str, Any] = {

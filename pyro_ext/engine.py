@@ -229,7 +229,7 @@ class Engine(ABC):
         score, self._estimator_state = self.estimator.estimate(
             self.target, self._estimator_state, z, data, self._generator
         )
-        self.gradient_evaluations += z.shape[0] * self.estimator.evaluations(self.target)
+        self.gradient_evaluations += z.shape[0] * self.estimator.evaluations_per_step(self.target)
         return score
 
     # -- verbs -------------------------------------------------------------------------------
@@ -408,7 +408,7 @@ class Engine(ABC):
 
 def _sites(target: LogDensity) -> list[list[Any]]:
     layout = target.layout
-    return [[name, list(shape)] for name, shape in zip(layout.names, layout.shapes, strict=True)]
+    return [[name, list(layout.shapes[name])] for name in layout.names]
 
 
 def _figures(update: Update) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import torch
 from pyro.optim import PyroLRScheduler, PyroOptim
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_ext.errors import ArgumentError
 
-OptimizerLike = PyroOptim | Callable[..., torch.optim.Optimizer]
+OptimizerLike: TypeAlias = Any  # PyroOptim, or a callable from tensors to a torch optimizer
 
 
 class EngineOptimizer:

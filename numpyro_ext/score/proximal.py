@@ -74,7 +74,7 @@ class ProximalState(NamedTuple):
 class AdamState(NamedTuple):
     """First and second moments of the gradient, and the number of steps."""
 
-    count: Array
+    num_steps: Array
     first: Parameters
     second: Parameters
 
@@ -93,10 +93,10 @@ def adam_step(
     The hosts' optimizers fix their schedule when they are made; here the rate depends on the
     length of the run, which is known only when it starts.
     """
-    count = state.count + 1
+    num_steps = state.num_steps + 1
     first = jax.tree.map(lambda m, g: m + 0.1 * (g - m), state.first, gradient)
     second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, state.second, gradient)
-    power = count.astype(jnp.result_type(float))
+    power = num_steps.astype(jnp.result_type(float))
     step = rate / (1.0 - 0.9**power)
     root = jnp.sqrt(1.0 - 0.999**power)
     parameters = jax.tree.map(
@@ -105,7 +105,7 @@ def adam_step(
         first,
         second,
     )
-    return parameters, AdamState(count, first, second)
+    return parameters, AdamState(num_steps, first, second)
 
 
 def blended_target(score: Array, present_score: Array, weight: Array | float) -> Array:
@@ -280,6 +280,7 @@ class ProximalScoreVI(Engine):
         self, target: LogDensity, state: EngineState, data: Data
     ) -> tuple[EngineState, Array, dict[str, Array]]:
         density, fit = self.density, state.algorithm
+        assert self.num_samples is not None
         rng_key, sample_key = random.split(state.rng_key)
         theta = density.sample(fit.parameters, sample_key, self.num_samples)
         present = density.score(fit.parameters, theta)
@@ -353,6 +354,7 @@ class ProximalScoreVI(Engine):
         weight: Array,
         progress: Array,
     ) -> ProximalState:
+        assert self.num_inner_steps is not None
         rate = LEARNING_RATE * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
 
         def inner(_: int, carry: tuple[Parameters, Any]) -> tuple[Parameters, Any]:

@@ -90,14 +90,14 @@ def _walk(
 
 
 def index_use(
-    function: Callable[..., Array], indices: dict[str, Array], sizes: Mapping[str, int], *args: Any
+    function: Callable[..., Any], indices: dict[str, Array], sizes: Mapping[str, int], *args: Any
 ) -> tuple[set[str], dict[str, int]]:
     """Which plates' indices reach the value of ``function(indices, *args)``.
 
     Parameters
     ----------
     function : callable
-        Maps the indices and further arguments to an array.
+        Maps the indices and further arguments to arrays.
     indices : dict of str to array
         Rows of each subsampled plate.
     sizes : mapping of str to int

@@ -38,6 +38,7 @@ from numpyro_ext.target.handlers import (
     LOG_DETERMINANT,
     FixedKey,
     PlateControl,
+    PlateRecorder,
     Trace,
     belongs_to_prior,
     is_observation,
@@ -46,6 +47,7 @@ from numpyro_ext.target.handlers import (
     transform_of,
     unconstraining,
 )
+from numpyro_ext.target.index_use import index_use
 from numpyro_ext.target.initialization import (
     InitStrategy,
     Structure,
@@ -56,6 +58,9 @@ from numpyro_ext.target.initialization import (
 )
 from numpyro_ext.target.layout import Data, DataPlate, Indices, Layout
 from numpyro_ext.target.outputs import Output, output_of
+
+#: Rows of a subsampled plate that a full-data sweep evaluates at once, unless told otherwise.
+DEFAULT_DATA_CHUNK = 2048
 
 _INITIAL_TRIES = 100  # as many as numpyro.infer.util.find_valid_initial_params makes
 
@@ -115,8 +120,7 @@ class LogDensity:
     particle_chunk : int, optional
         How many positions are evaluated at once; default all of them.
     data_chunk : int, optional
-        Rows of each subsampled plate per step of a full-data sweep; default the model's own
-        subsample size.
+        A full-data sweep evaluates about this many rows at once; default 2048.
     check : bool
         Run the model check first.
     allow_local_latents : bool
@@ -183,6 +187,7 @@ class LogDensity:
         self.dtype = jnp.result_type(float)
         self.constants_reason: str | None = None
         self._compiled: dict[str, Callable[..., Any]] = {}
+        self._admitted: set[Any] | None = None  # signatures of arguments whose plates are known
 
         data = self.bind(*args, **dict(kwargs or {}))
         if check:
@@ -201,6 +206,7 @@ class LogDensity:
             structure = resolve_plates(model, structure_of(run), data)
         self._take(structure)
         self._find_evaluation(data)
+        self._admitted = {self._ready(data).signature()}
         if data_chunk is not None and not self.plates:
             raise ArgumentError(
                 f"data_chunk={data_chunk} has nothing to divide: the model has no subsampled plate "
@@ -325,7 +331,56 @@ class LogDensity:
                     f"The model is called as model{signature}, which the arguments given do not "
                     f"fit: {error}."
                 ) from error
-        return self._ready(Data(args, kwargs))
+        data = self._ready(Data(args, kwargs))
+        if self._admitted is not None and data.signature() not in self._admitted:
+            self._admit(data)
+        return data
+
+    def _admit(self, data: Data) -> None:
+        """Look at the plates of arguments of a new form: batches may come where all rows did.
+
+        Raises
+        ------
+        ArgumentError
+            When the model now leaves rows to the engine that it did not leave at first.
+        """
+        assert self._admitted is not None
+        recorder: PlateRecorder | None = None
+
+        def look(position: Array, data: Data) -> Array:
+            nonlocal recorder
+            recorder = PlateRecorder(self._controlled(self._first_indices()))
+            substitution = unconstraining(self.layout.split(position), self._first_indices(), set())
+            run_trace(
+                handlers.substitute(recorder, substitute_fn=substitution), data.args, data.kwargs
+            )
+            return position
+
+        jax.eval_shape(look, jax.ShapeDtypeStruct((self.dim,), self.dtype), data)
+        assert recorder is not None
+        fresh = {name: sizes for name, sizes in recorder.requested.items() if sizes[0] != sizes[1]}
+        if fresh:
+            sizes = {**self._sizes, **{name: size for name, (size, _) in fresh.items()}}
+
+            def log_joint(rows: Indices, position: Array, data: Data) -> tuple[Array, Array]:
+                indices = {**self._first_indices(), **rows}
+                trace = self._trace(position, data, indices, sizes)
+                return _prior_and_likelihood(trace, self.dtype)
+
+            rows = {name: jnp.arange(count) for name, (_, count) in fresh.items()}
+            used, _ = index_use(log_joint, rows, sizes, jnp.zeros(self.dim, self.dtype), data)
+            if used:
+                name = min(used)
+                raise ArgumentError(
+                    f"With these arguments the model subsamples plate '{name}' (size "
+                    f"{fresh[name][0]}, subsample_size {fresh[name][1]}) and looks its rows up, "
+                    "which it did not when the engine was initialised. Initialise the engine with "
+                    "the arguments of a minibatch."
+                )
+            for name, (size, count) in fresh.items():
+                self.batch_plates[name] = DataPlate(name, size, count, -1)
+            self.batch_arguments = True
+        self._admitted.add(data.signature())
 
     def _ready(self, data: Data) -> Data:
         if self.constants_reason is None or not data.arrays:
@@ -384,15 +439,23 @@ class LogDensity:
 
     # -- one position -------------------------------------------------------------------------
 
-    def _controlled(self, indices: Indices) -> Callable[..., Any]:
+    def _controlled(
+        self, indices: Indices, sizes: Mapping[str, int] | None = None
+    ) -> Callable[..., Any]:
         held = handlers.substitute(FixedKey(self.model), data=self.held)
-        return PlateControl(held, indices, self._sizes, self.batch_plates)
+        return PlateControl(held, indices, sizes or self._sizes, self.batch_plates)
 
-    def _trace(self, position: Array, data: Data, indices: Indices) -> Trace:
+    def _trace(
+        self,
+        position: Array,
+        data: Data,
+        indices: Indices,
+        sizes: Mapping[str, int] | None = None,
+    ) -> Trace:
         seen: set[str] = set()
         values = self.layout.split(position)
         substitution = unconstraining(values, indices, seen)
-        model = handlers.substitute(self._controlled(indices), substitute_fn=substitution)
+        model = handlers.substitute(self._controlled(indices, sizes), substitute_fn=substitution)
         trace = run_trace(model, data.args, data.kwargs)
         missing = [name for name in self.layout.names if name not in seen]
         if missing:
@@ -412,15 +475,7 @@ class LogDensity:
         Plain traceable code without ``vmap``, for callers that build their own derivatives.
         """
         trace = self._trace(position, data, {} if indices is None else indices)
-        prior = likelihood = jnp.zeros((), position.dtype)
-        for site in trace.values():
-            if site["type"] != "sample":
-                continue
-            if belongs_to_prior(site):
-                prior = prior + site_log_prob(site)
-            else:
-                likelihood = likelihood + site_log_prob(site)
-        return prior, likelihood
+        return _prior_and_likelihood(trace, position.dtype)
 
     def _tempered(
         self, position: Array, data: Data, indices: Indices
@@ -471,9 +526,13 @@ class LogDensity:
         Yields one (first row, rows per chunk, number of chunks) triple per plate, and the number
         of chunks in the group.
         """
+        chunk = chunk or self.data_chunk or DEFAULT_DATA_CHUNK
+        # Nested plates multiply, so that each gets its share of the rows.
+        share = max(1, round(chunk ** (1.0 / max(1, len(self.plates)))))
+        everything = math.prod(self._sizes.values()) <= chunk
         per_plate = []
         for plate in self.plates.values():
-            rows = min(chunk or self.data_chunk or plate.subsample_size, plate.size)
+            rows = plate.size if everything else min(share, plate.size)
             whole, tail = divmod(plate.size, rows)
             pieces = [(0, rows, whole)]
             if tail:
@@ -741,6 +800,18 @@ class LogDensity:
         """
         trace = self._trace(jnp.asarray(z), self._ready(data), self._check_indices(indices))
         return {name: output_of(site) for name, site in trace.items() if is_observation(site)}
+
+
+def _prior_and_likelihood(trace: Trace, dtype: Any) -> tuple[Array, Array]:
+    prior = likelihood = jnp.zeros((), dtype)
+    for site in trace.values():
+        if site["type"] != "sample":
+            continue
+        if belongs_to_prior(site):
+            prior = prior + site_log_prob(site)
+        else:
+            likelihood = likelihood + site_log_prob(site)
+    return prior, likelihood
 
 
 def _site_log_probs(trace: Trace) -> dict[str, Array]:

@@ -42,7 +42,7 @@ class GradientEstimator(ABC):
         """Score at particles z (P, D), all with the same rows, and the next state."""
 
     @abstractmethod
-    def evaluations(self, target: LogDensity) -> float:
+    def evaluations_per_step(self, target: LogDensity) -> float:
         """Cost of one estimate for one particle, in gradients over the full data."""
 
 
@@ -51,4 +51,4 @@ def default_estimator(target: LogDensity) -> GradientEstimator:
     from pyro_ext.gradients.full import Full
     from pyro_ext.gradients.minibatch import Minibatch
 
-    return Minibatch() if target.plates and not target.batch_arguments else Full()
+    return Minibatch() if target.plates else Full()

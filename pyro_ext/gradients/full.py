@@ -29,5 +29,5 @@ class Full(GradientEstimator):
     ) -> tuple[Score, EstimatorState]:
         return target.full_score(z, data), state
 
-    def evaluations(self, target: LogDensity) -> float:
-        return target.batch_fraction if target.batch_arguments else 1.0
+    def evaluations_per_step(self, target: LogDensity) -> float:
+        return target.batch_fraction if target.batch_plates else 1.0

@@ -33,7 +33,7 @@ class Minibatch(GradientEstimator):
             raise ArgumentError(f"Expected sampling to be one of {SAMPLING}, got {self.sampling!r}")
 
     def init(self, target: LogDensity, data: Data, generator: torch.Generator) -> EstimatorState:
-        if target.batch_arguments or not target.plates:
+        if not target.plates:
             raise ArgumentError(
                 "Minibatch draws the rows of subsampled plates. Expected a model with "
                 "pyro.plate(name, size, subsample_size=B) that indexes its data by the plate, "
@@ -76,5 +76,5 @@ class Minibatch(GradientEstimator):
         indices, state = self.draw(target, state, generator)
         return target.score(z, data, indices), state
 
-    def evaluations(self, target: LogDensity) -> float:
+    def evaluations_per_step(self, target: LogDensity) -> float:
         return target.batch_fraction

@@ -219,6 +219,8 @@ class FlatDensity:
 class _PosteriorAccess(nn.Module):
     """Evaluates a function of the guide's posterior under replaced parameters."""
 
+    guide: Any
+
     def __init__(self, guide: nn.Module) -> None:
         super().__init__()
         self.guide = guide
@@ -509,7 +511,7 @@ def check_same_layout(guide: Any, layout: Layout) -> None:
         name: tuple(biject_to(site["fn"].support).inv(site["value"]).shape)
         for name, site in guide.prototype_trace.iter_stochastic_nodes()
     }
-    expected = dict(zip(layout.names, layout.shapes, strict=True))
+    expected = {name: tuple(layout.shapes[name]) for name in layout.names}
     if list(found.items()) != list(expected.items()):
         raise ArgumentError(
             f"Expected a guide over the latent sites {expected} in this order, found {found}. "

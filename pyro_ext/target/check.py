@@ -34,7 +34,7 @@ from pyro_ext.target.handlers import (
     plate_frames,
     without_host_checks,
 )
-from pyro_ext.target.layout import Layout
+from pyro_ext.target.layout import DataPlate, Layout
 
 _CIRCULAR = ("VonMises",)
 
@@ -44,9 +44,8 @@ class Structure:
     """What the model check found; see :class:`~pyro_ext.target.log_density.LogDensity`."""
 
     layout: Layout
-    plates: dict[str, tuple[int, int]]
-    plate_dims: dict[str, int]
-    batch_arguments: bool
+    plates: dict[str, DataPlate]
+    batch_plates: dict[str, DataPlate]
     local_sites: tuple[str, ...]
     observed_sites: tuple[str, ...]
     parameters: Any
@@ -237,7 +236,7 @@ def discover(
             f"{_name(model)} found no latent variables. Expected at least one sample site without "
             "obs=; check that the sites are not observed or hidden by poutine.block."
         )
-    layout = Layout(tuple(handler.shapes), tuple(handler.shapes.values()))
+    layout = Layout(tuple(handler.shapes), dict(handler.shapes))
     batch_arguments = bool(control.plates) and _rows_are_arguments(model, args, kwargs, first)
     local_sites = tuple(
         name
@@ -273,14 +272,17 @@ def discover(
         for name, site in handler.sites.items()
         if site["is_observed"] and not is_deterministic(site) and not is_factor(site)
     )
-    plate_dims = {
+    dims = {
         frame.name: frame.dim for site in handler.sites.values() for frame in plate_frames(site)
+    }
+    plates = {
+        name: DataPlate(name, size, subsample_size, dims.get(name))
+        for name, (size, subsample_size) in control.plates.items()
     }
     return Structure(
         layout=layout,
-        plates=dict(control.plates),
-        plate_dims=plate_dims,
-        batch_arguments=batch_arguments,
+        plates={} if batch_arguments else plates,
+        batch_plates=plates if batch_arguments else {},
         local_sites=local_sites,
         observed_sites=observed,
         parameters=first.parameters,

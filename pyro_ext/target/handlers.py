@@ -63,11 +63,11 @@ class SubsampleControl:
         _patch_lock.acquire()
         self._thread = threading.get_ident()
         self._original = SubsampleMessenger.__dict__["_subsample"]
-        SubsampleMessenger._subsample = staticmethod(self._subsample)  # type: ignore[method-assign]
+        SubsampleMessenger._subsample = staticmethod(self._subsample)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        SubsampleMessenger._subsample = self._original  # type: ignore[method-assign]
+        SubsampleMessenger._subsample = self._original
         _patch_lock.release()
 
     def _subsample(

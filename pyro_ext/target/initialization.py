@@ -13,7 +13,8 @@ from pyro_ext.errors import ModelCheckError
 from pyro_ext.target.handlers import InitializationHandler, SiteTermsHandler, without_host_checks
 
 if TYPE_CHECKING:
-    from pyro_ext.target.log_density import Data, LogDensity
+    from pyro_ext.target.layout import Data
+    from pyro_ext.target.log_density import LogDensity
 
 ROUNDS = 100
 

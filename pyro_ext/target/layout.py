@@ -1,4 +1,5 @@
-"""The flat unconstrained vector: which entries belong to which latent site.
+"""Shapes and arguments: which entries of the flat unconstrained vector belong to which latent
+site, which plates are subsampled, and the model's arguments of one call.
 
 Sites follow the order in which the model draws them (trace order), as in the hosts' own
 autoguides, so that a flat vector means the same to an engine and to a guide.
@@ -8,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,20 +25,20 @@ class Layout:
     ----------
     names : tuple of str
         Latent sites in the order in which the model draws them.
-    shapes : tuple of tuple of int
+    shapes : dict of str to tuple of int
         Unconstrained shape of each site; sites inside a subsampled plate have the plate's
         full length.
     """
 
     names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: dict[str, tuple[int, ...]]
 
     @cached_property
     def slices(self) -> dict[str, slice]:
         """Range of the flat vector that each site takes."""
         slices, start = {}, 0
-        for name, shape in zip(self.names, self.shapes, strict=True):
-            stop = start + math.prod(shape)
+        for name in self.names:
+            stop = start + math.prod(self.shapes[name])
             slices[name] = slice(start, stop)
             start = stop
         return slices
@@ -44,20 +46,49 @@ class Layout:
     @cached_property
     def dim(self) -> int:
         """Length D of the flat vector."""
-        return sum(math.prod(shape) for shape in self.shapes)
+        return sum(math.prod(self.shapes[name]) for name in self.names)
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """Split ``flat`` of shape (..., D) into sites of shape (..., *site shape)."""
         return {
-            name: flat[..., self.slices[name]].reshape(flat.shape[:-1] + shape)
-            for name, shape in zip(self.names, self.shapes, strict=True)
+            name: flat[..., self.slices[name]].reshape(flat.shape[:-1] + self.shapes[name])
+            for name in self.names
         }
 
     def join(self, sites: Mapping[str, Tensor]) -> Tensor:
         """Inverse of :meth:`split`: sites of shape (..., *site shape) to (..., D)."""
         pieces = []
-        for name, shape in zip(self.names, self.shapes, strict=True):
-            value = sites[name]
+        for name in self.names:
+            shape, value = self.shapes[name], sites[name]
             lead = value.shape[: value.dim() - len(shape)]
             pieces.append(value.reshape((*lead, math.prod(shape))))
         return torch.cat(pieces, dim=-1)
+
+
+@dataclass(frozen=True)
+class DataPlate:
+    """A plate that the model subsamples.
+
+    Parameters
+    ----------
+    name : str
+    size : int
+        Number N of rows of the full data.
+    subsample_size : int
+        Number of rows of a minibatch.
+    dim : int or None
+        Batch dimension (negative) of the plate, None when it holds no sites.
+    """
+
+    name: str
+    size: int
+    subsample_size: int
+    dim: int | None
+
+
+@dataclass(frozen=True)
+class Data:
+    """Arguments of the model, as one call of an engine got them."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)

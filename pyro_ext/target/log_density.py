@@ -19,7 +19,6 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +35,7 @@ from pyro_ext.target.handlers import (
     without_host_checks,
 )
 from pyro_ext.target.initialization import draw_positions
-from pyro_ext.target.layout import Layout
+from pyro_ext.target.layout import Data, Layout
 from pyro_ext.target.outputs import Output, OutputHandler
 
 Indices = Mapping[str, Tensor]
@@ -64,35 +63,6 @@ class ScoreParts(NamedTuple):
     likelihood: Tensor
     log_prior: Tensor
     log_likelihood: Tensor
-
-
-@dataclass(frozen=True)
-class DataPlate:
-    """A plate that the model subsamples.
-
-    Parameters
-    ----------
-    name : str
-    size : int
-        Number N of rows of the full data.
-    subsample_size : int
-        Number of rows of a minibatch.
-    dim : int or None
-        Batch dimension (negative) of the plate, None when it holds no sites.
-    """
-
-    name: str
-    size: int
-    subsample_size: int
-    dim: int | None
-
-
-@dataclass(frozen=True)
-class Data:
-    """Arguments of the model, as one call of an engine got them."""
-
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 class LogDensity:
@@ -158,11 +128,14 @@ class LogDensity:
         data = self.bind(*args, **dict(kwargs or {}))
         structure = discover(model, data.args, data.kwargs, allow_local_latents=allow_local_latents)
         self.layout: Layout = structure.layout
-        self.plates = {
-            name: DataPlate(name, size, subsample_size, structure.plate_dims.get(name))
-            for name, (size, subsample_size) in structure.plates.items()
-        }
-        self.batch_arguments = structure.batch_arguments
+        self.plates = structure.plates
+        if data_chunk is not None and not self.plates:
+            raise ArgumentError(
+                f"data_chunk={data_chunk} has nothing to divide: the model has no subsampled plate "
+                "whose rows it looks up. Write the data plate as `with pyro.plate(name, N, "
+                "subsample_size=B) as rows:` and index the data by rows, or leave data_chunk out."
+            )
+        self.batch_plates = structure.batch_plates
         self.local_sites = structure.local_sites
         self.observed_sites = structure.observed_sites
         self.device = structure.device
@@ -192,8 +165,14 @@ class LogDensity:
 
     @property
     def batch_fraction(self) -> float:
-        """Rows of a minibatch over rows of the full data (1 without subsampled plates)."""
-        return math.prod(p.subsample_size / p.size for p in self.plates.values())
+        """Rows of one evaluation over rows of the full data (1 without subsampled plates)."""
+        plates = [*self.plates.values(), *self.batch_plates.values()]
+        return math.prod(plate.subsample_size / plate.size for plate in plates)
+
+    @property
+    def batch_arguments(self) -> bool:
+        """Whether a plate is smaller than its size because a batch was passed as arguments."""
+        return bool(self.batch_plates)
 
     @property
     def evaluation(self) -> str:
@@ -224,15 +203,14 @@ class LogDensity:
             log_prior, log_likelihood = self._single_value(z, arguments)
             return self._temper(log_prior, log_likelihood), (log_prior, log_likelihood)
 
-        gradient, (log_prior, log_likelihood) = torch.func.grad(tempered, has_aux=True)(z)
-        return gradient, log_prior, log_likelihood
+        gradient, parts = torch.func.grad(tempered, has_aux=True)(z)
+        return (gradient, *parts)
 
     def _single_score_parts(
         self, z: Tensor, arguments: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        (log_prior, log_likelihood), pullback = torch.func.vjp(
-            lambda z: self._single_value(z, arguments), z
-        )
+        values, pullback = torch.func.vjp(lambda z: self._single_value(z, arguments), z)[:2]
+        log_prior, log_likelihood = values
         one, zero = torch.ones_like(log_prior), torch.zeros_like(log_prior)
         (prior,) = pullback((one, zero))
         (likelihood,) = pullback((zero, one))
@@ -274,10 +252,9 @@ class LogDensity:
         return Data(args, kwargs)
 
     def _arguments(self, data: Data, indices: Indices | None) -> Any:
-        owned = {} if self.batch_arguments else self.plates
         indices = dict(indices or {})
-        if owned.keys() != indices.keys():
-            expected, found = sorted(owned), sorted(indices)
+        if self.plates.keys() != indices.keys():
+            expected, found = sorted(self.plates), sorted(indices)
             raise ValueError(
                 f"Expected row indices for the subsampled plates {expected}, found {found}. "
                 "Pass indices={plate: rows}, or use the full_* functions for all rows."
@@ -329,7 +306,7 @@ class LogDensity:
         which is exact for sites inside the plate and outside it. Several plates are covered by
         the product of their chunks. ``chunk`` bounds the number of rows evaluated at once.
         """
-        if self.batch_arguments or not self.plates:
+        if not self.plates:
             return [(1.0, {})]
         chunk = chunk or self.data_chunk or DEFAULT_DATA_CHUNK
         # Nested plates multiply, so that each gets its share of the rows.
@@ -389,8 +366,6 @@ class LogDensity:
 
     def all_rows(self) -> dict[str, Tensor]:
         """Row indices of the full data for every plate that the model subsamples itself."""
-        if self.batch_arguments:
-            return {}
         return {
             plate.name: torch.arange(plate.size, device=self.device)
             for plate in self.plates.values()
@@ -398,8 +373,6 @@ class LogDensity:
 
     def first_rows(self) -> dict[str, Tensor]:
         """Row indices of one minibatch for every plate that the model subsamples itself."""
-        if self.batch_arguments:
-            return {}
         return {
             plate.name: torch.arange(plate.subsample_size, device=self.device)
             for plate in self.plates.values()
@@ -427,7 +400,7 @@ class LogDensity:
             name: torch.as_tensor(values[name], dtype=self.dtype, device=self.device)
             for name in self.layout.names
         }
-        shapes = tuple(tuple(sites[name].shape[1:]) for name in self.layout.names)
+        shapes = {name: tuple(value.shape[1:]) for name, value in sites.items()}
         constrained = Layout(self.layout.names, shapes)
         arguments = as_arguments(data.args, data.kwargs, self.rows_for_values())
         return self._unconstrain(constrained.join(sites), (constrained, arguments))
@@ -452,6 +425,3 @@ class LogDensity:
         with without_host_checks():
             self.run(handler, arguments)
         return handler.outputs
-
-
-__all__ = ["Data", "DataPlate", "LogDensity", "Score", "ScoreParts"]

@@ -28,7 +28,8 @@ from pyro_ext.target.handlers import (
     without_host_checks,
     without_validation,
 )
-from pyro_ext.target.log_density import Data, LogDensity
+from pyro_ext.target.layout import Data
+from pyro_ext.target.log_density import LogDensity
 
 Array = NDArray[Any]
 Indices = Mapping[str, Tensor]
@@ -209,7 +210,7 @@ def _describe(
     The axes of a subsampled plate are those that follow the number of rows, which is certain
     also where a site does not say which of its axes belong to a plate.
     """
-    owned = {} if target.batch_arguments else target.plates
+    owned = target.plates
     first = target.first_rows()
     sites = _run(target, data, values, first)
     value_plates = {name: _named_axes(site) for name, site in sites.items()}

@@ -394,6 +394,29 @@ def test_batches_as_arguments_are_recognised_and_evaluated_as_they_are() -> None
         LogDensity(model, KEY, (x, y), data_chunk=2)
 
 
+def test_batches_may_come_after_all_rows_but_new_subsampling_may_not() -> None:
+    def batches(y: jax.Array) -> None:
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        with numpyro.plate("N", 10, subsample_size=len(y)):
+            numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    def look_up(y: jax.Array, batch: int | None = None) -> None:
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        with numpyro.plate("N", len(y), subsample_size=batch) as rows:
+            numpyro.sample("y", dist.Normal(z, 1.0), obs=y[rows])
+
+    y = _draws(10)
+    target = LogDensity(batches, KEY, (y,))
+    assert not target.batch_arguments
+    found = target.score(jnp.array([[0.4]]), target.bind(y[:4]))
+    assert target.batch_arguments
+    assert_close(found.score, [[-0.4 + 10 / 4 * np.sum(y[:4] - 0.4)]])
+    target = LogDensity(look_up, KEY, (y,))
+    target.bind(y[:7])
+    with pytest.raises(ArgumentError, match="Initialise the engine with the arguments"):
+        target.bind(y, batch=4)
+
+
 def test_float32_is_the_default_without_x64() -> None:
     with jax.enable_x64(False):
         model, args, options = SUBSAMPLED["local_rows"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,38 +47,45 @@ def numpyro_trajectory(engine, start, data):
     return np.stack(particles), np.array(losses)
 
 
+def gamma(t):
+    return 0.5 + 0.1 * t
+
+
+SVGD_OPTIONS = {"annealing": gamma, "likelihood_temperature": 2.0}
 CASES = {
-    "SVGD": (
-        lambda *a: ps.SVGD(*a, annealing=lambda t: 0.5 + 0.1 * t, likelihood_temperature=2.0),
-        lambda *a: ns.SVGD(*a, annealing=lambda t: 0.5 + 0.1 * t, likelihood_temperature=2.0),
-    ),
+    "SVGD": (partial(ps.SVGD, **SVGD_OPTIONS), partial(ns.SVGD, **SVGD_OPTIONS)),
     "SVGD, sum": (
-        lambda *a: ps.SVGD(*a, kernel=pk.RBF() + 0.5 * pk.Linear()),
-        lambda *a: ns.SVGD(*a, kernel=nk.RBF() + 0.5 * nk.Linear()),
+        partial(ps.SVGD, kernel=pk.RBF() + 0.5 * pk.Linear()),
+        partial(ns.SVGD, kernel=nk.RBF() + 0.5 * nk.Linear()),
     ),
     "DeepEnsemble": (ps.DeepEnsemble, ns.DeepEnsemble),
 }
+OPTIMIZERS = {
+    "SGD": (pyro.optim.SGD({"lr": 1e-3}), numpyro.optim.SGD(1e-3)),
+    "Adam": (pyro.optim.Adam({"lr": 0.05}), numpyro.optim.Adam(0.05)),
+}
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", ["logistic_regression", "dependent_uniform", "nested_plates"])
-def test_steps_agree(case, name):
+@pytest.mark.parametrize(
+    ("case", "name", "optimizer"),
+    [
+        ("SVGD", "logistic_regression", "Adam"),
+        ("SVGD", "dependent_uniform", "SGD"),
+        ("SVGD, sum", "nested_plates", "Adam"),
+        ("DeepEnsemble", "logistic_regression", "Adam"),
+    ],
+)
+def test_steps_agree(case, name, optimizer):
     ours, theirs = CASES[case]
-    dim = {"logistic_regression": 4, "dependent_uniform": 2, "nested_plates": 5}[name]
-    assert dim == sum(int(np.prod(shape)) for shape in zoo.ZOO[name].latents.values())
+    dim = sum(int(np.prod(shape)) for shape in zoo.ZOO[name].latents.values())
     # An even number of pairs, so that the median averages; starts that are not symmetric.
     start = np.random.default_rng(11).gamma(2.0, size=(8, dim)) - 1.0
-    for optimizers in [
-        (pyro.optim.SGD({"lr": 1e-3}), numpyro.optim.SGD(1e-3)),
-        (pyro.optim.Adam({"lr": 0.05}), numpyro.optim.Adam(0.05)),
-    ]:
-        first = ours(pyro_models.build(name), optimizers[0])
-        second = theirs(numpyro_models.build(name), optimizers[1])
-        first.num_particles = second.num_particles = len(start)
-        found, losses = pyro_trajectory(first, start, pyro_models.arguments(name))
-        other, other_losses = numpyro_trajectory(second, start, numpyro_models.arguments(name))
-        np.testing.assert_allclose(found, other, rtol=1e-9, atol=1e-10)
-        np.testing.assert_allclose(losses, other_losses, rtol=1e-10)
+    first = ours(pyro_models.build(name), OPTIMIZERS[optimizer][0], num_particles=len(start))
+    second = theirs(numpyro_models.build(name), OPTIMIZERS[optimizer][1], num_particles=len(start))
+    found, losses = pyro_trajectory(first, start, pyro_models.arguments(name))
+    other, other_losses = numpyro_trajectory(second, start, numpyro_models.arguments(name))
+    np.testing.assert_allclose(found, other, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(losses, other_losses, rtol=1e-10)
 
 
 def test_the_rooms_have_the_same_names():

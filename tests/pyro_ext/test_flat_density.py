@@ -48,7 +48,7 @@ def model() -> None:
     pyro.sample("p", dist.Dirichlet(torch.ones(3)))
 
 
-LAYOUT = Layout(("z", "a", "p"), ((2,), (), (2,)))
+LAYOUT = Layout(("z", "a", "p"), {"z": (2,), "a": (), "p": (2,)})
 DIM = 5
 
 
@@ -287,9 +287,9 @@ def test_registry_is_open() -> None:
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(("a", "z", "p"), ((), (2,), (2,))),
-        Layout(("z", "a", "p"), ((3,), (), (2,))),
-        Layout(("z", "a"), ((2,), ())),
+        Layout(("a", "z", "p"), {"a": (), "z": (2,), "p": (2,)}),
+        Layout(("z", "a", "p"), {"z": (3,), "a": (), "p": (2,)}),
+        Layout(("z", "a"), {"z": (2,), "a": ()}),
     ],
 )
 def test_other_order_or_shapes_of_the_sites_are_refused(layout: Layout) -> None:

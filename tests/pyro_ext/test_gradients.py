@@ -82,9 +82,9 @@ def test_full_is_exact_and_costs_are_stated():
     generator = torch.Generator()
     score, _ = Full().estimate(target, {}, z, data, generator)
     assert score.score.item() == pytest.approx(-0.5 + (Y - 0.5).sum().item())
-    assert Full().evaluations(target) == 1.0
-    assert Minibatch().evaluations(target) == pytest.approx(3 / 11)
-    assert Full().evaluations(LogDensity(by_argument, (Y[:4],))) == pytest.approx(4 / 11)
+    assert Full().evaluations_per_step(target) == 1.0
+    assert Minibatch().evaluations_per_step(target) == pytest.approx(3 / 11)
+    assert Full().evaluations_per_step(LogDensity(by_argument, (Y[:4],))) == pytest.approx(4 / 11)
 
 
 def test_minibatch_refuses_models_without_rows_to_draw():

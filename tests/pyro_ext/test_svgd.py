@@ -133,7 +133,7 @@ class TestPosteriors:
     def test_subsampled_plate_reaches_the_full_posterior(self):
         name = "logistic_regression_subsampled"
         full = fit(name, estimator=Full(), keywords={"subsample_size": 16})
-        batches = fit(name, steps=3000, keywords={"subsample_size": 16})
+        batches = fit(name, steps=2000, keywords={"subsample_size": 16})
         assert isinstance(batches.estimator, Minibatch)
         assert isinstance(full.estimator, Full)
         check_moments("logistic_regression", full.get_samples(), 0.2, 0.2)
@@ -143,9 +143,9 @@ class TestPosteriors:
     def test_batches_as_arguments(self):
         x, y = pyro_models.arguments("logistic_regression")
         model = pyro_models.logistic_regression_batch_arguments
-        engine = SVGD(model, adam(steps=3000), num_particles=NUM, seed=0)
+        engine = SVGD(model, adam(steps=1500), num_particles=NUM, seed=0)
         rows = torch.Generator().manual_seed(0)
-        for _ in range(750):
+        for _ in range(375):
             for batch in torch.randperm(60, generator=rows).split(15):
                 engine.step(x[batch], y[batch])
         check_moments("logistic_regression", engine.get_samples(), 0.4, 0.3)
