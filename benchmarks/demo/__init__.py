@@ -38,10 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Run the demonstration."""
     # Imported here so that the command line's help does not wait for both frameworks.
+    import torch
+
     from benchmarks.demo import numpyro_fits, plots, pyro_fits
     from benchmarks.demo.fits import Fit, judge
     from benchmarks.demo.problems import all_problems
 
+    # Models this small lose more to handing work between threads than they gain.
+    torch.set_num_threads(1)
     started = time.perf_counter()
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)

@@ -70,6 +70,7 @@ class ParticleEngine(Engine):
                 "None."
             )
         super().__init__(model, optim, **options)
+        self._optimizer: Any = self.optim
         self.num_particles = num_particles
 
     @abstractmethod
@@ -84,11 +85,13 @@ class ParticleEngine(Engine):
 
     def particles(self, state: EngineState) -> Array:
         """Particles of a state in unconstrained space, shape (P, D)."""
-        return self.optim.get_params(state.algorithm.optimizer)
+        return self._optimizer.get_params(state.algorithm.optimizer)
 
     def _init_algorithm(self, target: LogDensity, rng_key: Array, data: Data) -> ParticleState:
         positions = target.initial_positions(self.num_particles, rng_key, data)
-        return ParticleState(self.optim.init(positions), self._init_direction(target, positions))
+        return ParticleState(
+            self._optimizer.init(positions), self._init_direction(target, positions)
+        )
 
     def _step(
         self, target: LogDensity, state: EngineState, data: Data
@@ -100,7 +103,7 @@ class ParticleEngine(Engine):
         phi, direction = self._direction(
             target, state.algorithm.direction, particles, score.score, state.step
         )
-        optimizer = self.optim.update(-phi, state.algorithm.optimizer, value=loss)
+        optimizer = self._optimizer.update(-phi, state.algorithm.optimizer, value=loss)
         force_norm = jnp.sqrt((phi**2).sum(axis=1).mean())
         # An optimizer may turn a phi that is not finite into finite particles, as clipping does;
         # the loss must tell then.
