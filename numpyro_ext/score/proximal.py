@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import Array, lax, random
 from numpyro.infer.autoguide import AutoGuide
 
@@ -40,6 +41,9 @@ from numpyro_ext.score.gaussian_regression import (
 from numpyro_ext.target import Data, LogDensity
 
 SOLVERS = ("gradient", "regression")
+# The default optimizer without its learning rate, which depends on the length of the run and so
+# is known only when the run starts.
+_ADAM = optax.scale_by_adam()
 #: Learning rate of the default optimizer (Adam) at the start of a run.
 LEARNING_RATE = 1e-2
 #: Draws and inner steps per iteration of the gradient solver, unless told otherwise: for diagonal
@@ -69,43 +73,6 @@ class ProximalState(NamedTuple):
     parameters: Parameters
     optimizer: Any
     regression: Regression | None
-
-
-class AdamState(NamedTuple):
-    """First and second moments of the gradient, and the number of steps."""
-
-    num_steps: Array
-    first: Parameters
-    second: Parameters
-
-
-def adam_init(parameters: Parameters) -> AdamState:
-    """State of Adam before its first step."""
-    zeros = jax.tree.map(jnp.zeros_like, parameters)
-    return AdamState(jnp.zeros((), jnp.int32), zeros, jax.tree.map(jnp.copy, zeros))
-
-
-def adam_step(
-    gradient: Parameters, state: AdamState, parameters: Parameters, rate: Array
-) -> tuple[Parameters, AdamState]:
-    """One step of Adam (Kingma and Ba, 2015) with its usual constants and a given rate.
-
-    The hosts' optimizers fix their schedule when they are made; here the rate depends on the
-    length of the run, which is known only when it starts.
-    """
-    num_steps = state.num_steps + 1
-    first = jax.tree.map(lambda m, g: m + 0.1 * (g - m), state.first, gradient)
-    second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, state.second, gradient)
-    power = num_steps.astype(jnp.result_type(float))
-    step = rate / (1.0 - 0.9**power)
-    root = jnp.sqrt(1.0 - 0.999**power)
-    parameters = jax.tree.map(
-        lambda x, m, v: (x - step * m / (jnp.sqrt(v) / root + 1e-8)).astype(x.dtype),
-        parameters,
-        first,
-        second,
-    )
-    return parameters, AdamState(num_steps, first, second)
 
 
 def blended_target(score: Array, present_score: Array, weight: Array | float) -> Array:
@@ -263,7 +230,7 @@ class ProximalScoreVI(Engine):
                 )
             regression = initial_regression(density.moments(parameters).scale)
         elif self.optim is None:
-            optimizer = adam_init(parameters)
+            optimizer = _ADAM.init(parameters)
         else:
             # The host's optimizers keep the parameters in their state.
             optimizer = self.optim.init(parameters)
@@ -315,6 +282,10 @@ class ProximalScoreVI(Engine):
 
     # -- the fit ------------------------------------------------------------------------------
 
+    def sample_statistics(self, state: EngineState, positions: Array) -> dict[str, Array]:
+        """Log density of the guide at flat positions (S, D), for ``to_arviz``."""
+        return {"log_q": self.density.log_prob(state.algorithm.parameters, positions)}
+
     @property
     def density(self) -> FlatDensity:
         """The guide as a density over the flat unconstrained vector."""
@@ -361,7 +332,8 @@ class ProximalScoreVI(Engine):
             parameters, optimizer = carry
             value, gradient = proximal_gradient(density, parameters, theta, target, weight)
             if self.optim is None:
-                return adam_step(gradient, optimizer, parameters, rate)
+                step, optimizer = _ADAM.update(gradient, optimizer)
+                return jax.tree.map(lambda x, u: x - rate * u, parameters, step), optimizer
             optimizer = self.optim.update(gradient, optimizer, value)
             return self.optim.get_params(optimizer), optimizer
 

@@ -21,7 +21,7 @@ import torch
 from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 
-from pyro_ext.engine import Engine, Update
+from pyro_ext.engine import Engine, Update, seeded_generator
 from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients import GradientEstimator
 from pyro_ext.guides.flat_density import (
@@ -202,7 +202,7 @@ dtype
         self._optimizer: EngineOptimizer | None = None
         self._default_optimizer: torch.optim.Optimizer | None = None
         self._regression: Regression | None = None
-        self._draws = torch.Generator().manual_seed(self._generator.initial_seed() + 1)
+        self._draws = seeded_generator(self._generator.initial_seed(), 1)
 
     # -- engine hooks --------------------------------------------------------------------------
 
@@ -306,6 +306,11 @@ dtype
         return self.density.sample(self._parameters, self._draws, number)
 
     # -- the fit -------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def sample_statistics(self, positions: Tensor) -> dict[str, Tensor]:
+        """Log density of the guide at flat positions (S, D), for ``to_arviz``."""
+        return {"log_q": self.density.log_prob(self._parameters, positions)}
 
     @property
     def density(self) -> FlatDensity:

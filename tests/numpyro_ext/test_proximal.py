@@ -32,8 +32,6 @@ from numpyro_ext.score.gaussian_regression import (
     updated_moments,
 )
 from numpyro_ext.score.proximal import (
-    adam_init,
-    adam_step,
     blended_target,
     proximal_gradient,
 )
@@ -210,20 +208,6 @@ def test_inner_gradient_is_that_of_the_two_term_objective(guide_class) -> None:
     expected = jax.jit(jax.grad(objective))(parameters)
     for name, value in expected.items():
         np.testing.assert_allclose(gradient[name], value, rtol=1e-8, atol=1e-10)
-
-
-def test_adam_agrees_with_optax() -> None:
-    parameters = {"a": jnp.array([1.0, -2.0]), "b": jnp.array(0.5)}
-    ours, other = parameters, parameters
-    state, optimizer = adam_init(parameters), optax.adam(0.03)
-    other_state = optimizer.init(parameters)
-    for t in range(5):
-        gradient = jax.tree.map(lambda x, t=t: jnp.sin(x + t), ours)
-        ours, state = adam_step(gradient, state, ours, jnp.asarray(0.03))
-        updates, other_state = optimizer.update(gradient, other_state)
-        other = optax.apply_updates(other, updates)
-    for name in parameters:
-        np.testing.assert_allclose(ours[name], other[name], rtol=1e-10)
 
 
 # -- fits ------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.infer.autoguide as numpyro_guides
+import optax
 import pyro.infer.autoguide as pyro_guides
 import pytest
 import torch
@@ -87,7 +88,8 @@ def test_inner_steps_agree(name: str) -> None:
     for parameter in torch_parameters.values():
         parameter.requires_grad_()
     optimizer = torch.optim.Adam(list(torch_parameters.values()), lr=rate)
-    state = numpyro_proximal.adam_init(jax_parameters)
+    jax_optimizer = optax.adam(rate)
+    state = jax_optimizer.init(jax_parameters)
     for _ in range(4):
         value, gradient = pyro_proximal.proximal_gradient(
             theirs, torch_parameters, torch.tensor(theta), torch_target, weight
@@ -98,9 +100,8 @@ def test_inner_steps_agree(name: str) -> None:
         jax_value, jax_gradient = numpyro_proximal.proximal_gradient(
             ours, jax_parameters, theta, jax_target, weight
         )
-        jax_parameters, state = numpyro_proximal.adam_step(
-            jax_gradient, state, jax_parameters, jnp.asarray(rate)
-        )
+        updates, state = jax_optimizer.update(jax_gradient, state)
+        jax_parameters = optax.apply_updates(jax_parameters, updates)
         assert_equal(value, jax_value)
     for a, b in zip(theirs.moments(torch_parameters), ours.moments(jax_parameters), strict=True):
         assert_equal(a, b)

@@ -1,0 +1,172 @@
+"""One row for each public engine: how it is made in each package, and what it claims.
+
+``test_registry.py`` runs every row on every model that it claims, in both packages, and fails when
+a public engine has no row. What a row allows beyond Monte Carlo error is the bias of the method
+itself, and is said beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+#: Models whose posterior is Normal in unconstrained space.
+NORMAL = (
+    "conjugate_normal",
+    "gaussian_two_sites",
+    "gaussian_five",
+    "lognormal",
+    "nested_plates",
+    "masked_observations",
+    "scaled_observations",
+)
+#: The same, with minibatches that the model draws.
+NORMAL_BY_MINIBATCH = ("conjugate_normal_subsampled",)
+#: Models with other posteriors.
+SKEWED = ("gamma_poisson", "exponential", "dirichlet", "dependent_uniform", "logistic_regression")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way of using a public engine.
+
+    Parameters
+    ----------
+    engine : str
+        Public name, the same in both packages.
+    pyro, numpyro : callable
+        Model and number of steps to an engine.
+    steps : int
+        Steps of a run.
+    bias : dict of str to (float, float)
+        For each model that the row claims, the bias allowed in the mean, in posterior standard
+        deviations, and in the standard deviation, relative.
+    draws : int or None
+        Draws to ask for; None for particles, which are not random given the start.
+    spread : bool
+        False for point estimates, whose standard deviation must be near zero.
+    """
+
+    engine: str
+    pyro: Callable[[Any, int], Any]
+    numpyro: Callable[[Any, int], Any]
+    steps: int
+    bias: dict[str, tuple[float, float]]
+    draws: int | None = None
+    spread: bool = True
+
+
+def _pyro_adam(rate: float, steps: int) -> Any:
+    import torch
+    from pyro.optim import CosineAnnealingLR
+
+    return CosineAnnealingLR(
+        {"optimizer": torch.optim.Adam, "optim_args": {"lr": rate}, "T_max": steps}
+    )
+
+
+def _numpyro_adam(rate: float, steps: int) -> Any:
+    import optax
+
+    return optax.adam(optax.cosine_decay_schedule(rate, steps))
+
+
+def _pyro_svgd(model: Any, steps: int) -> Any:
+    import pyro_ext as px
+
+    kernel = px.RBF() + px.Linear()
+    return px.SVGD(model, _pyro_adam(0.3, steps), kernel, 50, seed=0)
+
+
+def _numpyro_svgd(model: Any, steps: int) -> Any:
+    import numpyro_ext as nx
+
+    return nx.SVGD(model, _numpyro_adam(0.3, steps), nx.RBF() + nx.Linear(), 50)
+
+
+def _pyro_ensemble(model: Any, steps: int) -> Any:
+    import pyro_ext as px
+
+    return px.DeepEnsemble(model, _pyro_adam(0.3, steps), num_particles=4, seed=0)
+
+
+def _numpyro_ensemble(model: Any, steps: int) -> Any:
+    import numpyro_ext as nx
+
+    return nx.DeepEnsemble(model, _numpyro_adam(0.3, steps), num_particles=4)
+
+
+def _pyro_proximal(solver: str) -> Callable[[Any, int], Any]:
+    def make(model: Any, steps: int) -> Any:
+        from pyro.infer.autoguide import AutoMultivariateNormal
+
+        import pyro_ext as px
+
+        guide = AutoMultivariateNormal(model)
+        return px.ProximalScoreVI(model, guide, solver=solver, seed=0)
+
+    return make
+
+
+def _numpyro_proximal(solver: str) -> Callable[[Any, int], Any]:
+    def make(model: Any, steps: int) -> Any:
+        from numpyro.infer.autoguide import AutoMultivariateNormal
+
+        import numpyro_ext as nx
+
+        return nx.ProximalScoreVI(model, AutoMultivariateNormal(model), solver=solver)
+
+    return make
+
+
+REGISTRY = {
+    "SVGD": Row(
+        "SVGD",
+        _pyro_svgd,
+        _numpyro_svgd,
+        2500,
+        # The linear term makes mean and covariance exact for Normal posteriors; the rest is what
+        # the optimizer leaves. Elsewhere fifty particles stand for the whole posterior.
+        bias={
+            **dict.fromkeys(NORMAL, (0.02, 0.05)),
+            # A step's noise shakes all particles together; the decaying rate averages it.
+            **dict.fromkeys(NORMAL_BY_MINIBATCH, (0.15, 0.1)),
+            "local_latents": (0.3, 0.25),
+            **dict.fromkeys(SKEWED, (0.15, 0.2)),
+        },
+    ),
+    "DeepEnsemble": Row(
+        "DeepEnsemble",
+        _pyro_ensemble,
+        _numpyro_ensemble,
+        2500,
+        # The mode in unconstrained space is the mean of a Normal posterior there.
+        bias={"conjugate_normal": (0.02, 0.02), "gaussian_two_sites": (0.05, 0.05)},
+        spread=False,
+    ),
+    "ProximalScoreVI, regression": Row(
+        "ProximalScoreVI",
+        _pyro_proximal("regression"),
+        _numpyro_proximal("regression"),
+        1500,
+        # Exact for Normal posteriors, without noise; a Normal guide cannot be skewed.
+        bias={
+            **dict.fromkeys(NORMAL, (0.0, 0.0)),
+            **dict.fromkeys(NORMAL_BY_MINIBATCH, (0.15, 0.15)),
+            **dict.fromkeys(SKEWED, (0.15, 0.2)),
+            # log x of an Exponential has score 1 - exp(z), for which E_q[score] = 0 and
+            # E_q[-score'] = P give P = 1 and m = -1/2: 0.78 of the true standard deviation.
+            "exponential": (0.15, 0.22),
+        },
+        draws=4000,
+    ),
+    "ProximalScoreVI, gradient": Row(
+        "ProximalScoreVI",
+        _pyro_proximal("gradient"),
+        _numpyro_proximal("gradient"),
+        2000,
+        bias={"conjugate_normal": (0.02, 0.02), "gaussian_five": (0.02, 0.02)},
+        draws=4000,
+    ),
+}
