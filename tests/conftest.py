@@ -106,6 +106,9 @@ def module_precision(request: pytest.FixtureRequest) -> Iterator[None]:
     _set_precision(request.node.stash.get(PRECISION, before))
     yield
     _set_precision(before)
+    if "jax" in sys.modules:
+        # Compiled programs of past modules would pile up to gigabytes.
+        sys.modules["jax"].clear_caches()
 
 
 @pytest.fixture(autouse=True)

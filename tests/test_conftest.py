@@ -40,6 +40,9 @@ class config:
     @classmethod
     def update(cls, name, value):
         setattr(cls, name, value)
+
+def clear_caches():
+    pass
 """
 
 

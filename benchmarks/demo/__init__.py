@@ -79,7 +79,8 @@ def main(arguments: argparse.Namespace) -> int:
         table = records.markdown_table(rows, COLUMNS)
         print(table)
         own = [fit for fit in everything if fit.problem == problem.name]
-        plots.posterior_densities(problem, own, out / f"{problem.name}_posterior.png")
+        assert reference is not None
+        plots.posterior_densities(problem, own, reference, out / f"{problem.name}_posterior.png")
         pictures = [f"{problem.name}_posterior.png"]
         if problem.name == "network":
             plots.predictive_bands(problem, own, out / "network_predictive.png")
@@ -100,7 +101,10 @@ def main(arguments: argparse.Namespace) -> int:
         "not identified. Seconds include compilation. Gradients are of the log density over all "
         "rows: a minibatch of B of N rows counts B/N.\n\n"
         + "\n".join(sections)
-        + "\n## Loss traces\n\n![Loss traces](losses.png)\n\n"
+        + "\n## Loss traces\n\n"
+        "SVI: minus the evidence lower bound. SVGD: minus the mean log density of the particles, "
+        "which rises again while they spread. ProximalScoreVI: the squared distance between the "
+        "guide's scores and the model's.\n\n![Loss traces](losses.png)\n\n"
         + f"The whole run took {seconds:.0f} s.\n"
     )
     records.write_text(out / "report.md", report)

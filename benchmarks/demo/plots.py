@@ -19,46 +19,68 @@ from benchmarks.demo.problems import Draws, Problem, network_output
 SHOWN = 4
 
 
-def posterior_densities(problem: Problem, fits: Sequence[Fit], path: Path) -> None:
-    """Marginal densities of the first few compared quantities, every fit beside the reference."""
-    posteriors = {}
-    for fit in fits:
-        values = problem.compared(fit.draws)[:, :SHOWN]
-        posteriors[fit.label] = {
-            label: values[None, :, i] for i, label in enumerate(problem.labels[:SHOWN])
+def posterior_densities(problem: Problem, fits: Sequence[Fit], reference: Fit, path: Path) -> None:
+    """Marginal densities of the first few compared quantities, one row for each backend.
+
+    The reference is drawn in black in every row.
+    """
+    shown = problem.labels[:SHOWN]
+
+    def posterior(fit: Fit) -> dict[str, Any]:
+        values = problem.compared(fit.draws)
+        return {label: values[None, :, i] for i, label in enumerate(shown)}
+
+    backends = list(dict.fromkeys(fit.backend for fit in fits))
+    rows = {
+        backend: [reference, *(f for f in fits if f.backend == backend and f is not reference)]
+        for backend in backends
+    }
+    if int(az.__version__.split(".")[0]) >= 1:
+        data = {
+            fit.label: az.from_dict({"posterior": posterior(fit)})
+            for fit in dict.fromkeys(fits, None)
         }
-    if int(az.__version__.split(".")[0]) < 1:
-        axes = az.plot_density(
-            [az.from_dict(posterior=posterior) for posterior in posteriors.values()],
-            data_labels=list(posteriors),
+        collection = az.plot_dist(data)
+        collection.add_legend("model")
+        collection.savefig(path)
+        return
+    figure, axes = plt.subplots(
+        len(rows), len(shown), figsize=(3.6 * len(shown), 2.8 * len(rows)), layout="constrained"
+    )
+    for row, (backend, chosen) in zip(axes, rows.items(), strict=True):
+        az.plot_density(
+            [az.from_dict(posterior=posterior(fit)) for fit in chosen],
+            data_labels=[fit.label for fit in chosen],
             hdi_prob=0.98,
             point_estimate=None,
-            grid=(1, len(problem.labels[:SHOWN])),
-            figsize=(4.2 * SHOWN, 3.8),
-            textsize=11,
+            colors=["black", *(f"C{i}" for i in range(len(chosen) - 1))],
+            ax=row,
+            textsize=10,
         )
-        figure = np.ravel(axes)[0].figure
-    else:
-        collection = az.plot_dist(
-            {
-                label: az.from_dict({"posterior": posterior})
-                for label, posterior in posteriors.items()
-            }
-        )
-        collection.add_legend("model")
-        figure = collection.viz["figure"].item()
+        for axis in row:
+            if axis.get_legend() is not None:
+                axis.get_legend().remove()
+        row[0].set_ylabel(backend)
+        handles = [
+            plt.Line2D([], [], color="black" if i == 0 else f"C{i - 1}", label=fit.label)
+            for i, fit in enumerate(chosen)
+        ]
+        row[-1].legend(handles=handles, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.suptitle(problem.title)
-    figure.savefig(path, dpi=110, bbox_inches="tight")
+    figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
 def _band(draws: Draws, problem: Problem, generator: np.random.Generator) -> Any:
     extra = problem.extra
     outputs = network_output(draws, extra["grid"])
-    noise = draws["noise"][:, None] * generator.normal(size=outputs.shape)
+    # Several observations for each draw, so that few particles give smooth bands, too.
+    repeats = -(-4000 // len(outputs))
+    noise = generator.normal(size=(repeats, *outputs.shape)) * draws["noise"][:, None]
+    observations = (outputs + noise).reshape(-1, outputs.shape[1])
     scale, location = extra["y_scale"], extra["y_location"]
     latent = np.quantile(outputs, [0.05, 0.95], axis=0) * scale + location
-    total = np.quantile(outputs + noise, [0.05, 0.95], axis=0) * scale + location
+    total = np.quantile(observations, [0.05, 0.95], axis=0) * scale + location
     return outputs.mean(0) * scale + location, latent, total
 
 
@@ -97,7 +119,11 @@ def predictive_bands(problem: Problem, fits: Sequence[Fit], path: Path) -> None:
 
 
 def loss_traces(problems: Sequence[Problem], fits: Sequence[Fit], path: Path) -> None:
-    """Every method's own loss over its steps, smoothed; the losses are not of one kind."""
+    """Every method's own loss over its steps, smoothed; the losses are not of one kind.
+
+    SVI: minus the evidence lower bound. SVGD: minus the mean log density of the particles, which
+    rises again while they spread. ProximalScoreVI: the squared distance of the scores.
+    """
     methods = list(dict.fromkeys(fit.method for fit in fits if fit.losses.size))
     figure, axes = plt.subplots(
         len(problems),
@@ -108,6 +134,7 @@ def loss_traces(problems: Sequence[Problem], fits: Sequence[Fit], path: Path) ->
     )
     for row, problem in zip(axes, problems, strict=True):
         for axis, method in zip(row, methods, strict=True):
+            late = []
             for fit in fits:
                 if fit.problem != problem.name or fit.method != method:
                     continue
@@ -115,7 +142,13 @@ def loss_traces(problems: Sequence[Problem], fits: Sequence[Fit], path: Path) ->
                 kept = len(fit.losses) // window * window
                 smooth = fit.losses[:kept].reshape(-1, window).mean(1)
                 axis.plot(np.arange(len(smooth)) * window, smooth, label=fit.backend)
-            axis.set_yscale("symlog" if method != "ProximalScoreVI" else "log")
+                late.append(smooth[len(smooth) // 20 :])
+            if method == "ProximalScoreVI":
+                axis.set_yscale("log")
+            else:
+                # The first steps would hide all others.
+                low, high = np.min(np.concatenate(late)), np.max(np.concatenate(late))
+                axis.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
             axis.set_title(f"{problem.title}: {method}", fontsize=9)
             axis.legend(fontsize=8)
     figure.supxlabel("step")

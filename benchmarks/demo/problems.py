@@ -41,7 +41,7 @@ class Problem:
         Draws to the quantities (draws, K) whose posterior is compared with the reference.
     labels : tuple of str
         Names of those K quantities, or of the first few of them.
-    test_log_likelihood : callable or None
+    test_log_likelihood : callable
         Draws to the mean log likelihood of a test row, under the mixture over the draws.
     about_test : str
         What the test log likelihood is, for the table's caption.
