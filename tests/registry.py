@@ -165,7 +165,7 @@ REGISTRY = {
         "ProximalScoreVI",
         _pyro_proximal("gradient"),
         _numpyro_proximal("gradient"),
-        1000,
+        2000,
         bias={"conjugate_normal": (0.02, 0.02), "gaussian_five": (0.02, 0.02)},
         draws=4000,
     ),

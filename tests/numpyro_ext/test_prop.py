@@ -1,7 +1,11 @@
-import jax, jax.numpy as jnp, numpy as np, numpyro, numpyro.distributions as dist, pytest
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
 from jax import random
 from numpyro.infer import init_to_value
 from numpyro.infer.autoguide import AutoDiagonalNormal
+
 from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.stein import SVGD
 
