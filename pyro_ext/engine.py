@@ -9,6 +9,7 @@ subclass fills in four hooks: ``_initialize`` builds its tensors once the model 
 from __future__ import annotations
 
 import os
+import pickle
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -120,7 +121,7 @@ class Engine(ABC):
         self.num_steps_taken = 0
         self.num_skipped = 0
         self.gradient_evaluations = 0.0
-        self.losses: list[float] = []
+        self.history: dict[str, list[float]] = {"loss": []}
         self._target_options: dict[str, Any] = {
             "init_strategy": init_strategy,
             "likelihood_temperature": likelihood_temperature,
@@ -137,6 +138,11 @@ class Engine(ABC):
         self._data: Data | None = None
         self._pending: dict[str, Any] | None = None
         self._horizon: int | None = None
+
+    @property
+    def losses(self) -> list[float]:
+        """Loss of every step so far, over all runs; NaN where a step was skipped."""
+        return self.history["loss"]
 
     # -- hooks -------------------------------------------------------------------------------
 
@@ -155,6 +161,10 @@ class Engine(ABC):
     @abstractmethod
     def _load_algorithm_state(self, state: dict[str, Any]) -> None:
         """Take over a state from :meth:`_algorithm_state`; tensors are built already."""
+
+    def _settings(self) -> dict[str, str]:
+        """Settings that a saved state depends on, by name; a state is loaded only into the same."""
+        return {}
 
     @abstractmethod
     def _draw(self, num_samples: int | None) -> Tensor:
@@ -247,19 +257,24 @@ class Engine(ABC):
 
     def _step_once(self) -> Update:
         assert self._data is not None
+        before = self._estimator_state, self._generator.get_state(), self.gradient_evaluations
         update = self._update(self._data)
+        if not update.finite and self.on_nonfinite == "raise":
+            self._estimator_state, generator, self.gradient_evaluations = before
+            self._generator.set_state(generator)
+            step = self.num_steps_taken + 1
+            raise NonFiniteError(
+                f"Step {step} of {type(self).__name__} was not finite. The engine holds the state "
+                "before it. Expected finite scores and updates; lower the learning rate, check the "
+                "data, or pass on_nonfinite='skip'.",
+                step=step,
+            )
         self.num_steps_taken += 1
         if not update.finite:
             self.num_skipped += 1
             update = update._replace(loss=float("nan"))
-        self.losses.append(update.loss)
-        if not update.finite and self.on_nonfinite == "raise":
-            raise NonFiniteError(
-                f"Step {self.num_steps_taken} of {type(self).__name__} was not finite. The engine "
-                "holds the state before it. Expected finite scores and updates; lower the "
-                "learning rate, check the data, or pass on_nonfinite='skip'.",
-                step=self.num_steps_taken,
-            )
+        for name, value in {"loss": update.loss, **update.info}.items():
+            self.history.setdefault(name, []).append(value)
         return update
 
     def run(
@@ -299,13 +314,15 @@ class Engine(ABC):
         NonFiniteError
             A step was not finite and ``on_nonfinite="raise"``.
         """
-        if num_steps < 0:
-            raise ArgumentError(f"Expected num_steps >= 0, found {num_steps}.")
+        if not isinstance(num_steps, int) or isinstance(num_steps, bool) or num_steps < 0:
+            found = num_steps if isinstance(num_steps, (int, float)) else type(num_steps).__name__
+            raise ArgumentError(
+                f"Expected num_steps >= 0, an int and the first argument of run, found {found}."
+            )
         if checkpoint_every < 1:
             raise ArgumentError(f"Expected checkpoint_every >= 1, found {checkpoint_every}.")
         # Schedules over a run need its end; a resumed run ends where the first one would have.
-        steps_before = self._pending["steps"] if self._pending else self.num_steps_taken
-        self._horizon = steps_before + num_steps
+        self._horizon = self.num_steps_taken + num_steps
         self.setup(*args, **kwargs)
         losses: list[float] = []
         info: dict[str, list[float]] = {}
@@ -351,7 +368,11 @@ class Engine(ABC):
             "steps": self.num_steps_taken,
             "skipped": self.num_skipped,
             "gradient_evaluations": self.gradient_evaluations,
-            "losses": torch.tensor(self.losses, dtype=torch.float64),
+            "settings": self._settings(),
+            "history": {
+                name: torch.tensor(values, dtype=torch.float64)
+                for name, values in self.history.items()
+            },
             "estimator": self._estimator_state,
             "generator": self._generator.get_state(),
             "algorithm": self._algorithm_state(),
@@ -376,9 +397,14 @@ class Engine(ABC):
         Raises
         ------
         ArgumentError
-            The file was saved by another engine or for another model.
+            The file was saved by another engine, with other settings, or for another model.
         """
-        state = torch.load(path, weights_only=True)
+        try:
+            state = torch.load(path, weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, KeyError, EOFError) as error:
+            raise ArgumentError(
+                f"Expected a file saved by an engine, found one that cannot be read: {path}."
+            ) from error
         if not isinstance(state, dict) or state.get("format") != FORMAT:
             raise ArgumentError(f"Expected a file saved by an engine, found another: {path}.")
         if state["engine"] != type(self).__name__:
@@ -386,6 +412,7 @@ class Engine(ABC):
                 f"Expected a state of {type(self).__name__}, found one of {state['engine']}."
             )
         if self._target is None:
+            self._restore_counts(state)
             self._pending = state
         else:
             self._restore(state)
@@ -397,13 +424,22 @@ class Engine(ABC):
                 f"The saved state belongs to another model: expected sites {expected}, "
                 f"found {found}."
             )
+        settings = self._settings()
+        if state["settings"] != settings:
+            raise ArgumentError(
+                f"The saved state belongs to other settings: expected {settings}, found "
+                f"{state['settings']}. Make the engine with the settings of the saved run."
+            )
+        self._load_algorithm_state(state["algorithm"])
+        self._restore_counts(state)
+        self._estimator_state = state["estimator"]
+        self._generator.set_state(state["generator"])
+
+    def _restore_counts(self, state: dict[str, Any]) -> None:
         self.num_steps_taken = state["steps"]
         self.num_skipped = state["skipped"]
         self.gradient_evaluations = state["gradient_evaluations"]
-        self.losses = state["losses"].tolist()
-        self._estimator_state = state["estimator"]
-        self._generator.set_state(state["generator"])
-        self._load_algorithm_state(state["algorithm"])
+        self.history = {name: values.tolist() for name, values in state["history"].items()}
 
 
 def seeded_generator(*seeds: int) -> torch.Generator:

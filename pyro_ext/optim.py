@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from pyro.optim import PyroLRScheduler, PyroOptim
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from pyro_ext.errors import ArgumentError
 
@@ -61,6 +62,12 @@ class EngineOptimizer:
                 )
             self._optimizer = built
 
+    @property
+    def description(self) -> str:
+        """Names of the optimizer and of its schedule."""
+        parts = [self._optimizer] if self._scheduler is None else [self._optimizer, self._scheduler]
+        return ", ".join(type(part).__name__ for part in parts)
+
     def step(self, gradients: Mapping[str, Tensor]) -> None:
         """Descend along ``gradients``, one tensor for each parameter."""
         for name, parameter in self.parameters.items():
@@ -80,6 +87,13 @@ class EngineOptimizer:
         """State of the optimizer and its schedule, for saving."""
         scheduler = None if self._scheduler is None else self._scheduler.state_dict()
         return {"optimizer": self._optimizer.state_dict(), "scheduler": scheduler}
+
+    def snapshot(self) -> dict[str, Any]:
+        """A copy of the state, which later steps leave as it is, for :meth:`load_state_dict`."""
+        copy: dict[str, Any] = pytree.tree_map(
+            lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, self.state_dict()
+        )
+        return copy
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a state from :meth:`state_dict`."""

@@ -10,8 +10,9 @@ and, where they have more to say, any of the following, each looked up by name:
 ``arviz_attributes()``
     A dict of attributes. ``sample_kind`` says what the draws are: "particles" or
     "independent draws".
-``losses``
-    The value of every step so far, which goes to the group ``optimization``.
+``history``
+    A dict of the figures of every step so far, the loss among them, which go to the group
+    ``optimization``: a step is not a draw, so they cannot be in ``sample_stats``.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from pyro_ext.diagnostics.inference_data import (
     leading_plate,
     named_arguments,
 )
+from pyro_ext.errors import ArgumentError
 from pyro_ext.target.replay import Replay, replay
 
 Array = NDArray[Any]
@@ -58,7 +60,7 @@ def to_arviz(
     observed_data: bool = True,
     sample_stats: bool = True,
     constant_data: Mapping[str, Any] | bool = True,
-    losses: Any = None,
+    result: Any = None,
     dims: Mapping[str, Sequence[str]] | None = None,
     coords: Mapping[str, Sequence[Any]] | None = None,
     draw_chunk: int | None = None,
@@ -89,8 +91,10 @@ def to_arviz(
     constant_data : mapping of str to array, or bool
         Arrays for the group of that name. True takes the model's array arguments that are not
         observations.
-    losses : sequence of float, optional
-        Value of each step, for the group ``optimization``. Default: what the engine kept.
+    result : RunResult, optional
+        Run whose losses and other figures (the force norm of particles, log_p and log_q of
+        guides) go to the group ``optimization``, along a dimension ``step``. Default: those of
+        every step that the engine has taken.
     dims : mapping of str to sequence of str, optional
         Dimension names of a variable, without chain and draw. Default: the plates' names.
     coords : mapping of str to sequence, optional
@@ -112,6 +116,11 @@ def to_arviz(
     ImportError
         ArviZ is not installed.
     """
+    if not hasattr(engine, "target") or not hasattr(engine, "get_samples"):
+        raise ArgumentError(
+            f"Expected a fitted engine such as SVGD, found {type(engine).__name__}. Pass the "
+            "engine, then the model's arguments."
+        )
     target = engine.target
     data = target.bind(*args, **kwargs)
     given = engine.get_samples() if num_samples is None else engine.get_samples(num_samples)
@@ -151,9 +160,10 @@ def to_arviz(
             name: Variable(_to_numpy(value), leading_plate(_to_numpy(value), replayed.plate_sizes))
             for name, value in constant_data.items()
         }
-    losses = getattr(engine, "losses", None) if losses is None else losses
-    if losses is not None and len(losses):
-        groups["optimization"] = {"loss": Variable(_to_numpy(losses))}
+    traces = getattr(engine, "history", {}) if result is None else _traces(result)
+    groups["optimization"] = {
+        name: Variable(_to_numpy(values)) for name, values in traces.items() if len(values)
+    }
     return inference_data(
         groups,
         replayed.plate_sizes,
@@ -161,6 +171,10 @@ def to_arviz(
         coords=coords,
         attributes=_attributes(engine),
     )
+
+
+def _traces(result: Any) -> dict[str, Any]:
+    return {"loss": result.losses, **result.info}
 
 
 def _to_numpy(value: Any) -> Array:

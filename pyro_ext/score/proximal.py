@@ -12,7 +12,6 @@ project's; see :mod:`pyro_ext.score.gaussian_regression`.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -127,7 +126,8 @@ class ProximalScoreVI(Engine):
     total_steps : int, optional
         T when steps are taken with ``step``. ``run(n)`` sets T to the steps taken so far plus n,
         so that a run resumed for its remaining steps has the T of the uninterrupted one. While T
-        is unknown, t/T is taken as 0.
+        is unknown, and for steps after the end of a run, t/T is taken as 0: the proximal weight
+        is 0 and the default optimizer's rate is its first.
     decay, trust : float
         Constants p and c of ``solver="regression"``; see
         :mod:`pyro_ext.score.gaussian_regression`.
@@ -261,23 +261,23 @@ dtype
             finite = self._gradient_steps(theta, target, weight)
         return Update(loss, info, finite)
 
+    def _settings(self) -> dict[str, str]:
+        optimizer = "none" if self._optimizer is None else self._optimizer.description
+        guide = type(self.guide).__name__
+        return {"solver": self.solver, "guide": guide, "optimizer": optimizer}
+
     def _algorithm_state(self) -> dict[str, Any]:
         return {
-            "solver": self.solver,
             "parameters": {
                 name: value.detach().clone() for name, value in self._parameters.items()
             },
             "optimizer": None if self._optimizer is None else self._optimizer.state_dict(),
             "regression": None if self._regression is None else self._regression._asdict(),
             "total_steps": self._total,
+            "draws": self._draws.get_state(),
         }
 
     def _load_algorithm_state(self, state: dict[str, Any]) -> None:
-        if state["solver"] != self.solver:
-            raise ArgumentError(
-                f"Expected a state saved with solver={self.solver!r}, found "
-                f"{state['solver']!r}. Make the engine with the solver of the saved run."
-            )
         found = {name: tuple(value.shape) for name, value in state["parameters"].items()}
         expected = {name: tuple(value.shape) for name, value in self._parameters.items()}
         if found != expected:
@@ -290,6 +290,7 @@ dtype
             self._optimizer.load_state_dict(state["optimizer"])
         if self._regression is not None:
             self._regression = Regression(**state["regression"])
+        self._draws.set_state(state["draws"])
         if self._horizon is None:
             self._horizon = state["total_steps"]
 
@@ -328,7 +329,9 @@ dtype
 
     @property
     def _total(self) -> int | None:
-        return self.total_steps if self._horizon is None else self._horizon
+        if self._horizon is None or self.num_steps_taken >= self._horizon:
+            return self.total_steps
+        return self._horizon
 
     def _progress(self) -> float:
         """Fraction t/T of the run that is done."""
@@ -344,7 +347,7 @@ dtype
 
     def _gradient_steps(self, theta: Tensor, target: Tensor, weight: float) -> bool:
         assert self._optimizer is not None and self.num_inner_steps is not None
-        before = self.parameters, copy.deepcopy(self._optimizer.state_dict())
+        before = self.parameters, self._optimizer.snapshot()
         if self._default_optimizer is not None:
             rate = LEARNING_RATE * 0.5 * (1.0 + math.cos(math.pi * self._progress()))
             for group in self._default_optimizer.param_groups:

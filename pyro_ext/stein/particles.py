@@ -7,6 +7,7 @@ engine's direction phi, and the optimizer's descent along -phi.
 from __future__ import annotations
 
 import math
+import operator
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -50,8 +51,9 @@ class ParticleEngine(Engine):
         num_particles: int = 32,
         **options: Any,
     ) -> None:
-        if not isinstance(num_particles, int) or isinstance(num_particles, bool):
+        if isinstance(num_particles, bool) or not hasattr(num_particles, "__index__"):
             raise ArgumentError(f"Expected num_particles to be an int, found {num_particles!r}.")
+        num_particles = operator.index(num_particles)
         if num_particles < 1:
             raise ArgumentError(f"Expected num_particles >= 1, found {num_particles}.")
         # Fail on a bad optimizer here rather than at the first step.
@@ -100,9 +102,20 @@ class ParticleEngine(Engine):
         limit = 0.01 * math.sqrt(torch.finfo(particles.dtype).max)
         finite = math.isfinite(loss) and largest <= limit
         if finite:
+            before = particles.clone(), self._optimizer.snapshot()
             self._optimizer.step({_NAME: -phi})
-            self._accept(result)
+            # A finite direction can still be multiplied to infinity by the learning rate.
+            finite = bool(torch.isfinite(self._particles).all())
+            if finite:
+                self._accept(result)
+            else:
+                particles.copy_(before[0])
+                self._optimizer.load_state_dict(before[1])
         return Update(loss, {"force_norm": force_norm}, finite)
+
+    def _settings(self) -> dict[str, str]:
+        assert self._optimizer is not None
+        return {"optimizer": self._optimizer.description}
 
     def _algorithm_state(self) -> dict[str, Any]:
         assert self._optimizer is not None

@@ -89,6 +89,9 @@ class SVGD(ParticleEngine):
     def _accept(self, result: KernelState) -> None:
         self._kernel_state = result
 
+    def _settings(self) -> dict[str, str]:
+        return {**super()._settings(), "kernel": repr(self.kernel)}
+
     def _algorithm_state(self) -> dict[str, Any]:
         return {**super()._algorithm_state(), "kernel": self._kernel_state}
 

@@ -32,6 +32,7 @@ from pyro_ext.target.handlers import (
     is_factor,
     isolated_parameters,
     plate_frames,
+    plate_shape_error,
     without_host_checks,
 )
 from pyro_ext.target.layout import DataPlate, Layout
@@ -183,11 +184,9 @@ def _run(
             with handler:
                 model(*args, **kwargs)
         except ValueError as error:
-            if "Shape mismatch inside plate" in str(error) and not indices:
-                raise ArgumentError(
-                    f"{error}\nThe rows passed as arguments do not fit the plate. When minibatches "
-                    "are passed as arguments, write pyro.plate(name, size, subsample_size=len(x))."
-                ) from error
+            shape_error = None if indices else plate_shape_error(error)
+            if shape_error is not None:
+                raise shape_error from error
             if "to satisfy the constraint" in str(error):
                 raise ModelCheckError(
                     f"The model failed with all latent sites near zero in unconstrained space: "
@@ -236,6 +235,15 @@ def discover(
             f"{_name(model)} found no latent variables. Expected at least one sample site without "
             "obs=; check that the sites are not observed or hidden by poutine.block."
         )
+    for name, site in handler.sites.items():
+        for frame in site["cond_indep_stack"]:
+            if frame.name in control.plates and not frame.vectorized:
+                raise ModelCheckError(
+                    f"Site '{name}' is inside plate '{frame.name}', which is subsampled and used "
+                    "as a Python loop, so that the sites differ from minibatch to minibatch. "
+                    "Expected a vectorized plate: `with pyro.plate(name, size, "
+                    "subsample_size=B) as rows:`."
+                )
     layout = Layout(tuple(handler.shapes), dict(handler.shapes))
     batch_arguments = bool(control.plates) and _rows_are_arguments(model, args, kwargs, first)
     local_sites = tuple(
@@ -308,7 +316,9 @@ def _rows_are_arguments(
     }
     try:
         probe = _run(model, args, kwargs, indices, 0, radius=0.1, parameters=first.parameters)
-    except (ValueError, RuntimeError, IndexError):
+    except IndexError as error:
+        raise _too_few_rows(plates) from error
+    except (ValueError, RuntimeError):
         return True
     for name, site in probe.handler.sites.items():
         if not site["is_observed"] or is_factor(site) or is_deterministic(site):
@@ -317,7 +327,21 @@ def _rows_are_arguments(
         for frame in plate_frames(site):
             if frame.name in plates and isinstance(value, Tensor) and value.shape == before.shape:
                 return True
+    last = {name: torch.arange(size - declared, size) for name, (size, declared) in plates.items()}
+    try:
+        _run(model, args, kwargs, last, 0, 0.1, first.parameters, validate=False)
+    except IndexError as error:
+        raise _too_few_rows(plates) from error
     return False
+
+
+def _too_few_rows(plates: Mapping[str, tuple[int, int]]) -> ArgumentError:
+    sizes = ", ".join(f"'{name}' of {size} rows" for name, (size, _) in plates.items())
+    return ArgumentError(
+        f"The model indexes its data by the rows of plate {sizes}, and the data have fewer rows. "
+        "Expected as many rows as the plate has; write pyro.plate(name, len(x), subsample_size=B) "
+        "and pass all rows."
+    )
 
 
 def _device(handler: DiscoveryHandler) -> torch.device:

@@ -20,10 +20,13 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from pyro_ext.errors import EvaluationWarning, ModelCheckError
+from pyro_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 from pyro_ext.target.handlers import without_host_checks
 
 MODES = ("inductor", "graph", "handlers", "loop")
+
+#: Graphs kept by one function; the oldest makes room.
+MAX_GRAPHS = 32
 
 # What vmap, functorch's grad and make_fx raise when a model does something that they cannot
 # express. The model itself has been run eagerly before, so its own faults come up there.
@@ -82,6 +85,7 @@ class BatchedFunction:
         self.mode = mode
         self.particle_chunk = particle_chunk
         self._graphs: dict[Hashable, tuple[Callable[..., Any], _Inputs]] = {}
+        self._told_many = False
 
     def retrace(self) -> None:
         """Forget the traced graphs, for example after changing a tensor the model closes over."""
@@ -105,21 +109,35 @@ class BatchedFunction:
                     return entry[0](z, *inputs.tensors)
                 try:
                     graph = self._trace(z, inputs)
-                except ModelCheckError:
+                except (ModelCheckError, ArgumentError):
                     raise
                 except _LIFT_FAILURES as error:
                     self._fall_back("handlers", error)
                 else:
-                    self._graphs[key] = (graph, inputs)
+                    self._keep(key, graph, inputs)
                     return graph(z, *inputs.tensors)
             if self.mode == "handlers":
                 try:
                     return self._through_handlers(z, arguments)
-                except ModelCheckError:
+                except (ModelCheckError, ArgumentError):
                     raise
                 except _LIFT_FAILURES as error:
                     self._fall_back("loop", error)
             return self._loop(z, arguments)
+
+    def _keep(self, key: Hashable, graph: Callable[..., Any], inputs: _Inputs) -> None:
+        if len(self._graphs) == MAX_GRAPHS:
+            if not self._told_many:
+                self._told_many = True
+                warnings.warn(
+                    f"The model was traced for {MAX_GRAPHS} kinds of arguments, which is slow. A "
+                    "new graph is needed for every new shape, Python number and NumPy array: pass "
+                    "data that change as torch tensors, in batches of few different lengths.",
+                    EvaluationWarning,
+                    stacklevel=2,
+                )
+            del self._graphs[next(iter(self._graphs))]
+        self._graphs[key] = (graph, inputs)
 
     def _fall_back(self, mode: str, error: Exception) -> None:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributions import Distribution, biject_to
 from torch.distributions.transforms import ComposeTransform, IndependentTransform, Transform
 
-from pyro_ext.errors import ModelCheckError
+from pyro_ext.errors import ArgumentError, ModelCheckError
 
 Indices = Mapping[str, Tensor]
 
@@ -174,6 +174,16 @@ def is_deterministic(site: Mapping[str, Any]) -> bool:
 def plate_frames(site: Mapping[str, Any]) -> list[Any]:
     """The vectorized plates around a site."""
     return [frame for frame in site["cond_indep_stack"] if frame.vectorized]
+
+
+def plate_shape_error(error: ValueError) -> ArgumentError | None:
+    """Pyro's complaint about rows that do not fit a plate, with the fix; None for other errors."""
+    if "Shape mismatch inside plate" not in str(error):
+        return None
+    return ArgumentError(
+        f"{error}\nThe rows passed as arguments do not fit the plate. When minibatches are passed "
+        "as arguments, write pyro.plate(name, size, subsample_size=len(x))."
+    )
 
 
 class SiteHandler(Messenger):

@@ -32,6 +32,7 @@ from pyro_ext.target.handlers import (
     SubsampleControl,
     UnconstrainHandler,
     isolated_parameters,
+    plate_shape_error,
     without_host_checks,
 )
 from pyro_ext.target.initialization import draw_positions
@@ -42,6 +43,19 @@ Indices = Mapping[str, Tensor]
 
 #: Rows of a subsampled plate that a full-data sweep evaluates at once, unless told otherwise.
 DEFAULT_DATA_CHUNK = 2048
+
+
+def _differentiated(single: Callable[[Tensor, Any], Any]) -> Callable[[Tensor, Any], Any]:
+    """Evaluate a function as if for its gradient, and drop that.
+
+    Fused kernels (recurrent layers) have no batching rule; where gradients are followed torch
+    takes their parts instead, which do.
+    """
+
+    def value(z: Tensor, arguments: Any) -> Any:
+        return torch.func.vjp(lambda z: single(z, arguments), z)[0]
+
+    return value
 
 
 class Score(NamedTuple):
@@ -152,11 +166,13 @@ class LogDensity:
         def lift(single: Callable[..., Any]) -> BatchedFunction:
             return BatchedFunction(single, evaluation, particle_chunk)
 
-        self._value = lift(self._single_value)
+        self._value = lift(_differentiated(self._single_value))
         self._score = lift(self._single_score)
         self._score_parts = lift(self._single_score_parts)
-        self._constrain = lift(self._single_constrain)
-        self._unconstrain = BatchedFunction(self._single_unconstrain, "handlers", particle_chunk)
+        self._constrain = lift(_differentiated(self._single_constrain))
+        self._unconstrain = BatchedFunction(
+            _differentiated(self._single_unconstrain), "handlers", particle_chunk
+        )
 
     @property
     def dim(self) -> int:
@@ -190,7 +206,10 @@ class LogDensity:
         """Run the model once under ``handler``, with (args, kwargs, row indices)."""
         args, kwargs, indices = arguments
         with isolated_parameters(self._parameters), SubsampleControl(indices), handler:
-            self.model(*args, **kwargs)
+            try:
+                self.model(*args, **kwargs)
+            except ValueError as error:
+                raise plate_shape_error(error) or error from error
 
     def _single_value(self, z: Tensor, arguments: Any) -> tuple[Tensor, Tensor]:
         handler = SiteHandler(self.layout.split(z), arguments[2])
@@ -259,6 +278,11 @@ class LogDensity:
                 f"Expected row indices for the subsampled plates {expected}, found {found}. "
                 "Pass indices={plate: rows}, or use the full_* functions for all rows."
             )
+        # With all rows in one set Pyro leaves the data in order, and so must the latents be.
+        indices = {
+            name: rows.sort().values if len(rows) == self.plates[name].size else rows
+            for name, rows in indices.items()
+        }
         return as_arguments(data.args, data.kwargs, indices)
 
     def _particles(self, z: Tensor) -> Tensor:

@@ -112,7 +112,13 @@ class _ReplayHandler(Messenger):
             return
         msg["fn"] = without_validation(msg["fn"])
         if not msg["is_observed"] and msg["value"] is None:
-            value = self.values[msg["name"]]
+            value = self.values.get(msg["name"])
+            if value is None:
+                raise ArgumentError(
+                    f"Expected the observations of site '{msg['name']}', which the engine was "
+                    "fitted to, found none. Pass them as in the fit; for predictions on new data "
+                    "use Predictive(model, posterior_samples=engine.get_samples())."
+                )
             for frame in plate_frames(msg):
                 if frame.name in self.indices:
                     axis = value.dim() - msg["fn"].event_dim + frame.dim

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyro
@@ -43,7 +43,7 @@ class FixedEngine:
 class GuideEngine(FixedEngine):
     """An engine with everything that the conversion looks for."""
 
-    losses = tuple(range(50))
+    history: ClassVar[dict[str, list[float]]] = {"loss": [float(i) for i in range(50)]}
 
     def sample_statistics(self, positions: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"log_q": -0.5 * (positions**2).sum(-1)}
@@ -255,7 +255,9 @@ def test_statistics_losses_and_attributes_of_an_engine() -> None:
         rtol=1e-8,
     )
     assert support.group(result, "optimization")["loss"].dims == ("step",)
-    np.testing.assert_array_equal(support.values(result, "optimization", "loss"), engine.losses)
+    np.testing.assert_array_equal(
+        support.values(result, "optimization", "loss"), engine.history["loss"]
+    )
     attributes = support.group(result, "posterior").attrs
     assert attributes["sample_kind"] == "independent draws"
     assert (attributes["converged"], attributes["rank"]) == (1, 2)
@@ -354,7 +356,11 @@ def test_svgd_is_converted_at_its_particles() -> None:
         prior + support.logistic_log_likelihood(w, b).sum(-1),
         rtol=1e-8,
     )
-    np.testing.assert_array_equal(support.values(result, "optimization", "loss"), fit.losses)
+    for traces in (result, to_arviz(engine, *args, result=fit, **options)):
+        np.testing.assert_array_equal(support.values(traces, "optimization", "loss"), fit.losses)
+        np.testing.assert_array_equal(
+            support.values(traces, "optimization", "force_norm"), fit.info["force_norm"]
+        )
     attributes = support.group(result, "posterior").attrs
     assert (attributes["engine"], attributes["sample_kind"]) == ("SVGD", "particles")
 
@@ -370,3 +376,32 @@ def test_engine_fitted_on_batches_is_converted_on_the_full_data() -> None:
         support.logistic_log_likelihood(draws["w"].numpy(), draws["b"].numpy()),
         **ROUNDING,
     )
+
+
+def test_new_observations_follow_the_draws_and_not_the_data() -> None:
+    def model(y: torch.Tensor) -> None:
+        m = pyro.sample("m", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Normal(m, 1.0), obs=y)
+
+    y = torch.full((400,), 50.0)
+    engine = SVGD(model, pyro.optim.Adam({"lr": 0.1}), num_particles=5, seed=0)
+    engine.setup(y)
+    predicted = support.values(to_arviz(engine, y), "posterior_predictive", "y")
+    # Five standard errors of a mean of 400 unit normals.
+    np.testing.assert_allclose(predicted.mean(1), engine.get_samples()["m"], atol=0.25)
+
+
+def test_missing_observations_and_wrong_engines_are_told() -> None:
+    def model(x: torch.Tensor, y: torch.Tensor | None = None) -> None:
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(a * x, 1.0), obs=y)
+
+    x = torch.arange(4.0)
+    engine = SVGD(model, pyro.optim.Adam({"lr": 0.1}), num_particles=3, seed=0)
+    engine.setup(x, x)
+    with pytest.raises(ArgumentError, match=r"observations of site 'y'.*Predictive"):
+        to_arviz(engine, x)
+    with pytest.raises(ArgumentError, match="Expected a fitted engine"):
+        to_arviz(model, x)

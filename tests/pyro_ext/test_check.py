@@ -289,3 +289,39 @@ def test_hidden_sites_do_not_count():
         pyro.sample("a", dist.Normal(0.0, 1.0))
 
     assert "poutine.block" in our_message(poutine.block(inner))
+
+
+def test_subsampled_plate_in_a_loop():
+    def model(y):
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        for t in pyro.plate("t", 10, subsample_size=3):
+            pyro.sample(f"y_{t}", dist.Normal(a, 0.5), obs=y[t])
+
+    ours = our_message(model, torch.zeros(10))
+    assert "plate 't'" in ours and "Python loop" in ours
+
+
+def test_data_shorter_than_the_plate_that_indexes_them():
+    def model(y, size):
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with pyro.plate("N", size, subsample_size=10) as rows:
+            pyro.sample("y", dist.Normal(a, 1.0), obs=y[rows])
+
+    for size in (41, 80):
+        ours = our_message(model, torch.zeros(40), size, error=ArgumentError)
+        assert f"'N' of {size} rows" in ours and "fewer rows" in ours
+    LogDensity(model, (torch.zeros(40), 40))
+
+
+def test_rows_that_stop_fitting_later():
+    def model(y):
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with pyro.plate("N", 100, subsample_size=20):
+            pyro.sample("y", dist.Normal(a, 1.0).expand([len(y)]), obs=y)
+
+    target = LogDensity(model, (torch.zeros(20),))
+    z = torch.zeros(2, 1)
+    target.score(z, target.bind(torch.ones(20)))
+    with pytest.raises(ArgumentError, match=r"subsample_size=len\(x\)"):
+        target.score(z, target.bind(torch.ones(13)))
+    assert target.evaluation == "graph"

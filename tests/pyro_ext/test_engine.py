@@ -139,8 +139,21 @@ def test_load_refuses_other_files_engines_and_models(tmp_path):
     with pytest.raises(ArgumentError, match=r"another model.*'b'.*'a'"):
         another.step()
     torch.save({"a": 1}, tmp_path / "other.pt")
-    with pytest.raises(ArgumentError, match="saved by an engine"):
-        e.load(tmp_path / "other.pt")
+    (tmp_path / "text.pt").write_text("no state at all")
+    for name in ("other.pt", "text.pt"):
+        with pytest.raises(ArgumentError, match="saved by an engine"):
+            e.load(tmp_path / name)
+
+
+def test_counts_are_there_as_soon_as_a_state_is_loaded(tmp_path):
+    e = engine()
+    e.run(7, Y, progress_bar=False)
+    e.save(tmp_path / "state.pt")
+    resumed = engine()
+    resumed.load(tmp_path / "state.pt")
+    assert resumed.num_steps_taken == 7 and resumed.losses == e.losses
+    resumed.run(10 - resumed.num_steps_taken, Y, progress_bar=False)
+    assert resumed.num_steps_taken == 10
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip"])
@@ -154,6 +167,13 @@ def test_a_non_finite_step_keeps_the_state(policy):
         with pytest.raises(NonFiniteError, match=r"Step 6.*learning rate") as caught:
             e.step(broken)
         assert caught.value.step == 6
+        # Nothing of the failed step stays, not even its minibatch.
+        assert e.num_steps_taken == 5 and len(e.losses) == 5
+        twin = engine(on_nonfinite=policy)
+        twin.run(5, Y, progress_bar=False)
+        assert e.gradient_evaluations == twin.gradient_evaluations
+        assert e.step(Y) == twin.step(Y)
+        before, state = e.z.clone(), e.optimizer.state_dict()
     else:
         result = e.run(2, broken, progress_bar=False)
         assert np.isnan(result.losses).all() and e.num_skipped == 2
@@ -170,6 +190,8 @@ def test_bad_input_is_refused_before_any_work():
         engine(estimator="svrg")
     with pytest.raises(ArgumentError, match="num_steps >= 0"):
         engine().run(-1, Y)
+    with pytest.raises(ArgumentError, match=r"first argument of run, found Tensor"):
+        engine().run(Y, 10)
     with pytest.raises(RuntimeError, match="has not seen the model's arguments"):
         engine().get_samples()
     bound = torch.optim.Adam([torch.zeros(1, requires_grad=True)])

@@ -94,3 +94,17 @@ def test_minibatch_refuses_models_without_rows_to_draw():
             Minibatch().init(target, target.bind(y), torch.Generator())
     with pytest.raises(ArgumentError, match="'reshuffle', 'replacement'"):
         Minibatch("cyclic")
+
+
+def test_every_row_is_used_in_an_epoch_that_batches_fill():
+    y = torch.arange(12.0)
+    target = LogDensity(subsampled, (y,))
+    generator = torch.Generator().manual_seed(0)
+    estimator = Minibatch()
+    state = estimator.init(target, target.bind(y), generator)
+    for _ in range(3):
+        seen = []
+        for _ in range(4):
+            rows, state = estimator.draw(target, state, generator)
+            seen += rows["N"].tolist()
+        assert sorted(seen) == list(range(12))

@@ -25,7 +25,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from pyro_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
 from pyro_ext.gradients import Full
 from pyro_ext.guides import Moments, flat_density
-from pyro_ext.score import ProximalScoreVI
+from pyro_ext.score import ProximalScoreVI, proximal
 from pyro_ext.score.gaussian_regression import (
     initial_regression,
     is_warm,
@@ -393,14 +393,17 @@ def test_step_after_load_keeps_the_run_length(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     engine = make(seen)
     engine.run(4, Y, progress_bar=False)
-    engine.run(2, Y, progress_bar=False)
-    assert seen == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 6), (5, 6)]
+    engine.run(4, Y, progress_bar=False, callback=lambda i, *_: i == 6)
+    assert seen == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 8), (5, 8)]
     engine.save(tmp_path / "state")
     again: list[tuple[int, int]] = []
     other = make(again)
     other.load(tmp_path / "state")
-    other.step(Y)
-    assert again == [(6, 6)]
+    assert other.num_steps_taken == 6
+    for _ in range(3):
+        other.step(Y)
+    # After the end of the run T is unknown again.
+    assert again == [(6, 8), (7, 8), (8, 0)]
     alone: list[tuple[int, int]] = []
     make(alone).step(Y)
     assert alone == [(0, 0)]
@@ -508,9 +511,97 @@ def test_state_of_another_solver_or_guide_is_refused(solver: str, tmp_path: Path
     other = "regression" if solver == "gradient" else "gradient"
     loaded = ProximalScoreVI(gaussian, AutoMultivariateNormal, solver=other)
     loaded.load(tmp_path / "state")
-    with pytest.raises(ArgumentError, match=f"found '{solver}'"):
+    with pytest.raises(ArgumentError, match=rf"other settings.*found.*'{solver}'"):
         loaded.run(1, progress_bar=False)
     loaded = ProximalScoreVI(gaussian, AutoDiagonalNormal, solver=solver)
     loaded.load(tmp_path / "state")
-    with pytest.raises(ArgumentError, match="another guide"):
+    with pytest.raises(ArgumentError, match=r"other settings.*AutoDiagonalNormal"):
         loaded.run(1, progress_bar=False)
+
+
+def test_steps_after_a_run_still_move_the_guide() -> None:
+    engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, seed=0)
+    engine.run(5, Y, progress_bar=False)
+    before = engine.parameters
+    engine.step(Y)
+    assert all(not torch.equal(before[name], value) for name, value in engine.parameters.items())
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [("linear", [0.0, 0.25, 0.5, 0.75]), (0.4, [0.4] * 4)]
+)
+def test_the_proximal_weight_reaches_the_steps(
+    given: Any, expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blended, used = [], []
+    blend, gradient = proximal.blended_target, proximal.proximal_gradient
+
+    def seen_blend(score: Any, present: Any, weight: float) -> Any:
+        blended.append(weight)
+        return blend(score, present, weight)
+
+    def seen_gradient(*arguments: Any) -> Any:
+        used.append(arguments[-1])
+        return gradient(*arguments)
+
+    monkeypatch.setattr(proximal, "blended_target", seen_blend)
+    monkeypatch.setattr(proximal, "proximal_gradient", seen_gradient)
+    engine = ProximalScoreVI(
+        conjugate, AutoDiagonalNormal, proximal=given, num_inner_steps=1, seed=0
+    )
+    engine.run(4, Y, progress_bar=False)
+    assert blended == used == pytest.approx(expected)
+
+
+def test_trust_and_decay_reach_the_regression(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    observe, updated = proximal.observe, proximal.updated_moments
+
+    def seen_observe(regression: Any, theta: Any, score: Any, decay: float) -> Any:
+        seen.append(("decay", decay))
+        return observe(regression, theta, score, decay)
+
+    def seen_updated(regression: Any, moments: Any, trust: float) -> Any:
+        seen.append(("trust", trust))
+        return updated(regression, moments, trust)
+
+    monkeypatch.setattr(proximal, "observe", seen_observe)
+    monkeypatch.setattr(proximal, "updated_moments", seen_updated)
+    engine = ProximalScoreVI(
+        conjugate, AutoDiagonalNormal, solver="regression", trust=2.0, decay=0.7, seed=0
+    )
+    engine.run(3, Y, progress_bar=False)
+    assert set(seen) == {("decay", 0.7), ("trust", 2.0)}
+
+
+def test_a_broken_inner_step_restores_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ProximalScoreVI(
+        conjugate, AutoDiagonalNormal, num_inner_steps=2, on_nonfinite="skip", seed=0
+    )
+    engine.run(5, Y, progress_bar=False)
+    assert engine._optimizer is not None
+    before, parameters = str(engine._optimizer.state_dict()), engine.parameters
+    gradient, calls = proximal.proximal_gradient, []
+
+    def breaks_later(*arguments: Any) -> Any:
+        calls.append(1)
+        value, entries = gradient(*arguments)
+        return (value * float("nan"), entries) if len(calls) == 2 else (value, entries)
+
+    monkeypatch.setattr(proximal, "proximal_gradient", breaks_later)
+    engine.step(Y)
+    assert len(calls) == 2 and engine.num_skipped == 1
+    assert str(engine._optimizer.state_dict()) == before
+    assert all(torch.equal(parameters[k], v) for k, v in engine.parameters.items())
+
+
+def test_draws_go_on_after_loading(tmp_path: Path) -> None:
+    engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, seed=0)
+    engine.run(3, Y, progress_bar=False)
+    engine.get_samples(2)
+    engine.save(tmp_path / "state")
+    other = ProximalScoreVI(conjugate, AutoDiagonalNormal, seed=1)
+    other.load(tmp_path / "state")
+    other.setup(Y)
+    for name, draws in engine.get_samples(5).items():
+        assert torch.equal(other.get_samples(5)[name], draws)

@@ -17,6 +17,7 @@ import pytest
 import torch
 from pyro.infer import SVGD as HostSVGD
 from pyro.infer import Predictive
+from pyro.infer.autoguide import init_to_value
 from pyro.infer.svgd import IMQSteinKernel, RBFSteinKernel
 
 from pyro_ext.errors import ArgumentError, NonFiniteError
@@ -266,10 +267,84 @@ class TestEngine:
         rest = resumed.run(20, *data, **options).losses
         np.testing.assert_array_equal(rest, losses[20:])
         assert torch.equal(resumed.particles, whole.particles)
-        wrong = SVGD(pyro_models.build(name), adam(), num_particles=7, seed=5)
-        wrong.load(path)
-        with pytest.raises(ArgumentError, match="7 particles"):
+        kernel = RBF() + Linear()
+        for optim, other, number, message in [
+            (adam(), kernel, 7, "7 particles"),
+            (adam(), RBF(), 6, r"other settings.*RBF.*Linear"),
+            (pyro.optim.SGD({"lr": 0.1}), kernel, 6, r"other settings.*SGD.*Adam"),
+        ]:
+            wrong = SVGD(pyro_models.build(name), optim, other, number, seed=5)
             wrong.step(*data, subsample_size=16)
+            particles = wrong.particles
+            with pytest.raises(ArgumentError, match=message):
+                wrong.load(path)
+            assert torch.equal(wrong.particles, particles) and wrong.num_steps_taken == 1
+
+    def test_engine_follows_init_strategy_and_tempers_its_loss(self):
+        def model(y):
+            a = pyro.sample("a", dist.Normal(0.0, 3.0))
+            with pyro.plate("rows", len(y)):
+                pyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+        y = torch.linspace(-1.0, 3.0, 12)
+        engine = SVGD(
+            model,
+            pyro.optim.Adam({"lr": 0.1}),
+            num_particles=3,
+            seed=0,
+            likelihood_temperature=0.25,
+            init_strategy=init_to_value(values={"a": torch.tensor(7.0)}),
+        )
+        engine.setup(y)
+        torch.testing.assert_close(engine.particles, torch.full((3, 1), 7.0))
+        score = engine.target.full_score(engine.particles, engine.data)
+        expected = -(score.log_prior + score.log_likelihood / 0.25).mean()
+        assert engine.step(y) == pytest.approx(expected.item())
+
+    def test_chunks_reach_the_target(self):
+        model = pyro_models.build("logistic_regression_subsampled")
+        data = pyro_models.arguments("logistic_regression_subsampled")
+        engine = SVGD(model, adam(), num_particles=5, data_chunk=7, particle_chunk=2, seed=0)
+        engine.setup(*data, subsample_size=16)
+        assert engine.target.data_chunk == 7 and engine.target.particle_chunk == 2
+
+    def test_learning_rate_that_overflows_keeps_the_particles(self):
+        optim = functools.partial(torch.optim.SGD, lr=1e308, momentum=0.9)
+        engine = SVGD(
+            lambda: pyro.sample("a", dist.Normal(0.0, 0.1)),
+            optim,
+            num_particles=4,
+            on_nonfinite="skip",
+            seed=0,
+            dtype=torch.float64,
+        )
+        engine.setup()
+        before = engine.particles
+        engine.run(2, progress_bar=False)
+        assert engine.num_skipped == 2 and torch.equal(engine.particles, before)
+
+    def test_kernel_state_is_saved(self, tmp_path):
+        class Counting(RBF):
+            def init(self, particles):
+                return {"count": 0}
+
+            def direction(self, state, particles, scores):
+                phi, _ = super().direction(state, particles, scores)
+                return phi / (1 + state["count"]), {"count": state["count"] + 1}
+
+        def make():
+            model = pyro_models.build("conjugate_normal")
+            return SVGD(model, adam(), Counting(), num_particles=4, seed=0)
+
+        data = pyro_models.arguments("conjugate_normal")
+        engine = make()
+        engine.run(5, *data, progress_bar=False)
+        engine.save(tmp_path / "state")
+        other = make()
+        other.load(tmp_path / "state")
+        for each in (engine, other):
+            each.run(3, *data, progress_bar=False)
+        assert torch.equal(engine.particles, other.particles)
 
     @pytest.mark.parametrize("policy", ["raise", "skip"])
     def test_step_that_is_not_finite_keeps_the_state(self, policy):

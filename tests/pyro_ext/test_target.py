@@ -374,14 +374,147 @@ def test_wrong_calls_say_what_was_expected():
 
 
 def test_a_model_may_change_closed_over_tensors_after_retrace():
-    scale = torch.tensor(1.0)
+    box = [torch.tensor(1.0)]
 
     def model():
-        pyro.sample("a", dist.Normal(0.0, scale))
+        pyro.sample("a", dist.Normal(0.0, box[0]))
 
     target = LogDensity(model)
     z = torch.ones(1, 1)
     assert target.score(z, target.bind()).score.item() == pytest.approx(-1.0)
-    scale.fill_(2.0)
+    box[0] = torch.tensor(2.0)
+    assert target.score(z, target.bind()).score.item() == pytest.approx(-1.0)
     target.retrace()
     assert target.score(z, target.bind()).score.item() == pytest.approx(-0.25)
+
+
+def scaled_by_argument(y, sigma):
+    a = pyro.sample("a", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.Normal(a, sigma), obs=y)
+
+
+def test_python_arguments_are_part_of_the_graphs_key():
+    target, z = LogDensity(scaled_by_argument, (Y, 1.0)), torch.zeros(1, 1)
+    for sigma in (1.0, 2.0, 1.0):
+        score = target.score(z, target.bind(Y, sigma)).score
+        torch.testing.assert_close(score, (Y.sum() / sigma**2).reshape(1, 1))
+
+
+def test_a_graph_is_traced_once_for_each_kind_of_arguments():
+    runs = []
+
+    def model(y):
+        runs.append(1)
+        scaled_by_argument(y, 1.0)
+
+    target = LogDensity(model, (Y,))
+    z = torch.zeros(2, 1)
+    target.score(z, target.bind(Y))
+    before = len(runs)
+    for shift in range(5):
+        target.score(z + shift, target.bind(Y + shift))
+    assert len(runs) == before
+    target.score(torch.zeros(3, 1), target.bind(Y))
+    assert len(runs) > before
+
+
+def test_too_many_kinds_of_arguments_are_told_once():
+    target, z = LogDensity(scaled_by_argument, (Y, 1.0)), torch.zeros(1, 1)
+    with pytest.warns(EvaluationWarning, match="33|32 kinds of arguments") as caught:
+        for i in range(40):
+            target.score(z, target.bind(Y, 1.0 + i))
+    assert len(caught) == 1
+    score = target.score(z, target.bind(Y, 1.0)).score
+    torch.testing.assert_close(score, Y.sum().reshape(1, 1))
+
+
+def test_a_graph_that_differs_from_the_model_is_refused():
+    calls = []
+
+    def model():
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        calls.append(1)
+        # Another factor in every run: no graph can stand for that.
+        pyro.factor("drift", len(calls) * a)
+
+    target = LogDensity(model)
+    with pytest.warns(EvaluationWarning, match="another result than the model"):
+        target.score(torch.zeros(1, 1), target.bind())
+    assert target.evaluation == "handlers"
+
+
+def test_factors_inside_a_plate_are_likelihood_and_outside_prior():
+    def model(y):
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        pyro.factor("outside", 3.0 * a)
+        with pyro.plate("rows", len(y), subsample_size=4) as rows:
+            pyro.factor("inside", a * y[rows])
+
+    target = LogDensity(model, (Y,))
+    log_prior, log_likelihood = target.full_log_prior_and_likelihood(
+        torch.tensor([[0.5]]), target.bind(Y)
+    )
+    expected = dist.Normal(0.0, 1.0).log_prob(torch.tensor([0.5])) + 1.5
+    torch.testing.assert_close(log_prior, expected)
+    torch.testing.assert_close(log_likelihood, 0.5 * Y.sum().reshape(1))
+
+
+def test_local_latents_with_events_take_their_rows():
+    def model(y):
+        with pyro.plate("rows", len(y), subsample_size=2) as rows:
+            p = pyro.sample("p", dist.Dirichlet(torch.tensor([1.0, 2.0, 3.0])))
+            pyro.sample("y", dist.Normal(p[..., 0] - p[..., 2], 0.5), obs=y[rows])
+
+    y = Y[:6]
+    target = LogDensity(model, (y,))
+    data = target.bind(y)
+    z = positions(target)
+    transform = torch.distributions.biject_to(dist.Dirichlet(torch.ones(3)).support)
+    unconstrained = z.reshape(3, 6, 2)
+    p = transform(unconstrained)
+    rows = dist.Dirichlet(torch.tensor([1.0, 2.0, 3.0])).log_prob(p)
+    rows = rows + transform.log_abs_det_jacobian(unconstrained, p)
+    rows = rows + dist.Normal(p[..., 0] - p[..., 2], 0.5).log_prob(y)
+    for chosen in ([4, 1], [0, 5]):
+        value = target.log_density(z, data, {"rows": torch.tensor(chosen)})
+        torch.testing.assert_close(value, 3.0 * rows[:, chosen].sum(-1))
+    # All rows in any order are the full data.
+    everything = {"rows": torch.tensor([5, 4, 3, 2, 1, 0])}
+    torch.testing.assert_close(target.log_density(z, data, everything), rows.sum(-1))
+
+
+def test_masked_latents_have_masked_jacobians():
+    keep = torch.tensor([True, False, True])
+
+    def model():
+        with pyro.plate("rows", 3), poutine.mask(mask=keep):
+            pyro.sample("a", dist.LogNormal(0.0, 1.0))
+
+    target = LogDensity(model)
+    z = torch.tensor([[0.3, -1.0, 2.0]])
+    expected = dist.Normal(0.0, 1.0).log_prob(z)[:, keep].sum(-1)
+    torch.testing.assert_close(target.log_density(z, target.bind()), expected)
+
+
+@pytest.mark.parametrize("radius", [0.1, 3.0])
+def test_initial_positions_keep_the_radius_and_the_values(radius):
+    strategy = initialization.init_to_uniform(radius=radius)
+    target = LogDensity(scaled_by_argument, (Y, 1.0), init_strategy=strategy)
+    data = target.bind(Y, 1.0)
+    z = target.initial_positions(200, torch.Generator().manual_seed(0), data)
+    assert 0.9 * radius < z.abs().max() <= radius
+    strategy = initialization.init_to_value(values={"a": torch.tensor(7.0)})
+    target = LogDensity(scaled_by_argument, (Y, 1.0), init_strategy=strategy)
+    z = target.initial_positions(3, torch.Generator().manual_seed(0), data)
+    torch.testing.assert_close(z, torch.full((3, 1), 7.0))
+
+
+def test_recurrent_layers_are_vectorized_without_gradients_too():
+    x, y = torch.ones(5, 3), torch.ones(5)
+    target = LogDensity(Network("recurrent"), (x, y))
+    data = target.bind(x, y)
+    z = positions(target)
+    values = target.constrain(z, data)  # a slower way would warn, which is an error here
+    torch.testing.assert_close(target.unconstrain(values, data), z)
+    target.log_density(z, data)
