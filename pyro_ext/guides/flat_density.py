@@ -492,7 +492,15 @@ def flat_density(
         if seed is not None:
             torch.manual_seed(seed)
         if guide.prototype_trace is None:
-            guide._setup_prototype(*args, **dict(kwargs or {}))
+            try:
+                guide._setup_prototype(*args, **dict(kwargs or {}))
+            except NotImplementedError as error:
+                raise ArgumentError(
+                    f"Pyro's {type(guide).__name__} could not be set up: "
+                    f"{str(error).splitlines()[0]}. Expected sites "
+                    "that can be drawn from, which ImproperUniform is not; give them a proper "
+                    "prior, or use SVGD, which does not draw from them."
+                ) from error
         density = factory(guide, dtype=dtype)
     if layout is not None:
         check_same_layout(guide, layout)

@@ -605,3 +605,13 @@ def test_draws_go_on_after_loading(tmp_path: Path) -> None:
     other.setup(Y)
     for name, draws in engine.get_samples(5).items():
         assert torch.equal(other.get_samples(5)[name], draws)
+
+
+def test_sites_that_cannot_be_drawn_are_told_at_guide_set_up() -> None:
+    def improper() -> None:
+        support = dist.constraints.positive
+        pyro.sample("a", dist.ImproperUniform(support, torch.Size(), torch.Size()))
+        pyro.sample("b", dist.Normal(0.0, 1.0))
+
+    with pytest.raises(ArgumentError, match=r"AutoDiagonalNormal could not be set up.*SVGD"):
+        ProximalScoreVI(improper, AutoDiagonalNormal, seed=0).step()
