@@ -101,6 +101,33 @@ class TestPosteriors:
         assert two[0] - one[0] > 0.3
         assert one[1] < 0.95 < 0.98 < two[1]
 
+    def test_particles_far_from_a_split_target_find_it_and_pyros_own_do_not(self):
+        """The joint density as a factor, so that no prior starts the particles near it."""
+        mean = torch.tensor(zoo.GAUSSIAN_3D_MEAN)
+        covariance = 0.1 * torch.eye(3) + 0.9
+
+        def model():
+            wide = dist.Normal(torch.zeros(3), 10.0)
+            a = pyro.sample("a", dist.Normal(torch.zeros(2), 10.0).to_event(1))
+            b = pyro.sample("b", dist.Normal(0.0, 10.0))
+            z = torch.cat([a, b.unsqueeze(-1)], dim=-1)
+            joint = dist.MultivariateNormal(mean, covariance).log_prob(z)
+            pyro.factor("joint", joint - wide.log_prob(z).sum(-1))
+
+        def moved(sites):
+            values = [site.detach().reshape(50, -1) for site in (sites["a"], sites["b"])]
+            return torch.cat(values, dim=1).mean(0) - mean
+
+        ours = SVGD(model, adam(steps=1000), num_particles=50, seed=0)
+        ours.run(1000, progress_bar=False)
+        assert moved(ours.get_samples()).abs().max() < 0.1
+        pyro.set_rng_seed(0)
+        host = HostSVGD(model, RBFSteinKernel(), pyro.optim.Adam({"lr": 0.1}), 50, 0)
+        for _ in range(1000):
+            host.step()
+        # Near (3.5, 3.5, 13): every column mixes coordinates of both sites.
+        assert (moved(host.get_named_particles()).abs() > 2.0).all()
+
     def test_lognormal(self):
         draws = fit("lognormal").get_samples()
         assert abs(draws["x"].log().mean()) < 0.05
