@@ -118,8 +118,8 @@ class TestPosteriors:
             values = [site.detach().reshape(50, -1) for site in (sites["a"], sites["b"])]
             return torch.cat(values, dim=1).mean(0) - mean
 
-        ours = SVGD(model, adam(steps=1000), num_particles=50, seed=0)
-        ours.run(1000, progress_bar=False)
+        ours = SVGD(model, adam(steps=3000), num_particles=50, seed=0)
+        ours.run(3000, progress_bar=False)
         assert moved(ours.get_samples()).abs().max() < 0.1
         pyro.set_rng_seed(0)
         host = HostSVGD(model, RBFSteinKernel(), pyro.optim.Adam({"lr": 0.1}), 50, 0)
