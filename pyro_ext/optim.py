@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 import torch
 from pyro.optim import PyroLRScheduler, PyroOptim
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from pyro_ext.errors import ArgumentError
 
@@ -90,10 +89,16 @@ class EngineOptimizer:
 
     def snapshot(self) -> dict[str, Any]:
         """A copy of the state, which later steps leave as it is, for :meth:`load_state_dict`."""
-        copy: dict[str, Any] = pytree.tree_map(
-            lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, self.state_dict()
-        )
-        return copy
+        state = self.state_dict()
+        # The dictionary is new, but its tensors are those that the next step writes to.
+        state["optimizer"]["state"] = {
+            index: {
+                name: value.clone() if isinstance(value, Tensor) else value
+                for name, value in entries.items()
+            }
+            for index, entries in state["optimizer"]["state"].items()
+        }
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a state from :meth:`state_dict`."""
