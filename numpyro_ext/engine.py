@@ -14,6 +14,9 @@ hooks, all of them traceable by JAX and free of side effects:
 ``_draw(target, state, rng_key, num_samples)``
     Flat posterior draws (draws, D).
 
+A fifth, ``_settings()``, may name the options that a saved state depends on and that the shapes
+of its arrays do not tell, such as the kernel.
+
 A run is one compiled loop whose trip count is an argument: however a run is cut into pieces, for
 a progress bar, a callback or a checkpoint, the same program does every step and the result is the
 same to the last bit.
@@ -26,6 +29,8 @@ import math
 import os
 import tempfile
 import time
+import zipfile
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -230,6 +235,10 @@ class Engine(ABC):
     ) -> Array:
         """Flat posterior draws (draws, D)."""
 
+    def _settings(self) -> dict[str, str]:
+        """Options that a saved state belongs to, described so that any process says the same."""
+        return {}
+
     # -- set up -------------------------------------------------------------------------------
 
     @property
@@ -238,25 +247,31 @@ class Engine(ABC):
 
         Raises
         ------
-        ArgumentError
+        RuntimeError
             The engine has not seen the model's arguments yet.
         """
         if self._target is None:
-            raise ArgumentError(
-                f"{type(self).__name__} has not seen the model's arguments yet. Call init or run "
-                "with them first, or load(path, *args)."
-            )
+            raise self._not_set_up()
         return self._target
 
     @property
     def data(self) -> Data:
-        """The arguments that ``init``, ``run`` or ``load`` saw last."""
+        """The arguments that ``init``, ``run`` or ``load`` saw last.
+
+        Raises
+        ------
+        RuntimeError
+            The engine has not seen the model's arguments yet.
+        """
         if self._data is None:
-            raise ArgumentError(
-                f"{type(self).__name__} has not seen the model's arguments yet. Call init or run "
-                "with them first, or load(path, *args)."
-            )
+            raise self._not_set_up()
         return self._data
+
+    def _not_set_up(self) -> RuntimeError:
+        return RuntimeError(
+            f"{type(self).__name__} has not seen the model's arguments yet. Call init or run "
+            "with them first, or load(path, *args)."
+        )
 
     @property
     def estimator(self) -> GradientEstimator:
@@ -542,9 +557,16 @@ class Engine(ABC):
     ) -> dict[str, Array]:
         """Posterior draws: latent site to constrained values, leading dimension = draws.
 
-        The dictionary is what ``Predictive(model, posterior_samples=...)`` takes. Particle
-        engines return their particles when ``num_samples`` is None; engines that fit a guide
-        need ``rng_key``.
+        The dictionary is what ``Predictive(model, posterior_samples=...)`` takes.
+
+        Parameters
+        ----------
+        state : EngineState
+        rng_key : array, optional
+            Key of the draws of engines that fit a guide. Default: a key derived from the state,
+            so that every call gives the same draws. Particle engines do not use it.
+        num_samples : int, optional
+            Number of draws. Default: the engine's own; particle engines return their particles.
         """
         positions = self._draw(self.target, state, rng_key, num_samples)
         return self.target.constrain(positions, self.data)
@@ -575,6 +597,7 @@ class Engine(ABC):
         header = {
             "format": FORMAT,
             "engine": type(self).__name__,
+            "settings": self._settings(),
             "sites": _sites(target),
             "state": _pack("state", state, arrays),
             "held": _pack("held", target.held, arrays),
@@ -602,15 +625,9 @@ class Engine(ABC):
         ------
         ArgumentError
             The file is not a saved state, or was saved by another engine, for another model or
-            with other options.
+            with other options, such as another kernel or guide.
         """
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        if "header" not in arrays:
-            raise ArgumentError(
-                f"Expected a file saved by an engine; {os.fspath(path)} is not one."
-            )
-        header = json.loads(arrays["header"].tobytes().decode())
+        header, arrays = _read(path)
         if header["format"] != FORMAT:
             raise ArgumentError(
                 f"{os.fspath(path)} has format {header['format']}, but this version reads {FORMAT}."
@@ -619,6 +636,14 @@ class Engine(ABC):
             raise ArgumentError(
                 f"Expected a state of {type(self).__name__}; found one of {header['engine']}."
             )
+        saved, settings = header.get("settings", {}), self._settings()
+        for name in sorted({*saved, *settings}):
+            if saved.get(name) != settings.get(name):
+                raise ArgumentError(
+                    f"The saved state belongs to an engine with another {name}: expected "
+                    f"{settings.get(name)}, found {saved.get(name)}. Make the engine with the "
+                    f"same {name} as when it was saved."
+                )
         # Keys of the same kind as those saved; their values are replaced.
         saved_key = next(entry for entry in header["state"] if entry["path"] == ".rng_key")
         key = random.key(0, impl=saved_key["key"]) if "key" in saved_key else random.PRNGKey(0)
@@ -669,6 +694,34 @@ def _choose(condition: Array, new: Any, old: Any) -> Any:
 
 def _copy(state: EngineState) -> EngineState:
     return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state)
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Header and arrays of a saved state.
+
+    Raises
+    ------
+    ArgumentError
+        The file holds something else.
+    """
+    header: Any = None
+    problem: Exception | None = None
+    try:
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.lib.npyio.NpzFile):
+                arrays = {name: archive[name] for name in archive.files}
+                if isinstance(arrays.get("header"), np.ndarray):
+                    header = json.loads(arrays["header"].tobytes())
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        problem = error
+    if not isinstance(header, dict) or "format" not in header:
+        detail = "" if problem is None else f" ({problem})"
+        raise ArgumentError(
+            f"Expected a file saved by an engine; {os.fspath(path)} is not one{detail}. Pass a "
+            "path that the engine's save, or a run's checkpoint, has written."
+        ) from problem
+    return header, arrays
 
 
 def _sites(target: LogDensity) -> list[list[Any]]:

@@ -150,7 +150,7 @@ def fits(problem: Problem, progress_bar: bool, samples: int) -> Iterator[Fit]:
         started,
         steps * particles * fraction,
         losses=np.asarray(run.losses),
-        inference_data=nx.to_arviz(svgd, run.state, *arguments, **options),
+        inference_data=nx.to_arviz(svgd, run, *arguments, **options),
     )
 
     started = time.perf_counter()
@@ -169,5 +169,5 @@ def fits(problem: Problem, progress_bar: bool, samples: int) -> Iterator[Fit]:
         started,
         steps * fraction * (1 if is_network else 4),
         losses=np.asarray(run.losses),
-        inference_data=nx.to_arviz(proximal, run.state, *arguments, num_samples=400, **options),
+        inference_data=nx.to_arviz(proximal, run, *arguments, num_samples=400, **options),
     )

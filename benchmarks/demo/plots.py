@@ -12,6 +12,7 @@ matplotlib.use("Agg")
 import arviz as az
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.lines import Line2D
 
 from benchmarks.demo.fits import Fit
 from benchmarks.demo.problems import Draws, Problem, network_output
@@ -62,7 +63,7 @@ def posterior_densities(problem: Problem, fits: Sequence[Fit], reference: Fit, p
                 axis.get_legend().remove()
         row[0].set_ylabel(backend)
         handles = [
-            plt.Line2D([], [], color="black" if i == 0 else f"C{i - 1}", label=fit.label)
+            Line2D([], [], color="black" if i == 0 else f"C{i - 1}", label=fit.label)
             for i, fit in enumerate(chosen)
         ]
         row[-1].legend(handles=handles, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))

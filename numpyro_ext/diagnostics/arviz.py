@@ -12,7 +12,8 @@ each looked up by name:
     A dict of attributes. ``sample_kind`` says what the draws are: "particles" or
     "independent draws".
 
-The value of every step goes to the group ``optimization`` when it is passed as ``losses``.
+The figures of every step go to the group ``optimization`` when the run's result is passed, or
+its losses.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from numpyro_ext.diagnostics.inference_data import (
     leading_plate,
     named_arguments,
 )
+from numpyro_ext.engine import RunResult
+from numpyro_ext.errors import ArgumentError
 from numpyro_ext.target.replay import Replay, replay
 
 Array = NDArray[Any]
@@ -63,6 +66,7 @@ def to_arviz(
     sample_stats: bool = True,
     constant_data: Mapping[str, Any] | bool = True,
     losses: Any = None,
+    result: RunResult | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
     coords: Mapping[str, Sequence[Any]] | None = None,
     draw_chunk: int | None = None,
@@ -84,7 +88,8 @@ def to_arviz(
     engine
         An engine of this package.
     state
-        Its state after fitting: ``result.state``.
+        The :class:`~numpyro_ext.engine.RunResult` of its run, which ``result`` then need not
+        repeat, or its state alone: ``result.state``.
     *args, **kwargs
         The model's arguments, with all rows of the data.
     num_samples : int, optional
@@ -96,7 +101,10 @@ def to_arviz(
         Arrays for the group of that name. True takes the model's array arguments that are not
         observations.
     losses : sequence of float, optional
-        Value of each step, for the group ``optimization``: ``result.losses``.
+        Loss of each step, for the group ``optimization``, in place of ``result.losses``.
+    result : RunResult, optional
+        The group ``optimization`` takes the loss of each step and every entry of ``info``
+        (``force_norm``, ``log_p``, ...) from it, along the dimension ``step``.
     dims : mapping of str to sequence of str, optional
         Dimension names of a variable, without chain and draw. Default: the plates' names.
     coords : mapping of str to sequence, optional
@@ -114,10 +122,22 @@ def to_arviz(
     Raises
     ------
     ArgumentError
-        The arguments do not fit the model, or hold only some rows of a plate.
+        ``engine`` is no engine, or the arguments do not fit the model, lack observations that
+        the engine was set up with, or hold only some rows of a plate.
+    RuntimeError
+        The engine has not seen the model's arguments yet.
     ImportError
         ArviZ is not installed.
     """
+    if not (callable(getattr(engine, "get_samples", None)) and hasattr(engine, "target")):
+        raise ArgumentError(
+            "Expected an engine with a target and get_samples, such as SVGD, found "
+            f"{type(engine).__name__}. Call to_arviz(engine, result, *args)."
+        )
+    if isinstance(state, RunResult):
+        result = state if result is None else result
+        state = state.state
+    optimization = _optimization(losses, result)
     target = engine.target
     data = target.bind(*args, **kwargs)
     draw_key, predictive_key = random.split(random.key(0) if rng_key is None else rng_key)
@@ -162,8 +182,7 @@ def to_arviz(
             )
             for name, value in constant_data.items()
         }
-    if losses is not None and len(losses):
-        groups["optimization"] = {"loss": Variable(np.asarray(losses))}
+    groups["optimization"] = optimization
     return inference_data(
         groups,
         replayed.plate_sizes,
@@ -171,6 +190,24 @@ def to_arviz(
         coords=coords,
         attributes=_attributes(engine),
     )
+
+
+def _optimization(losses: Any, result: Any) -> dict[str, Variable]:
+    """Loss and further figures of each step."""
+    if result is not None and not isinstance(result, RunResult):
+        raise ArgumentError(
+            f"Expected result to be what engine.run returns, found {type(result).__name__}."
+        )
+    given = result.losses if losses is None and result is not None else losses
+    steps = {} if given is None else {"loss": np.asarray(given)}
+    for name, values in ({} if result is None else result.info).items():
+        if len(values) != len(given):
+            raise ArgumentError(
+                f"Expected losses of the {len(values)} steps of the result, found {len(given)}. "
+                "Leave losses out, or pass the result's state in place of the result."
+            )
+        steps[name] = np.asarray(values)
+    return {name: Variable(values) for name, values in steps.items() if len(values)}
 
 
 def _site_groups(replayed: Replay, draws: Mapping[str, Array]) -> dict[str, dict[str, Variable]]:

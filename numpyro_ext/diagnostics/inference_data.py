@@ -127,13 +127,27 @@ def constant_variables(
     for name, values in arguments.items():
         if values.ndim == 0 or values.dtype.kind not in "biuf":
             continue
-        if any(
-            values.shape == seen.shape and bool(np.all((values == seen) | (values != values)))
-            for seen in observed.values()
-        ):
+        if any(_same_numbers(values, np.asarray(seen)) for seen in observed.values()):
             continue
         constants[name] = Variable(values, leading_plate(values, plate_sizes))
     return constants
+
+
+def _same_numbers(values: Array, seen: Array) -> bool:
+    """Whether an argument became these observations, converted and reshaped on the way.
+
+    JAX rounds 64-bit arguments to 32 bits unless told otherwise, so floats are compared in the
+    coarser of the two types. What is missing (NaN) in the argument may be anything.
+    """
+    one, two = np.squeeze(values), np.squeeze(seen)
+    if one.shape != two.shape:
+        return False
+    # Half types that NumPy does not know as floats (bfloat16) have kind "V".
+    floats = [a.dtype for a in (one, two) if a.dtype.kind in "fV"]
+    coarser = min(floats, key=lambda dtype: dtype.itemsize, default=np.dtype(float))
+    with np.errstate(over="ignore", invalid="ignore"):
+        one, two = one.astype(coarser), two.astype(coarser)
+    return bool(np.all((one == two) | (one != one)))
 
 
 def leading_plate(values: Array, plate_sizes: Mapping[str, int]) -> tuple[str | None, ...]:

@@ -13,7 +13,7 @@ from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels.base import Kernel, KernelState
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, repr=False)
 class Sum(Kernel):
     """Sum of kernels, k = sum_m k_m; written ``RBF() + Linear()``.
 
@@ -59,7 +59,7 @@ class Sum(Kernel):
         return total
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scaled(Kernel):
     """Positive multiple of a kernel; written ``0.5 * Linear()``.
 

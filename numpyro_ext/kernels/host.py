@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from numpyro_ext.kernels.base import Kernel, KernelState
 from numpyro_ext.kernels.rbf import RBF
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class HostKernel(Kernel):
     """A NumPyro ``SteinKernel``, in any of its three modes.
 
@@ -45,7 +45,7 @@ class HostKernel(Kernel):
     """
 
     kernel: SteinKernel
-    sites: Mapping[str, slice] | None = None
+    sites: Mapping[str, slice] | None = field(default=None, repr=False)
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels.base import Kernel, KernelState, centre
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Linear(Kernel):
     """Linear kernel, which matches moments (Liu and Wang 2018, "SVGD as moment matching").
 

@@ -11,7 +11,7 @@ from numpyro_ext.kernels.bandwidth import Bandwidth, check_bandwidth, scaled_pai
 from numpyro_ext.kernels.base import Kernel, KernelState
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RBF(Kernel):
     """Gaussian kernel exp(-|x - y|^2 / h) (Liu and Wang 2016).
 

@@ -150,7 +150,9 @@ class ProximalScoreVI(Engine):
     total_steps : int, optional
         T when steps are taken with ``update``. ``run`` sets T to the steps taken so far plus its
         own, so that a run resumed for its remaining steps has the T of the uninterrupted one.
-        While T is unknown, t/T is taken as 0.
+        Steps taken with ``update`` after a run has ended are outside it and have this T again,
+        not the run's. While T is unknown, t/T is taken as 0: the default optimizer keeps its
+        first learning rate, and the paper's proximal weight is 0.
     decay, trust : float
         Constants p and c of ``solver="regression"``; see
         :mod:`numpyro_ext.score.gaussian_regression`.
@@ -267,6 +269,9 @@ class ProximalScoreVI(Engine):
     def _get_params(self, target: LogDensity, state: EngineState, data: Data) -> dict[str, Any]:
         return self.density.write_back(state.algorithm.parameters)
 
+    def _settings(self) -> dict[str, str]:
+        return {"solver": self.solver, "guide": type(self.guide).__name__}
+
     def _draw(
         self,
         target: LogDensity,
@@ -296,8 +301,9 @@ class ProximalScoreVI(Engine):
     # -- steps --------------------------------------------------------------------------------
 
     def _total(self, state: EngineState) -> Array:
-        """T of the run, 0 when it is not known."""
-        return jnp.where(state.horizon > 0, state.horizon, self.total_steps or 0)
+        """T of the run; outside a run ``total_steps``, 0 when that is not given."""
+        # A state keeps the horizon of its run when the run is over.
+        return jnp.where(state.step < state.horizon, state.horizon, self.total_steps or 0)
 
     def _progress(self, state: EngineState) -> Array:
         """Fraction t/T of the run that is done."""

@@ -17,6 +17,7 @@ from numpyro.contrib.einstein.stein_kernels import SteinKernel
 
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels import Kernel, KernelState, as_kernel
+from numpyro_ext.kernels.base import describe
 from numpyro_ext.stein.particles import ParticleEngine
 from numpyro_ext.target import LogDensity
 
@@ -75,6 +76,9 @@ class SVGD(ParticleEngine):
         super().__init__(model, optim, num_particles, **options)
         self.kernel = as_kernel(kernel)
         self.annealing = annealing
+
+    def _settings(self) -> dict[str, str]:
+        return {"kernel": describe(self.kernel)}
 
     def _init_direction(self, target: LogDensity, particles: Array) -> KernelState:
         return self.kernel.with_sites(target.layout.slices).init(particles)

@@ -20,9 +20,10 @@ from numpyro import distributions as dist
 from numpyro import handlers
 from numpyro.infer.util import helpful_support_errors
 
-from numpyro_ext.errors import EvaluationWarning, ModelCheckError
+from numpyro_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 from numpyro_ext.target.handlers import (
     FixedKey,
+    OneRow,
     PlateControl,
     is_latent,
     run_trace,
@@ -34,6 +35,7 @@ from numpyro_ext.target.initialization import (
     FirstRun,
     InitStrategy,
     Structure,
+    as_init_strategy,
     first_run,
     structure_of,
 )
@@ -102,7 +104,7 @@ def check_data(
     run = first_run(model, rng_key, data, init_strategy)
     _check_networks(run)
     if run.error is not None:
-        raise_first_error(run, data)
+        raise_first_error(run, model, data, init_strategy)
     _check_supports(run)
     _check_scans(run)
     structure = structure_of(run)
@@ -118,13 +120,17 @@ def check_data(
     )
 
 
-def raise_first_error(run: FirstRun, data: Data) -> None:
+def raise_first_error(
+    run: FirstRun, model: Callable[..., Any], data: Data, init_strategy: InitStrategy | None
+) -> None:
     """Raise what stopped the first run, explained where the cause is known.
 
     Raises
     ------
     ModelCheckError
         For causes the check knows.
+    ArgumentError
+        The arrays' rows do not fit a plate.
     Exception
         The model's own error otherwise.
     """
@@ -151,6 +157,8 @@ def raise_first_error(run: FirstRun, data: Data) -> None:
     discrete = "Continuous inference cannot handle" in text
     if isinstance(error, ValueError) and discrete:
         raise ModelCheckError(f"{text} {_support_advice(text)}".rstrip()) from error
+    if run.plates.sizes and isinstance(error, ValueError | TypeError | IndexError):
+        raise_row_mismatch(model, data, error, init_strategy)
     if run.plates.requested and isinstance(error, ValueError | TypeError | IndexError):
         plates = ", ".join(
             f"'{name}' (size {size}, subsample_size {rows})"
@@ -164,6 +172,57 @@ def raise_first_error(run: FirstRun, data: Data) -> None:
             "pass a batch whose number of rows is the plate's subsample_size."
         ) from error
     raise error
+
+
+def raise_row_mismatch(
+    model: Callable[..., Any], data: Data, error: Exception, init_strategy: InitStrategy | None
+) -> None:
+    """Raise ArgumentError where ``error`` comes from arrays whose rows do not fit a plate.
+
+    The model is run again with one row in each plate, which fits arrays of any length, so that
+    the sites show their own lengths. Nothing is raised when they explain nothing.
+
+    Raises
+    ------
+    ArgumentError
+        A site and a plate disagree; the message names both.
+    """
+    probe = OneRow(FixedKey(model))
+    seeded = handlers.substitute(
+        handlers.seed(probe, jax.random.key(0)), substitute_fn=as_init_strategy(init_strategy)
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trace = run_trace(seeded, data.args, data.kwargs)
+    except (TypeError, ValueError, IndexError, AssertionError):
+        return
+    for name, site in trace.items():
+        if site["type"] != "sample":
+            continue
+        batch = tuple(site["fn"].batch_shape)
+        found = [(f"a distribution of batch shape {batch}", batch)]
+        if site["is_observed"]:
+            shape = tuple(jnp.shape(site["value"]))
+            batch = shape[: len(shape) - site["fn"].event_dim]
+            found.insert(0, (f"observations of shape {shape}", batch))
+        for frame in site["cond_indep_stack"]:
+            if frame.name not in probe.requested:
+                continue
+            size, rows = probe.requested[frame.name]
+            for what, batch in found:
+                if len(batch) < -frame.dim or batch[frame.dim] in (1, rows):
+                    continue
+                asked = f", subsample_size {rows}" if rows != size else ""
+                raise ArgumentError(
+                    f"Site '{name}' does not fit plate '{frame.name}' (size {size}{asked}): "
+                    f"expected {rows} rows, found {what}. When batches are passed as "
+                    "arguments, give all arrays the same rows and write "
+                    f"numpyro.plate('{frame.name}', {size}, subsample_size=x.shape[0]), x being "
+                    "one of them. When the engine is to choose the rows, pass the full data and "
+                    "look rows up by the plate's indices ('with plate(...) as i: ... y[i]'). "
+                    f"{type(error).__name__}: {str(error).strip()}"
+                ) from error
 
 
 def _check_networks(run: FirstRun) -> None:

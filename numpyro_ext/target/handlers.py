@@ -106,6 +106,26 @@ class PlateRecorder(Messenger):
             msg["value"] = jnp.arange(subsample_size)
 
 
+class OneRow(Messenger):
+    """Gives every plate its first row, which goes with arrays of any length.
+
+    A model whose arrays do not fit its plates can so be run to the end. ``requested`` holds the
+    size of each plate and the number of rows that it asks for.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.requested: dict[str, tuple[int, int]] = {}
+        super().__init__(fn)
+
+    def process_message(self, msg: Site) -> None:
+        """Record a plate and answer with one row."""
+        if msg["type"] != "plate":
+            return
+        size, rows = msg["args"]
+        self.requested[msg["name"]] = (size, size if rows is None else rows)
+        msg["value"], msg["args"] = jnp.arange(1), (size, 1)
+
+
 class InitialStates(Messenger):
     """Keeps a copy of every ``mutable`` site as it is before the model changes it."""
 
@@ -126,6 +146,15 @@ class FixedKey(Messenger):
         """Supply the key."""
         if msg["type"] == "prng_key" and msg["value"] is None:
             msg["value"] = random.key(0)
+
+
+def missing_observations(name: str) -> ArgumentError:
+    """The error for a site that was observed at set-up and is not in a later call."""
+    return ArgumentError(
+        f"Expected the observations of site '{name}', which was observed when the engine was set "
+        "up, found none in these arguments. For predictions on new data use Predictive(model, "
+        "posterior_samples=engine.get_samples(...))."
+    )
 
 
 def is_latent(site: Site) -> bool:
@@ -161,7 +190,10 @@ def _is_real(support: Any) -> bool:
 
 
 def unconstraining(
-    values: Mapping[str, Array], indices: Indices, seen: set[str]
+    values: Mapping[str, Array],
+    indices: Indices,
+    seen: set[str],
+    observed: Collection[str] = (),
 ) -> Callable[[Site], Array | None]:
     """A ``substitute_fn`` that maps unconstrained values into each latent site's support.
 
@@ -173,12 +205,16 @@ def unconstraining(
         Rows of the subsampled plates; sites inside them take only these rows.
     seen : set of str
         Collects the latent sites met, so that a changed structure is noticed.
+    observed : collection of str
+        Sites that must be observed.
     """
 
     def substitute(site: Site) -> Array | None:
         if not is_latent(site):
             return None
         name = site["name"]
+        if name in observed:
+            raise missing_observations(name)
         if name not in values:
             raise ModelCheckError(
                 f"Latent sample site '{name}' was not there when the model was first run: its "

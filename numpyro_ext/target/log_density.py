@@ -32,6 +32,7 @@ from numpyro_ext.target.check import (
     check_data,
     closure_error,
     raise_first_error,
+    raise_row_mismatch,
     resolve_plates,
 )
 from numpyro_ext.target.handlers import (
@@ -202,7 +203,7 @@ class LogDensity:
         else:
             run = first_run(model, rng_key, data, init_strategy)
             if run.error is not None:
-                raise_first_error(run, data)
+                raise_first_error(run, model, data, init_strategy)
             structure = resolve_plates(model, structure_of(run), data)
         self._take(structure)
         self._find_evaluation(data)
@@ -317,7 +318,8 @@ class LogDensity:
         Raises
         ------
         ArgumentError
-            When the model cannot be called with these arguments.
+            When the model cannot be called with these arguments, or their rows do not fit its
+            plates.
         """
         try:
             signature = inspect.signature(self.model)
@@ -342,7 +344,8 @@ class LogDensity:
         Raises
         ------
         ArgumentError
-            When the model now leaves rows to the engine that it did not leave at first.
+            When the model now leaves rows to the engine that it did not leave at first, when the
+            arrays' rows do not fit a plate, or when observations are missing.
         """
         assert self._admitted is not None
         recorder: PlateRecorder | None = None
@@ -350,13 +353,23 @@ class LogDensity:
         def look(position: Array, data: Data) -> Array:
             nonlocal recorder
             recorder = PlateRecorder(self._controlled(self._first_indices()))
-            substitution = unconstraining(self.layout.split(position), self._first_indices(), set())
-            run_trace(
+            substitution = unconstraining(
+                self.layout.split(position), self._first_indices(), set(), self.observed_sites
+            )
+            trace = run_trace(
                 handlers.substitute(recorder, substitute_fn=substitution), data.args, data.kwargs
             )
-            return position
+            prior, likelihood = _prior_and_likelihood(trace, self.dtype)
+            return prior + likelihood
 
-        jax.eval_shape(look, jax.ShapeDtypeStruct((self.dim,), self.dtype), data)
+        try:
+            jax.eval_shape(look, jax.ShapeDtypeStruct((self.dim,), self.dtype), data)
+        except (ArgumentError, ModelCheckError):
+            raise
+        except (TypeError, ValueError, IndexError) as error:
+            held = handlers.substitute(self.model, data=self.held)
+            raise_row_mismatch(held, data, error, self.init_strategy)
+            raise
         assert recorder is not None
         fresh = {name: sizes for name, sizes in recorder.requested.items() if sizes[0] != sizes[1]}
         if fresh:
@@ -454,7 +467,7 @@ class LogDensity:
     ) -> Trace:
         seen: set[str] = set()
         values = self.layout.split(position)
-        substitution = unconstraining(values, indices, seen)
+        substitution = unconstraining(values, indices, seen, self.observed_sites)
         model = handlers.substitute(self._controlled(indices, sizes), substitute_fn=substitution)
         trace = run_trace(model, data.args, data.kwargs)
         missing = [name for name in self.layout.names if name not in seen]

@@ -28,6 +28,7 @@ from numpyro_ext.target.handlers import (
     is_factor,
     is_latent,
     is_observation,
+    missing_observations,
     run_trace,
 )
 from numpyro_ext.target.layout import Data, Indices
@@ -150,6 +151,8 @@ def _setting(values: Mapping[str, jax.Array], indices: Indices) -> Callable[[Sit
     def substitute(site: Site) -> jax.Array | None:
         if not is_latent(site):
             return None
+        if site["name"] not in values:
+            raise missing_observations(site["name"])
         fn, value = site["fn"], values[site["name"]]
         step = site["infer"].get("_scan_current_index")
         if step is not None and jnp.ndim(value) > len(fn.shape()):

@@ -34,6 +34,7 @@ from pyro_ext.diagnostics.inference_data import (
     leading_plate,
     named_arguments,
 )
+from pyro_ext.engine import RunResult
 from pyro_ext.errors import ArgumentError
 from pyro_ext.target.replay import Replay, replay
 
@@ -60,7 +61,8 @@ def to_arviz(
     observed_data: bool = True,
     sample_stats: bool = True,
     constant_data: Mapping[str, Any] | bool = True,
-    result: Any = None,
+    losses: Any = None,
+    result: RunResult | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
     coords: Mapping[str, Sequence[Any]] | None = None,
     draw_chunk: int | None = None,
@@ -91,6 +93,8 @@ def to_arviz(
     constant_data : mapping of str to array, or bool
         Arrays for the group of that name. True takes the model's array arguments that are not
         observations.
+    losses : sequence of float, optional
+        Loss of each step, for the group ``optimization``, in place of those kept.
     result : RunResult, optional
         Run whose losses and other figures (the force norm of particles, log_p and log_q of
         guides) go to the group ``optimization``, along a dimension ``step``. Default: those of
@@ -160,10 +164,7 @@ def to_arviz(
             name: Variable(_to_numpy(value), leading_plate(_to_numpy(value), replayed.plate_sizes))
             for name, value in constant_data.items()
         }
-    traces = getattr(engine, "history", {}) if result is None else _traces(result)
-    groups["optimization"] = {
-        name: Variable(_to_numpy(values)) for name, values in traces.items() if len(values)
-    }
+    groups["optimization"] = _optimization(engine, losses, result)
     return inference_data(
         groups,
         replayed.plate_sizes,
@@ -173,8 +174,20 @@ def to_arviz(
     )
 
 
-def _traces(result: Any) -> dict[str, Any]:
-    return {"loss": result.losses, **result.info}
+def _optimization(engine: Any, losses: Any, result: Any) -> dict[str, Variable]:
+    if result is None:
+        traces = dict(getattr(engine, "history", {}))
+    else:
+        traces = {"loss": result.losses, **result.info}
+    if losses is not None:
+        steps = len(traces.get("loss", losses))
+        if len(losses) != steps:
+            raise ArgumentError(
+                f"Expected losses of the {steps} steps, found {len(losses)}. Leave losses out, or "
+                "pass those of the same steps."
+            )
+        traces["loss"] = losses
+    return {name: Variable(_to_numpy(values)) for name, values in traces.items() if len(values)}
 
 
 def _to_numpy(value: Any) -> Array:

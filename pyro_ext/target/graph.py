@@ -112,7 +112,8 @@ class BatchedFunction:
                 except (ModelCheckError, ArgumentError):
                     raise
                 except _LIFT_FAILURES as error:
-                    self._fall_back("handlers", error)
+                    self._fall_back("graph" if self.mode == "inductor" else "handlers", error)
+                    return self._evaluate(z, arguments)
                 else:
                     self._keep(key, graph, inputs)
                     return graph(z, *inputs.tensors)
@@ -142,6 +143,7 @@ class BatchedFunction:
     def _fall_back(self, mode: str, error: Exception) -> None:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         explanation = {
+            "graph": "Inductor could not compile the model, so its graph is replayed as it is",
             "handlers": "the model could not be traced to a graph, so each evaluation runs it "
             "through Pyro's handlers",
             "loop": "the model could not be vectorized over particles, so each evaluation loops "
@@ -171,10 +173,14 @@ class BatchedFunction:
         with without_host_checks(), _without_batching_rule_warnings():
             module = make_fx(batched)(z, *inputs.tensors)
         module.graph.eliminate_dead_code()
+        if self.mode == "inductor":
+            _materialize_accumulators(module.graph)
         module.recompile()
         self._require_same_result(module, z, inputs)
         if self.mode == "inductor":
-            return torch.compile(module)
+            compiled = torch.compile(module)
+            self._require_same_result(compiled, z, inputs)
+            return compiled
         return module
 
     def _require_same_result(self, module: Callable[..., Any], z: Tensor, inputs: _Inputs) -> None:
@@ -185,9 +191,27 @@ class BatchedFunction:
         for one, two in zip(traced, direct, strict=True):
             if not torch.allclose(one, two, rtol=1e-3, atol=1e-5, equal_nan=True):
                 raise RuntimeError(
-                    "the traced graph gives another result than the model at other parameters, "
-                    "so the model's computation depends on values"
+                    "the graph gives another result than the model at other parameters, so the "
+                    "model's computation depends on values, or was compiled wrongly"
                 )
+
+
+def _materialize_accumulators(graph: torch.fx.Graph) -> None:
+    """Give every tensor that is accumulated into memory of its own.
+
+    Zeros that are expanded over particles share their memory, and Inductor (torch 2.13) adds all
+    particles' entries into it.
+    """
+    for node in list(graph.nodes):
+        name = str(node.target)
+        if name.startswith(("aten.index_add.", "aten.index_put.", "aten.scatter")):
+            with graph.inserting_before(node):
+                own = graph.call_function(
+                    torch.ops.aten.clone.default,
+                    (node.args[0],),
+                    {"memory_format": torch.contiguous_format},
+                )
+            node.update_arg(0, own)
 
 
 @contextmanager

@@ -362,6 +362,59 @@ def test_svgd_is_converted_at_its_particles() -> None:
     attributes = support.group(result, "posterior").attrs
     assert (attributes["engine"], attributes["sample_kind"]) == ("SVGD", "particles")
 
+    # The result brings its trace along, in either place.
+    brief = {"posterior_predictive": False, "log_likelihood": False, **options}
+    for converted in (
+        to_arviz(engine, fit, *args, **brief),
+        to_arviz(engine, fit.state, *args, result=fit, **brief),
+    ):
+        np.testing.assert_array_equal(support.values(converted, "posterior", "w"), w)
+        steps = support.group(converted, "optimization")
+        assert set(steps.data_vars) == {"loss", "force_norm"}
+        assert steps["force_norm"].dims == ("step",)
+        np.testing.assert_array_equal(steps["loss"].values, fit.losses)
+        np.testing.assert_array_equal(steps["force_norm"].values, fit.info["force_norm"])
+    with pytest.raises(ArgumentError, match="Expected losses of the 5 steps .* found 2"):
+        to_arviz(engine, fit, *args, losses=[1.0, 2.0], **options)
+
+
+def test_what_is_no_engine_or_no_result_is_refused() -> None:
+    args = numpyro_models.arguments("conjugate_normal")
+    model = numpyro_models.build("conjugate_normal")
+    with pytest.raises(ArgumentError, match="Expected an engine .* found dict"):
+        to_arviz({}, None, *args)
+    engine = SVGD(model, numpyro.optim.Adam(0.1), num_particles=2)
+    with pytest.raises(RuntimeError, match="has not seen"):
+        to_arviz(engine, None, *args)
+    fixed = FixedEngine(model, args)
+    with pytest.raises(ArgumentError, match="Expected result .* found list"):
+        to_arviz(fixed, fixed.state, *args, result=[1.0])  # type: ignore[arg-type]
+
+
+def optional_observations(x: Any, y: Any = None) -> None:
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    if y is not None:
+        y = jnp.asarray(y, float)[:, 0]
+    with numpyro.plate("N", len(x)):
+        numpyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+
+def test_missing_observations_are_named() -> None:
+    x = np.linspace(0.0, 1.0, 6)
+    engine = FixedEngine(optional_observations, (x, x[:, None]))
+    words = r"observations of site 'y', .* found none.*Predictive\(model, posterior_samples="
+    with pytest.raises(ArgumentError, match=words):
+        to_arviz(engine, engine.state, x)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64])
+def test_observations_are_no_constants_though_jax_has_converted_them(dtype: Any) -> None:
+    with jax.enable_x64(False):
+        x, y = np.linspace(0.0, 1.0, 6), np.array([0.1, 1.3, -2.7, 3.9, 16.1, 5.0]).astype(dtype)
+        engine = FixedEngine(optional_observations, (x, y[:, None]))
+        result = to_arviz(engine, engine.state, x, y[:, None])
+    assert set(support.group(result, "constant_data").data_vars) == {"x"}
+
 
 def test_engine_fitted_on_batches_is_converted_on_the_full_data() -> None:
     name = "logistic_regression_batch_arguments"

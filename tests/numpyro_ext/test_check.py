@@ -20,7 +20,7 @@ from numpyro.contrib.einstein import SVGD, RBFKernel
 from numpyro.contrib.module import random_flax_module, random_nnx_module
 from numpyro.infer.autoguide import AutoDiagonalNormal
 
-from numpyro_ext.errors import EvaluationWarning, ModelCheckError
+from numpyro_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 from numpyro_ext.target import LogDensity, check_model
 
 KEY = random.key(0)
@@ -281,8 +281,28 @@ def test_batch_normalisation_in_train_mode() -> None:
 def test_batch_that_fits_no_plate() -> None:
     theirs = host_error(guide, wrong_batch)
     assert theirs.startswith("Incompatible shapes for broadcasting")
-    ours = our_error(wrong_batch)
-    assert theirs.split("\n")[0] in ours and "'N' (size 10, subsample_size 4)" in ours
+    with pytest.raises(ArgumentError) as raised:
+        check_model(wrong_batch, KEY)
+    ours = str(raised.value)
+    assert theirs.split("\n")[0] in ours
+    assert "Site 'y' does not fit plate 'N' (size 10, subsample_size 4): expected 4 rows" in ours
+    assert "numpyro.plate('N', 10, subsample_size=x.shape[0])" in ours
+
+
+def test_arrays_that_do_not_fit_a_full_plate() -> None:
+    def model(x: jax.Array, y: jax.Array) -> None:
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate("N", 30):
+            numpyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+    words = r"'y' does not fit plate 'N' \(size 30\): expected 30 rows, found"
+    for x, y, found in (
+        (20, 20, r"observations of shape \(20,\)"),
+        (30, 20, r"observations of shape \(20,\)"),
+        (20, 30, r"a distribution of batch shape \(20,\)"),
+    ):
+        with pytest.raises(ArgumentError, match=f"{words} {found}"):
+            check_model(model, KEY, (jnp.zeros(x), jnp.zeros(y)))
 
 
 def test_subsample_larger_than_the_plate() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -340,6 +341,42 @@ def test_saved_states_are_checked(shared: NoisyAscent, tmp_path: Path) -> None:
         engine().load(path)
 
 
+def test_files_that_are_no_saved_states_are_named(shared: NoisyAscent, tmp_path: Path) -> None:
+    run(shared, 1)
+    contents = {
+        "notes.txt": b"not an array\n",
+        "empty.npz": b"",
+        "cut.npz": b"PK\x03\x04 and no more",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    np.save(tmp_path / "array.npy", np.ones(3))
+    np.savez(tmp_path / "header.npz", header=np.frombuffer(b"[1]", np.uint8))
+    with zipfile.ZipFile(tmp_path / "archive.pt", "w") as archive:  # as torch.save writes them
+        archive.writestr("archive/data.pkl", b"\x80\x02}q\x00.")
+    for name in (*contents, "array.npy", "header.npz", "archive.pt"):
+        with pytest.raises(ArgumentError, match=f"saved by an engine; .*{name} is not one"):
+            shared.load(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        shared.load(tmp_path / "nowhere.npz")
+
+
+def test_saved_states_belong_to_their_settings(tmp_path: Path) -> None:
+    class Named(NoisyAscent):
+        flavour = "plain"
+
+        def _settings(self) -> dict[str, str]:
+            return {"flavour": self.flavour}
+
+    first = Named(model, numpyro.optim.Adam(0.05))
+    path = tmp_path / "state.npz"
+    first.save(path, first.init(KEY, Y, batch=8))
+    assert int(first.load(path).step) == 0
+    first.flavour = "salted"
+    with pytest.raises(ArgumentError, match="another flavour: expected salted, found plain"):
+        first.load(path)
+
+
 def test_a_failed_save_leaves_the_old_file(
     shared: NoisyAscent, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -398,9 +435,9 @@ def test_arguments_are_checked() -> None:
     with pytest.raises(ArgumentError, match="GradientEstimator"):
         engine(estimator="full")
     e = engine()
-    with pytest.raises(ArgumentError, match="has not seen"):
+    with pytest.raises(RuntimeError, match="has not seen"):
         _ = e.target
-    with pytest.raises(ArgumentError, match="has not seen"):
+    with pytest.raises(RuntimeError, match="has not seen"):
         e.update(None, Y)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="rng_key"):
         e.init(0, Y)  # type: ignore[arg-type]

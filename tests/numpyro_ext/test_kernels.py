@@ -432,3 +432,21 @@ class TestHostKernels:
         assert as_kernel(host).kernel is host
         with pytest.raises(ArgumentError, match=r"RBF\(\), not a class"):
             as_kernel(RBF)
+
+
+def test_descriptions_are_readable_and_the_same_in_every_process() -> None:
+    def width(particles: jax.Array) -> float:
+        return 1.0
+
+    name = width.__qualname__
+    assert repr(RBF()) == "RBF(bandwidth='median')"
+    assert repr(IMQ(width)) == f"IMQ(bandwidth={name}, exponent=-0.5)"
+    assert repr(RBF() + 0.5 * Linear(None)) == (
+        "Sum(kernels=(RBF(bandwidth='median'), Scaled(kernel=Linear(metric=None), factor=0.5)))"
+    )
+    assert repr(Linear(jnp.array([1.0, 2.0]))) == "Linear(metric=[1.0, 2.0])"
+    long = [repr(Linear(jnp.full(9, value))) for value in (1.0, 2.0)]
+    assert long[0] != long[1] and "shape (9,)" in long[0]
+    host = as_kernel(IMQKernel())
+    assert repr(host) == "HostKernel(kernel=IMQKernel, seed=0)"
+    assert repr(host.with_sites({"z": slice(0, 2)})) == repr(host)

@@ -402,14 +402,45 @@ def test_run_length_reaches_the_proximal_weight() -> None:
     result = engine.run(KEY, 3, Y, progress_bar=False, init_state=state)
     assert int(result.state.horizon) == 4
     assert weight_in(engine, result.state._replace(step=jnp.asarray(3))) == 0.75
+    assert weight_in(engine, result.state) == 0.0  # the run and its T are over
 
     engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, total_steps=8)
+    # The run is over, but its horizon of 4 steps is still in the state.
+    assert weight_in(engine, result.state) == 0.5
     state, _ = engine.update(engine.init(KEY, Y), Y)
     assert weight_in(engine, state) == 0.125
     engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, proximal=lambda t, total: t + total)
     assert weight_in(engine, state._replace(horizon=jnp.asarray(5))) == 6.0
     engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, proximal=0.25)
     assert weight_in(engine, state) == 0.25
+
+
+def test_steps_after_a_run_still_move_the_guide() -> None:
+    engine = ProximalScoreVI(conjugate, AutoDiagonalNormal)
+    result = engine.run(KEY, 3, Y, progress_bar=False)
+    state, _ = engine.update(result.state, Y)
+    for name, value in result.state.algorithm.parameters.items():
+        assert np.all(np.asarray(state.algorithm.parameters[name]) != np.asarray(value))
+
+
+def test_proximal_weight_reaches_the_inner_steps() -> None:
+    def moved(weight: float, inner: int) -> np.ndarray:
+        engine = ProximalScoreVI(
+            conjugate,
+            AutoDiagonalNormal,
+            numpyro.optim.SGD(1e-6),
+            proximal=weight,
+            num_inner_steps=inner,
+        )
+        start = engine.init(KEY, Y)
+        state, _ = engine.update(start, Y)
+        before, after = start.algorithm.parameters, state.algorithm.parameters
+        return np.concatenate([np.ravel(after[name] - before[name]) for name in before])
+
+    # The pull is zero where the guide stands, so only the second inner step feels it.
+    np.testing.assert_allclose(moved(9.0, 1), moved(0.0, 1), rtol=1e-9)
+    free, held = moved(0.0, 2), moved(9.0, 2)
+    assert np.linalg.norm(held) < 0.999 * np.linalg.norm(free)
 
 
 def test_update_can_be_jitted_and_is_pure() -> None:
@@ -496,9 +527,15 @@ def test_state_of_another_solver_or_guide_is_refused(tmp_path: Path) -> None:
     engine = ProximalScoreVI(gaussian, AutoMultivariateNormal, num_inner_steps=1)
     result = engine.run(KEY, 2, progress_bar=False)
     engine.save(tmp_path / "state", result.state)
-    for other in [
-        ProximalScoreVI(gaussian, AutoMultivariateNormal, solver="regression"),
-        ProximalScoreVI(gaussian, AutoDiagonalNormal),
+    for other, words in [
+        (
+            ProximalScoreVI(gaussian, AutoMultivariateNormal, solver="regression"),
+            "another solver: expected regression, found gradient",
+        ),
+        (
+            ProximalScoreVI(gaussian, AutoDiagonalNormal),
+            "another guide: expected AutoDiagonalNormal, found AutoMultivariateNormal",
+        ),
     ]:
-        with pytest.raises(ArgumentError, match="does not fit this engine"):
+        with pytest.raises(ArgumentError, match=words):
             other.load(tmp_path / "state")

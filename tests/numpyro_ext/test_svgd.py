@@ -18,7 +18,7 @@ import pytest
 from jax import random
 from numpyro.contrib.einstein import SVGD as HostSVGD
 from numpyro.contrib.einstein import GraphicalKernel, IMQKernel, RandomFeatureKernel, RBFKernel
-from numpyro.infer import Predictive
+from numpyro.infer import Predictive, init_to_value
 
 from numpyro_ext.errors import ArgumentError, NonFiniteError
 from numpyro_ext.gradients import Full, Minibatch
@@ -378,3 +378,40 @@ class TestDeepEnsemble:
     def test_takes_no_kernel(self):
         with pytest.raises(TypeError, match="kernel"):
             DeepEnsemble(numpyro_models.lognormal, adam(), kernel=RBF())
+
+
+def test_init_strategy_and_temperature_reach_the_first_step():
+    def conjugate(y):
+        a = numpyro.sample("a", dist.Normal(0.0, 3.0))
+        with numpyro.plate("N", len(y)):
+            numpyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+    y = np.linspace(-1.0, 3.0, 12)
+    engine = SVGD(
+        conjugate,
+        numpyro.optim.Adam(0.1),
+        num_particles=3,
+        likelihood_temperature=0.25,
+        init_strategy=init_to_value(values={"a": 7.0}),
+    )
+    state = engine.init(KEY, y)
+    particles = engine.particles(state)
+    np.testing.assert_allclose(particles, np.full((3, 1), 7.0))
+    score = engine.target.full_score(particles, engine.data)
+    _, loss = engine.update(state, y)
+    np.testing.assert_allclose(loss, -(score.log_prior + score.log_likelihood / 0.25).mean())
+
+
+def test_saved_states_belong_to_their_kernel(tmp_path):
+    def engine(kernel):
+        model = numpyro_models.build("conjugate_normal")
+        return SVGD(model, numpyro.optim.Adam(0.1), kernel, num_particles=3)
+
+    data = numpyro_models.arguments("conjugate_normal")
+    path = tmp_path / "state.npz"
+    first = engine(RBF("median"))
+    first.save(path, first.init(KEY, *data))
+    assert int(engine(None).load(path, *data).step) == 0
+    words = r"another kernel: expected IMQ\(bandwidth='median', exponent=-0.5\), found RBF\("
+    with pytest.raises(ArgumentError, match=words):
+        engine(IMQ()).load(path, *data)

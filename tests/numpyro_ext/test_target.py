@@ -394,6 +394,43 @@ def test_batches_as_arguments_are_recognised_and_evaluated_as_they_are() -> None
         LogDensity(model, KEY, (x, y), data_chunk=2)
 
 
+@pytest.mark.parametrize("jitted", [False, True])
+def test_batches_that_do_not_fit_a_fixed_subsample_are_explained(jitted: bool) -> None:
+    def model(x: jax.Array, y: jax.Array) -> None:
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate("N", 103, subsample_size=20):
+            numpyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+    x = _draws(20)
+    target = LogDensity(model, KEY, (x, x))
+
+    def log_density(x: jax.Array, y: jax.Array) -> jax.Array:
+        return target.log_density(jnp.zeros((1, 1)), target.bind(x, y))
+
+    if jitted:
+        log_density = jax.jit(log_density)
+    words = r"'y' does not fit plate 'N' \(size 103, subsample_size 20\): expected 20 rows, found"
+    fix = r".*numpyro.plate\('N', 103, subsample_size=x.shape\[0\]\)"
+    for rows, theirs in (((13, 13), "Incompatible shapes"), ((20, 13), "incompatible shapes")):
+        with pytest.raises(ArgumentError, match=f"{words}{fix}.*{theirs}"):
+            log_density(*(x[:n] for n in rows))
+    assert np.isfinite(log_density(x, x)).all()
+
+
+def test_observations_missing_from_a_later_call_are_named() -> None:
+    def model(n: int, y: jax.Array | None = None) -> None:
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        with numpyro.plate("N", n):
+            numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    target = LogDensity(model, KEY, (5, _draws(5)))
+    words = r"Expected the observations of site 'y', .* found none.*Predictive\(model"
+    with pytest.raises(ArgumentError, match=words):
+        target.bind(5)
+    with pytest.raises(ArgumentError, match=words):
+        target.evaluate(jnp.zeros(1), Data((5,)))
+
+
 def test_batches_may_come_after_all_rows_but_new_subsampling_may_not() -> None:
     def batches(y: jax.Array) -> None:
         z = numpyro.sample("z", dist.Normal(0.0, 1.0))

@@ -518,3 +518,19 @@ def test_recurrent_layers_are_vectorized_without_gradients_too():
     values = target.constrain(z, data)  # a slower way would warn, which is an error here
     torch.testing.assert_close(target.unconstrain(values, data), z)
     target.log_density(z, data)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # torch.compile warns of itself
+def test_inductor_agrees_with_the_graph():
+    reference = LogDensity(local, (X, Y))
+    target = LogDensity(local, (X, Y), evaluation="inductor")
+    data = target.bind(X, Y)
+    for seed in range(2):
+        z = positions(target, 5, seed)
+        rows = {"N": torch.randperm(20, generator=torch.Generator().manual_seed(seed))[:5]}
+        for one, two in zip(
+            target.score(z, data, rows), reference.score(z, data, rows), strict=True
+        ):
+            torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+    assert target.evaluation == "inductor"
