@@ -198,3 +198,35 @@ def test_default_estimator_and_costs() -> None:
             Minibatch().init(target, target.bind(Y), KEY)
     with pytest.raises(ArgumentError, match="cyclic"):
         Minibatch(sampling="cyclic")  # type: ignore[arg-type]
+
+
+def normal_mean(y: jax.Array, batch: int) -> None:
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    with numpyro.plate("N", len(y), subsample_size=batch) as rows:
+        numpyro.sample("y", dist.Normal(a, 1.0), obs=y[rows])
+
+
+def test_all_positions_see_the_same_rows() -> None:
+    y = jnp.arange(12.0)
+    target = LogDensity(normal_mean, KEY, (y, 3))
+    data = target.bind(y, 3)
+    estimator = Minibatch()
+    state = estimator.init(target, data, KEY)
+    z = jnp.array([[0.5], [-2.0]])
+    for _ in range(5):
+        score, state = estimator.estimate(target, state, z, data)
+        # With other rows the difference would hold the difference of their sums, too.
+        np.testing.assert_allclose(score.score[0] - score.score[1], -2.5 * 13, rtol=1e-12)
+
+
+def test_every_row_is_used_in_an_epoch_that_batches_fill() -> None:
+    y = jnp.arange(12.0)
+    target = LogDensity(normal_mean, KEY, (y, 3))
+    estimator = Minibatch()
+    state = estimator.init(target, target.bind(y, 3), KEY)
+    for _ in range(3):
+        seen: list[int] = []
+        for _ in range(4):
+            indices, state = estimator.draw(target, state)
+            seen += indices["N"].tolist()
+        assert sorted(seen) == list(range(12))

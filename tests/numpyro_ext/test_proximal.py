@@ -24,7 +24,7 @@ from numpyro.infer.autoguide import (
 from numpyro_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
 from numpyro_ext.gradients import Full
 from numpyro_ext.guides import Moments, flat_density
-from numpyro_ext.score import ProximalScoreVI
+from numpyro_ext.score import ProximalScoreVI, proximal
 from numpyro_ext.score.gaussian_regression import (
     initial_regression,
     is_warm,
@@ -539,3 +539,23 @@ def test_state_of_another_solver_or_guide_is_refused(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ArgumentError, match=words):
             other.load(tmp_path / "state")
+
+
+def test_trust_and_decay_reach_the_regression(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def seen_observe(regression: Any, theta: Any, score: Any, decay: float) -> Any:
+        seen.append(("decay", decay))
+        return observe(regression, theta, score, decay)
+
+    def seen_updated(regression: Any, moments: Any, trust: float) -> Any:
+        seen.append(("trust", trust))
+        return updated_moments(regression, moments, trust)
+
+    monkeypatch.setattr(proximal, "observe", seen_observe)
+    monkeypatch.setattr(proximal, "updated_moments", seen_updated)
+    engine = ProximalScoreVI(
+        conjugate, AutoDiagonalNormal, solver="regression", trust=2.0, decay=0.7
+    )
+    engine.run(KEY, 3, Y, progress_bar=False)
+    assert set(seen) == {("decay", 0.7), ("trust", 2.0)}
