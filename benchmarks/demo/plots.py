@@ -37,10 +37,7 @@ def posterior_densities(problem: Problem, fits: Sequence[Fit], reference: Fit, p
         for backend in backends
     }
     if int(az.__version__.split(".")[0]) >= 1:
-        data = {
-            fit.label: az.from_dict({"posterior": posterior(fit)})
-            for fit in dict.fromkeys(fits, None)
-        }
+        data = {fit.label: az.from_dict({"posterior": posterior(fit)}) for fit in fits}
         collection = az.plot_dist(data)
         collection.add_legend("model")
         collection.savefig(path)
