@@ -1,8 +1,22 @@
 """Score estimators: how an engine gets gradients of the log density, apart from its dynamics."""
 
-from pyro_ext.gradients.estimator import GradientEstimator, default_estimator
+from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator
 from pyro_ext.gradients.full import Full
 from pyro_ext.gradients.minibatch import Minibatch
-from pyro_ext.target import Score, ScoreParts
+from pyro_ext.target import LogDensity, Score, ScoreParts
 
-__all__ = ["Full", "GradientEstimator", "Minibatch", "Score", "ScoreParts", "default_estimator"]
+
+def default_estimator(target: LogDensity) -> GradientEstimator:
+    """Minibatches when the model subsamples a plate itself, else the full data as given."""
+    return Minibatch() if target.plates else Full()
+
+
+__all__ = [
+    "EstimatorState",
+    "Full",
+    "GradientEstimator",
+    "Minibatch",
+    "Score",
+    "ScoreParts",
+    "default_estimator",
+]

@@ -1,4 +1,4 @@
-"""What an engine may ask of a score estimator, and the estimator that fits a model."""
+"""What an engine may ask of a score estimator."""
 
 from __future__ import annotations
 
@@ -44,11 +44,3 @@ class GradientEstimator(ABC):
     @abstractmethod
     def evaluations_per_step(self, target: LogDensity) -> float:
         """Cost of one estimate for one particle, in gradients over the full data."""
-
-
-def default_estimator(target: LogDensity) -> GradientEstimator:
-    """Minibatches when the model subsamples a plate itself, else the full data as given."""
-    from pyro_ext.gradients.full import Full
-    from pyro_ext.gradients.minibatch import Minibatch
-
-    return Minibatch() if target.plates else Full()
