@@ -1,6 +1,6 @@
 """Model and arguments as a flat unconstrained log density; the only room that runs the model."""
 
-from pyro_ext.target.check import Structure, discover
+from pyro_ext.target.check import Structure, check_model
 from pyro_ext.target.layout import Data, DataPlate, Layout
 from pyro_ext.target.log_density import LogDensity, Score, ScoreParts
 from pyro_ext.target.outputs import Output
@@ -14,5 +14,5 @@ __all__ = [
     "Score",
     "ScoreParts",
     "Structure",
-    "discover",
+    "check_model",
 ]

@@ -198,7 +198,7 @@ def _run(
     return _Run(handler, control, parameters)
 
 
-def discover(
+def check_model(
     model: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from pyro_ext.errors import ArgumentError, HeldParameterWarning
-from pyro_ext.target.check import discover
+from pyro_ext.target.check import check_model
 from pyro_ext.target.graph import BatchedFunction, as_arguments
 from pyro_ext.target.handlers import (
     SiteHandler,
@@ -140,7 +140,9 @@ class LogDensity:
         self.data_chunk = data_chunk
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
         data = self.bind(*args, **dict(kwargs or {}))
-        structure = discover(model, data.args, data.kwargs, allow_local_latents=allow_local_latents)
+        structure = check_model(
+            model, data.args, data.kwargs, allow_local_latents=allow_local_latents
+        )
         self.layout: Layout = structure.layout
         self.plates = structure.plates
         if data_chunk is not None and not self.plates:
