@@ -91,11 +91,10 @@ def fits(problem: Problem, progress_bar: bool, samples: int) -> Iterator[Fit]:
     """Fit ``problem`` by each method in turn; NUTS, the reference, comes first."""
     arguments = tuple(jnp.asarray(array) for array in problem.arguments)
     is_network = problem.name == "network"
-    model: Callable[..., None] = {
-        "eight_schools": eight_schools,
-        "logistic_regression": logistic_regression,
-        "network": make_network(arguments[0].shape[1]) if is_network else eight_schools,
-    }[problem.name]
+    simple = {"eight_schools": eight_schools, "logistic_regression": logistic_regression}
+    model: Callable[..., None] = (
+        make_network(arguments[0].shape[1]) if is_network else simple[problem.name]
+    )
     # A network is fitted by minibatches and with a diagonal guide.
     options: dict[str, Any] = {"batch_size": BATCH} if is_network else {}
     fraction = BATCH / len(arguments[0]) if is_network else 1.0

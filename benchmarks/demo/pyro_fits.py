@@ -94,11 +94,10 @@ def fits(problem: Problem, progress_bar: bool, samples: int) -> Iterator[Fit]:
     """Fit ``problem`` by each method in turn."""
     arguments = tuple(torch.as_tensor(array, dtype=torch.float32) for array in problem.arguments)
     is_network = problem.name == "network"
-    model: Callable[..., None] = {
-        "eight_schools": eight_schools,
-        "logistic_regression": logistic_regression,
-        "network": Network(arguments[0].shape[-1]) if is_network else eight_schools,
-    }[problem.name]
+    simple = {"eight_schools": eight_schools, "logistic_regression": logistic_regression}
+    model: Callable[..., None] = (
+        Network(arguments[0].shape[-1]) if is_network else simple[problem.name]
+    )
     options: dict[str, Any] = {"batch_size": BATCH} if is_network else {}
     fraction = BATCH / len(arguments[0]) if is_network else 1.0
     guide_class = AutoDiagonalNormal if is_network else AutoMultivariateNormal

@@ -148,11 +148,6 @@ def unconstrained_shape(site: Mapping[str, Any], transform: Transform) -> torch.
     return torch.Size(transform.inverse_shape(site["fn"].shape()))
 
 
-def event_dims(transform: Transform) -> tuple[int, int]:
-    """Number of event dimensions of the unconstrained and of the constrained value."""
-    return transform.domain.event_dim, transform.codomain.event_dim
-
-
 def is_factor(site: Mapping[str, Any]) -> bool:
     """Whether the site is a ``pyro.factor`` statement."""
     fn = site["fn"]

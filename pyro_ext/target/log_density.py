@@ -371,10 +371,6 @@ class LogDensity:
         log_prior, log_likelihood = self._sweep_sum(self._value, z, data)
         return log_prior, log_likelihood
 
-    def full_log_density(self, z: Tensor, data: Data) -> Tensor:
-        """As :meth:`log_density`, exactly, over all rows."""
-        return self._temper(*self.full_log_prior_and_likelihood(z, data))
-
     def full_score(self, z: Tensor, data: Data) -> Score:
         """As :meth:`score`, exactly, over all rows (chunked, ragged last chunk included)."""
         return Score(*self._sweep_sum(self._score, z, data))
