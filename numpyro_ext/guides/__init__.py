@@ -8,10 +8,20 @@ from numpyro_ext.guides.flat_density import (
     refuse_flat_density,
     register_flat_density,
 )
+from numpyro_ext.guides.normal import (
+    DiagonalNormalDensity,
+    LowRankNormalDensity,
+    MultivariateNormalDensity,
+    NormalDensity,
+)
 
 __all__ = [
+    "DiagonalNormalDensity",
     "FlatDensity",
+    "LowRankNormalDensity",
     "Moments",
+    "MultivariateNormalDensity",
+    "NormalDensity",
     "check_has_flat_density",
     "flat_density",
     "refuse_flat_density",

@@ -29,17 +29,15 @@ from numpyro.infer.autoguide import (
 
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.guides import (
+    DiagonalNormalDensity,
     FlatDensity,
+    LowRankNormalDensity,
     Moments,
     flat_density,
     refuse_flat_density,
     register_flat_density,
 )
-from numpyro_ext.guides.flat_density import (
-    _FACTORIES,
-    DiagonalNormalDensity,
-    LowRankNormalDensity,
-)
+from numpyro_ext.guides.flat_density import _FACTORIES
 from numpyro_ext.target.layout import Layout
 
 jax.config.update("jax_enable_x64", True)

@@ -27,13 +27,14 @@ from torch.distributions import constraints
 
 from pyro_ext.errors import ArgumentError
 from pyro_ext.guides import (
+    DiagonalNormalDensity,
     FlatDensity,
     Moments,
     flat_density,
     refuse_flat_density,
     register_flat_density,
 )
-from pyro_ext.guides.flat_density import _FACTORIES, DiagonalNormalDensity
+from pyro_ext.guides.flat_density import _FACTORIES
 from pyro_ext.target.layout import Layout
 
 torch.set_default_dtype(torch.float64)

@@ -1,0 +1,166 @@
+"""Closed forms of the flat log density and the score for NumPyro's Normal guides."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import cho_solve, solve_triangular
+from numpyro.infer import autoguide
+
+from numpyro_ext.guides.flat_density import (
+    FlatDensity,
+    Moments,
+    Parameters,
+    register_flat_density,
+)
+
+LOG_TWO_PI = math.log(2.0 * math.pi)
+
+
+class NormalDensity(FlatDensity):
+    """What the three Normal guides have in common."""
+
+    def _check_evaluable(self) -> None:
+        """The closed forms can always be evaluated."""
+
+    def _get(self, parameters: Parameters, name: str) -> jax.Array:
+        name = f"{self.guide.prefix}_{name}"
+        return self._transforms[name](parameters[name])
+
+    def _noise(self, parameters: Parameters, rng_key: jax.Array, shape: tuple[int, ...]) -> Any:
+        return jax.random.normal(rng_key, shape, self._get(parameters, "loc").dtype)
+
+    def _set(self, **values: jax.Array) -> Parameters:
+        return self.from_host(
+            {f"{self.guide.prefix}_{name}": value for name, value in values.items()}
+        )
+
+
+class DiagonalNormalDensity(NormalDensity):
+    """``AutoDiagonalNormal``: closed forms in O(D) memory per draw."""
+
+    covariance_structure = "diagonal"
+
+    def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
+        loc, scale = self.moments(parameters)
+        draws = loc + scale * self._noise(parameters, rng_key, (num, self.dim))
+        return jax.lax.stop_gradient(draws)
+
+    def log_prob(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
+        loc, scale = self.moments(parameters)
+        square = jnp.square((theta - loc) / scale).sum(-1)
+        return -0.5 * (square + self.dim * LOG_TWO_PI) - jnp.log(scale).sum()
+
+    def score(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
+        loc, scale = self.moments(parameters)
+        return (loc - theta) / jnp.square(scale)
+
+    def moments(self, parameters: Parameters) -> Moments:
+        return Moments(self._get(parameters, "loc"), self._get(parameters, "scale"))
+
+    def set_moments(self, parameters: Parameters, moments: Moments) -> Parameters:
+        return self._set(loc=moments.mean, scale=moments.scale)
+
+
+class MultivariateNormalDensity(NormalDensity):
+    """``AutoMultivariateNormal``: closed forms by two triangular solves."""
+
+    covariance_structure = "full"
+
+    def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
+        loc, scale_tril = self.moments(parameters)
+        draws = loc + self._noise(parameters, rng_key, (num, self.dim)) @ scale_tril.T
+        return jax.lax.stop_gradient(draws)
+
+    def log_prob(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
+        loc, scale_tril = self.moments(parameters)
+        standard = _solve_lower(scale_tril, theta - loc)
+        log_determinant = jnp.log(jnp.diagonal(scale_tril)).sum()
+        square = jnp.square(standard).sum(-1)
+        return -0.5 * (square + self.dim * LOG_TWO_PI) - log_determinant
+
+    def score(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
+        loc, scale_tril = self.moments(parameters)
+        return _solve_lower(scale_tril, _solve_lower(scale_tril, loc - theta), transpose=True)
+
+    def moments(self, parameters: Parameters) -> Moments:
+        return Moments(self._get(parameters, "loc"), self._get(parameters, "scale_tril"))
+
+    def set_moments(self, parameters: Parameters, moments: Moments) -> Parameters:
+        return self._set(loc=moments.mean, scale_tril=moments.scale)
+
+
+class LowRankNormalDensity(NormalDensity):
+    """``AutoLowRankMultivariateNormal``: closed forms by Woodbury's identity.
+
+    The covariance is S (I + W W^T) S with S = diag(scale) and W = ``cov_factor`` (D, r), so only
+    r x r systems are solved.
+    """
+
+    covariance_structure = "low_rank"
+
+    def __init__(self, guide: autoguide.AutoContinuous, rng_key: jax.Array) -> None:
+        super().__init__(guide, rng_key)
+        # The host starts at W = 0. The score depends on W through W W^T, so no gradient would
+        # ever leave there; Pyro's random start, with the same marginal scale, is taken instead.
+        factor_name, scale_name = f"{guide.prefix}_cov_factor", f"{guide.prefix}_scale"
+        host = self.to_host(self._initial)
+        factor, scale = host[factor_name], host[scale_name]
+        if not factor.any():
+            draws = jax.random.normal(rng_key, factor.shape, factor.dtype)
+            host[factor_name] = draws / math.sqrt(factor.shape[-1])
+            host[scale_name] = scale * math.sqrt(0.5)
+            self._initial = self.from_host(host)
+
+    def _parts(self, parameters: Parameters) -> tuple[jax.Array, jax.Array, jax.Array]:
+        loc, scale = self._get(parameters, "loc"), self._get(parameters, "scale")
+        return loc, scale, self._get(parameters, "cov_factor")
+
+    def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
+        loc, scale, factor = self._parts(parameters)
+        key_diagonal, key_factor = jax.random.split(rng_key)
+        noise = self._noise(parameters, key_diagonal, (num, self.dim))
+        noise += self._noise(parameters, key_factor, (num, factor.shape[-1])) @ factor.T
+        return jax.lax.stop_gradient(loc + scale * noise)
+
+    def log_prob(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
+        loc, scale, factor = self._parts(parameters)
+        standard, capacitance = (theta - loc) / scale, _capacitance(factor)
+        inner = _solve_lower(capacitance, standard @ factor)
+        square = jnp.square(standard).sum(-1) - jnp.square(inner).sum(-1)
+        log_determinant = jnp.log(scale).sum() + jnp.log(jnp.diagonal(capacitance)).sum()
+        return -0.5 * (square + self.dim * LOG_TWO_PI) - log_determinant
+
+    def score(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
+        loc, scale, factor = self._parts(parameters)
+        standard = (theta - loc) / scale
+        projected = jnp.reshape(standard @ factor, (-1, factor.shape[-1]))
+        inner = cho_solve((_capacitance(factor), True), projected.T).T
+        inner = jnp.reshape(inner, (*standard.shape[:-1], factor.shape[-1]))
+        return (inner @ factor.T - standard) / scale
+
+    def moments(self, parameters: Parameters) -> Moments:
+        loc, scale, factor = self._parts(parameters)
+        scaled = scale[:, None] * factor
+        covariance = scaled @ scaled.T + jnp.diag(jnp.square(scale))
+        return Moments(loc, jnp.linalg.cholesky(covariance))
+
+
+def _capacitance(factor: jax.Array) -> jax.Array:
+    """Cholesky factor of I + W^T W, (r, r)."""
+    return jnp.linalg.cholesky(jnp.eye(factor.shape[-1], dtype=factor.dtype) + factor.T @ factor)
+
+
+def _solve_lower(scale_tril: jax.Array, vectors: jax.Array, transpose: bool = False) -> jax.Array:
+    """Solve L x = v, or L^T x = v, for vectors v in the rows of ``vectors`` (..., D)."""
+    rows = jnp.reshape(vectors, (-1, vectors.shape[-1]))
+    solved = solve_triangular(scale_tril, rows.T, trans=1 if transpose else 0, lower=True).T
+    return jnp.reshape(solved, vectors.shape)
+
+
+register_flat_density(autoguide.AutoDiagonalNormal)(DiagonalNormalDensity)
+register_flat_density(autoguide.AutoMultivariateNormal)(MultivariateNormalDensity)
+register_flat_density(autoguide.AutoLowRankMultivariateNormal)(LowRankNormalDensity)
