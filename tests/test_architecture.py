@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "engine": {"target", "gradients", "optim"},
     "stein": {"engine", "target", "gradients", "kernels", "optim"},
     "score": {"engine", "target", "gradients", "guides", "optim"},
-    "diagnostics": {"target", "engine"},
+    "diagnostics": {"target", "engine", "guides", "kernels"},
     "_clash": set(),
 }
 

@@ -1,0 +1,195 @@
+"""What the diagnostics of a fit share: its target, the data on all rows, and its draws.
+
+Everything is evaluated on the full data, in chunks of rows (the target's own sweep) and in
+chunks of draws, so that neither many rows nor many draws of a network take much memory.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_ext.engine import seeded_generator
+from pyro_ext.errors import ArgumentError, HeldParameterWarning
+from pyro_ext.guides.flat_density import (
+    FlatDensity,
+    Parameters,
+    check_has_flat_density,
+    flat_density,
+)
+from pyro_ext.target import Data, LogDensity
+from pyro_ext.target.replay import replay
+
+#: Draws evaluated at once unless told otherwise, and the most numbers that these may hold.
+DRAW_CHUNK = 100
+DRAW_ELEMENTS = 2**24
+
+# Tells the diagnostics' draws from those that an engine of the same seed takes.
+_STREAM = 2
+
+
+class FittedGuide(NamedTuple):
+    """A guide, its parameters, and the log density that it approximates."""
+
+    density: FlatDensity
+    parameters: Parameters
+    target: LogDensity
+    data: Data
+
+
+def fitted_guide(
+    fit: Any,
+    model: Callable[..., Any] | None,
+    args: tuple[Any, ...] | None,
+    kwargs: Mapping[str, Any] | None,
+) -> FittedGuide:
+    """The guide of an engine, or a host autoguide with the model that it was fitted to.
+
+    Parameters
+    ----------
+    fit
+        An engine that has fitted a guide, or an autoguide fitted by Pyro's ``SVI``.
+    model : callable, optional
+        The model of an autoguide.
+    args, kwargs : optional
+        The model's arguments, with all rows of the data. Default: those that the engine saw last.
+
+    Raises
+    ------
+    ArgumentError
+        ``fit`` is neither, its guide has no flat log density, or the arguments hold only some
+        rows of a plate.
+    """
+    if hasattr(fit, "target"):
+        if not hasattr(fit, "density"):
+            raise ArgumentError(
+                f"Expected an engine that fits a guide, found {type(fit).__name__}, whose "
+                "particles have no log density. Use ksd, which takes particles and guides."
+            )
+        target, data = target_of_engine(fit, model, args, kwargs)
+        density = fit.density
+        return FittedGuide(density, density.live_parameters(), target, data)
+    check_has_flat_density(fit)
+    if fit.prototype_trace is None:
+        raise ArgumentError(
+            f"Expected a guide that has been fitted, found {type(fit).__name__} that has not seen "
+            "its model. Fit it with SVI, or pass the engine that fits it."
+        )
+    if model is None:
+        raise ArgumentError(
+            f"Expected the model of {type(fit).__name__}, found none. Pass model=..., and its "
+            "arguments with all rows of the data as args=(...) and kwargs={...}."
+        )
+    dtype = next((parameter.dtype for parameter in fit.parameters()), None)
+    target, data = target_of_model(model, args, kwargs, dtype=dtype, allow_local_latents=False)
+    # The guide is set up already: the seed only keeps the global generator as it is.
+    density = flat_density(fit, data.args, data.kwargs, layout=target.layout, seed=0)
+    return FittedGuide(density, density.live_parameters(), target, data)
+
+
+def target_of_engine(
+    engine: Any,
+    model: Callable[..., Any] | None,
+    args: tuple[Any, ...] | None,
+    kwargs: Mapping[str, Any] | None,
+) -> tuple[LogDensity, Data]:
+    """An engine's target, and the model's arguments with all rows."""
+    if model is not None:
+        raise ArgumentError(
+            f"Expected no model with {type(engine).__name__}, which has one. Leave model out."
+        )
+    target = engine.target
+    if args is None and kwargs is None:
+        data = engine.data
+    else:
+        data = target.bind(*(args or ()), **dict(kwargs or {}))
+    require_all_rows(target, data)
+    return target, data
+
+
+def target_of_model(
+    model: Callable[..., Any],
+    args: tuple[Any, ...] | None,
+    kwargs: Mapping[str, Any] | None,
+    *,
+    dtype: torch.dtype | None = None,
+    allow_local_latents: bool = True,
+) -> tuple[LogDensity, Data]:
+    """A target for a model without an engine, with its parameters at their present values."""
+    args, kwargs = args or (), dict(kwargs or {})
+    with warnings.catch_warnings():
+        # Parameters that SVI has fitted beside the guide are meant to be where they are.
+        warnings.simplefilter("ignore", HeldParameterWarning)
+        target = LogDensity(
+            model, args, kwargs, dtype=dtype, allow_local_latents=allow_local_latents
+        )
+    data = target.bind(*args, **kwargs)
+    require_all_rows(target, data)
+    return target, data
+
+
+def require_all_rows(target: LogDensity, data: Data) -> None:
+    """See that the arguments hold every row of every plate.
+
+    Raises
+    ------
+    ArgumentError
+        They hold a batch.
+    """
+    origin = torch.zeros(1, target.dim, dtype=target.dtype, device=target.device)
+    try:
+        replay(target, target.constrain(origin, data), data, groups=("observed",))
+    except ArgumentError as error:
+        found = str(error).split(" Pass ")[0]
+        raise ArgumentError(f"{found} Pass all rows, as args=(...) and kwargs={{...}}.") from error
+
+
+def chunk_sizes(num: int, dim: int, draw_chunk: int | None) -> list[int]:
+    """Lengths of the chunks in which ``num`` draws of D numbers are evaluated."""
+    check_count("draw_chunk", draw_chunk, optional=True)
+    chunk = draw_chunk or max(1, min(DRAW_CHUNK, DRAW_ELEMENTS // dim))
+    whole, tail = divmod(num, chunk)
+    return [chunk] * whole + [tail] * (tail > 0)
+
+
+def check_count(name: str, value: Any, *, least: int = 1, optional: bool = False) -> None:
+    """Refuse what is not a whole number of at least ``least``.
+
+    Raises
+    ------
+    ArgumentError
+        It is not.
+    """
+    if value is None and optional:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ArgumentError(f"Expected {name} to be an int of at least {least}, found {value!r}.")
+
+
+def check_temperature(target: LogDensity, temperature: float | None) -> float:
+    """The temperature asked for; that of the target when none is.
+
+    Raises
+    ------
+    ArgumentError
+        It is not positive.
+    """
+    if temperature is None:
+        return target.likelihood_temperature
+    if not temperature > 0:
+        raise ArgumentError(f"Expected likelihood_temperature > 0, found {temperature!r}.")
+    return float(temperature)
+
+
+def diagnostic_generator(seed: int | None) -> torch.Generator:
+    """A generator apart from every engine's and from torch's global one."""
+    return seeded_generator(0 if seed is None else seed, _STREAM)
+
+
+def draw(fitted: FittedGuide, generator: torch.Generator, num: int) -> Tensor:
+    """Flat draws (num, D) of a fitted guide."""
+    return fitted.density.sample(fitted.parameters, generator, num).to(fitted.target.dtype)
