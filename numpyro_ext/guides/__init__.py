@@ -8,20 +8,29 @@ from numpyro_ext.guides.flat_density import (
     refuse_flat_density,
     register_flat_density,
 )
+from numpyro_ext.guides.matrix_normal import AutoMatrixNormal, MatrixNormalDensity
+from numpyro_ext.guides.mixture import AutoGaussianMixture, GaussianMixtureDensity
 from numpyro_ext.guides.normal import (
     DiagonalNormalDensity,
     LowRankNormalDensity,
     MultivariateNormalDensity,
     NormalDensity,
 )
+from numpyro_ext.guides.planar_flow import AutoPlanarFlow, PlanarFlowDensity
 
 __all__ = [
+    "AutoGaussianMixture",
+    "AutoMatrixNormal",
+    "AutoPlanarFlow",
     "DiagonalNormalDensity",
     "FlatDensity",
+    "GaussianMixtureDensity",
     "LowRankNormalDensity",
+    "MatrixNormalDensity",
     "Moments",
     "MultivariateNormalDensity",
     "NormalDensity",
+    "PlanarFlowDensity",
     "check_has_flat_density",
     "flat_density",
     "refuse_flat_density",
