@@ -7,18 +7,26 @@
 """
 
 from numpyro_ext._clash import warn_on_clash
-from numpyro_ext.diagnostics import to_arviz
+from numpyro_ext.diagnostics import elbo, ksd, psis_khat, to_arviz
 from numpyro_ext.errors import (
     ArgumentError,
     EvaluationWarning,
     HeldParameterWarning,
     ModelCheckError,
+    NoisyScoreWarning,
     NonFiniteError,
 )
-from numpyro_ext.gradients import Full, GradientEstimator, Minibatch
-from numpyro_ext.guides import FlatDensity, flat_density, register_flat_density
+from numpyro_ext.gradients import Full, GradientEstimator, Minibatch, Noisy
+from numpyro_ext.guides import (
+    AutoGaussianMixture,
+    AutoMatrixNormal,
+    AutoPlanarFlow,
+    FlatDensity,
+    flat_density,
+    register_flat_density,
+)
 from numpyro_ext.kernels import IMQ, RBF, Kernel, Linear
-from numpyro_ext.score import ProximalScoreVI
+from numpyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
 from numpyro_ext.stein import SVGD, DeepEnsemble
 from numpyro_ext.target import LogDensity
 
@@ -27,6 +35,9 @@ __all__ = [
     "SVGD",
     "DeepEnsemble",
     "ProximalScoreVI",
+    "GSM",
+    "BaM",
+    "FisherVI",
     # kernels
     "IMQ",
     "RBF",
@@ -36,19 +47,27 @@ __all__ = [
     "Full",
     "GradientEstimator",
     "Minibatch",
+    "Noisy",
     # guides
+    "AutoGaussianMixture",
+    "AutoMatrixNormal",
+    "AutoPlanarFlow",
     "FlatDensity",
     "flat_density",
     "register_flat_density",
     # target
     "LogDensity",
     # diagnostics
+    "elbo",
+    "ksd",
+    "psis_khat",
     "to_arviz",
     # errors and warnings
     "ArgumentError",
     "EvaluationWarning",
     "HeldParameterWarning",
     "ModelCheckError",
+    "NoisyScoreWarning",
     "NonFiniteError",
 ]
 

@@ -6,18 +6,26 @@
 >>> draws = engine.get_samples()  # doctest: +SKIP
 """
 
-from pyro_ext.diagnostics import to_arviz
+from pyro_ext.diagnostics import elbo, ksd, psis_khat, to_arviz
 from pyro_ext.errors import (
     ArgumentError,
     EvaluationWarning,
     HeldParameterWarning,
     ModelCheckError,
+    NoisyScoreWarning,
     NonFiniteError,
 )
-from pyro_ext.gradients import Full, GradientEstimator, Minibatch
-from pyro_ext.guides import FlatDensity, flat_density, register_flat_density
+from pyro_ext.gradients import Full, GradientEstimator, Minibatch, Noisy
+from pyro_ext.guides import (
+    AutoGaussianMixture,
+    AutoMatrixNormal,
+    AutoPlanarFlow,
+    FlatDensity,
+    flat_density,
+    register_flat_density,
+)
 from pyro_ext.kernels import IMQ, RBF, Kernel, Linear
-from pyro_ext.score import ProximalScoreVI
+from pyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
 from pyro_ext.stein import SVGD, DeepEnsemble
 from pyro_ext.target import LogDensity
 
@@ -26,6 +34,9 @@ __all__ = [
     "SVGD",
     "DeepEnsemble",
     "ProximalScoreVI",
+    "GSM",
+    "BaM",
+    "FisherVI",
     # kernels
     "IMQ",
     "RBF",
@@ -35,18 +46,26 @@ __all__ = [
     "Full",
     "GradientEstimator",
     "Minibatch",
+    "Noisy",
     # guides
+    "AutoGaussianMixture",
+    "AutoMatrixNormal",
+    "AutoPlanarFlow",
     "FlatDensity",
     "flat_density",
     "register_flat_density",
     # target
     "LogDensity",
     # diagnostics
+    "elbo",
+    "ksd",
+    "psis_khat",
     "to_arviz",
     # errors and warnings
     "ArgumentError",
     "EvaluationWarning",
     "HeldParameterWarning",
     "ModelCheckError",
+    "NoisyScoreWarning",
     "NonFiniteError",
 ]

@@ -41,3 +41,7 @@ class EvaluationWarning(UserWarning):
 
 class HeldParameterWarning(UserWarning):
     """Parameters without a prior are held at their present values."""
+
+
+class NoisyScoreWarning(UserWarning):
+    """An engine that needs exact scores is given noisy ones; the message names alternatives."""

@@ -3,6 +3,7 @@
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator
 from numpyro_ext.gradients.full import Full
 from numpyro_ext.gradients.minibatch import Minibatch
+from numpyro_ext.gradients.noisy import Noisy
 from numpyro_ext.target import LogDensity, Score, ScoreParts
 
 
@@ -16,6 +17,7 @@ __all__ = [
     "Full",
     "GradientEstimator",
     "Minibatch",
+    "Noisy",
     "Score",
     "ScoreParts",
     "default_estimator",

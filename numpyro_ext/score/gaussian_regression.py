@@ -3,20 +3,39 @@
 For a Normal q with mean m and precision P the score, grad log q(theta) = P (m - theta), is linear
 in (P m, P). The proximal score-matching objective is then a linear least-squares problem: the
 (noisy) scores of the target are regressed on the points where they were taken. Running moments
-with weights r_t = (t + 1)^-p take the place of an optimiser and average the noise out; there is
-no learning rate. With V = cov(theta), C = cov(score, theta), Sigma = inverse P = L L^T:
+take the place of an optimiser and average the noise out; there is no learning rate.
 
-    P+ = sym[(-C + rho I) (V + rho Sigma)^-1],   rho = (D + 1) / (number of scores),
-    m+ = E[theta] + Sigma+ E[score],
+*Pairs.* Draws come in antithetic pairs, m + d and m - d, evaluated on the same minibatch. Half
+the difference of the two scores has the noise that the pair shares removed, so the slope P is
+regressed on differences alone,
 
-where the terms in rho pull towards the present precision, the eigenvalues of L^T P+ L are limited
-to [1/c, c], and the mean moves by at most one unit of Mahalanobis distance. The fixed point has
-E_q[score] = 0 and -E_q[grad score] = P, which by Stein's identity is where the evidence lower
-bound is stationary. Without noise the fixed point is exact for a Normal target.
+    V = E[d d^T],   C = E[e d^T],   R = E[e e^T],   e = (score(m + d) - score(m - d)) / 2,
 
-Everything is computed in coordinates whitened by L, where the matrices are near the identity.
-The *full* form regresses on all coordinates; the *diagonal* form regresses each coordinate on
-itself alone, with vectors in place of matrices. Functions are pure and can be jitted.
+and the mean on the pairs' centres. Running averages have weights r_t = (t + 1)^-p, and n is the
+number of pairs that they are worth, 1 / (sum of squared weights).
+
+*Steps that know the noise.* In coordinates whitened by L, where Sigma = inverse P = L L^T is the
+present covariance, the residual R - C V^-1 C^T, over 1 - D / n, is the covariance of the noise.
+In its eigenbasis row i of the slope has noise variance r_i / n in each entry, so that
+
+- each row is pulled towards the present precision, the identity, by rho_i = D r_i / n:
+  B_i = (rho_i I_i - C_i) (V + rho_i I)^-1, which keeps the noise in B below one half at any
+  level and vanishes as n grows;
+- the two estimates B_ij and B_ji of one entry of the symmetric precision are averaged with
+  weights 1 / r_i and 1 / r_j;
+- eigenvalues of the result are limited to at most c, and to no less than
+  1 / (1 + (c - 1) / (1 + D r / 3)): a guide that widens faster than the noise lets it see would
+  soon rest on its last few draws, as wide draws outweigh the earlier ones, and would run away;
+- the mean moves by m+ - m = E[theta] - m + Sigma+ E[score], each row over 1 + rho_i, and by at
+  most one unit of Mahalanobis distance.
+
+The fixed point has E_q[score] = 0 and -E_q[grad score] = P, which by Stein's identity is where
+the evidence lower bound is stationary. Without noise it is reached exactly for a Normal target,
+once there are D + 5 pairs.
+
+A *block* is a set of coordinates with a covariance of its own: one for a full guide; coordinates
+one by one for a diagonal guide, with vectors in place of matrices. Functions are pure and can be
+jitted.
 """
 
 from __future__ import annotations
@@ -25,7 +44,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.linalg import cho_solve, solve_triangular
+from jax.scipy.linalg import solve_triangular
 
 from numpyro_ext.guides.flat_density import Moments
 
@@ -33,24 +52,43 @@ from numpyro_ext.guides.flat_density import Moments
 DECAY = 0.9
 #: Limit c on how far one update changes the precision, as a factor in every direction.
 TRUST = 1.25
+#: Pairs seen before the first update, beyond the number of regressors.
+SPARE_PAIRS = 5
+# The share of the noise (in units of D r) that a guide may outrun when it widens.
+_HASTE = 3.0
+
+
+class BlockMoments(NamedTuple):
+    """Running moments V, C and R of a block: (n, n) each, or (n,) for coordinates one by one.
+
+    ``covariance`` is E[d d^T], ``cross_covariance`` E[e d^T] and ``score_covariance`` E[e e^T],
+    with d half the difference of a pair's points and e that of its scores.
+    """
+
+    covariance: jax.Array
+    cross_covariance: jax.Array
+    score_covariance: jax.Array
 
 
 class Regression(NamedTuple):
-    """Running moments of points and scores.
+    """What was seen so far.
 
-    ``covariance`` is V = cov(theta) and ``cross_covariance`` is C = cov(score, theta), rows
-    belonging to the score: (D, D) in the full form, (D,) in the diagonal one. They are kept
-    centred, which equals running averages of theta theta^T and score theta^T in exact arithmetic
-    and does not lose digits when theta is far from the origin. The two counters are integers (0-d
-    arrays).
+    ``squared_weights`` is the sum of the squared weights of the pairs in the running averages;
+    ``mean_theta`` and ``mean_score``, (D,), are averages over the pairs' centres. The counters and
+    the sum are 0-d arrays.
     """
 
     num_updates: jax.Array
-    num_evaluations: jax.Array
+    num_pairs: jax.Array
+    squared_weights: jax.Array
     mean_theta: jax.Array
     mean_score: jax.Array
-    covariance: jax.Array
-    cross_covariance: jax.Array
+    blocks: tuple[BlockMoments, ...]
+
+
+def antithetic(theta: jax.Array, mean: jax.Array) -> jax.Array:
+    """Draws (K, D) and their mirror images about the mean, (2 K, D): row k and row K + k pair."""
+    return jnp.concatenate([theta, 2.0 * mean - theta])
 
 
 def initial_regression(scale: jax.Array) -> Regression:
@@ -62,54 +100,75 @@ def initial_regression(scale: jax.Array) -> Regression:
         The guide's scale, as in :class:`~numpyro_ext.guides.flat_density.Moments`; its shape
         decides between the full and the diagonal form.
     """
-    zeros, square = jnp.zeros(scale.shape[-1:], scale.dtype), jnp.zeros_like(scale)
     # Arrays of their own each, so that the state can be donated.
+    block = BlockMoments(*(jnp.zeros_like(scale) for _ in range(3)))
+    zeros = jnp.zeros(scale.shape[-1:], scale.dtype)
     return Regression(
         jnp.zeros((), jnp.int32),
         jnp.zeros((), jnp.int32),
+        jnp.zeros((), scale.dtype),
         zeros,
         jnp.copy(zeros),
-        square,
-        jnp.copy(square),
+        (block,),
     )
 
 
 def observe(
     regression: Regression, theta: jax.Array, score: jax.Array, decay: float = DECAY
 ) -> Regression:
-    """Add scores (S, D) taken at points theta (S, D) to the running moments.
+    """Add scores (2 K, D) taken at the points theta (2 K, D) of :func:`antithetic`.
 
-    The weight of iteration t is (t + 1)^-decay, shared by its S points.
+    The weight of iteration t is (t + 1)^-decay, shared by its K pairs.
     """
-    weight = (regression.num_updates + 1).astype(theta.dtype) ** -decay
-    mean_theta, mean_score = theta.mean(0), score.mean(0)
-    step_theta = mean_theta - regression.mean_theta
-    step_score = mean_score - regression.mean_score
-    deviation_theta, deviation_score = theta - mean_theta, score - mean_score
-    if regression.covariance.ndim == 2:
-        within = deviation_theta.T @ deviation_theta / len(theta)
-        cross_within = deviation_score.T @ deviation_theta / len(theta)
-        between = jnp.outer(step_theta, step_theta)
-        cross_between = jnp.outer(step_score, step_theta)
+    (block,) = regression.blocks
+    difference, score_difference = _halves(theta), _halves(score)
+    if block.covariance.ndim == 2:
+        seen = BlockMoments(
+            difference.T @ difference,
+            score_difference.T @ difference,
+            score_difference.T @ score_difference,
+        )
     else:
-        within = jnp.square(deviation_theta).mean(0)
-        cross_within = (deviation_score * deviation_theta).mean(0)
-        between = jnp.square(step_theta)
-        cross_between = step_score * step_theta
-    keep = 1.0 - weight
+        seen = BlockMoments(
+            jnp.square(difference).sum(0),
+            (score_difference * difference).sum(0),
+            jnp.square(score_difference).sum(0),
+        )
+    return advanced(regression, theta, score, (seen,), decay)
+
+
+def advanced(
+    regression: Regression,
+    theta: jax.Array,
+    score: jax.Array,
+    seen: tuple[BlockMoments, ...],
+    decay: float,
+) -> Regression:
+    """The running averages with one iteration more, whose moments ``seen`` are sums over pairs."""
+    weight = (regression.num_updates + 1).astype(theta.dtype) ** -decay
+    pairs = len(theta) // 2
+
+    def average(old: jax.Array, new: jax.Array) -> jax.Array:
+        return old + weight * (new - old)
+
     return Regression(
         regression.num_updates + 1,
-        regression.num_evaluations + len(theta),
-        regression.mean_theta + weight * step_theta,
-        regression.mean_score + weight * step_score,
-        keep * (regression.covariance + weight * between) + weight * within,
-        keep * (regression.cross_covariance + weight * cross_between) + weight * cross_within,
+        regression.num_pairs + pairs,
+        (1.0 - weight) ** 2 * regression.squared_weights + weight**2 / pairs,
+        average(regression.mean_theta, theta.mean(0)),
+        average(regression.mean_score, score.mean(0)),
+        tuple(
+            BlockMoments(*(average(old, new / pairs) for old, new in zip(block, sums, strict=True)))
+            for block, sums in zip(regression.blocks, seen, strict=True)
+        ),
     )
 
 
 def is_warm(regression: Regression) -> jax.Array:
-    """Whether enough scores were seen for an update: 2 D (full form), 2 (diagonal form)."""
-    return regression.num_evaluations >= 2 * _regressors(regression)
+    """Whether enough pairs were seen for an update: regressors and a few to know the noise."""
+    block = regression.blocks[0].covariance
+    regressors = len(block) if block.ndim == 2 else 1
+    return regression.num_pairs >= regressors + SPARE_PAIRS
 
 
 def updated_moments(regression: Regression, moments: Moments, trust: float = TRUST) -> Moments:
@@ -123,50 +182,113 @@ def updated_moments(regression: Regression, moments: Moments, trust: float = TRU
     trust : float
         The constant c > 1 of the trust region.
     """
-    evaluations = regression.num_evaluations.astype(moments.mean.dtype)
-    pull = (_regressors(regression) + 1.0) / evaluations
-    if regression.covariance.ndim == 2:
-        return _updated_full(regression, moments, pull, trust)
-    return _updated_diagonal(regression, moments, pull, trust)
+    (block,) = regression.blocks
+    number = 1.0 / regression.squared_weights
+    if block.covariance.ndim == 2:
+        return _updated_full(regression, block, moments, number, trust)
+    return _updated_diagonal(regression, block, moments, number, trust)
 
 
-def _regressors(regression: Regression) -> int:
-    return len(regression.mean_theta) if regression.covariance.ndim == 2 else 1
+class Step(NamedTuple):
+    """What a whitened regression tells: next to the present guide, whose covariance is I.
+
+    ``covariance`` (n, n) is the next guide's, ``pull`` (n,) is rho and ``basis`` (n, n) has the
+    eigenvectors of the noise in its columns.
+    """
+
+    covariance: jax.Array
+    pull: jax.Array
+    basis: jax.Array
+
+
+def whitened_step(block: BlockMoments, number: jax.Array, trust: float) -> Step:
+    """Regression of one block in coordinates where the present covariance is the identity.
+
+    Parameters
+    ----------
+    block : BlockMoments
+        Whitened moments, (n, n) each.
+    number : float
+        Pairs that the averages are worth.
+    trust : float
+    """
+    dim = len(block.covariance)
+    precision = jnp.finfo(block.covariance.dtype)
+    spread, axes = jnp.linalg.eigh(block.covariance)
+    spread = jnp.maximum(spread, precision.eps * spread[-1])
+    along = block.cross_covariance @ axes
+    residual = block.score_covariance - (along / spread) @ along.T
+    noise, basis = jnp.linalg.eigh(0.5 * (residual + residual.T))
+    noise = jnp.maximum(noise, 0.0) / _free_share(dim, number)
+    pull = (dim * noise / number)[:, None]
+    turned = basis.T @ axes
+    slope = ((pull * turned - basis.T @ along) / (spread + pull)) @ turned.T
+    # The more certain of the two estimates of an entry counts more; without noise, both alike.
+    floor = 1e-6 * noise.max() + precision.tiny
+    weight = (floor / (noise + floor))[:, None]
+    weighted = weight * slope
+    eigenvalues, vectors = jnp.linalg.eigh((weighted + weighted.T) / (weight + weight.T))
+    along_vectors = (jnp.square(vectors) * noise[:, None]).sum(0)
+    eigenvalues = _limited(eigenvalues, dim * along_vectors, trust)
+    vectors = basis @ vectors
+    return Step((vectors / eigenvalues) @ vectors.T, pull[:, 0], basis)
+
+
+def limited_move(move: jax.Array) -> jax.Array:
+    """A whitened move shortened to at most one unit."""
+    return move / jnp.maximum(jnp.linalg.norm(move), 1.0)
+
+
+def _halves(values: jax.Array) -> jax.Array:
+    half = len(values) // 2
+    return 0.5 * (values[:half] - values[half:])
+
+
+def _free_share(regressors: int, number: jax.Array) -> jax.Array:
+    """Share of the pairs' freedom that the regression leaves to the residual."""
+    return jnp.maximum(1.0 - regressors / number, 1.0 / number)
+
+
+def _limited(precision: jax.Array, noise: jax.Array, trust: float) -> jax.Array:
+    widest = 1.0 / (1.0 + (trust - 1.0) / (1.0 + noise / _HASTE))
+    return jnp.clip(precision, widest, trust)
 
 
 def _updated_full(
-    regression: Regression, moments: Moments, pull: jax.Array, trust: float
+    regression: Regression, block: BlockMoments, moments: Moments, number: jax.Array, trust: float
 ) -> Moments:
     mean, scale_tril = moments
 
     def unscale(columns: jax.Array) -> jax.Array:
         return solve_triangular(scale_tril, columns, lower=True)
 
-    identity = jnp.eye(len(mean), dtype=mean.dtype)
-    # Whitened by L: V becomes L^-1 V L^-T, and C becomes L^T C L^-T.
-    covariance = unscale(unscale(regression.covariance).T)
-    cross_covariance = unscale((scale_tril.T @ regression.cross_covariance).T).T
-    factor = jnp.linalg.cholesky(covariance + pull * identity)
-    precision = cho_solve((factor, True), (pull * identity - cross_covariance).T).T
-    eigenvalues, vectors = jnp.linalg.eigh(0.5 * (precision + precision.T))
-    eigenvalues = jnp.clip(eigenvalues, 1.0 / trust, trust)
-    inverse = (vectors / eigenvalues) @ vectors.T
+    # Whitened by L: V becomes L^-1 V L^-T, C becomes L^T C L^-T and R becomes L^T R L.
+    whitened = BlockMoments(
+        unscale(unscale(block.covariance).T),
+        unscale((scale_tril.T @ block.cross_covariance).T).T,
+        scale_tril.T @ block.score_covariance @ scale_tril,
+    )
+    step = whitened_step(whitened, number, trust)
     offset = unscale(regression.mean_theta - mean)
-    move = offset + inverse @ (scale_tril.T @ regression.mean_score)
-    move = move / jnp.maximum(jnp.linalg.norm(move), 1.0)
+    move = offset + step.covariance @ (scale_tril.T @ regression.mean_score)
+    move = limited_move(step.basis @ ((step.basis.T @ move) / (1.0 + step.pull)))
     # A product of lower triangular factors is lower triangular: no factorisation of Sigma.
-    return Moments(mean + scale_tril @ move, scale_tril @ jnp.linalg.cholesky(inverse))
+    factor = jnp.linalg.cholesky(step.covariance)
+    return Moments(mean + scale_tril @ move, scale_tril @ factor)
 
 
 def _updated_diagonal(
-    regression: Regression, moments: Moments, pull: jax.Array, trust: float
+    regression: Regression, block: BlockMoments, moments: Moments, number: jax.Array, trust: float
 ) -> Moments:
     mean, scale = moments
-    # The cross-covariance of scale * score and theta / scale is that of score and theta.
-    precision = (pull - regression.cross_covariance) / (
-        regression.covariance / jnp.square(scale) + pull
-    )
-    precision = jnp.clip(precision, 1.0 / trust, trust)
+    # Whitened; the cross-covariance of scale * score and theta / scale is that of the two.
+    spread = block.covariance / jnp.square(scale)
+    cross = block.cross_covariance
+    residual = block.score_covariance * jnp.square(scale) - jnp.square(cross) / spread
+    noise = jnp.maximum(residual, 0.0) / _free_share(1, number)
+    pull = noise / number
+    precision = _limited((pull - cross) / (spread + pull), noise, trust)
     move = (regression.mean_theta - mean) / scale + scale * regression.mean_score / precision
     # Each coordinate is a regression of its own, so its move is limited on its own.
-    return Moments(mean + scale * jnp.clip(move, -1.0, 1.0), scale / jnp.sqrt(precision))
+    move = jnp.clip(move / (1.0 + pull), -1.0, 1.0)
+    return Moments(mean + scale * move, scale / jnp.sqrt(precision))

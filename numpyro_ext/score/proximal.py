@@ -16,43 +16,35 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array, lax, random
-from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_ext.engine import Engine, EngineState
+from numpyro_ext.engine import EngineState
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import GradientEstimator
-from numpyro_ext.guides.flat_density import (
-    FlatDensity,
-    Parameters,
-    check_has_flat_density,
-    flat_density,
-)
+from numpyro_ext.guides.flat_density import FlatDensity, Parameters
 from numpyro_ext.score.gaussian_regression import (
     DECAY,
     TRUST,
     Regression,
+    antithetic,
     initial_regression,
     is_warm,
     observe,
     updated_moments,
 )
+from numpyro_ext.score.guide_engine import DRAWS as DRAWS
+from numpyro_ext.score.guide_engine import LEARNING_RATE as LEARNING_RATE
+from numpyro_ext.score.guide_engine import GuideEngine
 from numpyro_ext.target import Data, LogDensity
 
 SOLVERS = ("gradient", "regression")
-# The default optimizer without its learning rate, which depends on the length of the run and so
-# is known only when the run starts.
-_ADAM = optax.scale_by_adam()
-#: Learning rate of the default optimizer (Adam) at the start of a run.
-LEARNING_RATE = 1e-2
+#: Covariance structures for which "regression" is the default.
+REGRESSED = ("full",)
 #: Draws and inner steps per iteration of the gradient solver, unless told otherwise: for diagonal
 #: guides (the paper's), and for others, whose correlations need more steps to follow, which in
 #: turn would fit a single draw too closely.
 SAMPLES_DIAGONAL, INNER_STEPS_DIAGONAL = 1, 2
 SAMPLES, INNER_STEPS = 2, 20
-#: Draws that ``get_samples`` returns unless told otherwise.
-DRAWS = 1000
 
 ProximalWeight = str | float | Callable[[Any, Any], Any]
 
@@ -109,7 +101,7 @@ def proximal_gradient(
     return factor * value, jax.tree.map(lambda entry: factor * entry, gradient)
 
 
-class ProximalScoreVI(Engine):
+class ProximalScoreVI(GuideEngine):
     """Proximal score-matching variational inference.
 
     Each iteration t of T draws theta from the present guide q_t, evaluates the (minibatch) score
@@ -136,12 +128,13 @@ class ProximalScoreVI(Engine):
         its schedule, if it has one, counts inner steps. Default: Adam with a learning rate that
         falls from 0.01 to 0 along a cosine over the run. A rate that falls matters: scores are
         noisy.
-    solver : {"gradient", "regression"}
+    solver : {"gradient", "regression"}, optional
         "gradient" is the paper's. "regression" needs no optimizer; for ``AutoDiagonalNormal`` and
-        ``AutoMultivariateNormal``.
+        ``AutoMultivariateNormal``. Default: "regression" for ``AutoMultivariateNormal`` when no
+        optimizer is given, "gradient" otherwise.
     num_samples : int, optional
-        Draws S per iteration. Default: 1, but 2 for ``solver="gradient"`` with another guide than
-        a diagonal Normal.
+        Draws S per iteration; an even number for ``solver="regression"``, whose draws come in
+        mirrored pairs. Default: 2, but 1 for ``solver="gradient"`` with a diagonal Normal.
     num_inner_steps : int, optional
         Optimizer steps per iteration. Default: 2 for a diagonal Normal, 20 for other guides.
     proximal : "linear", float or callable
@@ -171,14 +164,12 @@ class ProximalScoreVI(Engine):
         The guide has no flat log density, or an option is out of range.
     """
 
-    allow_local_latents = False
-
     def __init__(
         self,
         model: Callable[..., Any],
         guide: Any,
         optim: Any = None,
-        solver: str = "gradient",
+        solver: str | None = None,
         num_samples: int | None = None,
         num_inner_steps: int | None = None,
         proximal: ProximalWeight = "linear",
@@ -194,55 +185,39 @@ class ProximalScoreVI(Engine):
     ) -> None:
         super().__init__(
             model,
+            guide,
             optim,
+            num_samples,
+            total_steps=total_steps,
             estimator=estimator,
             likelihood_temperature=likelihood_temperature,
             particle_chunk=particle_chunk,
             data_chunk=data_chunk,
             on_nonfinite=on_nonfinite,
         )
-        if isinstance(guide, type) and issubclass(guide, AutoGuide):
-            guide = guide(model)
-        check_has_flat_density(guide)
-        _check_options(
-            solver, optim, num_samples, num_inner_steps, proximal, total_steps, decay, trust
-        )
-        self.guide = guide
+        _check_options(solver, optim, num_inner_steps, proximal, decay, trust)
         self.solver = solver
-        self.num_samples = num_samples
         self.num_inner_steps = num_inner_steps
         self.proximal = proximal
-        self.total_steps = total_steps
         self.decay = decay
         self.trust = trust
-        self._density: FlatDensity | None = None
 
     # -- engine hooks -------------------------------------------------------------------------
 
-    def _init_algorithm(self, target: LogDensity, rng_key: Array, data: Data) -> ProximalState:
-        density = flat_density(self.guide, rng_key, data.args, data.kwargs, layout=target.layout)
-        parameters = density.initial_parameters()
+    def _prepare(self, density: FlatDensity, parameters: Parameters) -> ProximalState:
         optimizer, regression = None, None
+        self.solver = self.solver or default_solver(density, self.optim)
         if self.solver == "regression":
-            if density.covariance_structure not in ("diagonal", "full"):
-                raise ArgumentError(
-                    "Expected AutoDiagonalNormal or AutoMultivariateNormal for "
-                    f"solver='regression', found {type(self.guide).__name__}. Use "
-                    "solver='gradient', which takes every guide with a flat log density."
-                )
+            check_regression(density, self.num_samples)
             regression = initial_regression(density.moments(parameters).scale)
-        elif self.optim is None:
-            optimizer = _ADAM.init(parameters)
         else:
-            # The host's optimizers keep the parameters in their state.
-            optimizer = self.optim.init(parameters)
+            optimizer = self._start_optimizer(parameters)
         diagonal = density.covariance_structure == "diagonal"
         if self.num_samples is None:
-            single = diagonal or self.solver == "regression"
+            single = diagonal and self.solver == "gradient"
             self.num_samples = SAMPLES_DIAGONAL if single else SAMPLES
         if self.num_inner_steps is None:
             self.num_inner_steps = INNER_STEPS_DIAGONAL if diagonal else INNER_STEPS
-        self._density = density
         return ProximalState(parameters, optimizer, regression)
 
     def _step(
@@ -251,7 +226,7 @@ class ProximalScoreVI(Engine):
         density, fit = self.density, state.algorithm
         assert self.num_samples is not None
         rng_key, sample_key = random.split(state.rng_key)
-        theta = density.sample(fit.parameters, sample_key, self.num_samples)
+        theta = self._sample(density, fit.parameters, sample_key)
         present = density.score(fit.parameters, theta)
         log_q = density.log_prob(fit.parameters, theta)
         score, estimator = self.estimator.estimate(target, state.estimator, theta, data)
@@ -262,55 +237,21 @@ class ProximalScoreVI(Engine):
         else:
             weight = self._weight(state)
             blended = blended_target(score.score, present, weight)
-            fit = self._gradient_steps(density, fit, theta, blended, weight, self._progress(state))
+            fit = self._gradient_steps(density, state, theta, blended, weight)
         state = state._replace(algorithm=fit, estimator=estimator, rng_key=rng_key)
         return state, loss, {"log_p": log_p.mean(), "log_q": log_q.mean()}
 
-    def _get_params(self, target: LogDensity, state: EngineState, data: Data) -> dict[str, Any]:
-        return self.density.write_back(state.algorithm.parameters)
+    def _sample(self, density: FlatDensity, parameters: Parameters, rng_key: Array) -> Array:
+        assert self.num_samples is not None
+        if self.solver == "gradient":
+            return density.sample(parameters, rng_key, self.num_samples)
+        draws = density.sample(parameters, rng_key, self.num_samples // 2)
+        return antithetic(draws, density.moments(parameters).mean)
 
     def _settings(self) -> dict[str, str]:
-        return {"solver": self.solver, "guide": type(self.guide).__name__}
-
-    def _draw(
-        self,
-        target: LogDensity,
-        state: EngineState,
-        rng_key: Array | None,
-        num_samples: int | None,
-    ) -> Array:
-        if rng_key is None:
-            # Not one of the keys that the steps will use.
-            rng_key = random.fold_in(state.rng_key, 1)
-        number = DRAWS if num_samples is None else num_samples
-        return self.density.sample(state.algorithm.parameters, rng_key, number)
-
-    # -- the fit ------------------------------------------------------------------------------
-
-    def sample_statistics(self, state: EngineState, positions: Array) -> dict[str, Array]:
-        """Log density of the guide at flat positions (S, D), for ``to_arviz``."""
-        return {"log_q": self.density.log_prob(state.algorithm.parameters, positions)}
-
-    @property
-    def density(self) -> FlatDensity:
-        """The guide as a density over the flat unconstrained vector."""
-        self.target  # noqa: B018 - raises before the model's arguments are known
-        assert self._density is not None
-        return self._density
+        return {"solver": str(self.solver), **super()._settings()}
 
     # -- steps --------------------------------------------------------------------------------
-
-    def _total(self, state: EngineState) -> Array:
-        """T of the run; outside a run ``total_steps``, 0 when that is not given."""
-        # A state keeps the horizon of its run when the run is over.
-        return jnp.where(state.step < state.horizon, state.horizon, self.total_steps or 0)
-
-    def _progress(self, state: EngineState) -> Array:
-        """Fraction t/T of the run that is done."""
-        total = self._total(state)
-        dtype = jnp.result_type(float)
-        fraction = state.step.astype(dtype) / jnp.maximum(total, 1).astype(dtype)
-        return jnp.where(total > 0, jnp.minimum(fraction, 1.0), 0.0)
 
     def _weight(self, state: EngineState) -> Array:
         if self.proximal == "linear":
@@ -325,26 +266,17 @@ class ProximalScoreVI(Engine):
     def _gradient_steps(
         self,
         density: FlatDensity,
-        fit: ProximalState,
+        state: EngineState,
         theta: Array,
         target: Array,
         weight: Array,
-        progress: Array,
     ) -> ProximalState:
         assert self.num_inner_steps is not None
-        rate = LEARNING_RATE * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
 
-        def inner(_: int, carry: tuple[Parameters, Any]) -> tuple[Parameters, Any]:
-            parameters, optimizer = carry
-            value, gradient = proximal_gradient(density, parameters, theta, target, weight)
-            if self.optim is None:
-                step, optimizer = _ADAM.update(gradient, optimizer)
-                return jax.tree.map(lambda x, u: x - rate * u, parameters, step), optimizer
-            optimizer = self.optim.update(gradient, optimizer, value)
-            return self.optim.get_params(optimizer), optimizer
+        def objective(parameters: Parameters) -> tuple[Array, Parameters]:
+            return proximal_gradient(density, parameters, theta, target, weight)
 
-        carry = (fit.parameters, fit.optimizer)
-        parameters, optimizer = lax.fori_loop(0, self.num_inner_steps, inner, carry)
+        parameters, optimizer = self._descend(state, objective, self.num_inner_steps)
         return ProximalState(parameters, optimizer, None)
 
     def _regression_step(
@@ -363,29 +295,54 @@ class ProximalScoreVI(Engine):
         return ProximalState(parameters, None, regression)
 
 
+def default_solver(density: FlatDensity, optim: Any) -> str:
+    """The solver for a guide, unless told otherwise.
+
+    "regression" for Normal guides with correlations, where it needs fewer scores and no learning
+    rate; "gradient" for all others and when an optimizer is given.
+    """
+    correlated = density.covariance_structure in REGRESSED and optim is None
+    return "regression" if correlated else "gradient"
+
+
+def check_regression(density: FlatDensity, num_samples: int | None) -> None:
+    """See that the closed form knows the guide and that draws come in pairs.
+
+    Raises
+    ------
+    ArgumentError
+        It does not, or they do not.
+    """
+    if density.covariance_structure not in ("diagonal", *REGRESSED):
+        raise ArgumentError(
+            "Expected AutoDiagonalNormal or AutoMultivariateNormal for solver='regression', found "
+            f"{type(density.guide).__name__}. Use solver='gradient', which takes every guide with "
+            "a flat log density."
+        )
+    if num_samples is not None and num_samples % 2:
+        raise ArgumentError(
+            "Expected an even num_samples with solver='regression', whose draws come in mirrored "
+            f"pairs, found {num_samples}. Use 2, or solver='gradient'."
+        )
+
+
 def _check_options(
-    solver: str,
+    solver: str | None,
     optim: Any,
-    num_samples: int | None,
     num_inner_steps: int | None,
     proximal: Any,
-    total_steps: int | None,
     decay: float,
     trust: float,
 ) -> None:
-    if solver not in SOLVERS:
+    if solver is not None and solver not in SOLVERS:
         raise ArgumentError(f"Expected solver to be one of {SOLVERS}, found {solver!r}.")
     if solver == "regression" and optim is not None:
         raise ArgumentError(
             "Expected optim=None with solver='regression', which has no optimizer, found "
             f"{type(optim).__name__}. Leave it out, or use solver='gradient'."
         )
-    if num_samples is not None and num_samples < 1:
-        raise ArgumentError(f"Expected num_samples >= 1, found {num_samples}.")
     if num_inner_steps is not None and num_inner_steps < 1:
         raise ArgumentError(f"Expected num_inner_steps >= 1, found {num_inner_steps}.")
-    if total_steps is not None and total_steps < 1:
-        raise ArgumentError(f"Expected total_steps >= 1, found {total_steps}.")
     number = isinstance(proximal, int | float) and proximal >= 0
     if not (number or callable(proximal) or proximal == "linear"):
         raise ArgumentError(

@@ -3,6 +3,7 @@
 from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator
 from pyro_ext.gradients.full import Full
 from pyro_ext.gradients.minibatch import Minibatch
+from pyro_ext.gradients.noisy import Noisy
 from pyro_ext.target import LogDensity, Score, ScoreParts
 
 
@@ -16,6 +17,7 @@ __all__ = [
     "Full",
     "GradientEstimator",
     "Minibatch",
+    "Noisy",
     "Score",
     "ScoreParts",
     "default_estimator",

@@ -17,40 +17,38 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 
-from pyro_ext.engine import Engine, Update, seeded_generator
+from pyro_ext.engine import Update
 from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients import GradientEstimator
-from pyro_ext.guides.flat_density import (
-    FlatDensity,
-    Parameters,
-    check_has_flat_density,
-    flat_density,
-)
-from pyro_ext.optim import EngineOptimizer, OptimizerLike
+from pyro_ext.guides.flat_density import FlatDensity, Parameters
+from pyro_ext.optim import OptimizerLike
 from pyro_ext.score.gaussian_regression import (
     DECAY,
     TRUST,
     Regression,
+    antithetic,
     initial_regression,
     is_warm,
     observe,
+    restored_regression,
+    saved_regression,
     updated_moments,
 )
+from pyro_ext.score.guide_engine import DRAWS as DRAWS
+from pyro_ext.score.guide_engine import LEARNING_RATE as LEARNING_RATE
+from pyro_ext.score.guide_engine import GuideEngine, all_finite
 from pyro_ext.target import Data
 
 SOLVERS = ("gradient", "regression")
-#: Learning rate of the default optimizer (Adam) at the start of a run.
-LEARNING_RATE = 1e-2
+#: Covariance structures for which "regression" is the default.
+REGRESSED = ("full",)
 #: Draws and inner steps per iteration of the gradient solver, unless told otherwise: for diagonal
 #: guides (the paper's), and for others, whose correlations need more steps to follow, which in
 #: turn would fit a single draw too closely.
 SAMPLES_DIAGONAL, INNER_STEPS_DIAGONAL = 1, 2
 SAMPLES, INNER_STEPS = 2, 20
-#: Draws that ``get_samples`` returns unless told otherwise.
-DRAWS = 1000
 
 ProximalWeight = str | float | Callable[[int, int], float]
 
@@ -85,7 +83,7 @@ def proximal_gradient(
     return factor * value, {name: factor * entry for name, entry in gradient.items()}
 
 
-class ProximalScoreVI(Engine):
+class ProximalScoreVI(GuideEngine):
     """Proximal score-matching variational inference.
 
     Each iteration t of T draws theta from the present guide q_t, evaluates the (minibatch) score
@@ -112,12 +110,13 @@ class ProximalScoreVI(Engine):
         :class:`~pyro_ext.optim.EngineOptimizer`. Schedulers advance once an inner step. Default:
         Adam with a learning rate that falls from 0.01 to 0 along a cosine over the run. A rate
         that falls matters: scores are noisy.
-    solver : {"gradient", "regression"}
+    solver : {"gradient", "regression"}, optional
         "gradient" is the paper's. "regression" needs no optimizer; for ``AutoDiagonalNormal`` and
-        ``AutoMultivariateNormal``.
+        ``AutoMultivariateNormal``. Default: "regression" for ``AutoMultivariateNormal`` when no
+        optimizer is given, "gradient" otherwise.
     num_samples : int, optional
-        Draws S per iteration. Default: 1, but 2 for ``solver="gradient"`` with another guide than
-        a diagonal Normal.
+        Draws S per iteration; an even number for ``solver="regression"``, whose draws come in
+        mirrored pairs. Default: 2, but 1 for ``solver="gradient"`` with a diagonal Normal.
     num_inner_steps : int, optional
         Optimizer steps per iteration. Default: 2 for a diagonal Normal, 20 for other guides.
     proximal : "linear", float or callable
@@ -147,14 +146,12 @@ dtype
         The guide has no flat log density, or an option is out of range.
     """
 
-    allow_local_latents = False
-
     def __init__(
         self,
         model: Callable[..., Any],
         guide: Any,
         optim: OptimizerLike | None = None,
-        solver: str = "gradient",
+        solver: str | None = None,
         num_samples: int | None = None,
         num_inner_steps: int | None = None,
         proximal: ProximalWeight = "linear",
@@ -173,7 +170,10 @@ dtype
     ) -> None:
         super().__init__(
             model,
+            guide,
             optim,
+            num_samples,
+            total_steps=total_steps,
             estimator=estimator,
             likelihood_temperature=likelihood_temperature,
             particle_chunk=particle_chunk,
@@ -183,68 +183,35 @@ dtype
             seed=seed,
             dtype=dtype,
         )
-        if isinstance(guide, type) and issubclass(guide, AutoGuide):
-            guide = guide(model)
-        check_has_flat_density(guide)
-        _check_options(
-            solver, optim, num_samples, num_inner_steps, proximal, total_steps, decay, trust
-        )
-        self.guide = guide
+        _check_options(solver, optim, num_inner_steps, proximal, decay, trust)
         self.solver = solver
-        self.num_samples = num_samples
         self.num_inner_steps = num_inner_steps
         self.proximal = proximal
-        self.total_steps = total_steps
         self.decay = decay
         self.trust = trust
-        self._density: FlatDensity | None = None
-        self._parameters: Parameters = {}
-        self._optimizer: EngineOptimizer | None = None
-        self._default_optimizer: torch.optim.Optimizer | None = None
         self._regression: Regression | None = None
-        self._draws = seeded_generator(self._generator.initial_seed(), 1)
 
     # -- engine hooks --------------------------------------------------------------------------
 
-    def _initialize(self, data: Data) -> None:
-        seed = int(torch.randint(2**62, (), generator=self._generator))
-        density = flat_density(
-            self.guide,
-            data.args,
-            data.kwargs,
-            layout=self.target.layout,
-            dtype=self.target.dtype,
-            seed=seed,
-        )
-        # The guide's own tensors: it is always the present fit, without copies.
-        parameters = density.live_parameters()
+    def _prepare(self, density: FlatDensity, parameters: Parameters) -> None:
+        self.solver = self.solver or default_solver(density, self.optim)
         if self.solver == "regression":
-            if density.covariance_structure not in ("diagonal", "full"):
-                raise ArgumentError(
-                    "Expected AutoDiagonalNormal or AutoMultivariateNormal for "
-                    f"solver='regression', found {type(self.guide).__name__}. Use "
-                    "solver='gradient', which takes every guide with a flat log density."
-                )
+            check_regression(density, self.num_samples)
             self._regression = initial_regression(density.moments(parameters).scale)
         else:
-            self._optimizer = EngineOptimizer(self.optim or self._make_default, parameters)
+            self._start_optimizer(parameters)
         diagonal = density.covariance_structure == "diagonal"
         if self.num_samples is None:
-            single = diagonal or self.solver == "regression"
+            single = diagonal and self.solver == "gradient"
             self.num_samples = SAMPLES_DIAGONAL if single else SAMPLES
         if self.num_inner_steps is None:
             self.num_inner_steps = INNER_STEPS_DIAGONAL if diagonal else INNER_STEPS
-        self._density, self._parameters = density, parameters
-
-    def _make_default(self, tensors: list[Tensor]) -> torch.optim.Optimizer:
-        self._default_optimizer = torch.optim.Adam(tensors, lr=LEARNING_RATE)
-        return self._default_optimizer
 
     def _update(self, data: Data) -> Update:
         density = self.density
         assert self.num_samples is not None
         with torch.no_grad():
-            theta = density.sample(self._parameters, self._generator, self.num_samples)
+            theta = self._sample(density)
             present = density.score(self._parameters, theta)
             log_q = density.log_prob(self._parameters, theta).mean()
         score, log_prior, log_likelihood = self._score(theta, data)
@@ -261,82 +228,26 @@ dtype
             finite = self._gradient_steps(theta, target, weight)
         return Update(loss, info, finite)
 
+    def _sample(self, density: FlatDensity) -> Tensor:
+        assert self.num_samples is not None
+        if self.solver == "gradient":
+            return density.sample(self._parameters, self._generator, self.num_samples)
+        draws = density.sample(self._parameters, self._generator, self.num_samples // 2)
+        return antithetic(draws, density.moments(self._parameters).mean)
+
     def _settings(self) -> dict[str, str]:
-        optimizer = "none" if self._optimizer is None else self._optimizer.description
-        guide = type(self.guide).__name__
-        return {"solver": self.solver, "guide": guide, "optimizer": optimizer}
+        return {"solver": str(self.solver), **super()._settings()}
 
     def _algorithm_state(self) -> dict[str, Any]:
-        return {
-            "parameters": {
-                name: value.detach().clone() for name, value in self._parameters.items()
-            },
-            "optimizer": None if self._optimizer is None else self._optimizer.state_dict(),
-            "regression": None if self._regression is None else self._regression._asdict(),
-            "total_steps": self._total,
-            "draws": self._draws.get_state(),
-        }
+        regression = None if self._regression is None else saved_regression(self._regression)
+        return {**super()._algorithm_state(), "regression": regression}
 
     def _load_algorithm_state(self, state: dict[str, Any]) -> None:
-        found = {name: tuple(value.shape) for name, value in state["parameters"].items()}
-        expected = {name: tuple(value.shape) for name, value in self._parameters.items()}
-        if found != expected:
-            raise ArgumentError(
-                f"The saved state belongs to another guide: expected parameters {expected}, "
-                f"found {found}."
-            )
-        self._write(state["parameters"])
-        if self._optimizer is not None:
-            self._optimizer.load_state_dict(state["optimizer"])
+        super()._load_algorithm_state(state)
         if self._regression is not None:
-            self._regression = Regression(**state["regression"])
-        self._draws.set_state(state["draws"])
-        if self._horizon is None:
-            self._horizon = state["total_steps"]
-
-    def load(self, path: Any) -> None:
-        # The saved T holds until a run sets its own.
-        self._horizon = None
-        super().load(path)
-
-    load.__doc__ = Engine.load.__doc__
-
-    def _draw(self, num_samples: int | None) -> Tensor:
-        # A generator of its own: asking for draws must not change how a run goes on.
-        number = DRAWS if num_samples is None else num_samples
-        return self.density.sample(self._parameters, self._draws, number)
-
-    # -- the fit -------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def sample_statistics(self, positions: Tensor) -> dict[str, Tensor]:
-        """Log density of the guide at flat positions (S, D), for ``to_arviz``."""
-        return {"log_q": self.density.log_prob(self._parameters, positions)}
-
-    @property
-    def density(self) -> FlatDensity:
-        """The guide as a density over the flat unconstrained vector."""
-        self.target  # noqa: B018 - raises before the model's arguments are known
-        assert self._density is not None
-        return self._density
-
-    @property
-    def parameters(self) -> Parameters:
-        """Copy of the guide's present unconstrained parameters."""
-        return {name: value.detach().clone() for name, value in self._parameters.items()}
+            self._regression = restored_regression(state["regression"])
 
     # -- steps ---------------------------------------------------------------------------------
-
-    @property
-    def _total(self) -> int | None:
-        if self._horizon is None or self.num_steps_taken >= self._horizon:
-            return self.total_steps
-        return self._horizon
-
-    def _progress(self) -> float:
-        """Fraction t/T of the run that is done."""
-        total = self._total
-        return min(self.num_steps_taken / total, 1.0) if total else 0.0
 
     def _weight(self) -> float:
         if self.proximal == "linear":
@@ -346,26 +257,12 @@ dtype
         return float(self.proximal)
 
     def _gradient_steps(self, theta: Tensor, target: Tensor, weight: float) -> bool:
-        assert self._optimizer is not None and self.num_inner_steps is not None
-        before = self.parameters, self._optimizer.snapshot()
-        if self._default_optimizer is not None:
-            rate = LEARNING_RATE * 0.5 * (1.0 + math.cos(math.pi * self._progress()))
-            for group in self._default_optimizer.param_groups:
-                group["lr"] = rate
-        finite = True
-        for _ in range(self.num_inner_steps):
-            value, gradient = proximal_gradient(
-                self.density, self._parameters, theta, target, weight
-            )
-            finite = math.isfinite(float(value))
-            if not finite:
-                break
-            self._optimizer.step(gradient)
-        finite = finite and _all_finite(self._parameters)
-        if not finite:
-            self._write(before[0])
-            self._optimizer.load_state_dict(before[1])
-        return finite
+        assert self.num_inner_steps is not None
+
+        def objective(parameters: Parameters) -> tuple[Tensor, Parameters]:
+            return proximal_gradient(self.density, parameters, theta, target, weight)
+
+        return self._descend(objective, self.num_inner_steps)
 
     @torch.no_grad()
     def _regression_step(self, theta: Tensor, score: Tensor) -> bool:
@@ -375,45 +272,61 @@ dtype
             present = self.density.moments(self._parameters)
             moments = updated_moments(regression, present, self.trust)
             parameters = self.density.set_moments(self._parameters, moments)
-            if not _all_finite(parameters):
+            if not all_finite(parameters):
                 return False
             self._write(parameters)
         self._regression = regression
         return True
 
-    @torch.no_grad()
-    def _write(self, parameters: Parameters) -> None:
-        for name, value in self._parameters.items():
-            value.copy_(parameters[name])
+
+def default_solver(density: FlatDensity, optim: Any) -> str:
+    """The solver for a guide, unless told otherwise.
+
+    "regression" for Normal guides with correlations, where it needs fewer scores and no learning
+    rate; "gradient" for all others and when an optimizer is given.
+    """
+    correlated = density.covariance_structure in REGRESSED and optim is None
+    return "regression" if correlated else "gradient"
 
 
-def _all_finite(parameters: Parameters) -> bool:
-    return all(bool(value.isfinite().all()) for value in parameters.values())
+def check_regression(density: FlatDensity, num_samples: int | None) -> None:
+    """See that the closed form knows the guide and that draws come in pairs.
+
+    Raises
+    ------
+    ArgumentError
+        It does not, or they do not.
+    """
+    if density.covariance_structure not in ("diagonal", *REGRESSED):
+        raise ArgumentError(
+            "Expected AutoDiagonalNormal or AutoMultivariateNormal for solver='regression', found "
+            f"{type(density.guide).__name__}. Use solver='gradient', which takes every guide with "
+            "a flat log density."
+        )
+    if num_samples is not None and num_samples % 2:
+        raise ArgumentError(
+            "Expected an even num_samples with solver='regression', whose draws come in mirrored "
+            f"pairs, found {num_samples}. Use 2, or solver='gradient'."
+        )
 
 
 def _check_options(
-    solver: str,
+    solver: str | None,
     optim: Any,
-    num_samples: int | None,
     num_inner_steps: int | None,
     proximal: Any,
-    total_steps: int | None,
     decay: float,
     trust: float,
 ) -> None:
-    if solver not in SOLVERS:
+    if solver is not None and solver not in SOLVERS:
         raise ArgumentError(f"Expected solver to be one of {SOLVERS}, found {solver!r}.")
     if solver == "regression" and optim is not None:
         raise ArgumentError(
             "Expected optim=None with solver='regression', which has no optimizer, found "
             f"{type(optim).__name__}. Leave it out, or use solver='gradient'."
         )
-    if num_samples is not None and num_samples < 1:
-        raise ArgumentError(f"Expected num_samples >= 1, found {num_samples}.")
     if num_inner_steps is not None and num_inner_steps < 1:
         raise ArgumentError(f"Expected num_inner_steps >= 1, found {num_inner_steps}.")
-    if total_steps is not None and total_steps < 1:
-        raise ArgumentError(f"Expected total_steps >= 1, found {total_steps}.")
     number = isinstance(proximal, (int, float)) and proximal >= 0
     if not (number or callable(proximal) or proximal == "linear"):
         raise ArgumentError(

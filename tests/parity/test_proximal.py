@@ -116,8 +116,8 @@ def test_regression_steps_agree(name: str) -> None:
     jax_regression = numpyro_regression.initial_regression(jax_moments.scale)
     draws = np.random.default_rng(4)
     for _ in range(8):
-        theta = draws.normal(size=(SAMPLES, DIM))
-        score = 0.5 - 2.0 * theta + 0.1 * draws.normal(size=(SAMPLES, DIM))
+        theta = draws.normal(size=(4, DIM))
+        score = 0.5 - 2.0 * theta + 0.1 * draws.normal(size=(4, DIM))
         regression = pyro_regression.observe(regression, torch.tensor(theta), torch.tensor(score))
         jax_regression = numpyro_regression.observe(jax_regression, theta, jnp.asarray(score))
         assert pyro_regression.is_warm(regression) == bool(

@@ -1,0 +1,130 @@
+"""What ``GSM`` and ``BaM`` share: closed-form updates of a full Normal guide from exact scores.
+
+A step draws from the guide, evaluates the scores of the target at the draws, and replaces mean
+and covariance by a function of these. Nothing is averaged over steps, so noise in the scores
+goes straight into the fit.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, random
+from numpyro.infer.autoguide import AutoMultivariateNormal
+
+from numpyro_ext.engine import EngineState
+from numpyro_ext.errors import ArgumentError, NoisyScoreWarning
+from numpyro_ext.gradients import Full, GradientEstimator
+from numpyro_ext.guides.flat_density import FlatDensity, Moments, Parameters
+from numpyro_ext.score.guide_engine import GuideEngine, GuideState
+from numpyro_ext.target import Data, LogDensity
+
+
+class GaussianMatching(GuideEngine):
+    """Base of the engines that update a full Normal guide in closed form.
+
+    A subclass fills in ``_matched``. A covariance that is not positive definite is not taken: the
+    guide stays as it was in that step, and ``info["rejected"]`` is 1.
+
+    Parameters
+    ----------
+    model : callable
+        NumPyro model, used as it is.
+    guide : AutoMultivariateNormal, optional
+        The guide of the model, or the class. Default: ``AutoMultivariateNormal(model)``.
+    num_samples : int
+        Draws S per step.
+    estimator, likelihood_temperature, particle_chunk, data_chunk, on_nonfinite
+        See :class:`~numpyro_ext.engine.Engine`.
+
+    Raises
+    ------
+    ArgumentError
+        Another guide was given, or an option is out of range.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        guide: Any = None,
+        num_samples: int = 2,
+        *,
+        estimator: GradientEstimator | None = None,
+        likelihood_temperature: float = 1.0,
+        particle_chunk: int | None = None,
+        data_chunk: int | None = None,
+        on_nonfinite: str = "raise",
+    ) -> None:
+        guide = AutoMultivariateNormal if guide is None else guide
+        guide_class = guide if isinstance(guide, type) else type(guide)
+        if not issubclass(guide_class, AutoMultivariateNormal):
+            raise ArgumentError(
+                f"Expected AutoMultivariateNormal, the only guide that {type(self).__name__} can "
+                f"update in closed form, found {guide_class.__name__}. Leave the guide out, or use "
+                "ProximalScoreVI, which takes every guide with a flat log density."
+            )
+        super().__init__(
+            model,
+            guide,
+            None,
+            num_samples,
+            estimator=estimator,
+            likelihood_temperature=likelihood_temperature,
+            particle_chunk=particle_chunk,
+            data_chunk=data_chunk,
+            on_nonfinite=on_nonfinite,
+        )
+        self._warned = False
+
+    @abstractmethod
+    def _matched(self, moments: Moments, theta: Array, score: Array, step: Array) -> Moments:
+        """New moments from the present ones and the scores (S, D) of the target at draws theta.
+
+        Not finite where the update gives no positive definite covariance. ``step`` counts the
+        steps taken.
+        """
+
+    def _prepare(self, density: FlatDensity, parameters: Parameters) -> GuideState:
+        estimator = self.estimator
+        exact = isinstance(estimator, Full) and estimator.evaluations_per_step(self.target) == 1.0
+        if not exact and not self._warned:
+            # Once, however often a state is made.
+            self._warned = True
+            warnings.warn(
+                f"{type(self).__name__} expects exact scores, but {type(estimator).__name__} gives "
+                "noisy ones or scores of a part of the data here. Its update follows their noise "
+                "instead of averaging it, and the covariance comes out wrong. Use "
+                "estimator=Full() with all rows, or ProximalScoreVI, which takes noisy scores.",
+                NoisyScoreWarning,
+                stacklevel=2,
+            )
+        return GuideState(parameters, None)
+
+    def _step(
+        self, target: LogDensity, state: EngineState, data: Data
+    ) -> tuple[EngineState, Array, dict[str, Array]]:
+        density, parameters = self.density, state.algorithm.parameters
+        assert self.num_samples is not None
+        rng_key, sample_key = random.split(state.rng_key)
+        theta = density.sample(parameters, sample_key, self.num_samples)
+        present = density.score(parameters, theta)
+        log_q = density.log_prob(parameters, theta)
+        score, estimator = self.estimator.estimate(target, state.estimator, theta, data)
+        loss = jnp.square(present - score.score).sum(-1).mean()
+        log_p = score.log_prior + score.log_likelihood / target.likelihood_temperature
+        moments = self._matched(density.moments(parameters), theta, score.score, state.step)
+        proposed = density.set_moments(parameters, moments)
+        sound = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(proposed)]).all()
+        parameters = jax.tree.map(lambda new, old: jnp.where(sound, new, old), proposed, parameters)
+        # Scores that are not finite make the loss so, which is the engine's business.
+        rejected = jnp.where(jnp.isfinite(loss) & ~sound, 1.0, 0.0)
+        state = state._replace(
+            algorithm=GuideState(parameters, None), estimator=estimator, rng_key=rng_key
+        )
+        info = {"log_p": log_p.mean(), "log_q": log_q.mean(), "rejected": rejected}
+        return state, loss, info

@@ -1,0 +1,79 @@
+"""Scores with noise added, for studying how robust an engine is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pyro_ext.errors import ArgumentError
+from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator
+from pyro_ext.target import Data, LogDensity, Score
+
+
+@dataclass(frozen=True)
+class Noisy(GradientEstimator):
+    """Another estimator's scores with normal noise added, for studying robustness.
+
+    The score s of each particle becomes ``s + level * max|s| * n`` with n standard normal in
+    every coordinate, drawn anew for every particle and step: unbiased, and noisier far from the
+    mode. Equation 19 of M. Kim, "Large-scale Score-based Variational Posterior Inference for
+    Bayesian Deep Neural Networks", where ``level`` is beta. The parts of the log density stay as
+    they are.
+
+    Parameters
+    ----------
+    estimator : GradientEstimator, optional
+        Where the scores come from. Default: the engines' default, minibatches when the model
+        subsamples a plate itself, else all rows of the arguments.
+    level : float
+        Noise level; 0 adds none.
+
+    Raises
+    ------
+    ArgumentError
+        The level is negative, or ``estimator`` is something else.
+    """
+
+    estimator: GradientEstimator | None = None
+    level: float = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.estimator is not None and not isinstance(self.estimator, GradientEstimator):
+            raise ArgumentError(
+                "Expected estimator to be a GradientEstimator such as Full(), found "
+                f"{type(self.estimator).__name__}. The noise level goes by name: Noisy(level=0.5)."
+            )
+        if not self.level >= 0:
+            raise ArgumentError(f"Expected level >= 0, found {self.level}.")
+
+    def _inner(self, target: LogDensity) -> GradientEstimator:
+        # Imported late: the room's __init__ imports this module.
+        from pyro_ext.gradients import default_estimator
+
+        return default_estimator(target) if self.estimator is None else self.estimator
+
+    def init(self, target: LogDensity, data: Data, generator: torch.Generator) -> EstimatorState:
+        return self._inner(target).init(target, data, generator)
+
+    def estimate(
+        self,
+        target: LogDensity,
+        state: EstimatorState,
+        z: Tensor,
+        data: Data,
+        generator: torch.Generator,
+    ) -> tuple[Score, EstimatorState]:
+        found, state = self._inner(target).estimate(target, state, z, data, generator)
+        score = found.score
+        noise = torch.randn(
+            score.shape, generator=generator, dtype=score.dtype, device=generator.device
+        )
+        # Whoever differentiates scores gets the derivative of the score itself: with noise that
+        # follows the parameters the derivative would not be unbiased.
+        size = score.detach().abs().amax(-1, keepdim=True)
+        return found._replace(score=score + self.level * size * noise.to(score.device)), state
+
+    def evaluations_per_step(self, target: LogDensity) -> float:
+        return self._inner(target).evaluations_per_step(target)

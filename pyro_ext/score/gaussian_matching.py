@@ -1,0 +1,130 @@
+"""What ``GSM`` and ``BaM`` share: closed-form updates of a full Normal guide from exact scores.
+
+A step draws from the guide, evaluates the scores of the target at the draws, and replaces mean
+and covariance by a function of these. Nothing is averaged over steps, so noise in the scores
+goes straight into the fit.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pyro.infer.autoguide import AutoMultivariateNormal
+from torch import Tensor
+
+from pyro_ext.engine import Update
+from pyro_ext.errors import ArgumentError, NoisyScoreWarning
+from pyro_ext.gradients import Full, GradientEstimator
+from pyro_ext.guides.flat_density import FlatDensity, Moments, Parameters
+from pyro_ext.score.guide_engine import GuideEngine, all_finite
+from pyro_ext.target import Data
+
+
+class GaussianMatching(GuideEngine):
+    """Base of the engines that update a full Normal guide in closed form.
+
+    A subclass fills in ``_matched``. A covariance that is not positive definite is not taken: the
+    guide stays as it was in that step, and ``info["rejected"]`` is 1.
+
+    Parameters
+    ----------
+    model : callable
+        Pyro model, used as it is.
+    guide : AutoMultivariateNormal, optional
+        The guide of the model, or the class. Default: ``AutoMultivariateNormal(model)``.
+    num_samples : int
+        Draws S per step.
+    estimator, likelihood_temperature, particle_chunk, data_chunk, evaluation, on_nonfinite, seed, \
+dtype
+        See :class:`~pyro_ext.engine.Engine`.
+
+    Raises
+    ------
+    ArgumentError
+        Another guide was given, or an option is out of range.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        guide: Any = None,
+        num_samples: int = 2,
+        *,
+        estimator: GradientEstimator | None = None,
+        likelihood_temperature: float = 1.0,
+        particle_chunk: int | None = None,
+        data_chunk: int | None = None,
+        evaluation: str = "graph",
+        on_nonfinite: str = "raise",
+        seed: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        guide = AutoMultivariateNormal if guide is None else guide
+        guide_class = guide if isinstance(guide, type) else type(guide)
+        if not issubclass(guide_class, AutoMultivariateNormal):
+            raise ArgumentError(
+                f"Expected AutoMultivariateNormal, the only guide that {type(self).__name__} can "
+                f"update in closed form, found {guide_class.__name__}. Leave the guide out, or use "
+                "ProximalScoreVI, which takes every guide with a flat log density."
+            )
+        super().__init__(
+            model,
+            guide,
+            None,
+            num_samples,
+            estimator=estimator,
+            likelihood_temperature=likelihood_temperature,
+            particle_chunk=particle_chunk,
+            data_chunk=data_chunk,
+            evaluation=evaluation,
+            on_nonfinite=on_nonfinite,
+            seed=seed,
+            dtype=dtype,
+        )
+
+    @abstractmethod
+    def _matched(self, moments: Moments, theta: Tensor, score: Tensor) -> Moments:
+        """New moments from the present ones and the scores (S, D) of the target at draws theta.
+
+        Not finite where the update gives no positive definite covariance.
+        """
+
+    def _prepare(self, density: FlatDensity, parameters: Parameters) -> None:
+        estimator = self.estimator
+        if isinstance(estimator, Full) and estimator.evaluations_per_step(self.target) == 1.0:
+            return
+        warnings.warn(
+            f"{type(self).__name__} expects exact scores, but {type(estimator).__name__} gives "
+            "noisy ones or scores of a part of the data here. Its update follows their noise "
+            "instead of averaging it, and the covariance comes out wrong. Use estimator=Full() "
+            "with all rows, or ProximalScoreVI, which takes noisy scores.",
+            NoisyScoreWarning,
+            stacklevel=2,
+        )
+
+    def _update(self, data: Data) -> Update:
+        density = self.density
+        assert self.num_samples is not None
+        with torch.no_grad():
+            theta = density.sample(self._parameters, self._generator, self.num_samples)
+            present = density.score(self._parameters, theta)
+            log_q = density.log_prob(self._parameters, theta).mean()
+        score, log_prior, log_likelihood = self._score(theta, data)
+        log_p = (log_prior + log_likelihood / self.target.likelihood_temperature).mean()
+        loss = float((present - score).square().sum(-1).mean())
+        info = {"log_p": float(log_p), "log_q": float(log_q), "rejected": 0.0}
+        finite = math.isfinite(loss) and math.isfinite(info["log_p"])
+        if finite:
+            with torch.no_grad():
+                moments = self._matched(density.moments(self._parameters), theta, score)
+                parameters = density.set_moments(self._parameters, moments)
+            if all_finite(parameters):
+                self._write(parameters)
+            else:
+                info["rejected"] = 1.0
+        return Update(loss, info, finite)

@@ -1,0 +1,250 @@
+"""What the engines that fit a guide share (``GuideEngine``).
+
+The guide is any with a flat log density (:mod:`pyro_ext.guides.flat_density`). The base sets it
+up, holds its live parameters, draws from it, saves it, and knows how far a run has come. A
+subclass fills in ``_update``, which takes one step by changing ``self._parameters`` in place (see
+``_write`` and ``_descend``), and, where it needs more than the guide, ``_prepare``, which is
+called when the guide is set up. A subclass with a state of its own extends ``_algorithm_state``
+and ``_load_algorithm_state``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pyro.infer.autoguide import AutoGuide
+from torch import Tensor
+
+from pyro_ext.engine import Engine, seeded_generator
+from pyro_ext.errors import ArgumentError
+from pyro_ext.gradients import GradientEstimator
+from pyro_ext.guides.flat_density import (
+    FlatDensity,
+    Parameters,
+    check_has_flat_density,
+    flat_density,
+)
+from pyro_ext.optim import EngineOptimizer, OptimizerLike
+from pyro_ext.target import Data
+
+#: Learning rate of the default optimizer (Adam) at the start of a run.
+LEARNING_RATE = 1e-2
+#: Draws that ``get_samples`` returns unless told otherwise.
+DRAWS = 1000
+
+
+class GuideEngine(Engine):
+    """Base of the engines that fit a guide with a flat log density.
+
+    Parameters
+    ----------
+    model : callable
+        Pyro model, used as it is.
+    guide : AutoContinuous
+        A Pyro autoguide of the model, or the class, which is then called with the model.
+    optim : PyroOptim or callable, optional
+        See :class:`~pyro_ext.optim.EngineOptimizer`. Default, where the engine uses one: Adam
+        with a learning rate that falls from 0.01 to 0 along a cosine over the run.
+    num_samples : int, optional
+        Draws S per step. None when the engine chooses by the guide, in ``_prepare``.
+    total_steps : int, optional
+        T when steps are taken with ``step``. ``run(n)`` sets T to the steps taken so far plus n,
+        so that a run resumed for its remaining steps has the T of the uninterrupted one. While T
+        is unknown, and for steps after the end of a run, t/T is taken as 0.
+    estimator, likelihood_temperature, particle_chunk, data_chunk, evaluation, on_nonfinite, seed, \
+dtype
+        See :class:`~pyro_ext.engine.Engine`. The guide is converted to ``dtype``.
+
+    Raises
+    ------
+    ArgumentError
+        The guide has no flat log density, or an option is out of range.
+    """
+
+    allow_local_latents = False
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        guide: Any,
+        optim: OptimizerLike | None = None,
+        num_samples: int | None = None,
+        *,
+        total_steps: int | None = None,
+        estimator: GradientEstimator | None = None,
+        likelihood_temperature: float = 1.0,
+        particle_chunk: int | None = None,
+        data_chunk: int | None = None,
+        evaluation: str = "graph",
+        on_nonfinite: str = "raise",
+        seed: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            optim,
+            estimator=estimator,
+            likelihood_temperature=likelihood_temperature,
+            particle_chunk=particle_chunk,
+            data_chunk=data_chunk,
+            evaluation=evaluation,
+            on_nonfinite=on_nonfinite,
+            seed=seed,
+            dtype=dtype,
+        )
+        if isinstance(guide, type) and issubclass(guide, AutoGuide):
+            guide = guide(model)
+        check_has_flat_density(guide)
+        if num_samples is not None and num_samples < 1:
+            raise ArgumentError(f"Expected num_samples >= 1, found {num_samples}.")
+        if total_steps is not None and total_steps < 1:
+            raise ArgumentError(f"Expected total_steps >= 1, found {total_steps}.")
+        self.guide = guide
+        self.num_samples = num_samples
+        self.total_steps = total_steps
+        self._density: FlatDensity | None = None
+        self._parameters: Parameters = {}
+        self._optimizer: EngineOptimizer | None = None
+        self._default_optimizer: torch.optim.Optimizer | None = None
+        self._draws = seeded_generator(self._generator.initial_seed(), 1)
+
+    # -- hooks of subclasses -------------------------------------------------------------------
+
+    def _prepare(self, density: FlatDensity, parameters: Parameters) -> None:
+        """Check the guide, now set up, and build what the algorithm needs besides it."""
+
+    # -- engine hooks --------------------------------------------------------------------------
+
+    def _initialize(self, data: Data) -> None:
+        seed = int(torch.randint(2**62, (), generator=self._generator))
+        density = flat_density(
+            self.guide,
+            data.args,
+            data.kwargs,
+            layout=self.target.layout,
+            dtype=self.target.dtype,
+            seed=seed,
+        )
+        # The guide's own tensors: it is always the present fit, without copies.
+        parameters = density.live_parameters()
+        self._prepare(density, parameters)
+        self._density, self._parameters = density, parameters
+
+    def _settings(self) -> dict[str, str]:
+        optimizer = "none" if self._optimizer is None else self._optimizer.description
+        return {"guide": type(self.guide).__name__, "optimizer": optimizer}
+
+    def _algorithm_state(self) -> dict[str, Any]:
+        return {
+            "parameters": self.parameters,
+            "optimizer": None if self._optimizer is None else self._optimizer.state_dict(),
+            "total_steps": self._total,
+            "draws": self._draws.get_state(),
+        }
+
+    def _load_algorithm_state(self, state: dict[str, Any]) -> None:
+        found = {name: tuple(value.shape) for name, value in state["parameters"].items()}
+        expected = {name: tuple(value.shape) for name, value in self._parameters.items()}
+        if found != expected:
+            raise ArgumentError(
+                f"The saved state belongs to another guide: expected parameters {expected}, "
+                f"found {found}."
+            )
+        self._write(state["parameters"])
+        if self._optimizer is not None:
+            self._optimizer.load_state_dict(state["optimizer"])
+        self._draws.set_state(state["draws"])
+        if self._horizon is None:
+            self._horizon = state["total_steps"]
+
+    def load(self, path: Any) -> None:
+        # The saved T holds until a run sets its own.
+        self._horizon = None
+        super().load(path)
+
+    load.__doc__ = Engine.load.__doc__
+
+    def _draw(self, num_samples: int | None) -> Tensor:
+        # A generator of its own: asking for draws must not change how a run goes on.
+        number = DRAWS if num_samples is None else num_samples
+        return self.density.sample(self._parameters, self._draws, number)
+
+    # -- the fit -------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def sample_statistics(self, positions: Tensor) -> dict[str, Tensor]:
+        """Log density of the guide at flat positions (S, D), for ``to_arviz``."""
+        return {"log_q": self.density.log_prob(self._parameters, positions)}
+
+    @property
+    def density(self) -> FlatDensity:
+        """The guide as a density over the flat unconstrained vector."""
+        self.target  # noqa: B018 - raises before the model's arguments are known
+        assert self._density is not None
+        return self._density
+
+    @property
+    def parameters(self) -> Parameters:
+        """Copy of the guide's present unconstrained parameters."""
+        return {name: value.detach().clone() for name, value in self._parameters.items()}
+
+    # -- for the steps of subclasses -----------------------------------------------------------
+
+    @property
+    def _total(self) -> int | None:
+        if self._horizon is None or self.num_steps_taken >= self._horizon:
+            return self.total_steps
+        return self._horizon
+
+    def _progress(self) -> float:
+        """Fraction t/T of the run that is done."""
+        total = self._total
+        return min(self.num_steps_taken / total, 1.0) if total else 0.0
+
+    def _start_optimizer(self, parameters: Parameters) -> None:
+        """Make the optimizer that ``_descend`` uses: the given one or the default."""
+
+        def default(tensors: list[Tensor]) -> torch.optim.Optimizer:
+            self._default_optimizer = torch.optim.Adam(tensors, lr=LEARNING_RATE)
+            return self._default_optimizer
+
+        self._optimizer = EngineOptimizer(self.optim or default, parameters)
+
+    def _descend(
+        self, objective: Callable[[Parameters], tuple[Tensor, Parameters]], num_steps: int = 1
+    ) -> bool:
+        """Take optimizer steps down an objective, a function to a value and a gradient.
+
+        Returns whether all was finite; if not, parameters and optimizer are as before.
+        """
+        assert self._optimizer is not None
+        before = self.parameters, self._optimizer.snapshot()
+        if self._default_optimizer is not None:
+            rate = LEARNING_RATE * 0.5 * (1.0 + math.cos(math.pi * self._progress()))
+            for group in self._default_optimizer.param_groups:
+                group["lr"] = rate
+        finite = True
+        for _ in range(num_steps):
+            value, gradient = objective(self._parameters)
+            finite = math.isfinite(float(value))
+            if not finite:
+                break
+            self._optimizer.step(gradient)
+        finite = finite and all_finite(self._parameters)
+        if not finite:
+            self._write(before[0])
+            self._optimizer.load_state_dict(before[1])
+        return finite
+
+    @torch.no_grad()
+    def _write(self, parameters: Parameters) -> None:
+        for name, value in self._parameters.items():
+            value.copy_(parameters[name])
+
+
+def all_finite(parameters: Parameters) -> bool:
+    """Whether every entry of every parameter is finite."""
+    return all(bool(value.isfinite().all()) for value in parameters.values())

@@ -1,0 +1,116 @@
+"""The closed-form regression step for Normal guides in NumPyro's package."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax, random
+
+from numpyro_ext.guides import Moments
+from numpyro_ext.score.gaussian_regression import (
+    antithetic,
+    initial_regression,
+    is_warm,
+    observe,
+    updated_moments,
+)
+from tests.regression_support import example, literal_step, normal_target, reverse_kl
+
+jax.config.update("jax_enable_x64", True)
+
+
+@functools.partial(jax.jit, static_argnames="pairs")
+def run(target_mean: Any, precision: Any, level: float, key: Any, pairs: int) -> Moments:
+    """The guide after this many pairs on a Normal target with scores of relative noise."""
+    dim = len(target_mean)
+
+    def step(carry: Any, key: Any) -> tuple[Any, None]:
+        moments, regression = carry
+        draw_key, noise_key = random.split(key)
+        draws = moments.mean + random.normal(draw_key, (1, dim)) @ moments.scale.T
+        theta = antithetic(draws, moments.mean)
+        score = (target_mean - theta) @ precision
+        size = level * jnp.abs(score).max(1, keepdims=True)
+        regression = observe(regression, theta, score + size * random.normal(noise_key, (2, dim)))
+        moments = lax.cond(
+            is_warm(regression),
+            lambda moments: updated_moments(regression, moments),
+            lambda moments: moments,
+            moments,
+        )
+        return (moments, regression), None
+
+    moments = Moments(jnp.zeros(dim), 0.1 * jnp.eye(dim))
+    start = (moments, initial_regression(moments.scale))
+    return lax.scan(step, start, random.split(key, pairs))[0][0]
+
+
+def fit(dim: int, level: float, seed: int, pairs: int) -> float:
+    """Nats that the evidence bound loses."""
+    mean, covariance = normal_target(dim, seed)
+    found = run(mean, np.linalg.inv(covariance), level, random.key(seed), pairs)
+    return reverse_kl(np.asarray(found.mean), np.asarray(found.scale), mean, covariance)
+
+
+@pytest.mark.parametrize(("dim", "trend", "trust"), [(4, 1.0, 50.0), (4, 1.0, 1.25), (3, 0.2, 2.0)])
+def test_full_step_agrees_with_its_definition(dim: int, trend: float, trust: float) -> None:
+    theta, score, mean, scale = example(dim, trend)
+    moments = Moments(jnp.asarray(mean), jnp.asarray(scale))
+    regression = initial_regression(moments.scale)
+    for points, scores in zip(theta, score, strict=True):
+        regression = observe(regression, jnp.asarray(points), jnp.asarray(scores), 0.8)
+    new_mean, new_scale = updated_moments(regression, moments, trust)
+    expected_mean, expected_covariance = literal_step(theta, score, mean, scale, 0.8, trust)
+    np.testing.assert_allclose(new_mean, expected_mean, rtol=1e-8)
+    np.testing.assert_allclose(new_scale @ new_scale.T, expected_covariance, rtol=1e-8)
+    assert (new_scale == jnp.tril(new_scale)).all() and (jnp.diagonal(new_scale) > 0).all()
+
+
+def test_pairs_are_mirrored_about_the_mean() -> None:
+    draws, mean = random.normal(random.key(0), (3, 2)), jnp.asarray([1.0, -2.0])
+    both = antithetic(draws, mean)
+    np.testing.assert_array_equal(both[:3], draws)
+    np.testing.assert_allclose(both[:3] + both[3:], np.tile(2 * mean, (3, 1)))
+
+
+def test_warm_up_takes_a_pair_for_each_regressor_and_five() -> None:
+    regression = initial_regression(jnp.eye(3))
+    for t in range(4):
+        assert not is_warm(regression)
+        points, scores = random.normal(random.key(t), (2, 4, 3))
+        regression = observe(regression, points, scores)
+    assert regression.num_pairs == 8 and is_warm(regression)
+
+
+def test_the_mean_moves_at_most_one_unit() -> None:
+    mean, scale = jnp.zeros(3), jnp.diag(jnp.asarray([1.0, 2.0, 3.0]))
+    regression = initial_regression(scale)
+    generator = np.random.default_rng(0)
+    for _ in range(10):
+        draws = jnp.asarray(generator.normal(size=(1, 3))) @ scale
+        theta = antithetic(draws, mean)
+        regression = observe(regression, theta, 1e4 - theta)
+    updated = updated_moments(regression, Moments(mean, scale))
+    assert float(jnp.linalg.norm(updated.mean / jnp.diagonal(scale))) == pytest.approx(1.0)
+
+
+def test_a_normal_target_is_exact_within_a_hundred_scores() -> None:
+    for seed in range(3):
+        assert abs(fit(10, 0.0, seed, 50)) < 1e-8
+
+
+def test_noise_is_averaged() -> None:
+    assert fit(3, 1.0, 0, 1500) < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [0.1, 1.0, 3.0, 10.0])
+def test_no_level_of_noise_makes_it_diverge(level: float) -> None:
+    """Within a nat of the noise-free bound, which is what the target allows, in twenty seeds."""
+    lost = [fit(3, level, seed, 20_000) for seed in range(20)]
+    assert max(lost) < 1.0

@@ -1,0 +1,109 @@
+"""The closed-form regression step for Normal guides in Pyro's package."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pyro_ext.guides import Moments
+from pyro_ext.score.gaussian_regression import (
+    antithetic,
+    initial_regression,
+    is_warm,
+    observe,
+    restored_regression,
+    saved_regression,
+    updated_moments,
+)
+from tests.regression_support import example, literal_step, noisy, normal_target, reverse_kl
+
+torch.set_default_dtype(torch.float64)
+
+
+def tensors(*arrays: np.ndarray) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.tensor(array) for array in arrays)
+
+
+def fit(dim: int, level: float, seed: int, pairs: int) -> float:
+    """Lost nats after this many pairs on a Normal target with scores of relative noise."""
+    target_mean, covariance = normal_target(dim, seed)
+    precision = np.linalg.inv(covariance)
+    generator = np.random.default_rng(seed + 1000)
+    moments = Moments(torch.zeros(dim), 0.1 * torch.eye(dim))
+    regression = initial_regression(moments.scale)
+    for _ in range(pairs):
+        draws = moments.mean + torch.tensor(generator.normal(size=(1, dim))) @ moments.scale.T
+        theta = antithetic(draws, moments.mean)
+        score = noisy((target_mean - theta.numpy()) @ precision, level, generator)
+        regression = observe(regression, theta, torch.tensor(score))
+        if is_warm(regression):
+            moments = updated_moments(regression, moments)
+    return reverse_kl(moments.mean.numpy(), moments.scale.numpy(), target_mean, covariance)
+
+
+@pytest.mark.parametrize(("dim", "trend", "trust"), [(4, 1.0, 50.0), (4, 1.0, 1.25), (3, 0.2, 2.0)])
+def test_full_step_agrees_with_its_definition(dim: int, trend: float, trust: float) -> None:
+    theta, score, mean, scale = example(dim, trend)
+    moments = Moments(*tensors(mean, scale))
+    regression = initial_regression(moments.scale)
+    for points, scores in zip(*tensors(theta, score), strict=True):
+        regression = observe(regression, points, scores, 0.8)
+    new_mean, new_scale = updated_moments(regression, moments, trust)
+    expected_mean, expected_covariance = literal_step(theta, score, mean, scale, 0.8, trust)
+    np.testing.assert_allclose(new_mean, expected_mean, rtol=1e-8)
+    np.testing.assert_allclose(new_scale @ new_scale.T, expected_covariance, rtol=1e-8)
+    assert torch.equal(new_scale, new_scale.tril()) and (new_scale.diagonal() > 0).all()
+
+
+def test_pairs_are_mirrored_about_the_mean() -> None:
+    draws, mean = torch.randn(3, 2), torch.tensor([1.0, -2.0])
+    both = antithetic(draws, mean)
+    assert torch.equal(both[:3], draws)
+    torch.testing.assert_close(both[:3] + both[3:], (2 * mean).expand(3, 2))
+
+
+def test_warm_up_takes_a_pair_for_each_regressor_and_five() -> None:
+    regression = initial_regression(torch.eye(3))
+    for _ in range(4):
+        assert not is_warm(regression)
+        regression = observe(regression, torch.randn(4, 3), torch.randn(4, 3))
+    assert regression.num_pairs == 8 and is_warm(regression)
+
+
+def test_the_mean_moves_at_most_one_unit() -> None:
+    mean, scale = torch.zeros(3), torch.diag(torch.tensor([1.0, 2.0, 3.0]))
+    regression = initial_regression(scale)
+    generator = np.random.default_rng(0)
+    for _ in range(10):
+        draws = torch.tensor(generator.normal(size=(1, 3))) @ scale
+        theta = antithetic(draws, mean)
+        regression = observe(regression, theta, 1e4 - theta)
+    updated = updated_moments(regression, Moments(mean, scale))
+    assert float((updated.mean / scale.diagonal()).norm()) == pytest.approx(1.0)
+
+
+def test_a_normal_target_is_exact_within_a_hundred_scores() -> None:
+    for seed in range(3):
+        assert abs(fit(10, 0.0, seed, 50)) < 1e-8
+
+
+def test_noise_is_averaged() -> None:
+    assert fit(3, 1.0, 0, 1500) < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [0.1, 1.0, 3.0, 10.0])
+def test_no_level_of_noise_makes_it_diverge(level: float) -> None:
+    """Within a nat of the noise-free bound, which is what the target allows, in twenty seeds."""
+    lost = [fit(3, level, seed, 20_000) for seed in range(20)]
+    assert max(lost) < 1.0
+
+
+def test_saved_and_restored() -> None:
+    regression = observe(initial_regression(torch.eye(2)), torch.randn(2, 2), torch.randn(2, 2))
+    again = restored_regression(saved_regression(regression))
+    assert again.blocks[0]._fields == regression.blocks[0]._fields
+    for one, two in zip(again.blocks[0], regression.blocks[0], strict=True):
+        assert torch.equal(one, two)
+    assert again.squared_weights == regression.squared_weights

@@ -1,0 +1,108 @@
+"""The closed-form regression step as its module's docstring defines it, slowly and with NumPy.
+
+Inverses, loops over rows and entries, and no running averages that carry over: the weights of all
+iterations are written out. Both packages are compared with it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def weights(iterations: int, decay: float) -> Array:
+    """Weight of each iteration in the running averages after the last one."""
+    found = np.zeros(iterations)
+    for t in range(iterations):
+        rate = (t + 1.0) ** -decay
+        found *= 1.0 - rate
+        found[t] = rate
+    return found
+
+
+def literal_step(
+    theta: Array, score: Array, mean: Array, scale: Array, decay: float, trust: float
+) -> tuple[Array, Array]:
+    """Mean and covariance of the next full guide.
+
+    ``theta`` and ``score`` are (iterations, 2 K, D), rows k and K + k mirrored.
+    """
+    iterations, points, dim = theta.shape
+    pairs = points // 2
+    share = weights(iterations, decay)
+    number = 1.0 / (np.square(share) / pairs).sum()
+    whiten = np.linalg.inv(scale)
+    spread, cross, square = np.zeros((3, dim, dim))
+    for t in range(iterations):
+        for k in range(pairs):
+            d = whiten @ (theta[t, k] - theta[t, pairs + k]) / 2
+            e = scale.T @ (score[t, k] - score[t, pairs + k]) / 2
+            spread += share[t] / pairs * np.outer(d, d)
+            cross += share[t] / pairs * np.outer(e, d)
+            square += share[t] / pairs * np.outer(e, e)
+    residual = square - cross @ np.linalg.inv(spread) @ cross.T
+    noise, basis = np.linalg.eigh((residual + residual.T) / 2)
+    noise = np.maximum(noise, 0.0) / max(1.0 - dim / number, 1.0 / number)
+    spread, cross = basis.T @ spread @ basis, basis.T @ cross @ basis
+    pull = dim * noise / number
+    slope = np.zeros((dim, dim))
+    for i in range(dim):
+        unit = np.eye(dim)[i]
+        slope[i] = (pull[i] * unit - cross[i]) @ np.linalg.inv(spread + pull[i] * np.eye(dim))
+    precision = np.zeros((dim, dim))
+    certainty = 1.0 / (noise + 1e-6 * noise.max())
+    for i in range(dim):
+        for j in range(dim):
+            both = certainty[i] * slope[i, j] + certainty[j] * slope[j, i]
+            precision[i, j] = both / (certainty[i] + certainty[j])
+    values, vectors = np.linalg.eigh(precision)
+    for i in range(dim):
+        seen = vectors[:, i] @ np.diag(noise) @ vectors[:, i]
+        lowest = 1.0 / (1.0 + (trust - 1.0) / (1.0 + dim * seen / 3.0))
+        values[i] = min(max(values[i], lowest), trust)
+    covariance = np.linalg.inv(vectors @ np.diag(values) @ vectors.T)
+    mean_theta = np.einsum("t,tsi->i", share, theta) / points
+    mean_score = np.einsum("t,tsi->i", share, score) / points
+    move = basis.T @ whiten @ (mean_theta - mean)
+    move = move + covariance @ basis.T @ scale.T @ mean_score
+    move = basis @ (move / (1.0 + pull))
+    move = move / max(np.linalg.norm(move), 1.0)
+    turned = scale @ basis
+    return mean + scale @ move, turned @ covariance @ turned.T
+
+
+def example(dim: int, trend: float) -> tuple[Array, Array, Array, Array]:
+    """Points and scores (9, 4, dim) of two mirrored pairs each, and a guide's mean and scale."""
+    generator = np.random.default_rng(dim)
+    root = np.eye(dim) + generator.normal(size=(dim, dim)) / 4
+    scale = np.linalg.cholesky(root @ root.T)
+    mean = 5.0 + generator.normal(size=dim) / 4
+    draws = mean + generator.normal(size=(9, 2, dim)) @ scale.T
+    theta = np.concatenate([draws, 2 * mean - draws], axis=1)
+    slope = trend * np.eye(dim) + generator.normal(size=(dim, dim)) / 4
+    score = 1.0 - (theta - 5.5) @ slope + 0.1 * generator.normal(size=theta.shape)
+    return theta, score, mean, scale
+
+
+def normal_target(dim: int, seed: int) -> tuple[Array, Array]:
+    """Mean and covariance of a correlated Normal away from the origin."""
+    generator = np.random.default_rng(seed)
+    root = generator.normal(size=(dim, dim))
+    return 2 * generator.normal(size=dim), root @ root.T / dim + 0.1 * np.eye(dim)
+
+
+def noisy(score: Array, level: float, generator: np.random.Generator) -> Array:
+    """Scores (S, D) with the noise of equation 19 of the proximal score-matching paper."""
+    size = level * np.abs(score).max(1, keepdims=True)
+    return score + size * generator.normal(size=score.shape)
+
+
+def reverse_kl(mean: Array, scale: Array, target_mean: Array, target_covariance: Array) -> float:
+    """KL(q || target) of a Normal with a lower triangular scale: what the bound loses, in nats."""
+    precision = np.linalg.inv(target_covariance)
+    offset = mean - target_mean
+    volume = np.linalg.slogdet(target_covariance)[1] - 2 * np.log(np.diag(scale)).sum()
+    quadratic = np.trace(precision @ scale @ scale.T) + offset @ precision @ offset
+    return float(0.5 * (quadratic - len(mean) + volume))
