@@ -19,7 +19,14 @@ from collections.abc import Sequence
 # name on the command line -> (module, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("benchmarks.demo", "fit three models on both backends, compare with NUTS, write out/"),
+    "forecasting": (
+        "benchmarks.forecasting",
+        "forecast real series, ADVI against ours, write out/",
+    ),
+    "images": ("benchmarks.images", "classify images from few, ADVI against ours, write out/"),
+    "score-vi": ("benchmarks.score_vi", "minibatch scores, ours against ADVI, write out/"),
     "speed": ("benchmarks.speed", "time one step against hand-written code, the hosts and peers"),
+    "synthetic": ("benchmarks.synthetic", "fit known targets, ours against its rivals, write out/"),
 }
 
 

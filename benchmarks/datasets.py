@@ -3,7 +3,8 @@
 `shipped` needs no file and no network. `external` reads `NAME.npz` from the folder that the
 environment variable PPL_EXT_DATA names; the layouts that it understands are written at `external`.
 Values come as float64 rows, unscaled and in the original order; `Split.standardised` scales with
-the training rows' statistics alone.
+the training rows' statistics alone. `images` and `series` read files of the same folder as images
+and as time series.
 """
 
 from __future__ import annotations
@@ -28,6 +29,17 @@ SHIPPED: dict[str, tuple[str, Task]] = {
     "iris": ("load_iris", "classification"),
     "linnerud": ("load_linnerud", "regression"),
     "wine": ("load_wine", "classification"),
+}
+
+
+# Public copies of the time series that the benchmarks know, for the message when one is missing.
+SERIES_SOURCES = {
+    "exchange_rate": "daily exchange rates of 8 countries (exchange_rate.csv), linked at "
+    "https://github.com/thuml/Autoformer",
+    "illness": "weekly influenza-like illness, CDC (national_illness.csv), linked at "
+    "https://github.com/thuml/Autoformer",
+    "weather": "10-minute weather of Jena in 2020 (weather.csv), linked at "
+    "https://github.com/thuml/Autoformer",
 }
 
 
@@ -186,23 +198,7 @@ def external(name: str) -> Dataset:
     ValueError
         When the file's arrays have none of the layouts above.
     """
-    folder = external_folder()
-    if folder is None:
-        raise MissingDataError(
-            f"expected the environment variable {FOLDER_VARIABLE} to name a folder with "
-            f"{name}.npz, found it unset; set it, or use a data set that scikit-learn ships: "
-            f"{', '.join(SHIPPED)}."
-        )
-    path = folder / f"{name}.npz"
-    if not path.is_file():
-        there = sorted(file.stem for file in folder.glob("*.npz")) if folder.is_dir() else []
-        raise MissingDataError(
-            f"expected {path}, found "
-            + (f"only {', '.join(there)} there" if there else "no .npz file there")
-            + f"; correct the name or {FOLDER_VARIABLE}."
-        )
-    with np.load(path, allow_pickle=False) as file:
-        arrays = {key: file[key] for key in file.files}
+    arrays = _read_file(name, f", or use a data set that scikit-learn ships: {', '.join(SHIPPED)}.")
     x, y, splits = _read_layout(name, arrays)
     classification = y.dtype.kind in "biu"
     if classification:
@@ -212,9 +208,156 @@ def external(name: str) -> Dataset:
         "classification" if classification else "regression",
         x,
         y.astype(np.int64 if classification else np.float64),
-        source=str(path),
+        source=f"{external_folder()}/{name}.npz",
         splits=splits,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """Labelled images with their published training and test parts.
+
+    `x_train` (n, height, width) and `x_test` are uint8, `y_train` (n,) and `y_test` int64 labels
+    0, 1, ....
+    """
+
+    name: str
+    x_train: NDArray[np.uint8]
+    y_train: NDArray[np.int64]
+    x_test: NDArray[np.uint8]
+    y_test: NDArray[np.int64]
+    source: str
+
+
+def images(name: str) -> Images:
+    """The images in `$PPL_EXT_DATA/NAME.npz`; MNIST is fetched from OpenML when it is not there.
+
+    The file holds `X_train` (n, height, width) and `X_test`, uint8, and the labels `y_train` and
+    `y_test`.
+
+    Raises
+    ------
+    MissingDataError
+        When there is no such file and, for "mnist", OpenML cannot be reached.
+    ValueError
+        When the file has other arrays.
+    """
+    if name == "mnist" and not has_external(name):
+        return _mnist_from_openml()
+    arrays = _read_file(
+        name, ". The file holds X_train and X_test, uint8 (n, height, width), y_train and y_test."
+    )
+    if not {"X_train", "y_train", "X_test", "y_test"} <= set(arrays):
+        raise ValueError(
+            f"{name}: expected arrays X_train, y_train, X_test and y_test; found "
+            f"{', '.join(arrays)}."
+        )
+    labels = np.unique(arrays["y_train"])
+    return Images(
+        name,
+        arrays["X_train"].astype(np.uint8),
+        np.searchsorted(labels, arrays["y_train"]).astype(np.int64),
+        arrays["X_test"].astype(np.uint8),
+        np.searchsorted(labels, arrays["y_test"]).astype(np.int64),
+        source=f"{external_folder()}/{name}.npz",
+    )
+
+
+def _mnist_from_openml() -> Images:
+    """MNIST by scikit-learn's downloader, which keeps a copy in its own cache."""
+    try:
+        from sklearn.datasets import fetch_openml
+    except ModuleNotFoundError as error:
+        raise MissingDataError(
+            "MNIST is fetched with scikit-learn, which is not installed: install it with "
+            "pip install 'ppl-ext[bench]'."
+        ) from error
+    try:
+        x, y = fetch_openml("mnist_784", version=1, as_frame=False, return_X_y=True)
+    # Its own errors are ValueErrors, those of the network OSErrors.
+    except (OSError, ValueError) as error:
+        raise MissingDataError(
+            f"expected mnist.npz in the folder that {FOLDER_VARIABLE} names, or OpenML within "
+            f"reach, found neither ({type(error).__name__}: {error}). Set {FOLDER_VARIABLE} to a "
+            "folder with mnist.npz, holding X_train (60000, 28, 28) and X_test (10000, 28, 28), "
+            "uint8, y_train and y_test, or try again with a network."
+        ) from error
+    # OpenML keeps the published order: 60,000 training images, then 10,000 of the test set.
+    shaped, labels = x.astype(np.uint8).reshape(-1, 28, 28), y.astype(np.int64)
+    return Images(
+        "mnist",
+        shaped[:60_000],
+        labels[:60_000],
+        shaped[60_000:],
+        labels[60_000:],
+        source="OpenML, mnist_784, version 1",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """A multivariate time series: `values` (n, channels) in time order, and the channels' names."""
+
+    name: str
+    values: NDArray[np.float64]
+    columns: tuple[str, ...]
+    source: str
+
+
+def series(name: str) -> Series:
+    """The time series in `$PPL_EXT_DATA/NAME.npz`.
+
+    The file holds `X` (n, channels) in time order and, if they have names, `columns` (channels,).
+
+    Raises
+    ------
+    MissingDataError
+        When there is no such file; the message says where the known series come from.
+    ValueError
+        When the file holds no such array, or values that are not finite.
+    """
+    where = SERIES_SOURCES.get(name)
+    arrays = _read_file(
+        name,
+        ". The file holds X, (n, channels) in time order, and columns, the channels' names, as "
+        "numpy.savez writes them" + (f". The data are public: {where}." if where else "."),
+    )
+    values = arrays.get("X")
+    if values is None or values.ndim != 2 or "y" in arrays:
+        found = ", ".join(f"{key} {value.shape}" for key, value in arrays.items())
+        raise ValueError(f"{name}: expected a series X (n, channels) without y; found {found}.")
+    if not np.isfinite(values).all():
+        raise ValueError(
+            f"{name}: expected finite values, found {int((~np.isfinite(values)).sum())} that are "
+            "not; fill or cut the gaps first."
+        )
+    columns = arrays.get("columns", np.arange(values.shape[1]))
+    return Series(
+        name,
+        values.astype(np.float64),
+        tuple(str(column) for column in columns),
+        source=f"{external_folder()}/{name}.npz",
+    )
+
+
+def _read_file(name: str, instead: str) -> dict[str, NDArray[Any]]:
+    """Arrays of `$PPL_EXT_DATA/NAME.npz`; `instead` ends the message when there is none."""
+    folder = external_folder()
+    if folder is None:
+        raise MissingDataError(
+            f"expected the environment variable {FOLDER_VARIABLE} to name a folder with "
+            f"{name}.npz, found it unset; set it{instead}"
+        )
+    path = folder / f"{name}.npz"
+    if not path.is_file():
+        there = sorted(file.stem for file in folder.glob("*.npz")) if folder.is_dir() else []
+        raise MissingDataError(
+            f"expected {path}, found "
+            + (f"only {', '.join(there)} there" if there else "no .npz file there")
+            + f"; correct the name or {FOLDER_VARIABLE}{instead}"
+        )
+    with np.load(path, allow_pickle=False) as file:
+        return {key: file[key] for key in file.files}
 
 
 def _read_layout(

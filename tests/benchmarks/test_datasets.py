@@ -124,3 +124,63 @@ def test_standardising_uses_training_rows_only_and_can_be_undone() -> None:
     np.testing.assert_allclose(scaled.x_test, [[3, 1]])
     np.testing.assert_allclose(scaled.y_test * scaled.y_scale + scaled.y_location, [9.0])
     np.testing.assert_array_equal(split.standardised().y_train, split.y_train)
+
+
+def test_images_keep_their_shape_and_number_their_labels(folder: Path) -> None:
+    pixels = np.arange(24, dtype=np.uint8).reshape(6, 2, 2)
+    labels = np.array([7, 3, 5, 7, 3, 5], np.uint8)
+    arrays = {"X_train": pixels[:4], "y_train": labels[:4]}
+    np.savez(folder / "images.npz", **arrays, X_test=pixels[4:], y_test=labels[4:])
+    data = datasets.images("images")
+    np.testing.assert_array_equal(data.x_train, pixels[:4])
+    np.testing.assert_array_equal(data.y_train, [2, 0, 1, 2])
+    np.testing.assert_array_equal(data.y_test, [0, 1])
+    assert data.x_test.dtype == np.uint8
+    np.savez(folder / "table.npz", X=np.zeros((2, 1)), y=np.zeros(2))
+    with pytest.raises(ValueError, match="table: expected arrays X_train.*found X, y"):
+        datasets.images("table")
+
+
+def test_mnist_from_openml_is_split_where_it_was_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PPL_EXT_DATA", raising=False)
+    asked = []
+
+    def fetch(name: str, **options: object) -> tuple[np.ndarray, np.ndarray]:
+        asked.append((name, options["version"]))
+        x = np.zeros((70_000, 784), np.uint8)
+        x[60_000, 28] = 9  # the first test image: second row, first column
+        return x, np.array(["0", "1"] * 35_000)
+
+    monkeypatch.setattr(sklearn.datasets, "fetch_openml", fetch)
+    data = datasets.images("mnist")
+    assert asked == [("mnist_784", 1)]
+    assert data.x_train.shape == (60_000, 28, 28) and data.x_test.shape == (10_000, 28, 28)
+    assert data.x_test[0, 1, 0] == 9 and not data.x_train.any()
+    np.testing.assert_array_equal(data.y_test[:3], [0, 1, 0])
+
+
+def test_series(folder: Path) -> None:
+    values = np.arange(6.0, dtype=np.float32).reshape(3, 2)
+    np.savez(folder / "named.npz", X=values, columns=np.array(["a", "b"]))
+    data = datasets.series("named")
+    np.testing.assert_array_equal(data.values, values)
+    assert data.values.dtype == np.float64
+    assert data.columns == ("a", "b")
+    np.savez(folder / "bare.npz", X=values)
+    assert datasets.series("bare").columns == ("0", "1")
+    np.savez(folder / "gaps.npz", X=np.array([[0.0, np.nan]]))
+    with pytest.raises(ValueError, match="gaps: expected finite values, found 1"):
+        datasets.series("gaps")
+    np.savez(folder / "table.npz", X=values, y=np.zeros(3))
+    with pytest.raises(ValueError, match=r"table: expected a series X .* without y; found X"):
+        datasets.series("table")
+
+
+def test_missing_series_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PPL_EXT_DATA", raising=False)
+    with pytest.raises(
+        datasets.MissingDataError, match=r"weather.npz.*The file holds X.*weather.csv"
+    ):
+        datasets.series("weather")
+    with pytest.raises(datasets.MissingDataError, match=r"other.npz.*writes them\.$"):
+        datasets.series("other")

@@ -1,0 +1,341 @@
+"""A classifier trained on a small share of the images, early stopping on the rest.
+
+Section 5.2 and figure 3 of M. Kim, "Large-scale Score-based Variational Posterior Inference for
+Bayesian Deep Neural Networks".
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import datasets, records
+from benchmarks.images import metrics
+from benchmarks.images.training import (
+    ADVI,
+    OURS,
+    Array,
+    Book,
+    Method,
+    Schedule,
+    minibatches,
+    paired,
+    plus_minus,
+    rounded_steps,
+    spread_seed,
+    train,
+    tuned_runs,
+    with_options,
+)
+from benchmarks.records import Record
+
+METHODS = (ADVI, OURS)
+CLASSES = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Sizes of the experiment; the defaults are those that end within 20 minutes on two cores."""
+
+    percent: tuple[float, ...] = (0.1, 1.0, 10.0)
+    hidden: tuple[int, ...] = (100, 100, 100)
+    epochs: int = 30
+    # 100 epochs of 60 rows would be 100 steps.
+    least_steps: int = 600
+    most_steps: int = 1000
+    batch_size: int = 128
+    evaluations: int = 20
+    draws: int = 5
+    init_scale: float = 1e-2
+    # The paper's, at which q is all but a point, and one at which its spread matters.
+    temperature: tuple[float, ...] = (1e-6, 0.1)
+    validation_rows: int = 2000
+    seeds: int = 2
+    rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
+
+
+REDUCED = Settings()
+FULL = dataclasses.replace(
+    REDUCED,
+    percent=(0.1, 0.5, 1.0, 5.0, 10.0, 99.0),
+    hidden=(1000, 1000, 1000),
+    epochs=100,
+    least_steps=2000,
+    most_steps=100_000,
+    evaluations=100,
+    validation_rows=60_000,
+    seeds=5,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Images as rows of numbers from 0 to 1 (n, pixels), labels (n,), float32 and int64."""
+
+    x_train: Array
+    y_train: NDArray[np.int64]
+    x_validation: Array
+    y_validation: NDArray[np.int64]
+    x_test: Array
+    y_test: NDArray[np.int64]
+
+
+def make_problem(
+    images: datasets.Images, percent: float, validation_rows: int, seed: int
+) -> Problem:
+    """Draw ``percent`` % of the training images at random; validation rows come from the rest.
+
+    At most ``validation_rows`` of the rest are kept. The drawn rows of a small share are among
+    those of a larger one with the same seed.
+    """
+    order = np.random.default_rng(spread_seed(seed, 0)).permutation(len(images.x_train))
+    size = round(len(order) * percent / 100.0)
+    if not 0 < size < len(order):
+        raise ValueError(
+            f"Expected a share that leaves images on both sides of {len(order)}, found {percent} %."
+        )
+    train_rows, rest = order[:size], order[size : size + validation_rows]
+
+    def rows(pixels: NDArray[np.uint8]) -> Array:
+        return pixels.reshape(len(pixels), -1).astype(np.float32) / np.float32(255.0)
+
+    return Problem(
+        rows(images.x_train[train_rows]),
+        images.y_train[train_rows],
+        rows(images.x_train[rest]),
+        images.y_train[rest],
+        rows(images.x_test),
+        images.y_test,
+    )
+
+
+def schedule_for(settings: Settings, num_rows: int) -> Schedule:
+    """Steps for a training set of this size."""
+    batch_size = min(settings.batch_size, num_rows)
+    steps = settings.epochs * (num_rows // batch_size)
+    steps = min(max(steps, settings.least_steps), settings.most_steps)
+    return Schedule(
+        steps=rounded_steps(steps, settings.evaluations),
+        batch_size=batch_size,
+        evaluations=settings.evaluations,
+        draws=settings.draws,
+        init_scale=settings.init_scale,
+    )
+
+
+def run_one(
+    book: Book,
+    backend: Any,
+    method: Method,
+    images: datasets.Images,
+    settings: Settings,
+    percent: float,
+    temperature: float,
+    seed: int,
+    rate: float,
+) -> Record:
+    """Train one classifier and record its figures on the test images."""
+    num_rows = round(len(images.x_train) * percent / 100.0)
+    schedule = schedule_for(settings, num_rows)
+    record = Record(
+        "images small-data",
+        method.name,
+        backend.BACKEND,
+        f"{images.name} {percent:g} %",
+        seed=seed,
+        settings={
+            "percent": percent,
+            "training rows": num_rows,
+            "learning rate": rate,
+            "hidden": list(settings.hidden),
+            "temperature": temperature,
+            "validation rows": min(settings.validation_rows, len(images.x_train) - num_rows),
+            **dataclasses.asdict(schedule),
+        },
+    )
+
+    def work(record: Record) -> None:
+        problem = make_problem(images, percent, settings.validation_rows, seed)
+        sizes = (problem.x_train.shape[1], *settings.hidden, CLASSES)
+        model = backend.Classifier(sizes, num_rows, temperature)
+        trainer = backend.Trainer(
+            model, method, problem.x_train, problem.y_train, schedule, rate, seed
+        )
+
+        def validation() -> dict[str, float]:
+            return metrics.figures(
+                trainer.predict(problem.x_validation, seed), problem.y_validation
+            )
+
+        rows = minibatches(num_rows, schedule.batch_size, schedule.steps, seed)
+        training = train(trainer, rows, schedule.evaluations, lambda: validation()["NLL"])
+        record.figures.update(
+            metrics.figures(trainer.predict(problem.x_test, seed), problem.y_test),
+            validation=validation()["NLL"],
+            weights=trainer.num_weights,
+            **{"best step": training.best_step, "validation losses": training.losses},
+        )
+
+    record = book.run(record, work)
+    said = record.error or f"test NLL {record.figures['NLL']:.4f}"
+    print(
+        f"{', '.join(_place(record))}, {method.name}, rate {rate:g}, seed {seed}: {said} "
+        f"({record.seconds or 0.0:.0f} s)",
+        flush=True,
+    )
+    return record
+
+
+COLUMNS = {
+    "backend": "backend",
+    "percent": "share (%)",
+    "rows": "images",
+    "temperature": "temperature",
+    "method": "method",
+    "rate": "learning rate",
+    "validation": "validation NLL",
+    "error": "test error (%)",
+    "ECE": "ECE (%)",
+    "all-class ECE": "all-class ECE (%)",
+    "NLL": "test NLL",
+    "step": "best step",
+}
+
+
+def table_row(chosen: list[Record]) -> dict[str, Any]:
+    """One line of the table: mean and standard deviation over the seeds of one cell."""
+    first = chosen[0]
+    row = {
+        "backend": first.backend,
+        "percent": f"{first.settings['percent']:g}",
+        "rows": first.settings["training rows"],
+        "temperature": f"{first.settings['temperature']:g}",
+        "method": first.method,
+        "rate": f"{first.settings['learning rate']:g}",
+    }
+    if first.failed:
+        return {**row, "rate": "none", "validation": f"failed ({first.error})"}
+
+    def over(figure: str, factor: float, digits: int) -> str:
+        return plus_minus([factor * record.figures[figure] for record in chosen], digits)
+
+    return row | {
+        "validation": over("validation", 1.0, 3),
+        "error": over("error", 100.0, 2),
+        "ECE": over("ECE", 100.0, 2),
+        "all-class ECE": over("all-class ECE", 100.0, 2),
+        "NLL": over("NLL", 1.0, 3),
+        "step": over("best step", 1.0, 0),
+    }
+
+
+def verdict(cells: list[list[Record]]) -> str:
+    """In how many cells ProximalScoreVI had the lower mean, figure by figure, in plain words."""
+    others = {_place(cell[0]): cell for cell in cells if cell[0].method == ADVI.name}
+    lines = []
+    for figure, name in (("error", "test error"), ("ECE", "ECE"), ("NLL", "test NLL")):
+        better, rest = 0, []
+        for ours in (cell for cell in cells if cell[0].method == OURS.name):
+            differences = paired(ours, others[_place(ours[0])], figure)
+            if not len(differences):
+                continue
+            if differences.mean() < 0:
+                better += 1
+            else:
+                rest.append(", ".join(_place(ours[0])))
+        lines.append(
+            f"- {name}: ProximalScoreVI lower (better) than ADVI in {better} of "
+            f"{better + len(rest)} settings"
+            + (f"; **not better** in: {'; '.join(rest)}." if rest else ".")
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _place(record: Record) -> tuple[str, str, str]:
+    settings = record.settings
+    return record.backend, f"{settings['percent']:g} %", f"T = {settings['temperature']:g}"
+
+
+def report(
+    images: datasets.Images, settings: Settings, cells: list[list[Record]], seconds: float
+) -> str:
+    """The Markdown file."""
+    table = records.markdown_table([table_row(cell) for cell in cells], COLUMNS)
+    grid = ", ".join(f"{rate:g}" for rate in settings.rates)
+    units = "-".join(map(str, settings.hidden))
+    return (
+        f"# Small shares of {images.name}\n\n"
+        f"Made by `python -m benchmarks images --experiment small-data`. Perceptron with {units} "
+        "ReLU units, weights Normal(0, 2 / inputs), guide AutoDiagonalNormal from standard "
+        f"deviation {settings.init_scale:g}. The summed log likelihood is divided by the "
+        "temperature T: 1e-6 is the paper's, and makes the posterior all but a point. ADVI is the "
+        "host's SVI with Trace_ELBO. Both methods start from the same weights, see the same "
+        "minibatches and take one score a step. Adam with cosine decay; its rate was chosen for "
+        f"each cell and method from {{{grid}}} by validation NLL on the first seed. Early "
+        f"stopping: the guide with the lowest validation NLL of {settings.evaluations} looks is "
+        f"kept; at most {settings.validation_rows:,} of the training images left over are used "
+        "for it.\n\n"
+        f"Test figures on {len(images.x_test):,} images, by the mixture of {settings.draws} "
+        f"posterior draws; mean ± sd over {settings.seeds} seeds, which also draw the share. ECE: "
+        f"{metrics.BINS} bins of equal width on the top label's probability; all-class ECE: the "
+        "same over the probabilities of all classes. Lower is better throughout.\n\n"
+        f"{table}\n{verdict(cells)}\n![Figures by share](small_data.png)\n\n"
+        f"Data: {images.source}. The whole run took {seconds:.0f} s.\n"
+    )
+
+
+def backends(choice: str) -> list[Any]:
+    """The chosen modules of this package, each with a classifier and a trainer."""
+    chosen: list[Any] = []
+    if choice in ("both", "numpyro"):
+        from benchmarks.images import numpyro_networks
+
+        chosen.append(numpyro_networks)
+    if choice in ("both", "pyro"):
+        import torch
+
+        from benchmarks.images import pyro_networks
+
+        # Networks this small lose more to handing work between threads than they gain.
+        torch.set_num_threads(1)
+        chosen.append(pyro_networks)
+    return chosen
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run the experiment."""
+    started = time.perf_counter()
+    settings = with_options(FULL if arguments.full else REDUCED, arguments)
+    try:
+        images = datasets.images(arguments.dataset)
+    except datasets.MissingDataError as error:
+        print(f"images: {error}", file=sys.stderr)
+        return 1
+    out: Path = arguments.out / "small-data"
+    book = Book(out / "records.jsonl", arguments.resume)
+    cells = []
+    for backend in backends(arguments.backend):
+        for percent in settings.percent:
+            backend.release()
+            for temperature in settings.temperature:
+                for method in METHODS:
+                    run = partial(
+                        run_one, book, backend, method, images, settings, percent, temperature
+                    )
+                    cells.append(tuned_runs(run, range(settings.seeds), settings.rates))
+    from benchmarks.images import plots
+
+    plots.figures_by_share(cells, out / "small_data.png")
+    seconds = time.perf_counter() - started
+    text = report(images, settings, cells, seconds)
+    records.write_text(out / "table.md", text)
+    print(f"\n{text}\nWrote {out}.")
+    return 0

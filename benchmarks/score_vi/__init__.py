@@ -1,0 +1,36 @@
+"""``ProximalScoreVI`` under minibatches, against ADVI and other score-based methods.
+
+``--experiment logistic`` compares full-covariance fits of a logistic regression with draws of its
+posterior; ``--experiment uci`` compares mean-field regression networks on eight UCI sets, which are
+read from the folder that PPL_EXT_DATA names. A record of every run, tables and plots are written to
+the output folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+EXPERIMENTS = ("logistic", "uci")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `python -m benchmarks score-vi`."""
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
+    parser.add_argument("--experiment", choices=EXPERIMENTS, default="logistic")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds, or splits, of every run")
+    parser.add_argument(
+        "--backend", choices=("numpyro", "pyro", "both"), default="numpyro", help="Pyro is slower"
+    )
+    parser.add_argument("--sets", nargs="+", metavar="NAME", help="UCI sets; default all eight")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the scores or fewer")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run the experiment."""
+    # Imported here so that the command line's help does not wait for what it imports.
+    from benchmarks.score_vi import minibatch
+
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    run = {"logistic": minibatch.run_logistic, "uci": minibatch.run_uci}[arguments.experiment]
+    return run(arguments)

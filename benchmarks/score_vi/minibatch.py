@@ -1,0 +1,214 @@
+"""Minibatch scores: ``ProximalScoreVI`` against ADVI and others at equal score evaluations.
+
+*logistic*: a logistic regression (5,000 rows, 30 weights, batches of 64) with a full-covariance
+guide, judged against draws of the exact posterior. *uci*: mean-field regression networks on eight
+UCI sets with their published splits, judged on test rows. ADVI is the host's own SVI, tuned: its
+best learning rate is chosen for it with the answer at hand. This project's engine has its
+defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import records
+from benchmarks.datasets import MissingDataError
+from benchmarks.records import Record
+from benchmarks.score_vi import problems
+
+BACKENDS = {"numpyro": ("numpyro",), "pyro": ("pyro",), "both": ("numpyro", "pyro")}
+RATES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)
+NETWORK_RATES = (1e-2, 3e-3, 1e-3)
+LOGISTIC_METHODS = ("ours", "ours, gradient", "ADVI", "GSM", "BaM")
+NETWORK_METHODS = ("ours", "ours, gradient", "ADVI")
+
+
+def run_logistic(arguments: argparse.Namespace) -> int:
+    """Run the logistic comparison and write its table."""
+    scores, batch_size = (1000, 64) if arguments.quick else (10_000, 64)
+    problem = problems.logistic(0)
+    reference = problems.logistic_draws(problem)
+    runs = []
+    for backend in _backends(arguments, float64=True):
+        for method in LOGISTIC_METHODS:
+            for seed in range(arguments.seeds):
+                for rate in RATES if method == "ADVI" else (None,):
+                    record = _record("score-vi logistic", method, backend, "logistic", seed)
+                    record.settings = {"scores": scores, "batch": batch_size, "rate": rate}
+                    with _recorded(arguments.out, record):
+                        mean, covariance = backend.fit_logistic(
+                            problem, method, scores, batch_size, seed, rate
+                        )
+                        record.figures = problems.moment_errors(mean, covariance, reference)
+                    runs.append(record)
+                    _show(record, "worst mean error", "worst sd error")
+    chosen = _tuned(runs, "worst mean error")
+    names = list(problems.moment_errors(reference.mean(0), np.cov(reference.T), reference))
+    rows = _rows(chosen, names)
+    text = records.markdown_table(rows)
+    print(text)
+    records.write_text(arguments.out / "score-vi-logistic.md", text)
+    return 0
+
+
+def run_uci(arguments: argparse.Namespace) -> int:
+    """Run the comparison on the UCI sets and write its table and plot."""
+    scores, batch_size = (1000, 128) if arguments.quick else (20_000, 128)
+    sets = arguments.sets or problems.UCI
+    runs = []
+    for name in sets:
+        try:
+            splits = [problems.uci_split(name, index) for index in range(arguments.seeds)]
+        except MissingDataError as error:
+            print(error)
+            return 2
+        for backend in _backends(arguments, float64=False):
+            for method in NETWORK_METHODS:
+                for seed, split in enumerate(splits):
+                    for rate in NETWORK_RATES if method == "ADVI" else (None,):
+                        record = _record("score-vi uci", method, backend, name, seed)
+                        record.settings = {"scores": scores, "batch": batch_size, "rate": rate}
+                        with _recorded(arguments.out, record):
+                            draws = backend.fit_network(
+                                split, method, scores, batch_size, seed, rate
+                            )
+                            record.figures = problems.predictive_scores(draws, split)
+                        runs.append(record)
+                        _show(record, "RMSE", "NLL")
+    chosen = _tuned(runs, "NLL")
+    rows = _rows(chosen, ["RMSE", "NLL"])
+    text = records.markdown_table(rows) + "\n" + _wins(rows)
+    print(text)
+    records.write_text(arguments.out / "score-vi-uci.md", text)
+    _plot(rows, arguments.out / "score-vi-uci.png")
+    return 0
+
+
+def _backends(arguments: argparse.Namespace, float64: bool) -> list[Any]:
+    found = []
+    for name in BACKENDS[arguments.backend]:
+        module = importlib.import_module(f"benchmarks.score_vi.{name}_fits")
+        module.configure(float64)
+        found.append(module)
+    return found
+
+
+def _record(benchmark: str, method: str, backend: Any, model: str, seed: int) -> Record:
+    return Record(benchmark, method, backend.BACKEND, model, seed=seed)
+
+
+def _recorded(out: Path, record: Record) -> records.recorded_run:
+    # A method that breaks down is a result.
+    return records.recorded_run(out / "score-vi.jsonl", record, go_on_after=(Exception,))
+
+
+def _show(record: Record, *names: str) -> None:
+    figures = record.error or ", ".join(f"{name} {record.figures[name]:.3g}" for name in names)
+    rate = record.settings["rate"]
+    label = record.method if rate is None else f"{record.method} at {rate:g}"
+    print(f"{record.backend} {record.model} {label} seed {record.seed}: {figures}", flush=True)
+
+
+def _tuned(runs: Sequence[Record], name: str) -> list[Record]:
+    """The runs of each method's best learning rate, by the mean of a figure over its seeds."""
+    groups: dict[tuple[str, str, str], dict[Any, list[Record]]] = {}
+    for run in runs:
+        group = groups.setdefault((run.model, run.backend, run.method), {})
+        group.setdefault(run.settings["rate"], []).append(run)
+
+    def mean(candidates: list[Record]) -> float:
+        # A rate at which one run fails is worse than any at which none does.
+        return float(np.mean([run.figures.get(name, np.inf) for run in candidates]))
+
+    return [run for group in groups.values() for run in min(group.values(), key=mean)]
+
+
+def _rows(runs: Sequence[Record], names: Sequence[str]) -> list[dict[str, Any]]:
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for run in runs:
+        key = (run.model, run.backend, run.method)
+        row = rows.setdefault(
+            key,
+            {
+                "problem": run.model,
+                "backend": run.backend,
+                "method": run.method,
+                "rate": run.settings["rate"],
+                "runs": 0,
+                "failed": 0,
+                "seconds": [],
+                **{name: [] for name in names},
+            },
+        )
+        row["runs"] += 1
+        row["failed"] += int(run.failed)
+        row["seconds"].append(run.seconds)
+        for name in names:
+            if not run.failed:
+                row[name].append(run.figures[name])
+    for row in rows.values():
+        for name in ("seconds", *names):
+            row[name] = float(np.mean(row[name])) if row[name] else None
+    return list(rows.values())
+
+
+def _wins(rows: Sequence[dict[str, Any]]) -> str:
+    """On how many sets the default is at least as good as tuned ADVI, for each backend."""
+    lines = []
+    for backend in dict.fromkeys(row["backend"] for row in rows):
+        by = {(row["problem"], row["method"]): row for row in rows if row["backend"] == backend}
+        sets = list(dict.fromkeys(problem for problem, _ in by))
+        for name in ("RMSE", "NLL"):
+            won = [
+                problem
+                for problem in sets
+                if by[problem, "ours"][name] is not None
+                and by[problem, "ADVI"][name] is not None
+                and by[problem, "ours"][name] <= by[problem, "ADVI"][name]
+            ]
+            lost = [problem for problem in sets if problem not in won]
+            told = f" (not on {', '.join(lost)})" if lost else ""
+            lines.append(
+                f"{backend}: {name} of the default no worse than tuned ADVI's on {len(won)} of "
+                f"{len(sets)} sets{told}.\n"
+            )
+    return "".join(lines)
+
+
+def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    sets = list(dict.fromkeys(row["problem"] for row in rows))
+    labels = list(dict.fromkeys((row["backend"], row["method"]) for row in rows))
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 0.5 * len(sets) + 2), layout="constrained")
+    for axis, name in zip(axes, ("RMSE", "NLL"), strict=True):
+        for backend, method in labels:
+            places, values = [], []
+            for place, problem in enumerate(sets):
+                cell = {
+                    (row["backend"], row["method"]): row[name]
+                    for row in rows
+                    if row["problem"] == problem
+                }
+                base, value = cell.get((backend, "ADVI")), cell.get((backend, method))
+                if base is not None and value is not None:
+                    places.append(place)
+                    values.append(value / base if name == "RMSE" else value - base)
+            axis.plot(values, places, "o", label=f"{method} ({backend})")
+        axis.axvline(1.0 if name == "RMSE" else 0.0, color="grey", linewidth=0.8)
+        axis.set_yticks(range(len(sets)), sets)
+        axis.set_xlabel(
+            "test RMSE, relative to tuned ADVI" if name == "RMSE" else "test NLL minus tuned ADVI's"
+        )
+    axes[0].legend(fontsize="small")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

@@ -1,0 +1,102 @@
+"""The minibatch comparison's programs and fits in NumPyro."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from numpyro.infer import SVI, Trace_ELBO, init_to_sample
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
+
+import numpyro_ext as nx
+from benchmarks.datasets import Split
+from benchmarks.score_vi.problems import HIDDEN, Logistic
+
+BACKEND = "NumPyro"
+
+
+def configure(float64: bool) -> None:
+    """Set the precision of everything that follows."""
+    jax.config.update("jax_enable_x64", float64)
+
+
+def logistic_model(x: Any, y: Any, batch_size: int) -> None:
+    """Logistic regression that draws its minibatches."""
+    weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", x.shape[0], subsample_size=batch_size) as rows:
+        numpyro.sample("y", dist.Bernoulli(logits=x[rows] @ weights), obs=y[rows])
+
+
+def network_model(x: Any, y: Any, batch_size: int) -> None:
+    """Regression network with one hidden layer and learnt noise that draws its minibatches."""
+    features = x.shape[1]
+    w1 = numpyro.sample("w1", dist.Normal(0.0, 1.0).expand([features, HIDDEN]).to_event(2))
+    b1 = numpyro.sample("b1", dist.Normal(0.0, 1.0).expand([HIDDEN]).to_event(1))
+    w2 = numpyro.sample("w2", dist.Normal(0.0, HIDDEN**-0.5).expand([HIDDEN]).to_event(1))
+    b2 = numpyro.sample("b2", dist.Normal(0.0, 1.0))
+    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+    with numpyro.plate("rows", x.shape[0], subsample_size=batch_size) as rows:
+        mean = jax.nn.relu(x[rows] @ w1 + b1) @ w2 + b2
+        numpyro.sample("y", dist.Normal(mean, noise), obs=y[rows])
+
+
+def _advi(model: Any, guide: Any, rate: float, steps: int, seed: int, *data: Any) -> Any:
+    optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
+    svi = SVI(model, guide, optimizer, Trace_ELBO())
+    return svi.run(jax.random.key(seed), steps, *data, progress_bar=False).params
+
+
+def _engine(method: str, model: Any, guide: Any) -> tuple[Any, int]:
+    """The engine and the scores that it takes a step."""
+    if method == "GSM":
+        return nx.GSM(model, guide, num_samples=2), 2
+    if method == "BaM":
+        return nx.BaM(model, guide, num_samples=2), 2
+    if method == "ours, gradient":
+        return nx.ProximalScoreVI(model, guide, solver="gradient", num_samples=1), 1
+    return nx.ProximalScoreVI(model, guide), 2
+
+
+def fit_logistic(
+    problem: Logistic, method: str, scores: int, batch_size: int, seed: int, rate: float | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean (D,) and covariance (D, D) of the guide after this many minibatch scores."""
+    data = jnp.asarray(problem.x), jnp.asarray(problem.y), batch_size
+    guide = AutoMultivariateNormal(logistic_model)
+    if method == "ADVI":
+        assert rate is not None
+        params = _advi(logistic_model, guide, rate, scores, seed, *data)
+        mean, scale_tril = params["auto_loc"], params["auto_scale_tril"]
+    else:
+        engine, per_step = _engine(method, logistic_model, guide)
+        run = engine.run(jax.random.key(seed), scores // per_step, *data, progress_bar=False)
+        mean, scale_tril = engine.density.moments(run.state.algorithm.parameters)
+    scale_tril = np.asarray(scale_tril, dtype=np.float64)
+    return np.asarray(mean, dtype=np.float64), scale_tril @ scale_tril.T
+
+
+def fit_network(
+    split: Split, method: str, scores: int, batch_size: int, seed: int, rate: float | None
+) -> dict[str, np.ndarray]:
+    """Draws of the weights after this many minibatch scores, from a diagonal Normal guide."""
+    data = (
+        jnp.asarray(split.x_train),
+        jnp.asarray(split.y_train),
+        min(batch_size, len(split.x_train)),
+    )
+    guide = AutoDiagonalNormal(network_model, init_loc_fn=init_to_sample)
+    key = jax.random.key(seed + 1000)
+    if method == "ADVI":
+        assert rate is not None
+        params = _advi(network_model, guide, rate, scores, seed, *data)
+        draws = guide.sample_posterior(key, params, sample_shape=(200,))
+    else:
+        engine, per_step = _engine(method, network_model, guide)
+        run = engine.run(jax.random.key(seed), scores // per_step, *data, progress_bar=False)
+        draws = engine.get_samples(run.state, key, 200)
+    return {name: np.asarray(value, dtype=np.float64) for name, value in draws.items()}

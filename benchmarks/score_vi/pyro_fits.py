@@ -1,0 +1,108 @@
+"""The minibatch comparison's programs and fits in Pyro."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.infer import SVI, Trace_ELBO
+from pyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal, init_to_sample
+from pyro.optim import CosineAnnealingLR
+
+import pyro_ext as px
+from benchmarks.datasets import Split
+from benchmarks.score_vi.problems import HIDDEN, Logistic
+
+BACKEND = "Pyro"
+
+
+def configure(float64: bool) -> None:
+    """Set the precision of everything that follows."""
+    torch.set_default_dtype(torch.float64 if float64 else torch.float32)
+
+
+def logistic_model(x: Any, y: Any, batch_size: int) -> None:
+    """Logistic regression that draws its minibatches."""
+    weights = pyro.sample("weights", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("rows", x.shape[0], subsample_size=batch_size) as rows:
+        pyro.sample("y", dist.Bernoulli(logits=x[rows] @ weights), obs=y[rows])
+
+
+def network_model(x: Any, y: Any, batch_size: int) -> None:
+    """Regression network with one hidden layer and learnt noise that draws its minibatches."""
+    features = x.shape[1]
+    w1 = pyro.sample("w1", dist.Normal(0.0, 1.0).expand([features, HIDDEN]).to_event(2))
+    b1 = pyro.sample("b1", dist.Normal(0.0, 1.0).expand([HIDDEN]).to_event(1))
+    w2 = pyro.sample("w2", dist.Normal(0.0, HIDDEN**-0.5).expand([HIDDEN]).to_event(1))
+    b2 = pyro.sample("b2", dist.Normal(0.0, 1.0))
+    noise = pyro.sample("noise", dist.HalfNormal(1.0))
+    with pyro.plate("rows", x.shape[0], subsample_size=batch_size) as rows:
+        mean = torch.relu(x[rows] @ w1 + b1) @ w2 + b2
+        pyro.sample("y", dist.Normal(mean, noise), obs=y[rows])
+
+
+def _advi(model: Any, guide: Any, rate: float, steps: int, seed: int, *data: Any) -> None:
+    pyro.clear_param_store()
+    pyro.set_rng_seed(seed)
+    schedule = {"optimizer": torch.optim.Adam, "optim_args": {"lr": rate}, "T_max": steps}
+    optimizer = CosineAnnealingLR(schedule)
+    svi = SVI(model, guide, optimizer, Trace_ELBO())
+    for _ in range(steps):
+        svi.step(*data)
+        optimizer.step()
+
+
+def _engine(method: str, model: Any, guide: Any, seed: int) -> tuple[Any, int]:
+    """The engine and the scores that it takes a step."""
+    if method == "GSM":
+        return px.GSM(model, guide, num_samples=2, seed=seed), 2
+    if method == "BaM":
+        return px.BaM(model, guide, num_samples=2, seed=seed), 2
+    if method == "ours, gradient":
+        return px.ProximalScoreVI(model, guide, solver="gradient", num_samples=1, seed=seed), 1
+    return px.ProximalScoreVI(model, guide, seed=seed), 2
+
+
+def fit_logistic(
+    problem: Logistic, method: str, scores: int, batch_size: int, seed: int, rate: float | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean (D,) and covariance (D, D) of the guide after this many minibatch scores."""
+    kind = torch.get_default_dtype()
+    data = torch.tensor(problem.x, dtype=kind), torch.tensor(problem.y, dtype=kind), batch_size
+    pyro.set_rng_seed(seed)
+    guide = AutoMultivariateNormal(logistic_model)
+    if method == "ADVI":
+        assert rate is not None
+        _advi(logistic_model, guide, rate, scores, seed, *data)
+    else:
+        engine, per_step = _engine(method, logistic_model, guide, seed)
+        engine.run(scores // per_step, *data, progress_bar=False)
+    with torch.no_grad():
+        posterior = guide.get_posterior()
+        return posterior.mean.double().numpy(), posterior.covariance_matrix.double().numpy()
+
+
+def fit_network(
+    split: Split, method: str, scores: int, batch_size: int, seed: int, rate: float | None
+) -> dict[str, np.ndarray]:
+    """Draws of the weights after this many minibatch scores, from a diagonal Normal guide."""
+    kind = torch.get_default_dtype()
+    x, y = torch.tensor(split.x_train, dtype=kind), torch.tensor(split.y_train, dtype=kind)
+    data = x, y, min(batch_size, len(x))
+    pyro.set_rng_seed(seed)
+    guide = AutoDiagonalNormal(network_model, init_loc_fn=init_to_sample)
+    if method == "ADVI":
+        assert rate is not None
+        _advi(network_model, guide, rate, scores, seed, *data)
+    else:
+        engine, per_step = _engine(method, network_model, guide, seed)
+        engine.run(scores // per_step, *data, progress_bar=False)
+    with torch.no_grad():
+        draws = [guide(*data) for _ in range(200)]
+    return {
+        name: torch.stack([draw[name] for draw in draws]).double().numpy()
+        for name in ("w1", "b1", "w2", "b2", "noise")
+    }

@@ -1,0 +1,180 @@
+"""Plots of the synthetic experiments, made from records alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from benchmarks.records import Record
+from benchmarks.synthetic.experiments import ELBO_GAP, FORWARD, Case, Experiment, Method
+from benchmarks.synthetic.runs import PARAMETER_ERROR, STANDARD_ERROR, chosen_runs, final
+
+#: Line and marker of a method; those of an ablation take colours in turn.
+STYLES = {
+    "Ours": ("C0", "o"),
+    "Ours, regression": ("C2", "s"),
+    "ADVI": ("C1", "^"),
+    "GSM": ("C3", "v"),
+    "BaM": ("C4", "D"),
+    "Fisher": ("C5", "P"),
+    "Score": ("C6", "X"),
+}
+LABELS = {FORWARD: "forward KL", PARAMETER_ERROR: "error in (m, V)"}
+#: Below this a distance is rounding.
+FLOOR = 1e-12
+
+
+def style_of(method: Method, place: int) -> tuple[str, str]:
+    """Colour and marker of a method, the ``place``-th of its case."""
+    return STYLES.get(method.name, (f"C{place}", "osv^DPX"[place % 7]))
+
+
+def _over_seeds(chosen: Sequence[Record], measure: str) -> tuple[Any, Any]:
+    """Evaluations (points,) and values (seeds, points), infinite where a run had failed.
+
+    An estimate below its standard error, which may be negative, is shown at its standard error.
+    """
+    longest = max((record.figures.get("evaluations", []) for record in chosen), key=len)
+    values = np.full((len(chosen), len(longest)), np.inf)
+    for row, record in zip(values, chosen, strict=True):
+        seen = np.asarray(record.figures.get(measure, []), float)
+        if measure == FORWARD:
+            seen = np.maximum(seen, record.figures.get(STANDARD_ERROR, []))
+        row[: len(seen)] = seen
+    values[np.isnan(values)] = np.inf
+    return np.asarray(longest, float), values
+
+
+def _curves(axis: Any, found: Sequence[Record], case: Case, measure: str) -> None:
+    for place, method in enumerate(case.methods):
+        chosen = chosen_runs(found, case, method)
+        if not chosen:
+            continue
+        evaluations, values = _over_seeds(chosen, measure)
+        kept = evaluations > 0
+        if not kept.any():
+            continue
+        evaluations = evaluations[kept]
+        values = np.maximum(values[:, kept], FLOOR)
+        middle, low, high = (
+            np.quantile(values, share, axis=0, method="higher") for share in (0.5, 0.0, 1.0)
+        )
+        middle, high = (np.where(np.isfinite(line), line, np.nan) for line in (middle, high))
+        colour, marker = style_of(method, place)
+        failed = sum(record.failed for record in chosen)
+        label = method.name + (f" ({failed}/{len(chosen)} failed)" if failed else "")
+        axis.plot(
+            evaluations,
+            middle,
+            color=colour,
+            marker=marker,
+            markevery=max(1, len(evaluations) // 8),
+            markersize=4,
+            linewidth=1.4,
+            label=label,
+        )
+        axis.fill_between(
+            evaluations,
+            np.where(np.isfinite(low), low, np.nan),
+            high,
+            color=colour,
+            alpha=0.15,
+            linewidth=0,
+        )
+    axis.set(xscale="log", yscale="log")
+    axis.grid(alpha=0.3)
+
+
+def trajectories(experiment: Experiment, found: Sequence[Record], path: Path) -> None:
+    """Forward KL against score evaluations, a column for each case; median and range over seeds.
+
+    Where the experiment's figure in the paper has one, a second row shows the error in (m, V).
+    Values below 1e-12 are drawn there.
+    """
+    measures = [FORWARD, PARAMETER_ERROR] if experiment.name == "fig1" else [FORWARD]
+    figure, axes = plt.subplots(
+        len(measures),
+        len(experiment.cases),
+        figsize=(4.2 * max(len(experiment.cases), 1.2), 3.4 * len(measures)),
+        layout="constrained",
+        squeeze=False,
+    )
+    for row, measure in zip(axes, measures, strict=True):
+        for axis, case in zip(row, experiment.cases, strict=True):
+            _curves(axis, found, case, measure)
+            axis.set_title(case.title, fontsize=10)
+            if case.paper and measure == FORWARD:
+                _paper_lines(axis, case)
+        row[0].set_ylabel(LABELS[measure])
+    for axis in axes[-1]:
+        axis.set_xlabel("score evaluations")
+    for axis in axes[0]:
+        axis.legend(fontsize=7)
+    figure.suptitle(experiment.title, fontsize=11)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _paper_lines(axis: Any, case: Case) -> None:
+    """The paper's final values as dotted lines, in the methods' colours."""
+    for place, method in enumerate(case.methods):
+        printed = dict(case.paper).get(method.name)
+        if printed is not None:
+            value = float(printed.lstrip("< "))
+            axis.axhline(value, color=style_of(method, place)[0], linestyle=":", linewidth=1)
+
+
+def noise(experiment: Experiment, found: Sequence[Record], path: Path) -> None:
+    """Negative ELBO gap of the last fit against the noise level, a panel for each target."""
+    panels: dict[str, list[Case]] = {}
+    for case in experiment.cases:
+        panels.setdefault(case.title.rpartition(", level ")[0], []).append(case)
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(4.4 * len(panels), 3.8), layout="constrained", squeeze=False
+    )
+    ceiling, floor = 1e6, 1e-6
+    for axis, (title, cases) in zip(axes[0], panels.items(), strict=True):
+        for place, method in enumerate(cases[0].methods):
+            finals = []
+            for case in cases:
+                finals.append(
+                    [final(record, ELBO_GAP) for record in chosen_runs(found, case, method)]
+                )
+            if not all(finals):
+                continue
+            values = np.clip(np.asarray(finals), floor, ceiling)
+            middle, low, high = (
+                np.quantile(values, share, axis=1, method="higher") for share in (0.5, 0.0, 1.0)
+            )
+            colour, marker = style_of(method, place)
+            levels = range(len(cases))
+            axis.plot(levels, middle, color=colour, marker=marker, markersize=5, label=method.name)
+            axis.fill_between(levels, low, high, color=colour, alpha=0.12, linewidth=0)
+        axis.set(yscale="log", xlabel="noise level", ylim=(floor / 2, ceiling * 2))
+        axis.set_xticks(range(len(cases)), [f"{case.noise:g}" for case in cases])
+        axis.set_title(title, fontsize=10)
+        axis.axhline(1.0, color="black", linestyle=":", linewidth=1)
+        axis.grid(alpha=0.3)
+    axes[0, 0].set_ylabel("negative ELBO above its optimum (nats)")
+    axes[0, -1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.suptitle(
+        f"{experiment.title}: values above {ceiling:g} and failed runs are drawn at the top",
+        fontsize=11,
+    )
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def draw(experiment: Experiment, found: Sequence[Record], path: Path) -> None:
+    """The experiment's plot."""
+    if any(case.noise is not None for case in experiment.cases):
+        noise(experiment, found, path)
+    else:
+        trajectories(experiment, found, path)
