@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 Indices = dict[str, Array]
 
@@ -56,14 +56,10 @@ class Layout:
 
     def split(self, flat: Array) -> dict[str, Array]:
         """Split ``flat`` of shape (..., D) into sites of shape (..., *site shape)."""
-        # In one operation, whose gradient joins the sites' once; a slice's gradient is a vector of
-        # zeros around it, one of length D for each site.
-        flat = jnp.asarray(flat)
-        sizes = [math.prod(self.shapes[name]) for name in self.names]
-        lead, pieces = flat.shape[:-1], lax.split(flat, sizes, axis=flat.ndim - 1)
+        lead = jnp.shape(flat)[:-1]
         return {
-            name: jnp.reshape(piece, lead + self.shapes[name])
-            for name, piece in zip(self.names, pieces, strict=True)
+            name: jnp.reshape(flat[..., self.slices[name]], lead + self.shapes[name])
+            for name in self.names
         }
 
     def join(self, sites: Mapping[str, Array]) -> Array:
