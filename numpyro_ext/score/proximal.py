@@ -21,7 +21,7 @@ from jax import Array, lax, random
 from numpyro_ext.engine import EngineState
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import GradientEstimator
-from numpyro_ext.guides.flat_density import FlatDensity, Parameters
+from numpyro_ext.guides.flat_density import FlatDensity, Parameters, check_has_flat_density
 from numpyro_ext.score.gaussian_regression import (
     DECAY,
     TRUST,
@@ -196,7 +196,7 @@ class ProximalScoreVI(GuideEngine):
             on_nonfinite=on_nonfinite,
         )
         _check_options(solver, optim, num_inner_steps, proximal, decay, trust)
-        self.solver = solver
+        self.solver = solver or default_solver(self.guide, optim)
         self.num_inner_steps = num_inner_steps
         self.proximal = proximal
         self.decay = decay
@@ -206,7 +206,6 @@ class ProximalScoreVI(GuideEngine):
 
     def _prepare(self, density: FlatDensity, parameters: Parameters) -> ProximalState:
         optimizer, regression = None, None
-        self.solver = self.solver or default_solver(density, self.optim)
         if self.solver == "regression":
             check_regression(density, self.num_samples)
             regression = initial_regression(density.moments(parameters).scale)
@@ -249,7 +248,7 @@ class ProximalScoreVI(GuideEngine):
         return antithetic(draws, density.moments(parameters).mean)
 
     def _settings(self) -> dict[str, str]:
-        return {"solver": str(self.solver), **super()._settings()}
+        return {"solver": self.solver, **super()._settings()}
 
     # -- steps --------------------------------------------------------------------------------
 
@@ -295,13 +294,14 @@ class ProximalScoreVI(GuideEngine):
         return ProximalState(parameters, None, regression)
 
 
-def default_solver(density: FlatDensity, optim: Any) -> str:
+def default_solver(guide: Any, optim: Any) -> str:
     """The solver for a guide, unless told otherwise.
 
     "regression" for Normal guides with correlations, where it needs fewer scores and no learning
     rate; "gradient" for all others and when an optimizer is given.
     """
-    correlated = density.covariance_structure in REGRESSED and optim is None
+    structure = getattr(check_has_flat_density(guide), "covariance_structure", None)
+    correlated = structure in REGRESSED and optim is None
     return "regression" if correlated else "gradient"
 
 

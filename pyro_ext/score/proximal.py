@@ -22,7 +22,7 @@ from torch import Tensor
 from pyro_ext.engine import Update
 from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients import GradientEstimator
-from pyro_ext.guides.flat_density import FlatDensity, Parameters
+from pyro_ext.guides.flat_density import FlatDensity, Parameters, check_has_flat_density
 from pyro_ext.optim import OptimizerLike
 from pyro_ext.score.gaussian_regression import (
     DECAY,
@@ -184,7 +184,7 @@ dtype
             dtype=dtype,
         )
         _check_options(solver, optim, num_inner_steps, proximal, decay, trust)
-        self.solver = solver
+        self.solver = solver or default_solver(self.guide, optim)
         self.num_inner_steps = num_inner_steps
         self.proximal = proximal
         self.decay = decay
@@ -194,7 +194,6 @@ dtype
     # -- engine hooks --------------------------------------------------------------------------
 
     def _prepare(self, density: FlatDensity, parameters: Parameters) -> None:
-        self.solver = self.solver or default_solver(density, self.optim)
         if self.solver == "regression":
             check_regression(density, self.num_samples)
             self._regression = initial_regression(density.moments(parameters).scale)
@@ -236,7 +235,7 @@ dtype
         return antithetic(draws, density.moments(self._parameters).mean)
 
     def _settings(self) -> dict[str, str]:
-        return {"solver": str(self.solver), **super()._settings()}
+        return {"solver": self.solver, **super()._settings()}
 
     def _algorithm_state(self) -> dict[str, Any]:
         regression = None if self._regression is None else saved_regression(self._regression)
@@ -279,13 +278,14 @@ dtype
         return True
 
 
-def default_solver(density: FlatDensity, optim: Any) -> str:
+def default_solver(guide: Any, optim: Any) -> str:
     """The solver for a guide, unless told otherwise.
 
     "regression" for Normal guides with correlations, where it needs fewer scores and no learning
     rate; "gradient" for all others and when an optimizer is given.
     """
-    correlated = density.covariance_structure in REGRESSED and optim is None
+    structure = getattr(check_has_flat_density(guide), "covariance_structure", None)
+    correlated = structure in REGRESSED and optim is None
     return "regression" if correlated else "gradient"
 
 
