@@ -172,6 +172,9 @@ class Engine(ABC):
 
     # Whether latent sites inside a subsampled plate can be carried.
     allow_local_latents = True
+    # Whether ``_step`` itself leaves the algorithm's state as it was when something is not finite,
+    # and says so by a loss that is not: then no old state has to be kept beside the new one.
+    keeps_state = False
 
     def __init__(
         self,
@@ -332,11 +335,15 @@ class Engine(ABC):
         proposed, loss, *rest = self._step(target, state, data)
         info: dict[str, Array] = rest[0] if rest else {}
         finite = jnp.isfinite(loss)
-        for leaf in jax.tree.leaves(proposed.algorithm):
-            if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
-                finite &= jnp.isfinite(leaf).all()
+        if self.keeps_state:
+            algorithm = jax.tree.map(_like, proposed.algorithm, state.algorithm)
+        else:
+            for leaf in jax.tree.leaves(proposed.algorithm):
+                if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+                    finite &= jnp.isfinite(leaf).all()
+            algorithm = _choose(finite, proposed.algorithm, state.algorithm)
         advanced = EngineState(
-            algorithm=_choose(finite, proposed.algorithm, state.algorithm),
+            algorithm=algorithm,
             estimator=jax.tree.map(_like, proposed.estimator, state.estimator),
             rng_key=proposed.rng_key,
             step=state.step + 1,
@@ -369,7 +376,14 @@ class Engine(ABC):
             if stop_when_broken:
                 # The whole state is kept, minibatch and key included, so that the broken step
                 # can be taken again.
-                advanced = _choose(sound, advanced, state)
+                kept = advanced.algorithm if self.keeps_state else None
+                advanced = _choose(
+                    sound,
+                    advanced if kept is None else advanced._replace(algorithm=None),
+                    state if kept is None else state._replace(algorithm=None),
+                )
+                if kept is not None:
+                    advanced = advanced._replace(algorithm=kept)
             return taken + 1, advanced, losses, figures, sound
 
         start = (jnp.asarray(0, jnp.int32), state, losses, figures, jnp.asarray(True))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+import fnmatch
+import functools
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from pyro.optim import PyroLRScheduler, PyroOptim
@@ -11,100 +16,410 @@ from torch import Tensor
 
 from pyro_ext.errors import ArgumentError
 
-OptimizerLike: TypeAlias = Any  # PyroOptim, or a callable from tensors to a torch optimizer
+# PyroOptim, a callable from tensors to a torch optimizer, or a mapping from site patterns to these
+OptimizerLike: TypeAlias = Any
+MakeOptimizer: TypeAlias = Callable[[list[Tensor]], torch.optim.Optimizer]
+#: What an optimizer does at one step: the options of each of its groups, learning rates included.
+Settings: TypeAlias = list[dict[str, Any]]
+
+#: The pattern of every site, which also serves parameters that belong to no site.
+REST = "*"
+#: Optimizers that treat each entry alone and keep their state by tensor, so that the parts of a
+#: parameter may take their steps one after another.
+ENTRYWISE = (
+    torch.optim.Adadelta,
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.Adamax,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.SGD,
+)
 
 
-class EngineOptimizer:
-    """One optimizer over named tensors, updated in place.
+class Coordinates(NamedTuple):
+    """Which entries of the parameters belong to which coordinates of a flat vector.
 
     Parameters
     ----------
-    optim : PyroOptim or callable
+    sites : mapping of str to slice
+        Coordinates of each latent site, in order, without gaps.
+    axes : mapping of str to int
+        For each parameter that has one, the axis (negative) along which the coordinates run.
+        The other parameters belong to no site.
+    length : int, optional
+        Parts have at most this many coordinates. Default: as long as they come.
+    """
+
+    sites: Mapping[str, slice]
+    axes: Mapping[str, int]
+    length: int | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """Parts of the parameters that take their steps together.
+
+    Parameters
+    ----------
+    where : slice or None
+        The coordinates that they belong to; None where they are whole parameters.
+    tensors : dict of str to tensor
+        Views of the parameters, by the parameters' names.
+    indices : dict of str to tuple
+        What selects each of them from its parameter.
+    owner : int
+        Number of the optimizer that updates them.
+    """
+
+    where: slice | None
+    tensors: dict[str, Tensor]
+    indices: dict[str, Any]
+    owner: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the optimizers will do at the next steps.
+
+    Parameters
+    ----------
+    settings : list of list
+        For each step, the settings of each optimizer; empty where no schedule changes them.
+    schedules : list
+        State of each schedule after these steps, None where there is none.
+    reach : float
+        No entry moves further than this in all of these steps together; infinite if not known.
+    """
+
+    settings: list[list[Settings]]
+    schedules: list[dict[str, Any] | None]
+    reach: float
+
+
+class EngineOptimizer:
+    """Optimizers over named tensors, updated in place.
+
+    Parameters
+    ----------
+    optim : PyroOptim, callable or mapping
         A Pyro optimizer (also ``ClippedAdam`` and schedulers such as
         ``pyro.optim.ExponentialLR``), or a callable that takes a list of tensors and returns a
         ``torch.optim.Optimizer``, such as ``functools.partial(torch.optim.Adam, lr=0.01)``.
         Pyro's schedulers advance once a step.
+
+        With ``coordinates`` also a mapping from patterns of site names (as in ``fnmatch``:
+        ``"*.bias"``, ``"head.*"``) to such optimizers. A site belongs to the first pattern that
+        it matches. ``"*"`` takes the rest, and the parameters that belong to no site. A value of
+        None is the default optimizer.
     parameters : mapping of str to tensor
-        Tensors to update; they become leaves with ``requires_grad``.
+        Tensors to update. They, or views of them, become leaves with ``requires_grad``.
+    coordinates : Coordinates, optional
+        What a mapping needs to know of the parameters.
+    default : callable, optional
+        From a list of tensors to the default optimizer.
 
     Raises
     ------
     ArgumentError
-        ``optim`` is something else, such as a torch optimizer that is already bound to tensors.
+        ``optim`` is something else, such as a torch optimizer that is already bound to tensors;
+        or a site matches no pattern, or a pattern no site.
     """
 
-    def __init__(self, optim: OptimizerLike, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        optim: OptimizerLike,
+        parameters: Mapping[str, Tensor],
+        coordinates: Coordinates | None = None,
+        default: MakeOptimizer | None = None,
+    ) -> None:
         self.parameters = dict(parameters)
-        for parameter in self.parameters.values():
-            parameter.requires_grad_(True)
-        tensors = list(self.parameters.values())
-        self._scheduler: Any = None
-        self._clip: dict[str, float] = {}
-        if isinstance(optim, PyroOptim):
-            options = _fixed_options(optim.pt_optim_args, "optim_args")
-            self._optimizer = optim.pt_optim_constructor(tensors, **options)
-            if isinstance(optim, PyroLRScheduler):
-                self._scheduler = optim.pt_scheduler_constructor(self._optimizer, **optim.kwargs)
-            self._clip = dict(_fixed_options(optim.pt_clip_args or {}, "clip_args"))
-        elif isinstance(optim, torch.optim.Optimizer) or not callable(optim):
-            raise ArgumentError(
-                "Expected a Pyro optimizer such as pyro.optim.Adam({'lr': 0.01}) or a callable "
-                "from tensors to a torch optimizer such as "
-                f"functools.partial(torch.optim.Adam, lr=0.01), found {type(optim).__name__}."
-            )
-        else:
-            built = optim(tensors)
-            if not isinstance(built, torch.optim.Optimizer):
+        self._patterns: list[str] | None = None
+        if isinstance(optim, Mapping):
+            if coordinates is None:
                 raise ArgumentError(
-                    "Expected optim(tensors) to return a torch.optim.Optimizer, found "
-                    f"{type(built).__name__}."
+                    "Expected one optimizer, found a mapping from patterns: this engine updates "
+                    "all latent sites together. Pass a single optimizer."
                 )
-            self._optimizer = built
+            owners = match_sites(tuple(optim), coordinates.sites)
+            patterns = [pattern for pattern in optim if pattern in {*owners.values(), REST}]
+            divided = _divide(self.parameters, coordinates, owners, patterns)
+            used = sorted({part.owner for part in divided})
+            self._patterns = [patterns[number] for number in used]
+            makers = [optim[pattern] for pattern in self._patterns]
+            divided = [
+                Part(part.where, part.tensors, part.indices, used.index(part.owner))
+                for part in divided
+            ]
+        else:
+            makers = [optim]
+            if coordinates is None or coordinates.length is None:
+                divided = [_whole(self.parameters, list(self.parameters), 0)]
+            else:
+                owners = dict.fromkeys(coordinates.sites, REST)
+                divided = _divide(self.parameters, coordinates, owners, [REST])
+        self.parts: tuple[Part, ...] = tuple(divided)
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._schedulers: list[Any] = []
+        self._clips: list[dict[str, float]] = []
+        for number, maker in enumerate(makers):
+            for tensor in self._tensors(number):
+                tensor.requires_grad_(True)
+            optimizer, scheduler, clip = _build(maker, self._tensors(number), default)
+            self._optimizers.append(optimizer)
+            self._schedulers.append(scheduler)
+            self._clips.append(clip)
 
     @property
     def description(self) -> str:
-        """Names of the optimizer and of its schedule."""
-        parts = [self._optimizer] if self._scheduler is None else [self._optimizer, self._scheduler]
-        return ", ".join(type(part).__name__ for part in parts)
+        """Names of the optimizers and of their schedules."""
+        names = [
+            ", ".join(type(each).__name__ for each in pair if each is not None)
+            for pair in zip(self._optimizers, self._schedulers, strict=True)
+        ]
+        if self._patterns is None:
+            return names[0]
+        return "; ".join(
+            f"{pattern}: {name}" for pattern, name in zip(self._patterns, names, strict=True)
+        )
+
+    @property
+    def entrywise(self) -> bool:
+        """Whether every optimizer is one of ``ENTRYWISE`` and clips nothing."""
+        return all(type(optimizer) in ENTRYWISE for optimizer in self._optimizers) and not any(
+            self._clips
+        )
+
+    def _tensors(self, owner: int) -> list[Tensor]:
+        parts = (part for part in self.parts if part.owner == owner)
+        return [tensor for part in parts for tensor in part.tensors.values()]
+
+    # -- steps ---------------------------------------------------------------------------------
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:
         """Descend along ``gradients``, one tensor for each parameter."""
-        for name, parameter in self.parameters.items():
-            parameter.grad = gradients[name].detach().to(parameter.dtype)
-        tensors = list(self.parameters.values())
-        if "clip_norm" in self._clip:
-            torch.nn.utils.clip_grad_norm_(tensors, self._clip["clip_norm"])
-        if "clip_value" in self._clip:
-            torch.nn.utils.clip_grad_value_(tensors, self._clip["clip_value"])
-        self._optimizer.step()
-        if self._scheduler is not None:
-            self._scheduler.step()
-        for parameter in tensors:
-            parameter.grad = None
+        for part in self.parts:
+            for name, tensor in part.tensors.items():
+                gradient = gradients[name].detach()[part.indices[name]]
+                tensor.grad = gradient.to(tensor.dtype)
+        for number, optimizer in enumerate(self._optimizers):
+            tensors, clip = self._tensors(number), self._clips[number]
+            if "clip_norm" in clip:
+                torch.nn.utils.clip_grad_norm_(tensors, clip["clip_norm"])
+            if "clip_value" in clip:
+                torch.nn.utils.clip_grad_value_(tensors, clip["clip_value"])
+            optimizer.step()
+            for tensor in tensors:
+                tensor.grad = None
+        self._advance()
+
+    def plan(self, num_steps: int) -> Plan:
+        """What the next steps will be; nothing is changed. See :meth:`step_part`."""
+        now = [_settings(optimizer) for optimizer in self._optimizers]
+        if all(scheduler is None for scheduler in self._schedulers):
+            reach = max(
+                num_steps * _reach(optimizer, settings)
+                for optimizer, settings in zip(self._optimizers, now, strict=True)
+            )
+            return Plan([], [], reach)
+        before = self._schedules()
+        steps = []
+        for _ in range(num_steps):
+            steps.append([_settings(optimizer) for optimizer in self._optimizers])
+            self._advance()
+        after = self._schedules()
+        after_settings = [_settings(optimizer) for optimizer in self._optimizers]
+        self._set_schedules(before, now)
+        reach = max(
+            sum(_reach(optimizer, step[number]) for step in steps)
+            for number, optimizer in enumerate(self._optimizers)
+        )
+        return Plan([*steps, after_settings], after, reach)
+
+    def step_part(
+        self, part: Part, gradients: Mapping[str, Tensor], plan: Plan, number: int
+    ) -> None:
+        """Step ``number`` (from 0) of a plan for one part alone.
+
+        Every part takes all steps of the plan, in any order, before :meth:`finish`.
+
+        Parameters
+        ----------
+        part : Part
+            One of ``parts``.
+        gradients : mapping of str to tensor
+            For each tensor of the part.
+        plan : Plan
+        number : int
+        """
+        optimizer = self._optimizers[part.owner]
+        if plan.settings:
+            _set(optimizer, plan.settings[number][part.owner])
+        for name, tensor in part.tensors.items():
+            tensor.grad = gradients[name]
+        optimizer.step()
+        for tensor in part.tensors.values():
+            tensor.grad = None
+
+    def finish(self, plan: Plan) -> None:
+        """End the steps of a plan: schedules stand after them."""
+        if plan.settings:
+            self._set_schedules(plan.schedules, plan.settings[-1])
+
+    def _advance(self) -> None:
+        for scheduler in self._schedulers:
+            if scheduler is not None:
+                with warnings.catch_warnings():
+                    # A plan looks at the schedule before it steps.
+                    warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler")
+                    scheduler.step()
+
+    # -- saving --------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the optimizer and its schedule, for saving."""
-        scheduler = None if self._scheduler is None else self._scheduler.state_dict()
-        return {"optimizer": self._optimizer.state_dict(), "scheduler": scheduler}
+        """State of the optimizers and their schedules, for saving."""
+        return {
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "schedulers": self._schedules(),
+        }
 
     def snapshot(self) -> dict[str, Any]:
         """A copy of the state, which later steps leave as it is, for :meth:`load_state_dict`."""
         state = self.state_dict()
-        # The dictionary is new, but its tensors are those that the next step writes to.
-        state["optimizer"]["state"] = {
-            index: {
-                name: value.clone() if isinstance(value, Tensor) else value
-                for name, value in entries.items()
+        for optimizer in state["optimizers"]:
+            # The dictionary is new, but its tensors are those that the next step writes to.
+            optimizer["state"] = {
+                index: {
+                    name: value.clone() if isinstance(value, Tensor) else value
+                    for name, value in entries.items()
+                }
+                for index, entries in optimizer["state"].items()
             }
-            for index, entries in state["optimizer"]["state"].items()
-        }
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a state from :meth:`state_dict`."""
-        self._optimizer.load_state_dict(dict(state["optimizer"]))
-        if self._scheduler is not None:
-            self._scheduler.load_state_dict(dict(state["scheduler"]))
+        for optimizer, entries in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(dict(entries))
+        for scheduler, entries in zip(self._schedulers, state["schedulers"], strict=True):
+            if scheduler is not None:
+                scheduler.load_state_dict(dict(entries))
+
+    def _schedules(self) -> list[dict[str, Any] | None]:
+        return [None if each is None else dict(each.state_dict()) for each in self._schedulers]
+
+    def _set_schedules(
+        self, schedules: Sequence[dict[str, Any] | None], settings: Sequence[Settings]
+    ) -> None:
+        for scheduler, entries in zip(self._schedulers, schedules, strict=True):
+            if scheduler is not None and entries is not None:
+                scheduler.load_state_dict(entries)
+        for optimizer, groups in zip(self._optimizers, settings, strict=True):
+            _set(optimizer, groups)
+
+
+def match_sites(patterns: Sequence[str], sites: Mapping[str, Any]) -> dict[str, str]:
+    """The pattern of each site: the first that its name matches, but ``"*"`` last.
+
+    Raises
+    ------
+    ArgumentError
+        A site matches no pattern, or a pattern other than ``"*"`` no site, or all of its sites
+        belong to earlier ones.
+    """
+    names = list(sites)
+    if not patterns:
+        raise ArgumentError(f"Expected an optimizer for the sites {names}, found an empty mapping.")
+    ordered = sorted(patterns, key=lambda pattern: pattern == REST)
+    owners: dict[str, str] = {}
+    for name in names:
+        for pattern in ordered:
+            if fnmatch.fnmatchcase(name, pattern):
+                owners[name] = pattern
+                break
+    lacking = [name for name in names if name not in owners]
+    if lacking:
+        raise ArgumentError(
+            f"Expected a pattern for every latent site, found none of {list(patterns)} for "
+            f"{lacking}. Add '*', which takes the rest."
+        )
+    idle = [pattern for pattern in ordered if pattern not in owners.values() and pattern != REST]
+    if idle:
+        raise ArgumentError(
+            f"Expected patterns that match latent sites, found {idle}, which match none of {names} "
+            "that is not another pattern's. Correct the pattern, or leave it out."
+        )
+    return owners
+
+
+def _divide(
+    parameters: Mapping[str, Tensor],
+    coordinates: Coordinates,
+    owners: Mapping[str, str],
+    patterns: Sequence[str],
+) -> list[Part]:
+    """Parts of the parameters: ranges of coordinates with one owner, and whole parameters."""
+    parts: list[Part] = []
+    ranges: list[tuple[int, int, str]] = []
+    for name, where in coordinates.sites.items():
+        if ranges and ranges[-1][2] == owners[name]:
+            ranges[-1] = (ranges[-1][0], where.stop, owners[name])
+        else:
+            ranges.append((where.start, where.stop, owners[name]))
+    for first, last, pattern in ranges:
+        length = coordinates.length or last - first
+        for start in range(first, last, length):
+            where = slice(start, min(start + length, last))
+            indices = {
+                name: (..., where, *(slice(None),) * (-axis - 1))
+                for name, axis in coordinates.axes.items()
+            }
+            tensors = {name: parameters[name].detach()[index] for name, index in indices.items()}
+            parts.append(Part(where, tensors, indices, patterns.index(pattern)))
+    rest = [name for name in parameters if name not in coordinates.axes]
+    if rest:
+        if REST not in patterns:
+            raise ArgumentError(
+                f"Expected an optimizer for the guide's parameters {rest}, which belong to no "
+                f"single site, found the patterns {list(patterns)} alone. Add '*'."
+            )
+        parts.append(_whole(parameters, rest, patterns.index(REST)))
+    return parts
+
+
+def _whole(parameters: Mapping[str, Tensor], names: Sequence[str], owner: int) -> Part:
+    tensors = {name: parameters[name] for name in names}
+    return Part(None, tensors, dict.fromkeys(names, ...), owner)
+
+
+def _build(
+    optim: OptimizerLike, tensors: list[Tensor], default: MakeOptimizer | None
+) -> tuple[torch.optim.Optimizer, Any, dict[str, float]]:
+    """Optimizer of these tensors, its schedule or None, and the clipping that Pyro does for it."""
+    if optim is None and default is not None:
+        optim = default
+    if isinstance(optim, PyroOptim):
+        options = _fixed_options(optim.pt_optim_args, "optim_args")
+        optimizer = optim.pt_optim_constructor(tensors, **options)
+        scheduler = None
+        if isinstance(optim, PyroLRScheduler):
+            scheduler = optim.pt_scheduler_constructor(optimizer, **optim.kwargs)
+        return optimizer, scheduler, dict(_fixed_options(optim.pt_clip_args or {}, "clip_args"))
+    if isinstance(optim, torch.optim.Optimizer) or not callable(optim):
+        raise ArgumentError(
+            "Expected a Pyro optimizer such as pyro.optim.Adam({'lr': 0.01}) or a callable "
+            "from tensors to a torch optimizer such as "
+            f"functools.partial(torch.optim.Adam, lr=0.01), found {type(optim).__name__}."
+        )
+    built = optim(tensors)
+    if not isinstance(built, torch.optim.Optimizer):
+        raise ArgumentError(
+            "Expected optim(tensors) to return a torch.optim.Optimizer, found "
+            f"{type(built).__name__}."
+        )
+    return built, None, {}
 
 
 def _fixed_options(options: Any, name: str) -> dict[str, Any]:
@@ -116,3 +431,45 @@ def _fixed_options(options: Any, name: str) -> dict[str, Any]:
             "which have no names in the parameter store."
         )
     return dict(options)
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> Settings:
+    return [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def _set(optimizer: torch.optim.Optimizer, settings: Settings) -> None:
+    for group, values in zip(optimizer.param_groups, settings, strict=True):
+        group.update(values)
+
+
+def _reach(optimizer: torch.optim.Optimizer, settings: Settings) -> float:
+    """How far one step can move an entry, whatever the gradients were; infinite if not known."""
+    if type(optimizer) is not torch.optim.Adam:
+        return math.inf
+    reach = 0.0
+    for group in settings:
+        # The bound holds for moments that were gathered with these constants alone, and where
+        # squares of gradients vanish in rounding it is epsilon that bounds the step.
+        same = group["betas"] == optimizer.defaults["betas"]
+        if not same or group["weight_decay"] != 0 or group["eps"] < 1e-12:
+            return math.inf
+        reach = max(reach, float(group["lr"]) * _largest_adam_step(*map(float, group["betas"])))
+    return reach
+
+
+@functools.lru_cache(maxsize=64)
+def _largest_adam_step(beta1: float, beta2: float) -> float:
+    """Bound on Adam's step for a learning rate of one, over all gradients and step numbers.
+
+    By the Cauchy-Schwarz inequality, with weights beta1^2 / beta2 between the two moments.
+    """
+    ratio = beta1 * beta1 / beta2 if beta2 > 0 else math.inf
+    if not ratio < 1 or not beta2 < 1:
+        return math.inf
+    unbiased = max(
+        math.sqrt(1.0 - beta2**step) / (1.0 - beta1**step) for step in (*range(1, 1000), 10**9)
+    )
+    return (1.0 - beta1) * unbiased / math.sqrt((1.0 - beta2) * (1.0 - ratio))

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.scipy.linalg import cho_solve, solve_triangular
 from numpyro.infer import autoguide
 
@@ -18,6 +19,9 @@ from numpyro_ext.guides.flat_density import (
 )
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
+#: Longer vectors are worked on in pieces of this length where entries do not depend on each
+#: other, so that what is computed on the way is not long and stays in the processor's cache.
+LONG = 2**18
 
 
 class NormalDensity(FlatDensity):
@@ -46,8 +50,21 @@ class DiagonalNormalDensity(NormalDensity):
 
     def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
         loc, scale = self.moments(parameters)
-        draws = loc + scale * self._noise(parameters, rng_key, (num, self.dim))
-        return jax.lax.stop_gradient(draws)
+        if self.dim <= LONG:
+            draws = loc + scale * self._noise(parameters, rng_key, (num, self.dim))
+            return lax.stop_gradient(draws)
+
+        def fill(number: int, draws: jax.Array) -> jax.Array:
+            # The last piece goes over some of the one before it again.
+            start = jnp.minimum(number * LONG, self.dim - LONG)
+            key = jax.random.fold_in(rng_key, number)
+            noise = self._noise(parameters, key, (num, LONG))
+            piece = part_of(parameters, start, LONG)
+            mean, deviation = self.moments(piece)
+            return lax.dynamic_update_slice(draws, mean + deviation * noise, (0, start))
+
+        empty = jnp.zeros((num, self.dim), loc.dtype)
+        return lax.stop_gradient(lax.fori_loop(0, -(-self.dim // LONG), fill, empty))
 
     def log_prob(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
         loc, scale = self.moments(parameters)
@@ -60,6 +77,11 @@ class DiagonalNormalDensity(NormalDensity):
 
     def moments(self, parameters: Parameters) -> Moments:
         return Moments(self._get(parameters, "loc"), self._get(parameters, "scale"))
+
+    def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
+        """New parameters with this standard deviation everywhere, and the same mean."""
+        mean = self._get(parameters, "loc")
+        return self.set_moments(parameters, Moments(mean, jnp.full_like(mean, scale)))
 
     def set_moments(self, parameters: Parameters, moments: Moments) -> Parameters:
         return self._set(loc=moments.mean, scale=moments.scale)
@@ -88,6 +110,11 @@ class MultivariateNormalDensity(NormalDensity):
 
     def moments(self, parameters: Parameters) -> Moments:
         return Moments(self._get(parameters, "loc"), self._get(parameters, "scale_tril"))
+
+    def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
+        """New parameters with this standard deviation everywhere, uncorrelated, the same mean."""
+        mean = self._get(parameters, "loc")
+        return self.set_moments(parameters, Moments(mean, jnp.diag(jnp.full_like(mean, scale))))
 
     def set_moments(self, parameters: Parameters, moments: Moments) -> Parameters:
         return self._set(loc=moments.mean, scale_tril=moments.scale)
@@ -142,11 +169,24 @@ class LowRankNormalDensity(NormalDensity):
         inner = jnp.reshape(inner, (*standard.shape[:-1], factor.shape[-1]))
         return (inner @ factor.T - standard) / scale
 
+    def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
+        """New parameters with this standard deviation everywhere, and the same mean and W."""
+        loc, _, factor = self._parts(parameters)
+        deviations = scale * lax.rsqrt(1.0 + jnp.square(factor).sum(-1))
+        return self._set(loc=loc, cov_factor=factor, scale=deviations)
+
     def moments(self, parameters: Parameters) -> Moments:
         loc, scale, factor = self._parts(parameters)
         scaled = scale[:, None] * factor
         covariance = scaled @ scaled.T + jnp.diag(jnp.square(scale))
         return Moments(loc, jnp.linalg.cholesky(covariance))
+
+
+def part_of(tree: Any, start: jax.Array | int, length: int) -> Any:
+    """Coordinates ``start`` to ``start + length`` of every vector in a tree of arrays."""
+    return jax.tree.map(
+        lambda leaf: lax.dynamic_slice_in_dim(leaf, start, length) if jnp.ndim(leaf) else leaf, tree
+    )
 
 
 def _capacitance(factor: jax.Array) -> jax.Array:

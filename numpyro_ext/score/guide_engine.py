@@ -8,17 +8,21 @@ another named tuple that has ``parameters``.
 
 from __future__ import annotations
 
+import fnmatch
+import itertools
+import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array, lax, random
 from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_ext.engine import Engine, EngineState
+from numpyro_ext.engine import Engine, EngineState, as_optimizer
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import GradientEstimator
 from numpyro_ext.guides.flat_density import (
@@ -28,6 +32,7 @@ from numpyro_ext.guides.flat_density import (
     flat_density,
 )
 from numpyro_ext.target import Data, LogDensity
+from numpyro_ext.target.layout import Layout
 
 # The default optimizer without its learning rate, which depends on the length of the run and so
 # is known only when the run starts.
@@ -36,6 +41,11 @@ _ADAM = optax.scale_by_adam()
 LEARNING_RATE = 1e-2
 #: Draws that ``get_samples`` returns unless told otherwise.
 DRAWS = 1000
+#: The pattern of every site, which also serves parameters that belong to no site.
+REST = "*"
+#: Axis of the host guides' parameters along which the coordinates of the flat vector run, by name
+#: without the guide's prefix; rows of a low-rank factor belong to coordinates.
+AXES = {"loc": -1, "scale": -1, "cov_factor": -2}
 
 
 class GuideState(NamedTuple):
@@ -62,11 +72,18 @@ class GuideEngine(Engine):
         NumPyro model, used as it is.
     guide : AutoContinuous
         A NumPyro autoguide of the model, or the class, which is then called with the model.
-    optim : optimizer, optional
-        NumPyro or optax optimizer. Default, where the engine uses one: Adam with a learning rate
+    optim : optimizer or mapping, optional
+        NumPyro or optax optimizer; or a mapping that gives sites optimizers of their own, see
+        :class:`SiteOptimizers`. Default, where the engine uses one: Adam with a learning rate
         that falls from 0.01 to 0 along a cosine over the run.
     num_samples : int, optional
         Draws S per step. None when the engine chooses by the guide, in ``_prepare``.
+    clip_norm : float, optional
+        The gradient in all of the guide's parameters, as one vector, is shortened to this length
+        where it is longer. Default: not.
+    initial_scale : float, optional
+        Standard deviation of every coordinate, in the unconstrained space, at the start. Default:
+        the guide's own.
     total_steps : int, optional
         T when steps are taken with ``update``. ``run`` sets T to the steps taken so far plus its
         own, so that a run resumed for its remaining steps has the T of the uninterrupted one.
@@ -90,6 +107,8 @@ class GuideEngine(Engine):
         optim: Any = None,
         num_samples: int | None = None,
         *,
+        clip_norm: float | None = None,
+        initial_scale: float | None = None,
         total_steps: int | None = None,
         estimator: GradientEstimator | None = None,
         likelihood_temperature: float = 1.0,
@@ -97,9 +116,10 @@ class GuideEngine(Engine):
         data_chunk: int | None = None,
         on_nonfinite: str = "raise",
     ) -> None:
+        by_site = SiteOptimizers(optim) if isinstance(optim, Mapping) else None
         super().__init__(
             model,
-            optim,
+            None if by_site is not None else optim,
             estimator=estimator,
             likelihood_temperature=likelihood_temperature,
             particle_chunk=particle_chunk,
@@ -113,8 +133,15 @@ class GuideEngine(Engine):
             raise ArgumentError(f"Expected num_samples >= 1, found {num_samples}.")
         if total_steps is not None and total_steps < 1:
             raise ArgumentError(f"Expected total_steps >= 1, found {total_steps}.")
+        for name, value in (("clip_norm", clip_norm), ("initial_scale", initial_scale)):
+            if value is not None and not 0 < value < math.inf:
+                raise ArgumentError(f"Expected a finite {name} > 0, found {value}.")
+        if by_site is not None:
+            self.optim = by_site
         self.guide = guide
         self.num_samples = num_samples
+        self.clip_norm = clip_norm
+        self.initial_scale = initial_scale
         self.total_steps = total_steps
         self._density: FlatDensity | None = None
 
@@ -128,7 +155,10 @@ class GuideEngine(Engine):
 
     def _init_algorithm(self, target: LogDensity, rng_key: Array, data: Data) -> Any:
         density = flat_density(self.guide, rng_key, data.args, data.kwargs, layout=target.layout)
-        state = self._prepare(density, density.initial_parameters())
+        parameters = density.initial_parameters()
+        if self.initial_scale is not None:
+            parameters = _with_scale(density, parameters, self.initial_scale)
+        state = self._prepare(density, parameters)
         self._density = density
         return state
 
@@ -180,8 +210,16 @@ class GuideEngine(Engine):
 
     def _start_optimizer(self, parameters: Parameters) -> Any:
         """State of the optimizer that ``_descend`` uses: the given one or the default."""
+        if self.optim is None:
+            return _ADAM.init(parameters)
+        if isinstance(self.optim, SiteOptimizers):
+            self.optim.divide(parameters, self.target.layout, self.guide.prefix)
         # The host's optimizers keep the parameters in their state.
-        return _ADAM.init(parameters) if self.optim is None else self.optim.init(parameters)
+        return self.optim.init(parameters)
+
+    def _default_rate(self, state: EngineState) -> Array:
+        """Present learning rate of the default optimizer."""
+        return LEARNING_RATE * 0.5 * (1.0 + jnp.cos(jnp.pi * self._progress(state)))
 
     def _descend(
         self,
@@ -193,16 +231,202 @@ class GuideEngine(Engine):
 
         Returns the new parameters and the new state of the optimizer.
         """
-        rate = LEARNING_RATE * 0.5 * (1.0 + jnp.cos(jnp.pi * self._progress(state)))
+        rate = self._default_rate(state)
 
         def inner(_: int, carry: tuple[Parameters, Any]) -> tuple[Parameters, Any]:
             parameters, optimizer = carry
             value, gradient = objective(parameters)
+            if self.clip_norm is not None:
+                gradient = clipped(gradient, self.clip_norm)
             if self.optim is None:
-                step, optimizer = _ADAM.update(gradient, optimizer)
-                return jax.tree.map(lambda x, u: x - rate * u, parameters, step), optimizer
-            optimizer = self.optim.update(gradient, optimizer, value)
+                return adam_step(parameters, gradient, optimizer, rate)
+            if isinstance(self.optim, SiteOptimizers):
+                optimizer = self.optim.update(gradient, optimizer, value, rate)
+            else:
+                optimizer = self.optim.update(gradient, optimizer, value)
             return self.optim.get_params(optimizer), optimizer
 
         carry = (state.algorithm.parameters, state.algorithm.optimizer)
         return lax.fori_loop(0, num_steps, inner, carry)
+
+
+class SiteOptimizers:
+    """An optimizer for each group of latent sites.
+
+    The parameters of a guide are divided along the coordinates that they belong to, and each
+    optimizer updates its parts.
+
+    Parameters
+    ----------
+    optimizers : mapping
+        From patterns of site names (as in ``fnmatch``: ``"*.bias"``, ``"head.*"``) to NumPyro or
+        optax optimizers. A site belongs to the first pattern that it matches. ``"*"`` takes the
+        rest, and the parameters that belong to no site. A value of None is the default optimizer.
+
+    Raises
+    ------
+    ArgumentError
+        A value is no optimizer; or, in :meth:`divide`, a site matches no pattern, or a pattern no
+        site.
+    """
+
+    def __init__(self, optimizers: Mapping[str, Any]) -> None:
+        self._optimizers = {
+            pattern: None if optim is None else as_optimizer(optim)
+            for pattern, optim in optimizers.items()
+        }
+        #: For each parameter its axis, and the first and last entry of each part with its pattern.
+        self._parts: dict[str, tuple[int, list[tuple[int, int, str]]]] = {}
+
+    def divide(self, parameters: Parameters, layout: Layout, prefix: str) -> None:
+        """Learn which entries of the guide's parameters belong to which optimizer."""
+        patterns = tuple(self._optimizers)
+        owners = match_sites(patterns, layout.slices)
+        by_coordinate = np.concatenate(
+            [np.full(s.stop - s.start, patterns.index(owners[n])) for n, s in layout.slices.items()]
+        )
+        self._parts, rest = {}, []
+        for name, value in parameters.items():
+            where = _coordinates_of(name.removeprefix(f"{prefix}_"), np.shape(value), layout.dim)
+            if where is None:
+                rest.append(name)
+                continue
+            axis, coordinates = where
+            of_entry = by_coordinate[coordinates]
+            ends = [0, *(np.flatnonzero(np.diff(of_entry)) + 1).tolist(), len(of_entry)]
+            self._parts[name] = axis, [
+                (start, stop, patterns[of_entry[start]]) for start, stop in itertools.pairwise(ends)
+            ]
+        if rest and REST not in patterns:
+            raise ArgumentError(
+                f"Expected an optimizer for the guide's parameters {rest}, which belong to no "
+                f"single site, found the patterns {list(patterns)} alone. Add '*'."
+            )
+
+    def _split(self, values: Parameters) -> dict[str, dict[str, Array]]:
+        split: dict[str, dict[str, Array]] = {pattern: {} for pattern in self._optimizers}
+        for name, value in values.items():
+            if name not in self._parts:
+                split[REST][name] = value
+                continue
+            axis, parts = self._parts[name]
+            for start, stop, pattern in parts:
+                piece = lax.slice_in_dim(value, start, stop, axis=axis % value.ndim)
+                split[pattern][f"{name} {start}"] = piece
+        return {pattern: pieces for pattern, pieces in split.items() if pieces}
+
+    def init(self, parameters: Parameters) -> dict[str, Any]:
+        """State of all optimizers, with the parameters, which must not share its memory."""
+        state = {}
+        for pattern, pieces in self._split(parameters).items():
+            optim = self._optimizers[pattern]
+            state[pattern] = (pieces, _ADAM.init(pieces)) if optim is None else optim.init(pieces)
+        return state
+
+    def update(
+        self, gradient: Parameters, state: dict[str, Any], value: Array, rate: Array
+    ) -> dict[str, Any]:
+        """The state after one step; ``rate`` is the default optimizer's."""
+        updated = {}
+        for pattern, pieces in self._split(gradient).items():
+            optim = self._optimizers[pattern]
+            if optim is None:
+                parameters, moments = state[pattern]
+                updated[pattern] = adam_step(parameters, pieces, moments, rate)
+            else:
+                updated[pattern] = optim.update(pieces, state[pattern], value)
+        return updated
+
+    def get_params(self, state: dict[str, Any]) -> Parameters:
+        """The parameters in a state."""
+        pieces: dict[str, Array] = {}
+        for pattern, entry in state.items():
+            optim = self._optimizers[pattern]
+            pieces |= entry[0] if optim is None else optim.get_params(entry)
+        parameters = {
+            name: jnp.concatenate([pieces.pop(f"{name} {start}") for start, _, _ in parts], axis)
+            for name, (axis, parts) in self._parts.items()
+        }
+        return {**parameters, **pieces}
+
+
+def _coordinates_of(
+    name: str, shape: tuple[int, ...], dim: int
+) -> tuple[int, np.ndarray] | None:
+    """Axis of a guide's parameter, and the coordinate that each entry along it belongs to."""
+    if name == "scale_tril" and shape[-1:] == (dim * (dim + 1) // 2,):
+        # The host's vector: the rows below the diagonal, then the diagonal.
+        return -1, np.concatenate([np.tril_indices(dim, -1)[0], np.arange(dim)])
+    if name == "scale_tril" and shape[-2:] == (dim, dim):
+        return -2, np.arange(dim)
+    axis = AXES.get(name)
+    if axis is not None and shape[axis:][:1] == (dim,):
+        return axis, np.arange(dim)
+    return None
+
+
+def match_sites(patterns: Sequence[str], sites: Mapping[str, Any]) -> dict[str, str]:
+    """The pattern of each site: the first that its name matches, but ``"*"`` last.
+
+    Raises
+    ------
+    ArgumentError
+        A site matches no pattern, or a pattern other than ``"*"`` no site, or all of its sites
+        belong to earlier ones.
+    """
+    names = list(sites)
+    if not patterns:
+        raise ArgumentError(f"Expected an optimizer for the sites {names}, found an empty mapping.")
+    ordered = sorted(patterns, key=lambda pattern: pattern == REST)
+    owners: dict[str, str] = {}
+    for name in names:
+        for pattern in ordered:
+            if fnmatch.fnmatchcase(name, pattern):
+                owners[name] = pattern
+                break
+    lacking = [name for name in names if name not in owners]
+    if lacking:
+        raise ArgumentError(
+            f"Expected a pattern for every latent site, found none of {list(patterns)} for "
+            f"{lacking}. Add '*', which takes the rest."
+        )
+    idle = [pattern for pattern in ordered if pattern not in owners.values() and pattern != REST]
+    if idle:
+        raise ArgumentError(
+            f"Expected patterns that match latent sites, found {idle}, which match none of {names} "
+            "that is not another pattern's. Correct the pattern, or leave it out."
+        )
+    return owners
+
+
+def adam_step(
+    parameters: Any, gradient: Any, state: Any, rate: Array | float
+) -> tuple[Any, Any]:
+    """One step of the default optimizer: the new parameters and its new state."""
+    step, state = _ADAM.update(gradient, state)
+    return jax.tree.map(lambda x, u: x - rate * u, parameters, step), state
+
+
+def clipped(gradient: Parameters, norm: float) -> Parameters:
+    """The gradient, as one vector over all parameters, shortened to ``norm`` if it is longer."""
+    factor = jnp.minimum(norm / optax.global_norm(gradient), 1.0)
+    return jax.tree.map(lambda entry: entry * factor, gradient)
+
+
+def _with_scale(density: FlatDensity, parameters: Parameters, scale: float) -> Parameters:
+    """Parameters with which every coordinate has this standard deviation, the mean as it is.
+
+    Raises
+    ------
+    ArgumentError
+        The guide is not one that can be set to a scale.
+    """
+    set_scale = getattr(density, "set_scale", None)
+    if set_scale is None:
+        raise ArgumentError(
+            "Expected AutoDiagonalNormal, AutoMultivariateNormal or AutoLowRankMultivariateNormal "
+            f"with initial_scale, found {type(density.guide).__name__}. Leave initial_scale out, "
+            "and give the guide its scale where it is made (init_scale)."
+        )
+    scaled: Parameters = set_scale(parameters, scale)
+    return scaled

@@ -11,6 +11,7 @@ project's; see :mod:`numpyro_ext.score.gaussian_regression`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,7 +22,8 @@ from jax import Array, lax, random
 from numpyro_ext.engine import EngineState
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import GradientEstimator
-from numpyro_ext.guides.flat_density import FlatDensity, Parameters, check_has_flat_density
+from numpyro_ext.guides.flat_density import FlatDensity, Parameters
+from numpyro_ext.guides.normal import LONG, DiagonalNormalDensity, part_of
 from numpyro_ext.score.gaussian_regression import (
     DECAY,
     TRUST,
@@ -34,7 +36,7 @@ from numpyro_ext.score.gaussian_regression import (
 )
 from numpyro_ext.score.guide_engine import DRAWS as DRAWS
 from numpyro_ext.score.guide_engine import LEARNING_RATE as LEARNING_RATE
-from numpyro_ext.score.guide_engine import GuideEngine
+from numpyro_ext.score.guide_engine import GuideEngine, adam_step
 from numpyro_ext.target import Data, LogDensity
 
 SOLVERS = ("gradient", "regression")
@@ -49,6 +51,22 @@ SAMPLES, INNER_STEPS = 2, 20
 ProximalWeight = str | float | Callable[[Any, Any], Any]
 
 
+class Reused(NamedTuple):
+    """Draws and scores of earlier iterations that are used again.
+
+    Parameters
+    ----------
+    theta, score : arrays (m, S, D)
+        In a ring: the oldest is written over.
+    count : int array
+        Iterations that were written so far.
+    """
+
+    theta: Array
+    score: Array
+    count: Array
+
+
 class ProximalState(NamedTuple):
     """State of the fit.
 
@@ -60,11 +78,14 @@ class ProximalState(NamedTuple):
         State of the optimizer; None with ``solver="regression"``.
     regression : Regression or None
         Running moments; None with ``solver="gradient"``.
+    reused : Reused or None
+        Earlier draws and scores; None with ``sample_reuse=1``.
     """
 
     parameters: Parameters
     optimizer: Any
     regression: Regression | None
+    reused: Reused | None = None
 
 
 def blended_target(score: Array, present_score: Array, weight: Array | float) -> Array:
@@ -123,11 +144,18 @@ class ProximalScoreVI(GuideEngine):
         the class, which is then called with the model. ``run(...).params`` are the guide's
         parameters for ``guide.sample_posterior``, ``guide.median``, ``Predictive`` and
         ``SVI.init(..., init_params=...)``.
-    optim : optimizer, optional
+    optim : optimizer or mapping, optional
         NumPyro or optax optimizer of the inner steps, whose state goes on over the iterations;
         its schedule, if it has one, counts inner steps. Default: Adam with a learning rate that
         falls from 0.01 to 0 along a cosine over the run. A rate that falls matters: scores are
         noisy.
+
+        A mapping from patterns of site names to optimizers, such as
+        ``{"*.bias": Adam(1e-2), "*": Adam(1e-3)}``, gives sites rates of their own. A site belongs
+        to the first pattern that it matches, ``"*"`` takes the rest, and None in place of an
+        optimizer is the default. Entries of ``loc`` and ``scale``, also a mixture's, and rows of a
+        Cholesky factor or of ``cov_factor`` belong to the sites of their coordinates; other
+        parameters, such as a flow's, belong to ``"*"``.
     solver : {"gradient", "regression"}, optional
         "gradient" is the paper's. "regression" needs no optimizer; for ``AutoDiagonalNormal`` and
         ``AutoMultivariateNormal``. Default: "regression" for ``AutoMultivariateNormal`` when no
@@ -140,6 +168,20 @@ class ProximalScoreVI(GuideEngine):
     proximal : "linear", float or callable
         Weight alpha_t of the proximal term: t/T (the paper's), a constant, or a function of
         (t, T) that JAX can trace. ``solver="regression"`` has its own proximal term.
+    sample_reuse : int
+        The inner steps use the draws and scores of so many iterations, the present one and those
+        just before it; 1 is the paper's. More average the noise of scores over iterations without
+        another evaluation of the model, and cost two vectors of length S D each. The match is
+        then taken under the mixture of the guides that drew, with no importance weights: for a
+        guide that can match the target everywhere its minimum is the same, for any other it
+        lags, towards where earlier guides had their mass. In the first iterations the present
+        draws stand in for those that are missing.
+    clip_norm : float, optional
+        The gradient of an inner step, in all of the guide's parameters as one vector, is
+        shortened to this length where it is longer. Default: not.
+    initial_scale : float, optional
+        Standard deviation of every coordinate, in the unconstrained space, at the start, for
+        Normal guides. Default: the guide's own. Networks want a small one, such as 0.01.
     total_steps : int, optional
         T when steps are taken with ``update``. ``run`` sets T to the steps taken so far plus its
         own, so that a run resumed for its remaining steps has the T of the uninterrupted one.
@@ -174,6 +216,9 @@ class ProximalScoreVI(GuideEngine):
         num_inner_steps: int | None = None,
         proximal: ProximalWeight = "linear",
         *,
+        sample_reuse: int = 1,
+        clip_norm: float | None = None,
+        initial_scale: float | None = None,
         total_steps: int | None = None,
         decay: float = DECAY,
         trust: float = TRUST,
@@ -188,6 +233,8 @@ class ProximalScoreVI(GuideEngine):
             guide,
             optim,
             num_samples,
+            clip_norm=clip_norm,
+            initial_scale=initial_scale,
             total_steps=total_steps,
             estimator=estimator,
             likelihood_temperature=likelihood_temperature,
@@ -196,9 +243,11 @@ class ProximalScoreVI(GuideEngine):
             on_nonfinite=on_nonfinite,
         )
         _check_options(solver, optim, num_inner_steps, proximal, decay, trust)
-        self.solver = solver or default_solver(self.guide, optim)
+        _check_gradient_options(solver, sample_reuse, clip_norm)
+        self.solver = solver
         self.num_inner_steps = num_inner_steps
         self.proximal = proximal
+        self.sample_reuse = sample_reuse
         self.decay = decay
         self.trust = trust
 
@@ -206,6 +255,9 @@ class ProximalScoreVI(GuideEngine):
 
     def _prepare(self, density: FlatDensity, parameters: Parameters) -> ProximalState:
         optimizer, regression = None, None
+        if self.solver is None and (self.sample_reuse > 1 or self.clip_norm is not None):
+            self.solver = "gradient"
+        self.solver = self.solver or default_solver(density, self.optim)
         if self.solver == "regression":
             check_regression(density, self.num_samples)
             regression = initial_regression(density.moments(parameters).scale)
@@ -217,11 +269,26 @@ class ProximalScoreVI(GuideEngine):
             self.num_samples = SAMPLES_DIAGONAL if single else SAMPLES
         if self.num_inner_steps is None:
             self.num_inner_steps = INNER_STEPS_DIAGONAL if diagonal else INNER_STEPS
-        return ProximalState(parameters, optimizer, regression)
+        reused = None
+        if self.sample_reuse > 1:
+            shape = (self.sample_reuse - 1, self.num_samples, density.dim)
+            dtype = jnp.result_type(*jax.tree.leaves(parameters))
+            reused = Reused(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.asarray(0))
+        # Long vectors are updated in place, see _steps_by_part.
+        self.keeps_state = (
+            self.solver == "gradient"
+            and isinstance(density, DiagonalNormalDensity)
+            and self.optim is None
+            and self.clip_norm is None
+            and density.dim > LONG
+        )
+        return ProximalState(parameters, optimizer, regression, reused)
 
     def _step(
         self, target: LogDensity, state: EngineState, data: Data
     ) -> tuple[EngineState, Array, dict[str, Array]]:
+        if self.solver == "gradient":
+            return self._gradient_update(target, state, data)
         density, fit = self.density, state.algorithm
         assert self.num_samples is not None
         rng_key, sample_key = random.split(state.rng_key)
@@ -231,12 +298,7 @@ class ProximalScoreVI(GuideEngine):
         score, estimator = self.estimator.estimate(target, state.estimator, theta, data)
         loss = jnp.square(present - score.score).sum(-1).mean()
         log_p = score.log_prior + score.log_likelihood / target.likelihood_temperature
-        if self.solver == "regression":
-            fit = self._regression_step(density, fit, theta, score.score)
-        else:
-            weight = self._weight(state)
-            blended = blended_target(score.score, present, weight)
-            fit = self._gradient_steps(density, state, theta, blended, weight)
+        fit = self._regression_step(density, fit, theta, score.score)
         state = state._replace(algorithm=fit, estimator=estimator, rng_key=rng_key)
         return state, loss, {"log_p": log_p.mean(), "log_q": log_q.mean()}
 
@@ -248,7 +310,7 @@ class ProximalScoreVI(GuideEngine):
         return antithetic(draws, density.moments(parameters).mean)
 
     def _settings(self) -> dict[str, str]:
-        return {"solver": self.solver, **super()._settings()}
+        return {"solver": str(self.solver), **super()._settings()}
 
     # -- steps --------------------------------------------------------------------------------
 
@@ -262,21 +324,108 @@ class ProximalScoreVI(GuideEngine):
         )
         return jnp.asarray(value, jnp.result_type(float))
 
-    def _gradient_steps(
-        self,
-        density: FlatDensity,
-        state: EngineState,
-        theta: Array,
-        target: Array,
-        weight: Array,
-    ) -> ProximalState:
-        assert self.num_inner_steps is not None
+    def _gradient_update(
+        self, target: LogDensity, state: EngineState, data: Data
+    ) -> tuple[EngineState, Array, dict[str, Array]]:
+        density, fit, number = self.density, state.algorithm, self.num_samples
+        assert number is not None and self.num_inner_steps is not None
+        rng_key, sample_key = random.split(state.rng_key)
+        present_theta = self._sample(density, fit.parameters, sample_key)
+        found, estimator = self.estimator.estimate(target, state.estimator, present_theta, data)
+        log_p = found.log_prior + found.log_likelihood / target.likelihood_temperature
+        theta, score = present_theta, found.score
+        if fit.reused is not None:
+            theta, score = _with_reused(fit.reused, theta, score)
+        weight = self._weight(state)
+        if self.keeps_state:
+            parameters, optimizer, loss, log_q = self._steps_by_part(state, theta, score, weight)
+        else:
+            present = density.score(fit.parameters, theta)
+            log_q = density.log_prob(fit.parameters, present_theta).mean()
+            loss = jnp.square(present[:number] - score[:number]).sum(-1).mean()
+            blended = blended_target(score, present, weight)
 
-        def objective(parameters: Parameters) -> tuple[Array, Parameters]:
-            return proximal_gradient(density, parameters, theta, target, weight)
+            def objective(parameters: Parameters) -> tuple[Array, Parameters]:
+                return proximal_gradient(density, parameters, theta, blended, weight)
 
-        parameters, optimizer = self._descend(state, objective, self.num_inner_steps)
-        return ProximalState(parameters, optimizer, None)
+            parameters, optimizer = self._descend(state, objective, self.num_inner_steps)
+        reused = fit.reused
+        if reused is not None:
+            reused = _remember(reused, present_theta, found.score, jnp.isfinite(loss))
+        fit = ProximalState(parameters, optimizer, None, reused)
+        state = state._replace(algorithm=fit, estimator=estimator, rng_key=rng_key)
+        return state, loss, {"log_p": log_p.mean(), "log_q": log_q}
+
+    def _steps_by_part(
+        self, state: EngineState, theta: Array, score: Array, weight: Array
+    ) -> tuple[Parameters, Any, Array, Array]:
+        """All inner steps of one part of a diagonal guide after another.
+
+        The objective is a sum over coordinates and so are the steps of Adam, so that a part can
+        take all its steps while it is in the processor's cache, and what is computed in between
+        is never long. The first time through nothing is written but whether the result is finite;
+        only then the parts are updated, in place. Returns the new parameters and optimizer, the
+        loss, which is NaN when nothing was updated, and the mean of log q.
+        """
+        density, steps, number = self.density, self.num_inner_steps, self.num_samples
+        assert steps is not None and number is not None
+        rate = self._default_rate(state)
+        adam = state.algorithm.optimizer
+        vectors = state.algorithm.parameters, adam.mu, adam.nu
+        dim, num_parts = density.dim, -(-density.dim // LONG)
+
+        def stepped(index: Array, vectors: Any) -> tuple[Array, Any, Any, tuple[Array, ...]]:
+            start = jnp.minimum(index * LONG, dim - LONG)
+            # The last part goes over some coordinates of the one before it, which are left alone.
+            fresh = start + jnp.arange(LONG) >= index * LONG
+            before = part_of(vectors, start, LONG)
+            corner, shape = (0, start), (len(theta), LONG)
+            theta_part = lax.dynamic_slice(theta, corner, shape)
+            score_part = lax.dynamic_slice(score, corner, shape)
+            mean, scale = density.moments(before[0])
+            standard = (theta_part - mean) / scale
+            present = -standard / scale
+            blended = blended_target(score_part, present, weight)
+
+            def inner(_: int, carry: tuple[Parameters, Any]) -> tuple[Parameters, Any]:
+                _, gradient = proximal_gradient(density, carry[0], theta_part, blended, weight)
+                return adam_step(carry[0], gradient, carry[1], rate)
+
+            parameters, mu, nu = before
+            carry = parameters, adam._replace(mu=mu, nu=nu)
+            parameters, moments = lax.fori_loop(0, steps, inner, carry)
+            after = parameters, moments.mu, moments.nu
+            difference = (present - score_part)[:number]
+            log_q = -0.5 * jnp.square(standard[:number]).sum(0) / number - jnp.log(scale)
+            figures = jnp.square(difference).sum(0) / number, log_q
+            return start, fresh, after, figures
+
+        def look(index: int, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+            loss, log_q, finite = carry
+            _, fresh, after, figures = stepped(index, vectors)
+            here = [jnp.where(fresh, figure, 0.0).sum() for figure in figures]
+            for leaf in jax.tree.leaves(after):
+                finite &= jnp.isfinite(leaf).all()
+            return loss + here[0], log_q + here[1], finite
+
+        def write(index: int, vectors: Any) -> Any:
+            start, fresh, after, _ = stepped(index, vectors)
+
+            def put(vector: Array, part: Array) -> Array:
+                before = lax.dynamic_slice_in_dim(vector, start, LONG)
+                part = jnp.where(fresh, part, before)
+                return lax.dynamic_update_slice_in_dim(vector, part, start, 0)
+
+            return jax.tree.map(put, vectors, after)
+
+        zero = jnp.zeros((), theta.dtype)
+        loss, log_q, finite = lax.fori_loop(0, num_parts, look, (zero, zero, jnp.asarray(True)))
+        finite &= jnp.isfinite(loss)
+        parameters, mu, nu = lax.fori_loop(0, jnp.where(finite, num_parts, 0), write, vectors)
+        count = adam.count + jnp.where(finite, steps, 0).astype(adam.count.dtype)
+        adam = adam._replace(count=count, mu=mu, nu=nu)
+        log_q -= 0.5 * dim * math.log(2.0 * math.pi)
+        return parameters, adam, jnp.where(finite, loss, jnp.nan), log_q
 
     def _regression_step(
         self, density: FlatDensity, fit: ProximalState, theta: Array, score: Array
@@ -291,17 +440,39 @@ class ProximalScoreVI(GuideEngine):
         parameters = lax.cond(
             is_warm(regression), updated, lambda parameters: parameters, fit.parameters
         )
-        return ProximalState(parameters, None, regression)
+        return ProximalState(parameters, None, regression, None)
 
 
-def default_solver(guide: Any, optim: Any) -> str:
+def _with_reused(reused: Reused, theta: Array, score: Array) -> tuple[Array, Array]:
+    """The present draws and scores (S, D) with the earlier ones; present ones where these lack."""
+    number = len(reused.theta)
+    there = (jnp.arange(number) < reused.count)[:, None, None]
+
+    def joined(earlier: Array, present: Array) -> Array:
+        earlier = jnp.where(there, earlier, present)
+        return jnp.concatenate([present[None], earlier]).reshape(-1, present.shape[-1])
+
+    return joined(reused.theta, theta), joined(reused.score, score)
+
+
+def _remember(reused: Reused, theta: Array, score: Array, valid: Array) -> Reused:
+    """Write draws and scores (S, D) over the oldest ones, if they are valid."""
+    place = reused.count % len(reused.theta)
+
+    def put(earlier: Array, present: Array) -> Array:
+        return earlier.at[place].set(jnp.where(valid, present, earlier[place]))
+
+    count = reused.count + valid.astype(reused.count.dtype)
+    return Reused(put(reused.theta, theta), put(reused.score, score), count)
+
+
+def default_solver(density: FlatDensity, optim: Any) -> str:
     """The solver for a guide, unless told otherwise.
 
     "regression" for Normal guides with correlations, where it needs fewer scores and no learning
     rate; "gradient" for all others and when an optimizer is given.
     """
-    structure = getattr(check_has_flat_density(guide), "covariance_structure", None)
-    correlated = structure in REGRESSED and optim is None
+    correlated = density.covariance_structure in REGRESSED and optim is None
     return "regression" if correlated else "gradient"
 
 
@@ -353,3 +524,14 @@ def _check_options(
         raise ArgumentError(f"Expected 0 < decay <= 1, found {decay}.")
     if not trust > 1:
         raise ArgumentError(f"Expected trust > 1, found {trust}.")
+
+
+def _check_gradient_options(solver: str | None, sample_reuse: int, clip_norm: float | None) -> None:
+    if not isinstance(sample_reuse, int) or sample_reuse < 1:
+        raise ArgumentError(f"Expected sample_reuse to be an int >= 1, found {sample_reuse!r}.")
+    if solver == "regression" and (sample_reuse > 1 or clip_norm is not None):
+        raise ArgumentError(
+            "Expected sample_reuse=1 and clip_norm=None with solver='regression', which averages "
+            f"over all iterations and has no gradient, found {sample_reuse} and {clip_norm}. Leave "
+            "them out, or use solver='gradient'."
+        )

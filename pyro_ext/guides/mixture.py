@@ -242,9 +242,13 @@ class AutoGaussianMixture(autoguide.guides.AutoContinuous):
     q(theta) = sum_k w_k N(theta; mu_k, Sigma_k), a guide for posteriors with several modes or
     with shapes that one Normal cannot take.
 
-    The means start apart, since components that start equal would get equal gradients and stay
-    equal: each is the initial location plus ``init_scale`` times a standard normal draw. Standard
-    deviations start at ``init_scale``, weights at 1/K.
+    The components start apart, since equal ones would get equal gradients and stay equal: each
+    mean is the initial location plus ``init_scale`` times a standard normal draw. Standard
+    deviations start evenly spaced on the logarithmic scale, the first component's at
+    ``init_scale / init_spread`` and the last's at ``init_scale * init_spread``: in many dimensions
+    narrow components find the modes nearby, and wide ones the wide modes, whose density is the
+    greatest far out; of equally wide components, several often end at one mode. Weights start at
+    1/K.
 
     Parameters
     ----------
@@ -261,6 +265,8 @@ class AutoGaussianMixture(autoguide.guides.AutoContinuous):
         which the means start.
     init_scale : float
         See above. In units of the unconstrained latents.
+    init_spread : float
+        See above; 1 for components that are equally wide. A single component has ``init_scale``.
     rank : int, optional
         The r of ``covariance="low_rank"``. Default: the square root of D, rounded.
     temperature : float
@@ -269,7 +275,7 @@ class AutoGaussianMixture(autoguide.guides.AutoContinuous):
     Raises
     ------
     ArgumentError
-        A number is not positive, or ``covariance`` is unknown, or ``rank`` was given for another
+        A number is out of range, or ``covariance`` is unknown, or ``rank`` was given for another
         covariance than "low_rank".
 
     Notes
@@ -281,12 +287,15 @@ class AutoGaussianMixture(autoguide.guides.AutoContinuous):
     Draws are exact everywhere: the component is the largest logit after adding Gumbel noise. A
     choice has no derivative, so the gradient through a draw, which ``SVI`` needs, is the
     straight-through one: the choice is differentiated as if it were the softmax of the same
-    noisy logits over ``temperature``. With respect to the components this gives the unbiased
-    gradient of the draw; with respect to the logits it is biased, because the softmax is not the
-    choice and the function's slope at the draw stands for its difference between the components'
-    draws. A lower temperature lowers the bias and raises the variance. The default 0.05 is that
-    of M. Kim, "Large-scale Score-based Variational Posterior Inference for Bayesian Deep Neural
-    Networks", Appendix C. ``ProximalScoreVI`` does not differentiate draws and has no such bias.
+    noisy logits over ``temperature``. The default 0.05 is that of M. Kim, "Large-scale
+    Score-based Variational Posterior Inference for Bayesian Deep Neural Networks", Appendix C.
+    With respect to the components this gives the unbiased gradient of the draw. With respect to
+    the logits it is biased: the function's slope at the draw stands for its difference between
+    the components' draws, and these agree for linear functions only. Between modes that hardly
+    overlap, the slope of the loss says almost nothing of its difference (a tenth of the exact
+    gradient, for two modes four standard deviations apart), so that ``SVI`` determines the weights
+    of such modes badly. ``ProximalScoreVI`` does not differentiate draws and has no such bias, but
+    scores too know the weights only from where components overlap.
 
     ``median`` and ``quantiles`` are those of each unconstrained coordinate's own distribution,
     carried through the site's transform: exact for transforms that act on each coordinate alone.
@@ -305,23 +314,25 @@ class AutoGaussianMixture(autoguide.guides.AutoContinuous):
         *,
         init_loc_fn: Callable[..., Any] = init_to_median,
         init_scale: float = 1.0,
+        init_spread: float = 4.0,
         rank: int | None = None,
         temperature: float = 0.05,
     ) -> None:
-        _check_options(num_components, covariance, rank, init_scale, temperature)
+        _check_options(num_components, covariance, rank, init_scale, init_spread, temperature)
         super().__init__(model, init_loc_fn=init_loc_fn)
         self.num_components = num_components
         self.covariance = covariance
         self.rank = rank
         self.temperature = temperature
-        self._init_scale = init_scale
+        self._init_scale, self._init_spread = init_scale, init_spread
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
         number, dim, center = self.num_components, self.latent_dim, self._init_loc()
         self.logits = nn.Parameter(center.new_zeros(number))
         self.loc = nn.Parameter(center + self._init_scale * center.new_empty(number, dim).normal_())
-        scale = center.new_full((number, dim), self._init_scale)
+        widths = initial_scales(number, self._init_scale, self._init_spread)
+        scale = center.new_tensor(widths).unsqueeze(-1).repeat(1, dim)
         if self.covariance == "full":
             identity = torch.eye(dim, dtype=center.dtype, device=center.device)
             unit = identity.expand(number, dim, dim).contiguous()
@@ -387,11 +398,20 @@ class AutoGaussianMixture(autoguide.guides.AutoContinuous):
         return {name: torch.stack(values) for name, values in by_site.items()}
 
 
+def initial_scales(num_components: int, init_scale: float, init_spread: float) -> list[float]:
+    """Standard deviations at which the components start, from the narrowest to the widest."""
+    if num_components == 1:
+        return [init_scale]
+    steps = (2.0 * k / (num_components - 1) - 1.0 for k in range(num_components))
+    return [init_scale * init_spread**step for step in steps]
+
+
 def _check_options(
     num_components: int,
     covariance: str,
     rank: int | None,
     init_scale: float,
+    init_spread: float,
     temperature: float,
 ) -> None:
     if not isinstance(num_components, int) or num_components < 1:
@@ -409,6 +429,8 @@ def _check_options(
         raise ArgumentError(f"Expected rank to be an int >= 1, found {rank!r}.")
     if not 0 < init_scale < math.inf:
         raise ArgumentError(f"Expected a finite init_scale > 0, found {init_scale!r}.")
+    if not 1 <= init_spread < math.inf:
+        raise ArgumentError(f"Expected a finite init_spread >= 1, found {init_spread!r}.")
     if not 0 < temperature < math.inf:
         raise ArgumentError(f"Expected a finite temperature > 0, found {temperature!r}.")
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
+from pyro.distributions.transforms import SoftplusTransform
 from pyro.infer import autoguide
 from torch import Tensor
 from torch.distributions import transform_to
+from torch.distributions.transforms import ExpTransform
 
 from pyro_ext.guides.flat_density import (
     FlatDensity,
@@ -17,6 +20,9 @@ from pyro_ext.guides.flat_density import (
 )
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
+#: Coordinates that are worked on at once where entries do not depend on each other: few enough for
+#: the processor's cache, so that long vectors are read and written once for many operations.
+CACHE_LENGTH = 2**16
 
 
 class NormalDensity(FlatDensity):
@@ -46,9 +52,25 @@ class DiagonalNormalDensity(NormalDensity):
     covariance_structure = "diagonal"
 
     @torch.no_grad()
-    def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
-        noise = self._noise(parameters, generator, (num, self.dim))
-        return noise.mul_(self._scale(parameters)).add_(parameters["loc"])
+    def sample(
+        self,
+        parameters: Parameters,
+        generator: torch.Generator,
+        num: int,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        loc = parameters["loc"]
+        theta = loc.new_empty(num, self.dim) if out is None else out
+        for where in _pieces(theta):
+            scale = self._scale(part_of(parameters, where))
+            for row in theta:
+                piece = row[where]
+                if generator.device == piece.device:
+                    piece.normal_(generator=generator)
+                else:
+                    piece.copy_(self._noise(parameters, generator, tuple(piece.shape)))
+                piece.mul_(scale).add_(loc[where])
+        return theta
 
     def log_prob(self, parameters: Parameters, theta: Tensor) -> Tensor:
         scale = self._scale(parameters)
@@ -61,23 +83,103 @@ class DiagonalNormalDensity(NormalDensity):
     def mean_square_residual(
         self, parameters: Parameters, theta: Tensor, target: Tensor
     ) -> tuple[Tensor, Parameters]:
-        # With g = -(theta - loc) / scale^2: dg/dloc = 1 / scale^2, dg/dscale = -2 g / scale.
-        unconstrained = parameters["scale_unconstrained"].detach().requires_grad_()
+        residual, gradient = self.residual_gradient(parameters, theta, target)
+        return residual.square().sum(-1).mean(), gradient
+
+    @torch.no_grad()
+    def residual_gradient(
+        self,
+        parameters: Parameters,
+        theta: Tensor,
+        target: Tensor,
+        factor: float = 1.0,
+        known: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Parameters]:
+        """Residuals grad log q(theta) - target, and the gradient of their mean square.
+
+        Coordinates do not depend on each other: parts of the parameters, with the same
+        coordinates of ``theta`` and ``target``, give those parts of the result.
+
+        Parameters
+        ----------
+        parameters : dict of tensors
+        theta, target : tensors (S, D)
+            Held fixed.
+        factor : float
+            The gradient is multiplied by it.
+        known : (tensor (D,), tensor (S, D)), optional
+            The standard deviations, and grad log q(theta), where they are known already.
+        """
+        # With g = (loc - theta) / scale^2: dg/dloc = 1 / scale^2, dg/dscale = -2 g / scale.
+        if known is None:
+            scale = self._scale(parameters)
+            inverse = scale.reciprocal()
+            score = (parameters["loc"] - theta).mul_(inverse).mul_(inverse)
+        else:
+            scale, score = known
+            inverse = scale.reciprocal()
+        residual = score - target
+        scaled = (residual * inverse).mul_(2.0 * factor / len(theta))
+        loc_gradient = _sum_draws(scaled).mul(inverse)
+        scale_gradient = _sum_draws(scaled.mul_(score)).mul_(-2.0)
+        gradient = self._pull_back(parameters["scale_unconstrained"], scale, scale_gradient)
+        return residual, {"loc": loc_gradient, "scale_unconstrained": gradient}
+
+    def _pull_back(self, unconstrained: Tensor, scale: Tensor, gradient: Tensor) -> Tensor:
+        """Gradient in the unconstrained scale from that in the scale, which is overwritten."""
+        transform = transform_to(self.guide.scale_constraint)
+        if isinstance(transform, SoftplusTransform):
+            return gradient.mul_(unconstrained.sigmoid())
+        if isinstance(transform, ExpTransform):
+            return gradient.mul_(scale)
+        leaf = unconstrained.detach().requires_grad_()
         with torch.enable_grad():
-            scale = transform_to(self.guide.scale_constraint)(unconstrained)
-        with torch.no_grad():
-            precision = scale.square().reciprocal_()
-            score = (parameters["loc"] - theta).mul_(precision)
-            residual = score - target
-            value = residual.square().sum(-1).mean()
-            factor = 2.0 / residual[..., 0].numel()
-            loc_gradient = residual.sum(0).mul_(precision).mul_(factor)
-            scale_gradient = residual.mul_(score).sum(0).div_(scale).mul_(-2.0 * factor)
-        (gradient,) = torch.autograd.grad(scale, unconstrained, scale_gradient)
-        return value, {"loc": loc_gradient, "scale_unconstrained": gradient}
+            (result,) = torch.autograd.grad(transform(leaf), leaf, gradient)
+        return result
+
+    @torch.no_grad()
+    def largest_gradient(
+        self, parameters: Parameters, theta: Tensor, score: Tensor, reach: float
+    ) -> float:
+        """Bound on the entries of :meth:`residual_gradient`, and on the residuals.
+
+        For targets between ``score`` and the scores of the present guide, at these parameters and
+        all others whose entries differ by ``reach`` at most. Infinite or NaN where something is
+        not finite, or not known.
+
+        Parameters
+        ----------
+        parameters : dict of tensors
+        theta, score : tensors (S, D)
+        reach : float
+        """
+        transform = transform_to(self.guide.scale_constraint)
+        if not isinstance(transform, (SoftplusTransform, ExpTransform)) or not reach < math.inf:
+            return math.inf
+        extremes = []
+        for where in _pieces(theta):
+            piece = part_of(parameters, where)
+            low, high = score[:, where].aminmax()
+            distance = (piece["loc"] - theta[:, where]).abs_().amax()
+            extremes.append((distance, piece["scale_unconstrained"].amin(), -low, high))
+        # Of each piece: together the bound would combine the worst of coordinates that have
+        # nothing to do with each other.
+        distance, least, low, high = (torch.stack(each).double() for each in zip(*extremes, strict=True))
+        distance = distance + reach
+        precision = transform(least - reach).square().reciprocal()
+        residual = 2.0 * (distance * precision + torch.maximum(low, high))
+        # Both transforms have a derivative of at most their value, which cancels a division.
+        slope = torch.maximum(2.0 * precision, 4.0 * distance * precision).clamp_min(1.0)
+        # NaN comes through a maximum of tensors.
+        return float((residual * slope).amax())
 
     def moments(self, parameters: Parameters) -> Moments:
         return Moments(parameters["loc"], self._scale(parameters))
+
+    def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
+        """New parameters with this standard deviation everywhere, and the same mean."""
+        deviations = torch.full_like(parameters["loc"], scale)
+        return self.set_moments(parameters, Moments(parameters["loc"], deviations))
 
     def set_moments(self, parameters: Parameters, moments: Moments) -> Parameters:
         scale = self._unconstrained_scale(moments.scale)
@@ -112,6 +214,12 @@ class MultivariateNormalDensity(NormalDensity):
 
     def moments(self, parameters: Parameters) -> Moments:
         return Moments(parameters["loc"], self._scale_tril(parameters))
+
+    def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
+        """New parameters with this standard deviation everywhere, uncorrelated, the same mean."""
+        loc = parameters["loc"]
+        deviations = torch.full_like(loc, scale)
+        return self.set_moments(parameters, Moments(loc, torch.diag(deviations)))
 
     def set_moments(self, parameters: Parameters, moments: Moments) -> Parameters:
         scale = moments.scale.diagonal()
@@ -161,11 +269,35 @@ class LowRankNormalDensity(NormalDensity):
         inner = _solve_lower(capacitance, inner, transpose=True)
         return (inner @ factor.T - standard) / scale
 
+    def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
+        """New parameters with this standard deviation everywhere, and the same mean and W."""
+        factor = parameters["cov_factor"]
+        deviations = scale * (1.0 + factor.square().sum(-1)).rsqrt()
+        return {**parameters, "scale_unconstrained": self._unconstrained_scale(deviations)}
+
     def moments(self, parameters: Parameters) -> Moments:
         scale, factor = self._scale(parameters), parameters["cov_factor"]
         scaled = scale.unsqueeze(-1) * factor
         covariance = scaled @ scaled.T + torch.diag(scale.square())
         return Moments(parameters["loc"], torch.linalg.cholesky(covariance))
+
+
+def part_of(parameters: Parameters, where: slice) -> Parameters:
+    """Some coordinates of the parameters of a diagonal Normal."""
+    return {name: value[where] for name, value in parameters.items()}
+
+
+def _pieces(theta: Tensor) -> Iterator[slice]:
+    """Ranges of the coordinates of ``theta`` (..., D) that are worked on at once."""
+    dim = theta.shape[-1]
+    length = CACHE_LENGTH if theta.device.type == "cpu" else max(dim, 1)
+    for start in range(0, dim, length):
+        yield slice(start, min(start + length, dim))
+
+
+def _sum_draws(values: Tensor) -> Tensor:
+    """Sum over the rows (S, D); of a single row a view."""
+    return values[0] if len(values) == 1 else values.sum(0)
 
 
 def _solve_lower(scale_tril: Tensor, vectors: Tensor, transpose: bool = False) -> Tensor:

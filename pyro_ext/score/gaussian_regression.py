@@ -34,7 +34,9 @@ the evidence lower bound is stationary. Without noise it is reached exactly for 
 once there are D + 5 pairs.
 
 A *block* is a set of coordinates with a covariance of its own: one for a full guide; coordinates
-one by one for a diagonal guide, with vectors in place of matrices. Functions are pure.
+one by one for a diagonal guide, with vectors in place of matrices; rows and columns of each
+matrix for a matrix-normal guide, whose two factors are regressed in turn on the columns and the
+rows that the other has whitened. Functions are pure.
 """
 
 from __future__ import annotations

@@ -27,13 +27,17 @@ from pyro_ext.guides.flat_density import (
     check_has_flat_density,
     flat_density,
 )
-from pyro_ext.optim import EngineOptimizer, OptimizerLike
+from pyro_ext.optim import Coordinates, EngineOptimizer, OptimizerLike
 from pyro_ext.target import Data
 
 #: Learning rate of the default optimizer (Adam) at the start of a run.
 LEARNING_RATE = 1e-2
 #: Draws that ``get_samples`` returns unless told otherwise.
 DRAWS = 1000
+#: Axis of the host guides' parameters along which the coordinates of the flat vector run; rows of
+#: a Cholesky factor and of a low-rank factor belong to coordinates. A parameter that is not named
+#: here, or has another length there, belongs to no coordinate.
+AXES = {"loc": -1, "scale_unconstrained": -1, "scale_tril_unconstrained": -2, "cov_factor": -2}
 
 
 class GuideEngine(Engine):
@@ -45,11 +49,18 @@ class GuideEngine(Engine):
         Pyro model, used as it is.
     guide : AutoContinuous
         A Pyro autoguide of the model, or the class, which is then called with the model.
-    optim : PyroOptim or callable, optional
-        See :class:`~pyro_ext.optim.EngineOptimizer`. Default, where the engine uses one: Adam
-        with a learning rate that falls from 0.01 to 0 along a cosine over the run.
+    optim : PyroOptim, callable or mapping, optional
+        See :class:`~pyro_ext.optim.EngineOptimizer`; a mapping gives sites optimizers of their
+        own. Default, where the engine uses one: Adam with a learning rate that falls from 0.01 to
+        0 along a cosine over the run.
     num_samples : int, optional
         Draws S per step. None when the engine chooses by the guide, in ``_prepare``.
+    clip_norm : float, optional
+        The gradient in all of the guide's parameters, as one vector, is shortened to this length
+        where it is longer. Default: not.
+    initial_scale : float, optional
+        Standard deviation of every coordinate, in the unconstrained space, at the start. Default:
+        the guide's own.
     total_steps : int, optional
         T when steps are taken with ``step``. ``run(n)`` sets T to the steps taken so far plus n,
         so that a run resumed for its remaining steps has the T of the uninterrupted one. While T
@@ -73,6 +84,8 @@ dtype
         optim: OptimizerLike | None = None,
         num_samples: int | None = None,
         *,
+        clip_norm: float | None = None,
+        initial_scale: float | None = None,
         total_steps: int | None = None,
         estimator: GradientEstimator | None = None,
         likelihood_temperature: float = 1.0,
@@ -102,13 +115,18 @@ dtype
             raise ArgumentError(f"Expected num_samples >= 1, found {num_samples}.")
         if total_steps is not None and total_steps < 1:
             raise ArgumentError(f"Expected total_steps >= 1, found {total_steps}.")
+        for name, value in (("clip_norm", clip_norm), ("initial_scale", initial_scale)):
+            if value is not None and not 0 < value < math.inf:
+                raise ArgumentError(f"Expected a finite {name} > 0, found {value}.")
         self.guide = guide
         self.num_samples = num_samples
+        self.clip_norm = clip_norm
+        self.initial_scale = initial_scale
         self.total_steps = total_steps
         self._density: FlatDensity | None = None
         self._parameters: Parameters = {}
         self._optimizer: EngineOptimizer | None = None
-        self._default_optimizer: torch.optim.Optimizer | None = None
+        self._default_optimizers: list[torch.optim.Optimizer] = []
         self._draws = seeded_generator(self._generator.initial_seed(), 1)
 
     # -- hooks of subclasses -------------------------------------------------------------------
@@ -130,6 +148,10 @@ dtype
         )
         # The guide's own tensors: it is always the present fit, without copies.
         parameters = density.live_parameters()
+        if self.initial_scale is not None:
+            scaled = _with_scale(density, parameters, self.initial_scale)
+            for name, value in parameters.items():
+                value.copy_(scaled[name])
         self._prepare(density, parameters)
         self._density, self._parameters = density, parameters
 
@@ -204,37 +226,65 @@ dtype
         total = self._total
         return min(self.num_steps_taken / total, 1.0) if total else 0.0
 
-    def _start_optimizer(self, parameters: Parameters) -> None:
-        """Make the optimizer that ``_descend`` uses: the given one or the default."""
+    def _start_optimizer(self, parameters: Parameters, length: int | None = None) -> None:
+        """Make the optimizer that ``_descend`` uses: the given one or the default.
+
+        With ``length`` it updates parts of at most so many coordinates, where it can.
+        """
+        self._default_optimizers = []
 
         def default(tensors: list[Tensor]) -> torch.optim.Optimizer:
-            self._default_optimizer = torch.optim.Adam(tensors, lr=LEARNING_RATE)
-            return self._default_optimizer
+            # Fused: one pass over each tensor.
+            fused = tensors[0].device.type in ("cpu", "cuda")
+            optimizer = torch.optim.Adam(tensors, lr=LEARNING_RATE, fused=fused)
+            self._default_optimizers.append(optimizer)
+            return optimizer
 
-        self._optimizer = EngineOptimizer(self.optim or default, parameters)
+        layout = self.target.layout
+        axes = {
+            name: AXES[name]
+            for name, value in parameters.items()
+            if name in AXES and value.shape[AXES[name] :][:1] == (layout.dim,)
+        }
+        optim = default if self.optim is None else self.optim
+        coordinates = Coordinates(layout.slices, axes)
+        self._optimizer = EngineOptimizer(optim, parameters, coordinates, default)
+        if length is not None and length < layout.dim and self._optimizer.entrywise:
+            self._default_optimizers = []
+            coordinates = coordinates._replace(length=length)
+            self._optimizer = EngineOptimizer(optim, parameters, coordinates, default)
+
+    def _set_default_rate(self) -> None:
+        rate = LEARNING_RATE * 0.5 * (1.0 + math.cos(math.pi * self._progress()))
+        for optimizer in self._default_optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
 
     def _descend(
-        self, objective: Callable[[Parameters], tuple[Tensor, Parameters]], num_steps: int = 1
+        self,
+        objective: Callable[[Parameters], tuple[Tensor, Parameters]],
+        num_steps: int = 1,
+        can_break: bool = True,
     ) -> bool:
         """Take optimizer steps down an objective, a function to a value and a gradient.
 
-        Returns whether all was finite; if not, parameters and optimizer are as before.
+        Returns whether all was finite; if not, parameters and optimizer are as before. Without
+        ``can_break`` the caller knows that all will be finite, so that nothing has to be copied.
         """
         assert self._optimizer is not None
-        before = self.parameters, self._optimizer.snapshot()
-        if self._default_optimizer is not None:
-            rate = LEARNING_RATE * 0.5 * (1.0 + math.cos(math.pi * self._progress()))
-            for group in self._default_optimizer.param_groups:
-                group["lr"] = rate
+        before = (self.parameters, self._optimizer.snapshot()) if can_break else None
+        self._set_default_rate()
         finite = True
         for _ in range(num_steps):
             value, gradient = objective(self._parameters)
             finite = math.isfinite(float(value))
             if not finite:
                 break
+            if self.clip_norm is not None:
+                gradient = clipped(gradient, self.clip_norm)
             self._optimizer.step(gradient)
         finite = finite and all_finite(self._parameters)
-        if not finite:
+        if not finite and before is not None:
             self._write(before[0])
             self._optimizer.load_state_dict(before[1])
         return finite
@@ -243,6 +293,32 @@ dtype
     def _write(self, parameters: Parameters) -> None:
         for name, value in self._parameters.items():
             value.copy_(parameters[name])
+
+
+def clipped(gradient: Parameters, norm: float) -> Parameters:
+    """The gradient, as one vector over all parameters, shortened to ``norm`` if it is longer."""
+    lengths = [torch.linalg.vector_norm(entry) for entry in gradient.values()]
+    factor = (norm / torch.linalg.vector_norm(torch.stack(lengths))).clamp(max=1.0)
+    return {name: entry * factor for name, entry in gradient.items()}
+
+
+def _with_scale(density: FlatDensity, parameters: Parameters, scale: float) -> Parameters:
+    """Parameters with which every coordinate has this standard deviation, the mean as it is.
+
+    Raises
+    ------
+    ArgumentError
+        The guide is not one that can be set to a scale.
+    """
+    set_scale = getattr(density, "set_scale", None)
+    if set_scale is None:
+        raise ArgumentError(
+            "Expected AutoDiagonalNormal, AutoMultivariateNormal or AutoLowRankMultivariateNormal "
+            f"with initial_scale, found {type(density.guide).__name__}. Leave initial_scale out, "
+            "and give the guide its scale where it is made (init_scale)."
+        )
+    scaled: Parameters = set_scale(parameters, scale)
+    return scaled
 
 
 def all_finite(parameters: Parameters) -> bool:

@@ -13,7 +13,7 @@ project's; see :mod:`pyro_ext.score.gaussian_regression`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,9 @@ from torch import Tensor
 from pyro_ext.engine import Update
 from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients import GradientEstimator
-from pyro_ext.guides.flat_density import FlatDensity, Parameters, check_has_flat_density
-from pyro_ext.optim import OptimizerLike
+from pyro_ext.guides.flat_density import FlatDensity, Parameters
+from pyro_ext.guides.normal import DiagonalNormalDensity
+from pyro_ext.optim import OptimizerLike, Plan
 from pyro_ext.score.gaussian_regression import (
     DECAY,
     TRUST,
@@ -49,6 +50,8 @@ REGRESSED = ("full",)
 #: turn would fit a single draw too closely.
 SAMPLES_DIAGONAL, INNER_STEPS_DIAGONAL = 1, 2
 SAMPLES, INNER_STEPS = 2, 20
+#: Coordinates of a diagonal guide that take their inner steps together.
+PART_LENGTH = 2**18
 
 ProximalWeight = str | float | Callable[[int, int], float]
 
@@ -105,11 +108,18 @@ class ProximalScoreVI(GuideEngine):
         with the model. The guide object holds the fit at any time, so that ``guide.median()``,
         ``guide.quantiles()``, ``Predictive(model, guide=guide)`` and ``SVI`` work with it. It
         starts from the values that it has.
-    optim : PyroOptim or callable, optional
+    optim : PyroOptim, callable or mapping, optional
         Optimizer of the inner steps, whose state goes on over the iterations; see
         :class:`~pyro_ext.optim.EngineOptimizer`. Schedulers advance once an inner step. Default:
         Adam with a learning rate that falls from 0.01 to 0 along a cosine over the run. A rate
         that falls matters: scores are noisy.
+
+        A mapping from patterns of site names to optimizers, such as
+        ``{"*.bias": Adam({"lr": 1e-2}), "*": Adam({"lr": 1e-3})}``, gives sites rates of their
+        own. A site belongs to the first pattern that it matches, ``"*"`` takes the rest, and None
+        in place of an optimizer is the default. Entries of ``loc`` and ``scale``, also a
+        mixture's, and rows of a Cholesky factor or of ``cov_factor`` belong to the sites of their
+        coordinates; other parameters, such as a flow's, belong to ``"*"``.
     solver : {"gradient", "regression"}, optional
         "gradient" is the paper's. "regression" needs no optimizer; for ``AutoDiagonalNormal`` and
         ``AutoMultivariateNormal``. Default: "regression" for ``AutoMultivariateNormal`` when no
@@ -122,6 +132,20 @@ class ProximalScoreVI(GuideEngine):
     proximal : "linear", float or callable
         Weight alpha_t of the proximal term: t/T (the paper's), a constant, or a function of
         (t, T). ``solver="regression"`` has its own proximal term.
+    sample_reuse : int
+        The inner steps use the draws and scores of so many iterations, the present one and those
+        just before it; 1 is the paper's. More average the noise of scores over iterations without
+        another evaluation of the model, and cost two vectors of length S D each. The match is
+        then taken under the mixture of the guides that drew, with no importance weights: for a
+        guide that can match the target everywhere its minimum is the same, for any other it
+        lags, towards where earlier guides had their mass. In the first iterations the present
+        draws stand in for those that are missing.
+    clip_norm : float, optional
+        The gradient of an inner step, in all of the guide's parameters as one vector, is
+        shortened to this length where it is longer. Default: not.
+    initial_scale : float, optional
+        Standard deviation of every coordinate, in the unconstrained space, at the start, for
+        Normal guides. Default: the guide's own. Networks want a small one, such as 0.01.
     total_steps : int, optional
         T when steps are taken with ``step``. ``run(n)`` sets T to the steps taken so far plus n,
         so that a run resumed for its remaining steps has the T of the uninterrupted one. While T
@@ -156,6 +180,9 @@ dtype
         num_inner_steps: int | None = None,
         proximal: ProximalWeight = "linear",
         *,
+        sample_reuse: int = 1,
+        clip_norm: float | None = None,
+        initial_scale: float | None = None,
         total_steps: int | None = None,
         decay: float = DECAY,
         trust: float = TRUST,
@@ -173,6 +200,8 @@ dtype
             guide,
             optim,
             num_samples,
+            clip_norm=clip_norm,
+            initial_scale=initial_scale,
             total_steps=total_steps,
             estimator=estimator,
             likelihood_temperature=likelihood_temperature,
@@ -184,21 +213,33 @@ dtype
             dtype=dtype,
         )
         _check_options(solver, optim, num_inner_steps, proximal, decay, trust)
-        self.solver = solver or default_solver(self.guide, optim)
+        _check_gradient_options(solver, sample_reuse, clip_norm)
+        self.solver = solver
         self.num_inner_steps = num_inner_steps
         self.proximal = proximal
+        self.sample_reuse = sample_reuse
         self.decay = decay
         self.trust = trust
         self._regression: Regression | None = None
+        #: Draws and scores of earlier iterations that are used again, the latest first.
+        self._reused: list[tuple[Tensor, Tensor]] = []
+        #: Draws and scores of the last iteration, whose memory the next one takes.
+        self._theta: Tensor | None = None
+        self._memory: Tensor | None = None
 
     # -- engine hooks --------------------------------------------------------------------------
 
     def _prepare(self, density: FlatDensity, parameters: Parameters) -> None:
+        if self.solver is None and (self.sample_reuse > 1 or self.clip_norm is not None):
+            self.solver = "gradient"
+        self.solver = self.solver or default_solver(density, self.optim)
         if self.solver == "regression":
             check_regression(density, self.num_samples)
             self._regression = initial_regression(density.moments(parameters).scale)
         else:
-            self._start_optimizer(parameters)
+            by_parts = isinstance(density, DiagonalNormalDensity) and self.clip_norm is None
+            length = PART_LENGTH if by_parts and self.target.device.type == "cpu" else None
+            self._start_optimizer(parameters, length)
         diagonal = density.covariance_structure == "diagonal"
         if self.num_samples is None:
             single = diagonal and self.solver == "gradient"
@@ -207,6 +248,8 @@ dtype
             self.num_inner_steps = INNER_STEPS_DIAGONAL if diagonal else INNER_STEPS
 
     def _update(self, data: Data) -> Update:
+        if self.solver == "gradient":
+            return self._gradient_update(data)
         density = self.density
         assert self.num_samples is not None
         with torch.no_grad():
@@ -218,33 +261,34 @@ dtype
         loss = float((present - score).square().sum(-1).mean())
         info = {"log_p": float(log_p), "log_q": float(log_q)}
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
-        if finite and self.solver == "regression":
+        if finite:
             finite = self._regression_step(theta, score)
-        elif finite:
-            weight = self._weight()
-            target = blended_target(score, present, weight)
-            del score, present
-            finite = self._gradient_steps(theta, target, weight)
         return Update(loss, info, finite)
 
     def _sample(self, density: FlatDensity) -> Tensor:
         assert self.num_samples is not None
         if self.solver == "gradient":
+            if isinstance(density, DiagonalNormalDensity) and self.sample_reuse == 1:
+                # Memory that is kept costs less than memory that the system gives anew.
+                self._theta = density.sample(self._parameters, self._generator, self.num_samples, self._theta)
+                return self._theta
             return density.sample(self._parameters, self._generator, self.num_samples)
         draws = density.sample(self._parameters, self._generator, self.num_samples // 2)
         return antithetic(draws, density.moments(self._parameters).mean)
 
     def _settings(self) -> dict[str, str]:
-        return {"solver": self.solver, **super()._settings()}
+        return {"solver": str(self.solver), **super()._settings()}
 
     def _algorithm_state(self) -> dict[str, Any]:
         regression = None if self._regression is None else saved_regression(self._regression)
-        return {**super()._algorithm_state(), "regression": regression}
+        reused = [list(pair) for pair in self._reused]
+        return {**super()._algorithm_state(), "regression": regression, "reused": reused}
 
     def _load_algorithm_state(self, state: dict[str, Any]) -> None:
         super()._load_algorithm_state(state)
         if self._regression is not None:
             self._regression = restored_regression(state["regression"])
+        self._reused = [(theta, score) for theta, score in state["reused"]]
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -255,13 +299,103 @@ dtype
             return float(self.proximal(self.num_steps_taken, self._total or 0))
         return float(self.proximal)
 
-    def _gradient_steps(self, theta: Tensor, target: Tensor, weight: float) -> bool:
-        assert self.num_inner_steps is not None
+    def _gradient_update(self, data: Data) -> Update:
+        theta = self._sample(self.density)
+        with self.target.writing_into(self._memory):
+            score, log_prior, log_likelihood = self._score(theta, data)
+        if self.sample_reuse == 1:
+            self._memory = score
+        log_p = float((log_prior + log_likelihood / self.target.likelihood_temperature).mean())
+        finite = math.isfinite(log_p)
+        loss = log_q = math.nan
+        if finite:
+            missing = self.sample_reuse - 1 - len(self._reused)
+            draws = [(theta, score)] * (1 + missing) + self._reused
+            weight = self._weight()
+            loss, log_q, finite = self._gradient_steps(draws, weight)
+            if finite and self.sample_reuse > 1:
+                self._reused = [(theta, score), *self._reused][: self.sample_reuse - 1]
+        return Update(loss, {"log_p": log_p, "log_q": log_q}, finite)
+
+    @torch.no_grad()
+    def _gradient_steps(
+        self, draws: list[tuple[Tensor, Tensor]], weight: float
+    ) -> tuple[float, float, bool]:
+        """Take the inner steps; return the loss, the mean of log q, and whether all was finite."""
+        assert self.num_inner_steps is not None and self._optimizer is not None
+        self._set_default_rate()
+        plan = self._optimizer.plan(self.num_inner_steps)
+        safe = self._cannot_break(draws, weight, plan)
+        if safe and self.clip_norm is None and self._optimizer.entrywise:
+            return *self._steps_by_part(draws, weight, plan), True
+        density, present_draws = self.density, draws[0][0]
+        theta, score = (_joined(each) for each in zip(*draws, strict=True))
+        present = density.score(self._parameters, theta)
+        log_q = float(density.log_prob(self._parameters, present_draws).mean())
+        residual = (present - score)[: len(present_draws)]
+        loss = float(residual.square_().sum(-1).mean())
+        if not math.isfinite(loss):
+            return loss, log_q, False
+        target = blended_target(score, present, weight)
+        del draws, score, present, residual
 
         def objective(parameters: Parameters) -> tuple[Tensor, Parameters]:
-            return proximal_gradient(self.density, parameters, theta, target, weight)
+            return proximal_gradient(density, parameters, theta, target, weight)
 
-        return self._descend(objective, self.num_inner_steps)
+        finite = self._descend(objective, self.num_inner_steps, can_break=not safe)
+        return loss, log_q, finite
+
+    def _cannot_break(
+        self, draws: list[tuple[Tensor, Tensor]], weight: float, plan: Plan
+    ) -> bool:
+        """Whether it is certain that the inner steps will be finite, so that none is undone."""
+        density = self.density
+        if not isinstance(density, DiagonalNormalDensity) or plan.reach == math.inf:
+            return False
+        largest = max(
+            density.largest_gradient(self._parameters, theta, score, plan.reach)
+            for theta, score in dict.fromkeys(draws)
+        )
+        # Adam keeps squares of gradients.
+        limit = 1e-4 * math.sqrt(torch.finfo(draws[0][0].dtype).max)
+        return (1.0 + weight) * largest < limit
+
+    def _steps_by_part(
+        self, draws: list[tuple[Tensor, Tensor]], weight: float, plan: Plan
+    ) -> tuple[float, float]:
+        """All inner steps of one part of a diagonal guide after another.
+
+        The objective is a sum over coordinates and so are the steps of the optimizer, so that a
+        part can take all its steps while it is in the processor's cache; every vector is read and
+        written once an iteration, and what is computed in between is never long. Returns the loss
+        and the mean of log q.
+        """
+        density, optimizer = self.density, self._optimizer
+        assert isinstance(density, DiagonalNormalDensity) and optimizer is not None
+        assert self.num_inner_steps is not None
+        number = len(draws[0][0])
+        loss, log_q = 0.0, -0.5 * density.dim * math.log(2.0 * math.pi)
+        for part in optimizer.parts:
+            where = slice(None) if part.where is None else part.where
+            theta, score = (
+                _joined([entry[:, where] for entry in each]) for each in zip(*draws, strict=True)
+            )
+            parameters = {name: tensor.detach() for name, tensor in part.tensors.items()}
+            loc, scale = density.moments(parameters)
+            standard = (loc - theta).div_(scale)
+            present = standard / scale
+            log_q -= _sum_of_logarithms(scale)
+            log_q -= 0.5 * float(standard[:number].square_().sum()) / number
+            loss += float((present[:number] - score[:number]).square_().sum()) / number
+            target = torch.lerp(score, present, weight / (1.0 + weight))
+            for step in range(self.num_inner_steps):
+                known = (scale, present) if step == 0 else None
+                _, gradient = density.residual_gradient(
+                    parameters, theta, target, 1.0 + weight, known
+                )
+                optimizer.step_part(part, gradient, plan, step)
+        optimizer.finish(plan)
+        return loss, log_q
 
     @torch.no_grad()
     def _regression_step(self, theta: Tensor, score: Tensor) -> bool:
@@ -278,14 +412,30 @@ dtype
         return True
 
 
-def default_solver(guide: Any, optim: Any) -> str:
+def _joined(pieces: Sequence[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
+
+
+def _sum_of_logarithms(values: Tensor) -> float:
+    """Sum of the logarithms of positive numbers (D,), of products of four, which is faster."""
+    quarter = len(values) // 4
+    if quarter:
+        first, second, third, fourth = values[: 4 * quarter].chunk(4)
+        products = (first * second).mul_(third).mul_(fourth)
+        low, high = (float(bound) for bound in products.aminmax())
+        if 1e-30 < low and high < math.inf:
+            rest = values[4 * quarter :]
+            return float(products.log_().sum()) + float(rest.log().sum())
+    return float(values.log().sum())
+
+
+def default_solver(density: FlatDensity, optim: Any) -> str:
     """The solver for a guide, unless told otherwise.
 
     "regression" for Normal guides with correlations, where it needs fewer scores and no learning
     rate; "gradient" for all others and when an optimizer is given.
     """
-    structure = getattr(check_has_flat_density(guide), "covariance_structure", None)
-    correlated = structure in REGRESSED and optim is None
+    correlated = density.covariance_structure in REGRESSED and optim is None
     return "regression" if correlated else "gradient"
 
 
@@ -337,3 +487,14 @@ def _check_options(
         raise ArgumentError(f"Expected 0 < decay <= 1, found {decay}.")
     if not trust > 1:
         raise ArgumentError(f"Expected trust > 1, found {trust}.")
+
+
+def _check_gradient_options(solver: str | None, sample_reuse: int, clip_norm: float | None) -> None:
+    if not isinstance(sample_reuse, int) or sample_reuse < 1:
+        raise ArgumentError(f"Expected sample_reuse to be an int >= 1, found {sample_reuse!r}.")
+    if solver == "regression" and (sample_reuse > 1 or clip_norm is not None):
+        raise ArgumentError(
+            "Expected sample_reuse=1 and clip_norm=None with solver='regression', which averages "
+            f"over all iterations and has no gradient, found {sample_reuse} and {clip_norm}. Leave "
+            "them out, or use solver='gradient'."
+        )

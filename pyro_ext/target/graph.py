@@ -64,6 +64,33 @@ class _Inputs:
         return pytree.tree_unflatten(leaves, self.spec)
 
 
+class Memory:
+    """Memory for a long result, which the caller may lend, for one use.
+
+    Memory that a program holds already is several times faster to write than memory that the
+    system has to hand out, and a result of the last evaluation is often of no use any more.
+    """
+
+    def __init__(self) -> None:
+        self._lent: Tensor | None = None
+
+    def lend(self, tensor: Tensor | None) -> None:
+        """Let the next result be written into ``tensor``, if it fits; None takes it back."""
+        self._lent = tensor
+
+    def empty(self, shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor with any content: the lent one or a new one."""
+        lent, self._lent = self._lent, None
+        if (
+            lent is not None
+            and list(lent.shape) == shape
+            and (lent.dtype, lent.device) == (dtype, device)
+            and lent.is_contiguous()
+        ):
+            return lent
+        return torch.empty(shape, dtype=dtype, device=device)
+
+
 class BatchedFunction:
     """Lift ``single(z, arguments)`` from one flat vector (D,) to particles (P, D).
 
@@ -84,6 +111,7 @@ class BatchedFunction:
         self.single = single
         self.mode = mode
         self.particle_chunk = particle_chunk
+        self.memory = Memory()
         self._graphs: dict[Hashable, tuple[Callable[..., Any], _Inputs]] = {}
         self._told_many = False
 
@@ -175,6 +203,8 @@ class BatchedFunction:
         module.graph.eliminate_dead_code()
         if self.mode == "inductor":
             _materialize_accumulators(module.graph)
+        else:
+            _join_in_place(module.graph, self.memory)
         module.recompile()
         self._require_same_result(module, z, inputs)
         if self.mode == "inductor":
@@ -189,11 +219,17 @@ class BatchedFunction:
         traced = pytree.tree_leaves(module(other, *inputs.tensors))
         direct = pytree.tree_leaves(self._through_handlers(other, inputs.rebuild(inputs.tensors)))
         for one, two in zip(traced, direct, strict=True):
-            if not torch.allclose(one, two, rtol=1e-3, atol=1e-5, equal_nan=True):
+            if not _close(one, two):
                 raise RuntimeError(
                     "the graph gives another result than the model at other parameters, so the "
                     "model's computation depends on values, or was compiled wrongly"
                 )
+
+
+def _close(one: Tensor, two: Tensor) -> bool:
+    """Whether two results agree; compared in pieces, since the comparison makes copies."""
+    pieces = zip(one.reshape(-1).split(2**20), two.reshape(-1).split(2**20), strict=True)
+    return all(torch.allclose(*pair, rtol=1e-3, atol=1e-5, equal_nan=True) for pair in pieces)
 
 
 def _materialize_accumulators(graph: torch.fx.Graph) -> None:
@@ -212,6 +248,82 @@ def _materialize_accumulators(graph: torch.fx.Graph) -> None:
                     {"memory_format": torch.contiguous_format},
                 )
             node.update_arg(0, own)
+
+
+_ATEN = torch.ops.aten
+_VIEWS = (
+    _ATEN.view.default,
+    _ATEN._unsafe_view.default,
+    _ATEN.transpose.int,
+    _ATEN.squeeze.dim,
+    _ATEN.unsqueeze.default,
+)
+
+
+def _join_in_place(graph: torch.fx.Graph, memory: Memory) -> None:
+    """Write the pieces of a joined result to their places as soon as each is computed.
+
+    The gradient of a flat vector is joined from those of the sites, at the end and by copying, so
+    that it is in memory twice. Here the joined tensor is made first, every piece is copied into it
+    and freed, and matrix products, the gradients of large sites, are computed in it. Nothing may
+    remove dead code from the graph afterwards.
+    """
+    order = {node: position for position, node in enumerate(graph.nodes)}
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    for join in output.all_input_nodes:
+        if join.target is not _ATEN.cat.default or join.args[1:] != (1,) or len(join.users) != 1:
+            continue
+        whole, pieces = join.meta["val"], list(join.args[0])
+        # Each piece is a view, or a view of a view, of what its source has computed.
+        views = {piece: _views_of_source(piece) for piece in pieces}
+        sources = {piece: (chain[-1].args[0] if chain else piece) for piece, chain in views.items()}
+        if len(views) < len(pieces) or any(
+            sources[piece].op != "call_function" or piece.meta["val"].dtype != whole.dtype
+            for piece in pieces
+        ):
+            continue
+        with graph.inserting_before(min(sources.values(), key=order.__getitem__)):
+            description = (list(whole.shape), whole.dtype, whole.device)
+            joined = graph.call_function(memory.empty, description)
+        join.replace_all_uses_with(joined)
+        graph.erase_node(join)
+        stop = 0
+        for piece in pieces:
+            start, stop = stop, stop + piece.meta["val"].shape[1]
+            source, chain = sources[piece], views[piece]
+            with graph.inserting_before(source):
+                place = graph.call_function(_ATEN.slice.Tensor, (joined, 1, start, stop))
+            if _same_memory(source, piece) and source.target is _ATEN.bmm.default:
+                with graph.inserting_before(source):
+                    shape = list(source.meta["val"].shape)
+                    out = graph.call_function(_ATEN.view.default, (place, shape))
+                    graph.call_function(_ATEN.bmm.out, source.args, {"out": out})
+                for node in (*chain, source):
+                    graph.erase_node(node)
+                continue
+            latest = source
+            for node in reversed(chain):
+                latest.append(node)
+                latest = node
+            with graph.inserting_after(piece):
+                graph.call_function(_ATEN.copy_.default, (place, piece))
+
+
+def _views_of_source(piece: torch.fx.Node) -> list[torch.fx.Node]:
+    """The views that lead to ``piece``, and to nothing else, last one first."""
+    chain, node = [], piece
+    while node.target in _VIEWS and len(node.users) == 1:
+        chain.append(node)
+        node = node.args[0]
+    return chain
+
+
+def _same_memory(source: torch.fx.Node, piece: torch.fx.Node) -> bool:
+    """Whether a piece, a view of its source, has the source's entries in the source's order."""
+    alone = len(source.users) == (0 if source is piece else 1)
+    return (
+        alone and source.meta["val"].is_contiguous() and piece.meta["val"].is_contiguous()
+    )
 
 
 @contextmanager

@@ -22,12 +22,15 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import SubsampleMessenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.distributions import Distribution, biject_to
+from torch.distributions import Distribution, Independent, Normal, biject_to
 from torch.distributions.transforms import ComposeTransform, IndependentTransform, Transform
 
 from pyro_ext.errors import ArgumentError, ModelCheckError
 
 Indices = Mapping[str, Tensor]
+
+#: Entries of a latent site from which on its prior's gradient is worth adding in place.
+LARGE_SITE = 2**16
 
 _patch_lock = threading.RLock()
 
@@ -171,6 +174,24 @@ def plate_frames(site: Mapping[str, Any]) -> list[Any]:
     return [frame for frame in site["cond_indep_stack"] if frame.vectorized]
 
 
+def common_normal(fn: Any) -> tuple[Tensor, Tensor] | None:
+    """Location and scale that all entries of a Normal share, two scalars; None for other ``fn``.
+
+    None as well where either is differentiated, and so depends on another latent site.
+    """
+    while isinstance(fn, Independent):
+        fn = fn.base_dist
+    if type(fn).log_prob is not Normal.log_prob:
+        return None
+    scalars = []
+    for value in (fn.loc, fn.scale):
+        expanded = zip(value.shape, value.stride(), strict=True)
+        if value.requires_grad or any(size > 1 and stride != 0 for size, stride in expanded):
+            return None
+        scalars.append(value[(0,) * value.dim()])
+    return scalars[0], scalars[1]
+
+
 def plate_shape_error(error: ValueError) -> ArgumentError | None:
     """Pyro's complaint about rows that do not fit a plate, with the fix; None for other errors."""
     if "Shape mismatch inside plate" not in str(error):
@@ -191,9 +212,14 @@ class SiteHandler(Messenger):
         plate.
     indices : mapping of str to tensor
         Row indices of the subsampled plates in this run.
+    leave_normals : bool
+        Leave large sites whose prior is one Normal for all entries out of ``log_prior``, for the
+        caller to add: automatic differentiation makes ten tensors of a site's size for them.
 
     Attributes
     ----------
+    normals : dict of str to (scalar tensor, scalar tensor)
+        Location and scale of each site that was left out.
     log_prior : scalar tensor
         Latent sites with log|det J| of their transforms, and factors outside every plate.
     log_likelihood : scalar tensor
@@ -202,10 +228,17 @@ class SiteHandler(Messenger):
         Constrained value of each latent site.
     """
 
-    def __init__(self, unconstrained: Mapping[str, Tensor], indices: Indices) -> None:
+    def __init__(
+        self,
+        unconstrained: Mapping[str, Tensor],
+        indices: Indices,
+        leave_normals: bool = False,
+    ) -> None:
         super().__init__()
         self.unconstrained = unconstrained
         self.indices = indices
+        self.leave_normals = leave_normals
+        self.normals: dict[str, tuple[Tensor, Tensor]] = {}
         self.log_prior: Any = 0.0
         self.log_likelihood: Any = 0.0
         self.values: dict[str, Tensor] = {}
@@ -250,6 +283,8 @@ class SiteHandler(Messenger):
     def _pyro_post_sample(self, msg: Any) -> None:
         if site_is_subsample(msg) or is_deterministic(msg):
             return
+        if self.leave_normals and self._leave_normal(msg):
+            return
         log_prob = msg["fn"].log_prob(msg["value"])
         log_prob = scale_and_mask(log_prob, msg["scale"], msg["mask"]).sum()
         if msg["is_observed"]:
@@ -264,6 +299,19 @@ class SiteHandler(Messenger):
             log_det = scale_and_mask(log_det, msg["scale"], msg["mask"])
             self.log_prior = self.log_prior + log_det.sum()
         self.values[msg["name"]] = msg["value"]
+
+    def _leave_normal(self, msg: Any) -> bool:
+        name, value = msg["name"], msg["value"]
+        # The very tensor: not observed, not transformed, and not some rows of it.
+        if value is not self.unconstrained.get(name) or value.numel() < LARGE_SITE:
+            return False
+        plain = isinstance(msg["scale"], (int, float)) and msg["scale"] == 1
+        normal = common_normal(msg["fn"]) if plain and msg["mask"] in (None, True) else None
+        if normal is None:
+            return False
+        self.normals[name] = normal
+        self.values[name] = value
+        return True
 
 
 class UnconstrainHandler(SiteHandler):

@@ -50,9 +50,12 @@ class Layout:
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """Split ``flat`` of shape (..., D) into sites of shape (..., *site shape)."""
+        # In one operation, whose gradient joins the sites' once; a slice's gradient is a vector of
+        # zeros around it, one of length D for each site.
+        pieces = flat.split([math.prod(self.shapes[name]) for name in self.names], dim=-1)
         return {
-            name: flat[..., self.slices[name]].reshape(flat.shape[:-1] + self.shapes[name])
-            for name in self.names
+            name: piece.reshape(flat.shape[:-1] + self.shapes[name])
+            for name, piece in zip(self.names, pieces, strict=True)
         }
 
     def join(self, sites: Mapping[str, Tensor]) -> Tensor:

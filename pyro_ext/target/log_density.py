@@ -18,7 +18,8 @@ import inspect
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +44,8 @@ Indices = Mapping[str, Tensor]
 
 #: Rows of a subsampled plate that a full-data sweep evaluates at once, unless told otherwise.
 DEFAULT_DATA_CHUNK = 2048
+#: Coordinates that are worked on at once where a vector is too long for the processor's cache.
+CACHE_LENGTH = 2**16
 
 
 def _differentiated(single: Callable[[Tensor, Any], Any]) -> Callable[[Tensor, Any], Any]:
@@ -56,6 +59,31 @@ def _differentiated(single: Callable[[Tensor, Any], Any]) -> Callable[[Tensor, A
         return torch.func.vjp(lambda z: single(z, arguments), z)[0]
 
     return value
+
+
+def _add_normal(score: Tensor, z: Tensor, where: slice, loc: Tensor, scale: Tensor) -> Tensor:
+    """Add a Normal prior of the coordinates ``where`` to the score; return its log density (P,).
+
+    In pieces that stay in the processor's cache, so that each entry is read and written once.
+
+    Parameters
+    ----------
+    score : tensor (P, D)
+        Changed in place.
+    z : tensor (P, D)
+    loc, scale : tensors (P,)
+    """
+    size = where.stop - where.start
+    length = CACHE_LENGTH if z.device.type == "cpu" else size
+    loc, precision = loc.unsqueeze(-1), scale.square().reciprocal().unsqueeze(-1)
+    log_density = -size * (scale.log() + 0.5 * math.log(2.0 * math.pi))
+    for start in range(where.start, where.stop, length):
+        part = slice(start, min(start + length, where.stop))
+        residual = loc - z[:, part]
+        gradient = residual * precision
+        score[:, part] += gradient
+        log_density -= 0.5 * residual.mul_(gradient).sum(-1)
+    return log_density
 
 
 class Score(NamedTuple):
@@ -202,6 +230,18 @@ class LogDensity:
         for function in (self._value, self._score, self._score_parts, self._constrain):
             function.retrace()
 
+    @contextmanager
+    def writing_into(self, buffer: Tensor | None) -> Iterator[None]:
+        """Let the first score in this context be written into ``buffer``, where that is possible.
+
+        ``buffer`` is a score that nobody needs any more, or None.
+        """
+        self._score.memory.lend(buffer)
+        try:
+            yield
+        finally:
+            self._score.memory.lend(None)
+
     # -- one particle ------------------------------------------------------------------------
 
     def run(self, handler: Any, arguments: Any) -> None:
@@ -219,13 +259,30 @@ class LogDensity:
         zero = z.new_zeros(())
         return handler.log_prior + zero, handler.log_likelihood + zero
 
-    def _single_score(self, z: Tensor, arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        def tempered(z: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            log_prior, log_likelihood = self._single_value(z, arguments)
-            return self._temper(log_prior, log_likelihood), (log_prior, log_likelihood)
+    def _single_score(
+        self, z: Tensor, arguments: Any
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]:
+        """Score and log density without the Normal priors of large sites, and those priors."""
+
+        def tempered(z: Tensor) -> tuple[Tensor, Any]:
+            handler = SiteHandler(self.layout.split(z), arguments[2], leave_normals=True)
+            self.run(handler, arguments)
+            zero = z.new_zeros(())
+            parts = handler.log_prior + zero, handler.log_likelihood + zero
+            return self._temper(*parts), (*parts, handler.normals)
 
         gradient, parts = torch.func.grad(tempered, has_aux=True)(z)
         return (gradient, *parts)
+
+    def _particle_scores(self, z: Tensor, arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Score (P, D), log prior and log likelihood (P,) at particles."""
+        score, log_prior, log_likelihood, normals = self._score(z, arguments)
+        if normals:
+            # The gradient is a tensor of its own, except where vmap repeats one for all particles.
+            score = score.contiguous()
+        for name, (loc, scale) in normals.items():
+            log_prior = log_prior + _add_normal(score, z, self.layout.slices[name], loc, scale)
+        return score, log_prior, log_likelihood
 
     def _single_score_parts(
         self, z: Tensor, arguments: Any
@@ -317,7 +374,7 @@ class LogDensity:
 
     def score(self, z: Tensor, data: Data, indices: Indices | None = None) -> Score:
         """Gradient of :meth:`log_density` for one batch of rows."""
-        return Score(*self._score(self._particles(z), self._arguments(data, indices)))
+        return Score(*self._particle_scores(self._particles(z), self._arguments(data, indices)))
 
     def score_parts(self, z: Tensor, data: Data, indices: Indices | None = None) -> ScoreParts:
         """Gradients of the prior part and of the likelihood part, for one batch of rows."""
@@ -351,11 +408,13 @@ class LogDensity:
             batches.append((weight, {name: part for name, _, part in combination}))
         return batches
 
-    def _sweep_sum(self, function: BatchedFunction, z: Tensor, data: Data) -> list[Tensor]:
+    def _sweep_sum(self, function: Callable[..., Any], z: Tensor, data: Data) -> list[Tensor]:
         z = self._particles(z)
         total: list[Tensor] | None = None
         for weight, indices in self.sweep():
             parts = function(z, as_arguments(data.args, data.kwargs, indices))
+            if weight == 1.0:
+                return list(parts)
             if total is None:
                 total = [weight * part for part in parts]
             else:
@@ -373,7 +432,7 @@ class LogDensity:
 
     def full_score(self, z: Tensor, data: Data) -> Score:
         """As :meth:`score`, exactly, over all rows (chunked, ragged last chunk included)."""
-        return Score(*self._sweep_sum(self._score, z, data))
+        return Score(*self._sweep_sum(self._particle_scores, z, data))
 
     def full_score_parts(self, z: Tensor, data: Data) -> ScoreParts:
         """As :meth:`score_parts`, exactly, over all rows."""

@@ -425,7 +425,7 @@ def test_local_latents_in_a_subsampled_plate_are_refused() -> None:
 
 
 def test_state_of_another_solver_or_guide_is_refused(tmp_path: Path) -> None:
-    engine = ProximalScoreVI(gaussian, AutoMultivariateNormal, solver="gradient")
+    engine = ProximalScoreVI(gaussian, AutoMultivariateNormal, num_inner_steps=1)
     result = engine.run(KEY, 2, progress_bar=False)
     engine.save(tmp_path / "state", result.state)
     for other, words in [

@@ -105,7 +105,9 @@ def test_inner_gradient_is_that_of_the_two_term_objective(guide_class) -> None:
 
 
 def test_full_normal_on_a_correlated_normal_by_gradient_steps() -> None:
-    engine = ProximalScoreVI(gaussian, AutoMultivariateNormal(gaussian), solver="gradient", seed=0)
+    engine = ProximalScoreVI(
+        gaussian, AutoMultivariateNormal(gaussian), solver="gradient", seed=0
+    )
     result = engine.run(1200, progress_bar=False)
     assert forward_kl(engine, MEAN, COVARIANCE) < 1e-4
     assert result.losses.shape == (1200,) and result.losses[-1] < 1e-2 < result.losses[0]
