@@ -34,6 +34,10 @@ class NormalDensity(FlatDensity):
         name = f"{self.guide.prefix}_{name}"
         return self._transforms[name](parameters[name])
 
+    def mean(self, parameters: Parameters) -> jax.Array:
+        """Mean (D,) of the guide, in the unconstrained space."""
+        return self._get(parameters, "loc")
+
     def _noise(self, parameters: Parameters, rng_key: jax.Array, shape: tuple[int, ...]) -> Any:
         return jax.random.normal(rng_key, shape, self._get(parameters, "loc").dtype)
 

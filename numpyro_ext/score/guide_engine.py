@@ -294,9 +294,13 @@ class SiteOptimizers:
             axis, coordinates = where
             of_entry = by_coordinate[coordinates]
             ends = [0, *(np.flatnonzero(np.diff(of_entry)) + 1).tolist(), len(of_entry)]
-            self._parts[name] = axis, [
-                (start, stop, patterns[of_entry[start]]) for start, stop in itertools.pairwise(ends)
-            ]
+            self._parts[name] = (
+                axis,
+                [
+                    (start, stop, patterns[of_entry[start]])
+                    for start, stop in itertools.pairwise(ends)
+                ],
+            )
         if rest and REST not in patterns:
             raise ArgumentError(
                 f"Expected an optimizer for the guide's parameters {rest}, which belong to no "
@@ -350,9 +354,7 @@ class SiteOptimizers:
         return {**parameters, **pieces}
 
 
-def _coordinates_of(
-    name: str, shape: tuple[int, ...], dim: int
-) -> tuple[int, np.ndarray] | None:
+def _coordinates_of(name: str, shape: tuple[int, ...], dim: int) -> tuple[int, np.ndarray] | None:
     """Axis of a guide's parameter, and the coordinate that each entry along it belongs to."""
     if name == "scale_tril" and shape[-1:] == (dim * (dim + 1) // 2,):
         # The host's vector: the rows below the diagonal, then the diagonal.
@@ -399,9 +401,7 @@ def match_sites(patterns: Sequence[str], sites: Mapping[str, Any]) -> dict[str, 
     return owners
 
 
-def adam_step(
-    parameters: Any, gradient: Any, state: Any, rate: Array | float
-) -> tuple[Any, Any]:
+def adam_step(parameters: Any, gradient: Any, state: Any, rate: Array | float) -> tuple[Any, Any]:
     """One step of the default optimizer: the new parameters and its new state."""
     step, state = _ADAM.update(gradient, state)
     return jax.tree.map(lambda x, u: x - rate * u, parameters, step), state

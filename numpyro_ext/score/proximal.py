@@ -6,7 +6,7 @@ noisy (minibatch) scores, and evaluates the model once per iteration, before the
 
 After M. Kim, "Large-scale Score-based Variational Posterior Inference for Bayesian Deep Neural
 Networks", equations 7-9 and Algorithm 1. The closed-form solver for Normal guides is this
-project's; see :mod:`numpyro_ext.score.gaussian_regression`.
+project's; see :mod:`numpyro_ext.score.regression`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,10 @@ from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import GradientEstimator
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters
 from numpyro_ext.guides.normal import LONG, DiagonalNormalDensity, part_of
-from numpyro_ext.score.gaussian_regression import (
-    DECAY,
-    TRUST,
-    Regression,
-    antithetic,
-    initial_regression,
-    is_warm,
-    observe,
-    updated_moments,
-)
 from numpyro_ext.score.guide_engine import DRAWS as DRAWS
 from numpyro_ext.score.guide_engine import LEARNING_RATE as LEARNING_RATE
 from numpyro_ext.score.guide_engine import GuideEngine, adam_step
+from numpyro_ext.score.regression import CLOSED_FORMS, DECAY, TRUST, ClosedForm, antithetic
 from numpyro_ext.target import Data, LogDensity
 
 SOLVERS = ("gradient", "regression")
@@ -58,13 +49,13 @@ class Reused(NamedTuple):
     ----------
     theta, score : arrays (m, S, D)
         In a ring: the oldest is written over.
-    count : int array
+    written : int array
         Iterations that were written so far.
     """
 
     theta: Array
     score: Array
-    count: Array
+    written: Array
 
 
 class ProximalState(NamedTuple):
@@ -76,7 +67,7 @@ class ProximalState(NamedTuple):
         Unconstrained parameters of the guide, by host name.
     optimizer : pytree
         State of the optimizer; None with ``solver="regression"``.
-    regression : Regression or None
+    regression : pytree
         Running moments; None with ``solver="gradient"``.
     reused : Reused or None
         Earlier draws and scores; None with ``sample_reuse=1``.
@@ -84,7 +75,7 @@ class ProximalState(NamedTuple):
 
     parameters: Parameters
     optimizer: Any
-    regression: Regression | None
+    regression: Any
     reused: Reused | None = None
 
 
@@ -190,7 +181,7 @@ class ProximalScoreVI(GuideEngine):
         first learning rate, and the paper's proximal weight is 0.
     decay, trust : float
         Constants p and c of ``solver="regression"``; see
-        :mod:`numpyro_ext.score.gaussian_regression`.
+        :mod:`numpyro_ext.score.regression`.
     estimator, likelihood_temperature, particle_chunk, data_chunk, on_nonfinite
         See :class:`~numpyro_ext.engine.Engine`.
 
@@ -250,6 +241,7 @@ class ProximalScoreVI(GuideEngine):
         self.sample_reuse = sample_reuse
         self.decay = decay
         self.trust = trust
+        self._closed_form: ClosedForm[Any]
 
     # -- engine hooks -------------------------------------------------------------------------
 
@@ -260,7 +252,10 @@ class ProximalScoreVI(GuideEngine):
         self.solver = self.solver or default_solver(density, self.optim)
         if self.solver == "regression":
             check_regression(density, self.num_samples)
-            regression = initial_regression(density.moments(parameters).scale)
+            assert density.covariance_structure is not None
+            form = CLOSED_FORMS[density.covariance_structure]
+            self._closed_form = form(density, self.decay, self.trust)
+            regression = self._closed_form.initial(parameters)
         else:
             optimizer = self._start_optimizer(parameters)
         diagonal = density.covariance_structure == "diagonal"
@@ -298,7 +293,11 @@ class ProximalScoreVI(GuideEngine):
         score, estimator = self.estimator.estimate(target, state.estimator, theta, data)
         loss = jnp.square(present - score.score).sum(-1).mean()
         log_p = score.log_prior + score.log_likelihood / target.likelihood_temperature
-        fit = self._regression_step(density, fit, theta, score.score)
+        total = self._total(state)
+        regression, parameters = self._closed_form.update(
+            fit.regression, fit.parameters, theta, score.score, total
+        )
+        fit = ProximalState(parameters, None, regression)
         state = state._replace(algorithm=fit, estimator=estimator, rng_key=rng_key)
         return state, loss, {"log_p": log_p.mean(), "log_q": log_q.mean()}
 
@@ -307,7 +306,7 @@ class ProximalScoreVI(GuideEngine):
         if self.solver == "gradient":
             return density.sample(parameters, rng_key, self.num_samples)
         draws = density.sample(parameters, rng_key, self.num_samples // 2)
-        return antithetic(draws, density.moments(parameters).mean)
+        return antithetic(draws, self._closed_form.density.mean(parameters))
 
     def _settings(self) -> dict[str, str]:
         return {"solver": str(self.solver), **super()._settings()}
@@ -427,26 +426,11 @@ class ProximalScoreVI(GuideEngine):
         log_q -= 0.5 * dim * math.log(2.0 * math.pi)
         return parameters, adam, jnp.where(finite, loss, jnp.nan), log_q
 
-    def _regression_step(
-        self, density: FlatDensity, fit: ProximalState, theta: Array, score: Array
-    ) -> ProximalState:
-        assert fit.regression is not None
-        regression = observe(fit.regression, theta, score, self.decay)
-
-        def updated(parameters: Parameters) -> Parameters:
-            moments = updated_moments(regression, density.moments(parameters), self.trust)
-            return density.set_moments(parameters, moments)
-
-        parameters = lax.cond(
-            is_warm(regression), updated, lambda parameters: parameters, fit.parameters
-        )
-        return ProximalState(parameters, None, regression, None)
-
 
 def _with_reused(reused: Reused, theta: Array, score: Array) -> tuple[Array, Array]:
     """The present draws and scores (S, D) with the earlier ones; present ones where these lack."""
     number = len(reused.theta)
-    there = (jnp.arange(number) < reused.count)[:, None, None]
+    there = (jnp.arange(number) < reused.written)[:, None, None]
 
     def joined(earlier: Array, present: Array) -> Array:
         earlier = jnp.where(there, earlier, present)
@@ -457,12 +441,12 @@ def _with_reused(reused: Reused, theta: Array, score: Array) -> tuple[Array, Arr
 
 def _remember(reused: Reused, theta: Array, score: Array, valid: Array) -> Reused:
     """Write draws and scores (S, D) over the oldest ones, if they are valid."""
-    place = reused.count % len(reused.theta)
+    place = reused.written % len(reused.theta)
 
     def put(earlier: Array, present: Array) -> Array:
         return earlier.at[place].set(jnp.where(valid, present, earlier[place]))
 
-    count = reused.count + valid.astype(reused.count.dtype)
+    count = reused.written + valid.astype(reused.written.dtype)
     return Reused(put(reused.theta, theta), put(reused.score, score), count)
 
 
@@ -484,7 +468,7 @@ def check_regression(density: FlatDensity, num_samples: int | None) -> None:
     ArgumentError
         It does not, or they do not.
     """
-    if density.covariance_structure not in ("diagonal", *REGRESSED):
+    if density.covariance_structure not in CLOSED_FORMS:
         raise ArgumentError(
             "Expected AutoDiagonalNormal or AutoMultivariateNormal for solver='regression', found "
             f"{type(density.guide).__name__}. Use solver='gradient', which takes every guide with "

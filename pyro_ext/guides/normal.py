@@ -31,6 +31,10 @@ class NormalDensity(FlatDensity):
     def _prepare(self) -> None:
         """The host creates every parameter of these guides when it sets them up."""
 
+    def mean(self, parameters: Parameters) -> Tensor:
+        """Mean (D,) of the guide, in the unconstrained space."""
+        return parameters["loc"]
+
     def _scale(self, parameters: Parameters) -> Tensor:
         constraint = self.guide.scale_constraint
         return transform_to(constraint)(parameters["scale_unconstrained"])
@@ -164,7 +168,9 @@ class DiagonalNormalDensity(NormalDensity):
             extremes.append((distance, piece["scale_unconstrained"].amin(), -low, high))
         # Of each piece: together the bound would combine the worst of coordinates that have
         # nothing to do with each other.
-        distance, least, low, high = (torch.stack(each).double() for each in zip(*extremes, strict=True))
+        distance, least, low, high = (
+            torch.stack(each).double() for each in zip(*extremes, strict=True)
+        )
         distance = distance + reach
         precision = transform(least - reach).square().reciprocal()
         residual = 2.0 * (distance * precision + torch.maximum(low, high))

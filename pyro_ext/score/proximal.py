@@ -7,7 +7,7 @@ the guide is updated.
 
 After M. Kim, "Large-scale Score-based Variational Posterior Inference for Bayesian Deep Neural
 Networks", equations 7-9 and Algorithm 1. The closed-form solver for Normal guides is this
-project's; see :mod:`pyro_ext.score.gaussian_regression`.
+project's; see :mod:`pyro_ext.score.regression`.
 """
 
 from __future__ import annotations
@@ -25,21 +25,18 @@ from pyro_ext.gradients import GradientEstimator
 from pyro_ext.guides.flat_density import FlatDensity, Parameters
 from pyro_ext.guides.normal import DiagonalNormalDensity
 from pyro_ext.optim import OptimizerLike, Plan
-from pyro_ext.score.gaussian_regression import (
-    DECAY,
-    TRUST,
-    Regression,
-    antithetic,
-    initial_regression,
-    is_warm,
-    observe,
-    restored_regression,
-    saved_regression,
-    updated_moments,
-)
 from pyro_ext.score.guide_engine import DRAWS as DRAWS
 from pyro_ext.score.guide_engine import LEARNING_RATE as LEARNING_RATE
 from pyro_ext.score.guide_engine import GuideEngine, all_finite
+from pyro_ext.score.regression import (
+    CLOSED_FORMS,
+    DECAY,
+    TRUST,
+    ClosedForm,
+    antithetic,
+    restored,
+    saved,
+)
 from pyro_ext.target import Data
 
 SOLVERS = ("gradient", "regression")
@@ -153,7 +150,7 @@ class ProximalScoreVI(GuideEngine):
         is 0 and the default optimizer's rate is its first.
     decay, trust : float
         Constants p and c of ``solver="regression"``; see
-        :mod:`pyro_ext.score.gaussian_regression`.
+        :mod:`pyro_ext.score.regression`.
     estimator, likelihood_temperature, particle_chunk, data_chunk, evaluation, on_nonfinite, seed, \
 dtype
         See :class:`~pyro_ext.engine.Engine`. The guide is converted to ``dtype``.
@@ -220,7 +217,8 @@ dtype
         self.sample_reuse = sample_reuse
         self.decay = decay
         self.trust = trust
-        self._regression: Regression | None = None
+        self._closed_form: ClosedForm[Any]
+        self._regression: Any = None
         #: Draws and scores of earlier iterations that are used again, the latest first.
         self._reused: list[tuple[Tensor, Tensor]] = []
         #: Draws and scores of the last iteration, whose memory the next one takes.
@@ -235,7 +233,10 @@ dtype
         self.solver = self.solver or default_solver(density, self.optim)
         if self.solver == "regression":
             check_regression(density, self.num_samples)
-            self._regression = initial_regression(density.moments(parameters).scale)
+            assert density.covariance_structure is not None
+            form = CLOSED_FORMS[density.covariance_structure]
+            self._closed_form = form(density, self.decay, self.trust)
+            self._regression = self._closed_form.initial(parameters)
         else:
             by_parts = isinstance(density, DiagonalNormalDensity) and self.clip_norm is None
             length = PART_LENGTH if by_parts and self.target.device.type == "cpu" else None
@@ -270,24 +271,28 @@ dtype
         if self.solver == "gradient":
             if isinstance(density, DiagonalNormalDensity) and self.sample_reuse == 1:
                 # Memory that is kept costs less than memory that the system gives anew.
-                self._theta = density.sample(self._parameters, self._generator, self.num_samples, self._theta)
+                self._theta = density.sample(
+                    self._parameters, self._generator, self.num_samples, self._theta
+                )
                 return self._theta
             return density.sample(self._parameters, self._generator, self.num_samples)
         draws = density.sample(self._parameters, self._generator, self.num_samples // 2)
-        return antithetic(draws, density.moments(self._parameters).mean)
+        return antithetic(draws, self._closed_form.density.mean(self._parameters))
 
     def _settings(self) -> dict[str, str]:
         return {"solver": str(self.solver), **super()._settings()}
 
     def _algorithm_state(self) -> dict[str, Any]:
-        regression = None if self._regression is None else saved_regression(self._regression)
         reused = [list(pair) for pair in self._reused]
-        return {**super()._algorithm_state(), "regression": regression, "reused": reused}
+        return {
+            **super()._algorithm_state(),
+            "regression": saved(self._regression),
+            "reused": reused,
+        }
 
     def _load_algorithm_state(self, state: dict[str, Any]) -> None:
         super()._load_algorithm_state(state)
-        if self._regression is not None:
-            self._regression = restored_regression(state["regression"])
+        self._regression = restored(self._regression, state["regression"])
         self._reused = [(theta, score) for theta, score in state["reused"]]
 
     # -- steps ---------------------------------------------------------------------------------
@@ -345,9 +350,7 @@ dtype
         finite = self._descend(objective, self.num_inner_steps, can_break=not safe)
         return loss, log_q, finite
 
-    def _cannot_break(
-        self, draws: list[tuple[Tensor, Tensor]], weight: float, plan: Plan
-    ) -> bool:
+    def _cannot_break(self, draws: list[tuple[Tensor, Tensor]], weight: float, plan: Plan) -> bool:
         """Whether it is certain that the inner steps will be finite, so that none is undone."""
         density = self.density
         if not isinstance(density, DiagonalNormalDensity) or plan.reach == math.inf:
@@ -399,15 +402,12 @@ dtype
 
     @torch.no_grad()
     def _regression_step(self, theta: Tensor, score: Tensor) -> bool:
-        assert self._regression is not None
-        regression = observe(self._regression, theta, score, self.decay)
-        if is_warm(regression):
-            present = self.density.moments(self._parameters)
-            moments = updated_moments(regression, present, self.trust)
-            parameters = self.density.set_moments(self._parameters, moments)
-            if not all_finite(parameters):
-                return False
-            self._write(parameters)
+        regression, parameters = self._closed_form.update(
+            self._regression, self._parameters, theta, score, self._total or 0
+        )
+        if not all_finite(parameters):
+            return False
+        self._write(parameters)
         self._regression = regression
         return True
 
@@ -447,7 +447,7 @@ def check_regression(density: FlatDensity, num_samples: int | None) -> None:
     ArgumentError
         It does not, or they do not.
     """
-    if density.covariance_structure not in ("diagonal", *REGRESSED):
+    if density.covariance_structure not in CLOSED_FORMS:
         raise ArgumentError(
             "Expected AutoDiagonalNormal or AutoMultivariateNormal for solver='regression', found "
             f"{type(density.guide).__name__}. Use solver='gradient', which takes every guide with "

@@ -321,9 +321,7 @@ def _views_of_source(piece: torch.fx.Node) -> list[torch.fx.Node]:
 def _same_memory(source: torch.fx.Node, piece: torch.fx.Node) -> bool:
     """Whether a piece, a view of its source, has the source's entries in the source's order."""
     alone = len(source.users) == (0 if source is piece else 1)
-    return (
-        alone and source.meta["val"].is_contiguous() and piece.meta["val"].is_contiguous()
-    )
+    return alone and source.meta["val"].is_contiguous() and piece.meta["val"].is_contiguous()
 
 
 @contextmanager

@@ -24,8 +24,7 @@ from numpyro.infer.autoguide import (
 from numpyro_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
 from numpyro_ext.gradients import Full
 from numpyro_ext.guides import flat_density
-from numpyro_ext.score import ProximalScoreVI, proximal
-from numpyro_ext.score.gaussian_regression import observe, updated_moments
+from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.score.proximal import (
     blended_target,
     proximal_gradient,
@@ -442,21 +441,9 @@ def test_state_of_another_solver_or_guide_is_refused(tmp_path: Path) -> None:
             other.load(tmp_path / "state")
 
 
-def test_trust_and_decay_reach_the_regression(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    def seen_observe(regression: Any, theta: Any, score: Any, decay: float) -> Any:
-        seen.append(("decay", decay))
-        return observe(regression, theta, score, decay)
-
-    def seen_updated(regression: Any, moments: Any, trust: float) -> Any:
-        seen.append(("trust", trust))
-        return updated_moments(regression, moments, trust)
-
-    monkeypatch.setattr(proximal, "observe", seen_observe)
-    monkeypatch.setattr(proximal, "updated_moments", seen_updated)
+def test_trust_and_decay_reach_the_closed_form() -> None:
     engine = ProximalScoreVI(
-        conjugate, AutoDiagonalNormal, solver="regression", trust=2.0, decay=0.7
+        conjugate, AutoMultivariateNormal, solver="regression", trust=2.0, decay=0.7
     )
-    engine.run(KEY, 6, Y, progress_bar=False)
-    assert set(seen) == {("decay", 0.7), ("trust", 2.0)}
+    engine.run(KEY, 1, Y, progress_bar=False)
+    assert (engine._closed_form.trust, engine._closed_form.decay) == (2.0, 0.7)

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import numpyro_ext.guides as numpyro_density
-import numpyro_ext.score.gaussian_regression as numpyro_regression
 import numpyro_ext.score.proximal as numpyro_proximal
+import numpyro_ext.score.regression as numpyro_regression
 import pyro_ext.guides as pyro_density
-import pyro_ext.score.gaussian_regression as pyro_regression
 import pyro_ext.score.proximal as pyro_proximal
+import pyro_ext.score.regression as pyro_regression
 from tests.models import numpyro_models, pyro_models
 
 jax.config.update("jax_enable_x64", True)
@@ -108,26 +108,25 @@ def test_inner_steps_agree(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GUIDES[:2])
-def test_regression_steps_agree(name: str) -> None:
+def test_closed_forms_agree(name: str) -> None:
+    """Twelve updates from the same scores, at the draws of a guide that stays where it was."""
     (theirs, torch_parameters), (ours, jax_parameters) = make(name)
-    moments = theirs.moments(torch_parameters)
-    jax_moments = ours.moments(jax_parameters)
-    regression = pyro_regression.initial_regression(moments.scale)
-    jax_regression = numpyro_regression.initial_regression(jax_moments.scale)
+    form = pyro_regression.CLOSED_FORMS[theirs.covariance_structure](theirs)
+    jax_form = numpyro_regression.CLOSED_FORMS[ours.covariance_structure](ours)
+    state, jax_state = form.initial(torch_parameters), jax_form.initial(jax_parameters)
+    before = theirs.moments(torch_parameters)
     draws = np.random.default_rng(4)
-    for _ in range(8):
+    for _ in range(12):
         theta = draws.normal(size=(4, DIM))
         score = 0.5 - 2.0 * theta + 0.1 * draws.normal(size=(4, DIM))
-        regression = pyro_regression.observe(regression, torch.tensor(theta), torch.tensor(score))
-        jax_regression = numpyro_regression.observe(jax_regression, theta, jnp.asarray(score))
-        assert pyro_regression.is_warm(regression) == bool(
-            numpyro_regression.is_warm(jax_regression)
+        state, torch_parameters = form.update(
+            state, torch_parameters, torch.tensor(theta), torch.tensor(score), 20
         )
-        if pyro_regression.is_warm(regression):
-            moments = pyro_regression.updated_moments(regression, moments)
-            jax_moments = numpyro_regression.updated_moments(jax_regression, jax_moments)
-    for a, b in zip(moments, jax_moments, strict=True):
+        jax_state, jax_parameters = jax_form.update(jax_state, jax_parameters, theta, score, 20)
+    after = theirs.moments(torch_parameters)
+    for a, b in zip(after, ours.moments(jax_parameters), strict=True):
         assert_equal(a, b)
+    assert not any(torch.allclose(a, b) for a, b in zip(before, after, strict=True))
 
 
 def test_defaults_agree() -> None:

@@ -12,13 +12,13 @@ import pytest
 from jax import lax, random
 
 from numpyro_ext.guides import Moments
-from numpyro_ext.score.gaussian_regression import (
-    antithetic,
+from numpyro_ext.score.regression.full import (
     initial_regression,
     is_warm,
     observe,
     updated_moments,
 )
+from numpyro_ext.score.regression.pairs import antithetic
 from tests.regression_support import example, literal_step, normal_target, reverse_kl
 
 jax.config.update("jax_enable_x64", True)
@@ -46,7 +46,7 @@ def run(target_mean: Any, precision: Any, level: float, key: Any, pairs: int) ->
         return (moments, regression), None
 
     moments = Moments(jnp.zeros(dim), 0.1 * jnp.eye(dim))
-    start = (moments, initial_regression(moments.scale))
+    start = (moments, initial_regression(moments.mean))
     return lax.scan(step, start, random.split(key, pairs))[0][0]
 
 
@@ -61,7 +61,7 @@ def fit(dim: int, level: float, seed: int, pairs: int) -> float:
 def test_full_step_agrees_with_its_definition(dim: int, trend: float, trust: float) -> None:
     theta, score, mean, scale = example(dim, trend)
     moments = Moments(jnp.asarray(mean), jnp.asarray(scale))
-    regression = initial_regression(moments.scale)
+    regression = initial_regression(moments.mean)
     for points, scores in zip(theta, score, strict=True):
         regression = observe(regression, jnp.asarray(points), jnp.asarray(scores), 0.8)
     new_mean, new_scale = updated_moments(regression, moments, trust)
@@ -79,17 +79,17 @@ def test_pairs_are_mirrored_about_the_mean() -> None:
 
 
 def test_warm_up_takes_a_pair_for_each_regressor_and_five() -> None:
-    regression = initial_regression(jnp.eye(3))
+    regression = initial_regression(jnp.zeros(3))
     for t in range(4):
         assert not is_warm(regression)
         points, scores = random.normal(random.key(t), (2, 4, 3))
         regression = observe(regression, points, scores)
-    assert regression.num_pairs == 8 and is_warm(regression)
+    assert regression.seen.num_pairs == 8 and is_warm(regression)
 
 
 def test_the_mean_moves_at_most_one_unit() -> None:
     mean, scale = jnp.zeros(3), jnp.diag(jnp.asarray([1.0, 2.0, 3.0]))
-    regression = initial_regression(scale)
+    regression = initial_regression(mean)
     generator = np.random.default_rng(0)
     for _ in range(10):
         draws = jnp.asarray(generator.normal(size=(1, 3))) @ scale

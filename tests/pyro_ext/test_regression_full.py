@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from pyro_ext.guides import Moments
-from pyro_ext.score.gaussian_regression import (
-    antithetic,
+from pyro_ext.score.regression.base import restored, saved
+from pyro_ext.score.regression.full import (
     initial_regression,
     is_warm,
     observe,
-    restored_regression,
-    saved_regression,
     updated_moments,
 )
+from pyro_ext.score.regression.pairs import antithetic
 from tests.regression_support import example, literal_step, noisy, normal_target, reverse_kl
 
 torch.set_default_dtype(torch.float64)
@@ -31,7 +30,7 @@ def fit(dim: int, level: float, seed: int, pairs: int) -> float:
     precision = np.linalg.inv(covariance)
     generator = np.random.default_rng(seed + 1000)
     moments = Moments(torch.zeros(dim), 0.1 * torch.eye(dim))
-    regression = initial_regression(moments.scale)
+    regression = initial_regression(moments.mean)
     for _ in range(pairs):
         draws = moments.mean + torch.tensor(generator.normal(size=(1, dim))) @ moments.scale.T
         theta = antithetic(draws, moments.mean)
@@ -46,7 +45,7 @@ def fit(dim: int, level: float, seed: int, pairs: int) -> float:
 def test_full_step_agrees_with_its_definition(dim: int, trend: float, trust: float) -> None:
     theta, score, mean, scale = example(dim, trend)
     moments = Moments(*tensors(mean, scale))
-    regression = initial_regression(moments.scale)
+    regression = initial_regression(moments.mean)
     for points, scores in zip(*tensors(theta, score), strict=True):
         regression = observe(regression, points, scores, 0.8)
     new_mean, new_scale = updated_moments(regression, moments, trust)
@@ -64,16 +63,16 @@ def test_pairs_are_mirrored_about_the_mean() -> None:
 
 
 def test_warm_up_takes_a_pair_for_each_regressor_and_five() -> None:
-    regression = initial_regression(torch.eye(3))
+    regression = initial_regression(torch.zeros(3))
     for _ in range(4):
         assert not is_warm(regression)
         regression = observe(regression, torch.randn(4, 3), torch.randn(4, 3))
-    assert regression.num_pairs == 8 and is_warm(regression)
+    assert regression.seen.num_pairs == 8 and is_warm(regression)
 
 
 def test_the_mean_moves_at_most_one_unit() -> None:
     mean, scale = torch.zeros(3), torch.diag(torch.tensor([1.0, 2.0, 3.0]))
-    regression = initial_regression(scale)
+    regression = initial_regression(mean)
     generator = np.random.default_rng(0)
     for _ in range(10):
         draws = torch.tensor(generator.normal(size=(1, 3))) @ scale
@@ -101,9 +100,10 @@ def test_no_level_of_noise_makes_it_diverge(level: float) -> None:
 
 
 def test_saved_and_restored() -> None:
-    regression = observe(initial_regression(torch.eye(2)), torch.randn(2, 2), torch.randn(2, 2))
-    again = restored_regression(saved_regression(regression))
-    assert again.blocks[0]._fields == regression.blocks[0]._fields
-    for one, two in zip(again.blocks[0], regression.blocks[0], strict=True):
+    start = initial_regression(torch.zeros(2))
+    regression = observe(start, torch.randn(2, 2), torch.randn(2, 2))
+    again = restored(start, saved(regression))
+    assert again.seen == regression.seen and type(again.seen) is type(regression.seen)
+    for one, two in zip(again.block, regression.block, strict=True):
         assert torch.equal(one, two)
-    assert again.squared_weights == regression.squared_weights
+    assert torch.equal(again.mean_score, regression.mean_score)

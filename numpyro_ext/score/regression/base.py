@@ -1,0 +1,64 @@
+"""What every closed form of the proximal step has: a state, and one update of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
+
+import jax
+
+from numpyro_ext.guides.flat_density import FlatDensity, Parameters
+from numpyro_ext.score.regression.pairs import DECAY
+
+State = TypeVar("State")
+
+#: Limit c on how far one update changes the precision, as a factor in every direction.
+TRUST = 1.25
+
+
+class ClosedForm(ABC, Generic[State]):
+    """Closed-form proximal score matching for guides of one covariance structure.
+
+    Methods are pure and can be jitted; states are trees of arrays.
+
+    Parameters
+    ----------
+    density : FlatDensity
+        The guide's.
+    decay : float
+        Exponent of the running averages; see :mod:`numpyro_ext.score.regression.pairs`.
+    trust : float
+        Limit c > 1 on how far one update changes the precision.
+    """
+
+    def __init__(self, density: FlatDensity, decay: float = DECAY, trust: float = TRUST) -> None:
+        self.density: Any = density
+        self.decay = decay
+        self.trust = trust
+
+    @abstractmethod
+    def initial(self, parameters: Parameters) -> State:
+        """No observations yet."""
+
+    @abstractmethod
+    def update(
+        self,
+        state: State,
+        parameters: Parameters,
+        theta: jax.Array,
+        score: jax.Array,
+        total: jax.Array | int = 0,
+    ) -> tuple[State, Parameters]:
+        """Take in one iteration's scores and move the guide.
+
+        Parameters
+        ----------
+        state : pytree
+        parameters : dict of arrays
+            Unconstrained parameters of the present guide, which drew ``theta``.
+        theta, score : arrays (2 K, D)
+            Points of :func:`~numpyro_ext.score.regression.pairs.antithetic` and the target's
+            scores there.
+        total : int
+            Iterations of the whole run; 0 when that is not known.
+        """

@@ -1,0 +1,230 @@
+"""Closed form for full-covariance Normal guides: recursive regression of noisy scores.
+
+For a Normal q with mean m and precision P the score, grad log q(theta) = P (m - theta), is linear
+in (P m, P). The proximal score-matching objective is then a linear least-squares problem: the
+(noisy) scores of the target are regressed on the points where they were taken. Running moments
+take the place of an optimiser and average the noise out; there is no learning rate.
+
+*Pairs.* Scores come in mirrored pairs; see :mod:`numpyro_ext.score.regression.pairs` for the halves
+d and e of their differences. The slope P is regressed on
+
+    V = E[d d^T],   C = E[e d^T],   R = E[e e^T].
+
+*Steps that know the noise.* In coordinates whitened by L, where Sigma = inverse P = L L^T is the
+present covariance, the residual R - C V^-1 C^T, over 1 - D / n, is the covariance of the noise.
+In its eigenbasis row i of the slope has noise variance r_i / n in each entry, so that
+
+- each row is pulled towards the present precision, the identity, by rho_i = D r_i / n:
+  B_i = (rho_i I_i - C_i) (V + rho_i I)^-1, which keeps the noise in B below one half at any
+  level and vanishes as n grows;
+- the two estimates B_ij and B_ji of one entry of the symmetric precision are averaged with
+  weights 1 / r_i and 1 / r_j;
+- eigenvalues of the result are limited to at most c, and to no less than
+  1 / (1 + (c - 1) / (1 + D r / 3)): a guide that widens faster than the noise lets it see would
+  soon rest on its last few draws, as wide draws outweigh the earlier ones, and would run away;
+- the mean moves by m+ - m = E[theta] - m + Sigma+ E[score], each row over 1 + rho_i, and by at
+  most one unit of Mahalanobis distance.
+
+The fixed point has E_q[score] = 0 and -E_q[grad score] = P, which by Stein's identity is where
+the evidence lower bound is stationary. Without noise it is reached exactly for a Normal target,
+once there are D + 5 pairs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy.linalg import solve_triangular
+
+from numpyro_ext.guides.flat_density import Moments, Parameters
+from numpyro_ext.score.regression.base import TRUST, ClosedForm
+from numpyro_ext.score.regression.pairs import (
+    DECAY,
+    Count,
+    advanced,
+    averaged,
+    halves,
+    initial_count,
+)
+
+#: Pairs seen before the first update, beyond the number of regressors.
+SPARE_PAIRS = 5
+# The share of the noise (in units of D r) that a guide may outrun when it widens.
+_HASTE = 3.0
+
+
+class BlockMoments(NamedTuple):
+    """Running moments V, C and R of a block of n coordinates with a covariance: (n, n) each.
+
+    ``covariance`` is E[d d^T], ``cross_covariance`` E[e d^T] and ``score_covariance`` E[e e^T],
+    with d half the difference of a pair's points and e that of its scores.
+    """
+
+    covariance: jax.Array
+    cross_covariance: jax.Array
+    score_covariance: jax.Array
+
+
+class Regression(NamedTuple):
+    """What was seen so far.
+
+    ``mean_theta`` and ``mean_score``, (D,), are averages over the pairs' centres.
+    """
+
+    seen: Count
+    mean_theta: jax.Array
+    mean_score: jax.Array
+    block: BlockMoments
+
+
+def initial_regression(mean: jax.Array) -> Regression:
+    """No observations yet; zeros like the guide's mean (D,)."""
+    # Arrays of their own each, so that the state can be donated.
+    square = (len(mean), len(mean))
+    block = BlockMoments(*(jnp.zeros(square, mean.dtype) for _ in range(3)))
+    return Regression(initial_count(mean.dtype), jnp.zeros_like(mean), jnp.zeros_like(mean), block)
+
+
+def observe(
+    regression: Regression, theta: jax.Array, score: jax.Array, decay: float = DECAY
+) -> Regression:
+    """Add scores (2 K, D) taken at the mirrored points theta (2 K, D)."""
+    difference, score_difference = halves(theta), halves(score)
+    pairs = len(difference)
+    latest = BlockMoments(
+        difference.T @ difference / pairs,
+        score_difference.T @ difference / pairs,
+        score_difference.T @ score_difference / pairs,
+    )
+    seen, weight = advanced(regression.seen, pairs, decay)
+    return Regression(
+        seen,
+        averaged(regression.mean_theta, theta.mean(0), weight),
+        averaged(regression.mean_score, score.mean(0), weight),
+        averaged(regression.block, latest, weight),
+    )
+
+
+def is_warm(regression: Regression) -> jax.Array:
+    """Whether enough pairs were seen for an update: regressors and a few to know the noise."""
+    return regression.seen.num_pairs >= len(regression.mean_theta) + SPARE_PAIRS
+
+
+class FullForm(ClosedForm[Regression]):
+    """The closed form for ``AutoMultivariateNormal``. O(D^2) memory, O(D^3) operations."""
+
+    def initial(self, parameters: Parameters) -> Regression:
+        return initial_regression(self.density.mean(parameters))
+
+    def update(
+        self,
+        state: Regression,
+        parameters: Parameters,
+        theta: jax.Array,
+        score: jax.Array,
+        total: jax.Array | int = 0,
+    ) -> tuple[Regression, Parameters]:
+        state = observe(state, theta, score, self.decay)
+
+        def moved(parameters: Parameters) -> Parameters:
+            moments = updated_moments(state, self.density.moments(parameters), self.trust)
+            updated: Parameters = self.density.set_moments(parameters, moments)
+            return updated
+
+        return state, lax.cond(is_warm(state), moved, lambda same: same, parameters)
+
+
+def updated_moments(regression: Regression, moments: Moments, trust: float = TRUST) -> Moments:
+    """Moments of the next guide, from the running moments and the present guide's.
+
+    Parameters
+    ----------
+    regression : Regression
+    moments : Moments
+        Mean (D,) and lower triangular scale (D, D) of the present guide.
+    trust : float
+        The constant c > 1 of the trust region.
+    """
+    mean, scale_tril = moments
+    block = regression.block
+
+    def unscale(columns: jax.Array) -> jax.Array:
+        return solve_triangular(scale_tril, columns, lower=True)
+
+    # Whitened by L: V becomes L^-1 V L^-T, C becomes L^T C L^-T and R becomes L^T R L.
+    whitened = BlockMoments(
+        unscale(unscale(block.covariance).T),
+        unscale((scale_tril.T @ block.cross_covariance).T).T,
+        scale_tril.T @ block.score_covariance @ scale_tril,
+    )
+    step = whitened_step(whitened, regression.seen.worth, trust)
+    offset = unscale(regression.mean_theta - mean)
+    move = offset + step.covariance @ (scale_tril.T @ regression.mean_score)
+    move = limited_move(step.basis @ ((step.basis.T @ move) / (1.0 + step.pull)))
+    # A product of lower triangular factors is lower triangular: no factorisation of Sigma.
+    factor = jnp.linalg.cholesky(step.covariance)
+    return Moments(mean + scale_tril @ move, scale_tril @ factor)
+
+
+class Step(NamedTuple):
+    """What a whitened regression tells: next to the present guide, whose covariance is I.
+
+    ``covariance`` (n, n) is the next guide's, ``pull`` (n,) is rho and ``basis`` (n, n) has the
+    eigenvectors of the noise in its columns.
+    """
+
+    covariance: jax.Array
+    pull: jax.Array
+    basis: jax.Array
+
+
+def whitened_step(block: BlockMoments, number: jax.Array, trust: float) -> Step:
+    """Regression of one block in coordinates where the present covariance is the identity.
+
+    Parameters
+    ----------
+    block : BlockMoments
+        Whitened moments, (n, n) each.
+    number : float
+        Pairs that the averages are worth.
+    trust : float
+    """
+    dim = len(block.covariance)
+    precision = jnp.finfo(block.covariance.dtype)
+    spread, axes = jnp.linalg.eigh(block.covariance)
+    spread = jnp.maximum(spread, precision.eps * spread[-1])
+    along = block.cross_covariance @ axes
+    residual = block.score_covariance - (along / spread) @ along.T
+    noise, basis = jnp.linalg.eigh(0.5 * (residual + residual.T))
+    noise = jnp.maximum(noise, 0.0) / free_share(dim, number)
+    pull = (dim * noise / number)[:, None]
+    turned = basis.T @ axes
+    slope = ((pull * turned - basis.T @ along) / (spread + pull)) @ turned.T
+    # The more certain of the two estimates of an entry counts more; without noise, both alike.
+    floor = 1e-6 * noise.max() + precision.tiny
+    weight = (floor / (noise + floor))[:, None]
+    weighted = weight * slope
+    eigenvalues, vectors = jnp.linalg.eigh((weighted + weighted.T) / (weight + weight.T))
+    along_vectors = (jnp.square(vectors) * noise[:, None]).sum(0)
+    eigenvalues = limited(eigenvalues, dim * along_vectors, trust)
+    vectors = basis @ vectors
+    return Step((vectors / eigenvalues) @ vectors.T, pull[:, 0], basis)
+
+
+def limited_move(move: jax.Array) -> jax.Array:
+    """A whitened move shortened to at most one unit."""
+    return move / jnp.maximum(jnp.linalg.norm(move), 1.0)
+
+
+def free_share(regressors: int, number: jax.Array) -> jax.Array:
+    """Share of the pairs' freedom that the regression leaves to the residual."""
+    return jnp.maximum(1.0 - regressors / number, 1.0 / number)
+
+
+def limited(precision: jax.Array, noise: jax.Array, trust: float) -> jax.Array:
+    """A whitened precision limited to the trust region, whose lower end knows the noise."""
+    widest = 1.0 / (1.0 + (trust - 1.0) / (1.0 + noise / _HASTE))
+    return jnp.clip(precision, widest, trust)

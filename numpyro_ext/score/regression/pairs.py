@@ -1,0 +1,68 @@
+"""Mirrored pairs of draws, and running averages over them.
+
+Draws come in antithetic pairs, m + d and m - d, evaluated on the same minibatch. Half the
+difference of the two scores, e = (score(m + d) - score(m - d)) / 2, has the noise that the pair
+shares removed, so a covariance is learnt from the pairs (d, e) alone, and the mean from the pairs'
+centres.
+
+Running averages have weights r_t = (t + 1)^-decay; n, the number of pairs that they are worth, is
+one over the sum of the pairs' squared weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+T = TypeVar("T")
+
+#: Exponent of the running averages' weights (t + 1)^-decay.
+DECAY = 0.9
+
+
+class Count(NamedTuple):
+    """How much was seen.
+
+    ``squared_weights`` is the sum of the squared weights of the pairs in the running averages.
+    All are 0-d arrays.
+    """
+
+    num_updates: jax.Array
+    num_pairs: jax.Array
+    squared_weights: jax.Array
+
+    @property
+    def worth(self) -> jax.Array:
+        """Number n of pairs that the averages are worth."""
+        return 1.0 / self.squared_weights
+
+
+def initial_count(dtype: Any) -> Count:
+    """Nothing seen yet."""
+    return Count(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), jnp.zeros((), dtype))
+
+
+def advanced(count: Count, pairs: int, decay: float) -> tuple[Count, jax.Array]:
+    """The count after one iteration more, and that iteration's weight, which its pairs share."""
+    weight = (count.num_updates + 1).astype(count.squared_weights.dtype) ** -decay
+    squared = (1.0 - weight) ** 2 * count.squared_weights + weight**2 / pairs
+    return Count(count.num_updates + 1, count.num_pairs + pairs, squared), weight
+
+
+def averaged(old: T, new: T, weight: jax.Array) -> T:
+    """Running averages, a tree of arrays, with the latest values ``new``."""
+    averages: T = jax.tree.map(lambda before, latest: before + weight * (latest - before), old, new)
+    return averages
+
+
+def antithetic(theta: jax.Array, mean: jax.Array) -> jax.Array:
+    """Draws (K, D) and their mirror images about the mean, (2 K, D): row k and row K + k pair."""
+    return jnp.concatenate([theta, 2.0 * mean - theta])
+
+
+def halves(values: jax.Array) -> jax.Array:
+    """Half the difference (K, D) of the two rows of each pair in (2 K, D)."""
+    half = len(values) // 2
+    return 0.5 * (values[:half] - values[half:])

@@ -1,0 +1,86 @@
+"""What every closed form of the proximal step has: a state, and one update of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+
+from pyro_ext.guides.flat_density import FlatDensity, Parameters
+from pyro_ext.score.regression.pairs import DECAY
+
+State = TypeVar("State")
+
+#: Limit c on how far one update changes the precision, as a factor in every direction.
+TRUST = 1.25
+
+
+class ClosedForm(ABC, Generic[State]):
+    """Closed-form proximal score matching for guides of one covariance structure.
+
+    Methods are pure: they return new states and parameters. States are named tuples of tensors and
+    numbers, which may hold each other, plain tuples and dictionaries of tensors.
+
+    Parameters
+    ----------
+    density : FlatDensity
+        The guide's.
+    decay : float
+        Exponent of the running averages; see :mod:`pyro_ext.score.regression.pairs`.
+    trust : float
+        Limit c > 1 on how far one update changes the precision.
+    """
+
+    def __init__(self, density: FlatDensity, decay: float = DECAY, trust: float = TRUST) -> None:
+        self.density: Any = density
+        self.decay = decay
+        self.trust = trust
+
+    @abstractmethod
+    def initial(self, parameters: Parameters) -> State:
+        """No observations yet."""
+
+    @abstractmethod
+    def update(
+        self,
+        state: State,
+        parameters: Parameters,
+        theta: Tensor,
+        score: Tensor,
+        total: int = 0,
+    ) -> tuple[State, Parameters]:
+        """Take in one iteration's scores and move the guide.
+
+        Parameters
+        ----------
+        state : named tuple
+        parameters : dict of tensors
+            Unconstrained parameters of the present guide, which drew ``theta``.
+        theta, score : tensors (2 K, D)
+            Points of :func:`~pyro_ext.score.regression.pairs.antithetic` and the target's
+            scores there.
+        total : int
+            Iterations of the whole run; 0 when that is not known.
+        """
+
+
+def saved(state: Any) -> Any:
+    """A state as plain containers, for a file."""
+    if hasattr(state, "_asdict"):
+        return {name: saved(value) for name, value in state._asdict().items()}
+    if isinstance(state, dict):
+        return {name: saved(value) for name, value in state.items()}
+    return [saved(value) for value in state] if isinstance(state, tuple) else state
+
+
+def restored(like: Any, state: Any) -> Any:
+    """Inverse of :func:`saved`, for a state of the form of ``like``."""
+    if hasattr(like, "_asdict"):
+        entries = like._asdict()
+        return type(like)(**{name: restored(entries[name], state[name]) for name in entries})
+    if isinstance(like, dict):
+        return {name: restored(value, state[name]) for name, value in like.items()}
+    if isinstance(like, tuple):
+        return tuple(restored(*pair) for pair in zip(like, state, strict=True))
+    return state

@@ -1,0 +1,62 @@
+"""Mirrored pairs of draws, and running averages over them.
+
+Draws come in antithetic pairs, m + d and m - d, evaluated on the same minibatch. Half the
+difference of the two scores, e = (score(m + d) - score(m - d)) / 2, has the noise that the pair
+shares removed, so a covariance is learnt from the pairs (d, e) alone, and the mean from the pairs'
+centres.
+
+Running averages have weights r_t = (t + 1)^-decay; n, the number of pairs that they are worth, is
+one over the sum of the pairs' squared weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+#: Exponent of the running averages' weights (t + 1)^-decay.
+DECAY = 0.9
+
+
+class Count(NamedTuple):
+    """How much was seen.
+
+    ``squared_weights`` is the sum of the squared weights of the pairs in the running averages.
+    """
+
+    num_updates: int = 0
+    num_pairs: int = 0
+    squared_weights: float = 0.0
+
+    @property
+    def worth(self) -> float:
+        """Number n of pairs that the averages are worth."""
+        return 1.0 / self.squared_weights
+
+
+def advanced(count: Count, pairs: int, decay: float) -> tuple[Count, float]:
+    """The count after one iteration more, and that iteration's weight, which its pairs share."""
+    weight = (count.num_updates + 1.0) ** -decay
+    squared = (1.0 - weight) ** 2 * count.squared_weights + weight**2 / pairs
+    return Count(count.num_updates + 1, count.num_pairs + pairs, squared), weight
+
+
+def averaged(old: Any, new: Any, weight: float) -> Any:
+    """Running averages, a tensor or nested tuples of them, with the latest values ``new``."""
+    if isinstance(old, Tensor):
+        return torch.lerp(old, new, weight)
+    averages = [averaged(*pair, weight) for pair in zip(old, new, strict=True)]
+    return type(old)(*averages) if hasattr(old, "_fields") else type(old)(averages)
+
+
+def antithetic(theta: Tensor, mean: Tensor) -> Tensor:
+    """Draws (K, D) and their mirror images about the mean, (2 K, D): row k and row K + k pair."""
+    return torch.cat([theta, 2.0 * mean - theta])
+
+
+def halves(values: Tensor) -> Tensor:
+    """Half the difference (K, D) of the two rows of each pair in (2 K, D)."""
+    half = len(values) // 2
+    return 0.5 * (values[:half] - values[half:])
