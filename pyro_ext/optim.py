@@ -372,7 +372,7 @@ def _divide(
         length = coordinates.length or last - first
         for start in range(first, last, length):
             where = slice(start, min(start + length, last))
-            indices = {
+            indices: dict[str, Any] = {
                 name: (..., where, *(slice(None),) * (-axis - 1))
                 for name, axis in coordinates.axes.items()
             }

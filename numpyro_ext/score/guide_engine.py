@@ -409,7 +409,8 @@ def adam_step(parameters: Any, gradient: Any, state: Any, rate: Array | float) -
 
 def clipped(gradient: Parameters, norm: float) -> Parameters:
     """The gradient, as one vector over all parameters, shortened to ``norm`` if it is longer."""
-    factor = jnp.minimum(norm / optax.global_norm(gradient), 1.0)
+    length = jnp.sqrt(sum(jnp.square(entry).sum() for entry in jax.tree.leaves(gradient)))
+    factor = jnp.minimum(norm / length, 1.0)
     return jax.tree.map(lambda entry: entry * factor, gradient)
 
 

@@ -22,7 +22,7 @@ from jax import Array, lax, random
 from numpyro_ext.engine import EngineState
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import GradientEstimator
-from numpyro_ext.guides.flat_density import FlatDensity, Parameters
+from numpyro_ext.guides.flat_density import FlatDensity, Parameters, check_has_flat_density
 from numpyro_ext.guides.normal import LONG, DiagonalNormalDensity, part_of
 from numpyro_ext.score.guide_engine import DRAWS as DRAWS
 from numpyro_ext.score.guide_engine import LEARNING_RATE as LEARNING_RATE
@@ -235,7 +235,8 @@ class ProximalScoreVI(GuideEngine):
         )
         _check_options(solver, optim, num_inner_steps, proximal, decay, trust)
         _check_gradient_options(solver, sample_reuse, clip_norm)
-        self.solver = solver
+        chosen = optim is not None or sample_reuse > 1 or clip_norm is not None
+        self.solver = solver or default_solver(self.guide, gradient=chosen)
         self.num_inner_steps = num_inner_steps
         self.proximal = proximal
         self.sample_reuse = sample_reuse
@@ -247,9 +248,6 @@ class ProximalScoreVI(GuideEngine):
 
     def _prepare(self, density: FlatDensity, parameters: Parameters) -> ProximalState:
         optimizer, regression = None, None
-        if self.solver is None and (self.sample_reuse > 1 or self.clip_norm is not None):
-            self.solver = "gradient"
-        self.solver = self.solver or default_solver(density, self.optim)
         if self.solver == "regression":
             check_regression(density, self.num_samples)
             assert density.covariance_structure is not None
@@ -309,7 +307,7 @@ class ProximalScoreVI(GuideEngine):
         return antithetic(draws, self._closed_form.density.mean(parameters))
 
     def _settings(self) -> dict[str, str]:
-        return {"solver": str(self.solver), **super()._settings()}
+        return {"solver": self.solver, **super()._settings()}
 
     # -- steps --------------------------------------------------------------------------------
 
@@ -386,7 +384,8 @@ class ProximalScoreVI(GuideEngine):
             present = -standard / scale
             blended = blended_target(score_part, present, weight)
 
-            def inner(_: int, carry: tuple[Parameters, Any]) -> tuple[Parameters, Any]:
+            def inner(_: Array, carry: tuple[Parameters, Any]) -> tuple[Parameters, Any]:
+                gradient: Parameters
                 _, gradient = proximal_gradient(density, carry[0], theta_part, blended, weight)
                 return adam_step(carry[0], gradient, carry[1], rate)
 
@@ -399,7 +398,7 @@ class ProximalScoreVI(GuideEngine):
             figures = jnp.square(difference).sum(0) / number, log_q
             return start, fresh, after, figures
 
-        def look(index: int, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        def look(index: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
             loss, log_q, finite = carry
             _, fresh, after, figures = stepped(index, vectors)
             here = [jnp.where(fresh, figure, 0.0).sum() for figure in figures]
@@ -407,7 +406,7 @@ class ProximalScoreVI(GuideEngine):
                 finite &= jnp.isfinite(leaf).all()
             return loss + here[0], log_q + here[1], finite
 
-        def write(index: int, vectors: Any) -> Any:
+        def write(index: Array, vectors: Any) -> Any:
             start, fresh, after, _ = stepped(index, vectors)
 
             def put(vector: Array, part: Array) -> Array:
@@ -450,14 +449,15 @@ def _remember(reused: Reused, theta: Array, score: Array, valid: Array) -> Reuse
     return Reused(put(reused.theta, theta), put(reused.score, score), count)
 
 
-def default_solver(density: FlatDensity, optim: Any) -> str:
+def default_solver(guide: Any, gradient: bool) -> str:
     """The solver for a guide, unless told otherwise.
 
-    "regression" for Normal guides with correlations, where it needs fewer scores and no learning
-    rate; "gradient" for all others and when an optimizer is given.
+    "regression" for the covariance structures in ``REGRESSED``, where it needs fewer scores and no
+    learning rate; "gradient" for all others, and where ``gradient`` says that an option of the
+    gradient solver was given.
     """
-    correlated = density.covariance_structure in REGRESSED and optim is None
-    return "regression" if correlated else "gradient"
+    structure = getattr(check_has_flat_density(guide), "covariance_structure", None)
+    return "regression" if structure in REGRESSED and not gradient else "gradient"
 
 
 def check_regression(density: FlatDensity, num_samples: int | None) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from pyro_ext.engine import Update
 from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients import GradientEstimator
-from pyro_ext.guides.flat_density import FlatDensity, Parameters
+from pyro_ext.guides.flat_density import FlatDensity, Parameters, check_has_flat_density
 from pyro_ext.guides.normal import DiagonalNormalDensity
 from pyro_ext.optim import OptimizerLike, Plan
 from pyro_ext.score.guide_engine import DRAWS as DRAWS
@@ -211,7 +211,8 @@ dtype
         )
         _check_options(solver, optim, num_inner_steps, proximal, decay, trust)
         _check_gradient_options(solver, sample_reuse, clip_norm)
-        self.solver = solver
+        chosen = optim is not None or sample_reuse > 1 or clip_norm is not None
+        self.solver = solver or default_solver(self.guide, gradient=chosen)
         self.num_inner_steps = num_inner_steps
         self.proximal = proximal
         self.sample_reuse = sample_reuse
@@ -228,9 +229,6 @@ dtype
     # -- engine hooks --------------------------------------------------------------------------
 
     def _prepare(self, density: FlatDensity, parameters: Parameters) -> None:
-        if self.solver is None and (self.sample_reuse > 1 or self.clip_norm is not None):
-            self.solver = "gradient"
-        self.solver = self.solver or default_solver(density, self.optim)
         if self.solver == "regression":
             check_regression(density, self.num_samples)
             assert density.covariance_structure is not None
@@ -280,7 +278,7 @@ dtype
         return antithetic(draws, self._closed_form.density.mean(self._parameters))
 
     def _settings(self) -> dict[str, str]:
-        return {"solver": str(self.solver), **super()._settings()}
+        return {"solver": self.solver, **super()._settings()}
 
     def _algorithm_state(self) -> dict[str, Any]:
         reused = [list(pair) for pair in self._reused]
@@ -429,14 +427,15 @@ def _sum_of_logarithms(values: Tensor) -> float:
     return float(values.log().sum())
 
 
-def default_solver(density: FlatDensity, optim: Any) -> str:
+def default_solver(guide: Any, gradient: bool) -> str:
     """The solver for a guide, unless told otherwise.
 
-    "regression" for Normal guides with correlations, where it needs fewer scores and no learning
-    rate; "gradient" for all others and when an optimizer is given.
+    "regression" for the covariance structures in ``REGRESSED``, where it needs fewer scores and no
+    learning rate; "gradient" for all others, and where ``gradient`` says that an option of the
+    gradient solver was given.
     """
-    correlated = density.covariance_structure in REGRESSED and optim is None
-    return "regression" if correlated else "gradient"
+    structure = getattr(check_has_flat_density(guide), "covariance_structure", None)
+    return "regression" if structure in REGRESSED and not gradient else "gradient"
 
 
 def check_regression(density: FlatDensity, num_samples: int | None) -> None:

@@ -250,7 +250,7 @@ def _materialize_accumulators(graph: torch.fx.Graph) -> None:
             node.update_arg(0, own)
 
 
-_ATEN = torch.ops.aten
+_ATEN: Any = torch.ops.aten
 _VIEWS = (
     _ATEN.view.default,
     _ATEN._unsafe_view.default,
@@ -273,7 +273,8 @@ def _join_in_place(graph: torch.fx.Graph, memory: Memory) -> None:
     for join in output.all_input_nodes:
         if join.target is not _ATEN.cat.default or join.args[1:] != (1,) or len(join.users) != 1:
             continue
-        whole, pieces = join.meta["val"], list(join.args[0])
+        pieces: list[Any] = list(join.args[0])
+        whole = join.meta["val"]
         # Each piece is a view, or a view of a view, of what its source has computed.
         views = {piece: _views_of_source(piece) for piece in pieces}
         sources = {piece: (chain[-1].args[0] if chain else piece) for piece, chain in views.items()}
@@ -309,7 +310,7 @@ def _join_in_place(graph: torch.fx.Graph, memory: Memory) -> None:
                 graph.call_function(_ATEN.copy_.default, (place, piece))
 
 
-def _views_of_source(piece: torch.fx.Node) -> list[torch.fx.Node]:
+def _views_of_source(piece: Any) -> list[Any]:
     """The views that lead to ``piece``, and to nothing else, last one first."""
     chain, node = [], piece
     while node.target in _VIEWS and len(node.users) == 1:

@@ -303,10 +303,13 @@ class SiteHandler(Messenger):
     def _leave_normal(self, msg: Any) -> bool:
         name, value = msg["name"], msg["value"]
         # The very tensor: not observed, not transformed, and not some rows of it.
-        if value is not self.unconstrained.get(name) or value.numel() < LARGE_SITE:
+        if name not in self.unconstrained or value is not self.unconstrained[name]:
             return False
         plain = isinstance(msg["scale"], (int, float)) and msg["scale"] == 1
-        normal = common_normal(msg["fn"]) if plain and msg["mask"] in (None, True) else None
+        whole = msg["mask"] is None or msg["mask"] is True
+        if not (plain and whole) or value.numel() < LARGE_SITE:
+            return False
+        normal = common_normal(msg["fn"])
         if normal is None:
             return False
         self.normals[name] = normal

@@ -253,6 +253,8 @@ CASES: list[dict[str, Any]] = [
     {"solver": "gradient", "num_inner_steps": 3},
     {"solver": "regression"},
     {"solver": "gradient", "optim": optax.adam(optax.exponential_decay(0.01, 10, 0.9))},
+    {"solver": "gradient", "sample_reuse": 3, "clip_norm": 1.0},
+    {"optim": {"m*": numpyro.optim.Adam(0.02), "*": None}},
     {"solver": "gradient", "optim": numpyro.optim.ClippedAdam(0.01)},
 ]
 
@@ -264,7 +266,7 @@ def assert_identical(first: Any, second: Any) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("options", CASES[:3])
+@pytest.mark.parametrize("options", CASES[:-1])
 def test_resumed_run_is_bit_identical(options: dict[str, Any], tmp_path: Path) -> None:
     def make() -> ProximalScoreVI:
         return ProximalScoreVI(conjugate, AutoMultivariateNormal(conjugate), **options)
@@ -424,7 +426,7 @@ def test_local_latents_in_a_subsampled_plate_are_refused() -> None:
 
 
 def test_state_of_another_solver_or_guide_is_refused(tmp_path: Path) -> None:
-    engine = ProximalScoreVI(gaussian, AutoMultivariateNormal, num_inner_steps=1)
+    engine = ProximalScoreVI(gaussian, AutoMultivariateNormal, solver="gradient")
     result = engine.run(KEY, 2, progress_bar=False)
     engine.save(tmp_path / "state", result.state)
     for other, words in [
