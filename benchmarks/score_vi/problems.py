@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,25 @@ def logistic_draws(problem: Logistic, number: int = 4000, seed: int = 0) -> Arra
         accepted = np.log(generator.random(number)) < proposed_weight - weight
         theta[accepted], weight[accepted] = proposal[accepted], proposed_weight[accepted]
     return theta
+
+
+def logistic_minibatch_score(
+    problem: Logistic, batch_size: int, seed: int
+) -> Callable[[Array], Array]:
+    """Scores (S, D) at points (S, D), at each call from the next rows of a reshuffled epoch."""
+    number = len(problem.x)
+    generator = np.random.default_rng([seed, 1])
+    waiting = np.empty(0, dtype=int)
+
+    def score(theta: Array) -> Array:
+        nonlocal waiting
+        if len(waiting) < batch_size:
+            waiting = generator.permutation(number)
+        rows, waiting = waiting[:batch_size], waiting[batch_size:]
+        residual = problem.y[rows] - expit(theta @ problem.x[rows].T)
+        return number / batch_size * residual @ problem.x[rows] - theta
+
+    return score
 
 
 def moment_errors(mean: Array, covariance: Array, reference: Array) -> dict[str, float]:

@@ -1,0 +1,188 @@
+"""Memory and time of a training step on a network of 20 million parameters.
+
+``ProximalScoreVI`` with a diagonal Normal and the gradient solver, ADVI (the host's SVI), and a
+plain Adam step of the network itself, each in a process of its own. The processes take turns, so
+that all methods see the same machine; memory is the most that a process held during its steps,
+less what it held before the network was made, in vectors of the network's length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import itertools
+import multiprocessing
+import re
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import records
+from benchmarks.records import Record
+
+METHODS = ("ours", "ADVI", "Adam")
+#: Units of each layer, inputs and outputs included: 20,048,010 parameters.
+LAYERS = (1000, 4000, 4000, 10)
+LAYERS_QUICK = (200, 400, 400, 10)
+ROWS, BATCH, ROUNDS = 1000, 64, 9
+
+
+def num_parameters(layers: tuple[int, ...]) -> int:
+    """Weights and biases of a network."""
+    return sum((rows + 1) * columns for rows, columns in itertools.pairwise(layers))
+
+
+def data(layers: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (ROWS, inputs) and their classes (ROWS,)."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(ROWS, layers[0])).astype(np.float32)
+    return x, np.argmax(x[:, : layers[-1]], 1)
+
+
+def run_memory(arguments: argparse.Namespace) -> int:
+    """Run the comparison and write its table and plot."""
+    layers, rounds = (LAYERS_QUICK, 3) if arguments.quick else (LAYERS, ROUNDS)
+    names = {"both": ("numpyro", "pyro")}.get(arguments.backend, (arguments.backend,))
+    runs = [run for name in names for run in _compare(arguments.out, name, layers, rounds)]
+    rows = [_row(run, runs) for run in runs]
+    text = records.markdown_table(rows)
+    print(text)
+    records.write_text(arguments.out / "score-vi-memory.md", text)
+    _plot(rows, arguments.out / "score-vi-memory.png")
+    return 0
+
+
+def _compare(out: Path, backend: str, layers: tuple[int, ...], rounds: int) -> list[Record]:
+    context = multiprocessing.get_context("spawn")
+    workers: dict[str, tuple[Any, Connection]] = {}
+    runs = {}
+    for method in METHODS:
+        here, there = context.Pipe()
+        process = context.Process(target=_work, args=(there, backend, method, layers), daemon=True)
+        process.start()
+        workers[method] = process, here
+        record = Record("score-vi memory", method, backend, "network", seed=0)
+        record.settings = {"layers": list(layers), "batch": BATCH, "rounds": rounds}
+        record.settings["parameters"] = num_parameters(layers)
+        runs[method] = record
+        _receive(here, record)
+    for _ in range(rounds):
+        for method, (_, pipe) in workers.items():
+            if not runs[method].failed:
+                pipe.send("step")
+                _receive(pipe, runs[method])
+    for method, (process, pipe) in workers.items():
+        record = runs[method]
+        if not record.failed:
+            pipe.send("peak")
+            record.figures["peak vectors"] = pipe.recv() / (4 * num_parameters(layers))
+            seconds = record.figures["seconds a step"]
+            record.figures["median seconds"] = float(np.median(seconds))
+            print(f"{backend} {method}: {record.figures}", flush=True)
+        process.kill()
+        records.append(out / "score-vi.jsonl", record)
+    return list(runs.values())
+
+
+def _receive(pipe: Connection, record: Record) -> None:
+    try:
+        answer = pipe.recv()
+    except EOFError:
+        answer = "EOFError: the process ended, perhaps for lack of memory"
+    if isinstance(answer, str):
+        record.error = answer
+        print(f"{record.backend} {record.method}: {answer}", flush=True)
+    elif answer is not None:
+        record.figures.setdefault("seconds a step", []).append(answer)
+
+
+def _work(pipe: Connection, backend: str, method: str, layers: tuple[int, ...]) -> None:
+    """What a process does: build the method, then step and answer until it is killed."""
+    try:
+        module = importlib.import_module(f"benchmarks.score_vi.{backend}_memory")
+        # What the libraries themselves take at their first use is not the method's.
+        step = _started(module.CASES[method], LAYERS_QUICK)
+        del step
+        gc.collect()
+        before = resident("VmRSS")
+        step = _started(module.CASES[method], layers)
+        reset_peak()
+        pipe.send(None)
+        while pipe.recv() == "step":
+            started = time.perf_counter()
+            step()
+            pipe.send(time.perf_counter() - started)
+        pipe.send(resident("VmHWM") - before)
+        pipe.recv()
+    except Exception as error:  # noqa: BLE001 - a method that breaks down is a result
+        traceback.print_exc()
+        pipe.send(f"{type(error).__name__}: {error}")
+
+
+def _started(case: Callable[..., Callable[[], None]], layers: tuple[int, ...]) -> Any:
+    """The step of a method after its first few, which trace and compile."""
+    step = case(layers, *data(layers))
+    for _ in range(3):
+        step()
+    return step
+
+
+def resident(name: str) -> int:
+    """Bytes of memory that this process holds (VmRSS), or the most that it held (VmHWM).
+
+    Raises
+    ------
+    OSError
+        The system is not Linux.
+    """
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    if found is None:
+        raise OSError(f"Expected {name} in /proc/self/status, which Linux has, found none.")
+    return 1024 * int(found[1])
+
+
+def reset_peak() -> None:
+    """Let the most that this process held be what it holds now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _row(run: Record, runs: list[Record]) -> dict[str, Any]:
+    by_method = {other.method: other.figures for other in runs if other.backend == run.backend}
+
+    def ratio(name: str, method: str) -> float | None:
+        own, other = run.figures.get(name), by_method.get(method, {}).get(name)
+        return own / other if own and other else None
+
+    return {
+        "backend": run.backend,
+        "method": run.method,
+        "peak (vectors)": run.figures.get("peak vectors"),
+        "of ADVI's": ratio("peak vectors", "ADVI"),
+        "seconds a step": run.figures.get("median seconds"),
+        "of Adam's": ratio("median seconds", "Adam"),
+        "error": run.error,
+    }
+
+
+def _plot(rows: list[dict[str, Any]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 0.35 * len(rows) + 1.2), layout="constrained")
+    labels = [f"{row['method']} ({row['backend']})" for row in rows]
+    for axis, name in zip(axes, ("peak (vectors)", "seconds a step"), strict=True):
+        axis.barh(labels, [row[name] or 0.0 for row in rows], color="tab:blue")
+        axis.invert_yaxis()
+        axis.set_xlabel(name)
+    axes[1].set_yticklabels([])
+    axes[0].axvline(9.0, color="grey", linewidth=0.8)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
