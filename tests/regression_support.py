@@ -106,3 +106,79 @@ def reverse_kl(mean: Array, scale: Array, target_mean: Array, target_covariance:
     volume = np.linalg.slogdet(target_covariance)[1] - 2 * np.log(np.diag(scale)).sum()
     quadratic = np.trace(precision @ scale @ scale.T) + offset @ precision @ offset
     return float(0.5 * (quadratic - len(mean) + volume))
+
+
+def literal_diagonal_step(
+    theta: Array,
+    score: Array,
+    mean: Array,
+    scale: Array,
+    total: int,
+    decay: float,
+    trust: float,
+) -> tuple[Array, Array]:
+    """Mean and standard deviations (D,) of the next diagonal guide.
+
+    ``theta`` and ``score`` are (iterations, 2 K, D), drawn by the guide of this mean (D,) and these
+    standard deviations (D,); rows k and K + k mirrored. Every coordinate alone, by sums over all
+    iterations.
+    """
+    iterations, points, dim = theta.shape
+    pairs = points // 2
+    horizons = [total or max(2 * (t + 1), 2000) for t in range(iterations)]
+    share = np.zeros(iterations)
+    for t, horizon in enumerate(horizons):
+        rate = max((t + 1.0) ** -decay, min(20 / horizon, 0.2))
+        share *= 1.0 - rate
+        share[t] = rate
+    number = 1.0 / (np.square(share) / pairs).sum()
+    horizon, last = horizons[-1], iterations - 1
+    progress = last / horizon
+    temperature = 0.001 ** (1 - 2 * progress) if progress < 0.5 else 1.0
+    cooling = (1 + np.cos(np.pi * progress)) / 2
+    if not total:
+        cooling *= 2000 / horizon
+    new_mean, new_scale = np.zeros((2, dim))
+    for i in range(dim):
+        square, slope, response, noise = 0.0, 0.0, 0.0, 0.0
+        drift = 0.0
+        for t in range(iterations):
+            for k in range(pairs):
+                z = (theta[t, k, i] - theta[t, pairs + k, i]) / 2 / scale[i]
+                y = (score[t, pairs + k, i] - score[t, k, i]) / 2 / scale[i]
+                square += share[t] / pairs * z * z
+                slope += share[t] / pairs * y * z
+                response += share[t] / pairs * y * y
+            center = score[t, :, i].mean()
+            noise += share[t] * (center - drift) ** 2
+            rate = max(min(max(100 / horizons[t], 0.1), 1.0), 1 / (t + 1))
+            drift += rate * (center - drift)
+        precision = scale[i] ** -2
+        residual = max(response - slope**2 / square, 0.0) / max(1 - 1 / number, 1 / number)
+        pull = temperature**2 * residual / precision**2 / number
+        factor = (slope / (temperature * precision) + pull) / (square + pull)
+        length = 0.3 / (1 + 0.3 * noise / (temperature * precision) / 20)
+        move = cooling * length * drift / (temperature * precision * max(factor, 1.0))
+        new_mean[i] = mean[i] + min(max(move, -scale[i]), scale[i])
+        change = min(max(factor, 0.25), 4.0) ** min(20 / horizon, 0.5)
+        new_scale[i] = (precision * min(max(change, 1 / trust), trust)) ** -0.5
+    return new_mean, new_scale
+
+
+def diagonal_loss(mean: Array, scale: Array, target_mean: Array, target_covariance: Array) -> float:
+    """Nats that a diagonal Normal loses against the best one.
+
+    That one has the target's mean and the diagonal of its precision.
+    """
+    best = np.diag(np.linalg.inv(target_covariance)) ** -0.5
+    found = reverse_kl(mean, np.diag(scale), target_mean, target_covariance)
+    return found - reverse_kl(target_mean, np.diag(best), target_mean, target_covariance)
+
+
+def curve(seed: int) -> tuple[Array, Array]:
+    """A hundred points (100, 1) and values (100,) of a bent curve with little noise."""
+    generator = np.random.default_rng(seed)
+    x = generator.uniform(-2, 2, size=(100, 1))
+    y = np.sin(2 * x[:, 0]) + 0.5 * x[:, 0]
+    y = y + 0.1 * generator.normal(size=100)
+    return x, (y - y.mean()) / y.std()

@@ -3,7 +3,8 @@
 *logistic*: a logistic regression (5,000 rows, 30 weights, batches of 64) with a full-covariance
 guide, judged against draws of the exact posterior; natural-gradient variational inference, which
 neither host has, is compared too. *uci*: mean-field regression networks on eight UCI sets with
-their published splits, judged on test rows. ADVI is the host's own SVI, tuned: its best learning
+their published splits from the third on (the first two chose the constants of this project's
+diagonal solver), judged on test rows. ADVI is the host's own SVI, tuned: its best learning
 rate is chosen for it with the answer at hand, as is the natural gradient's. This project's engine
 has its defaults.
 """
@@ -27,6 +28,8 @@ BACKENDS = {"numpyro": ("numpyro",), "pyro": ("pyro",), "both": ("numpyro", "pyr
 RATES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)
 NETWORK_RATES = (1e-2, 3e-3, 1e-3)
 LOGISTIC_METHODS = ("ours", "ours, gradient", "ADVI", "GSM", "BaM")
+#: Constants of the diagonal closed form were chosen with splits 0 and 1, so these are left out.
+FIRST_SPLIT = 2
 TUNED = ("ADVI", "natural gradient")
 NETWORK_METHODS = ("ours", "ours, gradient", "ADVI")
 
@@ -67,13 +70,15 @@ def run_uci(arguments: argparse.Namespace) -> int:
     runs = []
     for name in sets:
         try:
-            splits = [problems.uci_split(name, index) for index in range(arguments.seeds)]
+            splits = [
+                problems.uci_split(name, FIRST_SPLIT + index) for index in range(arguments.seeds)
+            ]
         except MissingDataError as error:
             print(error)
             return 2
         for backend in _backends(arguments, float64=False):
             for method in NETWORK_METHODS:
-                for seed, split in enumerate(splits):
+                for seed, split in enumerate(splits, start=FIRST_SPLIT):
                     for rate in NETWORK_RATES if method == "ADVI" else (None,):
                         record = _record("score-vi uci", method, backend, name, seed)
                         record.settings = {"scores": scores, "batch": batch_size, "rate": rate}

@@ -285,6 +285,21 @@ class MatrixNormalDensity(NormalDensity):
             values[f"{name}_column_tril"] = column / ratio
         return self._set(**values)
 
+    def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
+        """New parameters with this standard deviation everywhere, uncorrelated, the same mean."""
+        factors = self.factors(parameters)
+        mean, half = factors.mean, math.sqrt(scale)
+
+        def unit(length: int) -> Any:
+            return half * jnp.eye(length, dtype=mean.dtype)
+
+        matrices = {
+            name: (unit(rows), unit(columns)) for name, _, (rows, columns) in self.blocks().matrices
+        }
+        return self.set_factors(
+            parameters, Factors(mean, jnp.full_like(factors.scale, scale), matrices)
+        )
+
     def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
         factors = self.factors(parameters)
         noise = self._noise(parameters, rng_key, (num, self.dim))

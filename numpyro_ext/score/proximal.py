@@ -31,8 +31,6 @@ from numpyro_ext.score.regression import CLOSED_FORMS, DECAY, TRUST, ClosedForm,
 from numpyro_ext.target import Data, LogDensity
 
 SOLVERS = ("gradient", "regression")
-#: Covariance structures for which "regression" is the default.
-REGRESSED = ("full",)
 #: Draws and inner steps per iteration of the gradient solver, unless told otherwise: for diagonal
 #: guides (the paper's), and for others, whose correlations need more steps to follow, which in
 #: turn would fit a single draw too closely.
@@ -148,9 +146,11 @@ class ProximalScoreVI(GuideEngine):
         Cholesky factor or of ``cov_factor`` belong to the sites of their coordinates; other
         parameters, such as a flow's, belong to ``"*"``.
     solver : {"gradient", "regression"}, optional
-        "gradient" is the paper's. "regression" needs no optimizer; for ``AutoDiagonalNormal`` and
-        ``AutoMultivariateNormal``. Default: "regression" for ``AutoMultivariateNormal`` when no
-        optimizer is given, "gradient" otherwise.
+        "gradient" is the paper's. "regression" needs no optimizer; for ``AutoDiagonalNormal``,
+        ``AutoMultivariateNormal``, ``AutoLowRankMultivariateNormal`` and ``AutoMatrixNormal``.
+        Default: "regression" for these four, unless an option of the gradient solver (``optim``,
+        ``num_inner_steps``, ``proximal``, ``sample_reuse``, ``clip_norm``, an odd
+        ``num_samples``) is given; "gradient" otherwise.
     num_samples : int, optional
         Draws S per iteration; an even number for ``solver="regression"``, whose draws come in
         mirrored pairs. Default: 2, but 1 for ``solver="gradient"`` with a diagonal Normal.
@@ -236,6 +236,8 @@ class ProximalScoreVI(GuideEngine):
         _check_options(solver, optim, num_inner_steps, proximal, decay, trust)
         _check_gradient_options(solver, sample_reuse, clip_norm)
         chosen = optim is not None or sample_reuse > 1 or clip_norm is not None
+        chosen = chosen or num_inner_steps is not None or proximal != "linear"
+        chosen = chosen or (num_samples is not None and num_samples % 2 == 1)
         self.solver = solver or default_solver(self.guide, gradient=chosen)
         self.num_inner_steps = num_inner_steps
         self.proximal = proximal
@@ -452,12 +454,12 @@ def _remember(reused: Reused, theta: Array, score: Array, valid: Array) -> Reuse
 def default_solver(guide: Any, gradient: bool) -> str:
     """The solver for a guide, unless told otherwise.
 
-    "regression" for the covariance structures in ``REGRESSED``, where it needs fewer scores and no
-    learning rate; "gradient" for all others, and where ``gradient`` says that an option of the
-    gradient solver was given.
+    "regression" for the guides that have a closed form, where it needs fewer scores and no learning
+    rate; "gradient" for all others, and where ``gradient`` says that an option of the gradient
+    solver was given.
     """
     structure = getattr(check_has_flat_density(guide), "covariance_structure", None)
-    return "regression" if structure in REGRESSED and not gradient else "gradient"
+    return "regression" if structure in CLOSED_FORMS and not gradient else "gradient"
 
 
 def check_regression(density: FlatDensity, num_samples: int | None) -> None:
@@ -470,7 +472,8 @@ def check_regression(density: FlatDensity, num_samples: int | None) -> None:
     """
     if density.covariance_structure not in CLOSED_FORMS:
         raise ArgumentError(
-            "Expected AutoDiagonalNormal or AutoMultivariateNormal for solver='regression', found "
+            "Expected AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal or "
+            "AutoMatrixNormal for solver='regression', found "
             f"{type(density.guide).__name__}. Use solver='gradient', which takes every guide with "
             "a flat log density."
         )

@@ -286,6 +286,21 @@ class MatrixNormalDensity(NormalDensity):
                 result[f"{side}_tril.{name}_unconstrained"] = unit_lower.inv(unit).clone()
         return {name: result[name] for name in parameters}
 
+    def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
+        """New parameters with this standard deviation everywhere, uncorrelated, the same mean."""
+        factors = self.factors(parameters)
+        mean, half = factors.mean, math.sqrt(scale)
+
+        def unit(length: int) -> Any:
+            return half * torch.eye(length, dtype=mean.dtype, device=mean.device)
+
+        matrices = {
+            name: (unit(rows), unit(columns)) for name, _, (rows, columns) in self.blocks().matrices
+        }
+        return self.set_factors(
+            parameters, Factors(mean, torch.full_like(factors.scale, scale), matrices)
+        )
+
     @torch.no_grad()
     def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
         noise = self._noise(parameters, generator, (num, self.dim))

@@ -313,8 +313,8 @@ def _with_scale(density: FlatDensity, parameters: Parameters, scale: float) -> P
     set_scale = getattr(density, "set_scale", None)
     if set_scale is None:
         raise ArgumentError(
-            "Expected AutoDiagonalNormal, AutoMultivariateNormal or AutoLowRankMultivariateNormal "
-            f"with initial_scale, found {type(density.guide).__name__}. Leave initial_scale out, "
+            "Expected AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal or "
+            f"AutoMatrixNormal with initial_scale, found {type(density.guide).__name__}. Leave initial_scale out, "
             "and give the guide its scale where it is made (init_scale)."
         )
     scaled: Parameters = set_scale(parameters, scale)

@@ -318,7 +318,7 @@ def test_run_length_reaches_the_proximal_weight() -> None:
 
 
 def test_steps_after_a_run_still_move_the_guide() -> None:
-    engine = ProximalScoreVI(conjugate, AutoDiagonalNormal)
+    engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, solver="gradient")
     result = engine.run(KEY, 3, Y, progress_bar=False)
     state, _ = engine.update(result.state, Y)
     for name, value in result.state.algorithm.parameters.items():
@@ -405,7 +405,7 @@ def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
 def test_guides_are_refused_before_any_step() -> None:
     with pytest.raises(ArgumentError, match=r"found AutoNormal: .*AutoDiagonalNormal"):
         ProximalScoreVI(gaussian, AutoNormal(gaussian))
-    guide = AutoLowRankMultivariateNormal(gaussian)
+    guide = AutoIAFNormal(gaussian)
     engine = ProximalScoreVI(gaussian, guide, solver="regression")
     with pytest.raises(ArgumentError, match="solver='gradient', which takes every guide"):
         engine.init(KEY)
@@ -435,7 +435,7 @@ def test_state_of_another_solver_or_guide_is_refused(tmp_path: Path) -> None:
             "another solver: expected regression, found gradient",
         ),
         (
-            ProximalScoreVI(gaussian, AutoDiagonalNormal),
+            ProximalScoreVI(gaussian, AutoDiagonalNormal, solver="gradient"),
             "another guide: expected AutoDiagonalNormal, found AutoMultivariateNormal",
         ),
     ]:

@@ -14,7 +14,7 @@ import pytest
 from numpyro.infer import autoguide
 
 from numpyro_ext.errors import ArgumentError
-from numpyro_ext.guides import AutoGaussianMixture, AutoPlanarFlow, normal
+from numpyro_ext.guides import AutoGaussianMixture, AutoMatrixNormal, AutoPlanarFlow, normal
 from numpyro_ext.score import ProximalScoreVI, proximal
 from numpyro_ext.score.proximal import Reused, _remember, _with_reused
 
@@ -124,6 +124,17 @@ def test_initial_scale_is_the_standard_deviation_of_every_coordinate(guide: str)
     scale = engine.density.moments(state.algorithm.parameters).scale
     deviations = scale if scale.ndim == 1 else jnp.sqrt(jnp.square(scale).sum(-1))
     np.testing.assert_allclose(deviations, 0.03, rtol=1e-6)
+
+
+def test_initial_scale_of_a_matrix_normal() -> None:
+    def model() -> None:
+        numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 3]).to_event(2))
+        numpyro.sample("b", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+
+    engine = ProximalScoreVI(model, AutoMatrixNormal, initial_scale=0.03)
+    state = engine.init(KEY)
+    scale = engine.density.moments(state.algorithm.parameters).scale
+    np.testing.assert_allclose(scale, 0.03 * np.eye(9), rtol=1e-6)
 
 
 def test_guides_that_have_no_scale_to_set_are_told() -> None:

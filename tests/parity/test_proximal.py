@@ -107,7 +107,7 @@ def test_inner_steps_agree(name: str) -> None:
         assert_equal(a, b)
 
 
-@pytest.mark.parametrize("name", GUIDES[:2])
+@pytest.mark.parametrize("name", GUIDES)
 def test_closed_forms_agree(name: str) -> None:
     """Twelve updates from the same scores, at the draws of a guide that stays where it was."""
     (theirs, torch_parameters), (ours, jax_parameters) = make(name)

@@ -392,7 +392,7 @@ def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
 def test_guides_are_refused_before_any_step() -> None:
     with pytest.raises(ArgumentError, match=r"found AutoNormal: .*AutoDiagonalNormal"):
         ProximalScoreVI(gaussian, AutoNormal(gaussian))
-    guide = AutoLowRankMultivariateNormal(gaussian)
+    guide = AutoIAFNormal(gaussian)
     engine = ProximalScoreVI(gaussian, guide, solver="regression")
     with pytest.raises(ArgumentError, match="solver='gradient', which takes every guide"):
         engine.run(1, progress_bar=False)

@@ -12,7 +12,7 @@ import torch
 from pyro.infer import autoguide
 
 from pyro_ext.errors import ArgumentError
-from pyro_ext.guides import AutoGaussianMixture, AutoPlanarFlow
+from pyro_ext.guides import AutoGaussianMixture, AutoMatrixNormal, AutoPlanarFlow
 from pyro_ext.score import ProximalScoreVI, proximal
 from pyro_ext.target import handlers, log_density
 
@@ -117,6 +117,17 @@ def test_initial_scale_is_the_standard_deviation_of_every_coordinate(guide: str)
     scale = engine.density.moments(engine.parameters).scale
     deviations = scale if scale.ndim == 1 else scale.square().sum(-1).sqrt()
     torch.testing.assert_close(deviations, torch.full((7,), 0.03))
+
+
+def test_initial_scale_of_a_matrix_normal() -> None:
+    def model() -> None:
+        pyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 3]).to_event(2))
+        pyro.sample("b", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+
+    engine = ProximalScoreVI(model, AutoMatrixNormal, initial_scale=0.03)
+    engine.setup()
+    scale = engine.density.moments(engine.parameters).scale
+    torch.testing.assert_close(scale, 0.03 * torch.eye(9))
 
 
 def test_guides_that_have_no_scale_to_set_are_told() -> None:

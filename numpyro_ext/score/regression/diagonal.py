@@ -1,8 +1,58 @@
-"""Closed form for diagonal Normal guides."""
+"""Closed form for diagonal Normal guides: damped natural-gradient steps that start cold.
+
+The guide has means m and standard deviations s, and precisions P = 1 / s^2; what follows holds for
+each coordinate. At temperature tau the bound is E_q[log pi] + tau H(q), with the entropy H. With
+the target's score g(theta), it is stationary where
+
+    E_q[g] = 0   and   P = h / tau,   h = -E_q[dg / dtheta].
+
+A natural-gradient step on it, of length a for the mean and b for the precision, is
+
+    m+ = m + a E_q[g] / (tau P),   P+ = (1 - b) P + b h / tau
+
+(Khan and Lin, 2017, "Conjugate-computation variational inference"; with h averaged over steps,
+the "variational online Newton" of Khan et al., 2018). Here P+ = P (h / (tau P))^b is taken instead,
+which agrees to first order in h / (tau P) - 1 and cannot become negative.
+
+*The curvature is regressed.* Draws come in mirrored pairs m + d and m - d, with d = s z; see
+:mod:`numpyro_ext.score.regression.pairs`. Half the difference of their scores is e. By Stein's
+identity y = -e / s is a regression on z with slope h: E[y z] = h. Running averages keep
+
+    Z = E[z^2],   A = E[y z],   R = E[y^2],
+
+A / Z is the least-squares slope and exact for a Normal target with independent coordinates. The
+residual (R - A^2 / Z) s^4, over 1 - 1 / n, is the noise r in units of the present precision, n
+being the number of pairs that the averages are worth. A noisy slope is pulled towards the present
+precision by rho = tau^2 r / n: the factor that P should change by, if all at once, is
+
+    M = (A s^2 / tau + rho) / (Z + rho)   and   P+ = P M^b, with M limited to [1/4, 4].
+
+*The mean knows its noise.* v is the average of (g - u)^2, with u an average of g over at most
+the last ten steps, so that v has noise, and swings from step to step, but not a drift. The mean
+moves by
+
+    m+ - m = a c_t u / (max(M, 1) tau P),   a = 0.3 / (1 + 0.3 v s^2 / (20 tau)),
+
+at most by s. A guide that is still too wide would overshoot, which max(M, 1) prevents; it knows
+what precision is to come. c_t falls from 1 to 0 along a half cosine over the run.
+
+*Cold at first.* Curvature is that of the place where the guide now is. A network that has not been
+learnt yet predicts with a large error, finds a small curvature, and a guide that followed at once
+would widen until it is the prior, where nothing is left to learn from. So tau rises from 1/1000
+to 1, geometrically, over the first half of the run. The means are found first, by narrow guides,
+and the widths open up to those of the target from inside.
+
+*Lengths in shares of the run.* b = 20 / T, with T the number of iterations (at most 1/2), so that
+the precision takes some twenty of its time constants at any T, and the averages forget no slower
+than with rate 20 / T (at most 1/5), as what was found where the guide was long ago is of no use. So
+short runs of a few tens of iterations converge when there is no noise, and long ones average. When
+T is unknown, rates are those in the middle of a run of 2 t iterations, and at least 2,000, with
+the steps of the mean falling as 1 / t.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,23 +60,72 @@ from jax import lax
 
 from numpyro_ext.guides.flat_density import Moments, Parameters
 from numpyro_ext.score.regression.base import ClosedForm
-from numpyro_ext.score.regression.full import SPARE_PAIRS, free_share, limited
-from numpyro_ext.score.regression.pairs import Count, advanced, averaged, halves, initial_count
+from numpyro_ext.score.regression.full import SPARE_PAIRS, free_share
+from numpyro_ext.score.regression.pairs import Count, averaged, halves, initial_count
+
+#: Temperature tau at the start, and the share of the run in which it rises to 1.
+COLD, COLD_SHARE = 1e-3, 0.5
+#: Time constants of the averages and of the precision in a run.
+TIME_CONSTANTS = 20.0
+#: Limits of b, the share of the step to the new log precision, and of the averages' rate.
+LARGEST_STEP, LARGEST_RATE = 0.5, 0.2
+#: Step a of the mean when there is no noise, and the noise that halves a step of length one.
+MEAN_STEP, TOLERATED_NOISE = 0.3, 20.0
+#: M is limited to this factor and its inverse.
+LARGEST_FACTOR = 4.0
+#: Share of the run, and number of its iterations at the most, over which a mean score is averaged.
+AVERAGED_SHARE, AVERAGED_SCORES = 0.01, 10.0
+#: Iterations that a run of unknown length has at least.
+LEAST_ITERATIONS = 2000
 
 
 class DiagonalRegression(NamedTuple):
-    """Running averages of d^2, e d and e^2 and of the pairs' centres, (D,) each."""
+    """What was seen so far.
+
+    ``square`` is Z = E[z^2], ``slope`` A = E[y z], ``response`` R = E[y^2], ``mean_score`` u and
+    ``score_noise`` v, (D,) each.
+    """
 
     seen: Count
-    mean_theta: jax.Array
+    square: jax.Array
+    slope: jax.Array
+    response: jax.Array
     mean_score: jax.Array
-    covariance: jax.Array
-    cross_covariance: jax.Array
-    score_covariance: jax.Array
+    score_noise: jax.Array
+
+
+class Schedule(NamedTuple):
+    """Where in the run an iteration is.
+
+    ``temperature`` is tau, ``cooling`` c_t, ``step`` b, ``rate`` the least weight of the latest
+    iteration in the averages and ``score_rate`` that in the mean score.
+    """
+
+    temperature: jax.Array
+    cooling: jax.Array
+    step: jax.Array
+    rate: jax.Array
+    score_rate: jax.Array
+
+
+def schedule(iteration: jax.Array | int, total: jax.Array | int, dtype: Any) -> Schedule:
+    """Schedule of iteration t = 0, 1, ... of ``total``, which is 0 when that is not known."""
+    t, total = jnp.asarray(iteration, dtype), jnp.asarray(total, dtype)
+    horizon = jnp.where(total > 0, total, jnp.maximum(2.0 * (t + 1.0), LEAST_ITERATIONS))
+    progress = jnp.minimum(t / horizon, 1.0)
+    cooling = 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
+    share = TIME_CONSTANTS / horizon
+    return Schedule(
+        COLD ** jnp.maximum(1.0 - progress / COLD_SHARE, 0.0),
+        jnp.where(total > 0, cooling, cooling * LEAST_ITERATIONS / horizon),
+        jnp.minimum(share, LARGEST_STEP),
+        jnp.minimum(share, LARGEST_RATE),
+        jnp.clip(1.0 / (AVERAGED_SHARE * horizon), 1.0 / AVERAGED_SCORES, 1.0),
+    )
 
 
 class DiagonalForm(ClosedForm[DiagonalRegression]):
-    """The closed form for ``AutoDiagonalNormal``: a regression for each coordinate."""
+    """The closed form for ``AutoDiagonalNormal``. O(D) memory: a state of five vectors."""
 
     def initial(self, parameters: Parameters) -> DiagonalRegression:
         mean = self.density.mean(parameters)
@@ -41,31 +140,69 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
         score: jax.Array,
         total: jax.Array | int = 0,
     ) -> tuple[DiagonalRegression, Parameters]:
-        d, e = halves(theta), halves(score)
-        count, weight = advanced(state.seen, len(d), self.decay)
-        latest = (theta.mean(0), score.mean(0), (d * d).mean(0), (e * d).mean(0), (e * e).mean(0))
-        state = DiagonalRegression(count, *averaged(tuple(state[1:]), latest, weight))
+        moments = self.density.moments(parameters)
+        now = schedule(state.seen.num_updates, total, moments.mean.dtype)
+        state = observe(state, moments, theta, score, self.decay, now)
 
         def moved(parameters: Parameters) -> Parameters:
-            moments = _updated(state, self.density.moments(parameters), self.trust)
-            updated: Parameters = self.density.set_moments(parameters, moments)
+            updated: Parameters = self.density.set_moments(
+                parameters, updated_moments(state, moments, now, self.trust)
+            )
             return updated
 
-        warm = count.num_pairs >= 1 + SPARE_PAIRS
+        warm = state.seen.num_pairs >= 1 + SPARE_PAIRS
         return state, lax.cond(warm, moved, lambda same: same, parameters)
 
 
-def _updated(state: DiagonalRegression, moments: Moments, trust: float) -> Moments:
+def observe(
+    state: DiagonalRegression,
+    moments: Moments,
+    theta: jax.Array,
+    score: jax.Array,
+    decay: float,
+    now: Schedule,
+) -> DiagonalRegression:
+    """Add scores (2 K, D) taken at mirrored points theta (2 K, D), which this guide drew."""
+    z, y = halves(theta) / moments.scale, -halves(score) / moments.scale
+    center = score.mean(0)
+    count, weight = _advanced(state.seen, len(z), decay, now.rate)
+    # The average of the first scores is a plain one, whatever its rate.
+    score_weight = jnp.maximum(now.score_rate, 1.0 / count.num_updates)
+    before = state.square, state.slope, state.response, state.score_noise
+    latest = (
+        jnp.square(z).mean(0),
+        (y * z).mean(0),
+        jnp.square(y).mean(0),
+        jnp.square(center - state.mean_score),
+    )
+    square, slope, response, score_noise = averaged(before, latest, weight)
+    mean_score = averaged(state.mean_score, center, score_weight)
+    return DiagonalRegression(count, square, slope, response, mean_score, score_noise)
+
+
+def _advanced(count: Count, pairs: int, decay: float, least: jax.Array) -> tuple[Count, jax.Array]:
+    """The count after one iteration more, whose weight is at least the one given."""
+    weight = (count.num_updates + 1).astype(count.squared_weights.dtype) ** -decay
+    weight = jnp.maximum(weight, least)
+    squared = (1.0 - weight) ** 2 * count.squared_weights + weight**2 / pairs
+    return Count(count.num_updates + 1, count.num_pairs + pairs, squared), weight
+
+
+def updated_moments(
+    state: DiagonalRegression, moments: Moments, now: Schedule, trust: float
+) -> Moments:
+    """Moments of the next guide, from the running averages and the present guide's."""
     mean, scale = moments
-    number = state.seen.worth
-    # Whitened; the cross-covariance of scale * score and theta / scale is that of the two.
-    spread = state.covariance / jnp.square(scale)
-    cross = state.cross_covariance
-    residual = state.score_covariance * jnp.square(scale) - jnp.square(cross) / spread
-    noise = jnp.maximum(residual, 0.0) / free_share(1, number)
-    pull = noise / number
-    precision = limited((pull - cross) / (spread + pull), noise, trust)
-    move = (state.mean_theta - mean) / scale + scale * state.mean_score / precision
+    number, variance = state.seen.worth, jnp.square(scale)
+    residual = state.response - jnp.square(state.slope) / state.square
+    noise = jnp.maximum(residual, 0.0) * variance * variance / free_share(1, number)
+    pull = jnp.square(now.temperature) * noise / number
+    tempered = variance / now.temperature
+    factor = (tempered * state.slope + pull) / (state.square + pull)
+    mean_noise = tempered * state.score_noise
+    length = MEAN_STEP / (1.0 + MEAN_STEP * mean_noise / TOLERATED_NOISE)
+    move = now.cooling * length * tempered * state.mean_score / jnp.maximum(factor, 1.0)
     # Each coordinate is a regression of its own, so its move is limited on its own.
-    move = jnp.clip(move / (1.0 + pull), -1.0, 1.0)
-    return Moments(mean + scale * move, scale / jnp.sqrt(precision))
+    mean = mean + jnp.clip(move, -scale, scale)
+    change = jnp.clip(factor, 1.0 / LARGEST_FACTOR, LARGEST_FACTOR) ** now.step
+    return Moments(mean, scale / jnp.sqrt(jnp.clip(change, 1.0 / trust, trust)))

@@ -1,0 +1,352 @@
+"""Closed form for low-rank Normal guides: every coordinate's score is regressed on the factor's.
+
+The guide has the covariance Sigma = S (I + W W^T) S with S = diag(scale) and W of shape (D, r). In
+z = (theta - m) / scale its precision is I - T G T^T, where T (D, r) is an orthonormal basis of W's
+columns and G = I - (K K^T)^-1 with K K^T = I + T^T W W^T T. So the score of coordinate i,
+
+    s_i e_i = -z_i + (T G K)_i y,    y = K^-1 T^T z,
+
+is linear in z_i and in the r standard coordinates y. With P the guide's precision and A minus the
+target's mean curvature E_q[grad score], for which E[e d^T] = -A Sigma by Stein's identity, the
+evidence lower bound is stationary in the scales where diag((A - P) Sigma) = 0, that is where
+-E[e_i d_i] = 1, and in W where (A - P) Sigma S^-1 T = 0, that is where
+
+    -E[s_i e_i y] = (T K^-T)_i.
+
+These are the normal equations of that regression. Mirrored pairs give the halves d and e of the
+differences, see :mod:`numpyro_ext.score.regression.pairs`, and running averages of d_i^2, e_i d_i,
+e_i^2, d_i y, e_i y and y y^T are all that is kept: O(D r) memory, and no learning rate.
+
+*One update* has three parts, each of which knows its noise (see
+:mod:`numpyro_ext.score.regression.full`):
+
+- Coordinate i is regressed on (z_i, y), pulled towards the present guide's coefficients by
+  (r + 1) r_i / n for z_i and D r_i / n for y, with r_i the variance of the residual. The
+  coefficient of z_i, in [1 / (1 + (c - 1) / (1 + (r + 1) r_i / 3)), c], multiplies 1 / s_i^2.
+- In the span of T the full-covariance step is taken, on r coordinates: y against y_e = K^T T^T S e.
+- What the coefficients of y have outside of that span, F, turns it. In coordinates of the new
+  scales the target's precision H is known on the basis, and off it taken for c: for a target of
+  the family it is one there, and slightly more keeps directions that are hardly better than any
+  other from turning at random. The r smallest eigenvalues of H on the span of T and F, which takes
+  2r x 2r matrices, and their eigenvectors are the next guide's. F is no longer than 1 - 1/c.
+
+Earlier y belong to earlier bases. The averages are multiplied on the right by the r x r matrix
+that maps the old coordinates to the new ones. As e = -A d holds for every pair, what is known of A
+stays exact when the basis turns; only the directions in which it is known are older ones.
+
+The mean moves by m+ - m = E[theta] - m + Sigma+ E[score], over one plus the pull, by at most one
+unit in the span and by one unit in each coordinate outside. Averages for the mean forget sooner,
+with weights (t + 1)^-(decay^2): outside of the family Sigma+ A is not the identity, and a mean that
+started far away is approached more slowly where it is small.
+
+The fixed point is that of the evidence lower bound for any target. Where target and guide have the
+same form and there is no noise, no regression has a residual; otherwise what the family cannot
+follow acts as noise that vanishes with n.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy.linalg import solve_triangular
+
+from numpyro_ext.errors import ArgumentError
+from numpyro_ext.guides.flat_density import Parameters
+from numpyro_ext.score.regression.base import ClosedForm
+from numpyro_ext.score.regression.full import (
+    SPARE_PAIRS,
+    BlockMoments,
+    free_share,
+    limited,
+    limited_move,
+    whitened_step,
+)
+from numpyro_ext.score.regression.pairs import Count, advanced, averaged, halves, initial_count
+
+# Least squared length of a column of the factor: one of length zero has no direction to learn.
+_LEAST = 1e-3
+
+
+class LowRankRegression(NamedTuple):
+    """What was seen so far.
+
+    ``mean_theta`` and ``mean_score`` are averages over the pairs' centres, ``covariance``,
+    ``cross_covariance`` and ``score_covariance`` those of d^2, e d and e^2, (D,) each. With the
+    factor's coordinates y, ``theta_factor`` and ``score_factor`` are those of d y^T and e y^T,
+    (D, r), and ``factor`` and ``factor_score`` those of y y^T and y_e y_e^T, (r, r).
+    """
+
+    seen: Count
+    mean_theta: jax.Array
+    mean_score: jax.Array
+    covariance: jax.Array
+    cross_covariance: jax.Array
+    score_covariance: jax.Array
+    theta_factor: jax.Array
+    score_factor: jax.Array
+    factor: jax.Array
+    factor_score: jax.Array
+
+
+class LowRankMoments(NamedTuple):
+    """Mean (D,), scale (D,) and factor W (D, r): the covariance is S (I + W W^T) S."""
+
+    mean: jax.Array
+    scale: jax.Array
+    factor: jax.Array
+
+
+class Frame(NamedTuple):
+    """Standard coordinates in the span of a factor.
+
+    ``basis`` T (D, r) is orthonormal and ``root`` K (r, r) lower triangular. For the halves d and e
+    of a pair, ``to_factor``^T d is y and ``from_factor``^T e is y_e, (D, r) each.
+    """
+
+    basis: jax.Array
+    root: jax.Array
+    to_factor: jax.Array
+    from_factor: jax.Array
+
+
+class LowRankForm(ClosedForm[LowRankRegression]):
+    """The closed form for ``AutoLowRankMultivariateNormal``.
+
+    O(D r) memory and O(D r^2) operations. ``update`` has to be called with the parameters that the
+    last call returned, as the averages are kept in coordinates of that guide.
+    """
+
+    def initial(self, parameters: Parameters) -> LowRankRegression:
+        mean, _, factor = self._moments(parameters)
+        dim, rank = factor.shape
+        if rank > dim:
+            raise ArgumentError(
+                f"Expected a rank of at most the number of latents, {dim}, with "
+                f"solver='regression', found rank={rank}. Use AutoMultivariateNormal, or "
+                "solver='gradient'."
+            )
+        shapes = [(dim,)] * 5 + [(dim, rank)] * 2 + [(rank, rank)] * 2
+        averages = (jnp.zeros(shape, mean.dtype) for shape in shapes)
+        return LowRankRegression(initial_count(mean.dtype), *averages)
+
+    def update(
+        self,
+        state: LowRankRegression,
+        parameters: Parameters,
+        theta: jax.Array,
+        score: jax.Array,
+        total: jax.Array | int = 0,
+    ) -> tuple[LowRankRegression, Parameters]:
+        moments = self._moments(parameters)
+        state = observed(state, moments, theta, score, self.decay)
+
+        def moved(
+            state: LowRankRegression, parameters: Parameters
+        ) -> tuple[LowRankRegression, Parameters]:
+            state, updated = updated_guide(state, moments, self.trust)
+            return state, self._set_moments(updated)
+
+        warm = state.seen.num_pairs >= moments.factor.shape[1] + 1 + SPARE_PAIRS
+        after: tuple[LowRankRegression, Parameters] = lax.cond(
+            warm, moved, lambda *same: same, state, parameters
+        )
+        return after
+
+    def _names(self) -> tuple[str, ...]:
+        prefix = self.density.guide.prefix
+        return tuple(f"{prefix}_{name}" for name in ("loc", "scale", "cov_factor"))
+
+    def _moments(self, parameters: Parameters) -> LowRankMoments:
+        host = self.density.to_host(parameters)
+        return LowRankMoments(*(host[name] for name in self._names()))
+
+    def _set_moments(self, moments: LowRankMoments) -> Parameters:
+        parameters: Parameters = self.density.from_host(
+            dict(zip(self._names(), moments, strict=True))
+        )
+        return parameters
+
+
+def frame_of(moments: LowRankMoments) -> Frame:
+    """Coordinates of a guide's factor, a unique and smooth function of W of full column rank."""
+    scale, factor = moments.scale[:, None], moments.factor
+    identity = jnp.eye(factor.shape[1], dtype=factor.dtype)
+    root = jnp.linalg.cholesky(factor.T @ factor)
+    basis = _over(factor, root)
+    root = jnp.linalg.cholesky(identity + root.T @ root)
+    return Frame(basis, root, _over(basis, root) / scale, scale * (basis @ root))
+
+
+def observed(
+    state: LowRankRegression,
+    moments: LowRankMoments,
+    theta: jax.Array,
+    score: jax.Array,
+    decay: float,
+) -> LowRankRegression:
+    """Add scores (2 K, D) taken at mirrored points theta (2 K, D) of the present guide."""
+    frame = frame_of(moments)
+    d, e = halves(theta), halves(score)
+    pairs = len(d)
+    y, y_score = d @ frame.to_factor, e @ frame.from_factor
+    seen, weight = advanced(state.seen, pairs, decay)
+    mean_weight = seen.num_updates.astype(theta.dtype) ** -(decay**2)
+    means = averaged(tuple(state[1:3]), (theta.mean(0), score.mean(0)), mean_weight)
+    latest = (
+        (d * d).mean(0),
+        (e * d).mean(0),
+        (e * e).mean(0),
+        d.T @ y / pairs,
+        e.T @ y / pairs,
+        y.T @ y / pairs,
+        y_score.T @ y_score / pairs,
+    )
+    return LowRankRegression(seen, *means, *averaged(tuple(state[3:]), latest, weight))
+
+
+def updated_guide(
+    state: LowRankRegression, moments: LowRankMoments, trust: float
+) -> tuple[LowRankRegression, LowRankMoments]:
+    """The next guide, and what was seen in its coordinates.
+
+    Parameters
+    ----------
+    state : LowRankRegression
+        In coordinates of the present guide.
+    moments : LowRankMoments
+        Of the present guide.
+    trust : float
+        The constant c > 1 of the trust region.
+    """
+    mean, scale, _ = moments
+    frame = frame_of(moments)
+    cross = frame.from_factor.T @ state.score_factor
+    block = BlockMoments(state.factor, cross, state.factor_score)
+    step = whitened_step(block, state.seen.worth, trust)
+    ratio, coefficients, pull = _rows(state, scale, frame, trust)
+    new_scale, new_factor = _merged(scale, frame, step.covariance, ratio, coefficients, trust)
+
+    scaled = new_scale * state.mean_score
+    move = (state.mean_theta - mean) / scale
+    move = move + new_scale / scale * (scaled + new_factor @ (new_factor.T @ scaled))
+    inside = frame.basis.T @ move
+    outside = jnp.clip((move - frame.basis @ inside) / (1.0 + pull), -1.0, 1.0)
+    inside = solve_triangular(frame.root, inside, lower=True)
+    inside = limited_move(step.basis @ ((step.basis.T @ inside) / (1.0 + step.pull)))
+    move = frame.basis @ (frame.root @ inside) + outside
+
+    updated = LowRankMoments(mean + scale * move, new_scale, new_factor)
+    return _carried(state, frame, frame_of(updated)), updated
+
+
+def _rows(
+    state: LowRankRegression, scale: jax.Array, frame: Frame, trust: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Regression of every coordinate's score on z_i and y.
+
+    Returns the next precision 1 / scale^2 over the present (D,), the coefficients of y (D, r) and
+    the pull (D,) of the precision.
+    """
+    number, (dim, rank) = state.seen.worth, frame.basis.shape
+    precision = jnp.finfo(scale.dtype)
+    # In the eigenbasis of y y^T the pull differs from row to row and still takes no r x r system.
+    spread, axes = jnp.linalg.eigh(state.factor)
+    spread = jnp.maximum(spread, precision.eps * spread[-1])
+    along = (state.theta_factor / scale[:, None]) @ axes
+    score_along = (state.score_factor * scale[:, None]) @ axes
+    variance, covariance = state.covariance / jnp.square(scale), state.cross_covariance
+
+    def solved(
+        first: jax.Array, rest: jax.Array, first_pull: jax.Array | float, spread: jax.Array
+    ) -> jax.Array:
+        """The first coefficient."""
+        share = along / spread
+        free = variance + first_pull - (share * along).sum(1)
+        free = jnp.maximum(free, precision.eps * variance)
+        return (first - (share * rest).sum(1)) / free
+
+    slope = solved(covariance, score_along, 0.0, spread)
+    others = (score_along - slope[:, None] * along) / spread
+    residual = state.score_covariance * jnp.square(scale)
+    residual = residual - slope * covariance - (others * score_along).sum(1)
+    noise = jnp.maximum(residual, 0.0) / free_share(rank + 1, number)
+
+    present = (frame.from_factor / scale[:, None] - frame.to_factor * scale[:, None]) @ axes
+    # Cross-moments of what the present guide leaves, s_i e_i + z_i - (T G K)_i y.
+    first = covariance + variance - (present * along).sum(1)
+    rest = score_along + along - present * spread
+    pull = (rank + 1) * noise / number
+    pulled_spread = spread + (dim * noise / number)[:, None]
+    ratio = limited(1.0 - solved(first, rest, pull, pulled_spread), (rank + 1) * noise, trust)
+    coefficients = present + (rest + (ratio - 1.0)[:, None] * along) / pulled_spread
+    return ratio, coefficients @ axes.T, pull
+
+
+def _merged(
+    scale: jax.Array,
+    frame: Frame,
+    covariance: jax.Array,
+    ratio: jax.Array,
+    coefficients: jax.Array,
+    trust: float,
+) -> tuple[jax.Array, jax.Array]:
+    """The next scale and factor: the smallest eigenvalues of a precision that is known on a basis.
+
+    Parameters
+    ----------
+    covariance : array (r, r)
+        The next guide's in the span of the present factor.
+    ratio, coefficients : arrays (D,), (D, r)
+        Results of :func:`_rows`.
+    """
+    basis, root = frame.basis, frame.root
+    rank = basis.shape[1]
+    # Off the span, in standard coordinates on the right side: H T K for z's precision H.
+    turn = ratio[:, None] * (basis @ root) - coefficients
+    turn = turn - basis @ (basis.T @ turn)
+    length = jnp.sqrt(jnp.maximum(jnp.linalg.eigvalsh(turn.T @ turn)[-1], 0.0))
+    longest = 1.0 - 1.0 / trust
+    turn = turn * (longest / jnp.maximum(length, longest))
+    known = solve_triangular(root, jnp.linalg.inv(covariance), lower=True, trans=1)
+    known = _over_transposed(basis @ known + turn, root)
+    # In coordinates z sqrt(ratio) of the new scales.
+    stretch = jnp.sqrt(ratio)[:, None]
+    stretched = stretch * basis
+    triangle = jnp.linalg.cholesky(stretched.T @ stretched)
+    stretched, known = _over(stretched, triangle), _over(known / stretch, triangle)
+    inside = stretched.T @ known
+    outside = known - stretched @ inside
+    frame_axes, _ = jnp.linalg.qr(jnp.concatenate([stretched, outside], axis=1))
+    one, two = frame_axes.T @ stretched, frame_axes.T @ outside
+    small = trust * (jnp.eye(len(one), dtype=one.dtype) - one @ one.T)
+    small = small + one @ (0.5 * (inside + inside.T)) @ one.T + one @ two.T + two @ one.T
+    eigenvalues, vectors = jnp.linalg.eigh(small)
+    tiny = jnp.finfo(scale.dtype).eps
+    eigenvalues = jnp.clip(eigenvalues[:rank], tiny, 1.0 / (1.0 + _LEAST))
+    lengths = jnp.sqrt(1.0 / eigenvalues - 1.0)
+    return scale / stretch[:, 0], (frame_axes @ vectors[:, :rank]) * lengths
+
+
+def _carried(state: LowRankRegression, old: Frame, new: Frame) -> LowRankRegression:
+    """What was seen, in the coordinates of a new factor."""
+    turn = old.from_factor.T @ new.to_factor
+    score_turn = old.to_factor.T @ new.from_factor
+    return state._replace(
+        theta_factor=state.theta_factor @ turn,
+        score_factor=state.score_factor @ turn,
+        factor=turn.T @ state.factor @ turn,
+        factor_score=score_turn.T @ state.factor_score @ score_turn,
+    )
+
+
+def _over(rows: jax.Array, triangle: jax.Array) -> jax.Array:
+    """Rows times the inverse of the transpose of a lower triangular matrix."""
+    return solve_triangular(triangle, rows.T, lower=True).T
+
+
+def _over_transposed(rows: jax.Array, triangle: jax.Array) -> jax.Array:
+    """Rows times the inverse of a lower triangular matrix."""
+    return solve_triangular(triangle, rows.T, lower=True, trans=1).T

@@ -1,0 +1,290 @@
+"""Closed form for matrix-normal guides: the rows and the columns of a matrix regressed in turn.
+
+A matrix W (n x p) has the guide W = M + A E B^T with standard Normal E, so row covariance
+U = A A^T and column covariance V = B B^T. Its score is S(W) = -U^-1 (W - M) V^-1. With D and S
+half the differences of a mirrored pair's matrices and of its scores (see
+:mod:`pyro_ext.score.regression.pairs`),
+
+    S B = -U^-1 (D B^-T),     A^T S = -(A^-1 D) V^-1:
+
+the p columns of one pair are p observations for the regression of U^-1, and its n rows are n
+observations for that of V^-1. Each is a regression of the kind that
+:mod:`pyro_ext.score.regression.full` describes, with the same steps that know the noise, from
+
+    E[D V^-1 D^T] / p,   E[S D^T] / p,   E[S V S^T] / p       for the rows,
+    E[D^T U^-1 D] / n,   E[S^T D] / n,   E[S^T U S] / n       for the columns.
+
+*Old moments.* U and V change from update to update. The running averages take each pair with the
+factors that drew it. For a target with precision K (x) L, E[D V^-1 D^T] = p U and
+E[S D^T] = -tr(L V) K U, so the slope is proportional to K whatever V was: a wrong column factor
+adds noise to the row factor, and no bias, and the noise vanishes as both become right. For the
+same reason early pairs are worth less than late ones, and the averages forget faster than those
+of a full guide: their weights are f (t + 1)^-decay, at most one, with f = ``FORGETTING``.
+
+*One scale.* A and B share a scale, (c A, B / c) being the same guide. In the moments of the rows V
+is divided by det(V)^(1/p), and U takes that factor, so that the row step tells the scale of the
+whole; in those of the columns U is. Of the column step only the shape is taken, its covariance
+divided by the geometric mean of its eigenvalues: otherwise a common factor, which both steps see,
+would be counted twice.
+
+*Mean.* M+ - M = E[W] - M + U+ E[S] V+, in the noise's eigenbases of rows and columns entry (i, j)
+over 1 + rho_i + rho_j, and by at most one unit of Mahalanobis distance for a matrix. Its averages
+E[W] and E[S] have weights of the same form. There f falls linearly to one over a run of known
+length: a mean that is still on its way, as in a network, must forget where it came from, and one
+that has arrived should average.
+
+Coordinates that belong to no matrix are regressions of one coordinate each.
+
+The fixed point has E_q[S] = 0, -E_q[S (W - M)^T] = p I and -E_q[S^T (W - M)] = n I in whitened
+coordinates, where the evidence lower bound is stationary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_ext.guides.flat_density import Parameters
+from pyro_ext.guides.matrix_normal import Blocks, Factors, _join, _split
+from pyro_ext.guides.normal import _solve_lower
+from pyro_ext.score.regression.base import TRUST, ClosedForm
+from pyro_ext.score.regression.full import (
+    SPARE_PAIRS,
+    BlockMoments,
+    free_share,
+    limited,
+    limited_move,
+    whitened_step,
+)
+from pyro_ext.score.regression.pairs import DECAY, Count, averaged, halves
+
+#: How much more the latest pairs count than in a full guide's running averages.
+FORGETTING = 3.0
+
+
+class MatrixMoments(NamedTuple):
+    """Running moments of one matrix: of its rows (n, n) and of its columns (p, p)."""
+
+    rows: BlockMoments
+    columns: BlockMoments
+
+
+class MatrixNormalRegression(NamedTuple):
+    """What was seen so far.
+
+    ``mean_theta`` and ``mean_score``, (D,), are averages over the pairs' centres. ``matrices``
+    are in the order of the flat vector. ``rest`` holds the diagonals (R,) of V, C and R of the
+    coordinates that belong to no matrix.
+    """
+
+    seen: Count
+    mean_theta: Tensor
+    mean_score: Tensor
+    matrices: tuple[MatrixMoments, ...]
+    rest: BlockMoments
+
+
+def initial_regression(mean: Tensor, blocks: Blocks) -> MatrixNormalRegression:
+    """No observations yet; zeros like the guide's mean (D,)."""
+
+    def zeros(*shape: int) -> BlockMoments:
+        return BlockMoments(*(mean.new_zeros(shape) for _ in range(3)))
+
+    matrices = tuple(
+        MatrixMoments(zeros(rows, rows), zeros(columns, columns))
+        for _, _, (rows, columns) in blocks.matrices
+    )
+    start = torch.zeros_like(mean), torch.zeros_like(mean)
+    return MatrixNormalRegression(Count(), *start, matrices, zeros(blocks.num_rest))
+
+
+def observe(
+    regression: MatrixNormalRegression,
+    factors: Factors,
+    blocks: Blocks,
+    theta: Tensor,
+    score: Tensor,
+    decay: float = DECAY,
+    total: int = 0,
+) -> MatrixNormalRegression:
+    """Add scores (2 K, D) taken at the mirrored points theta (2 K, D), which ``factors`` drew.
+
+    ``total`` is the number of iterations of the whole run, 0 when that is not known.
+    """
+    differences, rest = _split(halves(theta), blocks)
+    score_differences, rest_score = _split(halves(score), blocks)
+    latest = []
+    for (name, _, _), d, e in zip(blocks.matrices, differences, score_differences, strict=True):
+        row, column = (_unit(factor)[0] for factor in factors.matrices[name])
+        rows = _moments(_solve_lower(column, d), e @ column)
+        d, e = d.mT, e.mT
+        latest.append(MatrixMoments(rows, _moments(_solve_lower(row, d), e @ row)))
+    products = (rest * rest, rest_score * rest, rest_score * rest_score)
+    count = regression.seen
+    weight = _weight(count, decay, FORGETTING)
+    left = max(1.0 - count.num_updates / total, 0.0) if total > 0 else 1.0
+    mean_weight = _weight(count, decay, 1.0 + (FORGETTING - 1.0) * left)
+    return MatrixNormalRegression(
+        _advanced(count, len(theta) // 2, weight),
+        averaged(regression.mean_theta, theta.mean(0), mean_weight),
+        averaged(regression.mean_score, score.mean(0), mean_weight),
+        averaged(regression.matrices, tuple(latest), weight),
+        averaged(regression.rest, BlockMoments(*(x.mean(0) for x in products)), weight),
+    )
+
+
+def is_warm(regression: MatrixNormalRegression, blocks: Blocks) -> bool:
+    """Whether enough pairs were seen for an update: for each factor and for the rest."""
+    pairs = regression.seen.num_pairs
+    return pairs >= 1 + SPARE_PAIRS and all(
+        pairs * columns >= rows + SPARE_PAIRS and pairs * rows >= columns + SPARE_PAIRS
+        for _, _, (rows, columns) in blocks.matrices
+    )
+
+
+class MatrixNormalForm(ClosedForm[MatrixNormalRegression]):
+    """The closed form for ``AutoMatrixNormal``.
+
+    O(n^2 + p^2) memory and O((n + p)^3) operations for a matrix.
+    """
+
+    def initial(self, parameters: Parameters) -> MatrixNormalRegression:
+        return initial_regression(self.density.mean(parameters), self.density.blocks())
+
+    def update(
+        self,
+        state: MatrixNormalRegression,
+        parameters: Parameters,
+        theta: Tensor,
+        score: Tensor,
+        total: int = 0,
+    ) -> tuple[MatrixNormalRegression, Parameters]:
+        blocks, factors = self.density.blocks(), self.density.factors(parameters)
+        state = observe(state, factors, blocks, theta, score, self.decay, total)
+        if not is_warm(state, blocks):
+            return state, parameters
+        changed = updated_factors(state, factors, blocks, self.trust)
+        return state, self.density.set_factors(parameters, changed)
+
+
+def updated_factors(
+    regression: MatrixNormalRegression, factors: Factors, blocks: Blocks, trust: float = TRUST
+) -> Factors:
+    """Factors of the next guide, from the running moments and the present guide's.
+
+    Parameters
+    ----------
+    regression : MatrixNormalRegression
+    factors : Factors
+        Of the present guide.
+    blocks : Blocks
+        Division of the flat vector.
+    trust : float
+        The constant c > 1 of the trust region.
+    """
+    number = regression.seen.worth
+    means, rest_mean = _split(factors.mean, blocks)
+    mean_theta, rest_theta = _split(regression.mean_theta, blocks)
+    mean_score, rest_score = _split(regression.mean_score, blocks)
+    moved, matrices = [], {}
+    for index, (name, _, _) in enumerate(blocks.matrices):
+        matrix = _Matrix(means[index], *factors.matrices[name])
+        seen = regression.matrices[index]
+        matrix = _updated(matrix, seen, mean_theta[index], mean_score[index], number, trust)
+        moved.append(matrix.mean)
+        matrices[name] = (matrix.row, matrix.column)
+    rest = rest_mean, factors.scale
+    rest_mean, scale = _updated_rest(*rest, regression.rest, rest_theta, rest_score, number, trust)
+    return Factors(_join(moved, rest_mean, blocks), scale, matrices)
+
+
+class _Matrix(NamedTuple):
+    """Mean (n, p) and factors A (n, n) and B (p, p) of one matrix."""
+
+    mean: Tensor
+    row: Tensor
+    column: Tensor
+
+
+def _updated(
+    matrix: _Matrix,
+    seen: MatrixMoments,
+    mean_theta: Tensor,
+    mean_score: Tensor,
+    number: float,
+    trust: float,
+) -> _Matrix:
+    """The next guide of one matrix. ``mean_theta`` and ``mean_score`` are (n, p)."""
+    rows, columns = matrix.mean.shape
+    unit_column, level = _unit(matrix.column)
+    # The factor that is regressed has the scale of the whole, and the other one has none.
+    row, column = matrix.row * level, matrix.column * _unit(matrix.row)[1]
+    row_step = whitened_step(_whitened(seen.rows, row), number * columns, trust)
+    column_step = whitened_step(_whitened(seen.columns, column), number * rows, trust)
+    row_factor = torch.linalg.cholesky(row_step.covariance)
+    shape, _ = _unit(torch.linalg.cholesky(column_step.covariance))
+    offset = _solve_lower(unit_column, mean_theta - matrix.mean)
+    offset = _solve_lower(row, offset.T).T
+    move = offset + row_step.covariance @ (row.T @ mean_score @ unit_column) @ (shape @ shape.T)
+    pull = row_step.pull.unsqueeze(-1) + column_step.pull
+    turned = row_step.basis.T @ move @ column_step.basis
+    move = limited_move(row_step.basis @ (turned / (1.0 + pull)) @ column_step.basis.T)
+    mean = matrix.mean + row @ move @ unit_column.T
+    return _Matrix(mean, row @ row_factor, unit_column @ shape)
+
+
+def _updated_rest(
+    mean: Tensor,
+    scale: Tensor,
+    seen: BlockMoments,
+    mean_theta: Tensor,
+    mean_score: Tensor,
+    number: float,
+    trust: float,
+) -> tuple[Tensor, Tensor]:
+    """Mean (R,) and standard deviations (R,) of the coordinates that belong to no matrix."""
+    # Whitened; the cross-covariance of scale * score and theta / scale is that of the two.
+    spread = seen.covariance / scale.square()
+    cross = seen.cross_covariance
+    residual = seen.score_covariance * scale.square() - cross.square() / spread
+    noise = residual.clamp_min(0.0) / free_share(1, number)
+    pull = noise / number
+    precision = limited((pull - cross) / (spread + pull), noise, trust)
+    move = (mean_theta - mean) / scale + scale * mean_score / precision
+    move = (move / (1.0 + pull)).clamp(-1.0, 1.0)
+    return mean + scale * move, scale / precision.sqrt()
+
+
+def _weight(count: Count, decay: float, forgetting: float) -> float:
+    """Weight of the next iteration in a running average."""
+    return min(forgetting * (count.num_updates + 1.0) ** -decay, 1.0)
+
+
+def _advanced(count: Count, pairs: int, weight: float) -> Count:
+    """The count after one iteration more, of this weight, which its pairs share."""
+    squared = (1.0 - weight) ** 2 * count.squared_weights + weight**2 / pairs
+    return Count(count.num_updates + 1, count.num_pairs + pairs, squared)
+
+
+def _unit(factor: Tensor) -> tuple[Tensor, Tensor]:
+    """A triangular factor over the geometric mean of its diagonal, and that mean."""
+    level = factor.diagonal().log().mean().exp()
+    return factor / level, level
+
+
+def _moments(d: Tensor, e: Tensor) -> BlockMoments:
+    """Moments (n, n) of the columns of all pairs' matrices (K, n, p)."""
+
+    def product(one: Tensor, other: Tensor) -> Tensor:
+        return torch.einsum("kia,kja->ij", one, other) / (one.shape[0] * one.shape[2])
+
+    return BlockMoments(product(d, d), product(e, d), product(e, e))
+
+
+def _whitened(block: BlockMoments, scale_tril: Tensor) -> BlockMoments:
+    """By L: V becomes L^-1 V L^-T, C becomes L^T C L^-T and R becomes L^T R L."""
+    covariance = _solve_lower(scale_tril, _solve_lower(scale_tril, block.covariance).T)
+    cross = _solve_lower(scale_tril, scale_tril.T @ block.cross_covariance)
+    return BlockMoments(covariance, cross, scale_tril.T @ block.score_covariance @ scale_tril)
