@@ -52,6 +52,7 @@ def _ours(layers: tuple[int, ...], x: Any, y: Any) -> Callable[[], Any]:
 def _advi(layers: tuple[int, ...], x: Any, y: Any) -> Callable[[], Any]:
     model = program(layers)
     guide = AutoDiagonalNormal(model, init_scale=SCALE)
+    pyro.clear_param_store()
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 1e-3}), Trace_ELBO())
     data = torch.tensor(x), torch.tensor(y)
     return lambda: svi.step(*data)

@@ -314,8 +314,8 @@ def _with_scale(density: FlatDensity, parameters: Parameters, scale: float) -> P
     if set_scale is None:
         raise ArgumentError(
             "Expected AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal or "
-            f"AutoMatrixNormal with initial_scale, found {type(density.guide).__name__}. Leave initial_scale out, "
-            "and give the guide its scale where it is made (init_scale)."
+            f"AutoMatrixNormal with initial_scale, found {type(density.guide).__name__}. Leave "
+            "initial_scale out, and give the guide its scale where it is made (init_scale)."
         )
     scaled: Parameters = set_scale(parameters, scale)
     return scaled

@@ -318,7 +318,7 @@ def test_step_after_load_keeps_the_run_length(tmp_path: Path) -> None:
 
 
 def test_default_learning_rate_falls_along_a_cosine() -> None:
-    engine = ProximalScoreVI(independent, AutoDiagonalNormal, seed=0)
+    engine = ProximalScoreVI(independent, AutoDiagonalNormal, solver="gradient", seed=0)
     rates = []
 
     def look(step: int, engine: Any, info: Any) -> None:
