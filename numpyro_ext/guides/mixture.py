@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -434,6 +434,24 @@ def _check_options(
         raise ArgumentError(f"Expected a finite temperature > 0, found {temperature!r}.")
 
 
+class Components(NamedTuple):
+    """Components of a mixture with full covariances.
+
+    Parameters
+    ----------
+    logits : array (K,)
+        Logarithms of the weights, up to a constant.
+    loc : array (K, D)
+        Means.
+    scale_tril : array (K, D, D)
+        Lower triangular Cholesky factors of the covariances.
+    """
+
+    logits: Array
+    loc: Array
+    scale_tril: Array
+
+
 @register_flat_density(AutoGaussianMixture)
 class GaussianMixtureDensity(FlatDensity):
     """``AutoGaussianMixture``: closed-form score, so that its fit needs one reverse pass."""
@@ -443,6 +461,39 @@ class GaussianMixtureDensity(FlatDensity):
 
     def _mixture(self, parameters: Parameters) -> GaussianMixture:
         return self.guide.get_posterior(self.to_host(parameters))
+
+    def components(self, parameters: Parameters) -> Components:
+        """The components, for ``covariance="full"``.
+
+        Raises
+        ------
+        ArgumentError
+            The guide has another covariance.
+        """
+        self._check_full()
+        host = self.to_host(parameters)
+        return Components(*(host[f"{self.guide.prefix}_{name}"] for name in Components._fields))
+
+    def set_components(self, parameters: Parameters, components: Components) -> Parameters:
+        """New parameters with which the guide has these components, for ``covariance="full"``.
+
+        Raises
+        ------
+        ArgumentError
+            The guide has another covariance.
+        """
+        self._check_full()
+        values = components._asdict()
+        return self.from_host(
+            {f"{self.guide.prefix}_{name}": value for name, value in values.items()}
+        )
+
+    def _check_full(self) -> None:
+        if self.guide.covariance != "full":
+            raise ArgumentError(
+                "Expected AutoGaussianMixture with covariance='full', found "
+                f"{self.guide.covariance!r}."
+            )
 
     def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Array:
         return jax.lax.stop_gradient(self._mixture(parameters).sample(rng_key, (num,)))

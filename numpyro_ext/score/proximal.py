@@ -22,12 +22,12 @@ from jax import Array, lax, random
 from numpyro_ext.engine import EngineState
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import GradientEstimator
-from numpyro_ext.guides.flat_density import FlatDensity, Parameters, check_has_flat_density
+from numpyro_ext.guides.flat_density import FlatDensity, Parameters
 from numpyro_ext.guides.normal import LONG, DiagonalNormalDensity, part_of
 from numpyro_ext.score.guide_engine import DRAWS as DRAWS
 from numpyro_ext.score.guide_engine import LEARNING_RATE as LEARNING_RATE
 from numpyro_ext.score.guide_engine import GuideEngine, adam_step
-from numpyro_ext.score.regression import CLOSED_FORMS, DECAY, TRUST, ClosedForm, antithetic
+from numpyro_ext.score.regression import CLOSED_FORMS, DECAY, TRUST, ClosedForm, structure_of
 from numpyro_ext.target import Data, LogDensity
 
 SOLVERS = ("gradient", "regression")
@@ -251,10 +251,10 @@ class ProximalScoreVI(GuideEngine):
     def _prepare(self, density: FlatDensity, parameters: Parameters) -> ProximalState:
         optimizer, regression = None, None
         if self.solver == "regression":
-            check_regression(density, self.num_samples)
-            assert density.covariance_structure is not None
-            form = CLOSED_FORMS[density.covariance_structure]
-            self._closed_form = form(density, self.decay, self.trust)
+            self._closed_form = closed_form(density)(density, self.decay, self.trust)
+            group = self._closed_form.group(parameters)
+            check_group(self.num_samples, group)
+            self.num_samples = self.num_samples or group
             regression = self._closed_form.initial(parameters)
         else:
             optimizer = self._start_optimizer(parameters)
@@ -291,22 +291,22 @@ class ProximalScoreVI(GuideEngine):
         present = density.score(fit.parameters, theta)
         log_q = density.log_prob(fit.parameters, theta)
         score, estimator = self.estimator.estimate(target, state.estimator, theta, data)
-        loss = jnp.square(present - score.score).sum(-1).mean()
+        weights = self._closed_form.weights(fit.parameters, self.num_samples)
+        loss = weights @ jnp.square(present - score.score).sum(-1)
         log_p = score.log_prior + score.log_likelihood / target.likelihood_temperature
         total = self._total(state)
         regression, parameters = self._closed_form.update(
-            fit.regression, fit.parameters, theta, score.score, total
+            fit.regression, fit.parameters, theta, score.score, total, log_p
         )
         fit = ProximalState(parameters, None, regression)
         state = state._replace(algorithm=fit, estimator=estimator, rng_key=rng_key)
-        return state, loss, {"log_p": log_p.mean(), "log_q": log_q.mean()}
+        return state, loss, {"log_p": weights @ log_p, "log_q": weights @ log_q}
 
     def _sample(self, density: FlatDensity, parameters: Parameters, rng_key: Array) -> Array:
         assert self.num_samples is not None
         if self.solver == "gradient":
             return density.sample(parameters, rng_key, self.num_samples)
-        draws = density.sample(parameters, rng_key, self.num_samples // 2)
-        return antithetic(draws, self._closed_form.density.mean(parameters))
+        return self._closed_form.draw(parameters, rng_key, self.num_samples)
 
     def _settings(self) -> dict[str, str]:
         return {"solver": self.solver, **super()._settings()}
@@ -458,29 +458,42 @@ def default_solver(guide: Any, gradient: bool) -> str:
     rate; "gradient" for all others, and where ``gradient`` says that an option of the gradient
     solver was given.
     """
-    structure = getattr(check_has_flat_density(guide), "covariance_structure", None)
-    return "regression" if structure in CLOSED_FORMS and not gradient else "gradient"
+    return "regression" if structure_of(guide) is not None and not gradient else "gradient"
 
 
-def check_regression(density: FlatDensity, num_samples: int | None) -> None:
-    """See that the closed form knows the guide and that draws come in pairs.
+def closed_form(density: FlatDensity) -> type[ClosedForm[Any]]:
+    """The closed form for a guide.
 
     Raises
     ------
     ArgumentError
-        It does not, or they do not.
+        It has none.
     """
-    if density.covariance_structure not in CLOSED_FORMS:
+    structure = structure_of(density.guide)
+    if structure is None:
         raise ArgumentError(
-            "Expected AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal or "
-            "AutoMatrixNormal for solver='regression', found "
-            f"{type(density.guide).__name__}. Use solver='gradient', which takes every guide with "
-            "a flat log density."
+            "Expected AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal, "
+            "AutoMatrixNormal or AutoGaussianMixture with full covariances for "
+            f"solver='regression', found {type(density.guide).__name__}. Use solver='gradient', "
+            "which takes every guide with a flat log density."
         )
-    if num_samples is not None and num_samples % 2:
+    return CLOSED_FORMS[structure]
+
+
+def check_group(num_samples: int | None, group: int) -> None:
+    """See that draws come in mirrored pairs, one or more for each component of the guide.
+
+    Raises
+    ------
+    ArgumentError
+        They do not.
+    """
+    if num_samples is not None and num_samples % group:
+        expected = "an even num_samples" if group == 2 else f"a num_samples that {group} divides"
         raise ArgumentError(
-            "Expected an even num_samples with solver='regression', whose draws come in mirrored "
-            f"pairs, found {num_samples}. Use 2, or solver='gradient'."
+            f"Expected {expected} with solver='regression', whose draws come in mirrored pairs "
+            f"from each component of the guide, found {num_samples}. Use {group}, or "
+            "solver='gradient'."
         )
 
 

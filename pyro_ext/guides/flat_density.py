@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributions import biject_to
 
 from pyro_ext.errors import ArgumentError
-from pyro_ext.target.handlers import isolated_parameters
+from pyro_ext.target.handlers import LARGE_SITE, isolated_parameters
 from pyro_ext.target.layout import Layout
 
 Parameters = dict[str, Tensor]
@@ -341,7 +341,20 @@ def flat_density(
         density = factory(guide, dtype=dtype)
     if layout is not None:
         check_same_layout(guide, layout)
+    _release_prototype(guide)
     return density
+
+
+def _release_prototype(guide: Any) -> None:
+    """Let go of large values in the trace that the host keeps of the guide's set-up.
+
+    The host reads their shapes alone from then on, and together they are as long as the flat
+    vector. A single number, expanded, has the same shape.
+    """
+    for _, site in guide.prototype_trace.iter_stochastic_nodes():
+        value = site["value"]
+        if value.numel() >= LARGE_SITE:
+            site["value"] = value.detach().reshape(-1)[:1].clone().expand_as(value)
 
 
 def check_same_layout(guide: Any, layout: Layout) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import pyro
@@ -174,6 +175,23 @@ def test_an_option_of_the_gradient_solver_chooses_it() -> None:
     for options in ({"clip_norm": 1.0}, {"sample_reuse": 2}, {"optim": sgd(0.1)}):
         guide = autoguide.AutoMultivariateNormal
         assert ProximalScoreVI(two_sites, guide, **options).solver == "gradient"
+
+
+def test_the_host_works_on_without_the_values_of_the_set_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = importlib.import_module("pyro_ext.guides.flat_density")
+    monkeypatch.setattr(module, "LARGE_SITE", 4)
+    guide = autoguide.AutoDiagonalNormal(two_sites)
+    make(guide).run(3, progress_bar=False)
+    value = guide.prototype_trace.nodes["layer.b"]["value"]
+    assert value.shape == (4,) and value.untyped_storage().nbytes() == value.element_size()
+    assert guide.median()["layer.b"].shape == (4,)
+    # Another engine, and the host's own inference, go on from where the guide is.
+    before = guide.loc.detach().clone()
+    make(guide).setup()
+    assert torch.equal(guide.loc, before)
+    pyro.infer.SVI(two_sites, guide, pyro.optim.SGD({"lr": 1e-3}), pyro.infer.Trace_ELBO()).step()
 
 
 # -- long vectors ----------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters
-from numpyro_ext.score.regression.pairs import DECAY
+from numpyro_ext.score.regression.pairs import DECAY, antithetic
 
 State = TypeVar("State")
 
@@ -40,6 +41,22 @@ class ClosedForm(ABC, Generic[State]):
     def initial(self, parameters: Parameters) -> State:
         """No observations yet."""
 
+    def group(self, parameters: Parameters) -> int:
+        """Of how many draws an iteration must have a multiple: pairs, unless overridden."""
+        return 2
+
+    def draw(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
+        """Points (num, D) of an iteration: mirrored pairs about the guide's mean by default.
+
+        ``num`` is a multiple of :meth:`group`.
+        """
+        draws = self.density.sample(parameters, rng_key, num // 2)
+        return antithetic(draws, self.density.mean(parameters))
+
+    def weights(self, parameters: Parameters, num: int) -> jax.Array:
+        """Weights (num,) with which the points of :meth:`draw` stand for the guide; they sum to 1."""
+        return jnp.full(num, 1.0 / num, jnp.result_type(*jax.tree.leaves(parameters)))
+
     @abstractmethod
     def update(
         self,
@@ -48,6 +65,7 @@ class ClosedForm(ABC, Generic[State]):
         theta: jax.Array,
         score: jax.Array,
         total: jax.Array | int = 0,
+        log_density: jax.Array | None = None,
     ) -> tuple[State, Parameters]:
         """Take in one iteration's scores and move the guide.
 
@@ -57,8 +75,9 @@ class ClosedForm(ABC, Generic[State]):
         parameters : dict of arrays
             Unconstrained parameters of the present guide, which drew ``theta``.
         theta, score : arrays (2 K, D)
-            Points of :func:`~numpyro_ext.score.regression.pairs.antithetic` and the target's
-            scores there.
+            Points of :meth:`draw` and the target's scores there.
         total : int
             Iterations of the whole run; 0 when that is not known.
+        log_density : array (2 K,), optional
+            The target's log density there, up to a constant. Only mixtures use it.
         """

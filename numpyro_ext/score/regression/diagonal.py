@@ -139,6 +139,7 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
         theta: jax.Array,
         score: jax.Array,
         total: jax.Array | int = 0,
+        log_density: jax.Array | None = None,
     ) -> tuple[DiagonalRegression, Parameters]:
         moments = self.density.moments(parameters)
         now = schedule(state.seen.num_updates, total, moments.mean.dtype)

@@ -126,6 +126,7 @@ class FullForm(ClosedForm[Regression]):
         theta: jax.Array,
         score: jax.Array,
         total: jax.Array | int = 0,
+        log_density: jax.Array | None = None,
     ) -> tuple[Regression, Parameters]:
         state = observe(state, theta, score, self.decay)
 

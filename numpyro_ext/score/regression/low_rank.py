@@ -139,6 +139,7 @@ class LowRankForm(ClosedForm[LowRankRegression]):
         theta: jax.Array,
         score: jax.Array,
         total: jax.Array | int = 0,
+        log_density: jax.Array | None = None,
     ) -> tuple[LowRankRegression, Parameters]:
         moments = self._moments(parameters)
         state = observed(state, moments, theta, score, self.decay)

@@ -170,6 +170,7 @@ class MatrixNormalForm(ClosedForm[MatrixNormalRegression]):
         theta: jax.Array,
         score: jax.Array,
         total: jax.Array | int = 0,
+        log_density: jax.Array | None = None,
     ) -> tuple[MatrixNormalRegression, Parameters]:
         blocks, factors = self.density.blocks(), self.density.factors(parameters)
         state = observe(state, factors, blocks, theta, score, self.decay, total)

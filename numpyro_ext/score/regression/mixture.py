@@ -1,0 +1,452 @@
+"""Closed form for mixtures of full-covariance Normals: a search for modes, then a match of scores.
+
+The guide is q = sum_k w_k q_k with q_k = N(m_k, P_k^-1). Every iteration draws mirrored pairs
+m_k + d, m_k - d from each component. With f = log pi - log q, all that is used of the target is
+f and its gradient at these draws, which vanish (but for a constant in f) where q is the target: so
+steps are as quiet as the fit is good. Components move in their own units: with P_k^-1 = L L^T, a
+move a and a symmetric change B make m_k + L a and L^-T (I + B) L^-1.
+
+*Search*, the first half of the run. Each component takes natural-gradient steps on the evidence
+lower bound (Lin, Khan and Schmidt, 2019, "Fast and simple natural-gradient variational inference
+with mixture of exponential-family approximations"): m_k moves by L a with
+
+    a = 0.3 L^T E_k[grad f],   and   B = -0.3 A,
+
+where A stands for L^T E_k[Hess f] L. By Stein's identity that is E_k[e z^T], with z = L^-1 d and e
+half the difference of L^T grad f over the pair, but a single e z^T is large: its mean is a sum of
+D of them. A is the least symmetric matrix with A z = e instead, as in quasi-Newton methods (and,
+for a Normal target, exact along z), which takes D / 2 times longer steps and yet never increases
+the error of a precision.
+
+A component can end at a mode that another one has found. Dropping component k would cost
+
+    c_k = w_k E_k[log q - log q_without_k],
+
+the divergence of q to what is left, up to the other components' gain. Twenty times in a run the
+component of least c_k, when it is below 0.02, is started again, near where the guide started and
+with a width between the narrowest and the widest component's there: narrow ones find high modes
+nearby, and wide ones heavy ones. c_k needs no evaluation of the target.
+
+*Match*, the second half. The lower bound of overlapping components has flat valleys, and poor
+maxima where a component is lost. But all components together can match the scores at all draws.
+The linearised change of grad log q at a draw is, with r_k the component's share of q there,
+u_k = P_k (m_k - theta), y = L_k^-1 (theta - m_k) and v_k the change of log w_k,
+
+    sum_k r_k [L_k^-T (a_k - B_k y) + (u_k - grad log q) (v_k + a_k.y + (tr B_k - y.B_k y) / 2)],
+
+that is J x, for all draws and unknowns x = (v, a, B). With R = grad f at the draws, both in units of
+the components that drew, the step is the least change of the guide that explains R,
+
+    x = J^T (J J^T + lambda I)^-1 R,   lambda = 0.01 mean diag(J J^T) + mean R^2:
+
+proximal score matching, linearised. Only the inverse of a matrix of the size of R is needed. R in
+lambda is of earlier iterations, so that x is linear in the present scores and noise does not bias
+it; where scores are noisy or the target cannot be matched, lambda is large and steps are short.
+The steps fall to 0 along a half cosine.
+
+*Weights*. Scores tell weights only where components overlap, so values of f are used in both
+halves: log w_k moves by b (E_k[f] - E_q[f]), at most by 0.1, with b = 0.1 / (1 + 0.1 v) and v the
+mean square of E_k[f] - E_q[f] so far. Constants in log pi do not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
+from jax.scipy.special import logsumexp
+
+from numpyro_ext.guides.flat_density import Parameters
+from numpyro_ext.guides.mixture import Components
+from numpyro_ext.score.regression.base import ClosedForm
+from numpyro_ext.score.regression.pairs import averaged
+
+#: Share of the run that is search, and step of the components in it.
+SEARCH_SHARE, SEARCH_STEP = 0.5, 0.3
+#: Times in a run at which a component may start again, and the cost c_k below which it does.
+ROUNDS, LEAST_COST = 20, 0.02
+#: A round has at least this many iterations, and two for each coordinate more.
+LEAST_ROUND = 20
+#: lambda over the mean of the diagonal of J J^T, when scores are matched already.
+DAMPING = 0.01
+#: Step of the log weights, and its limit.
+WEIGHT_STEP = 0.1
+#: Limits of one iteration's whitened moves of means, and of the match's change of log weights.
+LARGEST_MOVE, LARGEST_CHANGE = 0.3, 0.5
+#: Weight of the latest iteration in averages over the recent ones.
+RECENT = 0.1
+#: Iterations that a run of unknown length is taken to have. It stays at three quarters of them.
+UNKNOWN_ITERATIONS, UNKNOWN_SHARE = 2000, 0.75
+# Low-discrepancy widths of components that start again.
+_GOLDEN = 0.5 * (math.sqrt(5.0) - 1.0)
+
+
+class Start(NamedTuple):
+    """How the guide started: what components that start again are like.
+
+    ``center`` (D,) is the mean of the components' means, ``apart`` () their standard deviation
+    around it and ``widths`` (2,) the logarithms of the narrowest and the widest scale.
+    """
+
+    center: jax.Array
+    apart: jax.Array
+    widths: jax.Array
+
+
+class MixtureRegression(NamedTuple):
+    """What was seen so far.
+
+    ``cost`` (K,) is c, ``value_square`` (K,) the mean square v and ``residual`` () the mean
+    square of R. ``num_updates`` and ``num_restarts`` are counts ().
+    """
+
+    num_updates: jax.Array
+    num_restarts: jax.Array
+    cost: jax.Array
+    value_square: jax.Array
+    residual: jax.Array
+    start: Start
+
+
+class Step(NamedTuple):
+    """Changes of the guide, in units of its components.
+
+    ``log_weight`` (K,), ``move`` (K, D) and ``precision`` (K, D, D) are v, a and B.
+    """
+
+    log_weight: jax.Array
+    move: jax.Array
+    precision: jax.Array
+
+
+class Points(NamedTuple):
+    """The guide at N points.
+
+    Parameters
+    ----------
+    joint : array (N, K)
+        Logarithm of each component's weight times density.
+    standard : array (N, K, D)
+        y = L_k^-1 (theta - m_k).
+    pull : array (N, K, D)
+        u_k = P_k (m_k - theta).
+    inverse : array (K, D, D)
+        L_k^-1.
+    """
+
+    joint: jax.Array
+    standard: jax.Array
+    pull: jax.Array
+    inverse: jax.Array
+
+    @property
+    def share(self) -> jax.Array:
+        """Posterior probability r of each component at each point, (N, K)."""
+        return jax.nn.softmax(self.joint, -1)
+
+    @property
+    def score(self) -> jax.Array:
+        """grad log q, (N, D)."""
+        return jnp.einsum("nk,nkd->nd", self.share, self.pull)
+
+
+def evaluate(components: Components, theta: jax.Array) -> Points:
+    """The guide at theta (N, D)."""
+    dim = theta.shape[-1]
+    identity = jnp.eye(dim, dtype=theta.dtype)
+    inverse = jax.vmap(lambda root: solve_triangular(root, identity, lower=True))(
+        components.scale_tril
+    )
+    standard = jnp.einsum("kij,nkj->nki", inverse, theta[:, None] - components.loc)
+    diagonal = jnp.diagonal(components.scale_tril, axis1=-2, axis2=-1)
+    joint = jax.nn.log_softmax(components.logits) - jnp.log(diagonal).sum(-1)
+    joint = joint - 0.5 * (jnp.square(standard).sum(-1) + dim * math.log(2.0 * math.pi))
+    return Points(joint, standard, -jnp.einsum("kji,nkj->nki", inverse, standard), inverse)
+
+
+class MixtureForm(ClosedForm[MixtureRegression]):
+    """The closed form for ``AutoGaussianMixture`` with ``covariance="full"``.
+
+    O(K D^2) memory and O(K D^3) operations, and with N draws an iteration (N D)^2 numbers.
+    ``decay`` has no part in it.
+    """
+
+    def group(self, parameters: Parameters) -> int:
+        return 2 * len(self.density.components(parameters).logits)
+
+    def draw(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
+        """Mirrored pairs of every component in turn: first all halves, then their images."""
+        components = self.density.components(parameters)
+        number, dim = components.loc.shape
+        shape = (num // (2 * number), number, dim)
+        noise = jax.random.normal(rng_key, shape, components.loc.dtype)
+        difference = jnp.einsum("kij,pkj->pki", components.scale_tril, noise)
+        both = jnp.concatenate([components.loc + difference, components.loc - difference])
+        return both.reshape(-1, dim)
+
+    def weights(self, parameters: Parameters, num: int) -> jax.Array:
+        weights = jax.nn.softmax(self.density.components(parameters).logits)
+        return jnp.tile(weights, num // len(weights)) * (len(weights) / num)
+
+    def initial(self, parameters: Parameters) -> MixtureRegression:
+        components = self.density.components(parameters)
+        number, dim = components.loc.shape
+        dtype = components.loc.dtype
+        center = components.loc.mean(0)
+        square = jnp.square(components.loc - center).sum() / (max(number - 1, 1) * dim)
+        diagonal = jnp.diagonal(components.scale_tril, axis1=-2, axis2=-1)
+        width = jnp.log(diagonal).mean(-1)
+        start = Start(center, jnp.sqrt(square), jnp.stack([width.min(), width.max()]))
+        # Arrays of their own each, so that the state can be donated.
+        return MixtureRegression(
+            jnp.zeros((), jnp.int32),
+            jnp.zeros((), jnp.int32),
+            jnp.ones(number, dtype),
+            jnp.zeros(number, dtype),
+            jnp.ones((), dtype),
+            start,
+        )
+
+    def update(
+        self,
+        state: MixtureRegression,
+        parameters: Parameters,
+        theta: jax.Array,
+        score: jax.Array,
+        total: jax.Array | int = 0,
+        log_density: jax.Array | None = None,
+    ) -> tuple[MixtureRegression, Parameters]:
+        components = self.density.components(parameters)
+        number, dim = components.loc.shape
+        dtype = theta.dtype
+        points = evaluate(components, theta)
+        own = jnp.arange(len(theta)) % number
+        root = components.scale_tril
+        residual = jnp.einsum("nji,nj->ni", root[own], score - points.score)
+        progress, length = _progress(state.num_updates, total, dim, dtype)
+        searching = progress < SEARCH_SHARE
+        late = jnp.maximum(progress - SEARCH_SHARE, 0.0) / (1.0 - SEARCH_SHARE)
+        falling = 0.5 * (1.0 + jnp.cos(jnp.pi * late))
+
+        def search() -> Step:
+            return natural_step(points.standard, residual)
+
+        def match() -> Step:
+            step = matching_step(components, points, residual, state.residual)
+            change = jnp.clip(step.log_weight, -LARGEST_CHANGE, LARGEST_CHANGE)
+            return step._replace(log_weight=change)
+
+        step: Step = jax.tree.map(
+            lambda change: falling * change, lax.cond(searching, search, match)
+        )
+        value_square = state.value_square
+        if log_density is not None:
+            change, value_square = _weight_change(state, components, points, log_density)
+            step = step._replace(log_weight=step.log_weight + falling * change)
+        cost = costs(components, points)
+        rate = jnp.minimum(4.0 / length, 1.0).astype(dtype)
+        updated = MixtureRegression(
+            state.num_updates + 1,
+            state.num_restarts,
+            averaged(state.cost, cost, rate),
+            value_square,
+            averaged(state.residual, jnp.square(residual).mean(), jnp.asarray(RECENT, dtype)),
+            state.start,
+        )
+        moved = move(components, step, self.trust)
+        last = SEARCH_SHARE * jnp.where(total > 0, total, UNKNOWN_ITERATIONS)
+        due = (updated.num_updates % length == 0) & (updated.num_updates + length <= last)
+        updated, moved = _restarted(updated, moved, points.standard, due)
+        return updated, self.density.set_components(parameters, moved)
+
+
+def natural_step(standard: jax.Array, residual: jax.Array) -> Step:
+    """Natural-gradient step of every component, by its own draws.
+
+    Parameters
+    ----------
+    standard : array (2 p K, K, D)
+        Of :class:`Points`, at the draws of :meth:`MixtureForm.draw`.
+    residual : array (2 p K, D)
+        grad f at the draws, times L^T of the component that drew.
+    """
+    number, dim = standard.shape[1:]
+    pairs = len(standard) // (2 * number)
+    own = jnp.einsum("pkkd->pkd", standard.reshape(-1, number, number, dim))
+    both = residual.reshape(2, pairs, number, dim)
+    z, e = own[:pairs], 0.5 * (both[0] - both[1])
+    square = jnp.square(z).sum(-1)[..., None, None]
+    outer = e[..., :, None] * z[..., None, :]
+    along = (e * z).sum(-1)[..., None, None] * z[..., :, None] * z[..., None, :]
+    slope = (outer + jnp.swapaxes(outer, -1, -2)) / square - along / jnp.square(square)
+    return Step(
+        jnp.zeros(number, standard.dtype),
+        SEARCH_STEP * both.mean((0, 1)),
+        -SEARCH_STEP * slope.mean(0),
+    )
+
+
+def matching_step(
+    components: Components, points: Points, residual: jax.Array, noise: jax.Array | float
+) -> Step:
+    """The least change of the guide with which its scores at the draws are the target's.
+
+    Parameters
+    ----------
+    components : Components
+    points : Points
+        At the N draws of :meth:`MixtureForm.draw`.
+    residual : array (N, D)
+        grad f at the draws, times L^T of the component that drew.
+    noise : float
+        Mean square that the residual is expected to have.
+    """
+    count, number, dim = points.standard.shape
+    own = jnp.arange(count) % number
+    root = components.scale_tril
+    # Rows h of L_j^T L_k^-T, for the component j that drew and each component k.
+    table = jnp.einsum("jba,kcb->jkac", root, points.inverse)
+    apart = points.pull - points.score[:, None]
+    slope = jnp.einsum("nba,nkb->nka", root[own], apart)
+    share = points.share
+
+    def one(k: jax.Array) -> tuple[jax.Array, ...]:
+        return table[own, k], slope[:, k], points.standard[:, k], share[:, k]
+
+    def add(gram: jax.Array, k: jax.Array) -> tuple[jax.Array, None]:
+        return gram + _gram(*one(k)), None
+
+    size = count * dim
+    zero = jnp.zeros((count, dim, count, dim), residual.dtype)
+    gram = lax.scan(add, zero, jnp.arange(number))[0].reshape(size, size)
+    damping = DAMPING * jnp.trace(gram) / size + noise + jnp.finfo(gram.dtype).tiny
+    factor = cho_factor(gram + damping * jnp.eye(size, dtype=gram.dtype))
+    multiplier = cho_solve(factor, residual.ravel()).reshape(count, dim)
+    steps = [_adjoint(*one(jnp.asarray(k)), multiplier) for k in range(number)]
+    return Step(*(jnp.stack(parts) for parts in zip(*steps, strict=True)))
+
+
+def _gram(h: jax.Array, q: jax.Array, y: jax.Array, r: jax.Array) -> jax.Array:
+    """What one component adds to J J^T, (N, D, N, D).
+
+    Row (n, i) of J has the entries r q_i for v, r (h_i + q_i y) for a, and for B
+    -r (h_i y^T + y h_i^T + q_i (y y^T - I)) / 2.
+
+    Parameters
+    ----------
+    h : array (N, D, D)
+        Rows of L_j^T L_k^-T.
+    q, y : arrays (N, D)
+        L_j^T (u_k - grad log q), and the point in units of the component.
+    r : array (N,)
+        Share of the component.
+    """
+    dim = y.shape[-1]
+    rows = jnp.einsum("nac,mbc->namb", h, h)
+    across = jnp.einsum("nac,mc->nam", h, y)
+    left = across[..., None]
+    right = jnp.transpose(across, (2, 0, 1))[:, None]
+    products = y @ y.T
+    square = jnp.diagonal(products)
+    inner = products[:, None, :, None]
+    itself = jnp.einsum("nac,nc->na", h, y)
+    first, second = q[:, :, None, None], q[None, None]
+    weights = first * second
+    means = rows + second * left + first * right + weights * inner
+    spread = products**2 - square[:, None] - square[None] + dim
+    precisions = 0.5 * (rows * inner + left * right)
+    precisions += 0.5 * second * (left * inner - itself[:, :, None, None])
+    precisions += 0.5 * first * (right * inner - itself[None, None])
+    precisions += 0.25 * weights * spread[:, None, :, None]
+    shares = (r[:, None] * r[None])[:, None, :, None]
+    return shares * (weights + means + precisions)
+
+
+def _adjoint(
+    h: jax.Array, q: jax.Array, y: jax.Array, r: jax.Array, multiplier: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """J^T times the multiplier (N, D), for one component: its v, a and B. See ``_gram``."""
+    along = r * (q * multiplier).sum(-1)
+    turned = r[:, None] * jnp.einsum("nac,na->nc", h, multiplier)
+    outer = turned.T @ y
+    square = (along[:, None] * y).T @ y - along.sum() * jnp.eye(y.shape[-1], dtype=y.dtype)
+    return along.sum(), turned.sum(0) + along @ y, -0.5 * (outer + outer.T + square)
+
+
+def costs(components: Components, points: Points) -> jax.Array:
+    """Cost c (K,) of dropping each component, by its own draws."""
+    number = len(components.logits)
+    own = jnp.arange(len(points.joint)) % number
+    weight = jax.nn.softmax(components.logits)
+    without = jnp.where(jnp.arange(number) == own[:, None], -jnp.inf, points.joint)
+    rest = jnp.log1p(-jnp.minimum(weight, 1.0 - jnp.finfo(weight.dtype).eps))
+    ratio = logsumexp(points.joint, -1) - logsumexp(without, -1) + rest[own]
+    return weight * ratio.reshape(-1, number).mean(0)
+
+
+def move(components: Components, step: Step, trust: float) -> Components:
+    """The components after a step, whose length is limited.
+
+    Moves have at most ``LARGEST_MOVE`` units, and eigenvalues of I + B are limited to
+    ``trust`` and its inverse.
+    """
+    length = jnp.linalg.norm(step.move, axis=-1, keepdims=True)
+    shift = step.move / jnp.maximum(length / LARGEST_MOVE, 1.0)
+    values, vectors = jnp.linalg.eigh(step.precision)
+    values = jnp.clip(1.0 + values, 1.0 / trust, trust)[:, None]
+    factor = jnp.linalg.cholesky((vectors / values) @ jnp.swapaxes(vectors, -1, -2))
+    root = components.scale_tril
+    return Components(
+        jax.nn.log_softmax(jax.nn.log_softmax(components.logits) + step.log_weight),
+        components.loc + jnp.einsum("kij,kj->ki", root, shift),
+        # A product of lower triangular factors is lower triangular.
+        root @ factor,
+    )
+
+
+def _progress(
+    iteration: jax.Array, total: jax.Array | int, dim: int, dtype: jnp.dtype
+) -> tuple[jax.Array, jax.Array]:
+    """Share of the run that is done, and the iterations of a round."""
+    known = jnp.asarray(total) > 0
+    horizon = jnp.where(known, total, UNKNOWN_ITERATIONS)
+    progress = jnp.minimum(iteration.astype(dtype) / horizon.astype(dtype), 1.0)
+    progress = jnp.where(known, progress, jnp.minimum(progress, UNKNOWN_SHARE))
+    return progress, jnp.maximum(horizon // ROUNDS, 2 * dim + LEAST_ROUND)
+
+
+def _weight_change(
+    state: MixtureRegression, components: Components, points: Points, log_density: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Change (K,) of the log weights by values of f, and the new mean squares v."""
+    number = len(components.logits)
+    values = (log_density - logsumexp(points.joint, -1)).reshape(-1, number).mean(0)
+    values = values - jax.nn.softmax(components.logits) @ values
+    step = WEIGHT_STEP / (1.0 + WEIGHT_STEP * state.value_square)
+    change = jnp.clip(step * values, -WEIGHT_STEP, WEIGHT_STEP)
+    rate = jnp.asarray(RECENT, values.dtype)
+    return change, averaged(state.value_square, jnp.square(values), rate)
+
+
+def _restarted(
+    state: MixtureRegression, components: Components, standard: jax.Array, due: jax.Array
+) -> tuple[MixtureRegression, Components]:
+    """Start the component of least cost again, if it is due and its cost is low."""
+    number, dim = components.loc.shape
+    least = jnp.argmin(state.cost)
+    due &= state.cost[least] < LEAST_COST
+    start = state.start
+    share = (state.num_restarts + 1).astype(standard.dtype) * _GOLDEN % 1.0
+    width = jnp.exp(start.widths[0] + share * (start.widths[1] - start.widths[0]))
+    # The first draws in units of their components: standard normal numbers that are there.
+    noise = jnp.diagonal(standard[:number]).T
+    fresh = due & (jnp.arange(number) == least)
+    loc = jnp.where(fresh[:, None], start.center + start.apart * noise, components.loc)
+    identity = jnp.eye(dim, dtype=standard.dtype)
+    root = jnp.where(fresh[:, None, None], width * identity, components.scale_tril)
+    state = state._replace(num_restarts=state.num_restarts + due.astype(jnp.int32))
+    return state, Components(components.logits, loc, root)
