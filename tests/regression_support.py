@@ -22,8 +22,19 @@ def weights(iterations: int, decay: float) -> Array:
     return found
 
 
+def mean_weights(iterations: int, decay: float, total: int) -> Array:
+    """As :func:`weights`, for the averages that give the mean, in a run of ``total`` iterations."""
+    found = np.zeros(iterations)
+    for t in range(iterations):
+        forgetting = 1.0 + 2.0 * (1.0 - t / total)
+        rate = min(forgetting * (t + 1.0) ** -decay, 1.0)
+        found *= 1.0 - rate
+        found[t] = rate
+    return found
+
+
 def literal_step(
-    theta: Array, score: Array, mean: Array, scale: Array, decay: float, trust: float
+    theta: Array, score: Array, mean: Array, scale: Array, decay: float, trust: float, total: int
 ) -> tuple[Array, Array]:
     """Mean and covariance of the next full guide.
 
@@ -63,8 +74,9 @@ def literal_step(
         lowest = 1.0 / (1.0 + (trust - 1.0) / (1.0 + dim * seen / 3.0))
         values[i] = min(max(values[i], lowest), trust)
     covariance = np.linalg.inv(vectors @ np.diag(values) @ vectors.T)
-    mean_theta = np.einsum("t,tsi->i", share, theta) / points
-    mean_score = np.einsum("t,tsi->i", share, score) / points
+    mean_share = mean_weights(iterations, decay, total)
+    mean_theta = np.einsum("t,tsi->i", mean_share, theta) / points
+    mean_score = np.einsum("t,tsi->i", mean_share, score) / points
     move = basis.T @ whiten @ (mean_theta - mean)
     move = move + covariance @ basis.T @ scale.T @ mean_score
     move = basis @ (move / (1.0 + pull))

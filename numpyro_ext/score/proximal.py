@@ -27,7 +27,14 @@ from numpyro_ext.guides.normal import LONG, DiagonalNormalDensity, part_of
 from numpyro_ext.score.guide_engine import DRAWS as DRAWS
 from numpyro_ext.score.guide_engine import LEARNING_RATE as LEARNING_RATE
 from numpyro_ext.score.guide_engine import GuideEngine, adam_step
-from numpyro_ext.score.regression import CLOSED_FORMS, DECAY, TRUST, ClosedForm, structure_of
+from numpyro_ext.score.regression import (
+    CLOSED_FORMS,
+    DECAY,
+    TRUST,
+    ClosedForm,
+    group_of,
+    structure_of,
+)
 from numpyro_ext.target import Data, LogDensity
 
 SOLVERS = ("gradient", "regression")
@@ -147,13 +154,16 @@ class ProximalScoreVI(GuideEngine):
         parameters, such as a flow's, belong to ``"*"``.
     solver : {"gradient", "regression"}, optional
         "gradient" is the paper's. "regression" needs no optimizer; for ``AutoDiagonalNormal``,
-        ``AutoMultivariateNormal``, ``AutoLowRankMultivariateNormal`` and ``AutoMatrixNormal``.
-        Default: "regression" for these four, unless an option of the gradient solver (``optim``,
-        ``num_inner_steps``, ``proximal``, ``sample_reuse``, ``clip_norm``, an odd
-        ``num_samples``) is given; "gradient" otherwise.
+        ``AutoMultivariateNormal``, ``AutoLowRankMultivariateNormal``, ``AutoMatrixNormal`` and
+        ``AutoGaussianMixture`` with full covariances. Default: "regression" for these five, unless
+        an option of the gradient solver (``optim``, ``num_inner_steps``, ``proximal``,
+        ``sample_reuse``, ``clip_norm``, a ``num_samples`` that is no multiple of 2, or of 2 K for
+        a mixture) is given; "gradient" otherwise.
     num_samples : int, optional
         Draws S per iteration; an even number for ``solver="regression"``, whose draws come in
-        mirrored pairs. Default: 2, but 1 for ``solver="gradient"`` with a diagonal Normal.
+        mirrored pairs, and a multiple of 2 K for a mixture, with pairs from each of its K
+        components. Default: the least such number, and for ``solver="gradient"`` 2, but 1 with a
+        diagonal Normal.
     num_inner_steps : int, optional
         Optimizer steps per iteration. Default: 2 for a diagonal Normal, 20 for other guides.
     proximal : "linear", float or callable
@@ -188,7 +198,8 @@ class ProximalScoreVI(GuideEngine):
     Notes
     -----
     The loss is the mean of |grad log q_t - s|^2 over the draws; ``info`` holds the means of
-    log p (tempered as the target is, from the minibatch) and of log q at the draws.
+    log p (tempered as the target is, from the minibatch) and of log q at the draws. With the
+    closed form for mixtures, all three are weighted as the components that drew.
     Latents inside a subsampled plate are refused, as these guides cannot hold them.
 
     Raises
@@ -237,7 +248,7 @@ class ProximalScoreVI(GuideEngine):
         _check_gradient_options(solver, sample_reuse, clip_norm)
         chosen = optim is not None or sample_reuse > 1 or clip_norm is not None
         chosen = chosen or num_inner_steps is not None or proximal != "linear"
-        chosen = chosen or (num_samples is not None and num_samples % 2 == 1)
+        chosen = chosen or (num_samples is not None and num_samples % group_of(self.guide) != 0)
         self.solver = solver or default_solver(self.guide, gradient=chosen)
         self.num_inner_steps = num_inner_steps
         self.proximal = proximal

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pyro.distributions import TorchDistribution
@@ -435,6 +435,24 @@ def _check_options(
         raise ArgumentError(f"Expected a finite temperature > 0, found {temperature!r}.")
 
 
+class Components(NamedTuple):
+    """Components of a mixture with full covariances.
+
+    Parameters
+    ----------
+    logits : tensor (K,)
+        Logarithms of the weights, up to a constant.
+    loc : tensor (K, D)
+        Means.
+    scale_tril : tensor (K, D, D)
+        Lower triangular Cholesky factors of the covariances.
+    """
+
+    logits: Tensor
+    loc: Tensor
+    scale_tril: Tensor
+
+
 @register_flat_density(AutoGaussianMixture)
 class GaussianMixtureDensity(FlatDensity):
     """``AutoGaussianMixture``: closed-form score, so that its fit needs one reverse pass."""
@@ -453,6 +471,44 @@ class GaussianMixtureDensity(FlatDensity):
             None if unit is None else transform_to(guide.scale_tril_constraint)(unit),
             parameters.get("cov_factor"),
         )
+
+    def components(self, parameters: Parameters) -> Components:
+        """The components, for ``covariance="full"``.
+
+        Raises
+        ------
+        ArgumentError
+            The guide has another covariance.
+        """
+        self._check_full()
+        mixture = self._mixture(parameters)
+        assert mixture.scale_tril is not None
+        return Components(mixture.logits, mixture.loc, mixture.scale_tril)
+
+    def set_components(self, parameters: Parameters, components: Components) -> Parameters:
+        """New parameters with which the guide has these components, for ``covariance="full"``.
+
+        Raises
+        ------
+        ArgumentError
+            The guide has another covariance.
+        """
+        self._check_full()
+        guide, scale = self.guide, components.scale_tril.diagonal(dim1=-2, dim2=-1)
+        unit = components.scale_tril / scale.unsqueeze(-1)
+        return {
+            "logits": components.logits.clone(),
+            "loc": components.loc.clone(),
+            "scale_unconstrained": transform_to(guide.scale_constraint).inv(scale),
+            "scale_tril_unconstrained": transform_to(guide.scale_tril_constraint).inv(unit),
+        }
+
+    def _check_full(self) -> None:
+        if self.guide.covariance != "full":
+            raise ArgumentError(
+                "Expected AutoGaussianMixture with covariance='full', found "
+                f"{self.guide.covariance!r}."
+            )
 
     def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
         return self._mixture(parameters).sample((num,), generator)

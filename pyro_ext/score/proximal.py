@@ -22,7 +22,7 @@ from torch import Tensor
 from pyro_ext.engine import Update
 from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients import GradientEstimator
-from pyro_ext.guides.flat_density import FlatDensity, Parameters, check_has_flat_density
+from pyro_ext.guides.flat_density import FlatDensity, Parameters
 from pyro_ext.guides.normal import DiagonalNormalDensity
 from pyro_ext.optim import OptimizerLike, Plan
 from pyro_ext.score.guide_engine import DRAWS as DRAWS
@@ -33,9 +33,10 @@ from pyro_ext.score.regression import (
     DECAY,
     TRUST,
     ClosedForm,
-    antithetic,
+    group_of,
     restored,
     saved,
+    structure_of,
 )
 from pyro_ext.target import Data
 
@@ -117,13 +118,16 @@ class ProximalScoreVI(GuideEngine):
         coordinates; other parameters, such as a flow's, belong to ``"*"``.
     solver : {"gradient", "regression"}, optional
         "gradient" is the paper's. "regression" needs no optimizer; for ``AutoDiagonalNormal``,
-        ``AutoMultivariateNormal``, ``AutoLowRankMultivariateNormal`` and ``AutoMatrixNormal``.
-        Default: "regression" for these four, unless an option of the gradient solver (``optim``,
-        ``num_inner_steps``, ``proximal``, ``sample_reuse``, ``clip_norm``, an odd
-        ``num_samples``) is given; "gradient" otherwise.
+        ``AutoMultivariateNormal``, ``AutoLowRankMultivariateNormal``, ``AutoMatrixNormal`` and
+        ``AutoGaussianMixture`` with full covariances. Default: "regression" for these five, unless
+        an option of the gradient solver (``optim``, ``num_inner_steps``, ``proximal``,
+        ``sample_reuse``, ``clip_norm``, a ``num_samples`` that is no multiple of 2, or of 2 K for
+        a mixture) is given; "gradient" otherwise.
     num_samples : int, optional
         Draws S per iteration; an even number for ``solver="regression"``, whose draws come in
-        mirrored pairs. Default: 2, but 1 for ``solver="gradient"`` with a diagonal Normal.
+        mirrored pairs, and a multiple of 2 K for a mixture, with pairs from each of its K
+        components. Default: the least such number, and for ``solver="gradient"`` 2, but 1 with a
+        diagonal Normal.
     num_inner_steps : int, optional
         Optimizer steps per iteration. Default: 2 for a diagonal Normal, 20 for other guides.
     proximal : "linear", float or callable
@@ -158,7 +162,8 @@ dtype
     Notes
     -----
     The loss is the mean of |grad log q_t - s|^2 over the draws; ``info`` holds the means of
-    log p (tempered as the target is, from the minibatch) and of log q at the draws.
+    log p (tempered as the target is, from the minibatch) and of log q at the draws. With the
+    closed form for mixtures, all three are weighted as the components that drew.
     Latents inside a subsampled plate are refused, as these guides cannot hold them.
 
     Raises
@@ -213,7 +218,7 @@ dtype
         _check_gradient_options(solver, sample_reuse, clip_norm)
         chosen = optim is not None or sample_reuse > 1 or clip_norm is not None
         chosen = chosen or num_inner_steps is not None or proximal != "linear"
-        chosen = chosen or (num_samples is not None and num_samples % 2 == 1)
+        chosen = chosen or (num_samples is not None and num_samples % group_of(self.guide) != 0)
         self.solver = solver or default_solver(self.guide, gradient=chosen)
         self.num_inner_steps = num_inner_steps
         self.proximal = proximal
@@ -232,10 +237,10 @@ dtype
 
     def _prepare(self, density: FlatDensity, parameters: Parameters) -> None:
         if self.solver == "regression":
-            check_regression(density, self.num_samples)
-            assert density.covariance_structure is not None
-            form = CLOSED_FORMS[density.covariance_structure]
-            self._closed_form = form(density, self.decay, self.trust)
+            self._closed_form = closed_form(density)(density, self.decay, self.trust)
+            group = self._closed_form.group(parameters)
+            check_group(self.num_samples, group)
+            self.num_samples = self.num_samples or group
             self._regression = self._closed_form.initial(parameters)
         else:
             by_parts = isinstance(density, DiagonalNormalDensity) and self.clip_norm is None
@@ -256,14 +261,15 @@ dtype
         with torch.no_grad():
             theta = self._sample(density)
             present = density.score(self._parameters, theta)
-            log_q = density.log_prob(self._parameters, theta).mean()
+            weights = self._closed_form.weights(self._parameters, self.num_samples)
+            log_q = weights @ density.log_prob(self._parameters, theta)
         score, log_prior, log_likelihood = self._score(theta, data)
-        log_p = (log_prior + log_likelihood / self.target.likelihood_temperature).mean()
-        loss = float((present - score).square().sum(-1).mean())
-        info = {"log_p": float(log_p), "log_q": float(log_q)}
+        log_p = log_prior + log_likelihood / self.target.likelihood_temperature
+        loss = float(weights @ (present - score).square().sum(-1))
+        info = {"log_p": float(weights @ log_p), "log_q": float(log_q)}
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
         if finite:
-            finite = self._regression_step(theta, score)
+            finite = self._regression_step(theta, score, log_p)
         return Update(loss, info, finite)
 
     def _sample(self, density: FlatDensity) -> Tensor:
@@ -276,8 +282,7 @@ dtype
                 )
                 return self._theta
             return density.sample(self._parameters, self._generator, self.num_samples)
-        draws = density.sample(self._parameters, self._generator, self.num_samples // 2)
-        return antithetic(draws, self._closed_form.density.mean(self._parameters))
+        return self._closed_form.draw(self._parameters, self._generator, self.num_samples)
 
     def _settings(self) -> dict[str, str]:
         return {"solver": self.solver, **super()._settings()}
@@ -401,9 +406,9 @@ dtype
         return loss, log_q
 
     @torch.no_grad()
-    def _regression_step(self, theta: Tensor, score: Tensor) -> bool:
+    def _regression_step(self, theta: Tensor, score: Tensor, log_p: Tensor) -> bool:
         regression, parameters = self._closed_form.update(
-            self._regression, self._parameters, theta, score, self._total or 0
+            self._regression, self._parameters, theta, score, self._total or 0, log_p
         )
         if not all_finite(parameters):
             return False
@@ -436,29 +441,42 @@ def default_solver(guide: Any, gradient: bool) -> str:
     rate; "gradient" for all others, and where ``gradient`` says that an option of the gradient
     solver was given.
     """
-    structure = getattr(check_has_flat_density(guide), "covariance_structure", None)
-    return "regression" if structure in CLOSED_FORMS and not gradient else "gradient"
+    return "regression" if structure_of(guide) is not None and not gradient else "gradient"
 
 
-def check_regression(density: FlatDensity, num_samples: int | None) -> None:
-    """See that the closed form knows the guide and that draws come in pairs.
+def closed_form(density: FlatDensity) -> type[ClosedForm[Any]]:
+    """The closed form for a guide.
 
     Raises
     ------
     ArgumentError
-        It does not, or they do not.
+        It has none.
     """
-    if density.covariance_structure not in CLOSED_FORMS:
+    structure = structure_of(density.guide)
+    if structure is None:
         raise ArgumentError(
-            "Expected AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal or "
-            "AutoMatrixNormal for solver='regression', found "
-            f"{type(density.guide).__name__}. Use solver='gradient', which takes every guide with "
-            "a flat log density."
+            "Expected AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal, "
+            "AutoMatrixNormal or AutoGaussianMixture with full covariances for "
+            f"solver='regression', found {type(density.guide).__name__}. Use solver='gradient', "
+            "which takes every guide with a flat log density."
         )
-    if num_samples is not None and num_samples % 2:
+    return CLOSED_FORMS[structure]
+
+
+def check_group(num_samples: int | None, group: int) -> None:
+    """See that draws come in mirrored pairs, one or more for each component of the guide.
+
+    Raises
+    ------
+    ArgumentError
+        They do not.
+    """
+    if num_samples is not None and num_samples % group:
+        expected = "an even num_samples" if group == 2 else f"a num_samples that {group} divides"
         raise ArgumentError(
-            "Expected an even num_samples with solver='regression', whose draws come in mirrored "
-            f"pairs, found {num_samples}. Use 2, or solver='gradient'."
+            f"Expected {expected} with solver='regression', whose draws come in mirrored pairs "
+            f"from each component of the guide, found {num_samples}. Use {group}, or "
+            "solver='gradient'."
         )
 
 

@@ -63,9 +63,9 @@ def test_full_step_agrees_with_its_definition(dim: int, trend: float, trust: flo
     moments = Moments(jnp.asarray(mean), jnp.asarray(scale))
     regression = initial_regression(moments.mean)
     for points, scores in zip(theta, score, strict=True):
-        regression = observe(regression, jnp.asarray(points), jnp.asarray(scores), 0.8)
+        regression = observe(regression, jnp.asarray(points), jnp.asarray(scores), 0.8, 20)
     new_mean, new_scale = updated_moments(regression, moments, trust)
-    expected_mean, expected_covariance = literal_step(theta, score, mean, scale, 0.8, trust)
+    expected_mean, expected_covariance = literal_step(theta, score, mean, scale, 0.8, trust, 20)
     np.testing.assert_allclose(new_mean, expected_mean, rtol=1e-8)
     np.testing.assert_allclose(new_scale @ new_scale.T, expected_covariance, rtol=1e-8)
     assert (new_scale == jnp.tril(new_scale)).all() and (jnp.diagonal(new_scale) > 0).all()

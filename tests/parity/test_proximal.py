@@ -141,3 +141,4 @@ def test_defaults_agree() -> None:
         "TRUST",
     ):
         assert getattr(pyro_proximal, name) == getattr(numpyro_proximal, name)
+    assert pyro_regression.pairs.FORGETTING == numpyro_regression.pairs.FORGETTING

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 import numpyro_ext.score.regression as numpyro_regression
-import numpyro_ext.score.regression.matrix_normal as numpyro_form
 import pyro_ext.score.regression as pyro_regression
-import pyro_ext.score.regression.matrix_normal as pyro_form
 from tests.parity.test_guides import DIM, make
 
 jax.config.update("jax_enable_x64", True)
@@ -43,7 +41,3 @@ def test_closed_forms_agree(total: int) -> None:
     for a, b in zip(after, ours.moments(jax_parameters), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
     assert not any(torch.allclose(a, b) for a, b in zip(before, after, strict=True))
-
-
-def test_constants_agree() -> None:
-    assert pyro_form.FORGETTING == numpyro_form.FORGETTING

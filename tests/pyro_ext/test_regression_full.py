@@ -47,9 +47,9 @@ def test_full_step_agrees_with_its_definition(dim: int, trend: float, trust: flo
     moments = Moments(*tensors(mean, scale))
     regression = initial_regression(moments.mean)
     for points, scores in zip(*tensors(theta, score), strict=True):
-        regression = observe(regression, points, scores, 0.8)
+        regression = observe(regression, points, scores, 0.8, 20)
     new_mean, new_scale = updated_moments(regression, moments, trust)
-    expected_mean, expected_covariance = literal_step(theta, score, mean, scale, 0.8, trust)
+    expected_mean, expected_covariance = literal_step(theta, score, mean, scale, 0.8, trust, 20)
     np.testing.assert_allclose(new_mean, expected_mean, rtol=1e-8)
     np.testing.assert_allclose(new_scale @ new_scale.T, expected_covariance, rtol=1e-8)
     assert torch.equal(new_scale, new_scale.tril()) and (new_scale.diagonal() > 0).all()

@@ -36,4 +36,9 @@ def structure_of(guide: Any) -> str | None:
     return structure if structure in CLOSED_FORMS else None
 
 
-__all__ = ["CLOSED_FORMS", "DECAY", "TRUST", "ClosedForm", "antithetic", "structure_of"]
+def group_of(guide: Any) -> int:
+    """Of how many draws an iteration with the closed form takes a multiple."""
+    return 2 * guide.num_components if structure_of(guide) == "mixture" else 2
+
+
+__all__ = ["CLOSED_FORMS", "DECAY", "TRUST", "ClosedForm", "antithetic", "group_of", "structure_of"]

@@ -54,7 +54,7 @@ class ClosedForm(ABC, Generic[State]):
         return antithetic(draws, self.density.mean(parameters))
 
     def weights(self, parameters: Parameters, num: int) -> jax.Array:
-        """Weights (num,) with which the points of :meth:`draw` stand for the guide; they sum to 1."""
+        """Weights (num,), of sum 1, with which the points of :meth:`draw` stand for the guide."""
         return jnp.full(num, 1.0 / num, jnp.result_type(*jax.tree.leaves(parameters)))
 
     @abstractmethod

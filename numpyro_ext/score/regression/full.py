@@ -23,7 +23,8 @@ In its eigenbasis row i of the slope has noise variance r_i / n in each entry, s
   1 / (1 + (c - 1) / (1 + D r / 3)): a guide that widens faster than the noise lets it see would
   soon rest on its last few draws, as wide draws outweigh the earlier ones, and would run away;
 - the mean moves by m+ - m = E[theta] - m + Sigma+ E[score], each row over 1 + rho_i, and by at
-  most one unit of Mahalanobis distance.
+  most one unit of Mahalanobis distance. These two averages forget faster at first, see
+  :func:`~numpyro_ext.score.regression.pairs.next_mean_weight`.
 
 The fixed point has E_q[score] = 0 and -E_q[grad score] = P, which by Stein's identity is where
 the evidence lower bound is stationary. Without noise it is reached exactly for a Normal target,
@@ -48,6 +49,7 @@ from numpyro_ext.score.regression.pairs import (
     averaged,
     halves,
     initial_count,
+    next_mean_weight,
 )
 
 #: Pairs seen before the first update, beyond the number of regressors.
@@ -89,9 +91,16 @@ def initial_regression(mean: jax.Array) -> Regression:
 
 
 def observe(
-    regression: Regression, theta: jax.Array, score: jax.Array, decay: float = DECAY
+    regression: Regression,
+    theta: jax.Array,
+    score: jax.Array,
+    decay: float = DECAY,
+    total: jax.Array | int = 0,
 ) -> Regression:
-    """Add scores (2 K, D) taken at the mirrored points theta (2 K, D)."""
+    """Add scores (2 K, D) taken at the mirrored points theta (2 K, D).
+
+    ``total`` is the number of iterations of the whole run, 0 when that is not known.
+    """
     difference, score_difference = halves(theta), halves(score)
     pairs = len(difference)
     latest = BlockMoments(
@@ -100,10 +109,11 @@ def observe(
         score_difference.T @ score_difference / pairs,
     )
     seen, weight = advanced(regression.seen, pairs, decay)
+    mean_weight = next_mean_weight(regression.seen, decay, total)
     return Regression(
         seen,
-        averaged(regression.mean_theta, theta.mean(0), weight),
-        averaged(regression.mean_score, score.mean(0), weight),
+        averaged(regression.mean_theta, theta.mean(0), mean_weight),
+        averaged(regression.mean_score, score.mean(0), mean_weight),
         averaged(regression.block, latest, weight),
     )
 
@@ -128,7 +138,7 @@ class FullForm(ClosedForm[Regression]):
         total: jax.Array | int = 0,
         log_density: jax.Array | None = None,
     ) -> tuple[Regression, Parameters]:
-        state = observe(state, theta, score, self.decay)
+        state = observe(state, theta, score, self.decay, total)
 
         def moved(parameters: Parameters) -> Parameters:
             moments = updated_moments(state, self.density.moments(parameters), self.trust)

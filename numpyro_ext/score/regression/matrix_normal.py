@@ -59,10 +59,16 @@ from numpyro_ext.score.regression.full import (
     limited_move,
     whitened_step,
 )
-from numpyro_ext.score.regression.pairs import DECAY, Count, averaged, halves, initial_count
-
-#: How much more the latest pairs count than in a full guide's running averages.
-FORGETTING = 3.0
+from numpyro_ext.score.regression.pairs import (
+    DECAY,
+    FORGETTING,
+    Count,
+    advanced,
+    averaged,
+    halves,
+    initial_count,
+    next_mean_weight,
+)
 
 
 class MatrixMoments(NamedTuple):
@@ -130,13 +136,10 @@ def observe(
         latest.append(MatrixMoments(rows, _moments(_solve_lower(row, d), e @ row)))
     products = (rest * rest, rest_score * rest, rest_score * rest_score)
     count = regression.seen
-    weight = _weight(count, decay, FORGETTING)
-    # Divided as numbers of the state's type: integers would be divided in float32.
-    progress = count.num_updates.astype(count.squared_weights.dtype) / jnp.maximum(total, 1)
-    left = jnp.where(total > 0, 1.0 - progress, 1.0)
-    mean_weight = _weight(count, decay, 1.0 + (FORGETTING - 1.0) * jnp.maximum(left, 0.0))
+    seen, weight = advanced(count, len(theta) // 2, decay, FORGETTING)
+    mean_weight = next_mean_weight(count, decay, total)
     return MatrixNormalRegression(
-        _advanced(count, len(theta) // 2, weight),
+        seen,
         averaged(regression.mean_theta, theta.mean(0), mean_weight),
         averaged(regression.mean_score, score.mean(0), mean_weight),
         averaged(regression.matrices, tuple(latest), weight),
@@ -269,18 +272,6 @@ def _updated_rest(
     move = (mean_theta - mean) / scale + scale * mean_score / precision
     move = jnp.clip(move / (1.0 + pull), -1.0, 1.0)
     return mean + scale * move, scale / jnp.sqrt(precision)
-
-
-def _weight(count: Count, decay: float, forgetting: jax.Array | float) -> jax.Array:
-    """Weight of the next iteration in a running average."""
-    power = (count.num_updates + 1).astype(count.squared_weights.dtype) ** -decay
-    return jnp.minimum(forgetting * power, 1.0).astype(power.dtype)
-
-
-def _advanced(count: Count, pairs: int, weight: jax.Array) -> Count:
-    """The count after one iteration more, of this weight, which its pairs share."""
-    squared = (1.0 - weight) ** 2 * count.squared_weights + weight**2 / pairs
-    return Count(count.num_updates + 1, count.num_pairs + pairs, squared)
 
 
 def _unit(factor: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -23,9 +23,10 @@ A component can end at a mode that another one has found. Dropping component k w
     c_k = w_k E_k[log q - log q_without_k],
 
 the divergence of q to what is left, up to the other components' gain. Twenty times in a run the
-component of least c_k, when it is below 0.02, is started again, near where the guide started and
-with a width between the narrowest and the widest component's there: narrow ones find high modes
-nearby, and wide ones heavy ones. c_k needs no evaluation of the target.
+component of least c_k, when it is below 0.02, is started again: in turn near where the guide
+started, with a width between the narrowest and the widest component's there, and within three
+standard deviations or so of the heaviest component, in its shape and up to four times narrower.
+Narrow ones find high modes nearby, and wide ones heavy ones. c_k needs no evaluation of the target.
 
 *Match*, the second half. The lower bound of overlapping components has flat valleys, and poor
 maxima where a component is lost. But all components together can match the scores at all draws.
@@ -34,8 +35,8 @@ u_k = P_k (m_k - theta), y = L_k^-1 (theta - m_k) and v_k the change of log w_k,
 
     sum_k r_k [L_k^-T (a_k - B_k y) + (u_k - grad log q) (v_k + a_k.y + (tr B_k - y.B_k y) / 2)],
 
-that is J x, for all draws and unknowns x = (v, a, B). With R = grad f at the draws, both in units of
-the components that drew, the step is the least change of the guide that explains R,
+that is J x, for all draws and unknowns x = (v, a, B). With R = grad f at the draws, both in units
+of the components that drew, the step is the least change of the guide that explains R,
 
     x = J^T (J J^T + lambda I)^-1 R,   lambda = 0.01 mean diag(J J^T) + mean R^2:
 
@@ -81,6 +82,11 @@ LARGEST_MOVE, LARGEST_CHANGE = 0.3, 0.5
 RECENT = 0.1
 #: Iterations that a run of unknown length is taken to have. It stays at three quarters of them.
 UNKNOWN_ITERATIONS, UNKNOWN_SHARE = 2000, 0.75
+#: How far from the heaviest component others start again, in its standard deviations, and the
+#: logarithm of the factor by which they are narrower at the most.
+REACH, NARROWEST = 3.0, math.log(4.0)
+#: Logarithm of their weight, next to that of all others.
+FIRST_LOG_WEIGHT = math.log(0.01)
 # Low-discrepancy widths of components that start again.
 _GOLDEN = 0.5 * (math.sqrt(5.0) - 1.0)
 
@@ -314,7 +320,7 @@ def matching_step(
     slope = jnp.einsum("nba,nkb->nka", root[own], apart)
     share = points.share
 
-    def one(k: jax.Array) -> tuple[jax.Array, ...]:
+    def one(k: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         return table[own, k], slope[:, k], points.standard[:, k], share[:, k]
 
     def add(gram: jax.Array, k: jax.Array) -> tuple[jax.Array, None]:
@@ -439,14 +445,26 @@ def _restarted(
     number, dim = components.loc.shape
     least = jnp.argmin(state.cost)
     due &= state.cost[least] < LEAST_COST
-    start = state.start
-    share = (state.num_restarts + 1).astype(standard.dtype) * _GOLDEN % 1.0
-    width = jnp.exp(start.widths[0] + share * (start.widths[1] - start.widths[0]))
+    start, count = state.start, state.num_restarts
+    share = (count + 1).astype(standard.dtype) * _GOLDEN % 1.0
     # The first draws in units of their components: standard normal numbers that are there.
-    noise = jnp.diagonal(standard[:number]).T
-    fresh = due & (jnp.arange(number) == least)
-    loc = jnp.where(fresh[:, None], start.center + start.apart * noise, components.loc)
+    noise = jnp.diagonal(standard[:number]).T[least]
+    width = jnp.exp(start.widths[0] + share * (start.widths[1] - start.widths[0]))
+    heaviest = jnp.argmax(components.logits)
+    root = components.scale_tril[heaviest]
+    first = count % 2 == 0
+    loc = jnp.where(
+        first,
+        start.center + start.apart * noise,
+        components.loc[heaviest] + REACH * root @ noise,
+    )
     identity = jnp.eye(dim, dtype=standard.dtype)
-    root = jnp.where(fresh[:, None, None], width * identity, components.scale_tril)
+    root = jnp.where(first, width * identity, jnp.exp(-share * NARROWEST) * root)
+    fresh = due & (jnp.arange(number) == least)
+    loc = jnp.where(fresh[:, None], loc, components.loc)
+    root = jnp.where(fresh[:, None, None], root, components.scale_tril)
     state = state._replace(num_restarts=state.num_restarts + due.astype(jnp.int32))
-    return state, Components(components.logits, loc, root)
+    # Light: it is drawn to where the rest of the guide lacks mass, and gains weight there.
+    others = logsumexp(jnp.where(fresh, -jnp.inf, components.logits))
+    logits = jnp.where(fresh, others + FIRST_LOG_WEIGHT, components.logits)
+    return state, Components(logits, loc, root)

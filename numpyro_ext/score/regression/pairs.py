@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 #: Exponent of the running averages' weights (t + 1)^-decay.
 DECAY = 0.9
+#: How much more the latest pairs count where averages have to forget faster.
+FORGETTING = 3.0
 
 
 class Count(NamedTuple):
@@ -44,9 +46,30 @@ def initial_count(dtype: Any) -> Count:
     return Count(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), jnp.zeros((), dtype))
 
 
-def advanced(count: Count, pairs: int, decay: float) -> tuple[Count, jax.Array]:
+def next_weight(count: Count, decay: float, forgetting: jax.Array | float = 1.0) -> jax.Array:
+    """Weight of the next iteration in a running average, times ``forgetting`` and at most one."""
+    power = (count.num_updates + 1).astype(count.squared_weights.dtype) ** -decay
+    return jnp.minimum(forgetting * power, 1.0).astype(power.dtype)
+
+
+def next_mean_weight(count: Count, decay: float, total: jax.Array | int) -> jax.Array:
+    """Weight of the next iteration in the averages that give the guide's mean.
+
+    ``forgetting`` is ``FORGETTING`` at first and falls linearly to one over a run of ``total``
+    iterations, if that is known (not 0): a mean that is still on its way must forget where it came
+    from, as the target is no Normal there, and one that has arrived should average.
+    """
+    # Divided as numbers of the state's type: integers would be divided in float32.
+    progress = count.num_updates.astype(count.squared_weights.dtype) / jnp.maximum(total, 1)
+    left = jnp.where(total > 0, 1.0 - progress, 1.0)
+    return next_weight(count, decay, 1.0 + (FORGETTING - 1.0) * jnp.maximum(left, 0.0))
+
+
+def advanced(
+    count: Count, pairs: int, decay: float, forgetting: float = 1.0
+) -> tuple[Count, jax.Array]:
     """The count after one iteration more, and that iteration's weight, which its pairs share."""
-    weight = (count.num_updates + 1).astype(count.squared_weights.dtype) ** -decay
+    weight = next_weight(count, decay, forgetting)
     squared = (1.0 - weight) ** 2 * count.squared_weights + weight**2 / pairs
     return Count(count.num_updates + 1, count.num_pairs + pairs, squared), weight
 

@@ -1,20 +1,54 @@
-"""Closed forms of the proximal step, one for each covariance structure of a Normal guide."""
+"""Closed forms of the proximal step: for each covariance structure of a Normal, and mixtures."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from pyro_ext.guides.flat_density import check_has_flat_density
+from pyro_ext.guides.mixture import AutoGaussianMixture
 from pyro_ext.score.regression.base import TRUST, ClosedForm, restored, saved
 from pyro_ext.score.regression.diagonal import DiagonalForm
 from pyro_ext.score.regression.full import FullForm
 from pyro_ext.score.regression.low_rank import LowRankForm
 from pyro_ext.score.regression.matrix_normal import MatrixNormalForm
+from pyro_ext.score.regression.mixture import MixtureForm
 from pyro_ext.score.regression.pairs import DECAY, antithetic
 
-#: By ``covariance_structure`` of the guide's density.
+#: By :func:`structure_of` the guide.
 CLOSED_FORMS: dict[str, type[ClosedForm]] = {
     "diagonal": DiagonalForm,
     "full": FullForm,
     "low_rank": LowRankForm,
     "matrix_normal": MatrixNormalForm,
+    "mixture": MixtureForm,
 }
 
-__all__ = ["CLOSED_FORMS", "DECAY", "TRUST", "ClosedForm", "antithetic", "restored", "saved"]
+
+def structure_of(guide: Any) -> str | None:
+    """Key of a guide's closed form, None when it has none.
+
+    It is the ``covariance_structure`` of the guide's density, and "mixture" for
+    ``AutoGaussianMixture`` with full covariances.
+    """
+    if isinstance(guide, AutoGaussianMixture):
+        return "mixture" if guide.covariance == "full" else None
+    structure: str | None = getattr(check_has_flat_density(guide), "covariance_structure", None)
+    return structure if structure in CLOSED_FORMS else None
+
+
+def group_of(guide: Any) -> int:
+    """Of how many draws an iteration with the closed form takes a multiple."""
+    return 2 * guide.num_components if structure_of(guide) == "mixture" else 2
+
+
+__all__ = [
+    "CLOSED_FORMS",
+    "DECAY",
+    "TRUST",
+    "ClosedForm",
+    "antithetic",
+    "group_of",
+    "restored",
+    "saved",
+    "structure_of",
+]

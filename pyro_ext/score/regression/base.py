@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from pyro_ext.guides.flat_density import FlatDensity, Parameters
-from pyro_ext.score.regression.pairs import DECAY
+from pyro_ext.score.regression.pairs import DECAY, antithetic
 
 State = TypeVar("State")
 
@@ -41,6 +42,22 @@ class ClosedForm(ABC, Generic[State]):
     def initial(self, parameters: Parameters) -> State:
         """No observations yet."""
 
+    def group(self, parameters: Parameters) -> int:
+        """Of how many draws an iteration must have a multiple: pairs, unless overridden."""
+        return 2
+
+    def draw(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
+        """Points (num, D) of an iteration: mirrored pairs about the guide's mean by default.
+
+        ``num`` is a multiple of :meth:`group`.
+        """
+        draws = self.density.sample(parameters, generator, num // 2)
+        return antithetic(draws, self.density.mean(parameters))
+
+    def weights(self, parameters: Parameters, num: int) -> Tensor:
+        """Weights (num,), of sum 1, with which the points of :meth:`draw` stand for the guide."""
+        return next(iter(parameters.values())).new_full((num,), 1.0 / num)
+
     @abstractmethod
     def update(
         self,
@@ -49,6 +66,7 @@ class ClosedForm(ABC, Generic[State]):
         theta: Tensor,
         score: Tensor,
         total: int = 0,
+        log_density: Tensor | None = None,
     ) -> tuple[State, Parameters]:
         """Take in one iteration's scores and move the guide.
 
@@ -58,10 +76,11 @@ class ClosedForm(ABC, Generic[State]):
         parameters : dict of tensors
             Unconstrained parameters of the present guide, which drew ``theta``.
         theta, score : tensors (2 K, D)
-            Points of :func:`~pyro_ext.score.regression.pairs.antithetic` and the target's
-            scores there.
+            Points of :meth:`draw` and the target's scores there.
         total : int
             Iterations of the whole run; 0 when that is not known.
+        log_density : tensor (2 K,), optional
+            The target's log density there, up to a constant. Only mixtures use it.
         """
 
 

@@ -138,6 +138,7 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
         theta: Tensor,
         score: Tensor,
         total: int = 0,
+        log_density: Tensor | None = None,
     ) -> tuple[DiagonalRegression, Parameters]:
         moments = self.density.moments(parameters)
         now = schedule(state.seen.num_updates, total)

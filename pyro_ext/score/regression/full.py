@@ -23,7 +23,8 @@ In its eigenbasis row i of the slope has noise variance r_i / n in each entry, s
   1 / (1 + (c - 1) / (1 + D r / 3)): a guide that widens faster than the noise lets it see would
   soon rest on its last few draws, as wide draws outweigh the earlier ones, and would run away;
 - the mean moves by m+ - m = E[theta] - m + Sigma+ E[score], each row over 1 + rho_i, and by at
-  most one unit of Mahalanobis distance.
+  most one unit of Mahalanobis distance. These two averages forget faster at first, see
+  :func:`~pyro_ext.score.regression.pairs.next_mean_weight`.
 
 The fixed point has E_q[score] = 0 and -E_q[grad score] = P, which by Stein's identity is where
 the evidence lower bound is stationary. Without noise it is reached exactly for a Normal target,
@@ -39,7 +40,14 @@ from torch import Tensor
 
 from pyro_ext.guides.flat_density import Moments, Parameters
 from pyro_ext.score.regression.base import TRUST, ClosedForm
-from pyro_ext.score.regression.pairs import DECAY, Count, advanced, averaged, halves
+from pyro_ext.score.regression.pairs import (
+    DECAY,
+    Count,
+    advanced,
+    averaged,
+    halves,
+    next_mean_weight,
+)
 
 #: Pairs seen before the first update, beyond the number of regressors.
 SPARE_PAIRS = 5
@@ -78,9 +86,16 @@ def initial_regression(mean: Tensor) -> Regression:
 
 
 def observe(
-    regression: Regression, theta: Tensor, score: Tensor, decay: float = DECAY
+    regression: Regression,
+    theta: Tensor,
+    score: Tensor,
+    decay: float = DECAY,
+    total: int = 0,
 ) -> Regression:
-    """Add scores (2 K, D) taken at the mirrored points theta (2 K, D)."""
+    """Add scores (2 K, D) taken at the mirrored points theta (2 K, D).
+
+    ``total`` is the number of iterations of the whole run, 0 when that is not known.
+    """
     difference, score_difference = halves(theta), halves(score)
     pairs = len(difference)
     latest = BlockMoments(
@@ -89,10 +104,11 @@ def observe(
         score_difference.T @ score_difference / pairs,
     )
     seen, weight = advanced(regression.seen, pairs, decay)
+    mean_weight = next_mean_weight(regression.seen, decay, total)
     return Regression(
         seen,
-        averaged(regression.mean_theta, theta.mean(0), weight),
-        averaged(regression.mean_score, score.mean(0), weight),
+        averaged(regression.mean_theta, theta.mean(0), mean_weight),
+        averaged(regression.mean_score, score.mean(0), mean_weight),
         averaged(regression.block, latest, weight),
     )
 
@@ -115,8 +131,9 @@ class FullForm(ClosedForm[Regression]):
         theta: Tensor,
         score: Tensor,
         total: int = 0,
+        log_density: Tensor | None = None,
     ) -> tuple[Regression, Parameters]:
-        state = observe(state, theta, score, self.decay)
+        state = observe(state, theta, score, self.decay, total)
         if not is_warm(state):
             return state, parameters
         moments = updated_moments(state, self.density.moments(parameters), self.trust)

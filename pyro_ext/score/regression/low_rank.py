@@ -137,6 +137,7 @@ class LowRankForm(ClosedForm[LowRankRegression]):
         theta: Tensor,
         score: Tensor,
         total: int = 0,
+        log_density: Tensor | None = None,
     ) -> tuple[LowRankRegression, Parameters]:
         moments = self._moments(parameters)
         state = observed(state, moments, theta, score, self.decay)

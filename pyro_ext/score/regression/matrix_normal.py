@@ -58,10 +58,15 @@ from pyro_ext.score.regression.full import (
     limited_move,
     whitened_step,
 )
-from pyro_ext.score.regression.pairs import DECAY, Count, averaged, halves
-
-#: How much more the latest pairs count than in a full guide's running averages.
-FORGETTING = 3.0
+from pyro_ext.score.regression.pairs import (
+    DECAY,
+    FORGETTING,
+    Count,
+    advanced,
+    averaged,
+    halves,
+    next_mean_weight,
+)
 
 
 class MatrixMoments(NamedTuple):
@@ -123,11 +128,10 @@ def observe(
         latest.append(MatrixMoments(rows, _moments(_solve_lower(row, d), e @ row)))
     products = (rest * rest, rest_score * rest, rest_score * rest_score)
     count = regression.seen
-    weight = _weight(count, decay, FORGETTING)
-    left = max(1.0 - count.num_updates / total, 0.0) if total > 0 else 1.0
-    mean_weight = _weight(count, decay, 1.0 + (FORGETTING - 1.0) * left)
+    seen, weight = advanced(count, len(theta) // 2, decay, FORGETTING)
+    mean_weight = next_mean_weight(count, decay, total)
     return MatrixNormalRegression(
-        _advanced(count, len(theta) // 2, weight),
+        seen,
         averaged(regression.mean_theta, theta.mean(0), mean_weight),
         averaged(regression.mean_score, score.mean(0), mean_weight),
         averaged(regression.matrices, tuple(latest), weight),
@@ -160,6 +164,7 @@ class MatrixNormalForm(ClosedForm[MatrixNormalRegression]):
         theta: Tensor,
         score: Tensor,
         total: int = 0,
+        log_density: Tensor | None = None,
     ) -> tuple[MatrixNormalRegression, Parameters]:
         blocks, factors = self.density.blocks(), self.density.factors(parameters)
         state = observe(state, factors, blocks, theta, score, self.decay, total)
@@ -255,17 +260,6 @@ def _updated_rest(
     move = (mean_theta - mean) / scale + scale * mean_score / precision
     move = (move / (1.0 + pull)).clamp(-1.0, 1.0)
     return mean + scale * move, scale / precision.sqrt()
-
-
-def _weight(count: Count, decay: float, forgetting: float) -> float:
-    """Weight of the next iteration in a running average."""
-    return min(forgetting * (count.num_updates + 1.0) ** -decay, 1.0)
-
-
-def _advanced(count: Count, pairs: int, weight: float) -> Count:
-    """The count after one iteration more, of this weight, which its pairs share."""
-    squared = (1.0 - weight) ** 2 * count.squared_weights + weight**2 / pairs
-    return Count(count.num_updates + 1, count.num_pairs + pairs, squared)
 
 
 def _unit(factor: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,8 @@ from torch import Tensor
 
 #: Exponent of the running averages' weights (t + 1)^-decay.
 DECAY = 0.9
+#: How much more the latest pairs count where averages have to forget faster.
+FORGETTING = 3.0
 
 
 class Count(NamedTuple):
@@ -36,9 +38,27 @@ class Count(NamedTuple):
         return 1.0 / self.squared_weights
 
 
-def advanced(count: Count, pairs: int, decay: float) -> tuple[Count, float]:
+def next_weight(count: Count, decay: float, forgetting: float = 1.0) -> float:
+    """Weight of the next iteration in a running average, times ``forgetting`` and at most one."""
+    return min(forgetting * (count.num_updates + 1.0) ** -decay, 1.0)
+
+
+def next_mean_weight(count: Count, decay: float, total: int) -> float:
+    """Weight of the next iteration in the averages that give the guide's mean.
+
+    ``forgetting`` is ``FORGETTING`` at first and falls linearly to one over a run of ``total``
+    iterations, if that is known (not 0): a mean that is still on its way must forget where it came
+    from, as the target is no Normal there, and one that has arrived should average.
+    """
+    left = max(1.0 - count.num_updates / total, 0.0) if total > 0 else 1.0
+    return next_weight(count, decay, 1.0 + (FORGETTING - 1.0) * left)
+
+
+def advanced(
+    count: Count, pairs: int, decay: float, forgetting: float = 1.0
+) -> tuple[Count, float]:
     """The count after one iteration more, and that iteration's weight, which its pairs share."""
-    weight = (count.num_updates + 1.0) ** -decay
+    weight = next_weight(count, decay, forgetting)
     squared = (1.0 - weight) ** 2 * count.squared_weights + weight**2 / pairs
     return Count(count.num_updates + 1, count.num_pairs + pairs, squared), weight
 

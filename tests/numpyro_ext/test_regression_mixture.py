@@ -1,0 +1,193 @@
+"""The closed-form step for mixtures, against a literal reference, and fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax.scipy.special import logsumexp
+
+from numpyro_ext.errors import ArgumentError
+from numpyro_ext.gradients import Noisy
+from numpyro_ext.guides import AutoGaussianMixture
+from numpyro_ext.guides.flat_density import flat_density
+from numpyro_ext.guides.mixture import Components
+from numpyro_ext.score import ProximalScoreVI
+from numpyro_ext.score.regression.mixture import MixtureForm
+from tests import mixture_support as support
+
+jax.config.update("jax_enable_x64", True)
+KEY = jax.random.key(0)
+
+
+def model(dim: int = support.DIM) -> None:
+    numpyro.sample("x", dist.Normal(jnp.zeros(dim), 1.0).to_event(1))
+
+
+def two_modes() -> None:
+    """The target ``TWO_MODES``, with a constant that no score knows."""
+    mixture = support.TWO_MODES
+    x = numpyro.sample("x", dist.Normal(jnp.zeros(4), 1.0).mask(False).to_event(1))
+    joint = jnp.log(mixture.weights) + dist.MultivariateNormal(
+        mixture.loc, scale_tril=mixture.scale_tril
+    ).log_prob(x)
+    numpyro.factor("target", logsumexp(joint) + 3.0)
+
+
+def make(number: int = support.NUMBER, **options: Any) -> tuple[Any, Any]:
+    density = flat_density(AutoGaussianMixture(model, number, **options), KEY)
+    return MixtureForm(density), density.initial_parameters()
+
+
+def given(form: MixtureForm, parameters: Any, mixture: support.Mixture) -> Any:
+    """Parameters with which the guide is this mixture."""
+    return form.density.set_components(parameters, Components(*map(jnp.asarray, mixture)))
+
+
+def assert_same(components: Components, mixture: support.Mixture, **tolerance: Any) -> None:
+    np.testing.assert_allclose(jax.nn.softmax(components.logits), mixture.weights, **tolerance)
+    np.testing.assert_allclose(components.loc, mixture.loc, **tolerance)
+    np.testing.assert_allclose(components.scale_tril, mixture.scale_tril, **tolerance)
+
+
+@pytest.mark.parametrize(
+    ("iteration", "residual"), [(0, 1.0), (480, 1.0), (500, 1e-4), (800, 0.5), (999, 1e-9)]
+)
+def test_update_is_that_of_the_reference(iteration: int, residual: float) -> None:
+    """In the search, at once, at the start of the match, and late in it."""
+    mixture, theta, scores, values = support.example(iteration)
+    form, parameters = make()
+    parameters = given(form, parameters, mixture)
+    generator = np.random.default_rng(1)
+    cost, square = generator.uniform(0.1, 20.0, size=(2, support.NUMBER))
+    seen = support.Seen(iteration, cost, square, residual)
+    state = form.initial(parameters)._replace(
+        num_updates=jnp.asarray(iteration), cost=cost, value_square=square, residual=residual
+    )
+    state, parameters = form.update(state, parameters, theta, scores, support.TOTAL, values)
+    mixture, seen = support.update(mixture, seen, theta, scores, values, form.trust)
+    # The reference's derivatives are differences.
+    assert_same(form.density.components(parameters), mixture, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(state.cost, seen.cost, rtol=1e-9)
+    np.testing.assert_allclose(state.value_square, seen.value_square, rtol=1e-9)
+    np.testing.assert_allclose(state.residual, seen.residual, rtol=1e-9)
+    assert state.num_updates == seen.num_updates
+
+
+@pytest.mark.parametrize("iteration", [0, 700])
+def test_the_target_is_a_fixed_point(iteration: int) -> None:
+    mixture, theta, _, _ = support.example(2)
+    form, parameters = make()
+    parameters = given(form, parameters, mixture)
+    state = form.initial(parameters)._replace(num_updates=jnp.asarray(iteration))
+    scores, values = support.score(mixture, theta), support.log_density(mixture, theta) - 5.0
+    _, parameters = form.update(state, parameters, theta, scores, support.TOTAL, values)
+    assert_same(form.density.components(parameters), mixture, rtol=1e-9, atol=1e-10)
+
+
+def test_draws_are_mirrored_pairs_of_each_component() -> None:
+    mixture, *_ = support.example(3)
+    form, parameters = make()
+    parameters = given(form, parameters, mixture)
+    assert form.group(parameters) == 2 * support.NUMBER
+    pairs = 20_000
+    theta = form.draw(parameters, KEY, 2 * pairs * support.NUMBER)
+    both = theta.reshape(2, pairs, support.NUMBER, support.DIM)
+    for half in both - mixture.loc:
+        for k, covariance in enumerate(mixture.covariances):
+            # Five standard errors of a covariance of so many draws.
+            error = 5 * np.sqrt(2.0 / pairs) * np.abs(np.diagonal(covariance)).max()
+            np.testing.assert_allclose(half[:, k].T @ half[:, k] / pairs, covariance, atol=error)
+    np.testing.assert_allclose(both[0] - mixture.loc, mixture.loc - both[1], atol=1e-12)
+    weights = form.weights(parameters, len(theta)).reshape(-1, support.NUMBER)
+    np.testing.assert_allclose(weights.sum(0), mixture.weights)
+    np.testing.assert_allclose(weights, np.broadcast_to(mixture.weights / 2 / pairs, weights.shape))
+
+
+@pytest.mark.parametrize(("iteration", "fresh"), [(48, False), (49, True), (499, False)])
+def test_a_component_of_no_use_starts_again(iteration: int, fresh: bool) -> None:
+    """At the end of a round (of 50 iterations here) that leaves time for another one."""
+    mixture, theta, scores, values = support.example(4)
+    form, parameters = make()
+    state = form.initial(parameters)
+    parameters = given(form, parameters, mixture)
+    cost = jnp.array([1.0, -1.0, 0.5])
+    state = state._replace(num_updates=jnp.asarray(iteration), cost=cost)
+    state = state._replace(residual=jnp.asarray(1.0))
+    updated, parameters = form.update(state, parameters, theta, scores, support.TOTAL, values)
+    found = form.density.components(parameters)
+    kept, _ = support.update(
+        mixture,
+        support.Seen(iteration, np.asarray(cost), np.zeros(3), 1.0),
+        theta,
+        scores,
+        values,
+        form.trust,
+    )
+    assert int(updated.num_restarts) == fresh
+    if not fresh:
+        assert_same(found, kept, rtol=1e-5, atol=1e-7)
+        return
+    np.testing.assert_allclose(found.loc[::2], kept.loc[::2], rtol=1e-5)
+    noise = np.linalg.solve(mixture.scale_tril[1], theta[1] - mixture.loc[1])
+    np.testing.assert_allclose(
+        found.loc[1], state.start.center + state.start.apart * noise, rtol=1e-9
+    )
+    # Between a quarter and four times the guide's initial scale, at the golden section.
+    share = (5**0.5 - 1.0) / 2.0
+    width = np.exp(np.log(0.25) + share * np.log(16.0))
+    np.testing.assert_allclose(found.scale_tril[1], width * np.eye(support.DIM), rtol=1e-9)
+
+
+def test_both_modes_are_found_with_their_weights() -> None:
+    guide = AutoGaussianMixture(two_modes, 2)
+    engine = ProximalScoreVI(two_modes, guide)
+    params = engine.run(KEY, 1000, progress_bar=False).params
+    assert engine.solver == "regression" and engine.num_samples == 4
+    found = support.in_order(*(params[f"auto_{name}"] for name in Components._fields))
+    np.testing.assert_allclose(found.weights, support.TWO_MODES.weights, atol=1e-3)
+    np.testing.assert_allclose(found.loc, support.TWO_MODES.loc, atol=1e-3)
+    np.testing.assert_allclose(found.covariances, support.TWO_MODES.covariances, atol=1e-2)
+
+
+def test_noise_is_averaged() -> None:
+    """Scores with noise of half their largest entry: steps get shorter."""
+    guide = AutoGaussianMixture(two_modes, 2)
+    engine = ProximalScoreVI(two_modes, guide, estimator=Noisy(level=0.5))
+    params = engine.run(KEY, 2000, progress_bar=False).params
+    found = support.in_order(*(params[f"auto_{name}"] for name in Components._fields))
+    draws = np.random.default_rng(0).normal(size=(2, 4000, 4))
+    divergence = 0.0
+    target = support.TWO_MODES
+    for weight, loc, root, noise in zip(
+        *target._replace(logits=target.weights), draws, strict=True
+    ):
+        theta = loc + noise @ root.T
+        gap = support.log_density(target, theta) - support.log_density(found, theta)
+        divergence += weight * gap.mean()
+    assert divergence < 0.1
+
+
+def test_other_covariances_and_the_gradient_solver() -> None:
+    assert ProximalScoreVI(model, AutoGaussianMixture(model, 2, "diag")).solver == "gradient"
+    assert ProximalScoreVI(model, AutoGaussianMixture(model, 2), num_inner_steps=3).solver == (
+        "gradient"
+    )
+    assert ProximalScoreVI(model, AutoGaussianMixture(model, 3), num_samples=2).solver == (
+        "gradient"
+    )
+    with pytest.raises(ArgumentError, match="with full covariances"):
+        guide = AutoGaussianMixture(model, 2, "low_rank")
+        ProximalScoreVI(model, guide, solver="regression").init(KEY)
+    with pytest.raises(ArgumentError, match="a num_samples that 6 divides"):
+        ProximalScoreVI(
+            model, AutoGaussianMixture(model, 3), solver="regression", num_samples=4
+        ).init(KEY)
+    form, parameters = make(2, covariance="diag")
+    with pytest.raises(ArgumentError, match="covariance='full'"):
+        form.density.components(parameters)
