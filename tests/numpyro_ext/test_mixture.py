@@ -300,6 +300,7 @@ def test_initial_values() -> None:
             number,
             covariance,
             init_scale=scale,
+            init_spread=1.0,
             init_loc_fn=numpyro.infer.init_to_value(values={"z": jnp.ones(2), "a": 1.0}),
             prefix="mine",
         )
@@ -326,6 +327,17 @@ def test_initial_values() -> None:
         assert all((again[name] == value).all() for name, value in density._initial.items())
         other = flat_density(guide, jax.random.key(1)).initial_parameters()
         assert not (other["mine_loc"] == loc).any()
+
+
+def test_components_start_from_narrow_to_wide() -> None:
+    found = {}
+    for number, spread in [(1, 4.0), (3, 4.0), (3, 1.0)]:
+        guide = AutoGaussianMixture(model, number, "diag", init_scale=0.5, init_spread=spread)
+        density = flat_density(guide, KEY)
+        found[number, spread] = density.write_back(density.initial_parameters())["auto_scale"]
+    np.testing.assert_allclose(found[1, 4.0], [[0.5] * DIM], rtol=1e-6)
+    np.testing.assert_allclose(found[3, 4.0], np.outer([0.125, 0.5, 2.0], np.ones(DIM)), rtol=1e-6)
+    np.testing.assert_allclose(found[3, 1.0], np.full((3, DIM), 0.5), rtol=1e-6)
 
 
 @pytest.mark.parametrize("covariance", COVARIANCES)
@@ -397,7 +409,7 @@ def forward_divergence(guide: AutoGaussianMixture, params: dict[str, Any]) -> tu
 
 @pytest.mark.parametrize("covariance", COVARIANCES)
 def test_host_svi_fits_the_components(covariance: str) -> None:
-    guide = AutoGaussianMixture(bimodal, 2, covariance)
+    guide = AutoGaussianMixture(bimodal, 2, covariance, init_spread=1.0)
     svi = SVI(bimodal, guide, numpyro.optim.Adam(0.02), Trace_ELBO(num_particles=8))
     # On either side: from random starts, two components often share a mode.
     start = svi.get_params(svi.init(KEY)) | {"auto_loc": jnp.array([[-1.0, 0.0], [1.0, 0.0]])}

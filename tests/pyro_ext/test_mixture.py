@@ -311,7 +311,9 @@ def test_initial_values() -> None:
     number, scale = 400, 0.5
     start = init_to_value(values={"z": torch.ones(2), "a": torch.tensor(1.0)})
     for covariance in COVARIANCES:
-        guide = AutoGaussianMixture(model, number, covariance, init_scale=scale, init_loc_fn=start)
+        guide = AutoGaussianMixture(
+            model, number, covariance, init_scale=scale, init_spread=1.0, init_loc_fn=start
+        )
         parameters = flat_density(guide, seed=1).initial_parameters()
         assert (guide.logits == 0).all()
         error = scale / number**0.5
@@ -328,10 +330,21 @@ def test_initial_values() -> None:
             np.testing.assert_allclose(covariances, scale**2 * np.tile(np.eye(DIM), (number, 1, 1)))
         for seed, same in [(1, True), (2, False)]:
             other = AutoGaussianMixture(
-                model, number, covariance, init_scale=scale, init_loc_fn=start
+                model, number, covariance, init_scale=scale, init_spread=1.0, init_loc_fn=start
             )
             again = flat_density(other, seed=seed).initial_parameters()
             assert torch.equal(again["loc"], parameters["loc"]) is same
+
+
+def test_components_start_from_narrow_to_wide() -> None:
+    found = {}
+    for number, spread in [(1, 4.0), (3, 4.0), (3, 1.0)]:
+        guide = AutoGaussianMixture(model, number, "diag", init_scale=0.5, init_spread=spread)
+        flat_density(guide)
+        found[number, spread] = guide.scale.detach().numpy()
+    np.testing.assert_allclose(found[1, 4.0], [[0.5] * DIM], rtol=1e-6)
+    np.testing.assert_allclose(found[3, 4.0], np.outer([0.125, 0.5, 2.0], np.ones(DIM)), rtol=1e-6)
+    np.testing.assert_allclose(found[3, 1.0], np.full((3, DIM), 0.5), rtol=1e-6)
 
 
 @pytest.mark.parametrize("covariance", COVARIANCES)
@@ -407,7 +420,7 @@ def forward_divergence(guide: AutoGaussianMixture) -> tuple[float, float]:
 
 @pytest.mark.parametrize("covariance", COVARIANCES)
 def test_host_svi_fits_the_components(covariance: str) -> None:
-    guide = AutoGaussianMixture(bimodal, 2, covariance)
+    guide = AutoGaussianMixture(bimodal, 2, covariance, init_spread=1.0)
     guide._setup_prototype()
     # On either side: from random starts, two components often share a mode.
     guide.loc.data = torch.tensor([[-1.0, 0.0], [1.0, 0.0]])
