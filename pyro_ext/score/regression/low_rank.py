@@ -102,7 +102,8 @@ class Frame(NamedTuple):
     """Standard coordinates in the span of a factor.
 
     ``basis`` T (D, r) is orthonormal and ``root`` K (r, r) lower triangular. For the halves d and e
-    of a pair, ``to_factor``^T d is y and ``from_factor``^T e is y_e, (D, r) each.
+    of a pair, y is the transpose of ``to_factor`` times d, and y_e that of ``from_factor`` times e;
+    both are (D, r).
     """
 
     basis: Tensor
