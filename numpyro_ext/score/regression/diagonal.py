@@ -61,7 +61,14 @@ from jax import lax
 from numpyro_ext.guides.flat_density import Moments, Parameters
 from numpyro_ext.score.regression.base import ClosedForm
 from numpyro_ext.score.regression.full import SPARE_PAIRS, free_share
-from numpyro_ext.score.regression.pairs import Count, averaged, halves, initial_count
+from numpyro_ext.score.regression.pairs import (
+    Count,
+    advanced,
+    averaged,
+    halves,
+    initial_count,
+    next_weight,
+)
 
 #: Temperature tau at the start, and the share of the run in which it rises to 1.
 COLD, COLD_SHARE = 1e-3, 0.5
@@ -166,7 +173,8 @@ def observe(
     """Add scores (2 K, D) taken at mirrored points theta (2 K, D), which this guide drew."""
     z, y = halves(theta) / moments.scale, -halves(score) / moments.scale
     center = score.mean(0)
-    count, weight = _advanced(state.seen, len(z), decay, now.rate)
+    weight = jnp.maximum(next_weight(state.seen, decay), now.rate)
+    count = advanced(state.seen, len(z), weight)
     # The average of the first scores is a plain one, whatever its rate.
     score_weight = jnp.maximum(now.score_rate, 1.0 / count.num_updates)
     before = state.square, state.slope, state.response, state.score_noise
@@ -179,14 +187,6 @@ def observe(
     square, slope, response, score_noise = averaged(before, latest, weight)
     mean_score = averaged(state.mean_score, center, score_weight)
     return DiagonalRegression(count, square, slope, response, mean_score, score_noise)
-
-
-def _advanced(count: Count, pairs: int, decay: float, least: jax.Array) -> tuple[Count, jax.Array]:
-    """The count after one iteration more, whose weight is at least the one given."""
-    weight = (count.num_updates + 1).astype(count.squared_weights.dtype) ** -decay
-    weight = jnp.maximum(weight, least)
-    squared = (1.0 - weight) ** 2 * count.squared_weights + weight**2 / pairs
-    return Count(count.num_updates + 1, count.num_pairs + pairs, squared), weight
 
 
 def updated_moments(

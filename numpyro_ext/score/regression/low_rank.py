@@ -64,7 +64,14 @@ from numpyro_ext.score.regression.full import (
     limited_move,
     whitened_step,
 )
-from numpyro_ext.score.regression.pairs import Count, advanced, averaged, halves, initial_count
+from numpyro_ext.score.regression.pairs import (
+    Count,
+    advanced,
+    averaged,
+    halves,
+    initial_count,
+    next_weight,
+)
 
 # Least squared length of a column of the factor: one of length zero has no direction to learn.
 _LEAST = 1e-3
@@ -194,8 +201,8 @@ def observed(
     d, e = halves(theta), halves(score)
     pairs = len(d)
     y, y_score = d @ frame.to_factor, e @ frame.from_factor
-    seen, weight = advanced(state.seen, pairs, decay)
-    mean_weight = seen.num_updates.astype(theta.dtype) ** -(decay**2)
+    weight = next_weight(state.seen, decay)
+    mean_weight = next_weight(state.seen, decay**2)
     means = averaged(tuple(state[1:3]), (theta.mean(0), score.mean(0)), mean_weight)
     latest = (
         (d * d).mean(0),
@@ -206,6 +213,7 @@ def observed(
         y.T @ y / pairs,
         y_score.T @ y_score / pairs,
     )
+    seen = advanced(state.seen, pairs, weight)
     return LowRankRegression(seen, *means, *averaged(tuple(state[3:]), latest, weight))
 
 

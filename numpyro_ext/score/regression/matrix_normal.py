@@ -68,6 +68,7 @@ from numpyro_ext.score.regression.pairs import (
     halves,
     initial_count,
     next_mean_weight,
+    next_weight,
 )
 
 
@@ -136,10 +137,10 @@ def observe(
         latest.append(MatrixMoments(rows, _moments(_solve_lower(row, d), e @ row)))
     products = (rest * rest, rest_score * rest, rest_score * rest_score)
     count = regression.seen
-    seen, weight = advanced(count, len(theta) // 2, decay, FORGETTING)
+    weight = next_weight(count, decay, FORGETTING)
     mean_weight = next_mean_weight(count, decay, total)
     return MatrixNormalRegression(
-        seen,
+        advanced(count, len(theta) // 2, weight),
         averaged(regression.mean_theta, theta.mean(0), mean_weight),
         averaged(regression.mean_score, score.mean(0), mean_weight),
         averaged(regression.matrices, tuple(latest), weight),

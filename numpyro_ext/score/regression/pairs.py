@@ -65,13 +65,10 @@ def next_mean_weight(count: Count, decay: float, total: jax.Array | int) -> jax.
     return next_weight(count, decay, 1.0 + (FORGETTING - 1.0) * jnp.maximum(left, 0.0))
 
 
-def advanced(
-    count: Count, pairs: int, decay: float, forgetting: float = 1.0
-) -> tuple[Count, jax.Array]:
-    """The count after one iteration more, and that iteration's weight, which its pairs share."""
-    weight = next_weight(count, decay, forgetting)
+def advanced(count: Count, pairs: int, weight: jax.Array) -> Count:
+    """The count after one iteration more, of this weight, which its pairs share."""
     squared = (1.0 - weight) ** 2 * count.squared_weights + weight**2 / pairs
-    return Count(count.num_updates + 1, count.num_pairs + pairs, squared), weight
+    return Count(count.num_updates + 1, count.num_pairs + pairs, squared)
 
 
 def averaged(old: T, new: T, weight: jax.Array) -> T:

@@ -61,7 +61,7 @@ from torch import Tensor
 from pyro_ext.guides.flat_density import Moments, Parameters
 from pyro_ext.score.regression.base import ClosedForm
 from pyro_ext.score.regression.full import SPARE_PAIRS, free_share
-from pyro_ext.score.regression.pairs import Count, averaged, halves
+from pyro_ext.score.regression.pairs import Count, advanced, averaged, halves, next_weight
 
 #: Temperature tau at the start, and the share of the run in which it rises to 1.
 COLD, COLD_SHARE = 1e-3, 0.5
@@ -160,7 +160,8 @@ def observe(
     """Add scores (2 K, D) taken at mirrored points theta (2 K, D), which this guide drew."""
     z, y = halves(theta) / moments.scale, -halves(score) / moments.scale
     center = score.mean(0)
-    count, weight = _advanced(state.seen, len(z), decay, now.rate)
+    weight = max(next_weight(state.seen, decay), now.rate)
+    count = advanced(state.seen, len(z), weight)
     # The average of the first scores is a plain one, whatever its rate.
     score_weight = max(now.score_rate, 1.0 / count.num_updates)
     before = state.square, state.slope, state.response, state.score_noise
@@ -173,13 +174,6 @@ def observe(
     square, slope, response, score_noise = averaged(before, latest, weight)
     mean_score = averaged(state.mean_score, center, score_weight)
     return DiagonalRegression(count, square, slope, response, mean_score, score_noise)
-
-
-def _advanced(count: Count, pairs: int, decay: float, least: float) -> tuple[Count, float]:
-    """The count after one iteration more, whose weight is at least the one given."""
-    weight = max((count.num_updates + 1.0) ** -decay, least)
-    squared = (1.0 - weight) ** 2 * count.squared_weights + weight**2 / pairs
-    return Count(count.num_updates + 1, count.num_pairs + pairs, squared), weight
 
 
 def updated_moments(

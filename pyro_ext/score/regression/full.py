@@ -47,6 +47,7 @@ from pyro_ext.score.regression.pairs import (
     averaged,
     halves,
     next_mean_weight,
+    next_weight,
 )
 
 #: Pairs seen before the first update, beyond the number of regressors.
@@ -103,10 +104,10 @@ def observe(
         score_difference.T @ difference / pairs,
         score_difference.T @ score_difference / pairs,
     )
-    seen, weight = advanced(regression.seen, pairs, decay)
+    weight = next_weight(regression.seen, decay)
     mean_weight = next_mean_weight(regression.seen, decay, total)
     return Regression(
-        seen,
+        advanced(regression.seen, pairs, weight),
         averaged(regression.mean_theta, theta.mean(0), mean_weight),
         averaged(regression.mean_score, score.mean(0), mean_weight),
         averaged(regression.block, latest, weight),

@@ -66,6 +66,7 @@ from pyro_ext.score.regression.pairs import (
     averaged,
     halves,
     next_mean_weight,
+    next_weight,
 )
 
 
@@ -128,10 +129,10 @@ def observe(
         latest.append(MatrixMoments(rows, _moments(_solve_lower(row, d), e @ row)))
     products = (rest * rest, rest_score * rest, rest_score * rest_score)
     count = regression.seen
-    seen, weight = advanced(count, len(theta) // 2, decay, FORGETTING)
+    weight = next_weight(count, decay, FORGETTING)
     mean_weight = next_mean_weight(count, decay, total)
     return MatrixNormalRegression(
-        seen,
+        advanced(count, len(theta) // 2, weight),
         averaged(regression.mean_theta, theta.mean(0), mean_weight),
         averaged(regression.mean_score, score.mean(0), mean_weight),
         averaged(regression.matrices, tuple(latest), weight),
