@@ -147,6 +147,7 @@ def literal_diagonal_step(
     horizon, last = horizons[-1], iterations - 1
     progress = last / horizon
     temperature = 0.001 ** (1 - 2 * progress) if progress < 0.5 else 1.0
+    patience = 2 * progress - 1 if progress > 0.5 else 0.0
     cooling = (1 + np.cos(np.pi * progress)) / 2
     if not total:
         cooling *= 2000 / horizon
@@ -169,10 +170,12 @@ def literal_diagonal_step(
         residual = max(response - slope**2 / square, 0.0) / max(1 - 1 / number, 1 / number)
         pull = temperature**2 * residual / precision**2 / number
         factor = (slope / (temperature * precision) + pull) / (square + pull)
-        length = 0.3 / (1 + 0.3 * noise / (temperature * precision) / 20)
+        tolerated = 20 / 10**patience
+        length = 0.3 / (1 + 0.3 * noise / (temperature * precision) / tolerated)
         move = cooling * length * drift / (temperature * precision * max(factor, 1.0))
         new_mean[i] = mean[i] + min(max(move, -scale[i]), scale[i])
-        change = min(max(factor, 0.25), 4.0) ** min(20 / horizon, 0.5)
+        step = min(20 / horizon, 0.5) / (1 + 10 * patience * pull)
+        change = min(max(factor, 0.25), 4.0) ** step
         new_scale[i] = (precision * min(max(change, 1 / trust), trust)) ** -0.5
     return new_mean, new_scale
 

@@ -45,8 +45,13 @@ and the widths open up to those of the target from inside.
 *Lengths in shares of the run.* b = 20 / T, with T the number of iterations (at most 1/2), so that
 the precision takes some twenty of its time constants at any T, and the averages forget no slower
 than with rate 20 / T (at most 1/5), as what was found where the guide was long ago is of no use. So
-short runs of a few tens of iterations converge when there is no noise, and long ones average. When
-T is unknown, rates are those in the middle of a run of 2 t iterations, and at least 2,000, with
+short runs of a few tens of iterations converge when there is no noise, and long ones average.
+
+*Patient at last.* A precision that follows noisy slopes wanders, the further the fewer its time
+constants average, and a guide that happens to be wide there sees the more noise. With lambda
+rising from 0 to 1 over the second half of the run, b is divided by 1 + 10 lambda rho and the noise
+tolerated in the mean, 20 above, is multiplied by 10^-lambda: coordinates with much noise settle
+early and average for longer, and those without it are left as they are. When T is unknown, rates are those in the middle of a run of 2 t iterations, and at least 2,000, with
 the steps of the mean falling as 1 / t.
 """
 
@@ -78,6 +83,9 @@ TIME_CONSTANTS = 20.0
 LARGEST_STEP, LARGEST_RATE = 0.5, 0.2
 #: Step a of the mean when there is no noise, and the noise that halves a step of length one.
 MEAN_STEP, TOLERATED_NOISE = 0.3, 20.0
+#: At the end of the run: the factor by which less noise is tolerated in the mean, and how much the
+#: noise of a slope damps the step of its precision.
+LATE_TOLERANCE, LATE_DAMPING = 0.1, 10.0
 #: M is limited to this factor and its inverse.
 LARGEST_FACTOR = 4.0
 #: Share of the run, and number of its iterations at the most, over which a mean score is averaged.
@@ -104,11 +112,12 @@ class DiagonalRegression(NamedTuple):
 class Schedule(NamedTuple):
     """Where in the run an iteration is.
 
-    ``temperature`` is tau, ``cooling`` c_t, ``step`` b, ``rate`` the least weight of the latest
-    iteration in the averages and ``score_rate`` that in the mean score.
+    ``temperature`` is tau, ``patience`` lambda, ``cooling`` c_t, ``step`` b, ``rate`` the least
+    weight of the latest iteration in the averages and ``score_rate`` that in the mean score.
     """
 
     temperature: jax.Array
+    patience: jax.Array
     cooling: jax.Array
     step: jax.Array
     rate: jax.Array
@@ -124,6 +133,7 @@ def schedule(iteration: jax.Array | int, total: jax.Array | int, dtype: Any) -> 
     share = TIME_CONSTANTS / horizon
     return Schedule(
         COLD ** jnp.maximum(1.0 - progress / COLD_SHARE, 0.0),
+        jnp.maximum(progress - COLD_SHARE, 0.0) / (1.0 - COLD_SHARE),
         jnp.where(total > 0, cooling, cooling * LEAST_ITERATIONS / horizon),
         jnp.minimum(share, LARGEST_STEP),
         jnp.minimum(share, LARGEST_RATE),
@@ -201,9 +211,11 @@ def updated_moments(
     tempered = variance / now.temperature
     factor = (tempered * state.slope + pull) / (state.square + pull)
     mean_noise = tempered * state.score_noise
-    length = MEAN_STEP / (1.0 + MEAN_STEP * mean_noise / TOLERATED_NOISE)
+    tolerated = TOLERATED_NOISE * LATE_TOLERANCE**now.patience
+    length = MEAN_STEP / (1.0 + MEAN_STEP * mean_noise / tolerated)
     move = now.cooling * length * tempered * state.mean_score / jnp.maximum(factor, 1.0)
     # Each coordinate is a regression of its own, so its move is limited on its own.
     mean = mean + jnp.clip(move, -scale, scale)
-    change = jnp.clip(factor, 1.0 / LARGEST_FACTOR, LARGEST_FACTOR) ** now.step
+    step = now.step / (1.0 + LATE_DAMPING * now.patience * pull)
+    change = jnp.clip(factor, 1.0 / LARGEST_FACTOR, LARGEST_FACTOR) ** step
     return Moments(mean, scale / jnp.sqrt(jnp.clip(change, 1.0 / trust, trust)))

@@ -45,8 +45,13 @@ and the widths open up to those of the target from inside.
 *Lengths in shares of the run.* b = 20 / T, with T the number of iterations (at most 1/2), so that
 the precision takes some twenty of its time constants at any T, and the averages forget no slower
 than with rate 20 / T (at most 1/5), as what was found where the guide was long ago is of no use. So
-short runs of a few tens of iterations converge when there is no noise, and long ones average. When
-T is unknown, rates are those in the middle of a run of 2 t iterations, and at least 2,000, with
+short runs of a few tens of iterations converge when there is no noise, and long ones average.
+
+*Patient at last.* A precision that follows noisy slopes wanders, the further the fewer its time
+constants average, and a guide that happens to be wide there sees the more noise. With lambda
+rising from 0 to 1 over the second half of the run, b is divided by 1 + 10 lambda rho and the noise
+tolerated in the mean, 20 above, is multiplied by 10^-lambda: coordinates with much noise settle
+early and average for longer, and those without it are left as they are. When T is unknown, rates are those in the middle of a run of 2 t iterations, and at least 2,000, with
 the steps of the mean falling as 1 / t.
 """
 
@@ -71,6 +76,9 @@ TIME_CONSTANTS = 20.0
 LARGEST_STEP, LARGEST_RATE = 0.5, 0.2
 #: Step a of the mean when there is no noise, and the noise that halves a step of length one.
 MEAN_STEP, TOLERATED_NOISE = 0.3, 20.0
+#: At the end of the run: the factor by which less noise is tolerated in the mean, and how much the
+#: noise of a slope damps the step of its precision.
+LATE_TOLERANCE, LATE_DAMPING = 0.1, 10.0
 #: M is limited to this factor and its inverse.
 LARGEST_FACTOR = 4.0
 #: Share of the run, and number of its iterations at the most, over which a mean score is averaged.
@@ -97,11 +105,12 @@ class DiagonalRegression(NamedTuple):
 class Schedule(NamedTuple):
     """Where in the run an iteration is.
 
-    ``temperature`` is tau, ``cooling`` c_t, ``step`` b, ``rate`` the least weight of the latest
-    iteration in the averages and ``score_rate`` that in the mean score.
+    ``temperature`` is tau, ``patience`` lambda, ``cooling`` c_t, ``step`` b, ``rate`` the least
+    weight of the latest iteration in the averages and ``score_rate`` that in the mean score.
     """
 
     temperature: float
+    patience: float
     cooling: float
     step: float
     rate: float
@@ -116,6 +125,7 @@ def schedule(iteration: int, total: int) -> Schedule:
     share = TIME_CONSTANTS / horizon
     return Schedule(
         COLD ** max(1.0 - progress / COLD_SHARE, 0.0),
+        max(progress - COLD_SHARE, 0.0) / (1.0 - COLD_SHARE),
         cooling if total > 0 else cooling * LEAST_ITERATIONS / horizon,
         min(share, LARGEST_STEP),
         min(share, LARGEST_RATE),
@@ -188,9 +198,11 @@ def updated_moments(
     tempered = variance / now.temperature
     factor = (tempered * state.slope + pull) / (state.square + pull)
     mean_noise = tempered * state.score_noise
-    length = MEAN_STEP / (1.0 + MEAN_STEP * mean_noise / TOLERATED_NOISE)
+    tolerated = TOLERATED_NOISE * LATE_TOLERANCE**now.patience
+    length = MEAN_STEP / (1.0 + MEAN_STEP * mean_noise / tolerated)
     move = now.cooling * length * tempered * state.mean_score / factor.clamp_min(1.0)
     # Each coordinate is a regression of its own, so its move is limited on its own.
     mean = mean + torch.clamp(move, -scale, scale)
-    change = factor.clamp(1.0 / LARGEST_FACTOR, LARGEST_FACTOR) ** now.step
+    step = now.step / (1.0 + LATE_DAMPING * now.patience * pull)
+    change = factor.clamp(1.0 / LARGEST_FACTOR, LARGEST_FACTOR) ** step
     return Moments(mean, scale / change.clamp(1.0 / trust, trust).sqrt())
