@@ -154,19 +154,14 @@ def fits(problem: Problem, progress_bar: bool, samples: int) -> Iterator[Fit]:
 
     started = time.perf_counter()
     guide = guide_class(model, init_scale=0.01 if is_network else 0.1)
-    proximal = nx.ProximalScoreVI(
-        model,
-        guide,
-        solver="gradient" if is_network else "regression",
-        num_samples=1 if is_network else 4,
-    )
+    proximal = nx.ProximalScoreVI(model, guide)
     run = proximal.run(key, steps, *arguments, progress_bar=progress_bar, **options)
     draws = proximal.get_samples(run.state, key, samples)
     yield result(
         "ProximalScoreVI",
         draws,
         started,
-        steps * fraction * (1 if is_network else 4),
+        steps * fraction * (proximal.num_samples or 1),
         losses=np.asarray(run.losses),
         inference_data=nx.to_arviz(proximal, run, *arguments, num_samples=400, **options),
     )

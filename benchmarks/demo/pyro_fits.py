@@ -143,13 +143,7 @@ def fits(problem: Problem, progress_bar: bool, samples: int) -> Iterator[Fit]:
 
     started = time.perf_counter()
     guide = guide_class(model, init_scale=0.01 if is_network else 0.1)
-    proximal = px.ProximalScoreVI(
-        model,
-        guide,
-        solver="gradient" if is_network else "regression",
-        num_samples=1 if is_network else 4,
-        seed=0,
-    )
+    proximal = px.ProximalScoreVI(model, guide, seed=0)
     run = proximal.run(steps, *arguments, progress_bar=progress_bar, **options)
     yield result(
         "ProximalScoreVI",
