@@ -125,7 +125,7 @@ def match_step(
         columns.append((scores(step * x) - scores(-step * x)) / (2.0 * step))
     slope = np.stack(columns, axis=1)
     products = slope @ slope.T
-    damping = 0.01 * np.diagonal(products).mean() + noise
+    damping = 0.001 * np.diagonal(products).mean() + noise
     multiplier = np.linalg.solve(products + damping * np.eye(len(products)), residual.ravel())
     v, a, b = parts(slope.T @ multiplier)
     return np.clip(v, -0.5, 0.5), a, b

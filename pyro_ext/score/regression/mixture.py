@@ -38,7 +38,7 @@ u_k = P_k (m_k - theta), y = L_k^-1 (theta - m_k) and v_k the change of log w_k,
 that is J x, for all draws and unknowns x = (v, a, B). With R = grad f at the draws, both in units
 of the components that drew, the step is the least change of the guide that explains R,
 
-    x = J^T (J J^T + lambda I)^-1 R,   lambda = 0.01 mean diag(J J^T) + mean R^2:
+    x = J^T (J J^T + lambda I)^-1 R,   lambda = 0.001 mean diag(J J^T) + mean R^2:
 
 proximal score matching, linearised. Only the inverse of a matrix of the size of R is needed. R in
 lambda is of earlier iterations, so that x is linear in the present scores and noise does not bias
@@ -69,7 +69,7 @@ ROUNDS, LEAST_COST = 20, 0.02
 #: A round has at least this many iterations, and two for each coordinate more.
 LEAST_ROUND = 20
 #: lambda over the mean of the diagonal of J J^T, when scores are matched already.
-DAMPING = 0.01
+DAMPING = 0.001
 #: Step of the log weights, and its limit.
 WEIGHT_STEP = 0.1
 #: Limits of one iteration's whitened moves of means, and of the match's change of log weights.
