@@ -61,8 +61,9 @@ class NumPyroTrainer:
     x, y : arrays
         Training data.
     schedule : Schedule
-    rate : float
-        Learning rate of Adam, which falls to 0 along a cosine over all steps.
+    rate : float or None
+        Learning rate of Adam, which falls to 0 along a cosine over all steps; None for the closed
+        form.
     seed : int
     """
 
@@ -73,7 +74,7 @@ class NumPyroTrainer:
         x: Array,
         y: Array,
         schedule: Schedule,
-        rate: float,
+        rate: float | None,
         seed: int,
     ) -> None:
         self.draws = 1 if method.guide == "point" else schedule.draws
@@ -83,21 +84,22 @@ class NumPyroTrainer:
         values = {name: value[0] for name, value in values.items() if name != "prediction"}
         guide = _make_guide(model, method, init_to_value(values=values), schedule.init_scale)
         key = jax.random.key(spread_seed(seed, 3))
-        inner_steps = INNER_STEPS if method.engine == "proximal" else 1
-        optim = optax.adam(optax.cosine_decay_schedule(rate, schedule.steps * inner_steps))
         update: Callable[..., Any]
+        self._every = 2 if method.engine == "closed form" else 1
         if method.engine == "svi":
-            svi = SVI(model, guide, optim, Trace_ELBO())
+            svi = SVI(model, guide, _cosine(rate, schedule.steps), Trace_ELBO())
             self._state, update, self._params = svi.init(key, *first), svi.update, svi.get_params
         else:
+            options: dict[str, Any] = {}
+            if method.engine == "gradient":
+                optim = _cosine(rate, schedule.steps * INNER_STEPS)
+                options = {"optim": optim, "num_samples": 1, "num_inner_steps": INNER_STEPS}
             engine = nx.ProximalScoreVI(
                 model,
                 guide,
-                optim,
-                num_samples=1,
-                num_inner_steps=INNER_STEPS,
-                total_steps=schedule.steps,
+                total_steps=schedule.steps // self._every,
                 on_nonfinite="skip",
+                **options,
             )
             self._state, update = engine.init(key, *first), engine.update
             self._params = engine.get_params
@@ -120,7 +122,8 @@ class NumPyroTrainer:
         self._parameters = self._kept = self._params(self._state)
 
     def advance(self, rows: NDArray[np.int64]) -> None:
-        """Take one step for each line of ``rows``."""
+        """Take the steps of a method for these lines of ``rows``."""
+        rows = rows[:: self._every]
         self._state = self._advance(self._state, self._x, self._y, jnp.asarray(rows))
         self._parameters = self._params(self._state)
 
@@ -143,6 +146,11 @@ class NumPyroTrainer:
     def restore(self) -> None:
         """Go back to the guide that was remembered last."""
         self._parameters = self._kept
+
+
+def _cosine(rate: float | None, steps: int) -> optax.GradientTransformation:
+    assert rate is not None
+    return optax.adam(optax.cosine_decay_schedule(rate, steps))
 
 
 def _make_guide(model: Any, method: Method, start: Any, init_scale: float) -> Any:

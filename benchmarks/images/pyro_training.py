@@ -60,8 +60,9 @@ class PyroTrainer:
     x, y : arrays
         Training data.
     schedule : Schedule
-    rate : float
-        Learning rate of Adam, which falls to 0 along a cosine over all steps.
+    rate : float or None
+        Learning rate of Adam, which falls to 0 along a cosine over all steps; None for the closed
+        form.
     seed : int
     """
 
@@ -72,7 +73,7 @@ class PyroTrainer:
         x: Array,
         y: Array,
         schedule: Schedule,
-        rate: float,
+        rate: float | None,
         seed: int,
     ) -> None:
         self.model = model
@@ -87,16 +88,10 @@ class PyroTrainer:
         self.guide = _make_guide(model, method, start, schedule.init_scale)
         self.guide(*first)
         pyro.set_rng_seed(spread_seed(seed, 3))
-        inner_steps = INNER_STEPS if method.engine == "proximal" else 1
-        optim = CosineAnnealingLR(
-            {
-                "optimizer": torch.optim.Adam,
-                "optim_args": {"lr": rate},
-                "T_max": schedule.steps * inner_steps,
-            }
-        )
         self._step: Callable[[Tensor, Tensor], Any]
+        self._every = 2 if method.engine == "closed form" else 1
         if method.engine == "svi":
+            optim = _cosine(rate, schedule.steps)
             svi = SVI(model, self.guide, optim, Trace_ELBO())
 
             def step(x: Tensor, y: Tensor) -> None:
@@ -105,15 +100,17 @@ class PyroTrainer:
 
             self._step = step
         else:
+            options: dict[str, Any] = {}
+            if method.engine == "gradient":
+                optim = _cosine(rate, schedule.steps * INNER_STEPS)
+                options = {"optim": optim, "num_samples": 1, "num_inner_steps": INNER_STEPS}
             engine = px.ProximalScoreVI(
                 model,
                 self.guide,
-                optim,
-                num_samples=1,
-                num_inner_steps=INNER_STEPS,
-                total_steps=schedule.steps,
+                total_steps=schedule.steps // self._every,
                 on_nonfinite="skip",
                 seed=spread_seed(seed, 3),
+                **options,
             )
             engine.setup(*first)
             self._step = engine.step
@@ -121,8 +118,8 @@ class PyroTrainer:
         self._kept = self._state()
 
     def advance(self, rows: NDArray[np.int64]) -> None:
-        """Take one step for each line of ``rows``."""
-        for chosen in torch.as_tensor(rows):
+        """Take the steps of a method for these lines of ``rows``."""
+        for chosen in torch.as_tensor(rows[:: self._every]):
             self._step(self._x[chosen], self._y[chosen])
 
     def predict(self, x: Array, seed: int) -> Array:
@@ -159,6 +156,12 @@ class PyroTrainer:
 def _tensor(array: Any) -> Tensor:
     tensor = torch.as_tensor(array)
     return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
+
+
+def _cosine(rate: float | None, steps: int) -> CosineAnnealingLR:
+    return CosineAnnealingLR(
+        {"optimizer": torch.optim.Adam, "optim_args": {"lr": rate}, "T_max": steps}
+    )
 
 
 def _make_guide(model: Any, method: Method, start: Any, init_scale: float) -> Any:

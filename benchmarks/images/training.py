@@ -34,24 +34,31 @@ class Method:
     ----------
     name : str
         For tables.
-    engine : {"svi", "proximal"}
-        The host's ``SVI`` with ``Trace_ELBO``, untouched, or this project's ``ProximalScoreVI``.
+    engine : {"svi", "gradient", "closed form"}
+        The host's ``SVI`` with ``Trace_ELBO``, untouched, or a solver of this project's
+        ``ProximalScoreVI``. The closed form has no learning rate, and takes two scores of a
+        minibatch where the others take one: it is given every second minibatch only.
     guide : {"point", "diagonal", "flow"}
         ``AutoDelta``, ``AutoDiagonalNormal``, or this project's ``AutoPlanarFlow``.
     """
 
     name: str
-    engine: Literal["svi", "proximal"]
+    engine: Literal["svi", "gradient", "closed form"]
     guide: Literal["point", "diagonal", "flow"]
+
+    def rates(self, rates: Sequence[float]) -> tuple[float | None, ...]:
+        """The learning rates to try, None where the method has none."""
+        return (None,) if self.engine == "closed form" else tuple(rates)
 
 
 POINT = Method("point estimate", "svi", "point")
 ADVI = Method("ADVI", "svi", "diagonal")
-OURS = Method("ProximalScoreVI", "proximal", "diagonal")
+OURS = Method("ProximalScoreVI", "closed form", "diagonal")
+OURS_GRADIENT = Method("ProximalScoreVI, gradient", "gradient", "diagonal")
 ADVI_FLOW = Method("ADVI, planar flow", "svi", "flow")
-OURS_FLOW = Method("ProximalScoreVI, planar flow", "proximal", "flow")
+OURS_FLOW = Method("ProximalScoreVI, planar flow", "gradient", "flow")
 
-#: Optimizer steps that ProximalScoreVI takes for one score, N of the paper's Algorithm 1.
+#: Optimizer steps that the gradient solver takes for one score, N of the paper's Algorithm 1.
 INNER_STEPS = 2
 #: Layers of a planar flow; a single one is the paper's choice for networks (section 5.5).
 FLOW_LAYERS = 1
@@ -64,7 +71,7 @@ class Schedule:
     Parameters
     ----------
     steps : int
-        Minibatch scores at most; a multiple of ``evaluations``.
+        Minibatch scores at most; a multiple of twice ``evaluations``.
     batch_size : int
     evaluations : int
         How many times the validation loss is looked at.
@@ -178,8 +185,13 @@ def train(
 
 
 def rounded_steps(steps: float, evaluations: int) -> int:
-    """The next number of steps that ``evaluations`` divides."""
-    return max(1, math.ceil(steps / evaluations)) * evaluations
+    """The next number of steps that twice ``evaluations`` divides."""
+    return max(1, math.ceil(steps / (2 * evaluations))) * 2 * evaluations
+
+
+def shown_rate(rate: float | None) -> str:
+    """A learning rate as tables have it."""
+    return "none" if rate is None else f"{rate:g}"
 
 
 class Book:
@@ -220,7 +232,9 @@ def _identity(record: Record) -> str:
 
 
 def tuned_runs(
-    run: Callable[[int, float], Record], seeds: Sequence[int], rates: Sequence[float]
+    run: Callable[[int, float | None], Record],
+    seeds: Sequence[int],
+    rates: Sequence[float | None],
 ) -> list[Record]:
     """One run for each seed, at the learning rate that did best in validation on the first seed.
 

@@ -340,7 +340,7 @@ def test_comparison_is_the_paired_t_test() -> None:
     assert rows[0]["p"] == pytest.approx(stats.ttest_rel(ours, other).pvalue)
     assert rows[0]["verdict"] == "lower (better)"
     assert rows[0]["wins"] == "3 of 3"
-    assert rows[3]["guide"] == "planar flow"
+    assert rows[3]["method"] == "ProximalScoreVI, planar flow"
     assert rows[3]["verdict"] == "**not lower**"
     assert rows[3]["difference"] == "1.50000 ± 0.70711"
 
@@ -385,8 +385,8 @@ def run_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *options: str) 
 
 def test_command_with_pyro(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = run_command(tmp_path, monkeypatch, "--backend", "pyro")
-    # Last value, then five methods with two seeds.
-    assert len(found) == 1 + 5 * 2
+    # Last value, then six methods with two seeds.
+    assert len(found) == 1 + 6 * 2
     assert not any(record.failed for record in found)
     for record in found:
         assert {"MSE", "MAE", "NLL", "variance", "validation", "weights"} <= set(record.figures)
@@ -394,7 +394,7 @@ def test_command_with_pyro(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len({record.figures["weights"] for record in found[1:]}) == 2
     table = (tmp_path / "out" / "table.md").read_text()
     lines = [line for line in table.splitlines() if line.startswith(("| Pyro", "| –"))]
-    assert len(lines) == 1 + 5 + 6
+    assert len(lines) == 1 + 6 + 9
     assert "ProximalScoreVI has the lower mean in" in table
     again = run_command(tmp_path, monkeypatch, "--backend", "pyro", "--resume")
     assert len(again) == len(found)
@@ -409,6 +409,7 @@ def test_command_with_numpyro(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "point estimate",
         "ADVI",
         "ProximalScoreVI",
+        "ProximalScoreVI, gradient",
     ]
     assert not any(record.failed for record in found)
     assert "± " not in (tmp_path / "out" / "table.md").read_text().partition("| backend")[2]

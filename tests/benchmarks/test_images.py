@@ -24,7 +24,7 @@ from benchmarks.images import (
     small_data,
     training,
 )
-from benchmarks.images.training import ADVI, OURS, POINT, Schedule
+from benchmarks.images.training import ADVI, OURS, OURS_GRADIENT, POINT, Schedule
 from benchmarks.records import Record
 
 BACKENDS = [numpyro_networks, pyro_networks]
@@ -143,8 +143,8 @@ def test_schedule_is_bounded_and_divisible() -> None:
         small_data.REDUCED, epochs=30, least_steps=610, most_steps=1000, evaluations=20
     )
     few = small_data.schedule_for(settings, 60)
-    assert (few.steps, few.batch_size) == (620, 60)
-    assert small_data.schedule_for(settings, 3000).steps == 700  # 30 times 23, then divisible
+    assert (few.steps, few.batch_size) == (640, 60)
+    assert small_data.schedule_for(settings, 3000).steps == 720  # 30 times 23, then divisible
     assert small_data.schedule_for(settings, 60_000).steps == 1000
 
 
@@ -264,7 +264,8 @@ def test_trainers_learn_start_equal_and_go_back(
     rows = training.minibatches(len(problem.x_train), 32, 60, seed=0)
     starts = []
     # Most of NumPyro's time here is compilation.
-    for method in (ADVI, OURS) if backend is numpyro_networks else (ADVI, OURS, POINT):
+    methods = (ADVI, OURS_GRADIENT)
+    for method in methods if backend is numpyro_networks else (*methods, POINT):
         model = backend.Classifier((16, 12, 10), len(problem.x_train), 1e-6)
         trainer = backend.Trainer(
             model, method, problem.x_train, problem.y_train, schedule, rate=2e-2, seed=0
@@ -291,6 +292,21 @@ def test_trainers_learn_start_equal_and_go_back(
     assert np.abs(starts[0]).max() > 0.1
 
 
+@pytest.mark.parametrize("backend", BACKENDS, ids=["numpyro", "pyro"])
+def test_the_closed_form_learns_without_a_rate(backend: Any) -> None:
+    problem = small_data.make_problem(make_images(), 50.0, 100, 0)
+    schedule = Schedule(steps=600, batch_size=32, evaluations=1, draws=3, init_scale=1e-2)
+    model = backend.Classifier((16, 12, 10), len(problem.x_train), 1.0)
+    assert OURS.rates((1.0, 2.0)) == (None,)
+    assert ADVI.rates((1.0, 2.0)) == (1.0, 2.0)
+    trainer = backend.Trainer(
+        model, OURS, problem.x_train, problem.y_train, schedule, rate=None, seed=0
+    )
+    trainer.advance(training.minibatches(len(problem.x_train), 32, 600, seed=0))
+    after = metrics.figures(trainer.predict(problem.x_test, 0), problem.y_test)
+    assert after["error"] < 0.5 * 7 / 8  # half of chance
+
+
 # -- the command -----------------------------------------------------------------------------------
 
 
@@ -315,8 +331,8 @@ def run_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *options: str) 
 
 def test_command_with_pyro(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = run_command(tmp_path, monkeypatch, "--backend", "pyro")
-    # Both rates on the first seed, the better one on the second.
-    assert len(found) == 2 * 3
+    # Both rates on the first seed, the better one on the second; the closed form has no rate.
+    assert len(found) == 3 + 2 + 3
     assert not any(record.failed for record in found)
     for record in found:
         assert {"error", "ECE", "all-class ECE", "NLL", "validation"} <= set(record.figures)
@@ -325,7 +341,7 @@ def test_command_with_pyro(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert record.versions["numpy"] == np.__version__
     table = (tmp_path / "out" / "small-data" / "table.md").read_text()
     lines = [line for line in table.splitlines() if line.startswith("| Pyro")]
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert all("±" in line and "| 20 " in line for line in lines)
     for name in ("test error", "ECE", "test NLL"):
         assert f"- {name}: ProximalScoreVI lower (better) than ADVI in" in table
@@ -340,7 +356,7 @@ def test_command_with_numpyro(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [(r.method, r.settings["temperature"], r.seed) for r in found] == [
         (method, temperature, seed)
         for temperature in (1e-6, 0.1)
-        for method in ("ADVI", "ProximalScoreVI")
+        for method in ("ADVI", "ProximalScoreVI", "ProximalScoreVI, gradient")
         for seed in (0, 1)
     ]
     assert not any(record.failed for record in found)
@@ -368,7 +384,7 @@ def test_verdict_is_plain_when_ours_is_not_better() -> None:
         cell("ADVI", 10.0, [0.2, 0.2]),
         cell("ProximalScoreVI", 10.0, [0.2, 0.2]),
     ]
-    error, _, likelihood = small_data.verdict(cells).splitlines()
+    error, _, likelihood, *_ = small_data.verdict(cells).splitlines()
     assert "in 1 of 2 settings; **not better** in: Pyro, 10 %, T = 0.1." in error
     assert "in 0 of 2 settings" in likelihood
     assert "**not better** in: Pyro, 1 %, T = 0.1; Pyro, 10 %, T = 0.1." in likelihood
