@@ -53,6 +53,8 @@ ONE_SIDED = {
     "pyro_ext/target/graph.py": "JAX traces by itself; torch needs a traced graph",
     "pyro_ext/optim.py": "Pyro's optimisers keep global state, which NumPyro's do not have",
     "numpyro_ext/target/index_use.py": "JAX clamps a row that is out of range without a word",
+    "numpyro_ext/guides/threefry.py": "torch draws long vectors fast enough by itself",
+    "numpyro_ext/score/long_vectors.py": "in Pyro the optimiser works by part, see optim.py",
     "numpyro_ext/_clash.py": "only the name numpyro_ext is used by another distribution",
 }
 

@@ -60,14 +60,23 @@ class FlatDensity:
 
     def __init__(self, guide: autoguide.AutoContinuous, rng_key: jax.Array) -> None:
         self.guide = guide
-        trace = handlers.trace(handlers.seed(guide._get_posterior, rng_key)).get_trace()
-        sites = {name: site for name, site in trace.items() if site["type"] == "param"}
+        self._rng_key = rng_key
         self._transforms = {
             name: biject_to(site["kwargs"].get("constraint", constraints.real))
-            for name, site in sites.items()
+            for name, site in self._host_sites().items()
         }
-        self._initial = self.from_host({name: site["value"] for name, site in sites.items()})
         self._check_evaluable()
+
+    def _host_sites(self) -> dict[str, Any]:
+        """The host's statements of the guide's parameters, with their initial values."""
+        posterior = handlers.seed(self.guide._get_posterior, self._rng_key)
+        trace = handlers.trace(posterior).get_trace()
+        return {name: site for name, site in trace.items() if site["type"] == "param"}
+
+    @property
+    def _initial(self) -> Parameters:
+        # Made anew each time, since they can be long and are needed once.
+        return self.from_host({name: site["value"] for name, site in self._host_sites().items()})
 
     def _check_evaluable(self) -> None:
         theta = jax.ShapeDtypeStruct((self.dim,), jnp.result_type(float))

@@ -7,8 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.scipy.linalg import cho_solve, solve_triangular
+from numpyro.distributions.transforms import ExpTransform, SoftplusTransform
 from numpyro.infer import autoguide
 
 from numpyro_ext.guides.flat_density import (
@@ -17,6 +19,7 @@ from numpyro_ext.guides.flat_density import (
     Parameters,
     register_flat_density,
 )
+from numpyro_ext.guides.threefry import is_threefry, threefry_normal
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
 #: Longer vectors are worked on in pieces of this length where entries do not depend on each
@@ -52,19 +55,30 @@ class DiagonalNormalDensity(NormalDensity):
 
     covariance_structure = "diagonal"
 
+    def __init__(self, guide: autoguide.AutoContinuous, rng_key: jax.Array) -> None:
+        super().__init__(guide, rng_key)
+        known = type(guide) is autoguide.AutoDiagonalNormal
+        if known and self.dim > LONG and not isinstance(guide._init_latent, jax.core.Tracer):
+            _release_prototype(guide)
+
     def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
         loc, scale = self.moments(parameters)
         if self.dim <= LONG:
             draws = loc + scale * self._noise(parameters, rng_key, (num, self.dim))
             return lax.stop_gradient(draws)
+        fast = is_threefry(rng_key) and loc.dtype == jnp.float32 and num * self.dim < 2**32
 
         def fill(number: int, draws: jax.Array) -> jax.Array:
             # The last piece goes over some of the one before it again.
             start = jnp.minimum(number * LONG, self.dim - LONG)
-            key = jax.random.fold_in(rng_key, number)
-            noise = self._noise(parameters, key, (num, LONG))
-            piece = part_of(parameters, start, LONG)
-            mean, deviation = self.moments(piece)
+            if fast:
+                row, column = (lax.broadcasted_iota(jnp.uint32, (num, LONG), k) for k in (0, 1))
+                places = row * np.uint32(self.dim) + column + start.astype(jnp.uint32)
+                noise = threefry_normal(rng_key, places)
+            else:
+                key = jax.random.fold_in(rng_key, number)
+                noise = self._noise(parameters, key, (num, LONG))
+            mean, deviation = self.moments(part_of(parameters, start, LONG))
             return lax.dynamic_update_slice(draws, mean + deviation * noise, (0, start))
 
         empty = jnp.zeros((num, self.dim), loc.dtype)
@@ -78,6 +92,50 @@ class DiagonalNormalDensity(NormalDensity):
     def score(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
         loc, scale = self.moments(parameters)
         return (loc - theta) / jnp.square(scale)
+
+    def mean_square_residual(
+        self, parameters: Parameters, theta: jax.Array, target: jax.Array
+    ) -> tuple[jax.Array, Parameters]:
+        prefix = self.guide.prefix
+        loc, pull_loc = jax.vjp(self._transforms[f"{prefix}_loc"], parameters[f"{prefix}_loc"])
+        scale, pull_scale = jax.vjp(
+            self._transforms[f"{prefix}_scale"], parameters[f"{prefix}_scale"]
+        )
+        # One division only: it takes longer than all the rest.
+        inverse = 1.0 / scale
+        standard = (loc - theta) * inverse
+        residual = standard * inverse - target
+        slope = (2.0 / len(theta)) * jnp.square(inverse) * residual
+        (loc_gradient,) = pull_loc(slope.sum(0))
+        (scale_gradient,) = pull_scale(-2.0 * (slope * standard).sum(0))
+        gradient = {f"{prefix}_loc": loc_gradient, f"{prefix}_scale": scale_gradient}
+        return jnp.square(residual).sum(-1).mean(), gradient
+
+    def largest_gradient(
+        self, parameters: Parameters, theta: jax.Array, score: jax.Array, reach: jax.Array | float
+    ) -> jax.Array:
+        """Bound on the entries of :meth:`mean_square_residual`'s gradient, and on the residuals.
+
+        For targets between ``score`` and the scores of the present guide, at these parameters and
+        all others whose entries differ by ``reach`` at most. Infinite or NaN where something is
+        not finite, or not known.
+
+        Parameters
+        ----------
+        parameters : dict of arrays
+        theta, score : arrays (S, D)
+        reach : float
+        """
+        transform = self._transforms[f"{self.guide.prefix}_scale"]
+        if not isinstance(transform, SoftplusTransform | ExpTransform):
+            return jnp.asarray(jnp.inf, theta.dtype)
+        distance = jnp.abs(theta - self._get(parameters, "loc")).max() + reach
+        least = parameters[f"{self.guide.prefix}_scale"].min() - reach
+        precision = 1.0 / jnp.square(transform(least))
+        residual = 2.0 * (distance * precision + jnp.abs(score).max())
+        # Both transforms have a derivative of at most their value, which cancels a division.
+        slope = jnp.maximum(2.0 * precision, 4.0 * distance * precision)
+        return residual * jnp.maximum(slope, 1.0)
 
     def moments(self, parameters: Parameters) -> Moments:
         return Moments(self._get(parameters, "loc"), self._get(parameters, "scale"))
@@ -133,18 +191,19 @@ class LowRankNormalDensity(NormalDensity):
 
     covariance_structure = "low_rank"
 
-    def __init__(self, guide: autoguide.AutoContinuous, rng_key: jax.Array) -> None:
-        super().__init__(guide, rng_key)
+    @property
+    def _initial(self) -> Parameters:
         # The host starts at W = 0. The score depends on W through W W^T, so no gradient would
         # ever leave there; Pyro's random start, with the same marginal scale, is taken instead.
-        factor_name, scale_name = f"{guide.prefix}_cov_factor", f"{guide.prefix}_scale"
-        host = self.to_host(self._initial)
+        prefix = self.guide.prefix
+        factor_name, scale_name = f"{prefix}_cov_factor", f"{prefix}_scale"
+        host = self.to_host(super()._initial)
         factor, scale = host[factor_name], host[scale_name]
         if not factor.any():
-            draws = jax.random.normal(rng_key, factor.shape, factor.dtype)
+            draws = jax.random.normal(self._rng_key, factor.shape, factor.dtype)
             host[factor_name] = draws / math.sqrt(factor.shape[-1])
             host[scale_name] = scale * math.sqrt(0.5)
-            self._initial = self.from_host(host)
+        return self.from_host(host)
 
     def _parts(self, parameters: Parameters) -> tuple[jax.Array, jax.Array, jax.Array]:
         loc, scale = self._get(parameters, "loc"), self._get(parameters, "scale")
@@ -184,6 +243,22 @@ class LowRankNormalDensity(NormalDensity):
         scaled = scale[:, None] * factor
         covariance = scaled @ scaled.T + jnp.diag(jnp.square(scale))
         return Moments(loc, jnp.linalg.cholesky(covariance))
+
+
+def _release_prototype(guide: autoguide.AutoContinuous) -> None:
+    """Let go of large values that the host keeps of the guide's set-up more than once.
+
+    The initial values by site become views of the flat vector that the host keeps too. Of the
+    values in the prototype trace, other ones than these, the host reads shapes alone.
+    """
+    flat, start = np.asarray(guide._init_latent), 0
+    for name, value in guide._init_locs.items():
+        guide._init_locs[name] = flat[start : start + value.size].reshape(value.shape)
+        start += value.size
+    for site in guide.prototype_trace.values():
+        if site["type"] == "sample" and not site["is_observed"] and jnp.size(site["value"]) > LONG:
+            value = site["value"]
+            site["value"] = np.broadcast_to(np.zeros((), value.dtype), value.shape)
 
 
 def part_of(tree: Any, start: jax.Array | int, length: int) -> Any:

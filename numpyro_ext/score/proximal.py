@@ -11,22 +11,23 @@ project's; see :mod:`numpyro_ext.score.regression`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax, random
+from jax import Array, random
 
 from numpyro_ext.engine import EngineState
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import GradientEstimator
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters
-from numpyro_ext.guides.normal import LONG, DiagonalNormalDensity, part_of
+from numpyro_ext.guides.normal import LONG, DiagonalNormalDensity
 from numpyro_ext.score.guide_engine import DRAWS as DRAWS
 from numpyro_ext.score.guide_engine import LEARNING_RATE as LEARNING_RATE
-from numpyro_ext.score.guide_engine import GuideEngine, adam_step
+from numpyro_ext.score.guide_engine import GuideEngine
+from numpyro_ext.score.long_vectors import steps_by_part
+from numpyro_ext.score.objective import blended_target, proximal_gradient
 from numpyro_ext.score.regression import (
     CLOSED_FORMS,
     DECAY,
@@ -82,40 +83,6 @@ class ProximalState(NamedTuple):
     optimizer: Any
     regression: Any
     reused: Reused | None = None
-
-
-def blended_target(score: Array, present_score: Array, weight: Array | float) -> Array:
-    """The one regression target that stands for both terms of the proximal objective.
-
-    With b = (s + alpha g_t) / (1 + alpha),
-    ``alpha |g - g_t|^2 + |g - s|^2 = (1 + alpha) |g - b|^2 + a constant``,
-    so that the inner steps need a single array of scores.
-
-    Parameters
-    ----------
-    score, present_score : arrays (S, D)
-        Score s of the target, and g_t of the present guide, at the same points.
-    weight : float
-        Proximal weight alpha.
-    """
-    return (score + weight * present_score) / (1.0 + weight)
-
-
-def proximal_gradient(
-    density: FlatDensity,
-    parameters: Parameters,
-    theta: Array,
-    target: Array,
-    weight: Array | float,
-) -> tuple[Array, Parameters]:
-    """Proximal objective (up to a constant) and its gradient in the guide's parameters.
-
-    Equation 8 of the paper, for draws ``theta`` (S, D) held fixed, with ``target`` from
-    :func:`blended_target`.
-    """
-    value, gradient = density.mean_square_residual(parameters, theta, target)
-    factor = 1.0 + weight
-    return factor * value, jax.tree.map(lambda entry: factor * entry, gradient)
 
 
 class ProximalScoreVI(GuideEngine):
@@ -280,7 +247,7 @@ class ProximalScoreVI(GuideEngine):
             shape = (self.sample_reuse - 1, self.num_samples, density.dim)
             dtype = jnp.result_type(*jax.tree.leaves(parameters))
             reused = Reused(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.asarray(0))
-        # Long vectors are updated in place, see _steps_by_part.
+        # Long vectors are updated in place, see score.long_vectors.
         self.keeps_state = (
             self.solver == "gradient"
             and isinstance(density, DiagonalNormalDensity)
@@ -348,7 +315,18 @@ class ProximalScoreVI(GuideEngine):
             theta, score = _with_reused(fit.reused, theta, score)
         weight = self._weight(state)
         if self.keeps_state:
-            parameters, optimizer, loss, log_q = self._steps_by_part(state, theta, score, weight)
+            assert isinstance(density, DiagonalNormalDensity)
+            parameters, optimizer, loss, log_q = steps_by_part(
+                density,
+                fit.parameters,
+                fit.optimizer,
+                theta,
+                score,
+                weight,
+                self._default_rate(state),
+                self.num_inner_steps,
+                number,
+            )
         else:
             present = density.score(fit.parameters, theta)
             log_q = density.log_prob(fit.parameters, present_theta).mean()
@@ -365,78 +343,6 @@ class ProximalScoreVI(GuideEngine):
         fit = ProximalState(parameters, optimizer, None, reused)
         state = state._replace(algorithm=fit, estimator=estimator, rng_key=rng_key)
         return state, loss, {"log_p": log_p.mean(), "log_q": log_q}
-
-    def _steps_by_part(
-        self, state: EngineState, theta: Array, score: Array, weight: Array
-    ) -> tuple[Parameters, Any, Array, Array]:
-        """All inner steps of one part of a diagonal guide after another.
-
-        The objective is a sum over coordinates and so are the steps of Adam, so that a part can
-        take all its steps while it is in the processor's cache, and what is computed in between
-        is never long. The first time through nothing is written but whether the result is finite;
-        only then the parts are updated, in place. Returns the new parameters and optimizer, the
-        loss, which is NaN when nothing was updated, and the mean of log q.
-        """
-        density, steps, number = self.density, self.num_inner_steps, self.num_samples
-        assert steps is not None and number is not None
-        rate = self._default_rate(state)
-        adam = state.algorithm.optimizer
-        vectors = state.algorithm.parameters, adam.mu, adam.nu
-        dim, num_parts = density.dim, -(-density.dim // LONG)
-
-        def stepped(index: Array, vectors: Any) -> tuple[Array, Any, Any, tuple[Array, ...]]:
-            start = jnp.minimum(index * LONG, dim - LONG)
-            # The last part goes over some coordinates of the one before it, which are left alone.
-            fresh = start + jnp.arange(LONG) >= index * LONG
-            before = part_of(vectors, start, LONG)
-            corner, shape = (0, start), (len(theta), LONG)
-            theta_part = lax.dynamic_slice(theta, corner, shape)
-            score_part = lax.dynamic_slice(score, corner, shape)
-            mean, scale = density.moments(before[0])
-            standard = (theta_part - mean) / scale
-            present = -standard / scale
-            blended = blended_target(score_part, present, weight)
-
-            def inner(_: Array, carry: tuple[Parameters, Any]) -> tuple[Parameters, Any]:
-                gradient: Parameters
-                _, gradient = proximal_gradient(density, carry[0], theta_part, blended, weight)
-                return adam_step(carry[0], gradient, carry[1], rate)
-
-            parameters, mu, nu = before
-            carry = parameters, adam._replace(mu=mu, nu=nu)
-            parameters, moments = lax.fori_loop(0, steps, inner, carry)
-            after = parameters, moments.mu, moments.nu
-            difference = (present - score_part)[:number]
-            log_q = -0.5 * jnp.square(standard[:number]).sum(0) / number - jnp.log(scale)
-            figures = jnp.square(difference).sum(0) / number, log_q
-            return start, fresh, after, figures
-
-        def look(index: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-            loss, log_q, finite = carry
-            _, fresh, after, figures = stepped(index, vectors)
-            here = [jnp.where(fresh, figure, 0.0).sum() for figure in figures]
-            for leaf in jax.tree.leaves(after):
-                finite &= jnp.isfinite(leaf).all()
-            return loss + here[0], log_q + here[1], finite
-
-        def write(index: Array, vectors: Any) -> Any:
-            start, fresh, after, _ = stepped(index, vectors)
-
-            def put(vector: Array, part: Array) -> Array:
-                before = lax.dynamic_slice_in_dim(vector, start, LONG)
-                part = jnp.where(fresh, part, before)
-                return lax.dynamic_update_slice_in_dim(vector, part, start, 0)
-
-            return jax.tree.map(put, vectors, after)
-
-        zero = jnp.zeros((), theta.dtype)
-        loss, log_q, finite = lax.fori_loop(0, num_parts, look, (zero, zero, jnp.asarray(True)))
-        finite &= jnp.isfinite(loss)
-        parameters, mu, nu = lax.fori_loop(0, jnp.where(finite, num_parts, 0), write, vectors)
-        count = adam.count + jnp.where(finite, steps, 0).astype(adam.count.dtype)
-        adam = adam._replace(count=count, mu=mu, nu=nu)
-        log_q -= 0.5 * dim * math.log(2.0 * math.pi)
-        return parameters, adam, jnp.where(finite, loss, jnp.nan), log_q
 
 
 def _with_reused(reused: Reused, theta: Array, score: Array) -> tuple[Array, Array]:

@@ -28,6 +28,7 @@ from pyro_ext.optim import OptimizerLike, Plan
 from pyro_ext.score.guide_engine import DRAWS as DRAWS
 from pyro_ext.score.guide_engine import LEARNING_RATE as LEARNING_RATE
 from pyro_ext.score.guide_engine import GuideEngine, all_finite
+from pyro_ext.score.objective import blended_target, proximal_gradient
 from pyro_ext.score.regression import (
     CLOSED_FORMS,
     DECAY,
@@ -50,36 +51,6 @@ SAMPLES, INNER_STEPS = 2, 20
 PART_LENGTH = 2**18
 
 ProximalWeight = str | float | Callable[[int, int], float]
-
-
-def blended_target(score: Tensor, present_score: Tensor, weight: float) -> Tensor:
-    """The one regression target that stands for both terms of the proximal objective.
-
-    With b = (s + alpha g_t) / (1 + alpha),
-    ``alpha |g - g_t|^2 + |g - s|^2 = (1 + alpha) |g - b|^2 + a constant``,
-    so that the inner steps need a single tensor of scores.
-
-    Parameters
-    ----------
-    score, present_score : tensors (S, D)
-        Score s of the target, and g_t of the present guide, at the same points.
-    weight : float
-        Proximal weight alpha.
-    """
-    return (score + weight * present_score) / (1.0 + weight)
-
-
-def proximal_gradient(
-    density: FlatDensity, parameters: Parameters, theta: Tensor, target: Tensor, weight: float
-) -> tuple[Tensor, Parameters]:
-    """Proximal objective (up to a constant) and its gradient in the guide's parameters.
-
-    Equation 8 of the paper, for draws ``theta`` (S, D) held fixed, with ``target`` from
-    :func:`blended_target`.
-    """
-    value, gradient = density.mean_square_residual(parameters, theta, target)
-    factor = 1.0 + weight
-    return factor * value, {name: factor * entry for name, entry in gradient.items()}
 
 
 class ProximalScoreVI(GuideEngine):

@@ -34,10 +34,12 @@ from numpyro_ext.guides import (
     LowRankNormalDensity,
     Moments,
     flat_density,
+    normal,
     refuse_flat_density,
     register_flat_density,
 )
 from numpyro_ext.guides.flat_density import _FACTORIES
+from numpyro_ext.guides.threefry import threefry_normal
 from numpyro_ext.target.layout import Layout
 
 jax.config.update("jax_enable_x64", True)
@@ -336,3 +338,58 @@ def test_registry_is_open() -> None:
 def test_other_order_or_shapes_of_the_sites_are_refused(layout: Layout) -> None:
     with pytest.raises(ArgumentError, match="in this order"):
         flat_density(AutoDiagonalNormal(model), KEY, layout=layout)
+
+
+# -- long vectors ----------------------------------------------------------------------------------
+
+
+def test_threefry_numbers_are_the_hosts() -> None:
+    """At any places; in a pattern that a wrong rotation or key would break everywhere."""
+    expected = jax.random.normal(KEY, (1000,), jnp.float32)
+    places = jnp.asarray([[999, 0], [1, 500]], jnp.uint32)
+    found = threefry_normal(KEY, places)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected[places], rtol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
+def test_long_vectors_are_drawn_in_pieces(
+    implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five coordinates in pieces of two: as many different numbers, with mean and scale."""
+    density = flat_density(AutoDiagonalNormal(model), KEY)
+    mean, scale = jnp.arange(5, dtype=jnp.float32), jnp.arange(1, 6, dtype=jnp.float32)
+    parameters = density.set_moments(density.initial_parameters(), Moments(mean, scale))
+    monkeypatch.setattr(normal, "LONG", 2)
+    key = jax.random.key(4, impl=implementation)
+    standard = (density.sample(parameters, key, 3) - mean) / scale
+    assert len(np.unique(np.round(standard, 4))) == 15
+    if implementation == "threefry2x32":
+        expected = jax.random.normal(key, (3, 5), jnp.float32)
+        np.testing.assert_allclose(standard, expected, atol=1e-5)
+
+
+def test_a_long_guide_keeps_its_initial_values_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, guide = AutoDiagonalNormal(model), AutoDiagonalNormal(model)
+    flat_density(plain, KEY)
+    monkeypatch.setattr(normal, "LONG", 1)
+    density = flat_density(guide, KEY)
+    for name, value in plain._init_locs.items():
+        np.testing.assert_array_equal(guide._init_locs[name], value)
+        assert guide._init_locs[name].base is not None
+        assert (
+            guide.prototype_trace[name]["value"].shape == plain.prototype_trace[name]["value"].shape
+        )
+    # A fit of the host's starts where it would have, and its draws are the same.
+    states = [
+        SVI(model, each, numpyro.optim.Adam(0.1), Trace_ELBO()).init(KEY) for each in (plain, guide)
+    ]
+    assert_trees_close(states[0].optim_state, states[1].optim_state, rtol=0, atol=0)
+    params = density.write_back(density.initial_parameters())
+    for call in (
+        lambda each: each.median(params),
+        lambda each: each.quantiles(params, [0.1, 0.9]),
+        lambda each: each.sample_posterior(KEY, params, sample_shape=(2,)),
+        lambda each: Predictive(model, guide=each, params=params, num_samples=2)(KEY),
+    ):
+        assert_trees_close(call(plain), call(guide), rtol=0, atol=0)

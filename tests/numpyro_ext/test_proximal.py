@@ -25,10 +25,7 @@ from numpyro_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
 from numpyro_ext.gradients import Full
 from numpyro_ext.guides import flat_density
 from numpyro_ext.score import ProximalScoreVI
-from numpyro_ext.score.proximal import (
-    blended_target,
-    proximal_gradient,
-)
+from numpyro_ext.score.objective import blended_target, proximal_gradient
 from tests.models import zoo
 
 jax.config.update("jax_enable_x64", True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +16,8 @@ from numpyro.infer import autoguide
 
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.guides import AutoGaussianMixture, AutoMatrixNormal, AutoPlanarFlow, normal
-from numpyro_ext.score import ProximalScoreVI, proximal
+from numpyro_ext.score import ProximalScoreVI, long_vectors, proximal
+from numpyro_ext.score.long_vectors import lean_adam_step
 from numpyro_ext.score.proximal import Reused, _remember, _with_reused
 
 jax.config.update("jax_enable_x64", True)
@@ -206,6 +208,7 @@ def test_steps_by_part_are_the_plain_ones(
     assert not plain.keeps_state
     expected = plain.run(KEY, 6, progress_bar=False)
     monkeypatch.setattr(proximal, "LONG", 3)
+    monkeypatch.setattr(long_vectors, "PART", 3)
     engine = make(**options)
     engine.init(KEY)
     assert engine.keeps_state
@@ -222,6 +225,7 @@ def test_steps_by_part_are_the_plain_ones(
 def test_a_broken_step_by_part_leaves_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(normal, "LONG", 3)
     monkeypatch.setattr(proximal, "LONG", 3)
+    monkeypatch.setattr(long_vectors, "PART", 3)
 
     def model(y: jax.Array) -> None:
         mean = numpyro.sample("mean", dist.Normal(0.0, 2.0).expand([7]).to_event(1))
@@ -239,3 +243,33 @@ def test_a_broken_step_by_part_leaves_the_state(monkeypatch: pytest.MonkeyPatch)
     jax.tree.map(np.testing.assert_array_equal, before, after)
     state, _ = engine.update(state, jnp.ones(7))
     assert (np.asarray(state.algorithm.parameters["auto_loc"]) != before[0]["auto_loc"]).all()
+
+
+def test_steps_are_looked_at_first_where_no_bound_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the bound at infinity the same steps are taken, and one inner step is one."""
+    for module, name in ((normal, "LONG"), (proximal, "LONG"), (long_vectors, "PART")):
+        monkeypatch.setattr(module, name, 3)
+    expected = make(num_inner_steps=1).run(KEY, 3, progress_bar=False)
+
+    def unknown(*_: Any) -> jax.Array:
+        return jnp.asarray(jnp.inf)
+
+    monkeypatch.setattr(normal.DiagonalNormalDensity, "largest_gradient", unknown)
+    found = make(num_inner_steps=1).run(KEY, 3, progress_bar=False)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-12)
+    assert found.state.algorithm.optimizer.count == expected.state.algorithm.optimizer.count == 3
+    for name, value in expected.params.items():
+        np.testing.assert_allclose(found.params[name], value, rtol=1e-12)
+
+
+def test_the_lean_step_is_adams() -> None:
+    gradient, start = jax.random.normal(KEY, (2, 5))
+    expected, found = start, start
+    adam = optax.adam(0.03)
+    host, state = adam.init(start), optax.scale_by_adam().init(start)
+    for scale in (1.0, -1e-9, 1e9):
+        step, host = adam.update(scale * gradient, host)
+        expected = optax.apply_updates(expected, step)
+        found, state = lean_adam_step(found, scale * gradient, state, 0.03)
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), state, host[0])

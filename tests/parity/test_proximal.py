@@ -12,9 +12,11 @@ import pytest
 import torch
 
 import numpyro_ext.guides as numpyro_density
+import numpyro_ext.score.objective as numpyro_objective
 import numpyro_ext.score.proximal as numpyro_proximal
 import numpyro_ext.score.regression as numpyro_regression
 import pyro_ext.guides as pyro_density
+import pyro_ext.score.objective as pyro_objective
 import pyro_ext.score.proximal as pyro_proximal
 import pyro_ext.score.regression as pyro_regression
 from tests.models import numpyro_models, pyro_models
@@ -79,10 +81,10 @@ def test_inner_steps_agree(name: str) -> None:
     draws = np.random.default_rng(3)
     theta, score = draws.normal(size=(2, SAMPLES, DIM))
     weight, rate = 0.3, 0.02
-    torch_target = pyro_proximal.blended_target(
+    torch_target = pyro_objective.blended_target(
         torch.tensor(score), theirs.score(torch_parameters, torch.tensor(theta)), weight
     )
-    jax_target = numpyro_proximal.blended_target(score, ours.score(jax_parameters, theta), weight)
+    jax_target = numpyro_objective.blended_target(score, ours.score(jax_parameters, theta), weight)
     assert_equal(torch_target, jax_target)
 
     for parameter in torch_parameters.values():
@@ -91,13 +93,13 @@ def test_inner_steps_agree(name: str) -> None:
     jax_optimizer = optax.adam(rate)
     state = jax_optimizer.init(jax_parameters)
     for _ in range(4):
-        value, gradient = pyro_proximal.proximal_gradient(
+        value, gradient = pyro_objective.proximal_gradient(
             theirs, torch_parameters, torch.tensor(theta), torch_target, weight
         )
         for key, parameter in torch_parameters.items():
             parameter.grad = gradient[key]
         optimizer.step()
-        jax_value, jax_gradient = numpyro_proximal.proximal_gradient(
+        jax_value, jax_gradient = numpyro_objective.proximal_gradient(
             ours, jax_parameters, theta, jax_target, weight
         )
         updates, state = jax_optimizer.update(jax_gradient, state)

@@ -26,7 +26,7 @@ from pyro_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
 from pyro_ext.gradients import Full
 from pyro_ext.guides import flat_density
 from pyro_ext.score import ProximalScoreVI, proximal
-from pyro_ext.score.proximal import blended_target, proximal_gradient
+from pyro_ext.score.objective import blended_target, proximal_gradient
 from tests.models import zoo
 
 torch.set_default_dtype(torch.float64)
@@ -443,7 +443,7 @@ def test_the_proximal_weight_reaches_the_steps(
     given: Any, expected: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blended, used = [], []
-    blend, gradient = proximal.blended_target, proximal.proximal_gradient
+    blend, gradient = blended_target, proximal_gradient
 
     def seen_blend(score: Any, present: Any, weight: float) -> Any:
         blended.append(weight)
@@ -489,7 +489,7 @@ def test_a_broken_inner_step_restores_the_optimizer(monkeypatch: pytest.MonkeyPa
         return str([entry["state"] for entry in engine._optimizer.state_dict()["optimizers"]])
 
     before, parameters = moments(), engine.parameters
-    gradient, calls = proximal.proximal_gradient, []
+    gradient, calls = proximal_gradient, []
 
     def breaks_later(*arguments: Any) -> Any:
         calls.append(1)

@@ -14,7 +14,7 @@ from pyro.infer import autoguide
 
 from pyro_ext.errors import ArgumentError
 from pyro_ext.guides import AutoGaussianMixture, AutoMatrixNormal, AutoPlanarFlow
-from pyro_ext.score import ProximalScoreVI, proximal
+from pyro_ext.score import ProximalScoreVI, objective, proximal
 from pyro_ext.target import handlers, log_density
 
 torch.set_default_dtype(torch.float64)
@@ -138,7 +138,7 @@ def test_guides_that_have_no_scale_to_set_are_told() -> None:
 
 def test_reused_draws_are_those_of_the_last_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[torch.Tensor] = []
-    gradient = proximal.proximal_gradient
+    gradient = objective.proximal_gradient
 
     def seen(density: Any, parameters: Any, theta: torch.Tensor, *rest: Any) -> Any:
         used.append(theta)

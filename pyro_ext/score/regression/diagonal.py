@@ -48,11 +48,12 @@ than with rate 20 / T (at most 1/5), as what was found where the guide was long 
 short runs of a few tens of iterations converge when there is no noise, and long ones average.
 
 *Patient at last.* A precision that follows noisy slopes wanders, the further the fewer its time
-constants average, and a guide that happens to be wide there sees the more noise. With lambda
-rising from 0 to 1 over the second half of the run, b is divided by 1 + 10 lambda rho and the noise
+constants average, and a guide that happens to be wide there sees the more noise. With lambda rising
+from 0 to 1 over the second half of the run, b is divided by 1 + 10 lambda rho and the noise
 tolerated in the mean, 20 above, is multiplied by 10^-lambda: coordinates with much noise settle
-early and average for longer, and those without it are left as they are. When T is unknown, rates are those in the middle of a run of 2 t iterations, and at least 2,000, with
-the steps of the mean falling as 1 / t.
+early and average for longer, and those without it are left as they are. When T is unknown, rates
+are those in the middle of a run of 2 t iterations, and at least 2,000, with the steps of the mean
+falling as 1 / t.
 """
 
 from __future__ import annotations
