@@ -230,7 +230,7 @@ class ProximalScoreVI(GuideEngine):
         optimizer, regression = None, None
         if self.solver == "regression":
             self._closed_form = closed_form(density)(density, self.decay, self.trust)
-            group = self._closed_form.group(parameters)
+            group = self._closed_form.group(self.guide)
             check_group(self.num_samples, group)
             self.num_samples = self.num_samples or group
             regression = self._closed_form.initial(parameters)

@@ -209,7 +209,7 @@ dtype
     def _prepare(self, density: FlatDensity, parameters: Parameters) -> None:
         if self.solver == "regression":
             self._closed_form = closed_form(density)(density, self.decay, self.trust)
-            group = self._closed_form.group(parameters)
+            group = self._closed_form.group(self.guide)
             check_group(self.num_samples, group)
             self.num_samples = self.num_samples or group
             self._regression = self._closed_form.initial(parameters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,7 @@ def test_draws_are_mirrored_pairs_of_each_component() -> None:
     mixture, *_ = support.example(3)
     form, parameters = make()
     parameters = given(form, parameters, mixture)
-    assert form.group(parameters) == 2 * support.NUMBER
+    assert form.group(SimpleNamespace(num_components=support.NUMBER)) == 2 * support.NUMBER
     pairs = 20_000
     theta = form.draw(parameters, torch.Generator().manual_seed(0), 2 * pairs * support.NUMBER)
     both = theta.numpy().reshape(2, pairs, support.NUMBER, support.DIM)

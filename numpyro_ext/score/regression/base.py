@@ -41,7 +41,8 @@ class ClosedForm(ABC, Generic[State]):
     def initial(self, parameters: Parameters) -> State:
         """No observations yet."""
 
-    def group(self, parameters: Parameters) -> int:
+    @staticmethod
+    def group(guide: Any) -> int:
         """Of how many draws an iteration must have a multiple: pairs, unless overridden."""
         return 2
 

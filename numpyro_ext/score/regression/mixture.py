@@ -53,7 +53,7 @@ mean square of E_k[f] - E_q[f] so far. Constants in log pi do not matter.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -181,8 +181,9 @@ class MixtureForm(ClosedForm[MixtureRegression]):
     ``decay`` has no part in it.
     """
 
-    def group(self, parameters: Parameters) -> int:
-        return 2 * len(self.density.components(parameters).logits)
+    @staticmethod
+    def group(guide: Any) -> int:
+        return 2 * int(guide.num_components)
 
     def draw(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
         """Mirrored pairs of every component in turn: first all halves, then their images."""

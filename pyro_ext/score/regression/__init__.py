@@ -38,7 +38,8 @@ def structure_of(guide: Any) -> str | None:
 
 def group_of(guide: Any) -> int:
     """Of how many draws an iteration with the closed form takes a multiple."""
-    return 2 * guide.num_components if structure_of(guide) == "mixture" else 2
+    structure = structure_of(guide)
+    return 2 if structure is None else CLOSED_FORMS[structure].group(guide)
 
 
 __all__ = [

@@ -53,7 +53,7 @@ mean square of E_k[f] - E_q[f] so far. Constants in log pi do not matter.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -175,8 +175,9 @@ class MixtureForm(ClosedForm[MixtureRegression]):
     ``decay`` has no part in it.
     """
 
-    def group(self, parameters: Parameters) -> int:
-        return 2 * len(self.density.components(parameters).logits)
+    @staticmethod
+    def group(guide: Any) -> int:
+        return 2 * int(guide.num_components)
 
     def draw(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
         """Mirrored pairs of every component in turn: first all halves, then their images."""
