@@ -146,7 +146,8 @@ def literal_diagonal_step(
     number = 1.0 / (np.square(share) / pairs).sum()
     horizon, last = horizons[-1], iterations - 1
     progress = last / horizon
-    temperature = 0.001 ** (1 - 2 * progress) if progress < 0.5 else 1.0
+    cold = min(max(100 / dim**2, 0.001), 1.0)
+    temperature = cold ** (1 - 2 * progress) if progress < 0.5 else 1.0
     patience = 2 * progress - 1 if progress > 0.5 else 0.0
     cooling = (1 + np.cos(np.pi * progress)) / 2
     if not total:

@@ -22,7 +22,7 @@ import optax
 from jax import Array, lax, random
 from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_ext.engine import Engine, EngineState, as_optimizer
+from numpyro_ext.engine import KEY_OF_DRAWS, Engine, EngineState, as_optimizer
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import GradientEstimator
 from numpyro_ext.guides.flat_density import (
@@ -176,8 +176,7 @@ class GuideEngine(Engine):
         num_samples: int | None,
     ) -> Array:
         if rng_key is None:
-            # Not one of the keys that the steps will use.
-            rng_key = random.fold_in(state.rng_key, 1)
+            rng_key = random.fold_in(state.rng_key, KEY_OF_DRAWS)
         number = DRAWS if num_samples is None else num_samples
         return self.density.sample(state.algorithm.parameters, rng_key, number)
 

@@ -157,7 +157,7 @@ class ProximalScoreVI(GuideEngine):
         not the run's. While T is unknown, t/T is taken as 0: the default optimizer keeps its
         first learning rate, and the paper's proximal weight is 0.
     decay, trust : float
-        Constants p and c of ``solver="regression"``; see
+        Constants p and c of ``solver="regression"`` (a mixture has no p); see
         :mod:`numpyro_ext.score.regression`.
     estimator, likelihood_temperature, particle_chunk, data_chunk, on_nonfinite
         See :class:`~numpyro_ext.engine.Engine`.
@@ -212,11 +212,12 @@ class ProximalScoreVI(GuideEngine):
             on_nonfinite=on_nonfinite,
         )
         _check_options(solver, optim, num_inner_steps, proximal, decay, trust)
-        _check_gradient_options(solver, sample_reuse, clip_norm)
+        _check_gradient_options(solver, sample_reuse, clip_norm, num_inner_steps, proximal)
         chosen = optim is not None or sample_reuse > 1 or clip_norm is not None
         chosen = chosen or num_inner_steps is not None or proximal != "linear"
         chosen = chosen or (num_samples is not None and num_samples % group_of(self.guide) != 0)
         self.solver = solver or default_solver(self.guide, gradient=chosen)
+        self._solver_given = solver is not None
         self.num_inner_steps = num_inner_steps
         self.proximal = proximal
         self.sample_reuse = sample_reuse
@@ -232,9 +233,15 @@ class ProximalScoreVI(GuideEngine):
             self._closed_form = closed_form(density)(density, self.decay, self.trust)
             group = self._closed_form.group(self.guide)
             check_group(self.num_samples, group)
-            self.num_samples = self.num_samples or group
-            regression = self._closed_form.initial(parameters)
-        else:
+            try:
+                regression = self._closed_form.initial(parameters)
+                self.num_samples = self.num_samples or group
+            except ArgumentError:
+                # Only now the guide's shape is known.
+                if self._solver_given:
+                    raise
+                self.solver = "gradient"
+        if self.solver == "gradient":
             optimizer = self._start_optimizer(parameters)
         diagonal = density.covariance_structure == "diagonal"
         if self.num_samples is None:
@@ -441,9 +448,20 @@ def _check_options(
         raise ArgumentError(f"Expected 0 < decay <= 1, found {decay}.")
     if not trust > 1:
         raise ArgumentError(f"Expected trust > 1, found {trust}.")
+    if solver == "gradient" and (decay, trust) != (DECAY, TRUST):
+        raise ArgumentError(
+            "Expected no decay and no trust with solver='gradient', which has neither, found "
+            f"{decay} and {trust}. Leave them out, or use solver='regression'."
+        )
 
 
-def _check_gradient_options(solver: str | None, sample_reuse: int, clip_norm: float | None) -> None:
+def _check_gradient_options(
+    solver: str | None,
+    sample_reuse: int,
+    clip_norm: float | None,
+    num_inner_steps: int | None,
+    proximal: Any,
+) -> None:
     if not isinstance(sample_reuse, int) or sample_reuse < 1:
         raise ArgumentError(f"Expected sample_reuse to be an int >= 1, found {sample_reuse!r}.")
     if solver == "regression" and (sample_reuse > 1 or clip_norm is not None):
@@ -451,4 +469,10 @@ def _check_gradient_options(solver: str | None, sample_reuse: int, clip_norm: fl
             "Expected sample_reuse=1 and clip_norm=None with solver='regression', which averages "
             f"over all iterations and has no gradient, found {sample_reuse} and {clip_norm}. Leave "
             "them out, or use solver='gradient'."
+        )
+    if solver == "regression" and (num_inner_steps is not None or proximal != "linear"):
+        raise ArgumentError(
+            "Expected no num_inner_steps and no proximal with solver='regression', which takes one "
+            f"step in closed form with its own proximal term, found {num_inner_steps} and "
+            f"{proximal!r}. Leave them out, or use solver='gradient'."
         )

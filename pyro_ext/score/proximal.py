@@ -124,7 +124,7 @@ class ProximalScoreVI(GuideEngine):
         is unknown, and for steps after the end of a run, t/T is taken as 0: the proximal weight
         is 0 and the default optimizer's rate is its first.
     decay, trust : float
-        Constants p and c of ``solver="regression"``; see
+        Constants p and c of ``solver="regression"`` (a mixture has no p); see
         :mod:`pyro_ext.score.regression`.
     estimator, likelihood_temperature, particle_chunk, data_chunk, evaluation, on_nonfinite, seed, \
 dtype
@@ -186,11 +186,12 @@ dtype
             dtype=dtype,
         )
         _check_options(solver, optim, num_inner_steps, proximal, decay, trust)
-        _check_gradient_options(solver, sample_reuse, clip_norm)
+        _check_gradient_options(solver, sample_reuse, clip_norm, num_inner_steps, proximal)
         chosen = optim is not None or sample_reuse > 1 or clip_norm is not None
         chosen = chosen or num_inner_steps is not None or proximal != "linear"
         chosen = chosen or (num_samples is not None and num_samples % group_of(self.guide) != 0)
         self.solver = solver or default_solver(self.guide, gradient=chosen)
+        self._solver_given = solver is not None
         self.num_inner_steps = num_inner_steps
         self.proximal = proximal
         self.sample_reuse = sample_reuse
@@ -211,9 +212,15 @@ dtype
             self._closed_form = closed_form(density)(density, self.decay, self.trust)
             group = self._closed_form.group(self.guide)
             check_group(self.num_samples, group)
-            self.num_samples = self.num_samples or group
-            self._regression = self._closed_form.initial(parameters)
-        else:
+            try:
+                self._regression = self._closed_form.initial(parameters)
+                self.num_samples = self.num_samples or group
+            except ArgumentError:
+                # Only now the guide's shape is known.
+                if self._solver_given:
+                    raise
+                self.solver = "gradient"
+        if self.solver == "gradient":
             by_parts = isinstance(density, DiagonalNormalDensity) and self.clip_norm is None
             length = PART_LENGTH if by_parts and self.target.device.type == "cpu" else None
             self._start_optimizer(parameters, length)
@@ -478,9 +485,20 @@ def _check_options(
         raise ArgumentError(f"Expected 0 < decay <= 1, found {decay}.")
     if not trust > 1:
         raise ArgumentError(f"Expected trust > 1, found {trust}.")
+    if solver == "gradient" and (decay, trust) != (DECAY, TRUST):
+        raise ArgumentError(
+            "Expected no decay and no trust with solver='gradient', which has neither, found "
+            f"{decay} and {trust}. Leave them out, or use solver='regression'."
+        )
 
 
-def _check_gradient_options(solver: str | None, sample_reuse: int, clip_norm: float | None) -> None:
+def _check_gradient_options(
+    solver: str | None,
+    sample_reuse: int,
+    clip_norm: float | None,
+    num_inner_steps: int | None,
+    proximal: Any,
+) -> None:
     if not isinstance(sample_reuse, int) or sample_reuse < 1:
         raise ArgumentError(f"Expected sample_reuse to be an int >= 1, found {sample_reuse!r}.")
     if solver == "regression" and (sample_reuse > 1 or clip_norm is not None):
@@ -488,4 +506,10 @@ def _check_gradient_options(solver: str | None, sample_reuse: int, clip_norm: fl
             "Expected sample_reuse=1 and clip_norm=None with solver='regression', which averages "
             f"over all iterations and has no gradient, found {sample_reuse} and {clip_norm}. Leave "
             "them out, or use solver='gradient'."
+        )
+    if solver == "regression" and (num_inner_steps is not None or proximal != "linear"):
+        raise ArgumentError(
+            "Expected no num_inner_steps and no proximal with solver='regression', which takes one "
+            f"step in closed form with its own proximal term, found {num_inner_steps} and "
+            f"{proximal!r}. Leave them out, or use solver='gradient'."
         )

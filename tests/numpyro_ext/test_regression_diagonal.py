@@ -97,13 +97,13 @@ def losses(level: float, total: int, seeds: int, known: bool = True) -> list[flo
     ("total", "trust"), [(12, 50.0), (20, 50.0), (20, 1.25), (600, 50.0), (0, 50.0)]
 )
 def test_one_update_agrees_with_its_definition(total: int, trust: float) -> None:
-    theta, score, mean, factor = example(4, 1.0)
+    theta, score, mean, factor = example(20, 1.0)
     scale = np.diagonal(factor)
     moments = Moments(jnp.asarray(mean), jnp.asarray(scale))
-    zeros = [jnp.zeros(4) for _ in range(5)]
-    state = DiagonalRegression(initial_count(moments.mean.dtype), *zeros)
+    zeros = [jnp.zeros(20) for _ in range(5)]
+    state = DiagonalRegression(initial_count(moments.mean.dtype), *zeros, jnp.zeros(()))
     for t, (points, scores) in enumerate(zip(theta, score, strict=True)):
-        now = schedule(t, total, moments.mean.dtype)
+        now = schedule(t, total, 20, moments.mean.dtype)
         state = observe(state, moments, jnp.asarray(points), jnp.asarray(scores), 0.8, now)
     found = updated_moments(state, moments, now, trust)
     expected = literal_diagonal_step(theta, score, mean, scale, total, 0.8, trust)
@@ -127,9 +127,9 @@ def test_the_mean_moves_at_most_one_standard_deviation() -> None:
     scale = np.asarray([0.5, 2.0])
     moments = Moments(jnp.zeros(2), jnp.asarray(scale))
     zeros = [jnp.zeros(2) for _ in range(5)]
-    state = DiagonalRegression(initial_count(moments.mean.dtype), *zeros)
+    state = DiagonalRegression(initial_count(moments.mean.dtype), *zeros, jnp.zeros(()))
     for t in range(9):
-        now = schedule(t, 12, moments.mean.dtype)
+        now = schedule(t, 12, 2, moments.mean.dtype)
         theta = antithetic(moments.scale * random.normal(random.key(t), (1, 2)), moments.mean)
         state = observe(state, moments, theta, jnp.asarray([1e4, -1e4]) - theta, 0.9, now)
     state = state._replace(score_noise=jnp.zeros(2))
@@ -138,8 +138,9 @@ def test_the_mean_moves_at_most_one_standard_deviation() -> None:
 
 
 def test_the_temperature_rises_to_one_at_half_of_the_run() -> None:
-    found = [float(schedule(t, 200, float).temperature) for t in (0, 50, 100, 150)]
-    np.testing.assert_allclose(found, [1e-3, 1e-3**0.5, 1.0, 1.0])
+    for dim, cold in ((10, 1.0), (50, 0.04), (1000, 1e-3)):
+        found = [float(schedule(t, 200, dim, float).temperature) for t in (0, 50, 100, 150)]
+        np.testing.assert_allclose(found, [cold, cold**0.5, 1.0, 1.0], rtol=1e-6)
 
 
 def test_an_independent_normal_is_exact() -> None:

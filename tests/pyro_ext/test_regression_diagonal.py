@@ -18,7 +18,7 @@ from pyro_ext.score.regression.diagonal import (
     schedule,
     updated_moments,
 )
-from pyro_ext.score.regression.pairs import Count, antithetic
+from pyro_ext.score.regression.pairs import antithetic
 from tests.regression_support import (
     curve,
     diagonal_loss,
@@ -82,18 +82,18 @@ def losses(level: float, total: int, seeds: int, known: bool = True) -> list[flo
 
 
 def empty(dim: int) -> DiagonalRegression:
-    return DiagonalRegression(Count(), *(torch.zeros(dim) for _ in range(5)))
+    return DiagonalForm(Plain()).initial({"mean": torch.zeros(dim)})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("total", "trust"), [(12, 50.0), (20, 50.0), (20, 1.25), (600, 50.0), (0, 50.0)]
 )
 def test_one_update_agrees_with_its_definition(total: int, trust: float) -> None:
-    theta, score, mean, factor = example(4, 1.0)
+    theta, score, mean, factor = example(20, 1.0)
     scale = np.diagonal(factor).copy()
-    moments, state = Moments(torch.tensor(mean), torch.tensor(scale)), empty(4)
+    moments, state = Moments(torch.tensor(mean), torch.tensor(scale)), empty(20)
     for t, (points, scores) in enumerate(zip(theta, score, strict=True)):
-        now = schedule(t, total)
+        now = schedule(t, total, 20)
         state = observe(state, moments, torch.tensor(points), torch.tensor(scores), 0.8, now)
     found = updated_moments(state, moments, now, trust)
     expected = literal_diagonal_step(theta, score, mean, scale, total, 0.8, trust)
@@ -117,7 +117,7 @@ def test_the_mean_moves_at_most_one_standard_deviation() -> None:
     scale = np.asarray([0.5, 2.0])
     moments, state = Moments(torch.zeros(2), torch.tensor(scale)), empty(2)
     for t in range(9):
-        now = schedule(t, 12)
+        now = schedule(t, 12, 2)
         theta = antithetic(moments.scale * torch.randn(1, 2), moments.mean)
         state = observe(state, moments, theta, torch.tensor([1e4, -1e4]) - theta, 0.9, now)
     state = state._replace(score_noise=torch.zeros(2))
@@ -126,8 +126,9 @@ def test_the_mean_moves_at_most_one_standard_deviation() -> None:
 
 
 def test_the_temperature_rises_to_one_at_half_of_the_run() -> None:
-    found = [schedule(t, 200).temperature for t in (0, 50, 100, 150)]
-    np.testing.assert_allclose(found, [1e-3, 1e-3**0.5, 1.0, 1.0])
+    for dim, cold in ((10, 1.0), (50, 0.04), (1000, 1e-3)):
+        found = [schedule(t, 200, dim).temperature for t in (0, 50, 100, 150)]
+        np.testing.assert_allclose(found, [cold, cold**0.5, 1.0, 1.0])
 
 
 def test_an_independent_normal_is_exact() -> None:

@@ -107,7 +107,8 @@ class MixtureRegression(NamedTuple):
     """What was seen so far.
 
     ``cost`` (K,) is c, ``value_square`` (K,) the mean square v and ``residual`` () the mean
-    square of R. ``num_updates`` and ``num_restarts`` are counts ().
+    square of R. ``num_updates`` and ``num_restarts`` are counts (). ``matching`` says whether the
+    search is over.
     """
 
     num_updates: jax.Array
@@ -116,6 +117,7 @@ class MixtureRegression(NamedTuple):
     value_square: jax.Array
     residual: jax.Array
     start: Start
+    matching: jax.Array
 
 
 class Step(NamedTuple):
@@ -216,6 +218,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
             jnp.zeros(number, dtype),
             jnp.ones((), dtype),
             start,
+            jnp.asarray(False),
         )
 
     def update(
@@ -235,6 +238,9 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         root = components.scale_tril
         residual = jnp.einsum("nji,nj->ni", root[own], score - points.score)
         progress, length = _progress(state.num_updates, total, dim, dtype)
+        # Steps after a run, or in a longer one, do not search again.
+        least = jnp.where(state.matching, SEARCH_SHARE, 0.0).astype(dtype)
+        progress = jnp.maximum(progress, least)
         searching = progress < SEARCH_SHARE
         late = jnp.maximum(progress - SEARCH_SHARE, 0.0) / (1.0 - SEARCH_SHARE)
         falling = 0.5 * (1.0 + jnp.cos(jnp.pi * late))
@@ -263,10 +269,12 @@ class MixtureForm(ClosedForm[MixtureRegression]):
             value_square,
             averaged(state.residual, jnp.square(residual).mean(), jnp.asarray(RECENT, dtype)),
             state.start,
+            ~searching,
         )
         moved = move(components, step, self.trust)
         last = SEARCH_SHARE * jnp.where(total > 0, total, UNKNOWN_ITERATIONS)
-        due = (updated.num_updates % length == 0) & (updated.num_updates + length <= last)
+        due = searching & (updated.num_updates % length == 0)
+        due &= updated.num_updates + length <= last
         updated, moved = _restarted(updated, moved, points.standard, due)
         return updated, self.density.set_components(parameters, moved)
 
@@ -385,8 +393,10 @@ def _adjoint(
 
 
 def costs(components: Components, points: Points) -> jax.Array:
-    """Cost c (K,) of dropping each component, by its own draws."""
+    """Cost c (K,) of dropping each component, by its own draws; 1 where there is no other."""
     number = len(components.logits)
+    if number == 1:
+        return jnp.ones_like(components.logits)
     own = jnp.arange(len(points.joint)) % number
     weight = jax.nn.softmax(components.logits)
     without = jnp.where(jnp.arange(number) == own[:, None], -jnp.inf, points.joint)

@@ -38,9 +38,12 @@ what precision is to come. c_t falls from 1 to 0 along a half cosine over the ru
 
 *Cold at first.* Curvature is that of the place where the guide now is. A network that has not been
 learnt yet predicts with a large error, finds a small curvature, and a guide that followed at once
-would widen until it is the prior, where nothing is left to learn from. So tau rises from 1/1000
-to 1, geometrically, over the first half of the run. The means are found first, by narrow guides,
-and the widths open up to those of the target from inside.
+would widen until it is the prior, where nothing is left to learn from. Many coordinates do this
+together. So tau starts at (10 / D)^2, but at least at 1/1000 and at most at 1, and rises to 1,
+geometrically, over the first half of the run. The means are found first, by narrow guides, and the
+widths open up to those of the target from inside. With ten coordinates or fewer nothing is cold:
+narrow guides follow the density to its mode, which in a centred hierarchical model is far from the
+mass. Both numbers were chosen on such models and on networks.
 
 *Lengths in shares of the run.* b = 20 / T, with T the number of iterations (at most 1/2), so that
 the precision takes some twenty of its time constants at any T, and the averages forget no slower
@@ -69,8 +72,9 @@ from pyro_ext.score.regression.base import ClosedForm
 from pyro_ext.score.regression.full import SPARE_PAIRS, free_share
 from pyro_ext.score.regression.pairs import Count, advanced, averaged, halves, next_weight
 
-#: Temperature tau at the start, and the share of the run in which it rises to 1.
-COLD, COLD_SHARE = 1e-3, 0.5
+#: Coordinates up to which tau starts at 1, the least tau, and the share of the run in which it
+#: rises to 1.
+WARM_COORDINATES, COLDEST, COLD_SHARE = 10.0, 1e-3, 0.5
 #: Time constants of the averages and of the precision in a run.
 TIME_CONSTANTS = 20.0
 #: Limits of b, the share of the step to the new log precision, and of the averages' rate.
@@ -92,7 +96,7 @@ class DiagonalRegression(NamedTuple):
     """What was seen so far.
 
     ``square`` is Z = E[z^2], ``slope`` A = E[y z], ``response`` R = E[y^2], ``mean_score`` u and
-    ``score_noise`` v, (D,) each.
+    ``score_noise`` v, (D,) each, and ``temperature`` the latest tau.
     """
 
     seen: Count
@@ -101,6 +105,7 @@ class DiagonalRegression(NamedTuple):
     response: Tensor
     mean_score: Tensor
     score_noise: Tensor
+    temperature: float
 
 
 class Schedule(NamedTuple):
@@ -118,14 +123,15 @@ class Schedule(NamedTuple):
     score_rate: float
 
 
-def schedule(iteration: int, total: int) -> Schedule:
-    """Schedule of iteration t = 0, 1, ... of ``total``, which is 0 when that is not known."""
+def schedule(iteration: int, total: int, dim: int) -> Schedule:
+    """Schedule of iteration t = 0, 1, ... of ``total`` (0: not known), for ``dim`` coordinates."""
+    cold = min(max((WARM_COORDINATES / dim) ** 2, COLDEST), 1.0)
     horizon = total if total > 0 else max(2 * (iteration + 1), LEAST_ITERATIONS)
     progress = min(iteration / horizon, 1.0)
     cooling = 0.5 * (1.0 + math.cos(math.pi * progress))
     share = TIME_CONSTANTS / horizon
     return Schedule(
-        COLD ** max(1.0 - progress / COLD_SHARE, 0.0),
+        cold ** max(1.0 - progress / COLD_SHARE, 0.0),
         max(progress - COLD_SHARE, 0.0) / (1.0 - COLD_SHARE),
         cooling if total > 0 else cooling * LEAST_ITERATIONS / horizon,
         min(share, LARGEST_STEP),
@@ -139,8 +145,8 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
 
     def initial(self, parameters: Parameters) -> DiagonalRegression:
         mean = self.density.mean(parameters)
-        averages = (torch.zeros_like(mean) for _ in range(5))
-        return DiagonalRegression(Count(), *averages)
+        square, slope, response, score, noise = (torch.zeros_like(mean) for _ in range(5))
+        return DiagonalRegression(Count(), square, slope, response, score, noise, 0.0)
 
     def update(
         self,
@@ -152,7 +158,9 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
         log_density: Tensor | None = None,
     ) -> tuple[DiagonalRegression, Parameters]:
         moments = self.density.moments(parameters)
-        now = schedule(state.seen.num_updates, total)
+        now = schedule(state.seen.num_updates, total, len(moments.mean))
+        # Steps after a run, or in a longer one, do not cool down again what has been found.
+        now = now._replace(temperature=max(now.temperature, state.temperature))
         state = observe(state, moments, theta, score, self.decay, now)
         if state.seen.num_pairs < 1 + SPARE_PAIRS:
             return state, parameters
@@ -184,7 +192,8 @@ def observe(
     )
     square, slope, response, score_noise = averaged(before, latest, weight)
     mean_score = averaged(state.mean_score, center, score_weight)
-    return DiagonalRegression(count, square, slope, response, mean_score, score_noise)
+    averages = square, slope, response, mean_score, score_noise
+    return DiagonalRegression(count, *averages, now.temperature)
 
 
 def updated_moments(

@@ -122,9 +122,10 @@ class LowRankForm(ClosedForm[LowRankRegression]):
     def initial(self, parameters: Parameters) -> LowRankRegression:
         mean, _, factor = self._moments(parameters)
         dim, rank = factor.shape
-        if rank > dim:
+        # A factor that spans everything leaves the scales nothing to be regressed on.
+        if rank >= dim:
             raise ArgumentError(
-                f"Expected a rank of at most the number of latents, {dim}, with "
+                f"Expected a rank below the number of latents, {dim}, with "
                 f"solver='regression', found rank={rank}. Use AutoMultivariateNormal, or "
                 "solver='gradient'."
             )

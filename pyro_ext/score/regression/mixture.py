@@ -103,7 +103,7 @@ class MixtureRegression(NamedTuple):
     """What was seen so far.
 
     ``cost`` (K,) is c, ``value_square`` (K,) the mean square v and ``residual`` () the mean
-    square of R.
+    square of R. ``matching`` says whether the search is over.
     """
 
     num_updates: int
@@ -112,6 +112,7 @@ class MixtureRegression(NamedTuple):
     value_square: Tensor
     residual: Tensor
     start: Start
+    matching: bool
 
 
 class Step(NamedTuple):
@@ -203,7 +204,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         width = diagonal.log().mean(-1)
         start = Start(center, square.sqrt(), torch.stack([width.min(), width.max()]))
         of_components = center.new_ones(number), center.new_zeros(number)
-        return MixtureRegression(0, 0, *of_components, center.new_ones(()), start)
+        return MixtureRegression(0, 0, *of_components, center.new_ones(()), start, False)
 
     def update(
         self,
@@ -221,6 +222,8 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         root = components.scale_tril
         residual = torch.einsum("nji,nj->ni", root[own], score - points.score)
         progress, length = _progress(state.num_updates, total, dim)
+        # Steps after a run, or in a longer one, do not search again.
+        progress = max(progress, SEARCH_SHARE) if state.matching else progress
         late = max(progress - SEARCH_SHARE, 0.0) / (1.0 - SEARCH_SHARE)
         falling = 0.5 * (1.0 + math.cos(math.pi * late))
         if progress < SEARCH_SHARE:
@@ -241,10 +244,12 @@ class MixtureForm(ClosedForm[MixtureRegression]):
             value_square,
             torch.lerp(state.residual, residual.square().mean(), RECENT),
             state.start,
+            progress >= SEARCH_SHARE,
         )
         moved = move(components, step, self.trust)
         last = SEARCH_SHARE * (total if total > 0 else UNKNOWN_ITERATIONS)
-        if updated.num_updates % length == 0 and updated.num_updates + length <= last:
+        due = not updated.matching and updated.num_updates % length == 0
+        if due and updated.num_updates + length <= last:
             updated, moved = _restarted(updated, moved, points.standard)
         return updated, self.density.set_components(parameters, moved)
 
@@ -363,8 +368,10 @@ def _adjoint(
 
 
 def costs(components: Components, points: Points) -> Tensor:
-    """Cost c (K,) of dropping each component, by its own draws."""
+    """Cost c (K,) of dropping each component, by its own draws; 1 where there is no other."""
     number = len(components.logits)
+    if number == 1:
+        return torch.ones_like(components.logits)
     index = torch.arange(number, device=points.joint.device)
     own = index.repeat(len(points.joint) // number)
     weight = components.logits.softmax(-1)
