@@ -32,6 +32,8 @@ ELBO_SAMPLES = 1000
 KHAT_SAMPLES = 4000
 #: With fewer draws the tail has fewer than the five ratios that a fit needs.
 LEAST_KHAT_SAMPLES = 25
+#: Nats of rounding in log densities up to which equal log ratios count as equal.
+COARSE = 0.1
 
 
 class ELBO(NamedTuple):
@@ -59,7 +61,8 @@ class ParetoKHat(NamedTuple):
     khat : float
         Near or below 0 for light tails, and -inf when the largest ratios are all equal, as they
         are when q is the posterior; inf when the tail is so heavy, or the draws so few beside
-        it, that no shape can be fitted.
+        it, that no shape can be fitted, and when log densities are so large that rounding hides
+        the tail.
     num_samples : int
     """
 
@@ -288,7 +291,9 @@ def _pareto_shape(ratios: Array, rounding: float) -> float:
     tail = math.ceil(min(len(ratios) / 5, 3 * math.sqrt(len(ratios)))) + 1
     largest = np.sort(ratios)[-tail:]
     if largest[-1] - largest[0] <= rounding:
-        return -math.inf
+        # Rounding hides the tail. That is no news where it is small; where log densities are so
+        # large that it is not, nothing is known of the weights.
+        return -math.inf if rounding < COARSE else math.inf
     # Ratios that underflow, and a fit that fails, announce themselves by warnings of NumPy.
     with np.errstate(all="ignore"):
         if hasattr(arviz, "psislw"):

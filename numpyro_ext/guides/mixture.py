@@ -314,7 +314,7 @@ class AutoGaussianMixture(autoguide.AutoContinuous):
         *,
         prefix: str = "auto",
         init_loc_fn: Callable[..., Any] = init_to_uniform,
-        init_scale: float = 1.0,
+        init_scale: float = 0.25,
         init_spread: float = 4.0,
         rank: int | None = None,
         temperature: float = 0.05,

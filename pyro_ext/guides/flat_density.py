@@ -227,9 +227,10 @@ class _PosteriorAccess(nn.Module):
 
 
 ALTERNATIVES = (
-    "Use AutoDiagonalNormal, AutoMultivariateNormal or AutoLowRankMultivariateNormal, or another "
-    "AutoContinuous guide whose get_posterior() has an evaluable log density, such as "
-    "AutoIAFNormal; or register one with register_flat_density."
+    "Use AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal, "
+    "AutoMatrixNormal, AutoGaussianMixture or AutoPlanarFlow, or another AutoContinuous guide "
+    "whose get_posterior() has an evaluable log density; or register one with "
+    "register_flat_density."
 )
 
 Factory = Callable[..., FlatDensity]

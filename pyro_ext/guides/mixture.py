@@ -313,7 +313,7 @@ class AutoGaussianMixture(autoguide.guides.AutoContinuous):
         covariance: str = "full",
         *,
         init_loc_fn: Callable[..., Any] = init_to_median,
-        init_scale: float = 1.0,
+        init_scale: float = 0.25,
         init_spread: float = 4.0,
         rank: int | None = None,
         temperature: float = 0.05,

@@ -71,7 +71,8 @@ class ProximalScoreVI(GuideEngine):
     guide : AutoContinuous
         A Pyro autoguide of the model that has a log density over the flat unconstrained vector:
         ``AutoDiagonalNormal``, ``AutoMultivariateNormal``, ``AutoLowRankMultivariateNormal``
-        (closed-form scores), ``AutoIAFNormal`` and the like; or the class, which is then called
+        (closed-form scores), ``AutoMatrixNormal``, ``AutoGaussianMixture``,
+        ``AutoPlanarFlow`` and the like; or the class, which is then called
         with the model. The guide object holds the fit at any time, so that ``guide.median()``,
         ``guide.quantiles()``, ``Predictive(model, guide=guide)`` and ``SVI`` work with it. It
         starts from the values that it has.
@@ -504,8 +505,8 @@ def _check_gradient_options(
     if solver == "regression" and (sample_reuse > 1 or clip_norm is not None):
         raise ArgumentError(
             "Expected sample_reuse=1 and clip_norm=None with solver='regression', which averages "
-            f"over all iterations and has no gradient, found {sample_reuse} and {clip_norm}. Leave "
-            "them out, or use solver='gradient'."
+            f"over all iterations and has no gradient, found sample_reuse={sample_reuse} and "
+            f"clip_norm={clip_norm}. Leave them out, or use solver='gradient'."
         )
     if solver == "regression" and (num_inner_steps is not None or proximal != "linear"):
         raise ArgumentError(

@@ -186,6 +186,31 @@ def test_prefix_and_constraints_of_the_guide_are_honoured(guide_class) -> None:
     theta = jax.random.normal(jax.random.key(1), (DIM,))
     expected = jax.grad(host_log_prob, argnums=2)(density, parameters, theta)
     np.testing.assert_allclose(density.score(parameters, theta), expected, rtol=1e-8)
+    theta, target = jax.random.normal(jax.random.key(2), (2, 3, DIM))
+    plain = functools.partial(FlatDensity.mean_square_residual, density)
+    _, gradient = jax.jit(density.mean_square_residual)(parameters, theta, target)
+    assert_trees_close(gradient, jax.jit(plain)(parameters, theta, target)[1])
+
+
+@pytest.mark.parametrize("score", [-1e-3, -1e3, 1e3])
+@pytest.mark.parametrize("unconstrained", [-3.0, 0.0])
+def test_the_bound_on_gradients_holds_at_the_end_of_its_reach(
+    score: float, unconstrained: float
+) -> None:
+    """Where the draws are at the mean, so that only the reach takes residuals away from zero."""
+    density = density_of(AutoDiagonalNormal)
+    loc, reach = jnp.linspace(-1.0, 1.0, DIM), 1.0
+    scale = jnp.linspace(unconstrained, unconstrained + 2.0, DIM)
+    theta, scores = jnp.tile(loc, (2, 1)), jnp.full((2, DIM), score)
+    parameters = {"auto_loc": loc, "auto_scale": scale}
+    assert isinstance(density, DiagonalNormalDensity)
+    bound = density.largest_gradient(parameters, theta, scores, reach)
+    largest = 0.0
+    for side in (-reach, reach):
+        near = {"auto_loc": loc + side, "auto_scale": scale - reach}
+        _, gradient = density.mean_square_residual(near, theta, scores)
+        largest = max(largest, *(float(jnp.abs(v).max()) for v in gradient.values()))
+    assert largest <= bound < 10.0 * largest
 
 
 @pytest.mark.parametrize("guide_class", NORMALS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ from numpyro.infer.autoguide import (
 
 from numpyro_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
 from numpyro_ext.gradients import Full
-from numpyro_ext.guides import flat_density
-from numpyro_ext.score import ProximalScoreVI
+from numpyro_ext.guides import AutoGaussianMixture, AutoMatrixNormal, flat_density, normal
+from numpyro_ext.score import ProximalScoreVI, long_vectors, proximal
 from numpyro_ext.score.objective import blended_target, proximal_gradient
+from numpyro_ext.score.regression import CLOSED_FORMS
+from numpyro_ext.score.regression.mixture import MixtureForm
 from tests.models import zoo
 
 jax.config.update("jax_enable_x64", True)
@@ -446,3 +449,125 @@ def test_trust_and_decay_reach_the_closed_form() -> None:
     )
     engine.run(KEY, 1, Y, progress_bar=False)
     assert (engine._closed_form.trust, engine._closed_form.decay) == (2.0, 0.7)
+
+
+WITH_CLOSED_FORM = {
+    "full": AutoMultivariateNormal,
+    "diagonal": AutoDiagonalNormal,
+    "low_rank": functools.partial(AutoLowRankMultivariateNormal, rank=1),
+    "matrix_normal": AutoMatrixNormal,
+    "mixture": functools.partial(AutoGaussianMixture, num_components=2),
+}
+
+
+@pytest.mark.parametrize("structure", WITH_CLOSED_FORM)
+def test_closed_forms_follow_trust_decay_and_the_length_of_the_run(structure: str) -> None:
+    mean, scale = jnp.arange(6.0), jnp.linspace(0.3, 2.0, 6)
+
+    def model() -> None:
+        prior = dist.Normal(mean.reshape(2, 3), scale.reshape(2, 3))
+        numpyro.sample("w", prior.to_event(2))
+
+    density = flat_density(WITH_CLOSED_FORM[structure](model), KEY)
+    start = density.initial_parameters()
+
+    # Trust and decay are traced too, so that all is compiled once.
+    @jax.jit
+    def after_fifteen(trust: Any, decay: Any, total: Any) -> Any:
+        form = CLOSED_FORMS[structure](density, decay, trust)
+
+        def step(carry: Any, key: Any) -> tuple[Any, None]:
+            state, parameters = carry
+            theta = form.draw(parameters, key, 4)
+            noise = jax.random.normal(jax.random.fold_in(key, 1), theta.shape)
+            score = (mean - theta) / jnp.square(scale) + noise
+            log_density = -0.5 * jnp.square((mean - theta) / scale).sum(-1)
+            return form.update(state, parameters, theta, score, total, log_density), None
+
+        keys = jax.random.split(KEY, 15)
+        return jax.lax.scan(step, (form.initial(start), start), keys)[0][1]
+
+    def difference(other: Any) -> float:
+        gaps = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), found, other)
+        return float(max(jax.tree.leaves(gaps)))
+
+    found = after_fifteen(1.25, 0.9, 15)
+    assert difference(after_fifteen(1.001, 0.9, 15)) > 1e-3
+    assert (difference(after_fifteen(1.25, 0.5, 15)) > 1e-3) == (structure != "mixture")
+    assert (difference(after_fifteen(1.25, 0.9, 0)) > 1e-3) == (structure != "low_rank")
+
+
+def test_the_length_of_the_run_reaches_the_closed_form() -> None:
+    def after_eight(total_steps: int | None) -> Any:
+        guide = AutoDiagonalNormal(independent)
+        engine = ProximalScoreVI(independent, guide, total_steps=total_steps)
+        state = engine.init(KEY)
+        for _ in range(8):
+            state, _ = engine.update(state)
+        return state.algorithm.parameters
+
+    known, unknown = after_eight(8), after_eight(None)
+    assert all(np.abs(known[name] - value).max() > 1e-3 for name, value in unknown.items())
+
+
+def test_the_closed_form_is_given_the_tempered_density(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model(y: jax.Array) -> None:
+        x = numpyro.sample("x", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def look(form: Any, state: Any, parameters: Any, *given: Any) -> Any:
+        jax.debug.callback(lambda *each: seen.append(each), given[0][:, 0], given[-1])
+        return state, parameters
+
+    monkeypatch.setattr(MixtureForm, "update", look)
+    guide = AutoGaussianMixture(model, 2)
+    engine = ProximalScoreVI(model, guide, num_samples=8, likelihood_temperature=0.25)
+    engine.update(engine.init(KEY, jnp.asarray(2.0)), jnp.asarray(2.0))
+    jax.effects_barrier()
+    x, log_density = (np.asarray(each) for each in seen[0])
+    expected = -0.5 * np.square(x) - 0.5 * np.square(2.0 - x) / 0.25
+    assert x.std() > 0.01
+    np.testing.assert_allclose(log_density - log_density[0], expected - expected[0], rtol=1e-9)
+
+
+def test_new_parameters_that_are_not_finite_are_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = ProximalScoreVI(conjugate, AutoMultivariateNormal, solver="regression")
+    state = engine.init(KEY, Y)
+    update = engine._closed_form.update
+
+    def broken(*given: Any) -> Any:
+        regression, parameters = update(*given)
+        return regression, {name: value * jnp.nan for name, value in parameters.items()}
+
+    monkeypatch.setattr(engine._closed_form, "update", broken)
+    with pytest.raises(NonFiniteError) as caught:
+        engine.run(KEY, 1, Y, progress_bar=False, init_state=state)
+    assert_identical(caught.value.state.algorithm, state.algorithm)
+
+
+@pytest.mark.parametrize("by_part", [False, True])
+def test_draws_of_a_broken_step_are_not_used_again(
+    by_part: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def model(size: jax.Array) -> None:
+        x = numpyro.sample("x", dist.Normal(jnp.zeros(3), 1.0).to_event(1))
+        numpyro.factor("size", size * x.sum())
+
+    if by_part:
+        for module, name in ((normal, "LONG"), (proximal, "LONG"), (long_vectors, "PART")):
+            monkeypatch.setattr(module, name, 2)
+    guide = AutoDiagonalNormal(model)
+    engine = ProximalScoreVI(model, guide, sample_reuse=3, on_nonfinite="skip")
+    state, _ = engine.update(engine.init(KEY, jnp.asarray(1.0)), jnp.asarray(1.0))
+    assert engine.keeps_state == by_part
+    before = jax.tree.map(np.asarray, state.algorithm.reused)
+    # Its score is finite, and the square of that is not.
+    state, loss = engine.update(state, jnp.asarray(1e200))
+    assert np.isnan(loss) and int(state.skipped) == 1
+    assert_identical(state.algorithm.reused, before)
+    state, _ = engine.update(state, jnp.asarray(1.0))
+    assert int(state.algorithm.reused.written) == 2

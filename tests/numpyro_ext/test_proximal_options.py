@@ -14,11 +14,13 @@ import optax
 import pytest
 from numpyro.infer import autoguide
 
+from numpyro_ext.diagnostics import elbo
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.guides import AutoGaussianMixture, AutoMatrixNormal, AutoPlanarFlow, normal
 from numpyro_ext.score import ProximalScoreVI, long_vectors, proximal
 from numpyro_ext.score.long_vectors import lean_adam_step
 from numpyro_ext.score.proximal import Reused, _remember, _with_reused
+from tests.models import numpyro_models
 
 jax.config.update("jax_enable_x64", True)
 
@@ -273,3 +275,71 @@ def test_the_lean_step_is_adams() -> None:
         found, state = lean_adam_step(found, scale * gradient, state, 0.03)
         np.testing.assert_allclose(found, expected, rtol=1e-10)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), state, host[0])
+
+
+# -- defaults ------------------------------------------------------------------------------------
+
+
+def scalar() -> None:
+    numpyro.sample("x", dist.Normal(1.0, 0.5))
+
+
+def test_few_coordinates_do_not_fall_into_the_neck_of_a_funnel() -> None:
+    """The centred eight schools, whose density has its mode where tau is 0.
+
+    The best diagonal fit has a bound of about -34.6, one in the neck of -48.
+    """
+    model, args = (
+        numpyro_models.eight_schools_centered,
+        numpyro_models.arguments("eight_schools_centered"),
+    )
+    engine = ProximalScoreVI(model, autoguide.AutoDiagonalNormal(model))
+    result = engine.run(KEY, 2000, *args, progress_bar=False)
+    assert elbo(engine, result.state).value > -37.0
+
+
+def test_a_factor_that_spans_everything_has_the_gradient_solver() -> None:
+    guide = autoguide.AutoLowRankMultivariateNormal(scalar)
+    engine = ProximalScoreVI(scalar, guide)
+    engine.init(KEY)
+    assert engine.solver == "gradient"
+    engine = ProximalScoreVI(scalar, guide, solver="regression")
+    with pytest.raises(ArgumentError, match="Expected a rank below the number of latents, 1,"):
+        engine.init(KEY)
+
+
+def test_a_single_component_is_fitted() -> None:
+    engine = ProximalScoreVI(scalar, AutoGaussianMixture(scalar, 1))
+    result = engine.run(KEY, 300, progress_bar=False)
+    draws = engine.get_samples(result.state, KEY, 4000)["x"]
+    assert abs(float(draws.mean()) - 1.0) < 5 * 0.5 / 4000**0.5
+    assert abs(float(draws.std()) - 0.5) < 5 * 0.5 / 8000**0.5
+
+
+def test_steps_after_a_run_keep_what_it_found() -> None:
+    """Twenty time constants in the run; after it, a draw's noise in as many more."""
+    scale = jnp.linspace(0.5, 2.0, 20)
+
+    def model() -> None:
+        numpyro.sample("x", dist.Normal(jnp.zeros(20), scale).to_event(1))
+
+    engine = ProximalScoreVI(model, autoguide.AutoDiagonalNormal(model))
+    state = engine.run(KEY, 400, progress_bar=False).state
+    for _ in range(200):
+        state, _ = engine.update(state)
+    found = engine.get_params(state)["auto_scale"]
+    np.testing.assert_allclose(found / scale, 1.0, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"solver": "regression", "num_inner_steps": 5}, "no num_inner_steps and no proximal"),
+        ({"solver": "regression", "proximal": 0.5}, "no num_inner_steps and no proximal"),
+        ({"solver": "gradient", "decay": 0.5}, "no decay and no trust"),
+        ({"solver": "gradient", "trust": 2.0}, "no decay and no trust"),
+    ],
+)
+def test_options_of_the_other_solver_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        ProximalScoreVI(scalar, autoguide.AutoDiagonalNormal(scalar), **options)

@@ -8,15 +8,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from jax import lax, random
+from numpyro.infer.autoguide import AutoMultivariateNormal
 
-from numpyro_ext.guides import Moments
+from numpyro_ext.guides import Moments, flat_density
 from numpyro_ext.score.regression.full import (
+    BlockMoments,
+    FullForm,
     initial_regression,
     is_warm,
     observe,
     updated_moments,
+    whitened_step,
 )
 from numpyro_ext.score.regression.pairs import antithetic
 from tests.regression_support import example, literal_step, normal_target, reverse_kl
@@ -85,6 +91,46 @@ def test_warm_up_takes_a_pair_for_each_regressor_and_five() -> None:
         points, scores = random.normal(random.key(t), (2, 4, 3))
         regression = observe(regression, points, scores)
     assert regression.seen.num_pairs == 8 and is_warm(regression)
+
+
+def block_with(noise: Any) -> BlockMoments:
+    """Moments of five pairs whose scores leave a residual of this covariance (3, 3)."""
+    generator = np.random.default_rng(0)
+    root, change = generator.normal(size=(5, 3)), generator.normal(size=(3, 3))
+    covariance = root.T @ root / 5
+    cross = -(np.eye(3) + 0.1 * change) @ covariance
+    explained = cross @ np.linalg.solve(covariance, cross.T)
+    return BlockMoments(*map(jnp.asarray, (covariance, cross, explained + noise)))
+
+
+@pytest.mark.parametrize("number", [2.0, 3.0])
+def test_the_pull_is_finite_with_no_more_pairs_than_regressors(number: float) -> None:
+    """The residual then counts as one of these pairs, and the pull is the noise times D."""
+    noise = np.array([0.1, 0.2, 0.3])
+    step = whitened_step(block_with(np.diag(noise)), jnp.asarray(number), 1.25)
+    np.testing.assert_allclose(jnp.sort(step.pull), 3.0 * noise, rtol=1e-6)
+
+
+def test_a_residual_below_zero_is_no_noise() -> None:
+    step = whitened_step(block_with(-1e-9 * np.eye(3)), jnp.asarray(9.0), 50.0)
+    np.testing.assert_array_equal(step.pull, np.zeros(3))
+
+
+def test_a_direction_without_pairs_leaves_the_covariance_finite() -> None:
+    difference = jnp.asarray([[1.0, 1.0, 0.0], [0.0, 1.0, 0.0]])
+    covariance = difference.T @ difference / 2
+    slope = jnp.diag(jnp.asarray([1.2, 0.9, 1.0]))
+    block = BlockMoments(covariance, -slope @ covariance, slope @ covariance @ slope)
+    assert jnp.isfinite(whitened_step(block, jnp.asarray(4.0), 1.25).covariance).all()
+
+
+def test_weights_of_draws_are_equal_and_sum_to_one() -> None:
+    def model() -> None:
+        numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+
+    density = flat_density(AutoMultivariateNormal(model), random.key(0))
+    weights = FullForm(density).weights(density.initial_parameters(), 6)
+    np.testing.assert_allclose(weights, np.full(6, 1 / 6))
 
 
 def test_the_mean_moves_at_most_one_unit() -> None:

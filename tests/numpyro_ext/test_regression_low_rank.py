@@ -15,8 +15,10 @@ from jax import lax, random
 from numpyro.infer.autoguide import AutoLowRankMultivariateNormal
 
 from numpyro_ext.errors import ArgumentError
+from numpyro_ext.guides import flat_density
 from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.score.regression.low_rank import (
+    LowRankForm,
     LowRankMoments,
     LowRankRegression,
     frame_of,
@@ -153,10 +155,32 @@ def test_what_was_seen_is_carried_to_the_next_factor() -> None:
         turn = frame_of(moments).from_factor.T @ frame_of(after).to_factor
         np.testing.assert_allclose(state.theta_factor, before.theta_factor @ turn, atol=1e-10)
         np.testing.assert_allclose(state.factor, turn.T @ before.factor @ turn, atol=1e-10)
+        turn = frame_of(moments).to_factor.T @ frame_of(after).from_factor
+        expected = turn.T @ before.factor_score @ turn
+        np.testing.assert_allclose(state.factor_score, expected, atol=1e-10)
         moments = after
     np.testing.assert_allclose(state.score_factor, -precision @ state.theta_factor, atol=1e-9)
     # y is standard for the present guide, of which the averages are made by and by.
     assert np.abs(np.linalg.eigvalsh(state.factor) - 1.0).max() < 0.7
+
+
+def test_warm_up_takes_a_pair_for_each_regressor_and_five() -> None:
+    """The factor's coordinates and the coordinate itself are regressors."""
+
+    def model() -> None:
+        numpyro.sample("z", dist.Normal(jnp.zeros(DIM), 1.0).to_event(1))
+
+    guide = AutoLowRankMultivariateNormal(model, rank=RANK)
+    form = LowRankForm(flat_density(guide, random.key(0)))
+    start = form.density.initial_parameters()
+    state, parameters = form.initial(start), start
+    step = jax.jit(form.update)
+    for pairs, key in enumerate(random.split(random.key(0), RANK + 6), 1):
+        theta = form.draw(parameters, key, 2)
+        state, parameters = step(state, parameters, theta, 1.0 - theta)
+        same = [np.array_equal(parameters[name], value) for name, value in start.items()]
+        assert state.seen.num_pairs == pairs
+        assert all(same) if pairs < RANK + 6 else not any(same)
 
 
 def test_a_target_of_the_family_is_recovered() -> None:

@@ -308,6 +308,11 @@ def test_the_regularization_reaches_the_update(
     assert seen == pytest.approx(expected)
 
 
+def test_the_default_regularization_is_draws_times_latents_at_first() -> None:
+    engine = BaM(lognormal)
+    assert engine.num_samples == 8 and float(engine._weight(8, jnp.asarray(0))) == 8.0
+
+
 def test_a_rejected_covariance_leaves_the_guide(monkeypatch: pytest.MonkeyPatch) -> None:
     def spoilt(moments: Moments, theta: Any, score: Any) -> Moments:
         mean, scale = gsm_update(moments, theta, score)

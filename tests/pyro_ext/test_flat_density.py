@@ -23,7 +23,8 @@ from pyro.infer.autoguide import (
     AutoNormalizingFlow,
     AutoStructured,
 )
-from torch.distributions import constraints
+from torch.distributions import constraints, transform_to
+from torch.distributions.transforms import ExpTransform
 
 from pyro_ext.errors import ArgumentError
 from pyro_ext.guides import (
@@ -164,9 +165,22 @@ def test_set_moments_is_the_inverse_of_moments() -> None:
         density.moments(density.initial_parameters())
 
 
-def test_constraints_of_the_guide_are_honoured() -> None:
+class AboveZero(constraints.Constraint):
+    """Of positive numbers, with the exponential alone; PyTorch's own adds a lower bound of 0."""
+
+    def check(self, value: torch.Tensor) -> torch.Tensor:
+        return value > 0
+
+
+@transform_to.register(AboveZero)
+def exponential(constraint: AboveZero) -> ExpTransform:
+    return ExpTransform()
+
+
+@pytest.mark.parametrize("constraint", [constraints.positive, AboveZero()])
+def test_constraints_of_the_guide_are_honoured(constraint: constraints.Constraint) -> None:
     class Exponential(AutoDiagonalNormal):
-        scale_constraint = constraints.positive
+        scale_constraint = constraint
 
     density = flat_density(Exponential(model))
     parameters = random_parameters(density)
@@ -176,6 +190,27 @@ def test_constraints_of_the_guide_are_honoured() -> None:
     _, gradient = density.mean_square_residual(parameters, theta, target)
     _, expected = FlatDensity.mean_square_residual(density, parameters, theta, target)
     torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("score", [-1e-3, -1e3, 1e3])
+@pytest.mark.parametrize("unconstrained", [-3.0, 0.0])
+def test_the_bound_on_gradients_holds_at_the_end_of_its_reach(
+    score: float, unconstrained: float
+) -> None:
+    """Where the draws are at the mean, so that only the reach takes residuals away from zero."""
+    density = flat_density(AutoDiagonalNormal(model))
+    loc, reach = torch.linspace(-1.0, 1.0, DIM), 1.0
+    scale = torch.linspace(unconstrained, unconstrained + 2.0, DIM)
+    theta, scores = loc.expand(2, DIM), torch.full((2, DIM), score)
+    parameters = {"loc": loc, "scale_unconstrained": scale}
+    assert isinstance(density, DiagonalNormalDensity)
+    bound = density.largest_gradient(parameters, theta, scores, reach)
+    largest = 0.0
+    for side in (-reach, reach):
+        near = {"loc": loc + side, "scale_unconstrained": scale - reach}
+        residual, gradient = density.residual_gradient(near, theta, scores)
+        largest = max(largest, *(float(v.abs().max()) for v in (residual, *gradient.values())))
+    assert largest <= bound < 10.0 * largest
 
 
 @pytest.mark.parametrize("guide_class", NORMALS)

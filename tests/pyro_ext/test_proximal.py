@@ -23,10 +23,11 @@ from pyro.infer.autoguide import (
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
-from pyro_ext.gradients import Full
-from pyro_ext.guides import flat_density
+from pyro_ext.gradients import Full, Noisy
+from pyro_ext.guides import AutoGaussianMixture, AutoMatrixNormal, flat_density
 from pyro_ext.score import ProximalScoreVI, proximal
 from pyro_ext.score.objective import blended_target, proximal_gradient
+from pyro_ext.score.regression.mixture import MixtureForm
 from tests.models import zoo
 
 torch.set_default_dtype(torch.float64)
@@ -469,6 +470,108 @@ def test_trust_and_decay_reach_the_closed_form() -> None:
     )
     engine.run(1, Y, progress_bar=False)
     assert (engine._closed_form.trust, engine._closed_form.decay) == (2.0, 0.7)
+
+
+WITH_CLOSED_FORM = {
+    "full": AutoMultivariateNormal,
+    "diagonal": AutoDiagonalNormal,
+    "low_rank": functools.partial(AutoLowRankMultivariateNormal, rank=1),
+    "matrix_normal": AutoMatrixNormal,
+    "mixture": functools.partial(AutoGaussianMixture, num_components=2),
+}
+
+
+def matrix() -> None:
+    scale = torch.linspace(0.3, 2.0, 6).reshape(2, 3)
+    pyro.sample("w", dist.Normal(torch.arange(6.0).reshape(2, 3), scale).to_event(2))
+
+
+def after_fifteen(structure: str, total_steps: int | None = 15, **options: Any) -> torch.Tensor:
+    """All parameters of the guide after fifteen single steps with noisy scores."""
+    pyro.set_rng_seed(0)
+    guide = WITH_CLOSED_FORM[structure](matrix)
+    given: dict[str, Any] = {
+        "solver": "regression",
+        "num_samples": 4,
+        "estimator": Noisy(level=0.3),
+    }
+    engine = ProximalScoreVI(matrix, guide, seed=0, total_steps=total_steps, **given, **options)
+    for _ in range(15):
+        engine.step()
+    return torch.cat([value.flatten() for value in engine.parameters.values()])
+
+
+@pytest.mark.parametrize("structure", WITH_CLOSED_FORM)
+def test_closed_forms_follow_trust_decay_and_the_length_of_the_run(structure: str) -> None:
+    found = after_fifteen(structure)
+    assert torch.equal(after_fifteen(structure), found)
+
+    def difference(other: torch.Tensor) -> float:
+        return float((other - found).abs().max())
+
+    assert difference(after_fifteen(structure, trust=1.001)) > 1e-3
+    assert (difference(after_fifteen(structure, decay=0.5)) > 1e-3) == (structure != "mixture")
+    unknown = after_fifteen(structure, total_steps=None)
+    assert (difference(unknown) > 1e-3) == (structure != "low_rank")
+
+
+def test_the_closed_form_is_given_the_tempered_density(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model(y: torch.Tensor) -> None:
+        x = pyro.sample("x", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+    seen, update = [], MixtureForm.update
+
+    def look(form: Any, state: Any, parameters: Any, *given: Any) -> Any:
+        seen.append((given[0][:, 0], given[-1]))
+        return update(form, state, parameters, *given)
+
+    monkeypatch.setattr(MixtureForm, "update", look)
+    guide = AutoGaussianMixture(model, 2)
+    engine = ProximalScoreVI(model, guide, num_samples=8, likelihood_temperature=0.25, seed=0)
+    engine.step(torch.tensor(2.0))
+    ((x, log_density),) = seen
+    expected = -0.5 * x.square() - 0.5 * (2.0 - x).square() / 0.25
+    assert x.std() > 0.01
+    torch.testing.assert_close(log_density - log_density[0], expected - expected[0])
+
+
+def test_new_parameters_that_are_not_finite_are_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guide = AutoMultivariateNormal(conjugate)
+    engine = ProximalScoreVI(conjugate, guide, solver="regression", seed=0)
+    engine.run(10, Y, progress_bar=False)
+    before, regression = engine.parameters, str(engine._regression)
+    update = engine._closed_form.update
+
+    def broken(*given: Any) -> Any:
+        state, parameters = update(*given)
+        return state, {name: value * torch.nan for name, value in parameters.items()}
+
+    monkeypatch.setattr(engine._closed_form, "update", broken)
+    with pytest.raises(NonFiniteError):
+        engine.step(Y)
+    assert all(torch.equal(engine.parameters[name], value) for name, value in before.items())
+    assert torch.equal(guide.loc.detach(), before["loc"])
+    assert str(engine._regression) == regression
+
+
+def test_draws_of_a_broken_step_are_not_used_again() -> None:
+    def model(size: torch.Tensor) -> None:
+        x = pyro.sample("x", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        pyro.factor("size", size * x.sum())
+
+    guide = AutoDiagonalNormal(model)
+    engine = ProximalScoreVI(model, guide, sample_reuse=3, on_nonfinite="skip", seed=0)
+    engine.step(torch.tensor(1.0))
+    ((theta, score),) = engine._reused
+    # Its score is finite, and the square of that is not.
+    assert np.isnan(engine.step(torch.tensor(1e200))) and engine.num_skipped == 1
+    ((theta_after, score_after),) = engine._reused
+    assert torch.equal(theta_after, theta) and torch.equal(score_after, score)
+    engine.step(torch.tensor(1.0))
+    assert len(engine._reused) == 2
 
 
 def test_a_broken_inner_step_restores_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,12 @@ import pytest
 import torch
 from pyro.infer import autoguide
 
+from pyro_ext.diagnostics import elbo
 from pyro_ext.errors import ArgumentError
 from pyro_ext.guides import AutoGaussianMixture, AutoMatrixNormal, AutoPlanarFlow
 from pyro_ext.score import ProximalScoreVI, objective, proximal
 from pyro_ext.target import handlers, log_density
+from tests.models import pyro_models
 
 torch.set_default_dtype(torch.float64)
 
@@ -296,3 +298,71 @@ def test_priors_added_in_place_are_those_of_the_host(
     for one, two in zip(expected, figures(), strict=True):
         torch.testing.assert_close(one, two)
     assert bool(added) == (mask is True and scaled == 1.0)
+
+
+# -- defaults ------------------------------------------------------------------------------------
+
+
+def scalar() -> None:
+    pyro.sample("x", dist.Normal(1.0, 0.5))
+
+
+def test_few_coordinates_do_not_fall_into_the_neck_of_a_funnel() -> None:
+    """The centred eight schools, whose density has its mode where tau is 0.
+
+    The best diagonal fit has a bound of about -34.6, one in the neck of -48.
+    """
+    model, args = (
+        pyro_models.eight_schools_centered,
+        pyro_models.arguments("eight_schools_centered"),
+    )
+    engine = ProximalScoreVI(model, autoguide.AutoDiagonalNormal(model), seed=0)
+    engine.run(2000, *args, progress_bar=False)
+    assert elbo(engine).value > -37.0
+
+
+def test_a_factor_that_spans_everything_has_the_gradient_solver() -> None:
+    guide = autoguide.AutoLowRankMultivariateNormal(scalar)
+    engine = ProximalScoreVI(scalar, guide, seed=0)
+    engine.setup()
+    assert engine.solver == "gradient"
+    engine = ProximalScoreVI(scalar, guide, solver="regression")
+    with pytest.raises(ArgumentError, match="Expected a rank below the number of latents, 1,"):
+        engine.setup()
+
+
+def test_a_single_component_is_fitted() -> None:
+    engine = ProximalScoreVI(scalar, AutoGaussianMixture(scalar, 1), seed=0)
+    engine.run(300, progress_bar=False)
+    draws = engine.get_samples(4000)["x"]
+    assert abs(float(draws.mean()) - 1.0) < 5 * 0.5 / 4000**0.5
+    assert abs(float(draws.std()) - 0.5) < 5 * 0.5 / 8000**0.5
+
+
+def test_steps_after_a_run_keep_what_it_found() -> None:
+    """Twenty time constants in the run; after it, a draw's noise in as many more."""
+    scale = torch.linspace(0.5, 2.0, 20)
+
+    def model() -> None:
+        pyro.sample("x", dist.Normal(torch.zeros(20), scale).to_event(1))
+
+    guide = autoguide.AutoDiagonalNormal(model)
+    engine = ProximalScoreVI(model, guide, seed=0)
+    engine.run(400, progress_bar=False)
+    for _ in range(200):
+        engine.step()
+    torch.testing.assert_close(guide.scale.detach() / scale, torch.ones(20), rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"solver": "regression", "num_inner_steps": 5}, "no num_inner_steps and no proximal"),
+        ({"solver": "regression", "proximal": 0.5}, "no num_inner_steps and no proximal"),
+        ({"solver": "gradient", "decay": 0.5}, "no decay and no trust"),
+        ({"solver": "gradient", "trust": 2.0}, "no decay and no trust"),
+    ],
+)
+def test_options_of_the_other_solver_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        ProximalScoreVI(scalar, autoguide.AutoDiagonalNormal(scalar), **options)

@@ -191,4 +191,4 @@ def test_saved_and_restored() -> None:
     again = restored(start, saved(state))
     assert again.seen == state.seen and type(again.seen) is type(state.seen)
     for one, two in zip(again[1:], state[1:], strict=True):
-        assert torch.equal(one, two)
+        assert torch.equal(torch.as_tensor(one), torch.as_tensor(two))

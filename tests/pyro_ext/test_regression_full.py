@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
+from pyro.infer.autoguide import AutoMultivariateNormal
 
-from pyro_ext.guides import Moments
+from pyro_ext.guides import Moments, flat_density
 from pyro_ext.score.regression.base import restored, saved
 from pyro_ext.score.regression.full import (
+    BlockMoments,
+    FullForm,
     initial_regression,
     is_warm,
     observe,
     updated_moments,
+    whitened_step,
 )
 from pyro_ext.score.regression.pairs import antithetic
 from tests.regression_support import example, literal_step, noisy, normal_target, reverse_kl
@@ -68,6 +74,46 @@ def test_warm_up_takes_a_pair_for_each_regressor_and_five() -> None:
         assert not is_warm(regression)
         regression = observe(regression, torch.randn(4, 3), torch.randn(4, 3))
     assert regression.seen.num_pairs == 8 and is_warm(regression)
+
+
+def block_with(noise: torch.Tensor) -> BlockMoments:
+    """Moments of five pairs whose scores leave a residual of this covariance (3, 3)."""
+    generator = np.random.default_rng(0)
+    root, change = generator.normal(size=(5, 3)), generator.normal(size=(3, 3))
+    covariance = torch.tensor(root.T @ root / 5)
+    cross = -(torch.eye(3) + torch.tensor(0.1 * change)) @ covariance
+    explained = cross @ torch.linalg.solve(covariance, cross.T)
+    return BlockMoments(covariance, cross, explained + noise)
+
+
+@pytest.mark.parametrize("number", [2.0, 3.0])
+def test_the_pull_is_finite_with_no_more_pairs_than_regressors(number: float) -> None:
+    """The residual then counts as one of these pairs, and the pull is the noise times D."""
+    noise = torch.tensor([0.1, 0.2, 0.3])
+    step = whitened_step(block_with(torch.diag(noise)), number, 1.25)
+    torch.testing.assert_close(step.pull.sort().values, 3.0 * noise)
+
+
+def test_a_residual_below_zero_is_no_noise() -> None:
+    step = whitened_step(block_with(-1e-9 * torch.eye(3)), 9.0, 50.0)
+    assert torch.equal(step.pull, torch.zeros(3))
+
+
+def test_a_direction_without_pairs_leaves_the_covariance_finite() -> None:
+    difference = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 0.0]])
+    covariance = difference.T @ difference / 2
+    slope = torch.diag(torch.tensor([1.2, 0.9, 1.0]))
+    block = BlockMoments(covariance, -slope @ covariance, slope @ covariance @ slope)
+    assert whitened_step(block, 4.0, 1.25).covariance.isfinite().all()
+
+
+def test_weights_of_draws_are_equal_and_sum_to_one() -> None:
+    def model() -> None:
+        pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+
+    density = flat_density(AutoMultivariateNormal(model))
+    weights = FullForm(density).weights(density.initial_parameters(), 6)
+    torch.testing.assert_close(weights, torch.full((6,), 1 / 6))
 
 
 def test_the_mean_moves_at_most_one_unit() -> None:

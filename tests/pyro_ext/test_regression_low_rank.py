@@ -14,9 +14,11 @@ from pyro.infer.autoguide import AutoLowRankMultivariateNormal
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_ext.errors import ArgumentError
+from pyro_ext.guides import flat_density
 from pyro_ext.score import ProximalScoreVI
 from pyro_ext.score.regression.base import restored, saved
 from pyro_ext.score.regression.low_rank import (
+    LowRankForm,
     LowRankMoments,
     LowRankRegression,
     frame_of,
@@ -130,10 +132,30 @@ def test_what_was_seen_is_carried_to_the_next_factor() -> None:
         turn = frame_of(moments).from_factor.T @ frame_of(after).to_factor
         torch.testing.assert_close(state.theta_factor, before.theta_factor @ turn)
         torch.testing.assert_close(state.factor, turn.T @ before.factor @ turn)
+        turn = frame_of(moments).to_factor.T @ frame_of(after).from_factor
+        torch.testing.assert_close(state.factor_score, turn.T @ before.factor_score @ turn)
         moments = after
     torch.testing.assert_close(state.score_factor, -precision @ state.theta_factor)
     # y is standard for the present guide, of which the averages are made by and by.
     assert (torch.linalg.eigvalsh(state.factor) - 1.0).abs().max() < 0.7
+
+
+def test_warm_up_takes_a_pair_for_each_regressor_and_five() -> None:
+    """The factor's coordinates and the coordinate itself are regressors."""
+
+    def model() -> None:
+        pyro.sample("z", dist.Normal(torch.zeros(DIM), 1.0).to_event(1))
+
+    form = LowRankForm(flat_density(AutoLowRankMultivariateNormal(model, rank=RANK), seed=0))
+    start = form.density.initial_parameters()
+    state, parameters = form.initial(start), start
+    generator = torch.Generator().manual_seed(0)
+    for pairs in range(1, RANK + 7):
+        theta = form.draw(parameters, generator, 2)
+        state, parameters = form.update(state, parameters, theta, 1.0 - theta)
+        same = [torch.equal(parameters[name], value) for name, value in start.items()]
+        assert state.seen.num_pairs == pairs
+        assert all(same) if pairs < RANK + 6 else not any(same)
 
 
 def test_a_target_of_the_family_is_recovered() -> None:

@@ -17,7 +17,7 @@ from pyro_ext.guides import AutoGaussianMixture
 from pyro_ext.guides.flat_density import flat_density
 from pyro_ext.guides.mixture import Components
 from pyro_ext.score import ProximalScoreVI
-from pyro_ext.score.regression.mixture import MixtureForm
+from pyro_ext.score.regression.mixture import MixtureForm, _progress
 from tests import mixture_support as support
 
 torch.set_default_dtype(torch.float64)
@@ -38,7 +38,8 @@ def two_modes() -> None:
 
 def make(number: int = support.NUMBER, **options: Any) -> tuple[Any, Any]:
     pyro.set_rng_seed(0)
-    density = flat_density(AutoGaussianMixture(model, number, **options))
+    guide = AutoGaussianMixture(model, number, **({"init_scale": 1.0} | options))
+    density = flat_density(guide)
     return MixtureForm(density), density.initial_parameters()
 
 
@@ -121,6 +122,7 @@ def test_draws_are_mirrored_pairs_of_each_component() -> None:
     np.testing.assert_allclose(both[0] - mixture.loc, mixture.loc - both[1], atol=1e-12)
     weights = form.weights(parameters, len(theta)).reshape(-1, support.NUMBER)
     np.testing.assert_allclose(weights.sum(0), mixture.weights)
+    assert float(weights.sum()) == pytest.approx(1.0)
     np.testing.assert_allclose(weights, np.broadcast_to(mixture.weights / 2 / pairs, weights.shape))
 
 
@@ -157,6 +159,45 @@ def test_a_component_of_no_use_starts_again(iteration: int, fresh: bool) -> None
     share = (5**0.5 - 1.0) / 2.0
     width = np.exp(np.log(0.25) + share * np.log(16.0))
     np.testing.assert_allclose(found.scale_tril[1], width * np.eye(support.DIM), rtol=1e-9)
+
+
+def test_every_other_component_starts_again_near_the_heaviest() -> None:
+    mixture, theta, scores, values = support.example(4)
+    form, parameters = make()
+    state = form.initial(parameters)
+    parameters = given(form, parameters, mixture)
+    cost = torch.tensor([-1.0, 1.0, 0.5])
+    state = state._replace(num_updates=49, num_restarts=1, cost=cost)
+    updated, parameters = updated_by(form, state, parameters, theta, scores, values)
+    found = form.density.components(parameters)
+    seen = support.Seen(49, np.asarray(cost), np.zeros(3), 1.0)
+    kept, _ = support.update(mixture, seen, theta, scores, values, form.trust)
+    assert int(updated.num_restarts) == 2
+    heaviest = int(kept.weights.argmax())
+    assert heaviest == 1
+    root = kept.scale_tril[heaviest]
+    noise = np.linalg.solve(mixture.scale_tril[0], theta[0] - mixture.loc[0])
+    expected = kept.loc[heaviest] + 3.0 * root @ noise
+    np.testing.assert_allclose(found.loc[0], expected, rtol=1e-5, atol=1e-6)
+    # The second point of the sequence of the golden section, 0.236.
+    share = 5**0.5 - 2.0
+    expected = np.exp(-share * np.log(4.0)) * root
+    np.testing.assert_allclose(found.scale_tril[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_components_of_use_go_on() -> None:
+    mixture, theta, scores, values = support.example(4)
+    form, parameters = make()
+    state = form.initial(parameters)
+    parameters = given(form, parameters, mixture)
+    state = state._replace(num_updates=49, cost=torch.tensor([1.0, 0.5, 0.5]))
+    updated, _ = updated_by(form, state, parameters, theta, scores, values)
+    assert int(updated.num_restarts) == 0
+
+
+def test_a_run_of_unknown_length_stays_at_three_quarters() -> None:
+    assert float(_progress(1000, 0, 3)[0]) == 0.5
+    assert float(_progress(5000, 0, 3)[0]) == 0.75
 
 
 def test_both_modes_are_found_with_their_weights() -> None:

@@ -380,6 +380,12 @@ def test_the_regularization_reaches_the_update(
     assert seen == pytest.approx(expected)
 
 
+def test_the_default_regularization_is_draws_times_latents_at_first() -> None:
+    engine = BaM(lognormal, seed=0)
+    engine.setup()
+    assert engine.num_samples == 8 and engine._weight(8) == 8.0
+
+
 def test_a_rejected_covariance_leaves_the_guide(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
