@@ -148,6 +148,7 @@ def literal_diagonal_step(
     progress = last / horizon
     cold = min(max(100 / dim**2, 0.001), 1.0)
     temperature = cold ** (1 - 2 * progress) if progress < 0.5 else 1.0
+    coldness = 1 - 2 * progress if progress < 0.5 and cold < 1 else 0.0
     patience = 2 * progress - 1 if progress > 0.5 else 0.0
     cooling = (1 + np.cos(np.pi * progress)) / 2
     if not total:
@@ -172,7 +173,8 @@ def literal_diagonal_step(
         pull = temperature**2 * residual / precision**2 / number
         factor = (slope / (temperature * precision) + pull) / (square + pull)
         tolerated = 20 / 10**patience
-        length = 0.3 / (1 + 0.3 * noise / (temperature * precision) / tolerated)
+        harm = 0.3 * noise / (temperature * precision) / tolerated
+        length = 0.3 / (1 + harm ** (1 - coldness / 2))
         move = cooling * length * drift / (temperature * precision * max(factor, 1.0))
         new_mean[i] = mean[i] + min(max(move, -scale[i]), scale[i])
         step = min(20 / horizon, 0.5) / (1 + 10 * patience * pull)

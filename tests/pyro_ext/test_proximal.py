@@ -121,10 +121,17 @@ def test_full_normal_on_a_correlated_normal_by_regression() -> None:
     assert forward_kl(engine, MEAN, COVARIANCE) < 1e-8
 
 
+def solver_options(solver: str, num_inner_steps: int) -> dict[str, Any]:
+    """The solver, with inner steps where it has them."""
+    return {"solver": solver} | (
+        {"num_inner_steps": num_inner_steps} if solver == "gradient" else {}
+    )
+
+
 @pytest.mark.parametrize("solver", ["gradient", "regression"])
 def test_diagonal_normal_is_exact_on_a_diagonal_normal(solver) -> None:
     guide = AutoDiagonalNormal(independent, init_scale=0.5)
-    engine = ProximalScoreVI(independent, guide, solver=solver, num_inner_steps=10, seed=0)
+    engine = ProximalScoreVI(independent, guide, **solver_options(solver, 10), seed=0)
     steps = {"gradient": 2500, "regression": 300}[solver]
     engine.run(steps, progress_bar=False)
     mean, scale = engine.density.moments(engine.parameters)
@@ -209,7 +216,7 @@ def test_full_sweep_and_temperature() -> None:
 @pytest.mark.parametrize("solver", ["gradient", "regression"])
 def test_guide_holds_the_fit_and_the_store_stays_empty(solver) -> None:
     guide = AutoMultivariateNormal(conjugate)
-    engine = ProximalScoreVI(conjugate, guide, solver=solver, num_inner_steps=5, seed=0)
+    engine = ProximalScoreVI(conjugate, guide, **solver_options(solver, 5), seed=0)
     engine.run(300, Y, progress_bar=False)
     assert not list(pyro.get_param_store().keys())
     fitted, scale = moments_of(engine)
@@ -415,7 +422,7 @@ def test_local_latents_in_a_subsampled_plate_are_refused() -> None:
 
 @pytest.mark.parametrize("solver", ["gradient", "regression"])
 def test_state_of_another_solver_or_guide_is_refused(solver: str, tmp_path: Path) -> None:
-    engine = ProximalScoreVI(gaussian, AutoMultivariateNormal, solver=solver, num_inner_steps=1)
+    engine = ProximalScoreVI(gaussian, AutoMultivariateNormal, **solver_options(solver, 1))
     engine.run(2, progress_bar=False)
     engine.save(tmp_path / "state")
     other = "regression" if solver == "gradient" else "gradient"

@@ -219,7 +219,7 @@ def test_a_rank_above_the_number_of_latents_is_refused() -> None:
         pyro.sample("z", dist.Normal(torch.zeros(3), 1.0).to_event(1))
 
     guide = AutoLowRankMultivariateNormal(model, rank=4)
-    with pytest.raises(ArgumentError, match="at most the number of latents, 3"):
+    with pytest.raises(ArgumentError, match="below the number of latents, 3"):
         ProximalScoreVI(model, guide, solver="regression").run(1, progress_bar=False)
 
 

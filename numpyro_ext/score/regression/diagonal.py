@@ -31,10 +31,11 @@ precision by rho = tau^2 r / n: the factor that P should change by, if all at on
 the last ten steps, so that v has noise, and swings from step to step, but not a drift. The mean
 moves by
 
-    m+ - m = a c_t u / (max(M, 1) tau P),   a = 0.3 / (1 + 0.3 v s^2 / (20 tau)),
+    m+ - m = a c_t u / (max(M, 1) tau P),   a = 0.3 / (1 + (0.3 v s^2 / (20 tau))^(1 - k / 2)),
 
-at most by s. A guide that is still too wide would overshoot, which max(M, 1) prevents; it knows
-what precision is to come. c_t falls from 1 to 0 along a half cosine over the run.
+at most by s, where k is 0 but in the cold start, see there. A guide that is still too wide would
+overshoot, which max(M, 1) prevents; it knows what precision is to come. c_t falls from 1 to 0 along
+a half cosine over the run.
 
 *Cold at first.* Curvature is that of the place where the guide now is. A network that has not been
 learnt yet predicts with a large error, finds a small curvature, and a guide that followed at once
@@ -43,7 +44,9 @@ together. So tau starts at (10 / D)^2, but at least at 1/1000 and at most at 1, 
 geometrically, over the first half of the run. The means are found first, by narrow guides, and the
 widths open up to those of the target from inside. With ten coordinates or fewer nothing is cold:
 narrow guides follow the density to its mode, which in a centred hierarchical model is far from the
-mass. Both numbers were chosen on such models and on networks.
+mass. Both numbers were chosen on such models and on networks. While it is cold the mean has a way
+to go, and noise would make it creep where the posterior itself is narrow beside the noise: so k
+falls from 1 to 0 meanwhile. At 1 steps are those of u over the root of v, as Adam's are.
 
 *Lengths in shares of the run.* b = 20 / T, with T the number of iterations (at most 1/2), so that
 the precision takes some twenty of its time constants at any T, and the averages forget no slower
@@ -118,11 +121,13 @@ class DiagonalRegression(NamedTuple):
 class Schedule(NamedTuple):
     """Where in the run an iteration is.
 
-    ``temperature`` is tau, ``patience`` lambda, ``cooling`` c_t, ``step`` b, ``rate`` the least
-    weight of the latest iteration in the averages and ``score_rate`` that in the mean score.
+    ``temperature`` is tau, ``coldness`` k, ``patience`` lambda, ``cooling`` c_t, ``step`` b,
+    ``rate`` the least weight of the latest iteration in the averages and ``score_rate`` that in the
+    mean score.
     """
 
     temperature: jax.Array
+    coldness: jax.Array
     patience: jax.Array
     cooling: jax.Array
     step: jax.Array
@@ -138,8 +143,10 @@ def schedule(iteration: jax.Array | int, total: jax.Array | int, dim: int, dtype
     progress = jnp.minimum(t / horizon, 1.0)
     cooling = 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
     share = TIME_CONSTANTS / horizon
+    coldness = jnp.maximum(1.0 - progress / COLD_SHARE, 0.0)
     return Schedule(
-        cold ** jnp.maximum(1.0 - progress / COLD_SHARE, 0.0),
+        cold**coldness,
+        coldness if cold < 1.0 else jnp.zeros_like(coldness),
         jnp.maximum(progress - COLD_SHARE, 0.0) / (1.0 - COLD_SHARE),
         jnp.where(total > 0, cooling, cooling * LEAST_ITERATIONS / horizon),
         jnp.minimum(share, LARGEST_STEP),
@@ -169,7 +176,10 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
         moments = self.density.moments(parameters)
         now = schedule(state.seen.num_updates, total, len(moments.mean), moments.mean.dtype)
         # Steps after a run, or in a longer one, do not cool down again what has been found.
-        now = now._replace(temperature=jnp.maximum(now.temperature, state.temperature))
+        now = now._replace(
+            temperature=jnp.maximum(now.temperature, state.temperature),
+            coldness=jnp.where(state.temperature >= 1.0, 0.0, now.coldness),
+        )
         state = observe(state, moments, theta, score, self.decay, now)
 
         def moved(parameters: Parameters) -> Parameters:
@@ -223,7 +233,8 @@ def updated_moments(
     factor = (tempered * state.slope + pull) / (state.square + pull)
     mean_noise = tempered * state.score_noise
     tolerated = TOLERATED_NOISE * LATE_TOLERANCE**now.patience
-    length = MEAN_STEP / (1.0 + MEAN_STEP * mean_noise / tolerated)
+    power = 1.0 - 0.5 * now.coldness
+    length = MEAN_STEP / (1.0 + (MEAN_STEP * mean_noise / tolerated) ** power)
     move = now.cooling * length * tempered * state.mean_score / jnp.maximum(factor, 1.0)
     # Each coordinate is a regression of its own, so its move is limited on its own.
     mean = mean + jnp.clip(move, -scale, scale)
