@@ -51,9 +51,6 @@ from numpyro_ext.target import Data, LogDensity
 
 FORMAT = 1
 ON_NONFINITE = ("raise", "skip")
-#: Folded into a state's key for draws that nobody gave a key for. Small numbers would give keys of
-#: the steps to come: with JAX's default setting, ``fold_in(key, 1)`` is ``split(key)[1]``.
-KEY_OF_DRAWS = 2**31 - 1
 
 # Steps per call of the compiled loop at most: the length of its loss buffer.
 _BUFFER = 4096
@@ -87,6 +84,12 @@ class EngineState(NamedTuple):
     step: Array
     skipped: Array
     horizon: Array
+
+
+def key_of_draws(state: EngineState) -> Array:
+    """Key for draws that nobody gave a key for: not one of those that the steps will use."""
+    # With JAX's default setting ``fold_in(key, 1)`` is ``split(key)[1]``: no small number does.
+    return random.fold_in(state.rng_key, 2**31 - 1)
 
 
 class RunResult(NamedTuple):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 
-from numpyro_ext.engine import KEY_OF_DRAWS, EngineState, RunResult
+from numpyro_ext.engine import EngineState, RunResult, key_of_draws
 from numpyro_ext.errors import ArgumentError, HeldParameterWarning
 from numpyro_ext.guides.flat_density import (
     FlatDensity,
@@ -80,8 +80,7 @@ def fitted_guide(
             )
         state = state_of_engine(fit, state)
         target, data = target_of_engine(fit, model, args, kwargs)
-        # Not one of the keys that the steps will use.
-        key = random.fold_in(state.rng_key, KEY_OF_DRAWS) if rng_key is None else rng_key
+        key = key_of_draws(state) if rng_key is None else rng_key
         return FittedGuide(fit.density, state.algorithm.parameters, target, data, key)
     check_has_flat_density(fit)
     params = getattr(state, "params", state)

@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import Array, lax, random
+from jax import Array, lax
 from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_ext.engine import KEY_OF_DRAWS, Engine, EngineState, as_optimizer
+from numpyro_ext.engine import Engine, EngineState, as_optimizer, key_of_draws
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import GradientEstimator
 from numpyro_ext.guides.flat_density import (
@@ -176,7 +176,7 @@ class GuideEngine(Engine):
         num_samples: int | None,
     ) -> Array:
         if rng_key is None:
-            rng_key = random.fold_in(state.rng_key, KEY_OF_DRAWS)
+            rng_key = key_of_draws(state)
         number = DRAWS if num_samples is None else num_samples
         return self.density.sample(state.algorithm.parameters, rng_key, number)
 

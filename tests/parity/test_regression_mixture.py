@@ -41,8 +41,10 @@ def test_updates_agree(total: int) -> None:
     start = support.random_mixture(generator, 3, 4)._asdict()
     # Two components that are of no use yet.
     start["logits"] = np.array([0.0, -30.0, -30.0])
-    theirs: Any = pyro_form.MixtureForm(Density(PyroComponents))  # type: ignore[arg-type]
-    ours: Any = numpyro_form.MixtureForm(Density(NumPyroComponents))  # type: ignore[arg-type]
+    # Stand-ins that have what the form asks of a guide's density, and are not one.
+    densities: list[Any] = [Density(PyroComponents), Density(NumPyroComponents)]
+    theirs: Any = pyro_form.MixtureForm(densities[0])
+    ours: Any = numpyro_form.MixtureForm(densities[1])
     torch_parameters = {name: torch.tensor(value) for name, value in start.items()}
     jax_parameters = jax.tree.map(jax.numpy.asarray, start)
     state, jax_state = theirs.initial(torch_parameters), ours.initial(jax_parameters)
