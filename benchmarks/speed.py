@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import datasets, records
+from benchmarks.arguments import count
 from benchmarks.timing import alternate, ratio
 
 PARTICLES, ROWS, HIDDEN, FEATURES, FULL_ROWS = 32, 128, 50, 8, 1000
@@ -46,7 +47,7 @@ GOALS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks speed`."""
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds of each comparison")
+    parser.add_argument("--rounds", type=count, default=7, help="rounds of each comparison")
     parser.add_argument("--inductor", action="store_true", help="time Inductor as well (slow)")
 
 

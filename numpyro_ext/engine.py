@@ -47,6 +47,7 @@ from tqdm.auto import tqdm
 
 from numpyro_ext.errors import ArgumentError, NonFiniteError
 from numpyro_ext.gradients import GradientEstimator, default_estimator
+from numpyro_ext.options import check_count, described, is_count
 from numpyro_ext.target import Data, LogDensity
 
 FORMAT = 1
@@ -131,11 +132,13 @@ def as_optimizer(optim: Any) -> Any:
         )
     if isinstance(optim, numpyro_optim._NumPyroOptim):
         return optim
-    if callable(getattr(optim, "init", None)) and callable(getattr(optim, "update", None)):
+    methods = [getattr(optim, name, None) for name in ("init", "update")]
+    if all(map(callable, methods)) and not isinstance(optim, type):
         return numpyro_optim.optax_to_numpyro(optim)
     raise ArgumentError(
         "optim must be a NumPyro optimizer, such as numpyro.optim.Adam(1e-2), or an optax gradient "
-        f"transformation, such as optax.adam(1e-2); found {type(optim).__name__}."
+        f"transformation, such as optax.adam(1e-2); found "
+        f"{optim.__name__ if isinstance(optim, type) else type(optim).__name__}."
     )
 
 
@@ -246,7 +249,8 @@ class Engine(ABC):
 
     def _settings(self) -> dict[str, str]:
         """Options that a saved state belongs to, described so that any process says the same."""
-        return {}
+        temperature = self._target_options["likelihood_temperature"]
+        return {"likelihood_temperature": repr(float(temperature))}
 
     # -- set up -------------------------------------------------------------------------------
 
@@ -483,14 +487,16 @@ class Engine(ABC):
         NonFiniteError
             A step was not finite and ``on_nonfinite="raise"``; it carries the last finite state.
         """
-        if not isinstance(num_steps, int | np.integer) or num_steps < 0:
-            raise ArgumentError(f"num_steps must be an integer of at least 0; found {num_steps!r}.")
+        if not is_count(num_steps, least=0):
+            raise ArgumentError(
+                "Expected num_steps to be an int >= 0 and the second argument of run, after the "
+                f"key, found {described(num_steps)}."
+            )
         for name, every in (
             ("callback_every", callback_every),
             ("checkpoint_every", checkpoint_every),
         ):
-            if every is not None and every < 1:
-                raise ArgumentError(f"{name} must be at least 1; found {every}.")
+            check_count(name, every, optional=True)
         if init_state is None:
             state = self.init(rng_key, *args, **kwargs)
             data = self.data
@@ -657,7 +663,7 @@ class Engine(ABC):
                 f"Expected a state of {type(self).__name__}; found one of {header['engine']}."
             )
         saved, settings = header.get("settings", {}), self._settings()
-        for name in sorted({*saved, *settings}):
+        for name in {**settings, **saved}:
             if saved.get(name) != settings.get(name):
                 raise ArgumentError(
                     f"The saved state belongs to an engine with another {name}: expected "
@@ -750,7 +756,7 @@ def _sites(target: LogDensity) -> list[list[Any]]:
 
 def _pack(label: str, tree: Any, arrays: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     """Put the tree's leaves into ``arrays`` and return what is needed to check them later."""
-    described = []
+    entries = []
     for number, (path, leaf) in enumerate(jax.tree.flatten_with_path(tree)[0]):
         entry: dict[str, Any] = {"path": jax.tree_util.keystr(path)}
         leaf = jnp.asarray(leaf)
@@ -763,12 +769,12 @@ def _pack(label: str, tree: Any, arrays: dict[str, np.ndarray]) -> list[dict[str
             array = np.frombuffer(array.tobytes(), np.uint8)
             entry["bytes"] = True
         arrays[f"{label}{number}"] = array
-        described.append(entry)
-    return described
+        entries.append(entry)
+    return entries
 
 
 def _unpack(
-    label: str, described: list[dict[str, Any]], arrays: Mapping[str, np.ndarray], template: Any
+    label: str, entries: list[dict[str, Any]], arrays: Mapping[str, np.ndarray], template: Any
 ) -> Any:
     """Saved leaves in the template's structure; they must agree in path, shape and dtype."""
     flat, treedef = jax.tree.flatten_with_path(template)
@@ -776,7 +782,7 @@ def _unpack(
         (jax.tree_util.keystr(path), list(jnp.shape(leaf)), str(jnp.asarray(leaf).dtype))
         for path, leaf in flat
     ]
-    found = [(entry["path"], entry["shape"], entry["dtype"]) for entry in described]
+    found = [(entry["path"], entry["shape"], entry["dtype"]) for entry in entries]
     if expected != found:
         differences = [pair for pair in zip(expected, found, strict=False) if pair[0] != pair[1]]
         first = (
@@ -790,7 +796,7 @@ def _unpack(
             "saved."
         )
     leaves = []
-    for number, entry in enumerate(described):
+    for number, entry in enumerate(entries):
         array = arrays[f"{label}{number}"]
         if entry.get("bytes"):
             array = np.frombuffer(array.tobytes(), jnp.dtype(entry["dtype"]))

@@ -8,6 +8,7 @@ subclass fills in four hooks: ``_initialize`` builds its tensors once the model 
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import tempfile
@@ -24,6 +25,7 @@ from tqdm.auto import tqdm
 from pyro_ext.errors import ArgumentError, NonFiniteError
 from pyro_ext.gradients import GradientEstimator, Score, default_estimator
 from pyro_ext.optim import OptimizerLike
+from pyro_ext.options import check_count, described, is_count
 from pyro_ext.target import Data, LogDensity
 
 FORMAT = 1
@@ -130,9 +132,11 @@ class Engine(ABC):
             "evaluation": evaluation,
             "dtype": dtype,
         }
+        if seed is not None and not is_count(seed, -math.inf):
+            raise ArgumentError(f"Expected seed to be an int, found {described(seed)}.")
         self._estimator = estimator
         self._estimator_state: dict[str, Any] = {}
-        seed = int(torch.randint(2**62, ())) if seed is None else seed
+        seed = int(torch.randint(2**62, ())) if seed is None else int(seed)
         self._generator = seeded_generator(seed)
         self._target: LogDensity | None = None
         self._data: Data | None = None
@@ -164,7 +168,7 @@ class Engine(ABC):
 
     def _settings(self) -> dict[str, str]:
         """Settings that a saved state depends on, by name; a state is loaded only into the same."""
-        return {}
+        return {"likelihood_temperature": repr(self.target.likelihood_temperature)}
 
     @abstractmethod
     def _draw(self, num_samples: int | None) -> Tensor:
@@ -314,13 +318,12 @@ class Engine(ABC):
         NonFiniteError
             A step was not finite and ``on_nonfinite="raise"``.
         """
-        if not isinstance(num_steps, int) or isinstance(num_steps, bool) or num_steps < 0:
-            found = num_steps if isinstance(num_steps, (int, float)) else type(num_steps).__name__
+        if not is_count(num_steps, least=0):
             raise ArgumentError(
-                f"Expected num_steps >= 0, an int and the first argument of run, found {found}."
+                "Expected num_steps to be an int >= 0 and the first argument of run, found "
+                f"{described(num_steps)}."
             )
-        if checkpoint_every < 1:
-            raise ArgumentError(f"Expected checkpoint_every >= 1, found {checkpoint_every}.")
+        check_count("checkpoint_every", checkpoint_every)
         # Schedules over a run need its end; a resumed run ends where the first one would have.
         self._horizon = self.num_steps_taken + num_steps
         self.setup(*args, **kwargs)

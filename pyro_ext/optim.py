@@ -403,9 +403,16 @@ def _build(
     if isinstance(optim, PyroOptim):
         options = _fixed_options(optim.pt_optim_args, "optim_args")
         optimizer = optim.pt_optim_constructor(tensors, **options)
+        _check_steps_alone(optimizer)
         scheduler = None
         if isinstance(optim, PyroLRScheduler):
             scheduler = optim.pt_scheduler_constructor(optimizer, **optim.kwargs)
+            if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                raise ArgumentError(
+                    "Expected a schedule that depends on the number of the step, found "
+                    "ReduceLROnPlateau, which follows a loss that is too noisy here. Use "
+                    "pyro.optim.CosineAnnealingLR or pyro.optim.ExponentialLR."
+                )
         return optimizer, scheduler, dict(_fixed_options(optim.pt_clip_args or {}, "clip_args"))
     if isinstance(optim, torch.optim.Optimizer) or not callable(optim):
         raise ArgumentError(
@@ -419,7 +426,16 @@ def _build(
             "Expected optim(tensors) to return a torch.optim.Optimizer, found "
             f"{type(built).__name__}."
         )
+    _check_steps_alone(built)
     return built, None, {}
+
+
+def _check_steps_alone(optimizer: torch.optim.Optimizer) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ArgumentError(
+            "Expected an optimizer that takes one gradient a step, found LBFGS, which evaluates "
+            "its objective several times. Use another, such as pyro.optim.Adam({'lr': 0.01})."
+        )
 
 
 def _fixed_options(options: Any, name: str) -> dict[str, Any]:

@@ -22,9 +22,12 @@ FOREIGN = {
 }
 NEVER = {"tests", "benchmarks"}
 
-# Room -> the rooms it may import besides itself. `errors` may be imported from everywhere.
+# Rooms that may be imported from everywhere.
+EVERYWHERE = {"errors", "options"}
+# Room -> the rooms it may import besides itself and those.
 MAY_IMPORT = {
     "errors": set(),
+    "options": set(),
     "target": set(),
     "kernels": set(),
     "guides": {"target"},
@@ -136,7 +139,7 @@ def test_rooms_import_only_what_they_may(package: str) -> None:
         if not room:
             continue
         assert room in MAY_IMPORT, f"{path.relative_to(ROOT)}: room {room!r} is in no rule"
-        allowed = {room, "errors"} | MAY_IMPORT[room]
+        allowed = {room, *EVERYWHERE} | MAY_IMPORT[room]
         for name in sorted(imported):
             inside = name.startswith(package + ".") and not name.startswith(package + ".__")
             if inside and room_of(name) not in allowed:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from benchmarks import records
+from benchmarks.arguments import count
 
 COLUMNS = {
     "backend": "backend",
@@ -31,7 +32,7 @@ COLUMNS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks demo`."""
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
-    parser.add_argument("--samples", type=int, default=2000, help="draws from each guide")
+    parser.add_argument("--samples", type=count, default=2000, help="draws from each guide")
     parser.add_argument("--no-progress", action="store_true", help="no progress bars")
 
 

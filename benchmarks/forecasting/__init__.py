@@ -18,6 +18,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from benchmarks.arguments import count
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks forecasting`."""
@@ -25,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flow-series", nargs="*", help="series that flows are fitted to")
     parser.add_argument("--full", action="store_true", help="larger network, all windows, 10 seeds")
     parser.add_argument("--backend", choices=("both", "pyro", "numpyro"), default="both")
-    parser.add_argument("--epochs", type=int, help="epochs at most")
-    parser.add_argument("--most-steps", type=int, help="steps at most")
-    parser.add_argument("--seeds", type=int, help="number of seeds")
+    parser.add_argument("--epochs", type=count, help="epochs at most")
+    parser.add_argument("--most-steps", type=count, help="steps at most")
+    parser.add_argument("--seeds", type=count, help="number of seeds")
     parser.add_argument("--rates", type=float, nargs="+", help="learning rates to try")
     parser.add_argument("--temperature", type=float, help="of the likelihood")
     parser.add_argument("--init-scale", type=float, help="standard deviation of q at the start")

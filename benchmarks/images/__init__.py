@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from benchmarks.arguments import count
+
 EXPERIMENTS = ("small-data",)
 
 
@@ -21,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="the paper's sizes (days on a CPU)")
     parser.add_argument("--backend", choices=("both", "pyro", "numpyro"), default="both")
     parser.add_argument("--percent", type=float, nargs="+", help="shares of the training images")
-    parser.add_argument("--hidden", type=int, nargs="+", help="units of the hidden layers")
-    parser.add_argument("--epochs", type=int, help="epochs at most")
-    parser.add_argument("--seeds", type=int, help="number of seeds")
+    parser.add_argument("--hidden", type=count, nargs="+", help="units of the hidden layers")
+    parser.add_argument("--epochs", type=count, help="epochs at most")
+    parser.add_argument("--seeds", type=count, help="number of seeds")
     parser.add_argument("--rates", type=float, nargs="+", help="learning rates to try")
     parser.add_argument(
         "--temperature", type=float, nargs="+", help="of the likelihood (default: 1e-6 and 0.1)"

@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from benchmarks.arguments import count
+
 EXPERIMENTS = ("logistic", "uci", "memory")
 
 
@@ -19,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks score-vi`."""
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
     parser.add_argument("--experiment", choices=EXPERIMENTS, default="logistic")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds, or splits, of every run")
+    parser.add_argument("--seeds", type=count, default=3, help="seeds, or splits, of every run")
     parser.add_argument(
         "--backend", choices=("numpyro", "pyro", "both"), default="numpyro", help="Pyro is slower"
     )

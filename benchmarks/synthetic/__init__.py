@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import records
+from benchmarks.arguments import count
 from benchmarks.records import Record
 
 BACKENDS = {"numpyro": ("numpyro",), "pyro": ("pyro",), "both": ("numpyro", "pyro")}
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     names = list(all_experiments())
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
-    parser.add_argument("--seeds", type=int, default=5, help="seeds of every run")
+    parser.add_argument("--seeds", type=count, default=5, help="seeds of every run")
     parser.add_argument("--backend", choices=BACKENDS, default="numpyro", help="Pyro is slower")
     parser.add_argument(
         "--experiment",

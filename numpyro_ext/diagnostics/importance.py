@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from numpyro_ext.diagnostics.fit import (
-    check_count,
     check_temperature,
     chunk_sizes,
     draws,
     fitted_guide,
 )
 from numpyro_ext.errors import ArgumentError
+from numpyro_ext.options import check_count
 
 Array = NDArray[np.float64]
 

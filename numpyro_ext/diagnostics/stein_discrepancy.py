@@ -27,7 +27,6 @@ import numpy as np
 from jax import Array, lax
 
 from numpyro_ext.diagnostics.fit import (
-    check_count,
     check_temperature,
     chunk_sizes,
     draws,
@@ -39,6 +38,7 @@ from numpyro_ext.diagnostics.fit import (
 )
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels.base import centre
+from numpyro_ext.options import check_count
 from numpyro_ext.target import Data, LogDensity
 
 #: Draws of a guide unless told otherwise.

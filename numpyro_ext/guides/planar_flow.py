@@ -39,10 +39,10 @@ from numpyro.distributions.transforms import AffineTransform, Transform
 from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters, register_flat_density
 from numpyro_ext.guides.matrix_normal import check_init_scale
 from numpyro_ext.guides.normal import LOG_TWO_PI
+from numpyro_ext.options import check_count
 
 #: softplus(SHIFT) = 1, so that u = 0 gives the identity.
 SHIFT = math.log(math.expm1(1.0))
@@ -207,7 +207,7 @@ class AutoPlanarFlow(AutoContinuous):
         init_loc_fn: Callable[..., Any] = init_to_uniform,
         init_scale: float = 0.1,
     ) -> None:
-        check_num_flows(num_flows)
+        check_count("num_flows", num_flows)
         check_init_scale(init_scale)
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
         self.num_flows = num_flows
@@ -338,18 +338,3 @@ def _find_roots(shifted: jax.Array, slope: jax.Array, later: jax.Array) -> jax.A
         return x.at[..., k].set(_find_root(shifted[..., k] - jnp.tanh(x) @ later[k], slope[k]))
 
     return lax.fori_loop(0, len(slope), solve, jnp.zeros_like(shifted))
-
-
-def check_num_flows(num_flows: int) -> None:
-    """See that a number of flows is a positive whole number.
-
-    Raises
-    ------
-    ArgumentError
-        It is not.
-    """
-    if not isinstance(num_flows, int) or isinstance(num_flows, bool) or num_flows < 1:
-        raise ArgumentError(
-            f"Expected num_flows to be a whole number of at least 1, found {num_flows!r}. For no "
-            "flow use AutoDiagonalNormal."
-        )

@@ -20,6 +20,7 @@ from numpyro_ext.engine import EngineState
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import GradientEstimator
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters
+from numpyro_ext.options import check_count
 from numpyro_ext.score.guide_engine import GuideEngine, GuideState
 from numpyro_ext.target import Data, LogDensity
 
@@ -168,8 +169,7 @@ class FisherVI(GuideEngine):
         )
         if norm not in NORMS:
             raise ArgumentError(f"Expected norm to be one of {NORMS}, found {norm!r}.")
-        if max_dimension < 1:
-            raise ArgumentError(f"Expected max_dimension >= 1, found {max_dimension}.")
+        check_count("max_dimension", max_dimension)
         self.norm = norm
         self.max_dimension = max_dimension
 
@@ -181,6 +181,11 @@ class FisherVI(GuideEngine):
     def _prepare(self, density: FlatDensity, parameters: Parameters) -> GuideState:
         posterior = density._posterior(parameters)
         _check_guide(density, parameters, self.norm, posterior.has_rsample)
+        if self.estimator.evaluations_per_step(self.target) != 1.0:
+            self._warn_of_noise(
+                "Its objective holds the variance of the scores besides, and the fit is drawn to "
+                "where that is small."
+            )
         return GuideState(parameters, self._start_optimizer(parameters))
 
     def _settings(self) -> dict[str, str]:

@@ -7,7 +7,6 @@ goes straight into the fit.
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +17,7 @@ from jax import Array, random
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from numpyro_ext.engine import EngineState
-from numpyro_ext.errors import ArgumentError, NoisyScoreWarning
+from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import Full, GradientEstimator
 from numpyro_ext.guides.flat_density import FlatDensity, Moments, Parameters
 from numpyro_ext.score.guide_engine import GuideEngine, GuideState
@@ -79,7 +78,6 @@ class GaussianMatching(GuideEngine):
             data_chunk=data_chunk,
             on_nonfinite=on_nonfinite,
         )
-        self._warned = False
 
     @abstractmethod
     def _matched(self, moments: Moments, theta: Array, score: Array, step: Array) -> Moments:
@@ -91,17 +89,10 @@ class GaussianMatching(GuideEngine):
 
     def _prepare(self, density: FlatDensity, parameters: Parameters) -> GuideState:
         estimator = self.estimator
-        exact = isinstance(estimator, Full) and estimator.evaluations_per_step(self.target) == 1.0
-        if not exact and not self._warned:
-            # Once, however often a state is made.
-            self._warned = True
-            warnings.warn(
-                f"{type(self).__name__} expects exact scores, but {type(estimator).__name__} gives "
-                "noisy ones or scores of a part of the data here. Its update follows their noise "
-                "instead of averaging it, and the covariance comes out wrong. Use "
-                "estimator=Full() with all rows, or ProximalScoreVI, which takes noisy scores.",
-                NoisyScoreWarning,
-                stacklevel=2,
+        if not isinstance(estimator, Full) or estimator.evaluations_per_step(self.target) != 1.0:
+            self._warn_of_noise(
+                "Its update follows their noise instead of averaging it, and the covariance comes "
+                "out wrong."
             )
         return GuideState(parameters, None)
 

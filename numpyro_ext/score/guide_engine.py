@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
-import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from jax import Array, lax
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_ext.engine import Engine, EngineState, as_optimizer, key_of_draws
-from numpyro_ext.errors import ArgumentError
+from numpyro_ext.errors import ArgumentError, NoisyScoreWarning
 from numpyro_ext.gradients import GradientEstimator
 from numpyro_ext.guides.flat_density import (
     FlatDensity,
@@ -31,6 +31,7 @@ from numpyro_ext.guides.flat_density import (
     check_has_flat_density,
     flat_density,
 )
+from numpyro_ext.options import check_count, check_number
 from numpyro_ext.target import Data, LogDensity
 from numpyro_ext.target.layout import Layout
 
@@ -129,13 +130,10 @@ class GuideEngine(Engine):
         if isinstance(guide, type) and issubclass(guide, AutoGuide):
             guide = guide(model)
         check_has_flat_density(guide)
-        if num_samples is not None and num_samples < 1:
-            raise ArgumentError(f"Expected num_samples >= 1, found {num_samples}.")
-        if total_steps is not None and total_steps < 1:
-            raise ArgumentError(f"Expected total_steps >= 1, found {total_steps}.")
+        for name, count in (("num_samples", num_samples), ("total_steps", total_steps)):
+            check_count(name, count, optional=True)
         for name, value in (("clip_norm", clip_norm), ("initial_scale", initial_scale)):
-            if value is not None and not 0 < value < math.inf:
-                raise ArgumentError(f"Expected a finite {name} > 0, found {value}.")
+            check_number(name, value, optional=True)
         if by_site is not None:
             self.optim = by_site
         self.guide = guide
@@ -143,7 +141,10 @@ class GuideEngine(Engine):
         self.clip_norm = clip_norm
         self.initial_scale = initial_scale
         self.total_steps = total_steps
+        #: Of the default optimizer, at the start of a run.
+        self.learning_rate = LEARNING_RATE
         self._density: FlatDensity | None = None
+        self._warned = False
 
     # -- hooks of subclasses ------------------------------------------------------------------
 
@@ -166,7 +167,7 @@ class GuideEngine(Engine):
         return self.density.write_back(state.algorithm.parameters)
 
     def _settings(self) -> dict[str, str]:
-        return {"guide": type(self.guide).__name__}
+        return {"guide": type(self.guide).__name__, **super()._settings()}
 
     def _draw(
         self,
@@ -178,6 +179,7 @@ class GuideEngine(Engine):
         if rng_key is None:
             rng_key = key_of_draws(state)
         number = DRAWS if num_samples is None else num_samples
+        check_count("num_samples", number)
         return self.density.sample(state.algorithm.parameters, rng_key, number)
 
     # -- the fit ------------------------------------------------------------------------------
@@ -194,6 +196,19 @@ class GuideEngine(Engine):
         return self._density
 
     # -- for the steps of subclasses ----------------------------------------------------------
+
+    def _warn_of_noise(self, consequence: str) -> None:
+        """Warn, once however often a state is made, that the scores are not exact."""
+        if self._warned:
+            return
+        self._warned = True
+        warnings.warn(
+            f"{type(self).__name__} expects exact scores, but {type(self.estimator).__name__} "
+            f"gives noisy ones or scores of a part of the data here. {consequence} Use "
+            "estimator=Full() with all rows, or ProximalScoreVI, which takes noisy scores.",
+            NoisyScoreWarning,
+            stacklevel=2,
+        )
 
     def _total(self, state: EngineState) -> Array:
         """T of the run; outside a run ``total_steps``, 0 when that is not given."""
@@ -218,7 +233,7 @@ class GuideEngine(Engine):
 
     def _default_rate(self, state: EngineState) -> Array:
         """Present learning rate of the default optimizer."""
-        return LEARNING_RATE * 0.5 * (1.0 + jnp.cos(jnp.pi * self._progress(state)))
+        return self.learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * self._progress(state)))
 
     def _descend(
         self,

@@ -22,7 +22,10 @@ from numpyro_ext.engine import EngineState
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import GradientEstimator
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters
+from numpyro_ext.guides.mixture import AutoGaussianMixture
 from numpyro_ext.guides.normal import LONG, DiagonalNormalDensity
+from numpyro_ext.guides.planar_flow import AutoPlanarFlow
+from numpyro_ext.options import check_count, check_number, described, is_number
 from numpyro_ext.score.guide_engine import DRAWS as DRAWS
 from numpyro_ext.score.guide_engine import LEARNING_RATE as LEARNING_RATE
 from numpyro_ext.score.guide_engine import GuideEngine
@@ -39,11 +42,38 @@ from numpyro_ext.score.regression import (
 from numpyro_ext.target import Data, LogDensity
 
 SOLVERS = ("gradient", "regression")
-#: Draws and inner steps per iteration of the gradient solver, unless told otherwise: for diagonal
-#: guides (the paper's), and for others, whose correlations need more steps to follow, which in
-#: turn would fit a single draw too closely.
-SAMPLES_DIAGONAL, INNER_STEPS_DIAGONAL = 1, 2
-SAMPLES, INNER_STEPS = 2, 20
+
+
+class GradientSteps(NamedTuple):
+    """How the gradient solver works on a guide, unless told otherwise.
+
+    Parameters
+    ----------
+    num_samples, num_inner_steps : int
+        Draws and optimizer steps per iteration.
+    learning_rate : float
+        Of the default optimizer, at the start of a run.
+    clip_norm : float, optional
+        Limit on the default optimizer's gradient.
+    """
+
+    num_samples: int
+    num_inner_steps: int
+    learning_rate: float = LEARNING_RATE
+    clip_norm: float | None = None
+
+
+#: For diagonal Normals, the paper's.
+STEPS_DIAGONAL = GradientSteps(1, 2)
+#: For other Normals, whose correlations need more steps to follow, which in turn would fit a single
+#: draw too closely; and for mixtures of them.
+STEPS_NORMAL = GradientSteps(2, 20)
+#: For planar flows and mixtures with low-rank covariances, which can bend to fit a few draws in a
+#: few large steps, and have draws far out, whose scores would rule the optimizer's averages for
+#: long.
+STEPS_FLEXIBLE = GradientSteps(8, 2, 5e-3, clip_norm=1.0)
+#: For all others, such as the host's flows, which break down with those.
+STEPS_OTHER = GradientSteps(16, 1, 2e-3, clip_norm=1.0)
 
 ProximalWeight = str | float | Callable[[Any, Any], Any]
 
@@ -111,8 +141,8 @@ class ProximalScoreVI(GuideEngine):
     optim : optimizer or mapping, optional
         NumPyro or optax optimizer of the inner steps, whose state goes on over the iterations;
         its schedule, if it has one, counts inner steps. Default: Adam with a learning rate that
-        falls from 0.01 to 0 along a cosine over the run. A rate that falls matters: scores are
-        noisy.
+        falls from 0.01 to 0 along a cosine over the run; from 0.005 or 0.002 where ``num_samples``
+        is 8 or 16 by default. A rate that falls matters: scores are noisy.
 
         A mapping from patterns of site names to optimizers, such as
         ``{"*.bias": Adam(1e-2), "*": Adam(1e-3)}``, gives sites rates of their own. A site belongs
@@ -130,10 +160,13 @@ class ProximalScoreVI(GuideEngine):
     num_samples : int, optional
         Draws S per iteration; an even number for ``solver="regression"``, whose draws come in
         mirrored pairs, and a multiple of 2 K for a mixture, with pairs from each of its K
-        components. Default: the least such number, and for ``solver="gradient"`` 2, but 1 with a
-        diagonal Normal.
+        components. Default: the least such number; for ``solver="gradient"`` 1 with a diagonal
+        Normal, 2 with other Normals and mixtures, 8 with planar flows and mixtures with
+        "low_rank" covariances, 16 with the host's flows and guides of other kinds.
     num_inner_steps : int, optional
-        Optimizer steps per iteration. Default: 2 for a diagonal Normal, 20 for other guides.
+        Optimizer steps per iteration. Default: 20 for Normals that are not diagonal and for
+        mixtures with "full" or "diag" covariances, 1 for the host's flows and guides of other
+        kinds, 2 for the rest.
     proximal : "linear", float or callable
         Weight alpha_t of the proximal term: t/T (the paper's), a constant, or a function of
         (t, T) that JAX can trace. ``solver="regression"`` has its own proximal term.
@@ -147,7 +180,8 @@ class ProximalScoreVI(GuideEngine):
         draws stand in for those that are missing.
     clip_norm : float, optional
         The gradient of an inner step, in all of the guide's parameters as one vector, is
-        shortened to this length where it is longer. Default: not.
+        shortened to this length where it is longer. Default: not; with the default optimizer 1
+        where ``num_samples`` is 8 or more by default.
     initial_scale : float, optional
         Standard deviation of every coordinate, in the unconstrained space, at the start, for
         Normal guides. Default: the guide's own. Networks want a small one, such as 0.01.
@@ -232,24 +266,20 @@ class ProximalScoreVI(GuideEngine):
         optimizer, regression = None, None
         if self.solver == "regression":
             self._closed_form = closed_form(density)(density, self.decay, self.trust)
+            # The guide's shape is known only now.
+            reason = self._closed_form.unsuited(parameters)
+            if reason is not None and self._solver_given:
+                raise ArgumentError(reason)
+            if reason is not None:
+                self.solver = "gradient"
+        if self.solver == "regression":
             group = self._closed_form.group(self.guide)
             check_group(self.num_samples, group)
-            try:
-                regression = self._closed_form.initial(parameters)
-                self.num_samples = self.num_samples or group
-            except ArgumentError:
-                # Only now the guide's shape is known.
-                if self._solver_given:
-                    raise
-                self.solver = "gradient"
-        if self.solver == "gradient":
+            self.num_samples = self.num_samples or group
+            regression = self._closed_form.initial(parameters)
+        else:
+            self._default_steps(density)
             optimizer = self._start_optimizer(parameters)
-        diagonal = density.covariance_structure == "diagonal"
-        if self.num_samples is None:
-            single = diagonal and self.solver == "gradient"
-            self.num_samples = SAMPLES_DIAGONAL if single else SAMPLES
-        if self.num_inner_steps is None:
-            self.num_inner_steps = INNER_STEPS_DIAGONAL if diagonal else INNER_STEPS
         reused = None
         if self.sample_reuse > 1:
             shape = (self.sample_reuse - 1, self.num_samples, density.dim)
@@ -264,6 +294,16 @@ class ProximalScoreVI(GuideEngine):
             and density.dim > LONG
         )
         return ProximalState(parameters, optimizer, regression, reused)
+
+    def _default_steps(self, density: FlatDensity) -> None:
+        defaults = default_steps(density)
+        self.learning_rate = defaults.learning_rate
+        if self.optim is None and self.clip_norm is None:
+            self.clip_norm = defaults.clip_norm
+        if self.num_samples is None:
+            self.num_samples = defaults.num_samples
+        if self.num_inner_steps is None:
+            self.num_inner_steps = defaults.num_inner_steps
 
     def _step(
         self, target: LogDensity, state: EngineState, data: Data
@@ -295,18 +335,23 @@ class ProximalScoreVI(GuideEngine):
         return self._closed_form.draw(parameters, rng_key, self.num_samples)
 
     def _settings(self) -> dict[str, str]:
-        return {"solver": self.solver, **super()._settings()}
+        settings = {"solver": self.solver, **super()._settings()}
+        if self.solver == "regression":
+            settings |= {"decay": repr(self.decay), "trust": repr(self.trust)}
+        return settings
 
     # -- steps --------------------------------------------------------------------------------
 
     def _weight(self, state: EngineState) -> Array:
         if self.proximal == "linear":
             return self._progress(state)
-        value = (
-            self.proximal(state.step, self._total(state))
-            if callable(self.proximal)
-            else self.proximal
-        )
+        value = self.proximal
+        if callable(value):
+            value = value(state.step, self._total(state))
+            if not is_number(value):
+                raise ArgumentError(
+                    f"Expected proximal(t, T) to return one number, found {described(value)}."
+                )
         return jnp.asarray(value, jnp.result_type(float))
 
     def _gradient_update(
@@ -386,6 +431,17 @@ def default_solver(guide: Any, gradient: bool) -> str:
     return "regression" if structure_of(guide) is not None and not gradient else "gradient"
 
 
+def default_steps(density: FlatDensity) -> GradientSteps:
+    """How the gradient solver works on a guide, unless told otherwise."""
+    if density.covariance_structure == "diagonal":
+        return STEPS_DIAGONAL
+    if isinstance(density.guide, AutoGaussianMixture):
+        return STEPS_FLEXIBLE if density.guide.covariance == "low_rank" else STEPS_NORMAL
+    if isinstance(density.guide, AutoPlanarFlow):
+        return STEPS_FLEXIBLE
+    return STEPS_OTHER if density.covariance_structure is None else STEPS_NORMAL
+
+
 def closed_form(density: FlatDensity) -> type[ClosedForm[Any]]:
     """The closed form for a guide.
 
@@ -437,18 +493,15 @@ def _check_options(
             "Expected optim=None with solver='regression', which has no optimizer, found "
             f"{type(optim).__name__}. Leave it out, or use solver='gradient'."
         )
-    if num_inner_steps is not None and num_inner_steps < 1:
-        raise ArgumentError(f"Expected num_inner_steps >= 1, found {num_inner_steps}.")
-    number = isinstance(proximal, int | float) and proximal >= 0
+    check_count("num_inner_steps", num_inner_steps, optional=True)
+    number = is_number(proximal) and float(proximal) >= 0
     if not (number or callable(proximal) or proximal == "linear"):
         raise ArgumentError(
             "Expected proximal to be 'linear', a number >= 0 or a function of (t, T), found "
             f"{proximal!r}."
         )
-    if not 0 < decay <= 1:
-        raise ArgumentError(f"Expected 0 < decay <= 1, found {decay}.")
-    if not trust > 1:
-        raise ArgumentError(f"Expected trust > 1, found {trust}.")
+    check_number("decay", decay, most=1.0)
+    check_number("trust", trust, above=1.0)
     if solver == "gradient" and (decay, trust) != (DECAY, TRUST):
         raise ArgumentError(
             "Expected no decay and no trust with solver='gradient', which has neither, found "
@@ -463,8 +516,7 @@ def _check_gradient_options(
     num_inner_steps: int | None,
     proximal: Any,
 ) -> None:
-    if not isinstance(sample_reuse, int) or sample_reuse < 1:
-        raise ArgumentError(f"Expected sample_reuse to be an int >= 1, found {sample_reuse!r}.")
+    check_count("sample_reuse", sample_reuse)
     if solver == "regression" and (sample_reuse > 1 or clip_norm is not None):
         raise ArgumentError(
             "Expected sample_reuse=1 and clip_norm=None with solver='regression', which averages "

@@ -15,6 +15,7 @@ from jax import Array
 
 from numpyro_ext.engine import Engine, EngineState
 from numpyro_ext.errors import ArgumentError
+from numpyro_ext.options import check_count
 from numpyro_ext.target import Data, LogDensity
 
 
@@ -60,10 +61,7 @@ class ParticleEngine(Engine):
         num_particles: int = 32,
         **options: Any,
     ) -> None:
-        if not isinstance(num_particles, int) or isinstance(num_particles, bool):
-            raise ArgumentError(f"Expected num_particles to be an int, found {num_particles!r}.")
-        if num_particles < 1:
-            raise ArgumentError(f"Expected num_particles >= 1, found {num_particles}.")
+        check_count("num_particles", num_particles)
         if optim is None:
             raise ArgumentError(
                 "Expected a NumPyro or optax optimizer, such as numpyro.optim.Adam(0.05), found "

@@ -78,7 +78,7 @@ class SVGD(ParticleEngine):
         self.annealing = annealing
 
     def _settings(self) -> dict[str, str]:
-        return {"kernel": describe(self.kernel)}
+        return {"kernel": describe(self.kernel), **super()._settings()}
 
     def _init_direction(self, target: LogDensity, particles: Array) -> KernelState:
         return self.kernel.with_sites(target.layout.slices).init(particles)

@@ -28,6 +28,7 @@ from numpyro_ext.errors import (
     HeldParameterWarning,
     ModelCheckError,
 )
+from numpyro_ext.options import check_count, check_number
 from numpyro_ext.target.check import (
     check_data,
     closure_error,
@@ -173,13 +174,9 @@ class LogDensity:
             raise ArgumentError(
                 f"model must be a callable with NumPyro primitives; found {type(model).__name__}."
             )
-        if not likelihood_temperature > 0:
-            raise ArgumentError(
-                f"likelihood_temperature must be positive; found {likelihood_temperature}."
-            )
+        check_number("likelihood_temperature", likelihood_temperature)
         for name, chunk in (("particle_chunk", particle_chunk), ("data_chunk", data_chunk)):
-            if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
-                raise ArgumentError(f"{name} must be a positive integer or None; found {chunk!r}.")
+            check_count(name, chunk, optional=True)
         self.model = model
         self.init_strategy = as_init_strategy(init_strategy)
         self.likelihood_temperature = float(likelihood_temperature)

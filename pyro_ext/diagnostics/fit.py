@@ -21,6 +21,7 @@ from pyro_ext.guides.flat_density import (
     check_has_flat_density,
     flat_density,
 )
+from pyro_ext.options import check_count, check_number
 from pyro_ext.target import Data, LogDensity
 from pyro_ext.target.replay import replay
 
@@ -156,20 +157,6 @@ def chunk_sizes(num: int, dim: int, draw_chunk: int | None) -> list[int]:
     return [chunk] * whole + [tail] * (tail > 0)
 
 
-def check_count(name: str, value: Any, *, least: int = 1, optional: bool = False) -> None:
-    """Refuse what is not a whole number of at least ``least``.
-
-    Raises
-    ------
-    ArgumentError
-        It is not.
-    """
-    if value is None and optional:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ArgumentError(f"Expected {name} to be an int of at least {least}, found {value!r}.")
-
-
 def check_temperature(target: LogDensity, temperature: float | None) -> float:
     """The temperature asked for; that of the target when none is.
 
@@ -180,8 +167,7 @@ def check_temperature(target: LogDensity, temperature: float | None) -> float:
     """
     if temperature is None:
         return target.likelihood_temperature
-    if not temperature > 0:
-        raise ArgumentError(f"Expected likelihood_temperature > 0, found {temperature!r}.")
+    check_number("likelihood_temperature", temperature)
     return float(temperature)
 
 

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from pyro_ext.diagnostics.fit import (
-    check_count,
     check_temperature,
     chunk_sizes,
     diagnostic_generator,
@@ -24,6 +23,7 @@ from pyro_ext.diagnostics.fit import (
     fitted_guide,
 )
 from pyro_ext.errors import ArgumentError
+from pyro_ext.options import check_count
 
 Array = NDArray[np.float64]
 

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from pyro_ext.diagnostics.fit import (
-    check_count,
     check_temperature,
     chunk_sizes,
     diagnostic_generator,
@@ -37,6 +36,7 @@ from pyro_ext.diagnostics.fit import (
 )
 from pyro_ext.errors import ArgumentError
 from pyro_ext.kernels.base import centre
+from pyro_ext.options import check_count
 from pyro_ext.target import Data, LogDensity
 
 #: Draws of a guide unless told otherwise.

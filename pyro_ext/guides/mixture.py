@@ -30,6 +30,7 @@ from pyro_ext.guides.flat_density import (
     Parameters,
     register_flat_density,
 )
+from pyro_ext.options import check_count
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
 COVARIANCES = ("diag", "full", "low_rank")
@@ -340,6 +341,10 @@ class AutoGaussianMixture(autoguide.guides.AutoContinuous):
         elif self.covariance == "low_rank":
             # Not W = 0: the score depends on W through W W^T and no gradient would leave there.
             rank = round(dim**0.5) if self.rank is None else self.rank
+            if rank > dim:
+                raise ArgumentError(
+                    f"Expected a rank of at most the number of latents, {dim}, found rank={rank}."
+                )
             draws = center.new_empty(number, dim, rank).normal_()
             self.cov_factor = nn.Parameter(draws / math.sqrt(rank))
             scale = math.sqrt(0.5) * scale
@@ -414,8 +419,7 @@ def _check_options(
     init_spread: float,
     temperature: float,
 ) -> None:
-    if not isinstance(num_components, int) or num_components < 1:
-        raise ArgumentError(f"Expected num_components to be an int >= 1, found {num_components!r}.")
+    check_count("num_components", num_components)
     if covariance not in COVARIANCES:
         raise ArgumentError(
             f"Expected covariance to be one of {COVARIANCES}, found {covariance!r}."
@@ -425,8 +429,7 @@ def _check_options(
             f"Expected no rank with covariance={covariance!r}, found rank={rank!r}. Leave it out, "
             "or use covariance='low_rank'."
         )
-    if rank is not None and (not isinstance(rank, int) or rank < 1):
-        raise ArgumentError(f"Expected rank to be an int >= 1, found {rank!r}.")
+    check_count("rank", rank, optional=True)
     if not 0 < init_scale < math.inf:
         raise ArgumentError(f"Expected a finite init_scale > 0, found {init_scale!r}.")
     if not 1 <= init_spread < math.inf:

@@ -37,10 +37,10 @@ from torch.distributions import transform_to
 from torch.distributions.transforms import AffineTransform, ComposeTransform, Transform
 from torch.nn.functional import softplus
 
-from pyro_ext.errors import ArgumentError
 from pyro_ext.guides.flat_density import FlatDensity, Parameters, register_flat_density
 from pyro_ext.guides.matrix_normal import check_init_scale
 from pyro_ext.guides.normal import LOG_TWO_PI
+from pyro_ext.options import check_count
 
 #: softplus(SHIFT) = 1, so that u = 0 gives the identity.
 SHIFT = math.log(math.expm1(1.0))
@@ -195,7 +195,7 @@ class AutoPlanarFlow(AutoContinuous):
         init_loc_fn: Callable[..., Any] = init_to_median,
         init_scale: float = 0.1,
     ) -> None:
-        check_num_flows(num_flows)
+        check_count("num_flows", num_flows)
         check_init_scale(init_scale)
         super().__init__(model, init_loc_fn=init_loc_fn)
         self.num_flows = num_flows
@@ -338,18 +338,3 @@ def _find_roots(shifted: Tensor, slope: Tensor, later: Tensor) -> Tensor:
         x[..., k] = _find_root(shifted[..., k] - bends @ later[k], slope[k])
         bends[..., k] = torch.tanh(x[..., k])
     return x
-
-
-def check_num_flows(num_flows: int) -> None:
-    """See that a number of flows is a positive whole number.
-
-    Raises
-    ------
-    ArgumentError
-        It is not.
-    """
-    if not isinstance(num_flows, int) or isinstance(num_flows, bool) or num_flows < 1:
-        raise ArgumentError(
-            f"Expected num_flows to be a whole number of at least 1, found {num_flows!r}. For no "
-            "flow use AutoDiagonalNormal."
-        )

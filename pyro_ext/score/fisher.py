@@ -22,6 +22,7 @@ from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients import GradientEstimator, Score
 from pyro_ext.guides.flat_density import FlatDensity, Parameters
 from pyro_ext.optim import OptimizerLike
+from pyro_ext.options import check_count
 from pyro_ext.score.guide_engine import GuideEngine
 from pyro_ext.target import Data, LogDensity
 from pyro_ext.target.graph import BatchedFunction, as_arguments
@@ -275,8 +276,7 @@ dtype
         )
         if norm not in NORMS:
             raise ArgumentError(f"Expected norm to be one of {NORMS}, found {norm!r}.")
-        if max_dimension < 1:
-            raise ArgumentError(f"Expected max_dimension >= 1, found {max_dimension}.")
+        check_count("max_dimension", max_dimension)
         self.norm = norm
         self.max_dimension = max_dimension
         self._differentiable: Any = None
@@ -290,6 +290,11 @@ dtype
     def _prepare(self, density: FlatDensity, parameters: Parameters) -> None:
         posterior = density.guide.get_posterior()
         _check_guide(density, parameters, self.norm, posterior.has_rsample)
+        if self.estimator.evaluations_per_step(self.target) != 1.0:
+            self._warn_of_noise(
+                "Its objective holds the variance of the scores besides, and the fit is drawn to "
+                "where that is small."
+            )
         self._start_optimizer(parameters)
 
     def _settings(self) -> dict[str, str]:

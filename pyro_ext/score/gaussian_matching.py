@@ -8,7 +8,6 @@ goes straight into the fit.
 from __future__ import annotations
 
 import math
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +17,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor
 
 from pyro_ext.engine import Update
-from pyro_ext.errors import ArgumentError, NoisyScoreWarning
+from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients import Full, GradientEstimator
 from pyro_ext.guides.flat_density import FlatDensity, Moments, Parameters
 from pyro_ext.score.guide_engine import GuideEngine, all_finite
@@ -96,16 +95,11 @@ dtype
 
     def _prepare(self, density: FlatDensity, parameters: Parameters) -> None:
         estimator = self.estimator
-        if isinstance(estimator, Full) and estimator.evaluations_per_step(self.target) == 1.0:
-            return
-        warnings.warn(
-            f"{type(self).__name__} expects exact scores, but {type(estimator).__name__} gives "
-            "noisy ones or scores of a part of the data here. Its update follows their noise "
-            "instead of averaging it, and the covariance comes out wrong. Use estimator=Full() "
-            "with all rows, or ProximalScoreVI, which takes noisy scores.",
-            NoisyScoreWarning,
-            stacklevel=2,
-        )
+        if not isinstance(estimator, Full) or estimator.evaluations_per_step(self.target) != 1.0:
+            self._warn_of_noise(
+                "Its update follows their noise instead of averaging it, and the covariance comes "
+                "out wrong."
+            )
 
     def _update(self, data: Data) -> Update:
         density = self.density

@@ -11,6 +11,7 @@ and ``_load_algorithm_state``.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 
 from pyro_ext.engine import Engine, seeded_generator
-from pyro_ext.errors import ArgumentError
+from pyro_ext.errors import ArgumentError, NoisyScoreWarning
 from pyro_ext.gradients import GradientEstimator
 from pyro_ext.guides.flat_density import (
     FlatDensity,
@@ -28,6 +29,7 @@ from pyro_ext.guides.flat_density import (
     flat_density,
 )
 from pyro_ext.optim import Coordinates, EngineOptimizer, OptimizerLike
+from pyro_ext.options import check_count, check_number
 from pyro_ext.target import Data
 
 #: Learning rate of the default optimizer (Adam) at the start of a run.
@@ -111,19 +113,19 @@ dtype
         if isinstance(guide, type) and issubclass(guide, AutoGuide):
             guide = guide(model)
         check_has_flat_density(guide)
-        if num_samples is not None and num_samples < 1:
-            raise ArgumentError(f"Expected num_samples >= 1, found {num_samples}.")
-        if total_steps is not None and total_steps < 1:
-            raise ArgumentError(f"Expected total_steps >= 1, found {total_steps}.")
+        for name, count in (("num_samples", num_samples), ("total_steps", total_steps)):
+            check_count(name, count, optional=True)
         for name, value in (("clip_norm", clip_norm), ("initial_scale", initial_scale)):
-            if value is not None and not 0 < value < math.inf:
-                raise ArgumentError(f"Expected a finite {name} > 0, found {value}.")
+            check_number(name, value, optional=True)
         self.guide = guide
         self.num_samples = num_samples
         self.clip_norm = clip_norm
         self.initial_scale = initial_scale
         self.total_steps = total_steps
+        #: Of the default optimizer, at the start of a run.
+        self.learning_rate = LEARNING_RATE
         self._density: FlatDensity | None = None
+        self._warned = False
         self._parameters: Parameters = {}
         self._optimizer: EngineOptimizer | None = None
         self._default_optimizers: list[torch.optim.Optimizer] = []
@@ -157,7 +159,8 @@ dtype
 
     def _settings(self) -> dict[str, str]:
         optimizer = "none" if self._optimizer is None else self._optimizer.description
-        return {"guide": type(self.guide).__name__, "optimizer": optimizer}
+        settings = {"guide": type(self.guide).__name__, "optimizer": optimizer}
+        return {**settings, **super()._settings()}
 
     def _algorithm_state(self) -> dict[str, Any]:
         return {
@@ -192,6 +195,7 @@ dtype
     def _draw(self, num_samples: int | None) -> Tensor:
         # A generator of its own: asking for draws must not change how a run goes on.
         number = DRAWS if num_samples is None else num_samples
+        check_count("num_samples", number)
         return self.density.sample(self._parameters, self._draws, number)
 
     # -- the fit -------------------------------------------------------------------------------
@@ -215,6 +219,19 @@ dtype
 
     # -- for the steps of subclasses -----------------------------------------------------------
 
+    def _warn_of_noise(self, consequence: str) -> None:
+        """Warn, once however often a state is made, that the scores are not exact."""
+        if self._warned:
+            return
+        self._warned = True
+        warnings.warn(
+            f"{type(self).__name__} expects exact scores, but {type(self.estimator).__name__} "
+            f"gives noisy ones or scores of a part of the data here. {consequence} Use "
+            "estimator=Full() with all rows, or ProximalScoreVI, which takes noisy scores.",
+            NoisyScoreWarning,
+            stacklevel=2,
+        )
+
     @property
     def _total(self) -> int | None:
         if self._horizon is None or self.num_steps_taken >= self._horizon:
@@ -236,7 +253,7 @@ dtype
         def default(tensors: list[Tensor]) -> torch.optim.Optimizer:
             # Fused: one pass over each tensor.
             fused = tensors[0].device.type in ("cpu", "cuda")
-            optimizer = torch.optim.Adam(tensors, lr=LEARNING_RATE, fused=fused)
+            optimizer = torch.optim.Adam(tensors, lr=self.learning_rate, fused=fused)
             self._default_optimizers.append(optimizer)
             return optimizer
 
@@ -255,7 +272,7 @@ dtype
             self._optimizer = EngineOptimizer(optim, parameters, coordinates, default)
 
     def _set_default_rate(self) -> None:
-        rate = LEARNING_RATE * 0.5 * (1.0 + math.cos(math.pi * self._progress()))
+        rate = self.learning_rate * 0.5 * (1.0 + math.cos(math.pi * self._progress()))
         for optimizer in self._default_optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate

@@ -7,7 +7,6 @@ engine's direction phi, and the optimizer's descent along -phi.
 from __future__ import annotations
 
 import math
-import operator
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor
 from pyro_ext.engine import Engine, Update
 from pyro_ext.errors import ArgumentError
 from pyro_ext.optim import EngineOptimizer, OptimizerLike
+from pyro_ext.options import check_count
 from pyro_ext.target import Data
 
 _NAME = "particles"
@@ -51,11 +51,8 @@ class ParticleEngine(Engine):
         num_particles: int = 32,
         **options: Any,
     ) -> None:
-        if isinstance(num_particles, bool) or not hasattr(num_particles, "__index__"):
-            raise ArgumentError(f"Expected num_particles to be an int, found {num_particles!r}.")
-        num_particles = operator.index(num_particles)
-        if num_particles < 1:
-            raise ArgumentError(f"Expected num_particles >= 1, found {num_particles}.")
+        check_count("num_particles", num_particles)
+        num_particles = int(num_particles)
         # Fail on a bad optimizer here rather than at the first step.
         EngineOptimizer(optim, {_NAME: torch.zeros(1, 1)})
         super().__init__(model, optim, **options)
@@ -115,7 +112,7 @@ class ParticleEngine(Engine):
 
     def _settings(self) -> dict[str, str]:
         assert self._optimizer is not None
-        return {"optimizer": self._optimizer.description}
+        return {"optimizer": self._optimizer.description, **super()._settings()}
 
     def _algorithm_state(self) -> dict[str, Any]:
         assert self._optimizer is not None

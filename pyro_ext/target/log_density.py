@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from pyro_ext.errors import ArgumentError, HeldParameterWarning
+from pyro_ext.options import check_count, check_number
 from pyro_ext.target.check import check_model
 from pyro_ext.target.graph import BatchedFunction, as_arguments
 from pyro_ext.target.handlers import (
@@ -154,13 +155,13 @@ class LogDensity:
         evaluation: str = "graph",
         allow_local_latents: bool = True,
     ) -> None:
-        if not likelihood_temperature > 0:
-            raise ArgumentError(
-                f"Expected likelihood_temperature > 0, found {likelihood_temperature}."
-            )
+        check_number("likelihood_temperature", likelihood_temperature)
         for name, chunk in (("particle_chunk", particle_chunk), ("data_chunk", data_chunk)):
-            if chunk is not None and chunk < 1:
-                raise ArgumentError(f"Expected {name} >= 1, found {chunk}.")
+            check_count(name, chunk, optional=True)
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise ArgumentError(
+                f"Expected dtype to be a torch.dtype such as torch.float64, found {dtype!r}."
+            )
         self.model = model
         self.init_strategy = init_strategy
         self.likelihood_temperature = float(likelihood_temperature)

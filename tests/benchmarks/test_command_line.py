@@ -41,3 +41,14 @@ def test_unknown_command_lists_the_known_ones(capsys: pytest.CaptureFixture[str]
     message = capsys.readouterr().err
     for name in command_line.COMMANDS:
         assert name in message
+
+
+@pytest.mark.parametrize("command", ["synthetic", "images", "forecasting", "score-vi"])
+@pytest.mark.parametrize("seeds", ["0", "-2", "1.5", "many"])
+def test_a_number_of_seeds_below_one_is_refused(
+    command: str, seeds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        command_line.main([command, "--seeds", seeds])
+    assert stopped.value.code == 2
+    assert "expected a whole number of at least 1" in capsys.readouterr().err

@@ -395,13 +395,13 @@ def test_broken_step_leaves_the_fit(options: dict[str, Any]) -> None:
     [
         ({"solver": "newton"}, "Expected solver to be one of"),
         ({"solver": "regression", "optim": numpyro.optim.Adam(0.1)}, "Expected optim=None"),
-        ({"num_samples": 0}, "num_samples >= 1"),
-        ({"num_inner_steps": 0}, "num_inner_steps >= 1"),
-        ({"total_steps": 0}, "total_steps >= 1"),
+        ({"num_samples": 0}, "num_samples to be an int >= 1"),
+        ({"num_inner_steps": 0}, "num_inner_steps to be an int >= 1"),
+        ({"total_steps": 0}, "total_steps to be an int >= 1"),
         ({"proximal": "cosine"}, "Expected proximal"),
         ({"proximal": -1.0}, "Expected proximal"),
         ({"decay": 0.0}, "decay"),
-        ({"trust": 1.0}, "trust > 1"),
+        ({"trust": 1.0}, "trust to be a finite number > 1"),
     ],
 )
 def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
@@ -448,6 +448,16 @@ def test_state_of_another_solver_or_guide_is_refused(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ArgumentError, match=words):
             other.load(tmp_path / "state")
+
+
+@pytest.mark.parametrize("option", ["likelihood_temperature", "decay", "trust"])
+def test_state_of_other_options_is_refused(option: str, tmp_path: Path) -> None:
+    options = {"likelihood_temperature": 0.5, "decay": 0.8, "trust": 1.5}
+    engine = ProximalScoreVI(gaussian, AutoDiagonalNormal)
+    engine.save(tmp_path / "state", engine.run(KEY, 2, progress_bar=False).state)
+    loaded = ProximalScoreVI(gaussian, AutoDiagonalNormal, **{option: options[option]})
+    with pytest.raises(ArgumentError, match=f"another {option}: expected {options[option]}"):
+        loaded.load(tmp_path / "state")
 
 
 def test_trust_and_decay_reach_the_closed_form() -> None:

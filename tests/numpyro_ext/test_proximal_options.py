@@ -179,8 +179,8 @@ def test_a_fit_with_reused_draws_finds_the_target() -> None:
     ("options", "words"),
     [
         ({"sample_reuse": 0}, "sample_reuse to be an int >= 1"),
-        ({"clip_norm": 0.0}, "finite clip_norm > 0"),
-        ({"initial_scale": -1.0}, "finite initial_scale > 0"),
+        ({"clip_norm": 0.0}, "clip_norm to be a finite number > 0"),
+        ({"initial_scale": -1.0}, "initial_scale to be a finite number > 0"),
         ({"solver": "regression", "clip_norm": 1.0}, "clip_norm=None with solver='regression'"),
         ({"solver": "regression", "sample_reuse": 2}, "sample_reuse=1 and"),
     ],

@@ -134,10 +134,10 @@ def test_closed_forms_agree(name: str) -> None:
 def test_defaults_agree() -> None:
     for name in (
         "LEARNING_RATE",
-        "SAMPLES",
-        "SAMPLES_DIAGONAL",
-        "INNER_STEPS",
-        "INNER_STEPS_DIAGONAL",
+        "STEPS_DIAGONAL",
+        "STEPS_NORMAL",
+        "STEPS_FLEXIBLE",
+        "STEPS_OTHER",
         "DRAWS",
         "DECAY",
         "TRUST",

@@ -383,13 +383,13 @@ def test_broken_inner_step_leaves_the_state() -> None:
     [
         ({"solver": "newton"}, "Expected solver to be one of"),
         ({"solver": "regression", "optim": pyro.optim.Adam({"lr": 0.1})}, "Expected optim=None"),
-        ({"num_samples": 0}, "num_samples >= 1"),
-        ({"num_inner_steps": 0}, "num_inner_steps >= 1"),
-        ({"total_steps": 0}, "total_steps >= 1"),
+        ({"num_samples": 0}, "num_samples to be an int >= 1"),
+        ({"num_inner_steps": 0}, "num_inner_steps to be an int >= 1"),
+        ({"total_steps": 0}, "total_steps to be an int >= 1"),
         ({"proximal": "cosine"}, "Expected proximal"),
         ({"proximal": -1.0}, "Expected proximal"),
         ({"decay": 0.0}, "decay"),
-        ({"trust": 1.0}, "trust > 1"),
+        ({"trust": 1.0}, "trust to be a finite number > 1"),
     ],
 )
 def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
@@ -433,6 +433,18 @@ def test_state_of_another_solver_or_guide_is_refused(solver: str, tmp_path: Path
     loaded = ProximalScoreVI(gaussian, AutoDiagonalNormal, solver=solver)
     loaded.load(tmp_path / "state")
     with pytest.raises(ArgumentError, match=r"other settings.*AutoDiagonalNormal"):
+        loaded.run(1, progress_bar=False)
+
+
+@pytest.mark.parametrize("option", ["likelihood_temperature", "decay", "trust"])
+def test_state_of_other_options_is_refused(option: str, tmp_path: Path) -> None:
+    options = {"likelihood_temperature": 0.5, "decay": 0.8, "trust": 1.5}
+    engine = ProximalScoreVI(gaussian, AutoDiagonalNormal, seed=0)
+    engine.run(2, progress_bar=False)
+    engine.save(tmp_path / "state")
+    loaded = ProximalScoreVI(gaussian, AutoDiagonalNormal, **{option: options[option]})
+    loaded.load(tmp_path / "state")
+    with pytest.raises(ArgumentError, match=rf"other settings.*'{option}': '{options[option]}'"):
         loaded.run(1, progress_bar=False)
 
 

@@ -347,14 +347,14 @@ def test_guides_that_have_no_closed_form_are_refused(engine_class: Any) -> None:
 @pytest.mark.parametrize(
     ("engine_class", "options", "message"),
     [
-        (GSM, {"num_samples": 0}, "num_samples >= 1"),
-        (BaM, {"num_samples": 0}, "num_samples >= 1"),
+        (GSM, {"num_samples": 0}, "num_samples to be an int >= 1"),
+        (BaM, {"num_samples": 0}, "num_samples to be an int >= 1"),
         (BaM, {"regularization": 0.0}, "Expected regularization"),
         (BaM, {"regularization": "falling"}, "Expected regularization"),
         (FisherVI, {"norm": "l1"}, "Expected norm to be one of"),
-        (FisherVI, {"num_samples": 0}, "num_samples >= 1"),
-        (FisherVI, {"max_dimension": 0}, "max_dimension >= 1"),
-        (FisherVI, {"total_steps": 0}, "total_steps >= 1"),
+        (FisherVI, {"num_samples": 0}, "num_samples to be an int >= 1"),
+        (FisherVI, {"max_dimension": 0}, "max_dimension to be an int >= 1"),
+        (FisherVI, {"total_steps": 0}, "total_steps to be an int >= 1"),
     ],
 )
 def test_options_out_of_range(engine_class: Any, options: dict[str, Any], message: str) -> None:
@@ -582,7 +582,9 @@ def test_fisher_takes_a_flow_and_noise() -> None:
     assert np.median(result.losses[-20:]) < 0.7 * np.median(result.losses[:10])
     assert not list(pyro.get_param_store().keys())
     engine = FisherVI(conjugate, AutoDiagonalNormal, estimator=Noisy(level=0.5), seed=0)
-    assert np.isfinite(engine.run(3, Y, batch=5, progress_bar=False).losses).all()
+    with pytest.warns(NoisyScoreWarning, match="Noisy"):
+        losses = engine.run(3, Y, batch=5, progress_bar=False).losses
+    assert np.isfinite(losses).all()
 
 
 # -- FisherVI: refusals ---------------------------------------------------------------------------
@@ -642,6 +644,12 @@ def test_state_of_another_norm_is_refused(tmp_path: Path) -> None:
     other.load(tmp_path / "state")
     with pytest.raises(ArgumentError, match=r"other settings.*euclidean.*found.*covariance"):
         other.setup(Y)
+
+
+def test_fisher_warns_of_minibatches_only() -> None:
+    with pytest.warns(NoisyScoreWarning, match="FisherVI.*Minibatch.*variance of the scores"):
+        FisherVI(conjugate, AutoDiagonalNormal, seed=0).step(Y, batch=5)
+    FisherVI(conjugate, AutoDiagonalNormal, seed=0).step(Y)
 
 
 def test_warnings_have_a_class_of_their_own() -> None:

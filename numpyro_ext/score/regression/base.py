@@ -46,6 +46,10 @@ class ClosedForm(ABC, Generic[State]):
         """Of how many draws an iteration must have a multiple: pairs, unless overridden."""
         return 2
 
+    def unsuited(self, parameters: Parameters) -> str | None:
+        """Why this form cannot fit this guide, with what to use instead; None if it can."""
+        return None
+
     def draw(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
         """Points (num, D) of an iteration: mirrored pairs about the guide's mean by default.
 

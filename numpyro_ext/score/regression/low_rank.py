@@ -53,7 +53,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.guides.flat_density import Parameters
 from numpyro_ext.score.regression.base import ClosedForm
 from numpyro_ext.score.regression.full import (
@@ -127,16 +126,19 @@ class LowRankForm(ClosedForm[LowRankRegression]):
     last call returned, as the averages are kept in coordinates of that guide.
     """
 
+    def unsuited(self, parameters: Parameters) -> str | None:
+        dim, rank = self._moments(parameters)[2].shape
+        if rank < dim:
+            return None
+        # A factor that spans everything leaves the scales nothing to be regressed on.
+        return (
+            f"Expected a rank below the number of latents, {dim}, with solver='regression', found "
+            f"rank={rank}. Use AutoMultivariateNormal, or solver='gradient'."
+        )
+
     def initial(self, parameters: Parameters) -> LowRankRegression:
         mean, _, factor = self._moments(parameters)
         dim, rank = factor.shape
-        # A factor that spans everything leaves the scales nothing to be regressed on.
-        if rank >= dim:
-            raise ArgumentError(
-                f"Expected a rank below the number of latents, {dim}, with "
-                f"solver='regression', found rank={rank}. Use AutoMultivariateNormal, or "
-                "solver='gradient'."
-            )
         shapes = [(dim,)] * 5 + [(dim, rank)] * 2 + [(rank, rank)] * 2
         averages = (jnp.zeros(shape, mean.dtype) for shape in shapes)
         return LowRankRegression(initial_count(mean.dtype), *averages)

@@ -52,7 +52,6 @@ import torch
 from torch import Tensor
 from torch.distributions import transform_to
 
-from pyro_ext.errors import ArgumentError
 from pyro_ext.guides.flat_density import Parameters
 from pyro_ext.score.regression.base import ClosedForm
 from pyro_ext.score.regression.full import (
@@ -119,16 +118,19 @@ class LowRankForm(ClosedForm[LowRankRegression]):
     last call returned, as the averages are kept in coordinates of that guide.
     """
 
+    def unsuited(self, parameters: Parameters) -> str | None:
+        dim, rank = self._moments(parameters)[2].shape
+        if rank < dim:
+            return None
+        # A factor that spans everything leaves the scales nothing to be regressed on.
+        return (
+            f"Expected a rank below the number of latents, {dim}, with solver='regression', found "
+            f"rank={rank}. Use AutoMultivariateNormal, or solver='gradient'."
+        )
+
     def initial(self, parameters: Parameters) -> LowRankRegression:
         mean, _, factor = self._moments(parameters)
         dim, rank = factor.shape
-        # A factor that spans everything leaves the scales nothing to be regressed on.
-        if rank >= dim:
-            raise ArgumentError(
-                f"Expected a rank below the number of latents, {dim}, with "
-                f"solver='regression', found rank={rank}. Use AutoMultivariateNormal, or "
-                "solver='gradient'."
-            )
         shapes = [(dim,)] * 5 + [(dim, rank)] * 2 + [(rank, rank)] * 2
         return LowRankRegression(Count(), *(mean.new_zeros(shape) for shape in shapes))
 

@@ -1,0 +1,71 @@
+"""Options of engines: bad ones are refused where the engine is made, in the same words by both."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+PACKAGES = ("pyro_ext", "numpyro_ext")
+
+
+def models(package: str) -> Any:
+    """The zoo of one package."""
+    return importlib.import_module(f"tests.models.{package.removesuffix('_ext')}_models")
+
+
+def proximal(package: str, **options: Any) -> Any:
+    engine = importlib.import_module(package).ProximalScoreVI
+    host = importlib.import_module(f"{package.removesuffix('_ext')}.infer.autoguide")
+    return engine(models(package).gaussian_five, host.AutoDiagonalNormal, **options)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("name", ["num_samples", "num_inner_steps", "sample_reuse", "total_steps"])
+@pytest.mark.parametrize("value", [0, -1, 2.0, 2.5, "4", True, np.ones(3)])
+def test_a_count_is_a_whole_number_of_at_least_one(package: str, name: str, value: Any) -> None:
+    module = importlib.import_module(package)
+    with pytest.raises(module.errors.ArgumentError, match=f"Expected {name} to be an int >= 1"):
+        proximal(package, **{name: value})
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("name", ["clip_norm", "initial_scale", "decay", "trust"])
+@pytest.mark.parametrize("value", [0.0, -1, float("nan"), float("inf"), "0.5", True, np.ones(3)])
+def test_a_positive_number_is_one_finite_number(package: str, name: str, value: Any) -> None:
+    module = importlib.import_module(package)
+    with pytest.raises(module.errors.ArgumentError, match=f"Expected {name} to be a finite number"):
+        proximal(package, **{name: value})
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_limits_of_options_are_themselves_refused_or_accepted(package: str) -> None:
+    module = importlib.import_module(package)
+    assert proximal(package, decay=1.0).decay == 1.0
+    with pytest.raises(module.errors.ArgumentError, match="decay"):
+        proximal(package, decay=1.01)
+    with pytest.raises(module.errors.ArgumentError, match="trust"):
+        proximal(package, trust=1.0)
+    assert proximal(package, num_samples=np.int64(3)).num_samples == 3
+    assert proximal(package, clip_norm=np.float32(0.5)).clip_norm == 0.5
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_an_array_in_place_of_a_number_is_not_printed(package: str) -> None:
+    module = importlib.import_module(package)
+    with pytest.raises(module.errors.ArgumentError, match="found ndarray"):
+        module.options.check_count("number", np.arange(1000))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_both_packages_check_alike(package: str) -> None:
+    source = importlib.import_module(f"{package}.options").__file__
+    assert source is not None
+    with open(source, encoding="utf-8") as file:
+        text = file.read().replace(package, "PACKAGE")
+    other = importlib.import_module(f"{PACKAGES[0]}.options").__file__
+    assert other is not None
+    with open(other, encoding="utf-8") as file:
+        assert file.read().replace(PACKAGES[0], "PACKAGE") == text
