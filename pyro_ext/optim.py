@@ -168,6 +168,8 @@ class EngineOptimizer:
             for tensor in self._tensors(number):
                 tensor.requires_grad_(True)
             optimizer, scheduler, clip = _build(maker, self._tensors(number), default)
+            if not all(tensor.is_contiguous() for tensor in self._tensors(number)):
+                _set_unfused(optimizer)
             self._optimizers.append(optimizer)
             self._schedulers.append(scheduler)
             self._clips.append(clip)
@@ -203,7 +205,7 @@ class EngineOptimizer:
         for part in self.parts:
             for name, tensor in part.tensors.items():
                 gradient = gradients[name].detach()[part.indices[name]]
-                tensor.grad = gradient.to(tensor.dtype)
+                tensor.grad = gradient.to(tensor.dtype).contiguous()
         for number, optimizer in enumerate(self._optimizers):
             tensors, clip = self._tensors(number), self._clips[number]
             if "clip_norm" in clip:
@@ -258,7 +260,7 @@ class EngineOptimizer:
         if plan.settings:
             _set(optimizer, plan.settings[number][part.owner])
         for name, tensor in part.tensors.items():
-            tensor.grad = gradients[name]
+            tensor.grad = gradients[name].contiguous()
         optimizer.step()
         for tensor in part.tensors.values():
             tensor.grad = None
@@ -436,6 +438,14 @@ def _check_steps_alone(optimizer: torch.optim.Optimizer) -> None:
             "Expected an optimizer that takes one gradient a step, found LBFGS, which evaluates "
             "its objective several times. Use another, such as pyro.optim.Adam({'lr': 0.01})."
         )
+
+
+def _set_unfused(optimizer: torch.optim.Optimizer) -> None:
+    # torch's fused steps take the entries of a tensor, of its gradient and of its moments in the
+    # order of memory, and mix them up without a word where these orders differ.
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            group["fused"] = False
 
 
 def _fixed_options(options: Any, name: str) -> dict[str, Any]:

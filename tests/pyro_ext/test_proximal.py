@@ -22,13 +22,14 @@ from pyro.infer.autoguide import (
 )
 from torch.distributions import MultivariateNormal, kl_divergence
 
+from pyro_ext.diagnostics import elbo
 from pyro_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
 from pyro_ext.gradients import Full, Noisy
-from pyro_ext.guides import AutoGaussianMixture, AutoMatrixNormal, flat_density
+from pyro_ext.guides import AutoGaussianMixture, AutoMatrixNormal, AutoPlanarFlow, flat_density
 from pyro_ext.score import ProximalScoreVI, proximal
 from pyro_ext.score.objective import blended_target, proximal_gradient
 from pyro_ext.score.regression.mixture import MixtureForm
-from tests.models import zoo
+from tests.models import pyro_models, zoo
 
 torch.set_default_dtype(torch.float64)
 
@@ -446,6 +447,54 @@ def test_state_of_other_options_is_refused(option: str, tmp_path: Path) -> None:
     loaded.load(tmp_path / "state")
     with pytest.raises(ArgumentError, match=rf"other settings.*'{option}': '{options[option]}'"):
         loaded.run(1, progress_bar=False)
+
+
+FLEXIBLE: dict[str, Any] = {
+    "low-rank mixture": lambda model: AutoGaussianMixture(model, 2, "low_rank"),
+    "planar flow": AutoPlanarFlow,
+    "host's flow": AutoIAFNormal,
+}
+GRADIENT_DEFAULTS: list[tuple[Any, tuple[int, int, float, float | None]]] = [
+    (AutoDiagonalNormal, (1, 2, 0.01, None)),
+    (AutoMultivariateNormal, (2, 20, 0.01, None)),
+    (functools.partial(AutoGaussianMixture, num_components=2), (2, 20, 0.01, None)),
+    (FLEXIBLE["low-rank mixture"], (8, 2, 0.005, 1.0)),
+    (FLEXIBLE["planar flow"], (8, 2, 0.005, 1.0)),
+    (FLEXIBLE["host's flow"], (16, 1, 0.002, 1.0)),
+]
+
+
+@pytest.mark.parametrize(("make", "expected"), GRADIENT_DEFAULTS)
+def test_default_steps_of_the_gradient_solver(make: Any, expected: tuple[Any, ...]) -> None:
+    engine = ProximalScoreVI(gaussian, make(gaussian), solver="gradient")
+    engine.setup()
+    found = engine.num_samples, engine.num_inner_steps, engine.learning_rate, engine.clip_norm
+    assert found == expected
+    options = {"num_samples": 3, "num_inner_steps": 4, "clip_norm": 0.5}
+    engine = ProximalScoreVI(gaussian, make(gaussian), solver="gradient", **options)
+    engine.setup()
+    assert (engine.num_samples, engine.num_inner_steps, engine.clip_norm) == (3, 4, 0.5)
+    engine = ProximalScoreVI(gaussian, make(gaussian), pyro.optim.Adam({"lr": 0.01}))
+    engine.setup()
+    assert engine.clip_norm is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FLEXIBLE)
+def test_default_steps_do_not_break_down_on_a_hierarchical_program(name: str) -> None:
+    """Twenty larger steps on two draws did, in the first hundred iterations."""
+    model, arguments = (
+        pyro_models.eight_schools_noncentered,
+        pyro_models.arguments("eight_schools_noncentered"),
+    )
+    bounds = []
+    for guide in (AutoMultivariateNormal(model), FLEXIBLE[name](model)):
+        engine = ProximalScoreVI(model, guide, seed=0)
+        engine.run(2000, *arguments, progress_bar=False)
+        bound = elbo(engine, num_samples=4000)
+        bounds.append(bound.value)
+    # A richer guide than a Normal, up to the noise of its fit.
+    assert bounds[1] > bounds[0] - 0.3
 
 
 def test_steps_after_a_run_still_move_the_guide() -> None:

@@ -94,6 +94,8 @@ MEAN_STEP, TOLERATED_NOISE = 0.3, 20.0
 #: At the end of the run: the factor by which less noise is tolerated in the mean, and how much the
 #: noise of a slope damps the step of its precision.
 LATE_TOLERANCE, LATE_DAMPING = 0.1, 10.0
+#: x
+ROOT_NOISE = 10.0
 #: M is limited to this factor and its inverse.
 LARGEST_FACTOR = 4.0
 #: Share of the run, and number of its iterations at the most, over which a mean score is averaged.
@@ -233,8 +235,9 @@ def updated_moments(
     factor = (tempered * state.slope + pull) / (state.square + pull)
     mean_noise = tempered * state.score_noise
     tolerated = TOLERATED_NOISE * LATE_TOLERANCE**now.patience
-    power = 1.0 - 0.5 * now.coldness
-    length = MEAN_STEP / (1.0 + (MEAN_STEP * mean_noise / tolerated) ** power)
+    relative = MEAN_STEP * mean_noise / tolerated
+    beyond = jnp.maximum(relative / ROOT_NOISE, 1.0)
+    length = MEAN_STEP / (1.0 + relative * beyond ** (-0.5 * now.coldness))
     move = now.cooling * length * tempered * state.mean_score / jnp.maximum(factor, 1.0)
     # Each coordinate is a regression of its own, so its move is limited on its own.
     mean = mean + jnp.clip(move, -scale, scale)
