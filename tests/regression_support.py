@@ -174,7 +174,7 @@ def literal_diagonal_step(
         factor = (slope / (temperature * precision) + pull) / (square + pull)
         tolerated = 20 / 10**patience
         harm = 0.3 * noise / (temperature * precision) / tolerated
-        length = 0.3 / (1 + harm ** (1 - coldness / 2))
+        length = 0.3 / (1 + harm * max(harm / 1e4, 1.0) ** (-coldness / 2))
         move = cooling * length * drift / (temperature * precision * max(factor, 1.0))
         new_mean[i] = mean[i] + min(max(move, -scale[i]), scale[i])
         step = min(20 / horizon, 0.5) / (1 + 10 * patience * pull)

@@ -91,10 +91,21 @@ def empty(dim: int) -> DiagonalRegression:
 
 
 @pytest.mark.parametrize(
-    ("total", "trust"), [(12, 50.0), (20, 50.0), (20, 1.25), (600, 50.0), (0, 50.0)]
+    ("total", "trust", "shared"),
+    [
+        (12, 50.0, 0.0),
+        (20, 50.0, 0.0),
+        (20, 1.25, 0.0),
+        (600, 50.0, 0.0),
+        (600, 50.0, 1e5),
+        (0, 50.0, 0.0),
+    ],
 )
-def test_one_update_agrees_with_its_definition(total: int, trust: float) -> None:
+def test_one_update_agrees_with_its_definition(total: int, trust: float, shared: float) -> None:
+    """Also where noise that the two scores of a pair share is great beside the posterior."""
     theta, score, mean, factor = example(20, 1.0)
+    noise = np.random.default_rng(7).normal(size=(len(score), 1, 20)) * np.geomspace(1e-6, 1, 20)
+    score = score + shared * noise
     scale = np.diagonal(factor).copy()
     moments, state = Moments(torch.tensor(mean), torch.tensor(scale)), empty(20)
     for t, (points, scores) in enumerate(zip(theta, score, strict=True)):
@@ -104,7 +115,7 @@ def test_one_update_agrees_with_its_definition(total: int, trust: float) -> None
     expected = literal_diagonal_step(theta, score, mean, scale, total, 0.8, trust)
     np.testing.assert_allclose(found.mean, expected[0], rtol=1e-10)
     np.testing.assert_allclose(found.scale, expected[1], rtol=1e-10)
-    assert (np.abs(expected[0] - mean) > 1e-6).all() and (expected[1] != scale).all()
+    assert (np.abs(expected[0] - mean) > 1e-9).all() and (expected[1] != scale).all()
 
 
 def test_no_update_before_six_pairs() -> None:

@@ -31,10 +31,10 @@ precision by rho = tau^2 r / n: the factor that P should change by, if all at on
 the last ten steps, so that v has noise, and swings from step to step, but not a drift. The mean
 moves by
 
-    m+ - m = a c_t u / (max(M, 1) tau P),   a = 0.3 / (1 + (0.3 v s^2 / (20 tau))^(1 - k / 2)),
+    m+ - m = a c_t u / (max(M, 1) tau P),   a = 0.3 / (1 + x),   x = 0.3 v s^2 / (20 tau),
 
-at most by s, where k is 0 but in the cold start, see there. A guide that is still too wide would
-overshoot, which max(M, 1) prevents; it knows what precision is to come. c_t falls from 1 to 0 along
+at most by s. A guide that is still too wide would overshoot, which max(M, 1) prevents; it knows
+what precision is to come. c_t falls from 1 to 0 along
 a half cosine over the run.
 
 *Cold at first.* Curvature is that of the place where the guide now is. A network that has not been
@@ -45,8 +45,9 @@ geometrically, over the first half of the run. The means are found first, by nar
 widths open up to those of the target from inside. With ten coordinates or fewer nothing is cold:
 narrow guides follow the density to its mode, which in a centred hierarchical model is far from the
 mass. Both numbers were chosen on such models and on networks. While it is cold the mean has a way
-to go, and noise would make it creep where the posterior itself is narrow beside the noise: so k
-falls from 1 to 0 meanwhile. At 1 steps are those of u over the root of v, as Adam's are.
+to go, and noise would make it creep where the posterior is very narrow beside the noise, as that of
+a likelihood at a low temperature is. So what x has beyond X = 10^4 counts as X (x / X)^(1 - k / 2),
+with k falling from 1 to 0 meanwhile: at k = 1 steps are those of u over the root of v, as Adam's.
 
 *Lengths in shares of the run.* b = 20 / T, with T the number of iterations (at most 1/2), so that
 the precision takes some twenty of its time constants at any T, and the averages forget no slower
@@ -84,6 +85,8 @@ TIME_CONSTANTS = 20.0
 LARGEST_STEP, LARGEST_RATE = 0.5, 0.2
 #: Step a of the mean when there is no noise, and the noise that halves a step of length one.
 MEAN_STEP, TOLERATED_NOISE = 0.3, 20.0
+#: The noise x of the mean beyond which only its root counts, while the start is cold.
+GREAT_NOISE = 1e4
 #: At the end of the run: the factor by which less noise is tolerated in the mean, and how much the
 #: noise of a slope damps the step of its precision.
 LATE_TOLERANCE, LATE_DAMPING = 0.1, 10.0
@@ -220,8 +223,9 @@ def updated_moments(
     factor = (tempered * state.slope + pull) / (state.square + pull)
     mean_noise = tempered * state.score_noise
     tolerated = TOLERATED_NOISE * LATE_TOLERANCE**now.patience
-    power = 1.0 - 0.5 * now.coldness
-    length = MEAN_STEP / (1.0 + (MEAN_STEP * mean_noise / tolerated) ** power)
+    relative = MEAN_STEP * mean_noise / tolerated
+    excess = (relative / GREAT_NOISE).clamp_min(1.0)
+    length = MEAN_STEP / (1.0 + relative * excess ** (-0.5 * now.coldness))
     move = now.cooling * length * tempered * state.mean_score / factor.clamp_min(1.0)
     # Each coordinate is a regression of its own, so its move is limited on its own.
     mean = mean + torch.clamp(move, -scale, scale)
