@@ -313,7 +313,7 @@ def all_experiments(quick: bool = False) -> dict[str, Experiment]:
                     f"{title}, level {level:g}",
                     *(dim, order, 1),
                     (*normal, *fisher()),
-                    10_000 // share,
+                    20_000 // share,
                     noise=level,
                     points=10,
                     measure=ELBO_GAP,
