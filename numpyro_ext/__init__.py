@@ -16,7 +16,7 @@ from numpyro_ext.errors import (
     NoisyScoreWarning,
     NonFiniteError,
 )
-from numpyro_ext.gradients import Full, GradientEstimator, Minibatch, Noisy
+from numpyro_ext.gradients import SAGA, SVRG, Full, GradientEstimator, Minibatch, Noisy
 from numpyro_ext.guides import (
     AutoGaussianMixture,
     AutoMatrixNormal,
@@ -48,6 +48,8 @@ __all__ = [
     "GradientEstimator",
     "Minibatch",
     "Noisy",
+    "SAGA",
+    "SVRG",
     # guides
     "AutoGaussianMixture",
     "AutoMatrixNormal",

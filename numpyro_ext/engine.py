@@ -238,6 +238,10 @@ class Engine(ABC):
         """The parameters in a state."""
 
     @abstractmethod
+    def _num_positions(self) -> int:
+        """At how many positions a step asks for scores; known after ``_init_algorithm``."""
+
+    @abstractmethod
     def _draw(
         self,
         target: LogDensity,
@@ -326,9 +330,12 @@ class Engine(ABC):
 
     def _initial_state(self, rng_key: Array, data: Data) -> EngineState:
         algorithm_key, estimator_key, rng_key = random.split(rng_key, 3)
+        # First, as a guide's engine then knows how many draws it takes.
+        algorithm = self._init_algorithm(self.target, algorithm_key, data)
+        number = self._num_positions()
         state = EngineState(
-            algorithm=self._init_algorithm(self.target, algorithm_key, data),
-            estimator=self.estimator.init(self.target, data, estimator_key),
+            algorithm=algorithm,
+            estimator=self.estimator.init(self.target, data, estimator_key, number),
             rng_key=rng_key,
             step=jnp.asarray(0, jnp.int32),
             skipped=jnp.asarray(0, jnp.int32),

@@ -15,7 +15,7 @@ from pyro_ext.errors import (
     NoisyScoreWarning,
     NonFiniteError,
 )
-from pyro_ext.gradients import Full, GradientEstimator, Minibatch, Noisy
+from pyro_ext.gradients import SAGA, SVRG, Full, GradientEstimator, Minibatch, Noisy
 from pyro_ext.guides import (
     AutoGaussianMixture,
     AutoMatrixNormal,
@@ -47,6 +47,8 @@ __all__ = [
     "GradientEstimator",
     "Minibatch",
     "Noisy",
+    "SAGA",
+    "SVRG",
     # guides
     "AutoGaussianMixture",
     "AutoMatrixNormal",

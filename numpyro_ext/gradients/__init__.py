@@ -4,6 +4,8 @@ from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator
 from numpyro_ext.gradients.full import Full
 from numpyro_ext.gradients.minibatch import Minibatch
 from numpyro_ext.gradients.noisy import Noisy
+from numpyro_ext.gradients.saga import SAGA
+from numpyro_ext.gradients.svrg import SVRG
 from numpyro_ext.target import LogDensity, Score, ScoreParts
 
 
@@ -13,6 +15,8 @@ def default_estimator(target: LogDensity) -> GradientEstimator:
 
 
 __all__ = [
+    "SAGA",
+    "SVRG",
     "EstimatorState",
     "Full",
     "GradientEstimator",

@@ -21,8 +21,16 @@ class GradientEstimator(ABC):
     """
 
     @abstractmethod
-    def init(self, target: LogDensity, data: Data, rng_key: Array) -> EstimatorState:
-        """State before the first step."""
+    def init(
+        self, target: LogDensity, data: Data, rng_key: Array, num_positions: int
+    ) -> EstimatorState:
+        """State before the first step, for estimates at so many positions at once.
+
+        Raises
+        ------
+        ArgumentError
+            The estimator does not fit the model.
+        """
 
     @abstractmethod
     def estimate(

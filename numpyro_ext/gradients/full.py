@@ -15,7 +15,9 @@ from numpyro_ext.target import Data, LogDensity, Score
 class Full(GradientEstimator):
     """Exact score. With batches passed as arguments, the score of the batch as it is."""
 
-    def init(self, target: LogDensity, data: Data, rng_key: Array) -> EstimatorState:
+    def init(
+        self, target: LogDensity, data: Data, rng_key: Array, num_positions: int
+    ) -> EstimatorState:
         """No state."""
         return {}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator
 from numpyro_ext.target import Data, DataPlate, Indices, LogDensity, Score
 
+Sampling = Literal["reshuffle", "replacement", "cyclic"]
+SAMPLING: tuple[str, ...] = get_args(Sampling)
+
 
 @dataclass(frozen=True)
 class Minibatch(GradientEstimator):
@@ -25,23 +28,27 @@ class Minibatch(GradientEstimator):
 
     Parameters
     ----------
-    sampling : "reshuffle" or "replacement"
+    sampling : {"reshuffle", "replacement", "cyclic"}
         ``"reshuffle"``: a random permutation of the rows is cut into batches, and drawn anew
         when fewer rows than a batch are left; those rows wait for the next permutation, so that
         every batch is a simple random sample and the score unbiased. ``"replacement"``: rows are
-        drawn independently.
+        drawn independently. ``"cyclic"``: rows come in the order of the data, again and again,
+        without a gap at its end; right on average over a whole number of rounds only, and biased
+        within one where the data are sorted.
     """
 
-    sampling: Literal["reshuffle", "replacement"] = "reshuffle"
+    sampling: Sampling = "reshuffle"
 
     def __post_init__(self) -> None:
-        if self.sampling not in ("reshuffle", "replacement"):
+        if self.sampling not in SAMPLING:
             raise ArgumentError(
-                f"sampling must be 'reshuffle' or 'replacement'; found {self.sampling!r}."
+                f"Expected sampling to be one of {SAMPLING}, found {self.sampling!r}."
             )
 
-    def init(self, target: LogDensity, data: Data, rng_key: Array) -> EstimatorState:
-        """State: a key and, for ``"reshuffle"``, each plate's permutation and position.
+    def init(
+        self, target: LogDensity, data: Data, rng_key: Array, num_positions: int
+    ) -> EstimatorState:
+        """State: a key, each plate's position and, for ``"reshuffle"``, its permutation.
 
         Raises
         ------
@@ -56,8 +63,10 @@ class Minibatch(GradientEstimator):
                 f"{found}. Use estimator=Full(), which evaluates the arguments as they are."
             )
         state: dict[str, Array | dict[str, Array]] = {"rng_key": rng_key}
-        if self.sampling == "reshuffle":
-            for name, plate in target.plates.items():
+        for name, plate in target.plates.items():
+            if self.sampling == "cyclic":
+                state[f"position {name}"] = jnp.asarray(0, jnp.int32)
+            elif self.sampling == "reshuffle":
                 # A position past the end makes the first draw start with a fresh permutation.
                 state[f"permutation {name}"] = jnp.zeros(plate.size, jnp.int32)
                 state[f"position {name}"] = jnp.asarray(plate.size, jnp.int32)
@@ -71,6 +80,11 @@ class Minibatch(GradientEstimator):
         for key, (name, plate) in zip(keys, target.plates.items(), strict=True):
             if self.sampling == "replacement":
                 indices[name] = random.randint(key, (plate.subsample_size,), 0, plate.size)
+                continue
+            if self.sampling == "cyclic":
+                position = state[f"position {name}"]
+                indices[name] = (position + jnp.arange(plate.subsample_size)) % plate.size
+                state[f"position {name}"] = (position + plate.subsample_size) % plate.size
                 continue
             permutation, position = _advance(
                 key, plate, state[f"permutation {name}"], state[f"position {name}"]

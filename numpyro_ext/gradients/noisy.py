@@ -54,10 +54,13 @@ class Noisy(GradientEstimator):
 
         return default_estimator(target) if self.estimator is None else self.estimator
 
-    def init(self, target: LogDensity, data: Data, rng_key: Array) -> EstimatorState:
+    def init(
+        self, target: LogDensity, data: Data, rng_key: Array, num_positions: int
+    ) -> EstimatorState:
         """State: a key, and the state of the estimator that the scores come from."""
         rng_key, inner_key = random.split(rng_key)
-        return {"rng_key": rng_key, "inner": self._inner(target).init(target, data, inner_key)}
+        inner = self._inner(target).init(target, data, inner_key, num_positions)
+        return {"rng_key": rng_key, "inner": inner}
 
     def estimate(
         self, target: LogDensity, state: EstimatorState, z: Array, data: Data

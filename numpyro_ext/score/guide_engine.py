@@ -163,6 +163,10 @@ class GuideEngine(Engine):
         self._density = density
         return state
 
+    def _num_positions(self) -> int:
+        assert self.num_samples is not None
+        return self.num_samples
+
     def _get_params(self, target: LogDensity, state: EngineState, data: Data) -> dict[str, Any]:
         return self.density.write_back(state.algorithm.parameters)
 

@@ -91,6 +91,9 @@ class ParticleEngine(Engine):
             self._optimizer.init(positions), self._init_direction(target, positions)
         )
 
+    def _num_positions(self) -> int:
+        return self.num_particles
+
     def _step(
         self, target: LogDensity, state: EngineState, data: Data
     ) -> tuple[EngineState, Array, dict[str, Array]]:

@@ -4,6 +4,8 @@ from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator
 from pyro_ext.gradients.full import Full
 from pyro_ext.gradients.minibatch import Minibatch
 from pyro_ext.gradients.noisy import Noisy
+from pyro_ext.gradients.saga import SAGA
+from pyro_ext.gradients.svrg import SVRG
 from pyro_ext.target import LogDensity, Score, ScoreParts
 
 
@@ -13,6 +15,8 @@ def default_estimator(target: LogDensity) -> GradientEstimator:
 
 
 __all__ = [
+    "SAGA",
+    "SVRG",
     "EstimatorState",
     "Full",
     "GradientEstimator",

@@ -11,7 +11,7 @@ from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator
 from pyro_ext.target import Data, LogDensity, Score
 
-SAMPLING = ("reshuffle", "replacement")
+SAMPLING = ("reshuffle", "replacement", "cyclic")
 
 
 @dataclass(frozen=True)
@@ -20,17 +20,21 @@ class Minibatch(GradientEstimator):
 
     Parameters
     ----------
-    sampling : {"reshuffle", "replacement"}
+    sampling : {"reshuffle", "replacement", "cyclic"}
         "reshuffle" goes through a permutation of the rows and draws another one at the end of
         every epoch; rows that do not fill a batch are left out of that epoch, at random.
-        "replacement" draws every row independently. Both are unbiased.
+        "replacement" draws every row independently. Both are unbiased. "cyclic" takes the rows in
+        the order of the data, again and again, without a gap at its end; it is right on average
+        over a whole number of rounds only, and biased within one where the data are sorted.
     """
 
     sampling: str = "reshuffle"
 
     def __post_init__(self) -> None:
         if self.sampling not in SAMPLING:
-            raise ArgumentError(f"Expected sampling to be one of {SAMPLING}, got {self.sampling!r}")
+            raise ArgumentError(
+                f"Expected sampling to be one of {SAMPLING}, found {self.sampling!r}."
+            )
 
     def init(self, target: LogDensity, data: Data, generator: torch.Generator) -> EstimatorState:
         if not target.plates:
@@ -41,6 +45,8 @@ class Minibatch(GradientEstimator):
             )
         if self.sampling == "replacement":
             return {}
+        if self.sampling == "cyclic":
+            return {name: {"position": 0} for name in target.plates}
         # A position past the end makes the first step shuffle.
         return {
             name: {"order": torch.arange(plate.size), "position": plate.size}
@@ -56,6 +62,10 @@ class Minibatch(GradientEstimator):
             size, count = plate.size, plate.subsample_size
             if self.sampling == "replacement":
                 rows = torch.randint(size, (count,), generator=generator)
+            elif self.sampling == "cyclic":
+                position = state[name]["position"]
+                rows = (position + torch.arange(count)) % size
+                following[name] = {"position": (position + count) % size}
             else:
                 order, position = state[name]["order"], state[name]["position"]
                 if position + count > size:

@@ -261,7 +261,7 @@ def test_noise_is_that_of_the_estimator() -> None:
     program = numpyro_target.LogDensity(numpyro_fits.program, jax.random.key(0), args)
     data = program.bind(*args)
     estimator = Noisy(level=level)
-    state = estimator.init(program, data, jax.random.key(1))
+    state = estimator.init(program, data, jax.random.key(1), 1)
     found, _ = estimator.estimate(program, state, jnp.repeat(jnp.asarray(point), 20_000, 0), data)
     theirs = (np.asarray(found.score) - target.score(point)).std(0)
     near = point * (1 + 1e-12 * np.random.default_rng(0).normal(size=(20_000, 3)))

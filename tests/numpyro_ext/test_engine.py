@@ -55,6 +55,9 @@ class NoisyAscent(Engine):
             self.optim.init(positions), rng_key, random.PRNGKey(3), jnp.ones(2, jnp.bfloat16)
         )
 
+    def _num_positions(self) -> int:
+        return self.num
+
     def _step(
         self, target: LogDensity, state: EngineState, data: Data
     ) -> tuple[EngineState, jax.Array, dict[str, jax.Array]]:

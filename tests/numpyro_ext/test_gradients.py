@@ -92,7 +92,7 @@ def test_reshuffled_batches_cover_an_epoch_without_repeats() -> None:
     target = LogDensity(local_model, KEY, (Y,), {"batch": 2})
     data = target.bind(Y, batch=2)
     estimator = Minibatch()
-    state = estimator.init(target, data, random.key(2))
+    state = estimator.init(target, data, random.key(2), 1)
     draw = jax.jit(lambda state: estimator.draw(target, state))
     epochs = []
     for _ in range(20):
@@ -110,7 +110,7 @@ def test_ragged_epochs_keep_every_row_equally_likely() -> None:
     target = LogDensity(local_model, KEY, (Y,), {"batch": 4})
     data = target.bind(Y, batch=4)
     estimator = Minibatch()
-    state = estimator.init(target, data, random.key(3))
+    state = estimator.init(target, data, random.key(3), 1)
     steps = 3000
 
     def step(state: Any, _: None) -> tuple[Any, jax.Array]:
@@ -129,7 +129,7 @@ def test_ragged_epochs_keep_every_row_equally_likely() -> None:
 def test_replacement_draws_rows_independently() -> None:
     target = LogDensity(local_model, KEY, (Y,), {"batch": 4})
     estimator = Minibatch(sampling="replacement")
-    state = estimator.init(target, target.bind(Y, batch=4), random.key(4))
+    state = estimator.init(target, target.bind(Y, batch=4), random.key(4), 1)
 
     def step(state: Any, _: None) -> tuple[Any, jax.Array]:
         indices, state = estimator.draw(target, state)
@@ -156,7 +156,9 @@ def test_minibatch_scores_are_unbiased(sampling: Any) -> None:
         return state, score.score
 
     steps = 4000
-    _, scores = jax.lax.scan(step, estimator.init(target, data, random.key(5)), None, length=steps)
+    _, scores = jax.lax.scan(
+        step, estimator.init(target, data, random.key(5), 1), None, length=steps
+    )
     full = np.asarray(target.full_score(z, data).score)
     error = np.std(scores, axis=0) / np.sqrt(steps)
     # 10 components; 5 standard errors. Batches of one epoch are not used twice here (4 of 6).
@@ -171,7 +173,7 @@ def test_full_is_exact_and_the_same_state_gives_the_same_batch() -> None:
     assert state == {}
     np.testing.assert_array_equal(score.score, target.full_score(z, data).score)
     estimator = Minibatch()
-    start = estimator.init(target, data, random.key(2))
+    start = estimator.init(target, data, random.key(2), 1)
     first, _ = estimator.estimate(target, start, z, data)
     again, _ = estimator.estimate(target, start, z, data)
     np.testing.assert_array_equal(first.score, again.score)
@@ -195,9 +197,9 @@ def test_default_estimator_and_costs() -> None:
     assert Full().evaluations_per_step(arguments) == pytest.approx(0.1)
     for target, words in ((whole, "it has none"), (arguments, "passed as arguments")):
         with pytest.raises(ArgumentError, match=words):
-            Minibatch().init(target, target.bind(Y), KEY)
-    with pytest.raises(ArgumentError, match="cyclic"):
-        Minibatch(sampling="cyclic")  # type: ignore[arg-type]
+            Minibatch().init(target, target.bind(Y), KEY, 1)
+    with pytest.raises(ArgumentError, match="'shuffled'"):
+        Minibatch(sampling="shuffled")  # type: ignore[arg-type]
 
 
 def normal_mean(y: jax.Array, batch: int) -> None:
@@ -211,7 +213,7 @@ def test_all_positions_see_the_same_rows() -> None:
     target = LogDensity(normal_mean, KEY, (y, 3))
     data = target.bind(y, 3)
     estimator = Minibatch()
-    state = estimator.init(target, data, KEY)
+    state = estimator.init(target, data, KEY, 1)
     z = jnp.array([[0.5], [-2.0]])
     for _ in range(5):
         score, state = estimator.estimate(target, state, z, data)
@@ -223,7 +225,7 @@ def test_every_row_is_used_in_an_epoch_that_batches_fill() -> None:
     y = jnp.arange(12.0)
     target = LogDensity(normal_mean, KEY, (y, 3))
     estimator = Minibatch()
-    state = estimator.init(target, target.bind(y, 3), KEY)
+    state = estimator.init(target, target.bind(y, 3), KEY, 1)
     for _ in range(3):
         seen: list[int] = []
         for _ in range(4):

@@ -31,7 +31,7 @@ def test_noise_is_normal_and_as_large_as_the_largest_entry() -> None:
     estimator = Noisy(Full(), level=0.5)
     z = jnp.array([[0.5, 1.0, -2.0], [30.0, 0.0, 0.0]]).repeat(20_000, 0)
     exact = target.full_score(z, data)
-    state = estimator.init(target, data, KEY)
+    state = estimator.init(target, data, KEY, 1)
     found, state = estimator.estimate(target, state, z, data)
     for part in ("log_prior", "log_likelihood"):
         np.testing.assert_array_equal(getattr(found, part), getattr(exact, part))
@@ -53,7 +53,7 @@ def test_level_zero_and_the_estimator_beneath() -> None:
     target = LogDensity(subsampled, KEY, (Y,))
     data, z = target.bind(Y), jnp.array([[0.5, 1.0, -2.0]])
     noisy = Noisy(level=0.0)
-    state = noisy.init(target, data, KEY)
+    state = noisy.init(target, data, KEY, 1)
     expected, inner = Minibatch().estimate(target, state["inner"], z, data)
     found, following = noisy.estimate(target, state, z, data)
     # The default is the engines' own, and its state goes on.
@@ -68,7 +68,7 @@ def test_derivative_is_that_of_the_score_itself() -> None:
     target = LogDensity(subsampled, KEY, (Y,))
     data, z = target.bind(Y), jnp.array([[0.5, 1.0, -2.0]])
     noisy = Noisy(Full(), level=3.0)
-    state = noisy.init(target, data, KEY)
+    state = noisy.init(target, data, KEY, 1)
     vector = jnp.array([[1.0, 2.0, 3.0]])
     _, pulled = jax.vjp(lambda z: noisy.estimate(target, state, z, data)[0].score, z)
     _, expected = jax.vjp(lambda z: target.full_score(z, data).score, z)

@@ -410,7 +410,7 @@ def test_gradient_against_finite_differences(guide_class: Any, norm: str) -> Non
     leaves = [leaf + 0.2 * draws.normal(size=leaf.shape) for leaf in leaves]
     parameters = jax.tree.unflatten(structure, leaves)
     estimator = Minibatch() if norm == "euclidean" else Full()
-    state = estimator.init(target, data, KEY)
+    state = estimator.init(target, data, KEY, 1)
 
     def draw(parameters: Any) -> jax.Array:
         return density._posterior(parameters).sample(KEY, (2,))

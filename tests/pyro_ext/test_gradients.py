@@ -93,7 +93,7 @@ def test_minibatch_refuses_models_without_rows_to_draw():
         with pytest.raises(ArgumentError, match=r"subsample_size=B.*Full\(\)"):
             Minibatch().init(target, target.bind(y), torch.Generator())
     with pytest.raises(ArgumentError, match="'reshuffle', 'replacement'"):
-        Minibatch("cyclic")
+        Minibatch("shuffled")
 
 
 def test_every_row_is_used_in_an_epoch_that_batches_fill():
