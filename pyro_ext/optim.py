@@ -332,6 +332,10 @@ def match_sites(patterns: Sequence[str], sites: Mapping[str, Any]) -> dict[str, 
         belong to earlier ones.
     """
     names = list(sites)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise ArgumentError(
+            f"Expected patterns of site names for the optimizers, found {list(patterns)}."
+        )
     if not patterns:
         raise ArgumentError(f"Expected an optimizer for the sites {names}, found an empty mapping.")
     ordered = sorted(patterns, key=lambda pattern: pattern == REST)

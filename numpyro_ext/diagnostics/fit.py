@@ -143,6 +143,7 @@ def target_of_engine(
     kwargs: Mapping[str, Any] | None,
 ) -> tuple[LogDensity, Data]:
     """An engine's target, and the model's arguments with all rows."""
+    check_arguments(args, kwargs)
     if model is not None:
         raise ArgumentError(
             f"Expected no model with {type(engine).__name__}, which has one. Leave model out."
@@ -166,6 +167,7 @@ def target_of_model(
     owner: str = "LogDensity",
 ) -> tuple[LogDensity, Data]:
     """A target for a model without an engine, with parameters of the model as in ``held``."""
+    check_arguments(args, kwargs)
     args, kwargs = args or (), dict(kwargs or {})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -214,6 +216,26 @@ def chunk_sizes(num: int, dim: int, draw_chunk: int | None) -> list[int]:
     chunk = draw_chunk or max(1, min(DRAW_CHUNK, DRAW_ELEMENTS // dim))
     whole, tail = divmod(num, chunk)
     return [chunk] * whole + [tail] * (tail > 0)
+
+
+def check_arguments(args: Any, kwargs: Any) -> None:
+    """See that the model's arguments come as a tuple and a mapping.
+
+    Raises
+    ------
+    ArgumentError
+        They do not.
+    """
+    if args is not None and not isinstance(args, (tuple, list)):
+        raise ArgumentError(
+            f"Expected args to be a tuple of the model's arguments, found {type(args).__name__}. "
+            "Write args=(x,) for a single one."
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ArgumentError(
+            f"Expected kwargs to be a mapping from names to arguments, found "
+            f"{type(kwargs).__name__}."
+        )
 
 
 def check_temperature(target: LogDensity, temperature: float | None) -> float:

@@ -37,7 +37,7 @@ from jax.scipy.linalg import solve_triangular
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import AffineTransform, Transform
 from numpyro.infer.autoguide import AutoContinuous
-from numpyro.infer.initialization import init_to_uniform
+from numpyro.infer.initialization import init_to_median
 
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters, register_flat_density
 from numpyro_ext.guides.matrix_normal import check_init_scale
@@ -180,7 +180,8 @@ class AutoPlanarFlow(AutoContinuous):
     prefix : str
         Prefix of the parameters' names; NumPyro's default.
     init_loc_fn : callable
-        Initial values by site; NumPyro's default.
+        Initial values by site. Default: the prior's median, from which a flow has less far to go
+        than from the random point of NumPyro's other guides.
     init_scale : float
         Initial standard deviation of each unconstrained coordinate; NumPyro's default.
 
@@ -204,7 +205,7 @@ class AutoPlanarFlow(AutoContinuous):
         num_flows: int = 4,
         *,
         prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = init_to_uniform,
+        init_loc_fn: Callable[..., Any] = init_to_median,
         init_scale: float = 0.1,
     ) -> None:
         check_count("num_flows", num_flows)

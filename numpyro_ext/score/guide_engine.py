@@ -128,7 +128,13 @@ class GuideEngine(Engine):
             on_nonfinite=on_nonfinite,
         )
         if isinstance(guide, type) and issubclass(guide, AutoGuide):
-            guide = guide(model)
+            try:
+                guide = guide(model)
+            except TypeError as error:
+                raise ArgumentError(
+                    f"Expected a guide class that takes the model alone, found {guide.__name__}: "
+                    f"{error}. Pass a guide, such as {guide.__name__}(model, ...)."
+                ) from error
         check_has_flat_density(guide)
         for name, count in (("num_samples", num_samples), ("total_steps", total_steps)):
             check_count(name, count, optional=True)
@@ -395,6 +401,10 @@ def match_sites(patterns: Sequence[str], sites: Mapping[str, Any]) -> dict[str, 
         belong to earlier ones.
     """
     names = list(sites)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise ArgumentError(
+            f"Expected patterns of site names for the optimizers, found {list(patterns)}."
+        )
     if not patterns:
         raise ArgumentError(f"Expected an optimizer for the sites {names}, found an empty mapping.")
     ordered = sorted(patterns, key=lambda pattern: pattern == REST)

@@ -34,6 +34,9 @@ KHAT_SAMPLES = 4000
 LEAST_KHAT_SAMPLES = 25
 #: Nats of rounding in log densities up to which equal log ratios count as equal.
 COARSE = 0.1
+#: Nats that the largest of all log ratios may be above the smallest for their weights to count as
+#: nearly equal: none is then more than e times another.
+NARROW = 1.0
 
 
 class ELBO(NamedTuple):
@@ -59,10 +62,10 @@ class ParetoKHat(NamedTuple):
     Parameters
     ----------
     khat : float
-        Near or below 0 for light tails, and -inf when the largest ratios are all equal, as they
-        are when q is the posterior; inf when the tail is so heavy, or the draws so few beside
-        it, that no shape can be fitted, and when log densities are so large that rounding hides
-        the tail.
+        Near or below 0 for light tails, and -inf when all ratios are within a factor e of each
+        other, or the largest all equal, as they are when q is the posterior; inf when the tail is
+        so heavy, or the draws so few beside it, that no shape can be fitted, and when log densities
+        are so large that rounding hides the tail.
     num_samples : int
     """
 
@@ -290,6 +293,10 @@ def _pareto_shape(ratios: Array, rounding: float) -> float:
         # Rounding hides the tail. That is no news where it is small; where log densities are so
         # large that it is not, nothing is known of the weights.
         return -math.inf if rounding < COARSE else math.inf
+    if ratios.max() - ratios.min() <= NARROW:
+        # A bounded density of ratios that ends steeply is fitted by shapes of 2 or 3, which say
+        # nothing: no weight counts for more than a few others.
+        return -math.inf
     # Ratios that underflow, and a fit that fails, announce themselves by warnings of NumPy.
     with np.errstate(all="ignore"):
         if hasattr(arviz, "psislw"):

@@ -111,7 +111,13 @@ dtype
             dtype=dtype,
         )
         if isinstance(guide, type) and issubclass(guide, AutoGuide):
-            guide = guide(model)
+            try:
+                guide = guide(model)
+            except TypeError as error:
+                raise ArgumentError(
+                    f"Expected a guide class that takes the model alone, found {guide.__name__}: "
+                    f"{error}. Pass a guide, such as {guide.__name__}(model, ...)."
+                ) from error
         check_has_flat_density(guide)
         for name, count in (("num_samples", num_samples), ("total_steps", total_steps)):
             check_count(name, count, optional=True)
@@ -165,25 +171,66 @@ dtype
     def _algorithm_state(self) -> dict[str, Any]:
         return {
             "parameters": self.parameters,
+            "buffers": {name: value.clone() for name, value in self.guide.named_buffers()},
+            "probe": self._probe(),
             "optimizer": None if self._optimizer is None else self._optimizer.state_dict(),
             "total_steps": self._total,
             "draws": self._draws.get_state(),
         }
 
     def _load_algorithm_state(self, state: dict[str, Any]) -> None:
-        found = {name: tuple(value.shape) for name, value in state["parameters"].items()}
-        expected = {name: tuple(value.shape) for name, value in self._parameters.items()}
-        if found != expected:
-            raise ArgumentError(
-                f"The saved state belongs to another guide: expected parameters {expected}, "
-                f"found {found}."
-            )
+        buffers = dict(self.guide.named_buffers())
+        for kind, present in (("parameters", self._parameters), ("buffers", buffers)):
+            found = {name: tuple(value.shape) for name, value in state[kind].items()}
+            expected = {name: tuple(value.shape) for name, value in present.items()}
+            if found != expected:
+                raise ArgumentError(
+                    f"The saved state belongs to another guide: expected {kind} {expected}, "
+                    f"found {found}."
+                )
         self._write(state["parameters"])
+        for name, value in buffers.items():
+            value.copy_(state["buffers"][name])
+        probe = self._probe()
+        if probe is not None and not torch.allclose(probe, state["probe"], rtol=1e-3, atol=1e-3):
+            raise ArgumentError(
+                f"The saved state belongs to another {type(self.guide).__name__}: with the same "
+                "parameters this one has another density. It holds constants of its own that are "
+                "neither parameters nor buffers, such as a random order of the coordinates: make "
+                "the guide with those of the saved run."
+            )
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["optimizer"])
         self._draws.set_state(state["draws"])
         if self._horizon is None:
             self._horizon = state["total_steps"]
+
+    @torch.no_grad()
+    def _probe(self) -> Tensor | None:
+        """Log density at two fixed points, of guides that may hold constants besides parameters."""
+        if self.density.covariance_structure is not None:
+            return None
+        parameters = next(iter(self._parameters.values()))
+        points = torch.arange(2 * self.density.dim, dtype=torch.float64).cos().reshape(2, -1)
+        return self.density.log_prob(self._parameters, points.to(parameters))
+
+    def setup(self, *args: Any, **kwargs: Any) -> None:
+        super().setup(*args, **kwargs)
+        present = self.density.live_parameters()
+        replaced = [
+            name
+            for name, value in self._parameters.items()
+            if name not in present or present[name].data_ptr() != value.data_ptr()
+        ]
+        if replaced:
+            raise ArgumentError(
+                f"Expected the guide's parameters that this engine writes to, found others in "
+                f"place of {replaced}: an assignment such as guide.scale = value, or guide.to and "
+                "guide.double, replaces them. Assign before the engine's first step, write in "
+                "place, or make a new engine for the guide, which goes on from its values."
+            )
+
+    setup.__doc__ = Engine.setup.__doc__
 
     def load(self, path: Any) -> None:
         # The saved T holds until a run sets its own.

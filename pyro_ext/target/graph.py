@@ -107,7 +107,7 @@ class BatchedFunction:
 
     def __init__(self, single: Single, mode: str = "graph", particle_chunk: int | None = None):
         if mode not in MODES:
-            raise ValueError(f"Expected evaluation to be one of {MODES}, found {mode!r}.")
+            raise ArgumentError(f"Expected evaluation to be one of {MODES}, found {mode!r}.")
         self.single = single
         self.mode = mode
         self.particle_chunk = particle_chunk

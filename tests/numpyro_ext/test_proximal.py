@@ -467,6 +467,18 @@ def test_state_of_other_options_is_refused(option: str, tmp_path: Path) -> None:
         loaded.load(tmp_path / "state")
 
 
+def test_wrong_kinds_of_arguments_are_told() -> None:
+    with pytest.raises(ArgumentError, match=r"AutoGaussianMixture: .*num_components.*\(model, "):
+        ProximalScoreVI(gaussian, AutoGaussianMixture)
+    engine = ProximalScoreVI(gaussian, AutoDiagonalNormal, {1: None, "*": None})
+    with pytest.raises(ArgumentError, match=r"patterns of site names .*\[1, '\*'\]"):
+        engine.init(KEY)
+    engine = ProximalScoreVI(conjugate, AutoDiagonalNormal)
+    state = engine.run(KEY, 2, Y, progress_bar=False).state
+    with pytest.raises(ArgumentError, match=r"args to be a tuple.*args=\(x,\)"):
+        elbo(engine, state, args=Y)
+
+
 def test_trust_and_decay_reach_the_closed_form() -> None:
     engine = ProximalScoreVI(
         conjugate, AutoMultivariateNormal, solver="regression", trust=2.0, decay=0.7

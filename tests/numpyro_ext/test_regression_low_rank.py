@@ -239,11 +239,12 @@ def test_a_program() -> None:
     assert divergence(found, root @ root.T, (mean, joint)) < best + 1e-2
 
 
-def test_a_rank_above_the_number_of_latents_is_refused() -> None:
+@pytest.mark.parametrize("rank", [3, 4])
+def test_a_rank_that_spans_all_latents_is_refused(rank: int) -> None:
     def model() -> None:
         numpyro.sample("z", dist.Normal(jnp.zeros(3), 1.0).to_event(1))
 
-    guide = AutoLowRankMultivariateNormal(model, rank=4)
+    guide = AutoLowRankMultivariateNormal(model, rank=rank)
     with pytest.raises(ArgumentError, match="below the number of latents, 3"):
         ProximalScoreVI(model, guide, solver="regression").init(random.key(0))
 

@@ -497,6 +497,62 @@ def test_default_steps_do_not_break_down_on_a_hierarchical_program(name: str) ->
     assert bounds[1] > bounds[0] - 0.3
 
 
+def test_a_flow_is_loaded_with_its_random_order(tmp_path: Path) -> None:
+    """It draws an order of the coordinates when it is set up, which is no parameter."""
+    engine = ProximalScoreVI(gaussian, AutoIAFNormal(gaussian), seed=0)
+    engine.run(4, progress_bar=False)
+    engine.save(tmp_path / "state")
+    engine.run(3, progress_bar=False)
+    points = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    expected = engine.density.log_prob(engine.parameters, points)
+    for seed in (1, 2):
+        other = ProximalScoreVI(gaussian, AutoIAFNormal(gaussian), seed=seed)
+        other.load(tmp_path / "state")
+        other.run(3, progress_bar=False)
+        torch.testing.assert_close(other.density.log_prob(other.parameters, points), expected)
+        assert other.losses == engine.losses
+
+
+def test_a_guide_with_other_constants_is_refused(tmp_path: Path) -> None:
+    engine = ProximalScoreVI(gaussian, AutoIAFNormal(gaussian), seed=0)
+    engine.run(2, progress_bar=False)
+    engine.save(tmp_path / "state")
+    state = torch.load(tmp_path / "state", weights_only=True)
+    state["algorithm"]["probe"] += 1.0
+    torch.save(state, tmp_path / "state")
+    other = ProximalScoreVI(gaussian, AutoIAFNormal(gaussian), seed=0)
+    other.load(tmp_path / "state")
+    with pytest.raises(ArgumentError, match="another AutoIAFNormal: .*another density"):
+        other.setup()
+
+
+def test_a_guide_whose_parameters_were_replaced_is_refused() -> None:
+    guide = AutoDiagonalNormal(gaussian)
+    engine = ProximalScoreVI(gaussian, guide, seed=0, total_steps=20)
+    engine.step()
+    with torch.no_grad():
+        guide.loc.add_(1.0)  # in place: the engine goes on from there
+    engine.step()
+    guide.scale = 0.5 * torch.ones(5)
+    with pytest.raises(ArgumentError, match=r"found others in place of \['scale_unconstrained'\]"):
+        engine.step()
+    other = ProximalScoreVI(gaussian, guide, seed=0, total_steps=20)
+    other.step()
+    torch.testing.assert_close(guide.loc, other.parameters["loc"])
+
+
+def test_wrong_kinds_of_arguments_are_told() -> None:
+    with pytest.raises(ArgumentError, match=r"AutoGaussianMixture: .*num_components.*\(model, "):
+        ProximalScoreVI(gaussian, AutoGaussianMixture)
+    engine = ProximalScoreVI(gaussian, AutoDiagonalNormal, {1: None, "*": None})
+    with pytest.raises(ArgumentError, match=r"patterns of site names .*\[1, '\*'\]"):
+        engine.setup()
+    engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, seed=0)
+    engine.run(2, Y, progress_bar=False)
+    with pytest.raises(ArgumentError, match=r"args to be a tuple.*args=\(x,\)"):
+        elbo(engine, args=Y)
+
+
 def test_steps_after_a_run_still_move_the_guide() -> None:
     engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, seed=0)
     engine.run(5, Y, progress_bar=False)
