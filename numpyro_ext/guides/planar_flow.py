@@ -24,7 +24,7 @@ there the inverse is not computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -164,6 +164,12 @@ def _find_root(shifted: jax.Array, slope: jax.Array) -> jax.Array:
     return jnp.copysign(x, shifted)
 
 
+NO_QUANTILES = (
+    "AutoPlanarFlow has no medians and quantiles in closed form. Take those of draws, from "
+    "sample_posterior, Predictive or an engine's get_samples."
+)
+
+
 class AutoPlanarFlow(AutoContinuous):
     """Guide by planar flows: ``theta = loc + scale * (f_K o ... o f_1)(z)``, z standard Normal.
 
@@ -239,6 +245,14 @@ class AutoPlanarFlow(AutoContinuous):
     def get_base_dist(self) -> Any:
         """Standard Normal over the flat vector."""
         return dist.Normal(jnp.zeros(self.latent_dim, self._init_latent.dtype), 1).to_event(1)
+
+    def median(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """Not defined."""
+        raise NotImplementedError(NO_QUANTILES)
+
+    def quantiles(self, params: Mapping[str, Any], quantiles: Any) -> dict[str, jax.Array]:
+        """Not defined."""
+        raise NotImplementedError(NO_QUANTILES)
 
 
 class _Flow(NamedTuple):

@@ -223,6 +223,13 @@ class AutoPlanarFlow(AutoContinuous):
         ]
         return ComposeTransform([*parts, AffineTransform(self.loc, self.scale, event_dim=1)])
 
+    def _loc_scale(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Not defined: what the host's ``median`` and ``quantiles`` ask for."""
+        raise NotImplementedError(
+            "AutoPlanarFlow has no medians and quantiles in closed form. Take those of draws, from "
+            "Predictive(guide, num_samples=1000) or an engine's get_samples."
+        )
+
 
 class _Flow(NamedTuple):
     """The parameters, ready for use, and the products of vectors that the scalars need."""

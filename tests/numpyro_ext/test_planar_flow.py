@@ -358,6 +358,14 @@ def test_start_is_close_to_a_normal_of_the_initial_scale(dim) -> None:
     assert not np.array_equal(other.initial_parameters()["mine_weight"], parameters["mine_weight"])
 
 
+def test_medians_and_quantiles_are_refused_with_what_to_do() -> None:
+    density, parameters = bent()
+    guide, params = density.guide, density.write_back(parameters)
+    for ask in (lambda: guide.median(params), lambda: guide.quantiles(params, 0.5)):
+        with pytest.raises(NotImplementedError, match="of draws, from"):
+            ask()
+
+
 @pytest.mark.parametrize("num_flows", [0, -1, 2.0, "4", True, None])
 def test_bad_numbers_of_flows_are_refused(num_flows) -> None:
     with pytest.raises(ArgumentError, match="Expected num_flows to be an int >="):

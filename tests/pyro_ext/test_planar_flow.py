@@ -375,6 +375,14 @@ def test_dtype() -> None:
     assert posterior.log_prob(posterior.sample()).dtype == torch.float32
 
 
+def test_medians_and_quantiles_are_refused_with_what_to_do() -> None:
+    guide = AutoPlanarFlow(model)
+    guide()
+    for ask in (guide.median, lambda: guide.quantiles(0.5)):
+        with pytest.raises(NotImplementedError, match="of draws, from"):
+            ask()
+
+
 @pytest.mark.parametrize("num_flows", [0, -1, 2.0, "4", True, None])
 def test_bad_numbers_of_flows_are_refused(num_flows) -> None:
     with pytest.raises(ArgumentError, match="Expected num_flows to be an int >="):
