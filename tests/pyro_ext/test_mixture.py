@@ -389,6 +389,14 @@ def test_bad_arguments_are_refused_at_once(options: dict[str, Any], message: str
         AutoGaussianMixture(model, **({"num_components": 2} | options))
 
 
+def test_a_rank_above_the_number_of_latents_is_refused() -> None:
+    guide = AutoGaussianMixture(model, 2, "low_rank", rank=DIM)
+    flat_density(guide)
+    guide = AutoGaussianMixture(model, 2, "low_rank", rank=DIM + 1)
+    with pytest.raises(ArgumentError, match=r"at most the number of latents, 3, found rank=4"):
+        flat_density(guide)
+
+
 # -- fits ----------------------------------------------------------------------------------------
 
 WEIGHTS = np.array([0.3, 0.7])

@@ -147,6 +147,31 @@ def test_the_temperature_rises_to_one_at_half_of_the_run() -> None:
         np.testing.assert_allclose(found, [cold, cold**0.5, 1.0, 1.0])
 
 
+def test_what_is_warm_stays_warm() -> None:
+    """In a longer run that follows, where the schedule would be cold again."""
+    dim, draws = 50, np.random.default_rng(0)
+    form = DiagonalForm(PLAIN)
+    parameters = {"mean": torch.zeros(dim), "scale": torch.ones(dim)}
+    state = form.initial(parameters)
+    for t in range(21):
+        moments, before = form.density.moments(parameters), state
+        theta = antithetic(
+            moments.mean + moments.scale * torch.as_tensor(draws.normal(size=(1, dim))),
+            moments.mean,
+        )
+        # Noise that the scores share, great enough to count by its root in the cold.
+        score = 1e4 * torch.as_tensor(draws.normal(size=(1, dim))) - theta
+        state, parameters = form.update(state, parameters, theta, score, 20 if t < 20 else 4000)
+    now = schedule(20, 4000, dim)
+    assert now.temperature < 0.1 and now.coldness > 0.9
+    now = now._replace(temperature=1.0, coldness=0.0)
+    seen = observe(before, moments, theta, score, form.decay, now)
+    expected = updated_moments(seen, moments, now, form.trust)
+    assert state.temperature == 1.0
+    np.testing.assert_allclose(parameters["mean"], expected.mean, rtol=1e-9)
+    np.testing.assert_allclose(parameters["scale"], expected.scale, rtol=1e-9)
+
+
 def test_an_independent_normal_is_exact() -> None:
     """Without noise twenty time constants leave e^-20 of the start and e^-10 of the cold half."""
     scale, mean = torch.tensor([0.03, 0.3, 3.0, 0.1]), torch.tensor([0.2, -1.0, 4.0, -0.3])
