@@ -27,12 +27,13 @@ from numpyro_ext.guides import (
 )
 from numpyro_ext.kernels import IMQ, RBF, Kernel, Linear
 from numpyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
-from numpyro_ext.stein import SVGD, DeepEnsemble
+from numpyro_ext.stein import SVGD, SVGDVR, DeepEnsemble
 from numpyro_ext.target import LogDensity
 
 __all__ = [
     # engines
     "SVGD",
+    "SVGDVR",
     "DeepEnsemble",
     "ProximalScoreVI",
     "GSM",

@@ -26,12 +26,13 @@ from pyro_ext.guides import (
 )
 from pyro_ext.kernels import IMQ, RBF, Kernel, Linear
 from pyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
-from pyro_ext.stein import SVGD, DeepEnsemble
+from pyro_ext.stein import SVGD, SVGDVR, DeepEnsemble
 from pyro_ext.target import LogDensity
 
 __all__ = [
     # engines
     "SVGD",
+    "SVGDVR",
     "DeepEnsemble",
     "ProximalScoreVI",
     "GSM",

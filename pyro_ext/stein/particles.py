@@ -75,9 +75,12 @@ class ParticleEngine(Engine):
         return self._particles.detach().clone()
 
     def _initialize(self, data: Data) -> None:
-        assert self.optim is not None
         positions = self.target.initial_positions(self.num_particles, self._generator, data)
         self._particles = positions.detach().clone()
+        self._start_optimizer()
+
+    def _start_optimizer(self) -> None:
+        assert self.optim is not None and self._particles is not None
         self._optimizer = EngineOptimizer(self.optim, {_NAME: self._particles})
 
     def _update(self, data: Data) -> Update:

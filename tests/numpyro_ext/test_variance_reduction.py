@@ -18,7 +18,7 @@ from numpyro.infer.autoguide import AutoDiagonalNormal
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import SAGA, SVRG, GradientEstimator, Noisy
 from numpyro_ext.score import ProximalScoreVI
-from numpyro_ext.stein import SVGD
+from numpyro_ext.stein import SVGD, SVGDVR
 from numpyro_ext.target import LogDensity
 
 jax.config.update("jax_enable_x64", True)
@@ -166,6 +166,35 @@ def test_guides_take_them() -> None:
     engine = ProximalScoreVI(logistic, AutoDiagonalNormal, estimator=SVRG(4))
     losses = engine.run(KEY, 10, jnp.asarray(X), jnp.asarray(Y), progress_bar=False).losses
     assert np.isfinite(losses).all()
+
+
+def test_svgd_with_variance_reduction_is_svgd_with_svrg() -> None:
+    def run(make: Any, **options: Any) -> Any:
+        engine = make(logistic, optax.adam(0.1), num_particles=3, **options)
+        return engine.run(KEY, 7, jnp.asarray(X), jnp.asarray(Y), progress_bar=False)
+
+    named, plain = run(SVGDVR, anchor_every=3), run(SVGD, estimator=SVRG(3))
+    np.testing.assert_array_equal(named.losses, plain.losses)
+    np.testing.assert_array_equal(named.params["particles"], plain.params["particles"])
+    with pytest.raises(ArgumentError, match="no estimator with SVGDVR"):
+        run(SVGDVR, anchor_every=3, estimator=SVRG(3))
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_the_optimizer_starts_anew_at_anchors_if_asked(reset: bool) -> None:
+    """Adam's first step moves every coordinate by the learning rate, and later ones by less."""
+    engine = SVGDVR(
+        logistic, optax.adam(0.1), num_particles=3, anchor_every=3, reset_optimizer=reset
+    )
+    data = jnp.asarray(X), jnp.asarray(Y)
+    state = engine.init(KEY, *data)
+    first = []
+    for _ in range(9):
+        before = engine.particles(state)
+        state, _ = engine.update(state, *data)
+        moved = np.abs(engine.particles(state) - before)
+        first.append(np.allclose(moved, 0.1, rtol=1e-3))
+    assert first == ([True, False, False] * 3 if reset else [True] + [False] * 8)
 
 
 def test_refusals() -> None:

@@ -15,7 +15,7 @@ from pyro.infer.autoguide import AutoDiagonalNormal
 from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients import SAGA, SVRG, GradientEstimator, Noisy
 from pyro_ext.score import ProximalScoreVI
-from pyro_ext.stein import SVGD
+from pyro_ext.stein import SVGD, SVGDVR
 from pyro_ext.target import LogDensity
 
 torch.set_default_dtype(torch.float64)
@@ -181,6 +181,35 @@ def test_particles_take_them_and_resume_exactly(
 def test_guides_take_them() -> None:
     engine = ProximalScoreVI(logistic, AutoDiagonalNormal, estimator=SVRG(4), seed=0)
     assert np.isfinite(engine.run(10, X, Y, progress_bar=False).losses).all()
+
+
+def test_svgd_with_variance_reduction_is_svgd_with_svrg() -> None:
+    def run(make: Any, **options: Any) -> SVGD:
+        optim = pyro.optim.Adam({"lr": 0.1})
+        engine = make(logistic, optim, num_particles=3, seed=0, **options)
+        engine.run(7, X, Y, progress_bar=False)
+        return engine
+
+    named, plain = run(SVGDVR, anchor_every=3), run(SVGD, estimator=SVRG(3))
+    assert named.losses == plain.losses
+    torch.testing.assert_close(named.particles, plain.particles)
+    with pytest.raises(ArgumentError, match="no estimator with SVGDVR"):
+        run(SVGDVR, anchor_every=3, estimator=SVRG(3))
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_the_optimizer_starts_anew_at_anchors_if_asked(reset: bool) -> None:
+    """Adam's first step moves every coordinate by the learning rate, and later ones by less."""
+    optim = pyro.optim.Adam({"lr": 0.1})
+    engine = SVGDVR(logistic, optim, num_particles=3, anchor_every=3, reset_optimizer=reset, seed=0)
+    engine.setup(X, Y)
+    first = []
+    for _ in range(9):
+        before = engine.particles
+        engine.step(X, Y)
+        moved = (engine.particles - before).abs()
+        first.append(torch.allclose(moved, torch.full_like(moved, 0.1), rtol=1e-3))
+    assert first == ([True, False, False] * 3 if reset else [True] + [False] * 8)
 
 
 def test_refusals() -> None:
