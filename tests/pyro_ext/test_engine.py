@@ -188,7 +188,7 @@ def test_bad_input_is_refused_before_any_work():
         engine(on_nonfinite="ignore")
     with pytest.raises(ArgumentError, match="GradientEstimator"):
         engine(estimator="svrg")
-    with pytest.raises(ArgumentError, match="num_steps >= 0"):
+    with pytest.raises(ArgumentError, match="num_steps to be an int >= 0"):
         engine().run(-1, Y)
     with pytest.raises(ArgumentError, match=r"first argument of run, found Tensor"):
         engine().run(Y, 10)

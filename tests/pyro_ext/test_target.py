@@ -369,7 +369,7 @@ def test_wrong_calls_say_what_was_expected():
         target.score(torch.zeros(21), data)
     with pytest.raises(ArgumentError, match="missing a required argument: 'y'"):
         target.bind(X)
-    with pytest.raises(ArgumentError, match="likelihood_temperature > 0"):
+    with pytest.raises(ArgumentError, match="likelihood_temperature to be a finite number > 0"):
         LogDensity(local, (X, Y), likelihood_temperature=0.0)
 
 
