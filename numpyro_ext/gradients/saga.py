@@ -68,12 +68,11 @@ class SAGA(GradientEstimator):
         """State: that of the minibatches, the table, its sum, and whether it is filled."""
         check_no_local_latents(target, type(self).__name__)
         minibatch = self._minibatch().init(target, data, rng_key, num_positions)
-        dtype = jnp.result_type(float)
-        shape = table_shape(target, num_positions, dtype.itemsize, self.max_bytes)
+        shape = table_shape(target, num_positions, self.max_bytes)
         return {
             "minibatch": minibatch,
-            "table": jnp.zeros(shape, dtype),
-            "sum": jnp.zeros(shape[1:], dtype),
+            "table": jnp.zeros(shape, target.dtype),
+            "sum": jnp.zeros(shape[1:], target.dtype),
             "filled": jnp.asarray(False),
         }
 
@@ -117,9 +116,7 @@ class SAGA(GradientEstimator):
         return self._minibatch().evaluations_per_step(target)
 
 
-def table_shape(
-    target: LogDensity, num_positions: int, itemsize: int, max_bytes: int
-) -> tuple[int, int, int]:
+def table_shape(target: LogDensity, num_positions: int, max_bytes: int) -> tuple[int, int, int]:
     """Shape (N, P, D) of the table.
 
     Raises
@@ -134,7 +131,7 @@ def table_shape(
         )
     (plate,) = target.plates.values()
     shape = (plate.size, num_positions, target.dim)
-    needed = math.prod(shape) * itemsize
+    needed = math.prod(shape) * target.dtype.itemsize
     if needed > max_bytes:
         raise ArgumentError(
             f"Expected a table of at most max_bytes={max_bytes} bytes, found {needed}: {shape[0]} "

@@ -61,12 +61,13 @@ class SVRG(GradientEstimator):
     ) -> EstimatorState:
         """State: that of the minibatches, the anchors with their scores, and the steps since."""
         check_no_local_latents(target, type(self).__name__)
-        dtype = jnp.result_type(float)
         positions, values = (num_positions, target.dim), (num_positions,)
         return {
             "minibatch": self._minibatch().init(target, data, rng_key, num_positions),
-            "anchor": jnp.zeros(positions, dtype),
-            "exact": Score(*(jnp.zeros(shape, dtype) for shape in (positions, values, values))),
+            "anchor": jnp.zeros(positions, target.dtype),
+            "exact": Score(
+                *(jnp.zeros(shape, target.dtype) for shape in (positions, values, values))
+            ),
             # The first step sets an anchor.
             "since": jnp.asarray(self.anchor_every, jnp.int32),
         }

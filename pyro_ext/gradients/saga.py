@@ -127,7 +127,7 @@ def table_shape(target: LogDensity, z: Tensor, max_bytes: int) -> tuple[int, int
         It would be too large.
     """
     (plate,) = target.plates.values()
-    shape = (plate.size, *z.shape)
+    shape = (plate.size, z.shape[0], z.shape[1])
     needed = math.prod(shape) * z.element_size()
     if needed > max_bytes:
         raise ArgumentError(
@@ -135,4 +135,4 @@ def table_shape(target: LogDensity, z: Tensor, max_bytes: int) -> tuple[int, int
             f"rows times {shape[1]} positions times {shape[2]} latent dimensions. Use SVRG, which "
             "has no table, or raise max_bytes."
         )
-    return (plate.size, z.shape[0], z.shape[1])
+    return shape

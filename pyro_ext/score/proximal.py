@@ -102,11 +102,11 @@ class ProximalScoreVI(GuideEngine):
     guide : AutoContinuous
         A Pyro autoguide of the model that has a log density over the flat unconstrained vector:
         ``AutoDiagonalNormal``, ``AutoMultivariateNormal``, ``AutoLowRankMultivariateNormal``
-        (closed-form scores), ``AutoMatrixNormal``, ``AutoGaussianMixture``,
-        ``AutoPlanarFlow`` and the like; or the class, which is then called
-        with the model. The guide object holds the fit at any time, so that ``guide.median()``,
-        ``guide.quantiles()``, ``Predictive(model, guide=guide)`` and ``SVI`` work with it. It
-        starts from the values that it has.
+        (closed-form scores), ``AutoMatrixNormal``, ``AutoGaussianMixture``, ``AutoPlanarFlow`` and
+        the like; or the class, which is then called with the model. The guide object holds the fit
+        at any time, so that ``guide.median()``, ``guide.quantiles()``,
+        ``Predictive(model, guide=guide)`` and ``SVI`` work with it. It starts from the values that
+        it has.
     optim : PyroOptim, callable or mapping, optional
         Optimizer of the inner steps, whose state goes on over the iterations; see
         :class:`~pyro_ext.optim.EngineOptimizer`. Schedulers advance once an inner step. Default:

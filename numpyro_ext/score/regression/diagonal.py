@@ -34,8 +34,7 @@ moves by
     m+ - m = a c_t u / (max(M, 1) tau P),   a = 0.3 / (1 + x),   x = 0.3 v s^2 / (20 tau),
 
 at most by s. A guide that is still too wide would overshoot, which max(M, 1) prevents; it knows
-what precision is to come. c_t falls from 1 to 0 along
-a half cosine over the run.
+what precision is to come. c_t falls from 1 to 0 along a half cosine over the run.
 
 *Cold at first.* Curvature is that of the place where the guide now is. A network that has not been
 learnt yet predicts with a large error, finds a small curvature, and a guide that followed at once
