@@ -25,7 +25,7 @@ from numpyro_ext.guides import (
     flat_density,
     register_flat_density,
 )
-from numpyro_ext.kernels import IMQ, RBF, Kernel, Linear
+from numpyro_ext.kernels import IMQ, RBF, Graphical, Kernel, Linear, Preconditioned, RandomFeature
 from numpyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
 from numpyro_ext.stein import SVGD, SVGDVR, DeepEnsemble
 from numpyro_ext.target import LogDensity
@@ -42,8 +42,11 @@ __all__ = [
     # kernels
     "IMQ",
     "RBF",
+    "Graphical",
     "Kernel",
     "Linear",
+    "Preconditioned",
+    "RandomFeature",
     # score estimators
     "Full",
     "GradientEstimator",

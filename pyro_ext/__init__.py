@@ -24,7 +24,7 @@ from pyro_ext.guides import (
     flat_density,
     register_flat_density,
 )
-from pyro_ext.kernels import IMQ, RBF, Kernel, Linear
+from pyro_ext.kernels import IMQ, RBF, Graphical, Kernel, Linear, Preconditioned, RandomFeature
 from pyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
 from pyro_ext.stein import SVGD, SVGDVR, DeepEnsemble
 from pyro_ext.target import LogDensity
@@ -41,8 +41,11 @@ __all__ = [
     # kernels
     "IMQ",
     "RBF",
+    "Graphical",
     "Kernel",
     "Linear",
+    "Preconditioned",
+    "RandomFeature",
     # score estimators
     "Full",
     "GradientEstimator",

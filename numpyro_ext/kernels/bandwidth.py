@@ -12,6 +12,9 @@ implementations, so that a comparison can fix one rule for all:
 - ``"dartml"``: the median squared distance over the full matrix, zero diagonal included,
   / log(P + 1) (the code that came with Liu and Wang 2016).
 
+``"dimension"`` is h = 2 D: the mean squared distance of a pair where the coordinates have unit
+variance, for kernels with a metric (Leviyev et al. 2022, equation 17). It needs no median.
+
 A number is taken as h itself, and a callable maps the particles (P, D) to h, a scalar or a
 vector of D bandwidths. Where a rule gives zero, because half of the pairs coincide, the mean
 takes the place of the median, and one the place of a mean that is zero.
@@ -32,7 +35,7 @@ from numpyro_ext.kernels.base import centre, squared_distances
 
 Bandwidth: TypeAlias = str | float | Callable[[Array], Array | float]
 
-BANDWIDTH_RULES = ("median", "pyro", "numpyro", "blackjax", "dartml")
+BANDWIDTH_RULES = ("median", "pyro", "numpyro", "blackjax", "dartml", "dimension")
 
 
 class ScaledPairs(NamedTuple):
@@ -97,6 +100,8 @@ def bandwidth(rule: Bandwidth, particles: Array) -> Array:
 def scaled_pairs(rule: Bandwidth, particles: Array) -> ScaledPairs:
     """Squared distances of all pairs in units of the bandwidth, and the bandwidth."""
     centred = centre(particles)
+    if rule == "dimension":
+        rule = 2.0 * centred.shape[1]
     if isinstance(rule, str) and rule != "pyro":
         squared = squared_distances(centred)
         width = _positive(_scalar_rule(rule, squared), squared)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -99,3 +99,30 @@ class Scaled(Kernel):
     def gram(self, state: KernelState, particles: Array) -> Array:
         """Kernel values at all pairs of particles, shape (P, P)."""
         return self.factor * self.kernel.gram(state, particles)
+
+
+def mixture(kernels: Sequence[Kernel], weights: Sequence[float] | None = None) -> Sum:
+    """Mixture of kernels, k = sum_m w_m k_m.
+
+    Parameters
+    ----------
+    kernels : sequence of Kernel
+        The kernels mixed.
+    weights : sequence of float, optional
+        Positive weights w_m, one for each kernel; scaled to sum to one. Default: all equal.
+
+    Raises
+    ------
+    ArgumentError
+        There is no kernel, the numbers of kernels and weights differ, or a weight is not positive
+        and finite.
+    """
+    weights = [1.0] * len(kernels) if weights is None else list(weights)
+    if len(weights) != len(kernels):
+        raise ArgumentError(
+            f"Expected one weight for each of {len(kernels)} kernels, found {len(weights)}."
+        )
+    total = sum(weights)
+    return Sum(
+        Scaled(kernel, weight / total) for kernel, weight in zip(kernels, weights, strict=True)
+    )

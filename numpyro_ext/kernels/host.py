@@ -18,7 +18,7 @@ from numpyro.contrib.einstein.stein_kernels import ProbabilityProductKernel, Ste
 
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels.base import Kernel, KernelState
-from numpyro_ext.kernels.rbf import RBF
+from numpyro_ext.kernels.default import default_kernel
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -155,7 +155,7 @@ def as_kernel(
     Parameters
     ----------
     kernel : Kernel, numpyro SteinKernel or None
-        None means :class:`RBF` with its default bandwidth.
+        None means :func:`~numpyro_ext.kernels.default_kernel`.
     sites : mapping of str to slice, optional
         Ranges of the flat vector by site, handed on to the host's kernels.
 
@@ -165,7 +165,7 @@ def as_kernel(
         If the object is none of these.
     """
     if kernel is None:
-        return RBF()
+        return default_kernel()
     if isinstance(kernel, Kernel):
         return kernel
     if isinstance(kernel, SteinKernel):

@@ -43,7 +43,7 @@ class SVGD(ParticleEngine):
     optim : optimizer
         NumPyro or optax optimizer.
     kernel : Kernel or numpyro SteinKernel, optional
-        Default: :class:`~numpyro_ext.kernels.RBF` with the median bandwidth.
+        Default: :func:`~numpyro_ext.kernels.default_kernel`.
     num_particles : int, default 32
         Number P of particles. One particle is a MAP estimate in unconstrained space.
     annealing : callable, optional

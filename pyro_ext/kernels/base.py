@@ -12,15 +12,22 @@ larger than (P, P) or (P, D).
 from __future__ import annotations
 
 import abc
+import hashlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from pyro.infer.svgd import SteinKernel
 from torch import Tensor
 
 if TYPE_CHECKING:
     from pyro_ext.kernels.combination import Scaled, Sum
 
 KernelState = dict[str, Any]
+
+# Entries of an array that a description lists.
+_SHOWN = 8
 
 
 class Kernel(abc.ABC):
@@ -33,6 +40,13 @@ class Kernel(abc.ABC):
     def init(self, particles: Tensor) -> KernelState:
         """State before the first step; empty for kernels that remember nothing."""
         return {}
+
+    def with_sites(self, sites: Mapping[str, slice]) -> Kernel:
+        """The kernel for a flat vector in which ``sites`` take these ranges.
+
+        Only kernels that treat sites apart differ from themselves.
+        """
+        return self
 
     @abc.abstractmethod
     def direction(
@@ -65,6 +79,9 @@ class Kernel(abc.ABC):
             If the kernel is not scalar valued.
         """
 
+    def __repr__(self) -> str:
+        return describe(self)
+
     def __add__(self, other: Kernel) -> Sum:
         from pyro_ext.kernels.combination import Sum
 
@@ -80,6 +97,32 @@ class Kernel(abc.ABC):
         return Scaled(self, float(factor))
 
     __rmul__ = __mul__
+
+
+def describe(value: Any) -> str:
+    """A kernel, or one of its options, in words that are the same in every process.
+
+    Functions are described by their names, Pyro's own kernels by their classes.
+    """
+    if isinstance(value, Kernel):
+        # Empty for kernels that are no dataclasses.
+        options: dict[str, Any] = getattr(value, "__dataclass_fields__", {})
+        shown = [name for name, option in options.items() if option.repr]
+        pairs = [f"{name}={describe(getattr(value, name))}" for name in shown]
+        return f"{type(value).__name__}({', '.join(pairs)})"
+    if isinstance(value, tuple):
+        return f"({', '.join(describe(item) for item in value)})"
+    if isinstance(value, (Tensor, np.ndarray)):
+        array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+        if array.size <= _SHOWN:
+            return str(array.tolist())
+        digest = hashlib.blake2b(array.tobytes(), digest_size=8).hexdigest()
+        return f"<{array.dtype} array of shape {array.shape}, digest {digest}>"
+    if isinstance(value, SteinKernel):
+        return type(value).__name__
+    if callable(value):
+        return str(getattr(value, "__qualname__", type(value).__name__))
+    return repr(value)
 
 
 def centre(particles: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from pyro_ext.errors import ArgumentError
 from pyro_ext.kernels.base import Kernel, KernelState
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, repr=False)
 class Sum(Kernel):
     """Sum of kernels, k = sum_m k_m; written ``RBF() + Linear()``.
 
@@ -32,6 +32,10 @@ class Sum(Kernel):
         if not terms:
             raise ArgumentError("Expected at least one kernel in a sum, found none.")
         object.__setattr__(self, "kernels", tuple(terms))
+
+    def with_sites(self, sites: Mapping[str, slice]) -> Sum:
+        """The sum of the terms for these sites."""
+        return Sum(kernel.with_sites(sites) for kernel in self.kernels)
 
     def init(self, particles: Tensor) -> KernelState:
         """States of the terms, under their positions."""
@@ -55,7 +59,7 @@ class Sum(Kernel):
         return total
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scaled(Kernel):
     """Positive multiple of a kernel; written ``0.5 * Linear()``.
 
@@ -77,6 +81,10 @@ class Scaled(Kernel):
                 "positive multiples are positive definite."
             )
 
+    def with_sites(self, sites: Mapping[str, slice]) -> Scaled:
+        """The multiple of the kernel for these sites."""
+        return Scaled(self.kernel.with_sites(sites), self.factor)
+
     def init(self, particles: Tensor) -> KernelState:
         """State of the scaled kernel."""
         return self.kernel.init(particles)
@@ -91,3 +99,30 @@ class Scaled(Kernel):
     def gram(self, state: KernelState, particles: Tensor) -> Tensor:
         """Kernel values at all pairs of particles, shape (P, P)."""
         return self.factor * self.kernel.gram(state, particles)
+
+
+def mixture(kernels: Sequence[Kernel], weights: Sequence[float] | None = None) -> Sum:
+    """Mixture of kernels, k = sum_m w_m k_m.
+
+    Parameters
+    ----------
+    kernels : sequence of Kernel
+        The kernels mixed.
+    weights : sequence of float, optional
+        Positive weights w_m, one for each kernel; scaled to sum to one. Default: all equal.
+
+    Raises
+    ------
+    ArgumentError
+        There is no kernel, the numbers of kernels and weights differ, or a weight is not positive
+        and finite.
+    """
+    weights = [1.0] * len(kernels) if weights is None else list(weights)
+    if len(weights) != len(kernels):
+        raise ArgumentError(
+            f"Expected one weight for each of {len(kernels)} kernels, found {len(weights)}."
+        )
+    total = sum(weights)
+    return Sum(
+        Scaled(kernel, weight / total) for kernel, weight in zip(kernels, weights, strict=True)
+    )

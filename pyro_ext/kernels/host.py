@@ -17,12 +17,12 @@ from torch import Tensor
 
 from pyro_ext.errors import ArgumentError
 from pyro_ext.kernels.base import Kernel, KernelState
-from pyro_ext.kernels.rbf import RBF
+from pyro_ext.kernels.default import default_kernel
 
 _MODES = ("univariate", "multivariate")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class HostKernel(Kernel):
     """A Pyro ``SteinKernel``.
 
@@ -104,7 +104,7 @@ def as_kernel(kernel: Kernel | SteinKernel | None) -> Kernel:
     Parameters
     ----------
     kernel : Kernel, pyro.infer.svgd.SteinKernel or None
-        None means :class:`RBF` with its default bandwidth.
+        None means :func:`~pyro_ext.kernels.default_kernel`.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def as_kernel(kernel: Kernel | SteinKernel | None) -> Kernel:
         If the object is none of these.
     """
     if kernel is None:
-        return RBF()
+        return default_kernel()
     if isinstance(kernel, Kernel):
         return kernel
     if isinstance(kernel, SteinKernel):

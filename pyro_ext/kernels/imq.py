@@ -1,4 +1,4 @@
-"""Inverse multiquadric kernel, k(x, y) = (1 + |x - y|^2 / h)^exponent."""
+"""Inverse multiquadric kernel, k(x, y) = (1 + (x - y)' W (x - y) / h)^exponent."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from torch import Tensor
 from pyro_ext.errors import ArgumentError
 from pyro_ext.kernels.bandwidth import Bandwidth, check_bandwidth, scaled_pairs
 from pyro_ext.kernels.base import Kernel, KernelState
+from pyro_ext.kernels.metric import Metric, check_metric, coordinates
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class IMQ(Kernel):
     """Inverse multiquadric kernel (Gorham and Mackey 2017, Theorem 8).
 
@@ -23,18 +24,22 @@ class IMQ(Kernel):
         h, in units of a squared distance; see :mod:`pyro_ext.kernels.bandwidth`.
     exponent : float, default -0.5
         Between -1 and 0, both excluded.
+    metric : str, Tensor, callable or None, default None
+        W; see :mod:`pyro_ext.kernels.metric`. The bandwidth is found in its coordinates.
 
     Raises
     ------
     ArgumentError
-        If the exponent lies outside (-1, 0), or the bandwidth is no rule.
+        If the exponent lies outside (-1, 0), or bandwidth or metric are no rules.
     """
 
     bandwidth: Bandwidth = "median"
     exponent: float = -0.5
+    metric: Metric = None
 
     def __post_init__(self) -> None:
         check_bandwidth(self.bandwidth)
+        check_metric(self.metric)
         if not -1.0 < self.exponent < 0.0:
             raise ArgumentError(
                 f"Expected an exponent between -1 and 0, found {self.exponent!r}. The usual "
@@ -45,15 +50,17 @@ class IMQ(Kernel):
         self, state: KernelState, particles: Tensor, scores: Tensor
     ) -> tuple[Tensor, KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
-        pairs = scaled_pairs(self.bandwidth, particles)
+        frame = coordinates(self.metric, particles)
+        pairs = scaled_pairs(self.bandwidth, frame.points)
         base = 1.0 + pairs.ratios
         values = base**self.exponent
-        # grad_{z_j} k = (2 exponent / h) (z_j - z_i) k / (1 + |z_j - z_i|^2 / h).
+        # grad_{z_j} k = (2 exponent / h) W (z_j - z_i) k / (1 + (z_j - z_i)' W (z_j - z_i) / h).
         slopes = values / base * (-self.exponent)
-        pull = pairs.centred * (2.0 / pairs.bandwidth)
+        pull = frame.pulled_back(pairs.centred * (2.0 / pairs.bandwidth))
         total = values @ scores - slopes @ pull + slopes.sum(dim=1, keepdim=True) * pull
         return total / len(particles), state
 
     def gram(self, state: KernelState, particles: Tensor) -> Tensor:
         """Kernel values at all pairs of particles, shape (P, P)."""
-        return (1.0 + scaled_pairs(self.bandwidth, particles).ratios) ** self.exponent
+        points = coordinates(self.metric, particles).points
+        return (1.0 + scaled_pairs(self.bandwidth, points).ratios) ** self.exponent

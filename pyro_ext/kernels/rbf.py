@@ -1,4 +1,4 @@
-"""Radial basis function kernel, k(x, y) = exp(-|x - y|^2 / h)."""
+"""Radial basis function kernel, k(x, y) = exp(-(x - y)' W (x - y) / h)."""
 
 from __future__ import annotations
 
@@ -9,36 +9,43 @@ from torch import Tensor
 
 from pyro_ext.kernels.bandwidth import Bandwidth, check_bandwidth, scaled_pairs
 from pyro_ext.kernels.base import Kernel, KernelState
+from pyro_ext.kernels.metric import Metric, check_metric, coordinates
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class RBF(Kernel):
-    """Gaussian kernel exp(-|x - y|^2 / h) (Liu and Wang 2016).
+    """Gaussian kernel exp(-(x - y)' W (x - y) / h) (Liu and Wang 2016).
 
     Parameters
     ----------
     bandwidth : str, float or callable, default "median"
         h, in units of a squared distance; see :mod:`pyro_ext.kernels.bandwidth`. With a
         vector of bandwidths, k = exp(-sum_d (x_d - y_d)^2 / h_d).
+    metric : str, Tensor, callable or None, default None
+        W; see :mod:`pyro_ext.kernels.metric`. The bandwidth is found in its coordinates.
     """
 
     bandwidth: Bandwidth = "median"
+    metric: Metric = None
 
     def __post_init__(self) -> None:
         check_bandwidth(self.bandwidth)
+        check_metric(self.metric)
 
     def direction(
         self, state: KernelState, particles: Tensor, scores: Tensor
     ) -> tuple[Tensor, KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
-        pairs = scaled_pairs(self.bandwidth, particles)
+        frame = coordinates(self.metric, particles)
+        pairs = scaled_pairs(self.bandwidth, frame.points)
         values = torch.exp(-pairs.ratios)
-        # sum_j grad_{z_j} k(z_j, z_i) = (2 / h) (z_i sum_j k_ij - sum_j k_ij z_j): one Gram
+        # sum_j grad_{z_j} k(z_j, z_i) = (2 / h) W (z_i sum_j k_ij - sum_j k_ij z_j): one Gram
         # matrix and one product serve both terms.
-        pull = pairs.centred * (2.0 / pairs.bandwidth)
+        pull = frame.pulled_back(pairs.centred * (2.0 / pairs.bandwidth))
         total = values @ (scores - pull) + values.sum(dim=1, keepdim=True) * pull
         return total / len(particles), state
 
     def gram(self, state: KernelState, particles: Tensor) -> Tensor:
         """Kernel values at all pairs of particles, shape (P, P)."""
-        return torch.exp(-scaled_pairs(self.bandwidth, particles).ratios)
+        points = coordinates(self.metric, particles).points
+        return torch.exp(-scaled_pairs(self.bandwidth, points).ratios)

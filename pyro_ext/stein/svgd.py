@@ -43,7 +43,7 @@ class SVGD(ParticleEngine):
     optim : PyroOptim or callable
         See :class:`~pyro_ext.stein.ParticleEngine`.
     kernel : Kernel or pyro.infer.svgd.SteinKernel, optional
-        Default: :class:`~pyro_ext.kernels.RBF` with the median bandwidth.
+        Default: :func:`~pyro_ext.kernels.default_kernel`.
     num_particles : int, default 32
         Number P of particles. One particle is a MAP estimate in unconstrained space.
     annealing : callable, optional
@@ -76,15 +76,17 @@ class SVGD(ParticleEngine):
         super().__init__(model, optim, num_particles, **options)
         self.kernel = as_kernel(kernel)
         self.annealing = annealing
+        self._sited_kernel = self.kernel
         self._kernel_state: KernelState = {}
 
     def _initialize(self, data: Data) -> None:
         super()._initialize(data)
-        self._kernel_state = self.kernel.init(self.particles)
+        self._sited_kernel = self.kernel.with_sites(self.target.layout.slices)
+        self._kernel_state = self._sited_kernel.init(self.particles)
 
     def _direction(self, particles: Tensor, scores: Tensor) -> tuple[Tensor, KernelState]:
         scores = annealed(scores, self.annealing, self.num_steps_taken)
-        return self.kernel.direction(self._kernel_state, particles, scores)
+        return self._sited_kernel.direction(self._kernel_state, particles, scores)
 
     def _accept(self, result: KernelState) -> None:
         self._kernel_state = result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 
@@ -35,41 +34,15 @@ from numpyro_ext.kernels import (
     Sum,
     as_kernel,
     bandwidth,
+    default_kernel,
 )
 from numpyro_ext.kernels.bandwidth import order_statistic
+from tests.numpyro_kernel_support import cloud, loop_direction
 
 jax.config.update("jax_enable_x64", True)
 
 # Squared distances of the six pairs: 1, 16, 20, 17, 13, 20.
 FOUR_POINTS = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 4.0], [4.0, 2.0]])
-
-
-def cloud(num: int, dim: int, seed: int = 0, dtype=jnp.float64):
-    """Particles with unequal scales, and scores that are neither symmetric nor centred."""
-    generator = np.random.default_rng(seed)
-    particles = generator.normal(size=(num, dim)) * np.linspace(0.5, 2.0, dim)
-    scores = generator.uniform(size=(num, dim)) ** 3 + 0.3
-    return jnp.asarray(particles, dtype), jnp.asarray(scores, dtype)
-
-
-def loop_direction(value, particles, scores, *constants):
-    """phi and the Gram matrix by definition: a double loop, with autodiff in z_j.
-
-    ``value(x, y, *constants)`` is the kernel; compiled once for each shape and function.
-    """
-    value_and_slope = _compiled(value)
-    particles, scores = np.asarray(particles), np.asarray(scores)
-    directions, gram = np.zeros(particles.shape), np.zeros((len(particles), len(particles)))
-    for i, to in enumerate(particles):
-        for j, source in enumerate(particles):
-            gram[j, i], slope = value_and_slope(source, to, *constants)
-            directions[i] += gram[j, i] * scores[j] + slope
-    return directions / len(particles), gram
-
-
-@functools.cache
-def _compiled(value):
-    return jax.jit(jax.value_and_grad(value))
 
 
 def rbf_value(x, y, width):
@@ -96,6 +69,7 @@ class TestBandwidth:
             ("numpyro", (0.5 * (math.sqrt(13) + 4)) ** 2 / math.log(4)),
             # By coordinate: the lower middle of 0 1 1 9 16 16, and of 0 4 4 4 16 16.
             ("pyro", [1 / math.log(5), 4 / math.log(5)]),
+            ("dimension", 4.0),
             (2.5, 2.5),
             (lambda z: z.var(), FOUR_POINTS.var()),
         ],
@@ -229,7 +203,7 @@ class TestDirection:
 
     def test_metric_refused(self):
         with pytest.raises(ArgumentError, match="metric"):
-            Linear(metric="covariance")
+            Linear(metric="curvature")
         particles, scores = cloud(5, 3)
         with pytest.raises(ArgumentError, match=r"shape \(3,\)"):
             Linear(metric=jnp.ones(2)).direction({}, particles, scores)
@@ -425,7 +399,7 @@ class TestHostKernels:
             as_kernel(ProbabilityProductKernel(guide))
 
     def test_as_kernel(self):
-        assert as_kernel(None) == RBF()
+        assert repr(as_kernel(None)) == repr(default_kernel())
         kernel = RBF() + Linear()
         assert as_kernel(kernel) is kernel
         host = RBFKernel()
@@ -439,10 +413,11 @@ def test_descriptions_are_readable_and_the_same_in_every_process() -> None:
         return 1.0
 
     name = width.__qualname__
-    assert repr(RBF()) == "RBF(bandwidth='median')"
-    assert repr(IMQ(width)) == f"IMQ(bandwidth={name}, exponent=-0.5)"
+    assert repr(RBF()) == "RBF(bandwidth='median', metric=None)"
+    assert repr(IMQ(width)) == f"IMQ(bandwidth={name}, exponent=-0.5, metric=None)"
     assert repr(RBF() + 0.5 * Linear(None)) == (
-        "Sum(kernels=(RBF(bandwidth='median'), Scaled(kernel=Linear(metric=None), factor=0.5)))"
+        "Sum(kernels=(RBF(bandwidth='median', metric=None), "
+        "Scaled(kernel=Linear(metric=None), factor=0.5)))"
     )
     assert repr(Linear(jnp.array([1.0, 2.0]))) == "Linear(metric=[1.0, 2.0])"
     long = [repr(Linear(jnp.full(9, value))) for value in (1.0, 2.0)]

@@ -22,7 +22,7 @@ from numpyro.infer import Predictive, init_to_value
 
 from numpyro_ext.errors import ArgumentError, NonFiniteError
 from numpyro_ext.gradients import Full, Minibatch
-from numpyro_ext.kernels import IMQ, RBF, Linear
+from numpyro_ext.kernels import IMQ, RBF, Linear, default_kernel
 from numpyro_ext.stein import SVGD, DeepEnsemble
 from numpyro_ext.stein.particles import ParticleState
 from tests.models import numpyro_models, zoo
@@ -63,6 +63,10 @@ def check_moments(name, draws, mean_tolerance, sd_tolerance):
 
 def assert_same(first, second):
     jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+#: States of the default kernel's two terms, which remember nothing.
+NO_STATE: dict[str, dict] = {"0": {}, "1": {}}
 
 
 class TestPosteriors:
@@ -181,7 +185,7 @@ class TestAnnealing:
             before = engine.particles(state)
             score = engine.target.full_score(before, engine.data).score
             state, _ = engine.update(state, *data)
-            phi, _ = RBF().direction({}, before, 0.25 * t * score)
+            phi, _ = engine.kernel.direction(NO_STATE, before, 0.25 * t * score)
             np.testing.assert_allclose(engine.particles(state), before + 1e-3 * phi, rtol=1e-10)
 
     def test_refused(self):
@@ -200,7 +204,7 @@ class TestEngine:
         score = engine.target.full_score(before, engine.data)
         expected = -(score.log_prior + score.log_likelihood).mean()
         assert result.losses[0] == pytest.approx(float(expected))
-        phi, _ = RBF().direction({}, before, score.score)
+        phi, _ = engine.kernel.direction(NO_STATE, before, score.score)
         force = jnp.sqrt((phi**2).sum(axis=1).mean())
         assert result.info["force_norm"][0] == pytest.approx(float(force))
         assert result.losses.shape == result.info["force_norm"].shape == (3,)
@@ -409,9 +413,9 @@ def test_saved_states_belong_to_their_kernel(tmp_path):
 
     data = numpyro_models.arguments("conjugate_normal")
     path = tmp_path / "state.npz"
-    first = engine(RBF("median"))
+    first = engine(default_kernel())
     first.save(path, first.init(KEY, *data))
     assert int(engine(None).load(path, *data).step) == 0
-    words = r"another kernel: expected IMQ\(bandwidth='median', exponent=-0.5\), found RBF\("
+    words = r"another kernel: expected IMQ\(bandwidth='median', exponent=-0.5, metric=None\), found"
     with pytest.raises(ArgumentError, match=words):
         engine(IMQ()).load(path, *data)

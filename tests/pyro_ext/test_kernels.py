@@ -24,33 +24,12 @@ from pyro_ext.kernels import (
     Sum,
     as_kernel,
     bandwidth,
+    default_kernel,
 )
+from tests.pyro_kernel_support import cloud, loop_direction
 
 # Squared distances of the six pairs: 1, 16, 20, 17, 13, 20.
 FOUR_POINTS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 4.0], [4.0, 2.0]], dtype=torch.float64)
-
-
-def cloud(num: int, dim: int, seed: int = 0, dtype: torch.dtype = torch.float64):
-    """Particles with unequal scales, and scores that are neither symmetric nor centred."""
-    generator = torch.Generator().manual_seed(seed)
-    scales = torch.linspace(0.5, 2.0, dim, dtype=torch.float64)
-    particles = torch.randn(num, dim, generator=generator, dtype=torch.float64) * scales
-    scores = torch.rand(num, dim, generator=generator, dtype=torch.float64) ** 3 + 0.3
-    return particles.to(dtype), scores.to(dtype)
-
-
-def loop_direction(value, particles, scores):
-    """phi by its definition: a double loop, with autograd for the gradient in z_j."""
-    directions = []
-    for to in particles:
-        total = torch.zeros_like(to)
-        for source, score in zip(particles, scores, strict=True):
-            moving = source.clone().requires_grad_()
-            kernel = value(moving, to)
-            (slope,) = torch.autograd.grad(kernel, moving)
-            total = total + kernel.detach() * score + slope
-        directions.append(total / len(particles))
-    return torch.stack(directions)
 
 
 def rbf_value(rule, particles):
@@ -80,6 +59,7 @@ class TestBandwidth:
             ("numpyro", (0.5 * (math.sqrt(13) + 4)) ** 2 / math.log(4)),
             # By coordinate: the lower middle of 0 1 1 9 16 16, and of 0 4 4 4 16 16.
             ("pyro", [1 / math.log(5), 4 / math.log(5)]),
+            ("dimension", 4.0),
             (2.5, 2.5),
             (lambda z: z.var(), None),
         ],
@@ -203,7 +183,7 @@ class TestDirection:
 
     def test_metric_refused(self):
         with pytest.raises(ArgumentError, match="metric"):
-            Linear(metric="covariance")
+            Linear(metric="curvature")
         particles, scores = cloud(5, 3)
         with pytest.raises(ArgumentError, match=r"shape \(3,\)"):
             Linear(metric=torch.ones(2)).direction({}, particles, scores)
@@ -349,7 +329,7 @@ class TestHostKernels:
             HostKernel(RBFSteinKernel(), mode="matrix")
 
     def test_as_kernel(self):
-        assert as_kernel(None) == RBF()
+        assert repr(as_kernel(None)) == repr(default_kernel())
         kernel = RBF() + Linear()
         assert as_kernel(kernel) is kernel
         host = RBFSteinKernel()

@@ -1,0 +1,73 @@
+"""Matrix-valued kernels with a constant preconditioner, K(x, y) = W^-1 k(A x, A y), A'A = W."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jax import Array
+
+from numpyro_ext.errors import ArgumentError
+from numpyro_ext.kernels.base import Kernel, KernelState
+from numpyro_ext.kernels.metric import Metric, check_metric, coordinates
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Preconditioned(Kernel):
+    """Stein direction of a kernel in the coordinates u = A (z - c) of a metric.
+
+    This is the matrix-valued kernel of Wang, Tang, Bajaj and Liu 2019 ("Stein variational
+    gradient descent with matrix-valued kernels", section 4.1) with the preconditioner W. Scores
+    are preconditioned along with the kernel: with W near the target's curvature all directions
+    of a Gaussian are approached at one rate. Give the engine plain gradient descent, because an
+    adaptive optimizer rescales each coordinate of what it is given.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Kernel k in the coordinates u. Kernels that treat sites apart have none there.
+    metric : str, Array or callable, default "covariance"
+        W; see :mod:`numpyro_ext.kernels.metric`.
+
+    Raises
+    ------
+    ArgumentError
+        The kernel is no Kernel of this package, or the metric is none or no metric.
+    """
+
+    kernel: Kernel
+    metric: Metric = "covariance"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kernel, Kernel):
+            raise ArgumentError(
+                "Expected a kernel of numpyro_ext.kernels to precondition, found "
+                f"{type(self.kernel).__name__}."
+            )
+        if self.metric is None:
+            raise ArgumentError("Expected a metric to precondition with, found None.")
+        check_metric(self.metric)
+
+    def init(self, particles: Array) -> KernelState:
+        """State of the kernel in the coordinates of the metric."""
+        return self.kernel.init(coordinates(self.metric, particles).points)
+
+    def direction(
+        self, state: KernelState, particles: Array, scores: Array
+    ) -> tuple[Array, KernelState]:
+        """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
+        frame = coordinates(self.metric, particles)
+        phi, state = self.kernel.direction(state, frame.points, frame.pushed_forward(scores))
+        return frame.displaced(phi), state
+
+    def gram(self, state: KernelState, particles: Array) -> Array:
+        """Not defined.
+
+        Raises
+        ------
+        ArgumentError
+            Always: the values are matrices.
+        """
+        raise ArgumentError(
+            "Expected a scalar kernel, found Preconditioned, whose values are matrices. Give the "
+            "metric to the kernel itself, such as RBF(metric=...)."
+        )

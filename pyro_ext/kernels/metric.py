@@ -1,0 +1,160 @@
+"""Metrics of the kernels: coordinates u = A (z - c) in which W = A'A is the identity.
+
+A kernel with metric W is a function of (x - y)' W (x - y). The metric decides which displacements
+count as large, so with a metric that follows the particles the kernel is the same in any units of
+the coordinates. It is a constant of a step, like a bandwidth.
+
+- None: the identity.
+- ``"variance"``: W is diagonal, the inverse of the particles' variances. It needs O(P D), any
+  number of particles, and is part of the default.
+- ``"covariance"``: W is the inverse of the particles' covariance, for more particles than
+  dimensions. It needs O(P D^2 + D^3).
+- an array: fixed weights, shape (D,), or a fixed positive definite matrix, shape (D, D).
+- a callable from the particles (P, D) to such an array: a metric by the target's curvature, such
+  as the mean over particles of the negative Hessian or of its Gauss-Newton part (equation 17 of
+  Leviyev et al. 2022, "A stochastic Stein variational Newton method").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from pyro_ext.errors import ArgumentError
+from pyro_ext.kernels.base import centre
+
+Metric: TypeAlias = str | Tensor | Callable[[Tensor], Tensor] | None
+
+METRICS = ("variance", "covariance")
+
+
+class Coordinates(NamedTuple):
+    """Particles in coordinates in which the metric is the identity.
+
+    Parameters
+    ----------
+    points : Tensor
+        u = A (z - c), shape (P, D), with c the mean of the particles.
+    root : Tensor or None
+        A: shape (D,) where it is diagonal, (D, D), or None for the identity.
+    """
+
+    points: Tensor
+    root: Tensor | None
+
+    def pulled_back(self, gradients: Tensor) -> Tensor:
+        """Gradients (P, D) with respect to u as gradients with respect to z: rows times A."""
+        if self.root is None:
+            return gradients
+        return gradients * self.root if self.root.dim() == 1 else gradients @ self.root
+
+    def pushed_forward(self, gradients: Tensor) -> Tensor:
+        """Gradients (P, D) with respect to z as gradients with respect to u."""
+        if self.root is None:
+            return gradients
+        if self.root.dim() == 1:
+            return gradients / self.root
+        return torch.linalg.solve(self.root.T, gradients.T).T
+
+    def displaced(self, displacements: Tensor) -> Tensor:
+        """Displacements (P, D) of u as displacements of z."""
+        if self.root is None:
+            return displacements
+        if self.root.dim() == 1:
+            return displacements / self.root
+        return torch.linalg.solve(self.root, displacements.T).T
+
+
+def check_metric(metric: Metric) -> None:
+    """Refuse what is not a metric.
+
+    Raises
+    ------
+    ArgumentError
+        For an unknown name, an array that is neither a vector nor a square matrix, or any other
+        object.
+    """
+    if metric is None or callable(metric):
+        return
+    if isinstance(metric, str):
+        if metric not in METRICS:
+            raise ArgumentError(
+                f"Expected a metric among {METRICS}, found {metric!r}. Use one of these names, "
+                "None, an array of weights, or a callable of the particles."
+            )
+        return
+    shape = getattr(metric, "shape", None)
+    if shape is None:
+        raise ArgumentError(
+            f"Expected a metric as a name among {METRICS}, None, an array or a callable, found "
+            f"{type(metric).__name__}."
+        )
+    if not (len(shape) == 1 or (len(shape) == 2 and shape[0] == shape[1])):
+        raise ArgumentError(f"Expected a metric of shape (D,) or (D, D), found {tuple(shape)}.")
+
+
+def coordinates(metric: Metric, particles: Tensor) -> Coordinates:
+    """Particles (P, D) in the coordinates of a metric.
+
+    Raises
+    ------
+    ArgumentError
+        The metric is ``"covariance"`` and there are no more particles than dimensions, or an
+        array does not have D weights.
+    """
+    centred = centre(particles)
+    if metric is None:
+        return Coordinates(centred, None)
+    if isinstance(metric, str):
+        variance = centred.square().mean(dim=0)
+        # Where all particles agree the deviations are zero, and any weight will do.
+        usable = variance > 4.0 * torch.finfo(variance.dtype).tiny
+        root = torch.where(usable, variance, 1.0).rsqrt()
+        if metric == "covariance":
+            root = _inverse_root(centred * root) * root
+    else:
+        root = _root_of(metric(particles) if callable(metric) else metric, centred)
+    points = centred * root if root.dim() == 1 else centred @ root.T
+    return Coordinates(points, root)
+
+
+def _inverse_root(standardized: Tensor) -> Tensor:
+    """A with A'A the inverse of the correlations of standardized particles (P, D)."""
+    num, dim = standardized.shape
+    if num <= dim:
+        raise ArgumentError(
+            f'Expected more particles than the {dim} dimensions for the metric "covariance", '
+            f'found {num}: their covariance has no inverse. Use "variance", more particles, or '
+            "a metric of your own."
+        )
+    identity = torch.eye(dim, dtype=standardized.dtype, device=standardized.device)
+    # A multiple of the rounding error of the correlations, for particles in a subspace.
+    ridge = 8.0 * dim * torch.finfo(standardized.dtype).eps
+    correlations = standardized.T @ standardized / num + ridge * identity
+    return torch.linalg.solve_triangular(_cholesky(correlations), identity, upper=False)
+
+
+def _root_of(weights: Tensor, centred: Tensor) -> Tensor:
+    """A with A'A the given metric, which is a vector of weights or a matrix."""
+    dim = centred.shape[1]
+    weights = torch.as_tensor(weights, dtype=centred.dtype, device=centred.device)
+    if weights.shape == (dim,):
+        return weights.sqrt()
+    if weights.shape == (dim, dim):
+        return _cholesky(weights).T
+    raise ArgumentError(
+        f"Expected a metric of shape ({dim},), one weight for each flat coordinate, or "
+        f"({dim}, {dim}), found {tuple(weights.shape)}."
+    )
+
+
+def _cholesky(matrix: Tensor) -> Tensor:
+    """Lower Cholesky factor, not a number where the matrix has none.
+
+    A step that is not finite is the engine's to report, as a matrix that is no metric is in JAX.
+    """
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    return torch.where(failed == 0, factor, torch.nan)

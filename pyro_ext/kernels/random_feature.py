@@ -1,0 +1,89 @@
+"""Random Fourier features of the Gaussian kernel, at a cost linear in the number of particles."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_ext.errors import ArgumentError
+from pyro_ext.kernels.bandwidth import Bandwidth, bandwidth, check_bandwidth
+from pyro_ext.kernels.base import Kernel, KernelState
+from pyro_ext.kernels.metric import Metric, check_metric, coordinates
+from pyro_ext.options import check_count
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RandomFeature(Kernel):
+    """Kernel of M random features, whose mean over features is the Gaussian kernel's value.
+
+    k(x, y) = 2/M sum_m cos(w_m . u_x + b_m) cos(w_m . u_y + b_m), with u the coordinates of the
+    metric, w_m ~ N(0, 2/h I) and b_m uniform on a circle (Rahimi and Recht 2007, Algorithm 1).
+    The features are drawn once, at the first step; their error in k is about 1/sqrt(M). A step
+    costs O(P M D) and forms no (P, P) array, except for bandwidths that are medians.
+
+    Parameters
+    ----------
+    num_features : int
+        Number M of features.
+    bandwidth : str, float or callable, default "dimension"
+        h, one number; see :mod:`pyro_ext.kernels.bandwidth`.
+    metric : str, Tensor, callable or None, default "variance"
+        See :mod:`pyro_ext.kernels.metric`.
+    seed : int, default 0
+        Seed of the features.
+
+    Raises
+    ------
+    ArgumentError
+        The number of features is not a positive whole number, or bandwidth or metric are none.
+    """
+
+    num_features: int
+    bandwidth: Bandwidth = "dimension"
+    metric: Metric = "variance"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("num_features", self.num_features)
+        check_bandwidth(self.bandwidth)
+        check_metric(self.metric)
+        if self.bandwidth == "pyro":
+            raise ArgumentError(
+                'Expected a bandwidth that is one number, found "pyro", which has one for each '
+                "coordinate. Use a metric instead."
+            )
+
+    def init(self, particles: Tensor) -> KernelState:
+        """The features: ``frequencies`` (M, D) for h = 2, standard Normal, ``offsets`` (M,)."""
+        generator = torch.Generator().manual_seed(self.seed)
+        shape, like = (self.num_features, particles.shape[1]), particles
+        frequencies = torch.randn(shape, generator=generator, dtype=like.dtype)
+        offsets = 2.0 * math.pi * torch.rand(shape[0], generator=generator, dtype=like.dtype)
+        return {"frequencies": frequencies.to(like.device), "offsets": offsets.to(like.device)}
+
+    def _angles(self, state: KernelState, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Angles (P, M) of the features, and their gradients (M, D) in u."""
+        width = (2.0 / bandwidth(self.bandwidth, points)).sqrt()
+        slopes = state["frequencies"] * width
+        return points @ slopes.T + state["offsets"], slopes
+
+    def direction(
+        self, state: KernelState, particles: Tensor, scores: Tensor
+    ) -> tuple[Tensor, KernelState]:
+        """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
+        frame = coordinates(self.metric, particles)
+        angles, slopes = self._angles(state, frame.points)
+        features = torch.cos(angles)
+        # sum_j grad_{z_j} cos(angle_j) of each feature.
+        turned = -torch.sin(angles).sum(dim=0)[:, None] * slopes
+        total = features @ (features.T @ scores + frame.pulled_back(turned))
+        return total * (2.0 / (self.num_features * len(particles))), state
+
+    def gram(self, state: KernelState, particles: Tensor) -> Tensor:
+        """Kernel values at all pairs of particles, shape (P, P)."""
+        angles, _ = self._angles(state, coordinates(self.metric, particles).points)
+        features = torch.cos(angles)
+        return features @ features.T * (2.0 / self.num_features)
