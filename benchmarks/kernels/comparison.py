@@ -1,0 +1,131 @@
+"""All runs of the kernel comparison, and the table and plot of their records."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import records
+from benchmarks.kernels.fits import KERNELS, PARTICLES, RATE, fit, judge, reference
+from benchmarks.kernels.targets import Target, make_targets
+
+FIGURES = ("mean error", "least variance ratio", "greatest variance ratio", "covariance error")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Fit every target with every kernel; the exit status."""
+    targets = make_targets()
+    chosen = arguments.targets or list(targets)
+    unknown = sorted(set(chosen) - set(targets))
+    if unknown:
+        print(f"Expected targets among {list(targets)}, found {unknown}.")
+        return 2
+    backends = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
+    path = arguments.out / "kernels.jsonl"
+    path.unlink(missing_ok=True)
+    for name in chosen:
+        _run_target(targets[name], backends, arguments.seeds, path)
+    runs = records.read(path)
+    table = _table(runs, chosen)
+    records.write_text(arguments.out / "kernels.md", table)
+    _plot(runs, chosen, arguments.out / "kernels.png")
+    print(table)
+    print(f"Wrote {arguments.out}.")
+    return int(all(run.failed for run in runs))
+
+
+def _run_target(target: Target, backends: tuple[str, ...], seeds: int, path: Path) -> None:
+    moments = records.Record("kernels", "reference", "numpyro", target.name)
+    with records.recorded_run(path, moments):
+        mean, covariance, figures = reference(target)
+        moments.figures.update(figures)
+    for backend in backends:
+        for kernel in KERNELS:
+            for seed in range(seeds):
+                settings = {"particles": PARTICLES, "steps": target.steps, "rate": RATE}
+                record = records.Record("kernels", kernel, backend, target.name, seed, settings)
+                with records.recorded_run(path, record, go_on_after=(Exception,)):
+                    particles = fit(target, backend, kernel, seed)
+                    record.figures.update(judge(target, particles, mean, covariance))
+            print(f"{target.name}, {backend}, {kernel}: done", flush=True)
+
+
+def _medians(runs: list[records.Record], target: str, kernel: str) -> Mapping[str, float]:
+    """Median of each figure over seeds and backends; empty where every run failed."""
+    found = [r.figures for r in runs if (r.model, r.method) == (target, kernel) and not r.failed]
+    if not found:
+        return {}
+    return {name: float(np.median([figures[name] for figures in found])) for name in FIGURES}
+
+
+def _table(runs: list[records.Record], targets: list[str]) -> str:
+    """One row for each kernel and target: medians over the seeds."""
+    seeds = 1 + max(run.seed or 0 for run in runs)
+    lines = [
+        "# Kernels",
+        "",
+        f"Made by `python -m benchmarks kernels`: SVGD with {PARTICLES} particles, Adam from a "
+        f"rate of {RATE} along a cosine; medians over {seeds} seeds and the backends that ran. Cells: "
+        "relative error of the covariance; in brackets, the worst error of a mean in standard "
+        "deviations, and the least and greatest ratio of variances.",
+        "",
+    ]
+    rows = []
+    for target in targets:
+        row: dict[str, str] = {"target": target}
+        for kernel in KERNELS:
+            f = _medians(runs, target, kernel)
+            row[kernel] = (
+                f"{f['covariance error']:.2g} ({f['mean error']:.2g}; "
+                f"{f['least variance ratio']:.2f}–{f['greatest variance ratio']:.2f})"
+                if f
+                else "failed"
+            )
+        rows.append(row)
+    lines.append(records.markdown_table(rows, ["target", *KERNELS]))
+    vouched = [r for r in runs if r.method == "reference" and "R-hat" in r.figures]
+    for run in vouched:
+        lines.append(
+            f"{run.model}: moments by NUTS, R-hat {run.figures['R-hat']:.3f}, at least "
+            f"{run.figures['effective draws']:,.0f} effective draws.\n"
+        )
+    failed = [r for r in runs if r.failed]
+    lines += [f"{r.method} on {r.model}, {r.backend}, failed: {r.error}\n" for r in failed]
+    return "\n".join(lines)
+
+
+def _plot(runs: list[records.Record], targets: list[str], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(
+        1, 2, figsize=(11, 0.45 * len(targets) + 1.8), sharey=True, layout="constrained"
+    )
+    positions = np.arange(len(targets))[::-1]
+    titles = {
+        "covariance error": "relative error of the covariance",
+        "mean error": "worst error of a mean, in standard deviations",
+    }
+    for axis, name in zip(axes, titles, strict=True):
+        for index, kernel in enumerate(KERNELS):
+            values = [_medians(runs, target, kernel).get(name, np.nan) for target in targets]
+            axis.scatter(
+                np.maximum(values, 1e-3),
+                positions,
+                s=70 if index == 0 else 35,
+                marker="oDsv^<>P"[index % 8],
+                label=kernel,
+                alpha=0.8,
+            )
+        axis.set_xscale("log")
+        axis.set_title(titles[name], fontsize=10)
+        axis.grid(axis="x", alpha=0.3)
+    axes[0].set_yticks(positions, targets)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
