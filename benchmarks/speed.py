@@ -1,13 +1,16 @@
 """Time one score and one SVGD step against hand-written code, the hosts and a peer.
 
-Three comparisons, each within one run, written to speed.jsonl, speed.md and speed.png:
+Five comparisons, each within one run, written to speed.jsonl, speed.md and speed.png:
 
 - the score of 32 particles on an 8-50-1 network at 128 rows, in Pyro against torch.func by hand
   and against a Python loop over particles, in NumPyro against JAX by hand;
 - the cost of one SVGD step on a logistic regression of a9a's shape (32,561 rows, 123 features and a
   precision, 124 dimensions in all; 100 particles, 128 rows a step) in this project, both hosts and
   BlackJAX. The rows are those of $PPL_EXT_DATA/a9a.npz when that is there, and otherwise synthetic
-  ones of the same shape.
+  ones of the same shape;
+- on the same regression, in each package: the step of a deep ensemble, which is the bare gradient
+  and the optimizer, against those of SVGD with the field's kernel and with the default one, and of
+  SVGD with variance reduction between two anchors.
 """
 
 from __future__ import annotations
@@ -41,6 +44,16 @@ GOALS = {
         ("Pyro's SVGD, univariate", "pyro_ext", 10.0, "at least"),
         ("BlackJAX", "numpyro_ext", 1.0, "at least"),
     ],
+    "step by engine, Pyro": [
+        ("SVGD, RBF", "gradient alone", 2.0, "at most"),
+        ("SVGD, default kernel", "gradient alone", 2.0, "at most"),
+        ("SVGDVR, RBF", "SVGD, RBF", 2.2, "at most"),
+    ],
+    "step by engine, NumPyro": [
+        ("SVGD, RBF", "gradient alone", 3.0, "at most"),
+        ("SVGD, default kernel", "gradient alone", 3.0, "at most"),
+        ("SVGDVR, RBF", "SVGD, RBF", 2.2, "at most"),
+    ],
 }
 
 
@@ -48,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks speed`."""
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
     parser.add_argument("--rounds", type=count, default=7, help="rounds of each comparison")
+    parser.add_argument("--only", nargs="+", choices=list(GOALS), help="some of the comparisons")
     parser.add_argument("--inductor", action="store_true", help="time Inductor as well (slow)")
 
 
@@ -199,23 +213,16 @@ def a9a_data() -> tuple[NDArray[np.float32], NDArray[np.float32], str]:
 
 
 STEPS = 20
+#: Beyond the steps of any run here: the steps between two anchors are timed.
+NO_ANCHOR = 1_000_000
 
 
-def pyro_svgd_cases(
-    x: NDArray[np.float32], y: NDArray[np.float32]
-) -> dict[str, Callable[[], object]]:
-    """``STEPS`` SVGD steps with PyTorch: ours, Pyro's in both modes."""
+def _pyro_logistic() -> Callable[..., None]:
+    """The regression with a Gamma hyperprior as a Pyro program."""
     import pyro
     import pyro.distributions as dist
     import torch
-    from pyro.infer import SVGD as HostSVGD
-    from pyro.infer import RBFSteinKernel
-    from pyro.optim import Adam
     from torch import Tensor
-
-    import pyro_ext as px
-
-    features, labels = torch.from_numpy(x), torch.from_numpy(y)
 
     def model(x: Tensor, y: Tensor) -> None:
         precision = pyro.sample("precision", dist.Gamma(1.0, 0.01))
@@ -228,7 +235,49 @@ def pyro_svgd_cases(
                 logits = logits.squeeze(-2)
             pyro.sample("y", dist.Bernoulli(logits=logits), obs=y[rows])
 
-    ours = px.SVGD(model, Adam({"lr": 0.01}), num_particles=A9A_PARTICLES, seed=0)
+    return model
+
+
+def pyro_engine_cases(
+    x: NDArray[np.float32], y: NDArray[np.float32]
+) -> dict[str, Callable[[], object]]:
+    """``STEPS`` steps of each particle engine of ``pyro_ext``."""
+    import torch
+    from pyro.optim import Adam
+
+    import pyro_ext as px
+
+    data = torch.from_numpy(x), torch.from_numpy(y)
+    model, adam, field = _pyro_logistic(), Adam({"lr": 0.01}), px.RBF()
+    num = A9A_PARTICLES
+    engines = {
+        "gradient alone": px.DeepEnsemble(model, adam, num, seed=0),
+        "SVGD, RBF": px.SVGD(model, adam, field, num, seed=0),
+        "SVGD, default kernel": px.SVGD(model, adam, None, num, seed=0),
+        "SVGDVR, RBF": px.SVGDVR(model, adam, field, num, anchor_every=NO_ANCHOR, seed=0),
+    }
+
+    def case(engine: Any) -> Callable[[], object]:
+        return lambda: engine.run(STEPS, *data, progress_bar=False)
+
+    return {name: case(engine) for name, engine in engines.items()}
+
+
+def pyro_svgd_cases(
+    x: NDArray[np.float32], y: NDArray[np.float32]
+) -> dict[str, Callable[[], object]]:
+    """``STEPS`` SVGD steps with PyTorch: ours, Pyro's in both modes."""
+    import pyro
+    import torch
+    from pyro.infer import SVGD as HostSVGD
+    from pyro.infer import RBFSteinKernel
+    from pyro.optim import Adam
+
+    import pyro_ext as px
+
+    features, labels = torch.from_numpy(x), torch.from_numpy(y)
+    model = _pyro_logistic()
+    ours = px.SVGD(model, Adam({"lr": 0.01}), px.RBF(), num_particles=A9A_PARTICLES, seed=0)
 
     def host(mode: str) -> Callable[[], object]:
         pyro.clear_param_store()
@@ -247,6 +296,55 @@ def pyro_svgd_cases(
     }
 
 
+def _numpyro_logistic(num_rows: int, num_features: int) -> Callable[..., None]:
+    """The regression with a Gamma hyperprior as a NumPyro program."""
+    import jax.numpy as jnp
+    import numpyro
+    import numpyro.distributions as dist
+    from jax import Array
+
+    def model(x: Array, y: Array) -> None:
+        precision = numpyro.sample("precision", dist.Gamma(1.0, 0.01))
+        prior = dist.Normal(jnp.zeros(num_features), precision**-0.5)
+        weights = numpyro.sample("weights", prior.to_event(1))
+        with numpyro.plate("rows", num_rows, subsample_size=A9A_BATCH) as rows:
+            numpyro.sample("y", dist.Bernoulli(logits=x[rows] @ weights), obs=y[rows])
+
+    return model
+
+
+def numpyro_engine_cases(
+    x: NDArray[np.float32], y: NDArray[np.float32]
+) -> dict[str, Callable[[], object]]:
+    """``STEPS`` steps of each particle engine of ``numpyro_ext``."""
+    import jax
+    import jax.numpy as jnp
+    from numpyro.optim import Adam
+
+    import numpyro_ext as nx
+
+    data = jnp.asarray(x), jnp.asarray(y)
+    model, adam, field = _numpyro_logistic(*x.shape), Adam(0.01), nx.RBF()
+    num, key = A9A_PARTICLES, jax.random.key(0)
+    engines = {
+        "gradient alone": nx.DeepEnsemble(model, adam, num),
+        "SVGD, RBF": nx.SVGD(model, adam, field, num),
+        "SVGD, default kernel": nx.SVGD(model, adam, None, num),
+        "SVGDVR, RBF": nx.SVGDVR(model, adam, field, num, anchor_every=NO_ANCHOR),
+    }
+
+    def case(engine: Any) -> Callable[[], object]:
+        state = engine.run(key, STEPS, *data, progress_bar=False).state
+
+        def steps() -> object:
+            result = engine.run(key, STEPS, *data, progress_bar=False, init_state=state)
+            return jax.block_until_ready(result.losses)
+
+        return steps
+
+    return {name: case(engine) for name, engine in engines.items()}
+
+
 def numpyro_svgd_cases(
     x: NDArray[np.float32], y: NDArray[np.float32]
 ) -> dict[str, Callable[[], object]]:
@@ -254,7 +352,6 @@ def numpyro_svgd_cases(
     import blackjax
     import jax
     import jax.numpy as jnp
-    import numpyro
     import numpyro.distributions as dist
     import optax
     from jax import Array
@@ -267,14 +364,8 @@ def numpyro_svgd_cases(
     features, labels = jnp.asarray(x), jnp.asarray(y)
     num_rows, num_features = x.shape
 
-    def model(x: Array, y: Array) -> None:
-        precision = numpyro.sample("precision", dist.Gamma(1.0, 0.01))
-        prior = dist.Normal(jnp.zeros(num_features), precision**-0.5)
-        weights = numpyro.sample("weights", prior.to_event(1))
-        with numpyro.plate("rows", num_rows, subsample_size=A9A_BATCH) as rows:
-            numpyro.sample("y", dist.Bernoulli(logits=x[rows] @ weights), obs=y[rows])
-
-    ours = nx.SVGD(model, Adam(0.01), num_particles=A9A_PARTICLES)
+    model = _numpyro_logistic(num_rows, num_features)
+    ours = nx.SVGD(model, Adam(0.01), nx.RBF(), num_particles=A9A_PARTICLES)
     state = ours.run(jax.random.key(0), STEPS, features, labels, progress_bar=False).state
 
     def run_ours() -> object:
@@ -338,13 +429,17 @@ def main(arguments: argparse.Namespace) -> int:
         "score, Pyro": (lambda: pyro_score_cases(arguments.inductor), {}),
         "score, NumPyro": (numpyro_score_cases, {}),
         "SVGD step, logistic regression": (svgd_cases, STEPS_PER_CALL),
+        "step by engine, Pyro": (lambda: pyro_engine_cases(x, y), {}),
+        "step by engine, NumPyro": (lambda: numpyro_engine_cases(x, y), {}),
     }
+    for name in set(comparisons) - set(arguments.only or comparisons):
+        del comparisons[name]
     rows: list[dict[str, Any]] = []
     goals: list[dict[str, Any]] = []
     for comparison, (make_cases, steps) in comparisons.items():
         per_call = {} if comparison.startswith("score") else steps
         record = records.Record("speed", comparison, settings={"rounds": arguments.rounds})
-        record.settings["data"] = source if "logistic" in comparison else "synthetic"
+        record.settings["data"] = "synthetic" if "score" in comparison else source
         with records.recorded_run(out / "speed.jsonl", record), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             times = alternate(make_cases(), rounds=arguments.rounds)
@@ -386,8 +481,10 @@ def _plot(rows: list[dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     comparisons = list(dict.fromkeys(row["comparison"] for row in rows))
-    figure, axes = plt.subplots(len(comparisons), 1, figsize=(7, 6), layout="constrained")
-    for axis, comparison in zip(axes, comparisons, strict=True):
+    figure, axes = plt.subplots(
+        len(comparisons), 1, figsize=(7, 2 * len(comparisons)), layout="constrained"
+    )
+    for axis, comparison in zip(np.atleast_1d(axes), comparisons, strict=True):
         chosen = [row for row in rows if row["comparison"] == comparison]
         bars = axis.barh([row["case"] for row in chosen], [row["ms"] for row in chosen])
         axis.bar_label(bars, [f" {row['ms']:.3g}" for row in chosen])

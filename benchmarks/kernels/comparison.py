@@ -68,9 +68,9 @@ def _table(runs: list[records.Record], targets: list[str]) -> str:
         "# Kernels",
         "",
         f"Made by `python -m benchmarks kernels`: SVGD with {PARTICLES} particles, Adam from a "
-        f"rate of {RATE} along a cosine; medians over {seeds} seeds and the backends that ran. Cells: "
-        "relative error of the covariance; in brackets, the worst error of a mean in standard "
-        "deviations, and the least and greatest ratio of variances.",
+        f"rate of {RATE} along a cosine; medians over {seeds} seeds and the backends that ran. "
+        "Cells: relative error of the covariance; in brackets, the worst error of a mean in "
+        "standard deviations, and the least and greatest ratio of variances.",
         "",
     ]
     rows = []

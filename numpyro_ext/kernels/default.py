@@ -13,8 +13,8 @@ def default_kernel() -> Kernel:
 
     The linear term makes the Stein equations of mean and covariance hold at a fixed point, which
     a radial kernel alone misses by as much as a quarter of the covariance of a Gaussian in five
-    dimensions with 100 particles. The wide radial term gives the shape. Both cost less than a
-    median. They count half each, so that one particle follows its score. Chosen on the targets of
+    dimensions with 100 particles. The wide radial term gives the shape. Neither takes a median.
+    They count half each, so that one particle follows its score. Chosen on the targets of
     ``python -m benchmarks kernels``.
     """
     return mixture([IMQ("dimension", metric="variance"), Linear()])

@@ -46,6 +46,10 @@ class IMQ(Kernel):
                 "choice is -0.5."
             )
 
+    def _power(self, base: Tensor) -> Tensor:
+        # A power of any other exponent takes a logarithm and an exponential.
+        return base.rsqrt() if self.exponent == -0.5 else base**self.exponent
+
     def direction(
         self, state: KernelState, particles: Tensor, scores: Tensor
     ) -> tuple[Tensor, KernelState]:
@@ -53,7 +57,7 @@ class IMQ(Kernel):
         frame = coordinates(self.metric, particles)
         pairs = scaled_pairs(self.bandwidth, frame.points)
         base = 1.0 + pairs.ratios
-        values = base**self.exponent
+        values = self._power(base)
         # grad_{z_j} k = (2 exponent / h) W (z_j - z_i) k / (1 + (z_j - z_i)' W (z_j - z_i) / h).
         slopes = values / base * (-self.exponent)
         pull = frame.pulled_back(pairs.centred * (2.0 / pairs.bandwidth))
@@ -63,4 +67,4 @@ class IMQ(Kernel):
     def gram(self, state: KernelState, particles: Tensor) -> Tensor:
         """Kernel values at all pairs of particles, shape (P, P)."""
         points = coordinates(self.metric, particles).points
-        return (1.0 + scaled_pairs(self.bandwidth, points).ratios) ** self.exponent
+        return self._power(1.0 + scaled_pairs(self.bandwidth, points).ratios)

@@ -43,7 +43,7 @@ def test_unknown_command_lists_the_known_ones(capsys: pytest.CaptureFixture[str]
         assert name in message
 
 
-@pytest.mark.parametrize("command", ["synthetic", "images", "forecasting", "score-vi"])
+@pytest.mark.parametrize("command", ["synthetic", "images", "forecasting", "kernels", "score-vi"])
 @pytest.mark.parametrize("seeds", ["0", "-2", "1.5", "many"])
 def test_a_number_of_seeds_below_one_is_refused(
     command: str, seeds: str, capsys: pytest.CaptureFixture[str]

@@ -8,6 +8,8 @@ the linear kernel makes up for it.
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,7 @@ from jax import random
 from numpyro.contrib.einstein import SVGD as HostSVGD
 from numpyro.contrib.einstein import GraphicalKernel, IMQKernel, RandomFeatureKernel, RBFKernel
 from numpyro.infer import Predictive, init_to_value
+from scipy.special import digamma, polygamma
 
 from numpyro_ext.errors import ArgumentError, NonFiniteError
 from numpyro_ext.gradients import Full, Minibatch
@@ -168,6 +171,68 @@ class TestPosteriors:
         kernel = GraphicalKernel(local_kernel_fns={"b": IMQKernel()})
         draws = draws_of(fit("dependent_uniform", kernel, num_particles=20, steps=400))
         check_moments("dependent_uniform", draws, 0.45, 0.45)
+
+
+def _correlated() -> np.ndarray:
+    scales, lags = np.array([1.0, 0.5, 2.0, 1.0, 3.0]), np.subtract.outer(range(5), range(5))
+    return np.outer(scales, scales) * 0.76 ** np.abs(lags)
+
+
+def correlated_normal() -> None:
+    covariance = jnp.asarray(_correlated())
+    numpyro.sample("z", dist.MultivariateNormal(jnp.zeros(5), covariance))
+
+
+def banana() -> None:
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    numpyro.sample("b", dist.Normal(0.5 * a**2, 0.5))
+
+
+def log_gamma() -> None:
+    with numpyro.plate("pair", 2):
+        numpyro.sample("g", dist.Gamma(2.0, 1.0))
+
+
+def two_modes() -> None:
+    x = numpyro.sample("x", dist.Normal(0.0, 1.0).mask(False))
+    left = math.log(0.3) - 0.5 * (x + 2.5) ** 2
+    right = math.log(0.7) - 0.5 * (x - 2.5) ** 2
+    numpyro.factor("modes", jnp.logaddexp(left, right))
+
+
+class TestDefaultKernel:
+    """The default kernel with 100 particles and 2,000 steps on targets that are known exactly."""
+
+    def fit(self, model, kernel=None, rate=0.1, steps=2000):
+        optim = optax.adam(optax.cosine_decay_schedule(rate, steps))
+        engine = SVGD(model, optim, kernel, num_particles=100)
+        state = engine.run(KEY, steps, progress_bar=False).state
+        return {name: np.asarray(value) for name, value in engine.get_samples(state).items()}
+
+    def test_covariance_of_a_correlated_normal(self):
+        z = self.fit(correlated_normal)["z"]
+        expected = _correlated()
+        error = np.cov(z.T, bias=True) - expected
+        assert np.linalg.norm(error) < 0.02 * np.linalg.norm(expected)
+        np.testing.assert_allclose(z.mean(0) / np.sqrt(np.diag(expected)), 0.0, atol=0.01)
+
+    def test_curved_target(self):
+        draws = self.fit(banana)
+        for name, mean, variance in [("a", 0.0, 1.0), ("b", 0.5, 0.75)]:
+            assert draws[name].mean() == pytest.approx(mean, abs=0.1 * variance**0.5)
+            assert 0.9 < draws[name].var() / variance < 1.1
+
+    def test_skewed_target(self):
+        logs = np.log(self.fit(log_gamma)["g"])
+        np.testing.assert_allclose(logs.mean(0), digamma(2.0), atol=0.02)
+        np.testing.assert_allclose(logs.var(0) / polygamma(1, 2.0), 1.0, atol=0.1)
+
+    def test_the_median_rule_serves_separated_modes(self):
+        # The default's particles hardly change sides, whatever the shares that they start with.
+        x = self.fit(two_modes, RBF(), rate=1.0, steps=3000)["x"]
+        # Mean 1 and variance 7.25 - 1; a standard deviation of 2.5.
+        assert x.mean() == pytest.approx(1.0, abs=0.25)
+        assert 0.9 < x.var() / 6.25 < 1.1
 
 
 class TestAnnealing:
