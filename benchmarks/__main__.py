@@ -25,6 +25,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "images": ("benchmarks.images", "classify images from few, ADVI against ours, write out/"),
     "kernels": ("benchmarks.kernels", "compare Stein kernels on known targets, write out/"),
+    "logistic": (
+        "benchmarks.logistic",
+        "SVGD with variance reduction on logistic regression, write out/",
+    ),
     "score-vi": ("benchmarks.score_vi", "minibatch scores, ours against ADVI, write out/"),
     "speed": ("benchmarks.speed", "time one step against hand-written code, the hosts and peers"),
     "synthetic": ("benchmarks.synthetic", "fit known targets, ours against its rivals, write out/"),
