@@ -84,7 +84,7 @@ def test_both_protocols(
     monkeypatch.setenv("PPL_EXT_DATA", str(folder))
     monkeypatch.setattr(protocol, "RATES", (0.1, 0.1))
     out = tmp_path / "out"
-    options = ["--seeds", "1", "--epochs", "10", "--online-rows", "60", "--out", str(out)]
+    options = ["--seeds", "1", "--epochs", "30", "--online-rows", "60", "--out", str(out)]
     options += ["--backend", backend]
     assert command_line.main(["logistic", "--sets", "a9a", "w8a", *options]) == 0
     assert "w8a" in capsys.readouterr().out
