@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator
+from numpyro_ext.gradients.full_data import FullData, batches_of, exact_score, num_rows
 from numpyro_ext.gradients.minibatch import Minibatch, Sampling
 from numpyro_ext.options import check_count
 from numpyro_ext.target import Data, LogDensity, Score
@@ -33,12 +35,16 @@ class SVRG(GradientEstimator):
         Steps from one anchor to the next.
     sampling : {"reshuffle", "replacement", "cyclic"}
         See :class:`~numpyro_ext.gradients.Minibatch`.
+    full_data : tuple or iterable of tuples, optional
+        For models whose batches are their arguments: the arguments with all rows, such as
+        ``(x, y)``, or those of each batch; together they hold each row once. Steps take the batch
+        that they are given, of the size that the model's plate says, for the minibatch B.
 
     Raises
     ------
     ArgumentError
-        An option is out of range. From ``init``: the model subsamples no plate itself, or has
-        latents inside a subsampled plate.
+        An option is out of range. From ``init``: the model has latents inside a subsampled plate;
+        it subsamples no plate itself, and there is no ``full_data``; or both.
 
     References
     ----------
@@ -48,10 +54,38 @@ class SVRG(GradientEstimator):
 
     anchor_every: int
     sampling: Sampling = "reshuffle"
+    full_data: FullData | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_count("anchor_every", self.anchor_every)
         self._minibatch()
+        if self.full_data is not None:
+            # An iterable may be good for one pass only.
+            object.__setattr__(self, "full_data", list(batches_of(self.full_data)))
+
+    def _batches(self) -> tuple[tuple[Any, ...], ...]:
+        return () if self.full_data is None else tuple(self.full_data)
+
+    def _check_rows(self, target: LogDensity) -> None:
+        """See that rows come from the engine or from ``full_data``, and not from both."""
+        if self.full_data is not None and target.plates:
+            raise ArgumentError(
+                "Expected no full_data with a model that looks up its rows by a plate's indices, "
+                f"as {sorted(target.plates)}: the engine draws them, and sweeps over all."
+            )
+        if self.full_data is None and target.batch_arguments:
+            raise ArgumentError(
+                "Expected full_data with a model whose batches are its arguments: the score at an "
+                "anchor needs all rows. Pass full_data=(x, y) with all of them, or a list of such "
+                "tuples, one for each batch."
+            )
+        sizes = {plate.size for plate in target.batch_plates.values()}
+        found = sum(num_rows(batch) for batch in self._batches())
+        if self.full_data is not None and sizes and sizes != {found}:
+            raise ArgumentError(
+                f"Expected full_data to hold each of the rows of {sorted(target.batch_plates)} "
+                f"once, {sorted(sizes)} in all, found {found}."
+            )
 
     def _minibatch(self) -> Minibatch:
         return Minibatch(self.sampling)
@@ -61,9 +95,14 @@ class SVRG(GradientEstimator):
     ) -> EstimatorState:
         """State: that of the minibatches, the anchors with their scores, and the steps since."""
         check_no_local_latents(target, type(self).__name__)
+        self._check_rows(target)
         positions, values = (num_positions, target.dim), (num_positions,)
         return {
-            "minibatch": self._minibatch().init(target, data, rng_key, num_positions),
+            "minibatch": (
+                self._minibatch().init(target, data, rng_key, num_positions)
+                if self.full_data is None
+                else {}
+            ),
             "anchor": jnp.zeros(positions, target.dtype),
             "exact": Score(
                 *(jnp.zeros(shape, target.dtype) for shape in (positions, values, values))
@@ -79,10 +118,12 @@ class SVRG(GradientEstimator):
         due = state["since"] >= self.anchor_every
         anchor, exact = lax.cond(
             due,
-            lambda: (z, target.full_score(z, data)),
+            lambda: (z, self._exact(target, z, data)),
             lambda: (state["anchor"], state["exact"]),
         )
-        indices, minibatch = self._minibatch().draw(target, state["minibatch"])
+        indices, minibatch = None, state["minibatch"]
+        if self.full_data is None:
+            indices, minibatch = self._minibatch().draw(target, minibatch)
         here = target.score(z, data, indices)
         there = target.score(anchor, data, indices)
         score = Score(
@@ -94,8 +135,16 @@ class SVRG(GradientEstimator):
         following = {"minibatch": minibatch, "anchor": anchor, "exact": exact, "since": since}
         return score, following
 
+    def _exact(self, target: LogDensity, z: Array, data: Data) -> Score:
+        if self.full_data is None:
+            return target.full_score(z, data)
+        return exact_score(target, z, self._batches())
+
     def evaluations_per_step(self, target: LogDensity) -> float:
         """Two minibatches, and the share of a sweep."""
+        if self.full_data is not None:
+            # In batches of the average size, as other estimators count the arguments of a step.
+            return 2.0 + len(self._batches()) / self.anchor_every
         return 2.0 * self._minibatch().evaluations_per_step(target) + 1.0 / self.anchor_every
 
 

@@ -13,6 +13,7 @@ from numpyro.contrib.einstein.stein_kernels import SteinKernel
 from numpyro_ext.engine import EngineState
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import SVRG
+from numpyro_ext.gradients.full_data import FullData
 from numpyro_ext.gradients.minibatch import Sampling
 from numpyro_ext.kernels import Kernel
 from numpyro_ext.stein.svgd import SVGD, Annealing
@@ -30,7 +31,8 @@ class SVGDVR(SVGD):
     Parameters
     ----------
     model : callable
-        NumPyro model that subsamples a plate and looks up its rows by the plate's indices.
+        NumPyro model that subsamples a plate and looks up its rows by the plate's indices, or
+        whose batches are its arguments.
     optim : optimizer
         NumPyro or optax optimizer.
     kernel, num_particles, annealing
@@ -40,6 +42,9 @@ class SVGDVR(SVGD):
         sweeps cost as much as the minibatches; the paper has 8 for its networks.
     sampling : {"reshuffle", "replacement", "cyclic"}
         See :class:`~numpyro_ext.gradients.Minibatch`.
+    full_data : tuple or iterable of tuples, optional
+        All rows, for models whose batches are their arguments; see
+        :class:`~numpyro_ext.gradients.SVRG`.
     reset_optimizer : bool
         Start the optimizer's state, and any schedule that it keeps, anew at every anchor, as the
         authors' code does. Compare it then with an ``SVGD`` that is reset as often.
@@ -67,6 +72,7 @@ class SVGDVR(SVGD):
         *,
         anchor_every: int,
         sampling: Sampling = "reshuffle",
+        full_data: FullData | None = None,
         reset_optimizer: bool = False,
         annealing: Annealing | None = None,
         **options: Any,
@@ -78,7 +84,7 @@ class SVGDVR(SVGD):
             )
         self.anchor_every = anchor_every
         self.reset_optimizer = reset_optimizer
-        estimator = SVRG(anchor_every, sampling)
+        estimator = SVRG(anchor_every, sampling, full_data)
         super().__init__(
             model,
             optim,

@@ -10,6 +10,7 @@ from pyro.infer.svgd import SteinKernel
 from pyro_ext.engine import Update
 from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients import SVRG
+from pyro_ext.gradients.full_data import FullData
 from pyro_ext.kernels import Kernel
 from pyro_ext.optim import OptimizerLike
 from pyro_ext.stein.svgd import SVGD, Annealing
@@ -27,7 +28,8 @@ class SVGDVR(SVGD):
     Parameters
     ----------
     model : callable
-        Pyro model that subsamples a plate and looks up its rows by the plate's indices.
+        Pyro model that subsamples a plate and looks up its rows by the plate's indices, or
+        whose batches are its arguments.
     optim : PyroOptim or callable
         See :class:`~pyro_ext.stein.ParticleEngine`.
     kernel, num_particles, annealing
@@ -37,6 +39,9 @@ class SVGDVR(SVGD):
         sweeps cost as much as the minibatches; the paper has 8 for its networks.
     sampling : {"reshuffle", "replacement", "cyclic"}
         See :class:`~pyro_ext.gradients.Minibatch`.
+    full_data : tuple or iterable of tuples, optional
+        All rows, for models whose batches are their arguments; see
+        :class:`~pyro_ext.gradients.SVRG`.
     reset_optimizer : bool
         Start the optimizer's state, and any schedule that it keeps, anew at every anchor, as the
         authors' code does. Compare it then with an ``SVGD`` that is reset as often.
@@ -64,6 +69,7 @@ class SVGDVR(SVGD):
         *,
         anchor_every: int,
         sampling: str = "reshuffle",
+        full_data: FullData | None = None,
         reset_optimizer: bool = False,
         annealing: Annealing | None = None,
         **options: Any,
@@ -75,7 +81,7 @@ class SVGDVR(SVGD):
             )
         self.anchor_every = anchor_every
         self.reset_optimizer = reset_optimizer
-        estimator = SVRG(anchor_every, sampling)
+        estimator = SVRG(anchor_every, sampling, full_data)
         super().__init__(
             model,
             optim,

@@ -1,0 +1,92 @@
+"""The exact score of a model whose batches are its arguments, from the arguments of all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from numpyro_ext.errors import ArgumentError
+from numpyro_ext.target import LogDensity, Score
+
+#: The model's positional arguments with all rows, or those of each batch.
+FullData: TypeAlias = tuple[Any, ...] | Iterable[tuple[Any, ...]]
+
+
+def batches_of(full_data: FullData) -> tuple[tuple[Any, ...], ...]:
+    """Arguments of each batch.
+
+    Raises
+    ------
+    ArgumentError
+        There is no batch, a batch is no tuple of arguments, or one has no array to count rows by.
+    """
+    try:
+        batches = (full_data,) if isinstance(full_data, tuple) else tuple(full_data)
+    except TypeError:
+        batches = ()
+    if not batches or not all(isinstance(batch, tuple) for batch in batches):
+        raise ArgumentError(
+            "Expected full_data to be a tuple of the model's arguments with all rows, such as "
+            "(x, y), or an iterable of such tuples, one for each batch, found "
+            f"{type(full_data).__name__}."
+        )
+    for batch in batches:
+        num_rows(batch)
+    return batches
+
+
+def num_rows(batch: tuple[Any, ...]) -> int:
+    """Rows of a batch: the leading axis of its first array.
+
+    Raises
+    ------
+    ArgumentError
+        No argument has a leading axis.
+    """
+    for leaf in jax.tree.leaves(batch):
+        if np.ndim(leaf) > 0:
+            return int(np.shape(leaf)[0])
+    raise ArgumentError(
+        "Expected each batch of full_data to hold an array whose leading axis counts its rows, "
+        "found none."
+    )
+
+
+def exact_score(target: LogDensity, z: Array, batches: tuple[tuple[Any, ...], ...]) -> Score:
+    """Score over all rows at positions (P, D): the mean over batches, weighted by their rows.
+
+    A batch's likelihood is scaled up to all rows by the model's plate, so that the weighted mean
+    over batches that hold each row once is exact.
+    """
+    total = sum(num_rows(batch) for batch in batches)
+    score = Score(jnp.zeros_like(z), jnp.zeros(len(z), z.dtype), jnp.zeros(len(z), z.dtype))
+    for group in _alike(batches):
+        weight = num_rows(group[0]) / total
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *group)
+
+        def add(score: Score, batch: Any, weight: float = weight) -> tuple[Score, None]:
+            found = target.score(z, target.bind(*batch))
+            added = (old + weight * new for old, new in zip(score, found, strict=True))
+            return Score(*added), None
+
+        if len(group) == 1:
+            score, _ = add(score, group[0])
+        else:
+            score, _ = lax.scan(add, score, stacked)
+    return score
+
+
+def _alike(batches: tuple[tuple[Any, ...], ...]) -> list[list[tuple[Any, ...]]]:
+    """Batches in groups that one compiled program serves: arrays alone, of the same shapes."""
+    groups: dict[Any, list[tuple[Any, ...]]] = {}
+    for index, batch in enumerate(batches):
+        leaves, structure = jax.tree.flatten(batch)
+        arrays = all(isinstance(leaf, (Array, np.ndarray)) for leaf in leaves)
+        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves) if arrays else index
+        groups.setdefault((structure, shapes), []).append(batch)
+    return list(groups.values())

@@ -1,0 +1,73 @@
+"""The exact score of a model whose batches are its arguments, from the arguments of all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pyro_ext.errors import ArgumentError
+from pyro_ext.target import LogDensity, Score
+
+#: The model's positional arguments with all rows, or those of each batch.
+FullData: TypeAlias = tuple[Any, ...] | Iterable[tuple[Any, ...]]
+
+
+def batches_of(full_data: FullData) -> tuple[tuple[Any, ...], ...]:
+    """Arguments of each batch.
+
+    Raises
+    ------
+    ArgumentError
+        There is no batch, a batch is no tuple of arguments, or one has no tensor to count rows by.
+    """
+    try:
+        batches = (full_data,) if isinstance(full_data, tuple) else tuple(full_data)
+    except TypeError:
+        batches = ()
+    # A DataLoader gives lists.
+    batches = tuple(tuple(batch) if isinstance(batch, list) else batch for batch in batches)
+    if not batches or not all(isinstance(batch, tuple) for batch in batches):
+        raise ArgumentError(
+            "Expected full_data to be a tuple of the model's arguments with all rows, such as "
+            "(x, y), or an iterable of such tuples, one for each batch, found "
+            f"{type(full_data).__name__}."
+        )
+    for batch in batches:
+        num_rows(batch)
+    return batches
+
+
+def num_rows(batch: tuple[Any, ...]) -> int:
+    """Rows of a batch: the leading axis of its first tensor.
+
+    Raises
+    ------
+    ArgumentError
+        No argument has a leading axis.
+    """
+    for leaf in pytree.tree_leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            return leaf.shape[0]
+    raise ArgumentError(
+        "Expected each batch of full_data to hold a tensor whose leading axis counts its rows, "
+        "found none."
+    )
+
+
+def exact_score(target: LogDensity, z: Tensor, batches: tuple[tuple[Any, ...], ...]) -> Score:
+    """Score over all rows at positions (P, D): the mean over batches, weighted by their rows.
+
+    A batch's likelihood is scaled up to all rows by the model's plate, so that the weighted mean
+    over batches that hold each row once is exact.
+    """
+    total = sum(num_rows(batch) for batch in batches)
+    score = Score(torch.zeros_like(z), z.new_zeros(len(z)), z.new_zeros(len(z)))
+    for batch in batches:
+        weight = num_rows(batch) / total
+        found = target.score(z, target.bind(*batch))
+        score = Score(*(old + weight * new for old, new in zip(score, found, strict=True)))
+    return score
