@@ -137,7 +137,6 @@ def fits(problem: Problem, progress_bar: bool, samples: int) -> Iterator[Fit]:
     svgd = nx.SVGD(
         model,
         Adam(cosine_decay_schedule(SVGD_RATE[problem.name], steps)),
-        kernel=None if is_network else nx.IMQ() + nx.Linear(),
         num_particles=particles,
         init_strategy=init_to_uniform(radius=0.5 if is_network else 0.1),
     )

@@ -126,7 +126,6 @@ def fits(problem: Problem, progress_bar: bool, samples: int) -> Iterator[Fit]:
     svgd = px.SVGD(
         model,
         _cosine(SVGD_RATE[problem.name], steps),
-        kernel=None if is_network else px.IMQ() + px.Linear(),
         num_particles=particles,
         init_strategy=init_to_uniform(radius=0.5 if is_network else 0.1),
         seed=0,
