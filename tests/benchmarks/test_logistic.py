@@ -83,6 +83,11 @@ def test_both_protocols(
     np.savez(folder / "a9a.npz", X=x[:500], y=y[:500], X_test=x[500:], y_test=y[500:])
     monkeypatch.setenv("PPL_EXT_DATA", str(folder))
     monkeypatch.setattr(protocol, "RATES", (0.1, 0.1))
+    few = {name: METHODS[name] for name in ("SVGD, reset", "SVRG, point estimate", "SVGD-VR")}
+    if backend == "numpyro":  # of which each compiles
+        del few["SVGD, reset"]
+    monkeypatch.setattr(protocol, "METHODS", few)
+    monkeypatch.setattr(protocol, "ONLINE", ("SVGD-VR",))
     out = tmp_path / "out"
     options = ["--seeds", "1", "--epochs", "30", "--online-rows", "60", "--out", str(out)]
     options += ["--backend", backend]
@@ -91,11 +96,15 @@ def test_both_protocols(
     runs = records.read(out / "logistic.jsonl")
     assert not [run.error for run in runs if run.failed]
     tested = [run for run in runs if run.settings["protocol"] == "test"]
-    assert [run.method for run in tested] == list(METHODS)
-    assert all(run.figures["accuracy"][-1] > 90 for run in tested)
+    assert [run.method for run in tested] == list(few)
+    assert all(run.figures["accuracy"][-1] > 90 for run in tested), [
+        (r.method, r.figures) for r in tested
+    ]
     online = [run for run in runs if run.settings["protocol"] == "online"]
     assert [run.method for run in online] == list(protocol.ONLINE)
-    assert all(run.figures["accuracy"][-1] > 75 for run in online)
+    assert all(run.figures["accuracy"][-1] > 75 for run in online), [
+        (r.method, r.figures) for r in online
+    ]
     assert "published" in (out / "logistic.md").read_text()
     for name in ("accuracy", "log-likelihood", "variance-ratio", "online"):
         assert (out / f"{name}.png").stat().st_size > 0
