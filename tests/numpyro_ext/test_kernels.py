@@ -249,11 +249,14 @@ class TestDirection:
         # Float32 rounds the squared distances at a relative 1e-6; uncentred it would be 10.
         np.testing.assert_allclose(phi, expected, rtol=1e-4, atol=1e-4)
 
-    @pytest.mark.parametrize("kernel", [RBF(), IMQ(), Linear(), RBF("pyro")], ids=repr)
+    @pytest.mark.parametrize(
+        "kernel", [RBF(), IMQ(), Linear(), RBF("pyro"), default_kernel()], ids=repr
+    )
     @pytest.mark.parametrize("shape", [(40, 3), (5, 200)])
     def test_memory(self, kernel, shape):
         particles, scores = cloud(*shape)
-        program = jax.jit(kernel.direction).lower({}, particles, scores).as_text()
+        state = kernel.init(particles)
+        program = jax.jit(kernel.direction).lower(state, particles, scores).as_text()
         types = re.findall(r"tensor<((?:\d+x)+)", program)
         found = [math.prod(int(n) for n in dims[:-1].split("x")) for dims in types]
         num, dim = shape

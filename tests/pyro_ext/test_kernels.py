@@ -225,7 +225,9 @@ class TestDirection:
         # Float32 rounds the squared distances at a relative 1e-6; uncentred it would be 10.
         torch.testing.assert_close(phi.double(), expected, rtol=1e-4, atol=1e-4)
 
-    @pytest.mark.parametrize("kernel", [RBF(), IMQ(), Linear(), RBF("pyro")], ids=repr)
+    @pytest.mark.parametrize(
+        "kernel", [RBF(), IMQ(), Linear(), RBF("pyro"), default_kernel()], ids=repr
+    )
     @pytest.mark.parametrize("shape", [(40, 3), (5, 200)])
     def test_memory(self, kernel, shape):
         sizes = []
@@ -238,8 +240,9 @@ class TestDirection:
                 return out
 
         particles, scores = cloud(*shape)
+        state = kernel.init(particles)
         with Sizes():
-            kernel.direction({}, particles, scores)
+            kernel.direction(state, particles, scores)
         num, dim = shape
         assert 0 < max(sizes) <= max(num * num, num * dim)
 
