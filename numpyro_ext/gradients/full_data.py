@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -25,10 +25,12 @@ def batches_of(full_data: FullData) -> tuple[tuple[Any, ...], ...]:
     ArgumentError
         There is no batch, a batch is no tuple of arguments, or one has no array to count rows by.
     """
+    batches: tuple[Any, ...]
     try:
         batches = (full_data,) if isinstance(full_data, tuple) else tuple(full_data)
     except TypeError:
         batches = ()
+    batches = tuple(tuple(batch) if isinstance(batch, list) else batch for batch in batches)
     if not batches or not all(isinstance(batch, tuple) for batch in batches):
         raise ArgumentError(
             "Expected full_data to be a tuple of the model's arguments with all rows, such as "
@@ -41,42 +43,49 @@ def batches_of(full_data: FullData) -> tuple[tuple[Any, ...], ...]:
 
 
 def num_rows(batch: tuple[Any, ...]) -> int:
-    """Rows of a batch: the leading axis of its first array.
+    """Rows of a batch: the leading axis of its arrays.
 
     Raises
     ------
     ArgumentError
-        No argument has a leading axis.
+        No argument has a leading axis, or they differ.
     """
-    for leaf in jax.tree.leaves(batch):
-        if np.ndim(leaf) > 0:
-            return int(np.shape(leaf)[0])
+    found = {int(np.shape(leaf)[0]) for leaf in jax.tree.leaves(batch) if np.ndim(leaf) > 0}
+    if len(found) == 1:
+        return found.pop()
     raise ArgumentError(
-        "Expected each batch of full_data to hold an array whose leading axis counts its rows, "
-        "found none."
+        "Expected each batch of full_data to hold arrays with one row for each row of the data, "
+        f"found leading axes {sorted(found)} in one. Give arguments that hold no rows by keyword "
+        "or by functools.partial."
     )
 
 
-def exact_score(target: LogDensity, z: Array, batches: tuple[tuple[Any, ...], ...]) -> Score:
+def exact_score(
+    target: LogDensity,
+    z: Array,
+    batches: tuple[tuple[Any, ...], ...],
+    keywords: Mapping[str, Any] | None = None,
+) -> Score:
     """Score over all rows at positions (P, D): the mean over batches, weighted by their rows.
 
     A batch's likelihood is scaled up to all rows by the model's plate, so that the weighted mean
-    over batches that hold each row once is exact.
+    over batches that hold each row once is exact. ``keywords`` are the model's keyword arguments,
+    the same for all batches.
     """
     total = sum(num_rows(batch) for batch in batches)
     score = Score(jnp.zeros_like(z), jnp.zeros(len(z), z.dtype), jnp.zeros(len(z), z.dtype))
     for group in _alike(batches):
         weight = num_rows(group[0]) / total
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *group)
 
         def add(score: Score, batch: Any, weight: float = weight) -> tuple[Score, None]:
-            found = target.score(z, target.bind(*batch))
+            found = target.score(z, target.bind(*batch, **dict(keywords or {})))
             added = (old + weight * new for old, new in zip(score, found, strict=True))
             return Score(*added), None
 
         if len(group) == 1:
             score, _ = add(score, group[0])
         else:
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *group)
             score, _ = lax.scan(add, score, stacked)
     return score
 

@@ -20,7 +20,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.scipy.linalg import solve_triangular
 
@@ -95,6 +97,17 @@ def check_metric(metric: Metric) -> None:
         )
     if not (len(shape) == 1 or (len(shape) == 2 and shape[0] == shape[1])):
         raise ArgumentError(f"Expected a metric of shape (D,) or (D, D), found {tuple(shape)}.")
+    if isinstance(metric, jax.core.Tracer):
+        return
+    values = np.asarray(metric, float)
+    symmetric = values.ndim == 1 or np.allclose(values, values.T)
+    least = values.min() if values.ndim == 1 else np.linalg.eigvalsh(values).min()
+    if not (symmetric and least > 0):
+        found = f"least weight or eigenvalue {least:g}" if symmetric else "no symmetric matrix"
+        raise ArgumentError(
+            "Expected a metric of positive weights or a symmetric positive definite matrix, found "
+            f"{found}."
+        )
 
 
 def coordinates(metric: Metric, particles: Array) -> Coordinates:
@@ -115,14 +128,14 @@ def coordinates(metric: Metric, particles: Array) -> Coordinates:
         usable = variance > 4.0 * jnp.finfo(variance.dtype).tiny
         root = jnp.where(usable, variance, 1.0) ** -0.5
         if metric == "covariance":
-            root = _inverse_root(centred * root) * root
+            root = _inverse_root(centred * root, usable) * root
     else:
         root = _root_of(metric(particles) if callable(metric) else metric, centred)
     points = centred * root if root.ndim == 1 else centred @ root.T
     return Coordinates(points, root)
 
 
-def _inverse_root(standardized: Array) -> Array:
+def _inverse_root(standardized: Array, usable: Array) -> Array:
     """A with A'A the inverse of the correlations of standardized particles (P, D)."""
     num, dim = standardized.shape
     if num <= dim:
@@ -134,7 +147,9 @@ def _inverse_root(standardized: Array) -> Array:
     identity = jnp.eye(dim, dtype=standardized.dtype)
     # A multiple of the rounding error of the correlations, for particles in a subspace.
     ridge = 8.0 * dim * jnp.finfo(standardized.dtype).eps
-    correlations = standardized.T @ standardized / num + ridge * identity
+    correlations = standardized.T @ standardized / num
+    # Coordinates in which all particles agree count as uncorrelated with unit variance.
+    correlations = correlations + jnp.diag(jnp.where(usable, ridge, 1.0))
     return solve_triangular(jnp.linalg.cholesky(correlations), identity, lower=True)
 
 
@@ -145,7 +160,7 @@ def _root_of(weights: Array, centred: Array) -> Array:
     if weights.shape == (dim,):
         return jnp.sqrt(weights)
     if weights.shape == (dim, dim):
-        return jnp.linalg.cholesky(weights).T
+        return jnp.linalg.cholesky(0.5 * (weights + weights.T)).T
     raise ArgumentError(
         f"Expected a metric of shape ({dim},), one weight for each flat coordinate, or "
         f"({dim}, {dim}), found {weights.shape}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -24,6 +24,7 @@ def batches_of(full_data: FullData) -> tuple[tuple[Any, ...], ...]:
     ArgumentError
         There is no batch, a batch is no tuple of arguments, or one has no tensor to count rows by.
     """
+    batches: tuple[Any, ...]
     try:
         batches = (full_data,) if isinstance(full_data, tuple) else tuple(full_data)
     except TypeError:
@@ -42,32 +43,43 @@ def batches_of(full_data: FullData) -> tuple[tuple[Any, ...], ...]:
 
 
 def num_rows(batch: tuple[Any, ...]) -> int:
-    """Rows of a batch: the leading axis of its first tensor.
+    """Rows of a batch: the leading axis of its tensors.
 
     Raises
     ------
     ArgumentError
-        No argument has a leading axis.
+        No argument has a leading axis, or they differ.
     """
-    for leaf in pytree.tree_leaves(batch):
-        if isinstance(leaf, Tensor) and leaf.dim() > 0:
-            return leaf.shape[0]
+    found = {
+        leaf.shape[0]
+        for leaf in pytree.tree_leaves(batch)
+        if isinstance(leaf, Tensor) and leaf.dim() > 0
+    }
+    if len(found) == 1:
+        return found.pop()
     raise ArgumentError(
-        "Expected each batch of full_data to hold a tensor whose leading axis counts its rows, "
-        "found none."
+        "Expected each batch of full_data to hold tensors with one row for each row of the data, "
+        f"found leading axes {sorted(found)} in one. Give arguments that hold no rows by keyword "
+        "or by functools.partial."
     )
 
 
-def exact_score(target: LogDensity, z: Tensor, batches: tuple[tuple[Any, ...], ...]) -> Score:
+def exact_score(
+    target: LogDensity,
+    z: Tensor,
+    batches: tuple[tuple[Any, ...], ...],
+    keywords: Mapping[str, Any] | None = None,
+) -> Score:
     """Score over all rows at positions (P, D): the mean over batches, weighted by their rows.
 
     A batch's likelihood is scaled up to all rows by the model's plate, so that the weighted mean
-    over batches that hold each row once is exact.
+    over batches that hold each row once is exact. ``keywords`` are the model's keyword arguments,
+    the same for all batches.
     """
     total = sum(num_rows(batch) for batch in batches)
     score = Score(torch.zeros_like(z), z.new_zeros(len(z)), z.new_zeros(len(z)))
     for batch in batches:
         weight = num_rows(batch) / total
-        found = target.score(z, target.bind(*batch))
+        found = target.score(z, target.bind(*batch, **dict(keywords or {})))
         score = Score(*(old + weight * new for old, new in zip(score, found, strict=True)))
     return score

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator
+from pyro_ext.gradients.full import Full
 from pyro_ext.gradients.full_data import FullData, batches_of, exact_score, num_rows
 from pyro_ext.gradients.minibatch import Minibatch
 from pyro_ext.options import check_count
@@ -66,7 +67,7 @@ class SVRG(GradientEstimator):
     def _batches(self) -> tuple[tuple[Any, ...], ...]:
         return () if self.full_data is None else tuple(self.full_data)
 
-    def _check_rows(self, target: LogDensity) -> None:
+    def _check_rows(self, target: LogDensity, data: Data) -> None:
         """See that rows come from the engine or from ``full_data``, and not from both."""
         if self.full_data is not None and target.plates:
             raise ArgumentError(
@@ -81,6 +82,12 @@ class SVRG(GradientEstimator):
             )
         sizes = {plate.size for plate in target.batch_plates.values()}
         found = sum(num_rows(batch) for batch in self._batches())
+        if self.full_data is not None and not sizes and num_rows(data.args) != found:
+            raise ArgumentError(
+                "Expected a model that scales its batches up to all rows, by a plate with "
+                "subsample_size=len(batch), or a first call with all rows; found no such plate, "
+                f"{num_rows(data.args)} rows in the call and {found} in full_data."
+            )
         if self.full_data is not None and sizes and sizes != {found}:
             raise ArgumentError(
                 f"Expected full_data to hold each of the rows of {sorted(target.batch_plates)} "
@@ -92,7 +99,7 @@ class SVRG(GradientEstimator):
 
     def init(self, target: LogDensity, data: Data, generator: torch.Generator) -> EstimatorState:
         check_no_local_latents(target, type(self).__name__)
-        self._check_rows(target)
+        self._check_rows(target, data)
         # The first step sets an anchor.
         return {
             "minibatch": (
@@ -133,12 +140,11 @@ class SVRG(GradientEstimator):
     def _exact(self, target: LogDensity, z: Tensor, data: Data) -> Score:
         if self.full_data is None:
             return target.full_score(z, data)
-        return exact_score(target, z, self._batches())
+        return exact_score(target, z, self._batches(), data.kwargs)
 
     def evaluations_per_step(self, target: LogDensity) -> float:
         if self.full_data is not None:
-            # In batches of the average size, as other estimators count the arguments of a step.
-            return 2.0 + len(self._batches()) / self.anchor_every
+            return 2.0 * Full().evaluations_per_step(target) + 1.0 / self.anchor_every
         return 2.0 * self._minibatch().evaluations_per_step(target) + 1.0 / self.anchor_every
 
 

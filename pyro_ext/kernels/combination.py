@@ -31,6 +31,8 @@ class Sum(Kernel):
             terms.extend(kernel.kernels if isinstance(kernel, Sum) else (kernel,))
         if not terms:
             raise ArgumentError("Expected at least one kernel in a sum, found none.")
+        for kernel in terms:
+            check_kernel(kernel)
         object.__setattr__(self, "kernels", tuple(terms))
 
     def with_sites(self, sites: Mapping[str, slice]) -> Sum:
@@ -75,6 +77,7 @@ class Scaled(Kernel):
     factor: float
 
     def __post_init__(self) -> None:
+        check_kernel(self.kernel)
         if not (math.isfinite(self.factor) and self.factor > 0):
             raise ArgumentError(
                 f"Expected a positive finite factor of a kernel, found {self.factor!r}. Only "
@@ -101,6 +104,21 @@ class Scaled(Kernel):
         return self.factor * self.kernel.gram(state, particles)
 
 
+def check_kernel(kernel: object) -> None:
+    """See that a term is a kernel of this package.
+
+    Raises
+    ------
+    ArgumentError
+        It is something else.
+    """
+    if not isinstance(kernel, Kernel):
+        raise ArgumentError(
+            f"Expected kernels of pyro_ext.kernels, found {type(kernel).__name__}. Wrap a "
+            "kernel of the host in HostKernel."
+        )
+
+
 def mixture(kernels: Sequence[Kernel], weights: Sequence[float] | None = None) -> Sum:
     """Mixture of kernels, k = sum_m w_m k_m.
 
@@ -117,11 +135,14 @@ def mixture(kernels: Sequence[Kernel], weights: Sequence[float] | None = None) -
         There is no kernel, the numbers of kernels and weights differ, or a weight is not positive
         and finite.
     """
+    kernels = list(kernels) if isinstance(kernels, Iterable) else [kernels]
     weights = [1.0] * len(kernels) if weights is None else list(weights)
     if len(weights) != len(kernels):
         raise ArgumentError(
             f"Expected one weight for each of {len(kernels)} kernels, found {len(weights)}."
         )
+    if not all(isinstance(weight, (int, float)) and 0 < weight < math.inf for weight in weights):
+        raise ArgumentError(f"Expected positive finite weights of a mixture, found {weights}.")
     total = sum(weights)
     return Sum(
         Scaled(kernel, weight / total) for kernel, weight in zip(kernels, weights, strict=True)

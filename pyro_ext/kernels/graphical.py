@@ -58,11 +58,16 @@ class Graphical(Kernel):
             if not isinstance(kernel, Kernel):
                 raise ArgumentError(
                     "Expected kernels of pyro_ext.kernels for the groups, found "
-                    f"{type(kernel).__name__}."
+                    f"{type(kernel).__name__}. Wrap a kernel of the host in HostKernel."
                 )
         for option in ("groups", "neighbours"):
+            if not isinstance(getattr(self, option), Mapping):
+                raise ArgumentError(
+                    f"Expected {option} to map names of groups to lists of sites, found "
+                    f"{type(getattr(self, option)).__name__}."
+                )
             for group, sites in getattr(self, option).items():
-                if isinstance(sites, str) or not isinstance(sites, Sequence):
+                if isinstance(sites, str) or not isinstance(sites, Sequence) or not sites:
                     raise ArgumentError(
                         f"Expected {option} to map names of groups to lists of sites, found "
                         f"{sites!r} for {group!r}."
@@ -93,10 +98,16 @@ class Graphical(Kernel):
         if self.sites is None:
             raise ArgumentError(
                 "Expected the ranges of the sites, found none. Engines give them; by hand, call "
-                "with_sites, and do not put a Graphical kernel into a Preconditioned one."
+                "with_sites. Inside of a Preconditioned or another Graphical kernel there are none."
             )
         grouped = {site for sites in self.groups.values() for site in sites}
         alone = {site: (site,) for site in self.sites if site not in grouped}
+        clash = sorted(set(self.groups) & set(alone))
+        if clash:
+            raise ArgumentError(
+                f"Expected names of groups that are not those of ungrouped sites, found {clash}. "
+                "Name these groups otherwise, or put the sites into a group."
+            )
         members = {**{name: tuple(sites) for name, sites in self.groups.items()}, **alone}
         self._check("groups", grouped, self.sites)
         self._check("neighbours", set(self.neighbours), members)

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,6 +95,15 @@ def check_metric(metric: Metric) -> None:
         )
     if not (len(shape) == 1 or (len(shape) == 2 and shape[0] == shape[1])):
         raise ArgumentError(f"Expected a metric of shape (D,) or (D, D), found {tuple(shape)}.")
+    values = np.asarray(torch.as_tensor(metric).detach().cpu(), float)
+    symmetric = values.ndim == 1 or np.allclose(values, values.T)
+    least = values.min() if values.ndim == 1 else np.linalg.eigvalsh(values).min()
+    if not (symmetric and least > 0):
+        found = f"least weight or eigenvalue {least:g}" if symmetric else "no symmetric matrix"
+        raise ArgumentError(
+            "Expected a metric of positive weights or a symmetric positive definite matrix, found "
+            f"{found}."
+        )
 
 
 def coordinates(metric: Metric, particles: Tensor) -> Coordinates:
@@ -114,14 +124,14 @@ def coordinates(metric: Metric, particles: Tensor) -> Coordinates:
         usable = variance > 4.0 * torch.finfo(variance.dtype).tiny
         root = torch.where(usable, variance, 1.0).rsqrt()
         if metric == "covariance":
-            root = _inverse_root(centred * root) * root
+            root = _inverse_root(centred * root, usable) * root
     else:
-        root = _root_of(metric(particles) if callable(metric) else metric, centred)
+        root = _root_of(_called(metric, particles) if callable(metric) else metric, centred)
     points = centred * root if root.dim() == 1 else centred @ root.T
     return Coordinates(points, root)
 
 
-def _inverse_root(standardized: Tensor) -> Tensor:
+def _inverse_root(standardized: Tensor, usable: Tensor) -> Tensor:
     """A with A'A the inverse of the correlations of standardized particles (P, D)."""
     num, dim = standardized.shape
     if num <= dim:
@@ -133,7 +143,9 @@ def _inverse_root(standardized: Tensor) -> Tensor:
     identity = torch.eye(dim, dtype=standardized.dtype, device=standardized.device)
     # A multiple of the rounding error of the correlations, for particles in a subspace.
     ridge = 8.0 * dim * torch.finfo(standardized.dtype).eps
-    correlations = standardized.T @ standardized / num + ridge * identity
+    correlations = standardized.T @ standardized / num
+    # Coordinates in which all particles agree count as uncorrelated with unit variance.
+    correlations = correlations + torch.where(usable, ridge, 1.0).diag().to(correlations)
     return torch.linalg.solve_triangular(_cholesky(correlations), identity, upper=False)
 
 
@@ -144,7 +156,7 @@ def _root_of(weights: Tensor, centred: Tensor) -> Tensor:
     if weights.shape == (dim,):
         return weights.sqrt()
     if weights.shape == (dim, dim):
-        return _cholesky(weights).T
+        return _cholesky(0.5 * (weights + weights.T)).T
     raise ArgumentError(
         f"Expected a metric of shape ({dim},), one weight for each flat coordinate, or "
         f"({dim}, {dim}), found {tuple(weights.shape)}."
@@ -158,3 +170,9 @@ def _cholesky(matrix: Tensor) -> Tensor:
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
     return torch.where(failed == 0, factor, torch.nan)
+
+
+def _called(metric: Callable[[Tensor], Tensor], particles: Tensor) -> Tensor:
+    """A metric's value; it may differentiate, and change the copy that it is given."""
+    with torch.enable_grad():
+        return torch.as_tensor(metric(particles.detach().clone())).detach()

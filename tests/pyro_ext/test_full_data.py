@@ -103,9 +103,11 @@ def test_a_data_loader_gives_batches() -> None:
     torch.testing.assert_close(found.score, exact_score(target, z, ((X, Y),)).score)
 
 
-def test_costs_count_batches() -> None:
+@pytest.mark.parametrize("full_data", [(X, Y), ALIKE])
+def test_costs_are_sweeps_over_all_rows(full_data) -> None:
     target = LogDensity(by_argument, ALIKE[0])
-    assert SVRG(8, full_data=ALIKE).evaluations_per_step(target) == 2.0 + 4 / 8
+    estimator = SVRG(8, full_data=full_data)
+    assert estimator.evaluations_per_step(target) == 2.0 * BATCH / ROWS + 1 / 8
 
 
 def test_refusals() -> None:
@@ -121,5 +123,31 @@ def test_refusals() -> None:
     for wrong in ([], 3, [X, Y]):
         with pytest.raises(ArgumentError, match="to be a tuple of the model's arguments"):
             SVRG(3, full_data=wrong)
-    with pytest.raises(ArgumentError, match="leading axis"):
+    with pytest.raises(ArgumentError, match="leading axes"):
         SVRG(3, full_data=(1.0, "a"))
+    with pytest.raises(ArgumentError, match=r"leading axes \[1, 12\]"):
+        SVRG(3, full_data=(X, Y[:1]))
+
+    def unscaled(x: torch.Tensor, y: torch.Tensor) -> None:
+        weights = pyro.sample("weights", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("N", len(x)):
+            pyro.sample("y", dist.Bernoulli(logits=x @ weights), obs=y)
+
+    target = LogDensity(unscaled, ALIKE[0])
+    with pytest.raises(ArgumentError, match="scales its batches up to all rows"):
+        SVRG(3, full_data=ALIKE).init(target, target.bind(*ALIKE[0]), generator())
+
+
+def test_keyword_arguments_reach_the_sweep() -> None:
+    def model(x: torch.Tensor, y: torch.Tensor, sigma: float = 1.0) -> None:
+        weights = pyro.sample("weights", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("N", ROWS, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal(x @ weights, sigma), obs=y)
+
+    target = LogDensity(model, ALIKE[0])
+    data, every = target.bind(*ALIKE[0], sigma=2.0), target.bind(X, Y, sigma=2.0)
+    z = torch.randn(2, 3, generator=generator())
+    estimator = SVRG(3, full_data=ALIKE)
+    state = estimator.init(target, data, generator())
+    found, _ = estimator.estimate(target, state, z, data, generator())
+    np.testing.assert_allclose(found.score, target.score(z, every).score, rtol=1e-10)

@@ -119,6 +119,9 @@ class TestMetric:
                 make(metric=3)
             with pytest.raises(ArgumentError, match=r"shape \(D,\) or \(D, D\)"):
                 make(metric=torch.ones((2, 3)))
+            for wrong in ([-1.0, 1.0, 1.0], [[1.0, 2.0], [2.0, 1.0]], [[2.0, 1.0], [0.0, 2.0]]):
+                with pytest.raises(ArgumentError, match="positive definite"):
+                    make(metric=tensor(wrong))
             with pytest.raises(ArgumentError, match=r"shape \(3,\)"):
                 make(metric=torch.ones(2)).direction({}, particles, scores)
             with pytest.raises(ArgumentError, match="more particles than the 3 dimensions"):
@@ -159,6 +162,13 @@ class TestPreconditioned:
             state, particles @ change.T, torch.linalg.solve(change.T, scores.T).T
         )
         np.testing.assert_allclose(moved, phi @ change.T, rtol=1e-6, atol=1e-8)
+
+    def test_particles_that_agree_follow_their_scores(self):
+        particles, scores = cloud(7, DIM)
+        together = 0.0 * particles + 2.0
+        kernel = Preconditioned(RBF())
+        phi = kernel.direction(kernel.init(together), together, scores)[0]
+        np.testing.assert_allclose(phi, 0.0 * scores + scores.mean(0), rtol=1e-6)
 
     def test_refused(self):
         with pytest.raises(ArgumentError, match="found None"):
@@ -269,6 +279,10 @@ class TestGraphical:
     def test_refused(self):
         with pytest.raises(ArgumentError, match=r"\['a'\] in two"):
             Graphical(groups={"x": ["a", "b"], "y": ["a"]})
+        with pytest.raises(ArgumentError, match=r"not those of ungrouped sites, found \['b'\]"):
+            Graphical(groups={"b": ["a"]}).with_sites(SITES)
+        with pytest.raises(ArgumentError, match="lists of sites"):
+            Graphical(groups={"x": []})
         with pytest.raises(ArgumentError, match="lists of sites"):
             Graphical(groups={"x": "ab"})
         for option in ({"groups": {"x": ["d"]}}, {"neighbours": {"a": ["d"]}}):
@@ -307,5 +321,8 @@ def test_mixtures_weigh_their_kernels() -> None:
         mixture([RBF(), IMQ()], [1.0])
     with pytest.raises(ArgumentError, match="at least one kernel"):
         mixture([])
-    with pytest.raises(ArgumentError, match="positive finite factor"):
-        mixture([RBF(), IMQ()], [1.0, -0.5])
+    for weights in ([1.0, -0.5], [-1.0, -3.0], [0.0, 0.0]):
+        with pytest.raises(ArgumentError, match="positive finite weights"):
+            mixture([RBF(), IMQ()], weights)
+    with pytest.raises(ArgumentError, match="HostKernel"):
+        mixture([RBF(), object()])  # type: ignore[list-item]
