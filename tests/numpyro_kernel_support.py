@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -35,3 +37,9 @@ def loop_direction(value, particles, scores, *constants):
 @functools.cache
 def _compiled(value):
     return jax.jit(jax.value_and_grad(value))
+
+
+def largest_array(function, *args) -> int:
+    """Entries of the largest array in the program that a function is compiled to."""
+    types = re.findall(r"tensor<((?:\d+x)+)", jax.jit(function).lower(*args).as_text())
+    return max(math.prod(int(n) for n in dims[:-1].split("x")) for dims in types)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def cloud(num: int, dim: int, seed: int = 0, dtype: torch.dtype = torch.float64):
@@ -26,3 +27,19 @@ def loop_direction(value, particles, scores):
             total = total + kernel.detach() * score + slope
         directions.append(total / len(particles))
     return torch.stack(directions)
+
+
+def largest_tensor(function, *args) -> int:
+    """Entries of the largest tensor that a call makes."""
+    sizes = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor):
+                sizes.append(out.numel())
+            return out
+
+    with Sizes():
+        function(*args)
+    return max(sizes)

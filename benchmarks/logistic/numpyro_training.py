@@ -11,7 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from jax import Array, lax
+from jax import Array
 
 import numpyro_ext as nx
 from benchmarks.logistic.training import (
@@ -87,18 +87,11 @@ class NumPyroTrainer:
             estimator=estimator,
         )
         self._state = self._engine.init(self._key, *self._data)
-        self._steps = jax.jit(self._scan, static_argnums=1)
-
-    def _scan(self, state: Any, steps: int) -> Any:
-        def one(state: Any, _: None) -> tuple[Any, None]:
-            return self._engine.update(state, *self._data)[0], None
-
-        return lax.scan(one, state, None, length=steps)[0]
 
     def advance(self, steps: int) -> None:
         """Take so many steps."""
         if steps == 1:
-            self._state = self._steps(self._state, 1)
+            self._state, _ = self._engine.update(self._state, *self._data)
             return
         result = self._engine.run(
             self._key, steps, *self._data, init_state=self._state, progress_bar=False

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from numpyro_ext.errors import ArgumentError
-from numpyro_ext.kernels.base import Kernel, KernelState
+from numpyro_ext.kernels.base import Kernel, KernelState, check_kernel
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -102,21 +102,6 @@ class Scaled(Kernel):
     def gram(self, state: KernelState, particles: Array) -> Array:
         """Kernel values at all pairs of particles, shape (P, P)."""
         return self.factor * self.kernel.gram(state, particles)
-
-
-def check_kernel(kernel: object) -> None:
-    """See that a term is a kernel of this package.
-
-    Raises
-    ------
-    ArgumentError
-        It is something else.
-    """
-    if not isinstance(kernel, Kernel):
-        raise ArgumentError(
-            f"Expected kernels of numpyro_ext.kernels, found {type(kernel).__name__}. Wrap a "
-            "kernel of the host in HostKernel."
-        )
 
 
 def mixture(kernels: Sequence[Kernel], weights: Sequence[float] | None = None) -> Sum:

@@ -21,6 +21,8 @@ import torch
 from pyro.infer.svgd import SteinKernel
 from torch import Tensor
 
+from pyro_ext.errors import ArgumentError
+
 if TYPE_CHECKING:
     from pyro_ext.kernels.combination import Scaled, Sum
 
@@ -97,6 +99,21 @@ class Kernel(abc.ABC):
         return Scaled(self, float(factor))
 
     __rmul__ = __mul__
+
+
+def check_kernel(kernel: object, purpose: str = "") -> None:
+    """See that an object is a kernel of this package; ``purpose`` says what it is for.
+
+    Raises
+    ------
+    ArgumentError
+        It is something else.
+    """
+    if not isinstance(kernel, Kernel):
+        raise ArgumentError(
+            f"Expected kernels of pyro_ext.kernels{purpose}, found {type(kernel).__name__}. "
+            "Wrap a kernel of the host in HostKernel."
+        )
 
 
 def describe(value: Any) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_ext.errors import ArgumentError
-from pyro_ext.kernels.base import Kernel, KernelState
+from pyro_ext.kernels.base import Kernel, KernelState, check_kernel
 from pyro_ext.kernels.rbf import RBF
 
 
@@ -55,18 +55,15 @@ class Graphical(Kernel):
     def __post_init__(self) -> None:
         kernels = self.kernel.values() if isinstance(self.kernel, Mapping) else (self.kernel,)
         for kernel in kernels:
-            if not isinstance(kernel, Kernel):
-                raise ArgumentError(
-                    "Expected kernels of pyro_ext.kernels for the groups, found "
-                    f"{type(kernel).__name__}. Wrap a kernel of the host in HostKernel."
-                )
+            check_kernel(kernel, " for the groups")
         for option in ("groups", "neighbours"):
-            if not isinstance(getattr(self, option), Mapping):
+            value = getattr(self, option)
+            if not isinstance(value, Mapping):
                 raise ArgumentError(
                     f"Expected {option} to map names of groups to lists of sites, found "
-                    f"{type(getattr(self, option)).__name__}."
+                    f"{type(value).__name__}."
                 )
-            for group, sites in getattr(self, option).items():
+            for group, sites in value.items():
                 if isinstance(sites, str) or not isinstance(sites, Sequence) or not sites:
                     raise ArgumentError(
                         f"Expected {option} to map names of groups to lists of sites, found "

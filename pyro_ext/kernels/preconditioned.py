@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pyro_ext.errors import ArgumentError
-from pyro_ext.kernels.base import Kernel, KernelState
+from pyro_ext.kernels.base import Kernel, KernelState, check_kernel
 from pyro_ext.kernels.metric import Metric, check_metric, coordinates
 
 
@@ -38,11 +38,7 @@ class Preconditioned(Kernel):
     metric: Metric = "covariance"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.kernel, Kernel):
-            raise ArgumentError(
-                "Expected a kernel of pyro_ext.kernels to precondition, found "
-                f"{type(self.kernel).__name__}."
-            )
+        check_kernel(self.kernel, " to precondition")
         if self.metric is None:
             raise ArgumentError("Expected a metric to precondition with, found None.")
         check_metric(self.metric)

@@ -22,7 +22,7 @@ class RandomFeature(Kernel):
     k(x, y) = 2/M sum_m cos(w_m . u_x + b_m) cos(w_m . u_y + b_m), with u the coordinates of the
     metric, w_m ~ N(0, 2/h I) and b_m uniform on a circle (Rahimi and Recht 2007, Algorithm 1).
     The features are drawn once, at the first step; their error in k is about 1/sqrt(M). A step
-    costs O(P M D) and forms no (P, P) array, except for bandwidths that are medians.
+    costs O(P M D) and, with the default bandwidth, forms no (P, P) array.
 
     Parameters
     ----------

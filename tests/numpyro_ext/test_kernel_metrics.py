@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +25,13 @@ from numpyro_ext.kernels import (
     mixture,
 )
 from numpyro_ext.stein import SVGD
-from tests.numpyro_kernel_support import cloud, loop_direction
+from tests.numpyro_kernel_support import cloud, largest_array, loop_direction
 
 jax.config.update("jax_enable_x64", True)
 
 DIM = 3
+#: What no kernel takes; of any type, as a user's untyped program has it.
+NO_KERNEL: Any = "rbf"
 MATRIX = jnp.array([[2.0, 0.7, 0.1], [0.7, 1.0, -0.3], [0.1, -0.3, 0.5]])
 
 
@@ -159,7 +162,7 @@ class TestPreconditioned:
         with pytest.raises(ArgumentError, match="found None"):
             Preconditioned(RBF(), None)
         with pytest.raises(ArgumentError, match="to precondition, found str"):
-            Preconditioned("rbf")  # type: ignore[arg-type]
+            Preconditioned(NO_KERNEL)
         with pytest.raises(ArgumentError, match="values are matrices"):
             Preconditioned(RBF()).gram({}, cloud(5, DIM)[0])
 
@@ -201,6 +204,13 @@ class TestRandomFeature:
         expected, gram = loop_direction(value, particles, scores)
         np.testing.assert_allclose(phi, expected, rtol=1e-8, atol=1e-10)
         np.testing.assert_allclose(kernel.gram(state, particles), gram, rtol=1e-8, atol=1e-10)
+
+    def test_no_array_over_pairs_of_particles(self):
+        particles, scores = cloud(40, DIM)
+        kernel = RandomFeature(5)
+        state = kernel.init(particles)
+        largest = largest_array(kernel.direction, state, particles, scores)
+        assert largest == 40 * 5
 
     def test_refused(self):
         with pytest.raises(ArgumentError, match="num_features"):
@@ -311,7 +321,7 @@ def test_mixtures_weigh_their_kernels() -> None:
         with pytest.raises(ArgumentError, match="positive finite weights"):
             mixture([RBF(), IMQ()], weights)
     with pytest.raises(ArgumentError, match="HostKernel"):
-        mixture([RBF(), object()])  # type: ignore[list-item]
+        mixture([RBF(), NO_KERNEL])
 
 
 @pytest.mark.parametrize(

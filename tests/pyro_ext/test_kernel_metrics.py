@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pyro
@@ -22,10 +23,12 @@ from pyro_ext.kernels import (
     mixture,
 )
 from pyro_ext.stein import SVGD
-from tests.pyro_kernel_support import cloud
+from tests.pyro_kernel_support import cloud, largest_tensor
 from tests.pyro_kernel_support import loop_direction as loop_of
 
 DIM = 3
+#: What no kernel takes; of any type, as a user's untyped program has it.
+NO_KERNEL: Any = "rbf"
 
 
 def tensor(values) -> torch.Tensor:
@@ -174,7 +177,7 @@ class TestPreconditioned:
         with pytest.raises(ArgumentError, match="found None"):
             Preconditioned(RBF(), None)
         with pytest.raises(ArgumentError, match="to precondition, found str"):
-            Preconditioned("rbf")  # type: ignore[arg-type]
+            Preconditioned(NO_KERNEL)
         with pytest.raises(ArgumentError, match="values are matrices"):
             Preconditioned(RBF()).gram({}, cloud(5, DIM)[0])
 
@@ -216,6 +219,13 @@ class TestRandomFeature:
         expected, gram = loop_direction(value, particles, scores)
         np.testing.assert_allclose(phi, expected, rtol=1e-8, atol=1e-10)
         np.testing.assert_allclose(kernel.gram(state, particles), gram, rtol=1e-8, atol=1e-10)
+
+    def test_no_array_over_pairs_of_particles(self):
+        particles, scores = cloud(40, DIM)
+        kernel = RandomFeature(5)
+        state = kernel.init(particles)
+        largest = largest_tensor(kernel.direction, state, particles, scores)
+        assert largest == 40 * 5
 
     def test_refused(self):
         with pytest.raises(ArgumentError, match="num_features"):
@@ -325,4 +335,4 @@ def test_mixtures_weigh_their_kernels() -> None:
         with pytest.raises(ArgumentError, match="positive finite weights"):
             mixture([RBF(), IMQ()], weights)
     with pytest.raises(ArgumentError, match="HostKernel"):
-        mixture([RBF(), object()])  # type: ignore[list-item]
+        mixture([RBF(), NO_KERNEL])
