@@ -29,6 +29,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmarks.logistic",
         "SVGD with variance reduction on logistic regression, write out/",
     ),
+    "regression": (
+        "benchmarks.regression",
+        "SVGD with variance reduction on regression networks, write out/",
+    ),
     "score-vi": ("benchmarks.score_vi", "minibatch scores, ours against ADVI, write out/"),
     "speed": ("benchmarks.speed", "time one step against hand-written code, the hosts and peers"),
     "synthetic": ("benchmarks.synthetic", "fit known targets, ours against its rivals, write out/"),

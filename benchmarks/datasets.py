@@ -170,6 +170,22 @@ def external_folder() -> Path | None:
     return Path(folder) if folder else None
 
 
+def external_array(name: str, key: str) -> NDArray[Any]:
+    """A further array of `$PPL_EXT_DATA/NAME.npz`, such as a second response.
+
+    Raises
+    ------
+    MissingDataError
+        When the file is missing, or has no such array.
+    """
+    arrays = _read_file(name, ".")
+    if key not in arrays:
+        raise MissingDataError(
+            f"{name}.npz: expected an array {key!r}, found only {', '.join(arrays)}."
+        )
+    return arrays[key]
+
+
 def has_external(name: str) -> bool:
     """Whether `external(name)` would find its file."""
     folder = external_folder()

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from benchmarks import datasets, records
 from benchmarks.logistic import report
-from benchmarks.logistic.training import (
-    ANCHOR_EVERY,
-    METHODS,
-    Floats,
-    Method,
-    Task,
-    judge,
-    make_trainer,
-)
+from benchmarks.logistic.methods import METHODS
+from benchmarks.variance_reduction.methods import Floats, Method, Schedule, Trainer
 
-BATCH, CHECKPOINTS, FRESH_BATCHES = 128, 10, 30
+BATCH, ANCHOR_EVERY, PARTICLES, CHECKPOINTS, FRESH_BATCHES = 128, 128, 100, 10, 30
 RATES = tuple(2.0**-power for power in range(1, 10))
 #: On cod_rna the paper trains for 100 epochs instead of 20.
 LONGER = {"cod_rna": 5}
@@ -104,13 +99,42 @@ def with_ones(x: Floats) -> Floats:
     return np.column_stack([x, np.ones(len(x))])
 
 
-def steps_of(method: Method, rows: int, batch: int, epochs: float) -> int:
+def schedule_of(rows: int, online: bool = False) -> Schedule:
+    """The paper's schedule."""
+    return Schedule(rows, 1 if online else BATCH, ANCHOR_EVERY, PARTICLES, ordered=online)
+
+
+def steps_of(method: Method, rows: int, epochs: float) -> int:
     """Steps of a run: those of the epochs, or as many as take the gradients of SVGD-VR."""
-    steps = epochs * rows / batch
-    if method.equal_budget:
-        reduced = METHODS["SVGD-VR"].gradients_per_step(rows, batch)
-        steps *= reduced / method.gradients_per_step(rows, batch)
+    steps = schedule_of(rows).steps(method, epochs * rows / BATCH)
     return max(CHECKPOINTS, round(steps / CHECKPOINTS) * CHECKPOINTS)
+
+
+def make_trainer(
+    backend: str,
+    x: Floats,
+    y: NDArray[Any],
+    method: Method,
+    rate: float,
+    seed: int,
+    online: bool = False,
+) -> Trainer:
+    """Start a run."""
+    module = importlib.import_module(f"benchmarks.logistic.{backend}_program")
+    trainer: Trainer = module.Trainer((x, y), schedule_of(len(x), online), method, rate, seed)
+    return trainer
+
+
+def judge(weights: Floats, x: Floats, y: NDArray[Any]) -> dict[str, float]:
+    """Accuracy and mean log likelihood of the mean prediction."""
+    chances = np.zeros(len(x))
+    for w in weights:
+        chances += expit(x @ w) / len(weights)
+    chances = np.clip(chances, 1e-12, 1.0 - 1e-12)
+    return {
+        "accuracy": 100.0 * float(np.mean((chances > 0.5) == (y > 0))),
+        "log likelihood": float(np.mean(np.where(y > 0, np.log(chances), np.log1p(-chances)))),
+    }
 
 
 def choose_rate(
@@ -124,15 +148,18 @@ def choose_rate(
         found = []
         for held_out in folds:
             kept = np.setdiff1d(order, held_out)
-            task = Task(split.x_train[kept], split.y_train[kept], BATCH)
             try:
-                trainer = make_trainer(backend, task, method, rate, 0)
-                trainer.advance(steps_of(method, len(kept), BATCH, epochs * budget.search_share))
+                trainer = make_trainer(
+                    backend, split.x_train[kept], split.y_train[kept], method, rate, 0
+                )
+                trainer.advance(steps_of(method, len(kept), epochs * budget.search_share))
             except RuntimeError as error:  # a rate that breaks down loses
                 print(f"rate {rate:g}: {type(error).__name__}: {error}")
                 found.append(-np.inf)
                 continue
-            figures = judge(trainer.weights(), split.x_train[held_out], split.y_train[held_out])
+            figures = judge(
+                trainer.draws()["weights"], split.x_train[held_out], split.y_train[held_out]
+            )
             found.append(figures["log likelihood"])
         scores[rate] = float(np.mean(found))
     best = max(scores, key=lambda rate: scores[rate])
@@ -152,23 +179,21 @@ def fit_and_test(
     method = METHODS[method_name]
     rate, searched = choose_rate(split, backend, method, epochs, budget)
     rows = len(split.x_train)
-    steps = steps_of(method, rows, BATCH, epochs)
+    steps = steps_of(method, rows, epochs)
     for seed in range(budget.seeds):
         settings = {"protocol": "test", "rate": rate, "searched": searched, "steps": steps}
         settings |= {"batch": BATCH, "anchor every": ANCHOR_EVERY, "epochs": epochs}
         record = records.Record("logistic", method_name, backend, name, seed, settings)
         with records.recorded_run(path, record, go_on_after=(Exception,)):
-            trainer = make_trainer(
-                backend, Task(split.x_train, split.y_train, BATCH), method, rate, seed
-            )
+            trainer = make_trainer(backend, split.x_train, split.y_train, method, rate, seed)
             record.figures = follow(trainer, method, split, steps)
         final = record.figures.get("accuracy", [np.nan])[-1]
         print(f"{name}, {backend}, {method_name}, seed {seed}: {final:.2f} %", flush=True)
 
 
-def follow(trainer: Any, method: Method, split: datasets.Split, steps: int) -> dict[str, Any]:
+def follow(trainer: Trainer, method: Method, split: datasets.Split, steps: int) -> dict[str, Any]:
     """Accuracy, likelihood and variance ratio along a run."""
-    cost = method.gradients_per_step(len(split.x_train), BATCH)
+    cost = schedule_of(len(split.x_train)).gradients_per_step(method)
     figures: dict[str, list[float]] = {"gradients": [], "accuracy": [], "log likelihood": []}
     reduced = method.reduced and not method.point
     taken = min(ANCHOR_EVERY // 2, steps // 2) if reduced else 0
@@ -185,7 +210,7 @@ def follow(trainer: Any, method: Method, split: datasets.Split, steps: int) -> d
         trainer.advance(part)
         taken += part
         figures["gradients"].append(cost * taken)
-        for key, value in judge(trainer.weights(), split.x_test, split.y_test).items():
+        for key, value in judge(trainer.draws()["weights"], split.x_test, split.y_test).items():
             figures[key].append(value)
         if reduced:
             figures["variance ratio"].append(trainer.variance_ratio(FRESH_BATCHES))
@@ -235,11 +260,10 @@ def predict_and_learn(
     rows: int,
 ) -> list[float]:
     """Share of rows that were predicted rightly before they were learnt, after each row."""
-    trainer = make_trainer(backend, Task(x, y, 1, ordered=True), method, rate, seed)
+    trainer = make_trainer(backend, x, y, method, rate, seed, online=True)
     right, shares = 0, []
     for index in range(rows):
-        logits = trainer.weights() @ x[index]
-        chance = float(np.mean(1.0 / (1.0 + np.exp(-np.clip(logits, -60.0, 60.0)))))
+        chance = float(np.mean(expit(trainer.draws()["weights"] @ x[index])))
         right += int((chance > 0.5) == (y[index] > 0))
         shares.append(100.0 * right / (index + 1))
         trainer.advance(1)

@@ -21,6 +21,7 @@ import numpy as np
 
 from benchmarks import records
 from benchmarks.datasets import MissingDataError
+from benchmarks.predictive import predictive_scores
 from benchmarks.records import Record
 from benchmarks.score_vi import natural_gradient, problems
 
@@ -86,7 +87,7 @@ def run_uci(arguments: argparse.Namespace) -> int:
                             draws = backend.fit_network(
                                 split, method, scores, batch_size, seed, rate
                             )
-                            record.figures = problems.predictive_scores(draws, split)
+                            record.figures = predictive_scores(draws, split)
                         runs.append(record)
                         _show(record, "RMSE", "NLL")
     chosen = _tuned(runs, "NLL")

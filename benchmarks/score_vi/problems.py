@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, logsumexp
-from scipy.stats import norm
+from scipy.special import expit
 
 from benchmarks import datasets
 from benchmarks.datasets import Split
@@ -27,7 +26,6 @@ UCI = (
 HIDDEN = 50
 
 Array = NDArray[np.float64]
-Draws = Mapping[str, Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,21 +118,3 @@ def moment_errors(mean: Array, covariance: Array, reference: Array) -> dict[str,
 def uci_split(name: str, index: int) -> Split:
     """A published split, features and response standardised by the training rows."""
     return datasets.external(name).split(index).standardised(response=True)
-
-
-def predictive_scores(draws: Draws, split: Split) -> dict[str, float]:
-    """Test RMSE and negative log-likelihood of the mixture over draws, in original units.
-
-    ``draws`` holds w1 (S, features, HIDDEN), b1 (S, HIDDEN), w2 (S, HIDDEN), b2 (S,), noise (S,).
-    """
-    hidden = np.maximum(
-        np.einsum("nd,sdh->snh", split.x_test, draws["w1"]) + draws["b1"][:, None], 0
-    )
-    mean = np.einsum("snh,sh->sn", hidden, draws["w2"]) + draws["b2"][:, None]
-    mean, scale = mean * split.y_scale, draws["noise"][:, None] * split.y_scale
-    truth = split.y_test * split.y_scale
-    log_likelihood = logsumexp(norm.logpdf(truth, mean, scale), axis=0) - np.log(len(mean))
-    return {
-        "RMSE": float(np.sqrt(np.square(mean.mean(0) - truth).mean())),
-        "NLL": float(-log_likelihood.mean()),
-    }

@@ -12,24 +12,26 @@ import pytest
 from benchmarks import __main__ as command_line
 from benchmarks import records
 from benchmarks.logistic import protocol
-from benchmarks.logistic.numpyro_training import reset_every
-from benchmarks.logistic.training import METHODS, Task, judge, make_trainer
+from benchmarks.logistic.methods import METHODS
+from benchmarks.logistic.protocol import judge, make_trainer
+from benchmarks.variance_reduction.numpyro_trainer import reset_every
 
 
 def test_equal_budget_takes_the_gradients_of_variance_reduction() -> None:
     rows, batch = 32_561, 128
-    reduced, control = METHODS["SVGD-VR"], METHODS["SVGD, equal gradients"]
-    # A cycle of T steps costs N + 2 T B gradients.
-    assert reduced.gradients_per_step(rows, batch) == pytest.approx(
-        (rows + 2 * 128 * batch) / (128 * rows)
+    schedule = protocol.schedule_of(rows)
+    reduced, control = (
+        schedule.gradients_per_step(METHODS[name]) for name in ("SVGD-VR", "SVGD, equal gradients")
     )
+    # A cycle of T steps costs N + 2 T B gradients.
+    assert reduced == pytest.approx((rows + 2 * 128 * batch) / (128 * rows))
     steps = {
-        name: protocol.steps_of(METHODS[name], rows, batch, 20)
+        name: protocol.steps_of(METHODS[name], rows, 20)
         for name in ("SVGD", "SVGD-VR", "SVGD, equal gradients")
     }
     assert steps["SVGD"] == steps["SVGD-VR"]
-    spent = steps["SVGD-VR"] * reduced.gradients_per_step(rows, batch)
-    equal = steps["SVGD, equal gradients"] * control.gradients_per_step(rows, batch)
+    spent = steps["SVGD-VR"] * reduced
+    equal = steps["SVGD, equal gradients"] * control
     assert equal == pytest.approx(spent, rel=1e-2)
 
 
@@ -60,12 +62,12 @@ def test_an_optimizer_that_starts_anew() -> None:
 def test_variance_falls_with_the_distance_to_the_anchor(backend: str) -> None:
     generator = np.random.default_rng(0)
     x = generator.normal(size=(400, 3))
-    task = Task(x, (x[:, 0] > 0).astype(float), 20)
+    y = (x[:, 0] > 0).astype(float)
     # The first step sets the anchor where the particles start; one small step later they have
     # hardly moved, and a hundred large ones later they have.
     ratios = {}
     for rate, steps in ((1e-5, 1), (0.05, 100)):
-        trainer = make_trainer(backend, task, METHODS["SVGD-VR"], rate, 0)
+        trainer = make_trainer(backend, x, y, METHODS["SVGD-VR"], rate, 0)
         trainer.advance(steps)
         ratios[steps] = trainer.variance_ratio(20)
     assert ratios[1] < 1e-3 < 0.1 < ratios[100]

@@ -14,6 +14,7 @@ from scipy.stats import norm
 from benchmarks import __main__ as command_line
 from benchmarks import records
 from benchmarks.datasets import Split
+from benchmarks.predictive import predictive_scores
 from benchmarks.records import Record
 from benchmarks.score_vi import memory, minibatch, natural_gradient, problems
 
@@ -63,7 +64,7 @@ def test_predictive_scores_are_those_of_the_mixture_in_original_units() -> None:
         "b2": generator.normal(size=3),
         "noise": np.array([0.3, 0.5, 0.9]),
     }
-    found = problems.predictive_scores(draws, split)
+    found = predictive_scores(draws, split)
     means, densities = np.zeros((3, 4)), np.zeros((3, 4))
     for s in range(3):
         for i in range(4):

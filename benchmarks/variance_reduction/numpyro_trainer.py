@@ -8,38 +8,18 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import optax
 from jax import Array
 
 import numpyro_ext as nx
-from benchmarks.logistic.training import (
-    ANCHOR_EVERY,
+from benchmarks.variance_reduction.methods import (
     DECAY,
-    PARTICLES,
-    PRIOR,
+    FUDGE,
+    Arguments,
     Floats,
     Method,
-    Task,
+    Schedule,
 )
-
-
-def program(task: Task, point: bool) -> Callable[[Array, Array], None]:
-    """The regression; without a prior for the point estimate."""
-    num_rows, num_features = task.x.shape
-
-    def model(x: Array, y: Array) -> None:
-        if point:
-            prior = dist.Normal(jnp.zeros(num_features), 1.0).mask(False)
-        else:
-            precision = numpyro.sample("precision", dist.Gamma(*PRIOR))
-            prior = dist.Normal(jnp.zeros(num_features), precision**-0.5)
-        weights = numpyro.sample("weights", prior.to_event(1))
-        with numpyro.plate("rows", num_rows, subsample_size=task.batch) as rows:
-            numpyro.sample("y", dist.Bernoulli(logits=x[rows] @ weights), obs=y[rows])
-
-    return model
 
 
 class _Reset(NamedTuple):
@@ -66,25 +46,53 @@ def reset_every(steps: int, inner: optax.GradientTransformation) -> optax.Gradie
 
 
 class NumPyroTrainer:
-    """A run in progress; see :class:`~benchmarks.logistic.training.Trainer`."""
+    """A run in progress; see :class:`~benchmarks.variance_reduction.methods.Trainer`.
 
-    def __init__(self, task: Task, method: Method, rate: float, seed: int) -> None:
-        self._data = jnp.asarray(task.x, jnp.float32), jnp.asarray(task.y, jnp.float32)
+    Parameters
+    ----------
+    model : callable
+        Takes ``data``, and subsamples ``schedule.batch`` rows.
+    data : arrays
+    schedule : Schedule
+    method : Method
+    rate : float
+        Step size of RMSProp, or of gradient descent on the mean loss for a point estimate.
+    seed : int
+    options
+        Further options of the engine.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        data: Arguments,
+        schedule: Schedule,
+        method: Method,
+        rate: float,
+        seed: int,
+        **options: Any,
+    ) -> None:
+        self._data = tuple(jnp.asarray(array, jnp.float32) for array in data)
         self._key = jax.random.key(seed)
-        sampling: Literal["cyclic", "reshuffle"] = "cyclic" if task.ordered else "reshuffle"
-        estimator = nx.SVRG(ANCHOR_EVERY, sampling) if method.reduced else nx.Minibatch(sampling)
+        sampling: Literal["cyclic", "reshuffle"] = "cyclic" if schedule.ordered else "reshuffle"
+        every = schedule.anchor_every
+        estimator = nx.SVRG(every, sampling) if method.reduced else nx.Minibatch(sampling)
         if method.point:
-            # The scale of the mean loss, as is usual for a point estimate.
-            optim = optax.sgd(rate / len(task.x))
+            optim = optax.sgd(rate / schedule.rows)
         else:
-            optim = optax.rmsprop(rate, decay=DECAY, eps=1e-6)
-            optim = reset_every(ANCHOR_EVERY, optim) if method.reset else optim
+            falling = schedule.falling_over
+            size = optax.cosine_decay_schedule(rate, falling) if falling else rate
+            scaled = optax.scale_by_rms(decay=DECAY, eps=FUDGE)
+            # The step size goes on falling where the mean of squares starts anew.
+            scaled = reset_every(every, scaled) if method.reset else scaled
+            optim = optax.chain(scaled, optax.scale_by_learning_rate(size))
         self._engine = nx.SVGD(
-            program(task, method.point),
+            model,
             optim,
             nx.RBF("dartml"),
-            1 if method.point else PARTICLES,
+            1 if method.point else schedule.particles,
             estimator=estimator,
+            **options,
         )
         self._state = self._engine.init(self._key, *self._data)
 
@@ -98,12 +106,13 @@ class NumPyroTrainer:
         )
         self._state = result.state
 
-    def weights(self) -> Floats:
-        """Weights of the particles, (P, D)."""
-        return np.asarray(self._engine.get_samples(self._state)["weights"], np.float64)
+    def draws(self) -> dict[str, Floats]:
+        """See :class:`~benchmarks.variance_reduction.methods.Trainer`."""
+        samples = self._engine.get_samples(self._state)
+        return {name: np.asarray(value, np.float64) for name, value in samples.items()}
 
     def variance_ratio(self, batches: int) -> float:
-        """See :class:`~benchmarks.logistic.training.Trainer`."""
+        """See :class:`~benchmarks.variance_reduction.methods.Trainer`."""
         engine, state = self._engine, self._state
         target, data = engine.target, engine.target.bind(*self._data)
         here, anchor = engine.particles(state), state.estimator["anchor"]

@@ -1,0 +1,145 @@
+"""Tables and plots of the regression benchmark's records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import records
+
+#: RMSE and log likelihood of SVGD and SVGD-VR in the paper's Tables IV and V. Its energy is the
+#: cooling load with the heating load as a feature; its protein cannot be the standard response.
+PUBLISHED = {
+    "yacht": {"SVGD": (0.871, -1.401), "SVGD-VR": (0.769, -1.259)},
+    "boston": {"SVGD": (2.394, -2.489), "SVGD-VR": (2.408, -2.492)},
+    "energy_leaked": {"SVGD": (1.391, -1.746), "SVGD-VR": (1.284, -1.666)},
+    "concrete": {"SVGD": (5.734, -3.158), "SVGD-VR": (5.304, -3.072)},
+    "wine_red": {"SVGD": (0.624, -0.946), "SVGD-VR": (0.599, -0.901)},
+    "kin8nm": {"SVGD": (0.118, 0.724), "SVGD-VR": (0.085, 1.044)},
+    "power_plant": {"SVGD": (4.391, -2.906), "SVGD-VR": (4.309, -2.888)},
+    "naval": {"SVGD": (0.006, 3.714), "SVGD-VR": (0.004, 4.104)},
+}
+#: Smallest, median and largest variance ratio in per cent, Table III.
+PUBLISHED_RATIOS = {
+    "yacht": (4.38, 13.50, 38.54),
+    "boston": (7.86, 24.81, 33.60),
+    "energy_leaked": (4.95, 14.21, 27.63),
+    "concrete": (4.91, 9.61, 17.04),
+    "wine_red": (5.44, 15.62, 29.43),
+    "kin8nm": (2.99, 4.01, 13.01),
+    "power_plant": (3.19, 4.97, 24.28),
+    "naval": (6.10, 22.49, 51.62),
+}
+FIGURES = ("RMSE", "log likelihood", "tuned log likelihood")
+
+Groups = dict[tuple[str, str, str], list[records.Record]]
+
+
+def write(runs: list[records.Record], out: Path) -> None:
+    """Write regression.md and the plots."""
+    groups: Groups = {}
+    for run in runs:
+        if not run.failed:
+            groups.setdefault((run.model, run.backend, run.method), []).append(run)
+    failures = [
+        f"{run.method} on {run.model}, {run.backend}, {run.settings['split']}, failed: {run.error}"
+        for run in runs
+        if run.failed
+    ]
+    text = "\n".join(
+        [
+            "# Regression networks",
+            "",
+            "Made by `python -m benchmarks regression`. Mean and standard error over splits, in "
+            'original units. "Tuned" is the log likelihood with the noise\'s standard deviation '
+            "times a factor, chosen with the step size on rows held out of the first split. The "
+            "published figures are those of Dam et al., Tables III to V.",
+            "",
+            records.markdown_table(_rows(groups), digits=4),
+            "## Variance ratios (%)",
+            "",
+            records.markdown_table(_ratio_rows(groups)),
+            *failures,
+            "",
+        ]
+    )
+    records.write_text(out / "regression.md", text)
+    print(text)
+    for figure in ("RMSE", "log likelihood"):
+        _plot(groups, figure, out / f"{figure.lower().replace(' ', '-')}.png")
+
+
+def _mean(values: list[float]) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.4g}"
+    return f"{np.mean(values):.4g} ± {np.std(values, ddof=1) / len(values) ** 0.5:.2g}"
+
+
+def _rows(groups: Groups) -> list[dict[str, Any]]:
+    rows = []
+    for (name, backend, method), runs in groups.items():
+        row: dict[str, Any] = {"set": name, "backend": backend, "method": method}
+        row["splits"] = len(runs)
+        row["step size"] = float(runs[0].settings["rate"])
+        published = PUBLISHED.get(name, {}).get(method, (None, None))
+        for figure in FIGURES:
+            row[figure] = _mean([run.figures[figure][-1] for run in runs])
+        row["published RMSE"], row["published log likelihood"] = published
+        row["sweeps of gradients"] = float(runs[0].figures["gradients"][-1])
+        row["seconds"] = float(np.mean([run.seconds for run in runs]))
+        rows.append(row)
+    return rows
+
+
+def _ratio_rows(groups: Groups) -> list[dict[str, Any]]:
+    rows = []
+    for (name, backend, method), runs in groups.items():
+        if "variance ratio" not in runs[0].figures:
+            continue
+        ratios = 100.0 * np.array([run.figures["variance ratio"] for run in runs]).mean(0)
+        row: dict[str, Any] = {"set": name, "backend": backend, "method": method}
+        found = (ratios.min(), np.median(ratios), ratios.max())
+        published = PUBLISHED_RATIOS.get(name, (None, None, None))
+        for label, value, theirs in zip(
+            ("smallest", "median", "largest"), found, published, strict=True
+        ):
+            row |= {label: float(value), f"published {label}": theirs}
+        rows.append(row)
+    return rows
+
+
+def _plot(groups: Groups, figure_name: str, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    panels = list(dict.fromkeys(key[:2] for key in groups))
+    if not panels:
+        return
+    columns = min(4, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(3.6 * columns, 3.0 * rows), layout="constrained", squeeze=False
+    )
+    methods = dict.fromkeys(key[2] for key in groups)
+    colors = dict(zip(methods, plt.rcParams["axes.prop_cycle"].by_key()["color"], strict=False))
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        for key, runs in groups.items():
+            if key[:2] != panel:
+                continue
+            values = np.array([run.figures[figure_name] for run in runs], float)
+            x = runs[0].figures["gradients"]
+            axis.plot(x, values.mean(0), "o-", ms=3, color=colors[key[2]], label=key[2])
+        axis.set(title=" / ".join(panel), xscale="log", xlabel="sweeps of gradients")
+        if figure_name == "RMSE":
+            axis.set_yscale("log")
+        axis.grid(alpha=0.3, which="both")
+    axes[0][0].set_ylabel(figure_name)
+    axes[0][0].legend(fontsize=7)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

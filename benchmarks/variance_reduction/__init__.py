@@ -1,0 +1,1 @@
+"""What the benchmarks of variance reduction share: methods, controls and runs with each package."""
