@@ -23,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks logistic`."""
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS), metavar="NAME")
+    parser.add_argument(
+        "--protocols", nargs="+", choices=("test", "online"), default=["test", "online"]
+    )
     parser.add_argument("--seeds", type=count, default=2, help="runs with the chosen step size")
     parser.add_argument("--epochs", type=count, default=20, help="5 times as many on cod_rna")
     parser.add_argument("--online-rows", type=count, default=3000, help="rows of the online part")

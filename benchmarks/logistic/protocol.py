@@ -72,9 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
             continue
         epochs = arguments.epochs * LONGER.get(name, 1)
         for backend in backends:
-            for method in METHODS:
+            for method in METHODS if "test" in arguments.protocols else ():
                 fit_and_test(name, split, backend, method, epochs, budget, path)
-            for method in ONLINE:
+            for method in ONLINE if "online" in arguments.protocols else ():
                 learn_online(name, split, backend, method, budget, path)
     if missing == len(arguments.sets):
         return 1
@@ -196,12 +196,15 @@ def follow(trainer: Trainer, method: Method, split: datasets.Split, steps: int) 
     cost = schedule_of(len(split.x_train)).gradients_per_step(method)
     figures: dict[str, list[float]] = {"gradients": [], "accuracy": [], "log likelihood": []}
     reduced = method.reduced and not method.point
-    taken = min(ANCHOR_EVERY // 2, steps // 2) if reduced else 0
+    taken = 0
     if reduced:
-        # Before the particles have settled; the anchor is then half a cycle old.
-        trainer.advance(taken)
-        figures["variance ratio"] = [trainer.variance_ratio(FRESH_BATCHES)]
-        figures["variance ratio at"] = [cost * taken]
+        # Before the particles have settled: one step from the first anchor, and half a cycle.
+        figures |= {"variance ratio": [], "variance ratio at": []}
+        for age in (1, min(ANCHOR_EVERY // 2, steps // 2)):
+            trainer.advance(age - taken)
+            taken = age
+            figures["variance ratio"].append(trainer.variance_ratio(FRESH_BATCHES))
+            figures["variance ratio at"].append(cost * taken)
     part = steps // CHECKPOINTS
     if reduced:
         # Whole cycles, so that the anchor's age is the same at every checkpoint.

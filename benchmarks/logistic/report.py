@@ -30,7 +30,7 @@ def write(runs: list[records.Record], out: Path) -> None:
             "",
             "Made by `python -m benchmarks logistic`. Mean and standard deviation over runs. The "
             "published figures are those of Dam et al., Tables I and II; their SVGD-VR resets the "
-            "optimizer at its anchors.",
+            "optimizer at its anchors, and their online runs take all rows.",
             "",
             "## Test rows",
             "",
@@ -75,15 +75,18 @@ def _table(runs: list[records.Record], protocol: str) -> str:
         row["step size"] = ", ".join(sorted({f"{run.settings['rate']:.3g}" for run in group}))
         row["accuracy (%)"] = _mean([run.figures["accuracy"][-1] for run in group])
         row["published (%)"] = PUBLISHED.get((protocol, name), {}).get(method)
-        if protocol == "test":
+        if protocol == "online":
+            row["rows"] = int(group[0].settings["rows"])
+        else:
             row["log likelihood"] = _mean([run.figures["log likelihood"][-1] for run in group])
             row["sweeps of gradients"] = float(group[0].figures["gradients"][-1])
             ratios = [
                 run.figures["variance ratio"] for run in group if "variance ratio" in run.figures
             ]
             if ratios:
-                first, last = (float(np.mean([r[at] for r in ratios])) for at in (0, -1))
-                row["variance ratio, first and last (%)"] = f"{100 * first:.2f}, {100 * last:.2f}"
+                shown = (100 * float(np.mean([r[at] for r in ratios])) for at in (0, 1, -1))
+                heading = "variance ratio (%): first step, first half cycle, last"
+                row[heading] = ", ".join(f"{value:.2f}" for value in shown)
         row["seconds"] = float(np.mean([run.seconds for run in group]))
         rows.append(row)
     return records.markdown_table(rows, digits=4)

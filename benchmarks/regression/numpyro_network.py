@@ -80,5 +80,6 @@ class Trainer(NumPyroTrainer):
     def draws(self) -> dict[str, Floats]:
         """Draws by the names that ``benchmarks.predictive`` knows."""
         found = {_NEUTRAL.get(name, name): value for name, value in super().draws().items()}
+        found["w2"], found["b2"] = found["w2"][..., 0], found["b2"][..., 0]
         found["noise"] = found["noise_precision"] ** -0.5
         return found

@@ -74,12 +74,10 @@ class Trainer(PyroTrainer):
     def draws(self) -> dict[str, Floats]:
         """Draws by the names that ``benchmarks.predictive`` knows."""
         found = super().draws()
-        noise = found["noise_precision"] ** -0.5
-        w1, w2 = (found[f"{layer}.weight"].swapaxes(1, 2) for layer in ("first", "second"))
         return {
-            "w1": w1,
+            "w1": found["first.weight"].swapaxes(1, 2),
             "b1": found["first.bias"],
-            "w2": w2,
-            "b2": found["second.bias"],
-            "noise": noise,
+            "w2": found["second.weight"][:, 0],
+            "b2": found["second.bias"][:, 0],
+            "noise": found["noise_precision"] ** -0.5,
         }
