@@ -47,7 +47,7 @@ from tqdm.auto import tqdm
 
 from numpyro_ext.errors import ArgumentError, NonFiniteError
 from numpyro_ext.gradients import GradientEstimator, default_estimator
-from numpyro_ext.options import check_count, described, is_count
+from numpyro_ext.options import check_count, describe, described, is_count
 from numpyro_ext.target import Data, LogDensity
 
 FORMAT = 1
@@ -254,7 +254,10 @@ class Engine(ABC):
     def _settings(self) -> dict[str, str]:
         """Options that a saved state belongs to, described so that any process says the same."""
         temperature = self._target_options["likelihood_temperature"]
-        return {"likelihood_temperature": repr(float(temperature))}
+        return {
+            "likelihood_temperature": repr(float(temperature)),
+            "estimator": describe(self.estimator),
+        }
 
     # -- set up -------------------------------------------------------------------------------
 
@@ -669,6 +672,11 @@ class Engine(ABC):
             raise ArgumentError(
                 f"Expected a state of {type(self).__name__}; found one of {header['engine']}."
             )
+        # Keys of the same kind as those saved; their values are replaced.
+        saved_key = next(entry for entry in header["state"] if entry["path"] == ".rng_key")
+        key = random.key(0, impl=saved_key["key"]) if "key" in saved_key else random.PRNGKey(0)
+        if self._target is None or args or kwargs:
+            self._setup(key, args, kwargs)
         saved, settings = header.get("settings", {}), self._settings()
         for name in {**settings, **saved}:
             if saved.get(name) != settings.get(name):
@@ -677,11 +685,6 @@ class Engine(ABC):
                     f"{settings.get(name)}, found {saved.get(name)}. Make the engine with the "
                     f"same {name} as when it was saved."
                 )
-        # Keys of the same kind as those saved; their values are replaced.
-        saved_key = next(entry for entry in header["state"] if entry["path"] == ".rng_key")
-        key = random.key(0, impl=saved_key["key"]) if "key" in saved_key else random.PRNGKey(0)
-        if self._target is None or args or kwargs:
-            self._setup(key, args, kwargs)
         if header["sites"] != _sites(self.target):
             raise ArgumentError(
                 "The saved state belongs to another model or other arguments: expected latent "

@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 from pyro_ext.errors import ArgumentError, NonFiniteError
 from pyro_ext.gradients import GradientEstimator, Score, default_estimator
 from pyro_ext.optim import OptimizerLike
-from pyro_ext.options import check_count, described, is_count
+from pyro_ext.options import check_count, describe, described, is_count
 from pyro_ext.target import Data, LogDensity
 
 FORMAT = 1
@@ -168,7 +168,10 @@ class Engine(ABC):
 
     def _settings(self) -> dict[str, str]:
         """Settings that a saved state depends on, by name; a state is loaded only into the same."""
-        return {"likelihood_temperature": repr(self.target.likelihood_temperature)}
+        return {
+            "likelihood_temperature": repr(self.target.likelihood_temperature),
+            "estimator": describe(self.estimator),
+        }
 
     @abstractmethod
     def _draw(self, num_samples: int | None) -> Tensor:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import math
 import numbers
 from typing import Any
+
+import numpy as np
 
 from pyro_ext.errors import ArgumentError
 
@@ -66,3 +70,34 @@ def check_number(
         raise ArgumentError(
             f"Expected {name} to be a finite number > {above:g}{bound}, found {described(value)}."
         )
+
+
+#: Arrays with more numbers are described by a digest.
+_SHOWN = 8
+
+
+def describe(value: Any) -> str:
+    """An option in words that are the same in every process, for saved states.
+
+    Dataclasses, such as kernels and estimators, are described by those fields that are shown and
+    compared, functions by their names, objects that do not describe themselves by their classes.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        shown = [field.name for field in dataclasses.fields(value) if field.repr and field.compare]
+        pairs = [f"{name}={describe(getattr(value, name))}" for name in shown]
+        return f"{type(value).__name__}({', '.join(pairs)})"
+    if isinstance(value, tuple):
+        return f"({', '.join(describe(item) for item in value)})"
+    if hasattr(value, "__array__"):
+        detached = value.detach().cpu() if hasattr(value, "detach") else value
+        array = np.asarray(detached)
+        if array.size <= _SHOWN:
+            return str(array.tolist())
+        digest = hashlib.blake2b(array.tobytes(), digest_size=8).hexdigest()
+        return f"<{array.dtype} array of shape {array.shape}, digest {digest}>"
+    kind: Any = type(value)
+    if kind.__repr__ is object.__repr__:
+        return str(kind.__name__)
+    if callable(value):
+        return str(getattr(value, "__qualname__", kind.__name__))
+    return repr(value)

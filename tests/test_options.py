@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
@@ -69,3 +70,39 @@ def test_both_packages_check_alike(package: str) -> None:
     assert other is not None
     with open(other, encoding="utf-8") as file:
         assert file.read().replace(PACKAGES[0], "PACKAGE") == text
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_descriptions_are_the_same_in_every_process(package: str) -> None:
+    module = importlib.import_module(package)
+    describe = module.options.describe
+
+    class Plain:
+        pass
+
+    anchored = module.SVRG(5, full_data=(np.zeros((3, 2)), np.zeros(3)))
+    assert describe(anchored) == "SVRG(anchor_every=5, sampling='reshuffle')"
+    assert describe(module.IMQ(metric="variance")) == repr(module.IMQ(metric="variance"))
+    assert describe(Plain()) == "Plain"
+    assert describe(len) == "len"
+    assert describe((1, "a")) == "(1, 'a')"
+    assert describe(np.arange(3)) == "[0, 1, 2]"
+    assert describe(np.zeros(99)) != describe(np.ones(99))
+    assert " at 0x" not in describe(functools.partial(len))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_kernels_of_users_need_not_be_dataclasses(package: str) -> None:
+    kernels = importlib.import_module(f"{package}.kernels")
+
+    class Own(kernels.Kernel):
+        def init(self, particles: Any) -> dict[str, Any]:
+            return {}
+
+        def direction(self, state: Any, particles: Any, scores: Any) -> Any:
+            return scores, state
+
+        def gram(self, state: Any, particles: Any) -> Any:
+            return particles @ particles.T
+
+    assert repr(Own()) == "Own()"

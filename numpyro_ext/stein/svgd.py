@@ -17,7 +17,7 @@ from numpyro.contrib.einstein.stein_kernels import SteinKernel
 
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels import Kernel, KernelState, as_kernel
-from numpyro_ext.kernels.base import describe
+from numpyro_ext.options import describe
 from numpyro_ext.stein.particles import ParticleEngine
 from numpyro_ext.target import LogDensity
 

@@ -96,8 +96,7 @@ class SVGDVR(SVGD):
         )
 
     def _settings(self) -> dict[str, str]:
-        own = {"anchor_every": repr(self.anchor_every), "reset": repr(self.reset_optimizer)}
-        return {**own, **super()._settings()}
+        return {"reset_optimizer": repr(self.reset_optimizer), **super()._settings()}
 
     def _step(
         self, target: LogDensity, state: EngineState, data: Data

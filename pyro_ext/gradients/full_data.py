@@ -60,7 +60,7 @@ def num_rows(batch: tuple[Any, ...]) -> int:
     raise ArgumentError(
         "Expected each batch of full_data to hold tensors with one row for each row of the data, "
         f"found leading axes {sorted(found)} in one. Give arguments that hold no rows by keyword "
-        "or by functools.partial."
+        "or by functools.partial, and several batches as a list."
     )
 
 

@@ -12,24 +12,20 @@ larger than (P, P) or (P, D).
 from __future__ import annotations
 
 import abc
-import hashlib
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from pyro.infer.svgd import SteinKernel
 from torch import Tensor
 
 from pyro_ext.errors import ArgumentError
+from pyro_ext.options import describe
 
 if TYPE_CHECKING:
     from pyro_ext.kernels.combination import Scaled, Sum
 
 KernelState = dict[str, Any]
-
-# Entries of an array that a description lists.
-_SHOWN = 8
 
 
 class Kernel(abc.ABC):
@@ -82,7 +78,8 @@ class Kernel(abc.ABC):
         """
 
     def __repr__(self) -> str:
-        return describe(self)
+        own = dataclasses.is_dataclass(self)
+        return describe(self) if own else f"{type(self).__name__}()"
 
     def __add__(self, other: Kernel) -> Sum:
         from pyro_ext.kernels.combination import Sum
@@ -114,32 +111,6 @@ def check_kernel(kernel: object, purpose: str = "") -> None:
             f"Expected kernels of pyro_ext.kernels{purpose}, found {type(kernel).__name__}. "
             "Wrap a kernel of the host in HostKernel."
         )
-
-
-def describe(value: Any) -> str:
-    """A kernel, or one of its options, in words that are the same in every process.
-
-    Functions are described by their names, Pyro's own kernels by their classes.
-    """
-    if isinstance(value, Kernel):
-        # Empty for kernels that are no dataclasses.
-        options: dict[str, Any] = getattr(value, "__dataclass_fields__", {})
-        shown = [name for name, option in options.items() if option.repr]
-        pairs = [f"{name}={describe(getattr(value, name))}" for name in shown]
-        return f"{type(value).__name__}({', '.join(pairs)})"
-    if isinstance(value, tuple):
-        return f"({', '.join(describe(item) for item in value)})"
-    if isinstance(value, (Tensor, np.ndarray)):
-        array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
-        if array.size <= _SHOWN:
-            return str(array.tolist())
-        digest = hashlib.blake2b(array.tobytes(), digest_size=8).hexdigest()
-        return f"<{array.dtype} array of shape {array.shape}, digest {digest}>"
-    if isinstance(value, SteinKernel):
-        return type(value).__name__
-    if callable(value):
-        return str(getattr(value, "__qualname__", type(value).__name__))
-    return repr(value)
 
 
 def centre(particles: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class RandomFeature(Kernel):
     Raises
     ------
     ArgumentError
-        The number of features is not a positive whole number, or bandwidth or metric are none.
+        The number of features or the seed is no whole number, or bandwidth or metric are none.
     """
 
     num_features: int
@@ -48,6 +48,7 @@ class RandomFeature(Kernel):
 
     def __post_init__(self) -> None:
         check_count("num_features", self.num_features)
+        check_count("seed", self.seed, least=0)
         check_bandwidth(self.bandwidth)
         check_metric(self.metric)
         if self.bandwidth == "pyro":

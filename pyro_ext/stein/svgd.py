@@ -18,6 +18,7 @@ from torch import Tensor
 from pyro_ext.errors import ArgumentError
 from pyro_ext.kernels import Kernel, KernelState, as_kernel
 from pyro_ext.optim import OptimizerLike
+from pyro_ext.options import describe
 from pyro_ext.stein.particles import ParticleEngine
 from pyro_ext.target import Data
 
@@ -92,7 +93,7 @@ class SVGD(ParticleEngine):
         self._kernel_state = result
 
     def _settings(self) -> dict[str, str]:
-        return {**super()._settings(), "kernel": repr(self.kernel)}
+        return {**super()._settings(), "kernel": describe(self.kernel)}
 
     def _algorithm_state(self) -> dict[str, Any]:
         return {**super()._algorithm_state(), "kernel": self._kernel_state}

@@ -93,8 +93,7 @@ class SVGDVR(SVGD):
         )
 
     def _settings(self) -> dict[str, str]:
-        own = {"anchor_every": repr(self.anchor_every), "reset": repr(self.reset_optimizer)}
-        return {**own, **super()._settings()}
+        return {"reset_optimizer": repr(self.reset_optimizer), **super()._settings()}
 
     def _update(self, data: Data) -> Update:
         if self.reset_optimizer and self._estimator_state["since"] >= self.anchor_every:

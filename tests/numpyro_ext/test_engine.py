@@ -332,7 +332,7 @@ def test_saved_states_are_checked(shared: NoisyAscent, tmp_path: Path) -> None:
         "another model": NoisyAscent(renamed, numpyro.optim.Adam(0.1)),
         r"does not fit this engine: .*\[3, 2\]": engine(num=4),
         "does not fit this engine: expected .* found": NoisyAscent(model, numpyro.optim.SGD(0.1)),
-        "does not fit this engine": engine(estimator=Full()),
+        r"another estimator: expected Full\(\), found Minibatch": engine(estimator=Full()),
     }
     for words, other in faults.items():
         with pytest.raises(ArgumentError, match=words):
