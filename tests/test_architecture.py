@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "kernels": set(),
     "guides": {"target"},
     "gradients": {"target"},
+    "curvature": {"target"},
     "optim": set(),
     "engine": {"target", "gradients", "optim"},
     "stein": {"engine", "target", "gradients", "kernels", "optim"},

@@ -14,6 +14,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.arguments import count
+from benchmarks.variance_reduction.methods import Method
 
 SETS = (
     "yacht",
@@ -29,6 +30,13 @@ SETS = (
 )
 
 
+METHODS = {
+    "SVGD": Method(),
+    "SVGD, equal gradients": Method(equal_budget=True),
+    "SVGD-VR": Method(reduced=True),
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks regression`."""
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
@@ -36,6 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--splits", type=count, default=3, help="of the 20 published ones")
     parser.add_argument(
         "--random-splits", type=int, default=0, help="random ones of nine tenths, as in the paper"
+    )
+    parser.add_argument(
+        "--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD"
+    )
+    parser.add_argument(
+        "--rates",
+        nargs="+",
+        type=float,
+        default=[1e-3, 3e-3, 1e-2],
+        metavar="RATE",
+        help="step sizes to choose from; the paper has 0.001",
+    )
+    parser.add_argument(
+        "--constant", action="store_true", help="step sizes stay, as in the paper, and do not fall"
     )
     parser.add_argument("--steps", type=count, default=2048, help="steps of SVGD")
     parser.add_argument(

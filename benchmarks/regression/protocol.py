@@ -12,22 +12,15 @@ import numpy as np
 from benchmarks import datasets, records
 from benchmarks.datasets import Dataset, Split
 from benchmarks.predictive import Draws, predictive_scores
-from benchmarks.regression import report
+from benchmarks.regression import METHODS, report
 from benchmarks.variance_reduction.methods import Method, Schedule, Trainer
 
 BATCH, ANCHOR_EVERY, PARTICLES, CHECKPOINTS, FRESH_BATCHES = 128, 8, 32, 8, 20
-#: The paper has 0.001. Every step size falls to nothing along a cosine.
-RATES = (1e-3, 3e-3, 1e-2)
 #: Factors of the noise's standard deviation that held-out rows choose from.
 NOISE_FACTORS = np.exp(np.linspace(-0.5, 1.0, 31))
 HELD_OUT, MOST_HELD_OUT = 0.1, 500
 #: Sets with more rows search the step size with a quarter of the steps, and have one split.
 LARGE = 20_000
-METHODS = {
-    "SVGD": Method(),
-    "SVGD, equal gradients": Method(equal_budget=True),
-    "SVGD-VR": Method(reduced=True),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +35,10 @@ class Case:
         Hidden units.
     steps : int
         Steps of SVGD.
+    rates : tuple of float
+        Step sizes to choose from.
+    falling : bool
+        Whether step sizes fall to 0 along a cosine.
     """
 
     name: str
@@ -49,6 +46,8 @@ class Case:
     data: Dataset
     hidden: int
     steps: int
+    rates: tuple[float, ...]
+    falling: bool
 
     def trainer(
         self, split: Split, method: Method, rate: float, seed: int, share: float = 1.0
@@ -59,7 +58,7 @@ class Case:
         # Whole cycles between checkpoints, so that the anchor's age is the same at each.
         cycle = ANCHOR_EVERY * CHECKPOINTS
         steps = max(1, round(schedule.steps(method, self.steps * share) / cycle)) * cycle
-        schedule = dataclasses.replace(schedule, falling_over=steps)
+        schedule = dataclasses.replace(schedule, falling_over=steps if self.falling else 0)
         module = importlib.import_module(f"benchmarks.regression.{self.backend}_network")
         data = (split.x_train, split.y_train)
         trainer: Trainer = module.Trainer(data, self.hidden, schedule, method, rate, seed)
@@ -88,8 +87,16 @@ def run(arguments: argparse.Namespace) -> int:
         splits = {f"published {index}": data.split(index) for index in range(published)}
         splits |= {f"random {seed}": data.random_split(seed, 0.1) for seed in range(drawn)}
         for backend in backends:
-            case = Case(name, backend, data, hidden, arguments.steps)
-            for method in METHODS:
+            case = Case(
+                name,
+                backend,
+                data,
+                hidden,
+                arguments.steps,
+                tuple(arguments.rates),
+                not arguments.constant,
+            )
+            for method in arguments.methods:
                 fit_and_test(case, splits, method, path)
     if missing == len(arguments.sets):
         return 1
@@ -122,6 +129,7 @@ def fit_and_test(case: Case, splits: dict[str, Split], method_name: str, path: A
         settings = {"split": label, "rate": chosen[0], "noise factor": chosen[1]}
         settings |= {"searched": searched, "hidden": case.hidden, "batch": BATCH}
         settings |= {"anchor every": ANCHOR_EVERY, "particles": PARTICLES, "steps": case.steps}
+        settings |= {"falling": case.falling}
         record = records.Record("regression", method_name, case.backend, case.name, seed, settings)
         with records.recorded_run(path, record, go_on_after=(Exception,)):
             record.figures = follow(case, split.standardised(response=True), method, seed, *chosen)
@@ -145,7 +153,7 @@ def choose(
     ).standardised(response=True)
     share = 0.25 if len(case.data.x) > LARGE else 1.0
     found = {}
-    for rate in RATES:
+    for rate in case.rates:
         trainer, steps, _ = case.trainer(inner, method, rate, 0, share)
         try:
             trainer.advance(steps)

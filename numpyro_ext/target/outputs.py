@@ -13,13 +13,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from numpyro.distributions.discrete import ZeroInflatedProbs
 from numpyro.distributions.distribution import (
+    Distribution,
     ExpandedDistribution,
     Independent,
     MaskedDistribution,
 )
 
 from numpyro_ext.target.handlers import Site
+
+#: Before the names of a base distribution's parameters.
+BASE = "base_dist."
 
 
 @jax.tree_util.register_dataclass
@@ -47,6 +52,15 @@ class Output:
         Rightmost dimensions of the site that are event dimensions, ``to_event`` included.
     name : str
         Name of the site.
+    declared : int
+        Rightmost dimensions of ``batch`` that ``to_event`` made event dimensions.
+    batch : tuple of int
+        Shape of the elements that are independent given the parameters.
+    plates : tuple of str
+        Plates around the site.
+    base : type or None
+        For a zero-inflated distribution: the class that it is made of, whose parameters are
+        among this one's as ``base_dist.NAME``.
     """
 
     parameters: dict[str, Array]
@@ -56,6 +70,17 @@ class Output:
     distribution: type = field(metadata={"static": True})
     event_dim: int = field(metadata={"static": True})
     name: str = field(metadata={"static": True})
+    declared: int = field(metadata={"static": True})
+    batch: tuple[int, ...] = field(metadata={"static": True})
+    plates: tuple[str, ...] = field(metadata={"static": True})
+    base: type | None = field(default=None, metadata={"static": True})
+
+    @property
+    def weight(self) -> Array:
+        """Factor on each element's log probability, scale and mask together, shape ``batch``."""
+        scale = self.scale.reshape(self.scale.shape + (1,) * self.declared)
+        weight = jnp.broadcast_to(scale, self.batch)
+        return weight if self.mask is None else jnp.where(self.mask, weight, 0.0)
 
 
 def output_of(site: Site) -> Output:
@@ -72,19 +97,22 @@ def output_of(site: Site) -> Output:
         fn = fn.base_dist
     batch = tuple(outer_batch) + tuple(outer_event[:declared])
 
-    parameters = {}
-    for name, value in fn.get_args().items():
-        own = fn.arg_constraints[name].event_dim if name in fn.arg_constraints else 0
-        value = jnp.asarray(value)
-        trailing = value.shape[value.ndim - own :] if own else ()
-        parameters[name] = jnp.broadcast_to(value, batch + trailing)
+    parameters = _parameters(fn, batch)
+    base = None
+    inner = getattr(fn, "base_dist", None)
+    if isinstance(fn, ZeroInflatedProbs) and isinstance(inner, Distribution):
+        # Its parameters are latent as well as the gate; a class of its own may name them itself.
+        inside = _parameters(inner, batch)
+        for name, value in inside.items():
+            parameters[f"{BASE}{name}"] = parameters.pop(name, value)
+        base = type(inner)
 
     mask: Array | None = None
-    for part, inside in masks:
+    for part, within in masks:
         if part is True:
             continue
         array = jnp.asarray(part)
-        array = array.reshape(array.shape + (1,) * (declared - inside))
+        array = array.reshape(array.shape + (1,) * (declared - within))
         array = jnp.broadcast_to(array, batch)
         mask = array if mask is None else mask & array
     scale = jnp.asarray(1.0 if site["scale"] is None else site["scale"])
@@ -96,4 +124,19 @@ def output_of(site: Site) -> Output:
         distribution=type(fn),
         event_dim=event_dim,
         name=site["name"],
+        declared=declared,
+        batch=batch,
+        plates=tuple(frame.name for frame in site["cond_indep_stack"]),
+        base=base,
     )
+
+
+def _parameters(fn: Any, batch: tuple[int, ...]) -> dict[str, Array]:
+    """The arguments of a distribution, each broadcast to batch + its event shape."""
+    parameters = {}
+    for name, value in fn.get_args().items():
+        own = fn.arg_constraints[name].event_dim if name in fn.arg_constraints else 0
+        value = jnp.asarray(value)
+        trailing = value.shape[value.ndim - own :] if own else ()
+        parameters[name] = jnp.broadcast_to(value, batch + trailing)
+    return parameters

@@ -10,34 +10,52 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from pyro.distributions import MaskedDistribution, ZeroInflatedDistribution
+from pyro.distributions.torch_distribution import ExpandedDistribution
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, Independent
 
 from pyro_ext.target.handlers import SiteHandler, is_deterministic, is_factor
+
+#: Before the names of a base distribution's parameters.
+BASE = "base_dist."
+#: Parameters of distributions that another one is kept as, and their event dimensions.
+_VECTORS = {"concentration": 1}
 
 
 @dataclass(frozen=True)
 class Output:
-    """One observed site.
+    """One observed site: a distribution's parameters at a latent position, and the data.
+
+    The batch shape of the parameters counts the dimensions that ``to_event`` declared as event
+    dimensions, because the elements along them are independent.
 
     Parameters
     ----------
     name : str
     distribution : type
-        Class of the innermost distribution, wrappers (independent, expanded, masked) removed.
+        Class of the distribution without its wrappers (independent, expanded, masked).
     parameters : dict of str to tensor
-        The parameters that the distribution was built from, broadcast to its batch shape.
+        What the distribution was built from, each broadcast to ``batch`` + its event shape.
     value : tensor
         Observed value.
     scale : float or tensor
         Factor of the log density (plates, ``poutine.scale``).
-    mask : bool tensor, bool or None
-        Entries of the batch shape that count.
+    mask : bool tensor or None
+        Which elements count, in the shape of the parameters' batch; None when all do.
     event_dim : int
-        Number of rightmost dimensions that belong to one observation.
-    fn : Distribution
-        The distribution itself, unwrapped, built on the parameters.
+        Number of rightmost dimensions that belong to one observation, ``to_event`` included.
+    declared : int
+        Rightmost dimensions of ``batch`` that ``to_event`` made event dimensions.
+    batch : tuple of int
+        Shape of the elements that are independent given the parameters.
+    plates : tuple of str
+        Plates around the site.
+    base : type or None
+        For a zero-inflated distribution: the class that it is made of, whose parameters are
+        among this one's as ``base_dist.NAME``.
     """
 
     name: str
@@ -45,20 +63,61 @@ class Output:
     parameters: dict[str, Tensor]
     value: Tensor
     scale: Any
-    mask: Any
+    mask: Tensor | None
     event_dim: int
-    fn: Any
+    declared: int
+    batch: tuple[int, ...]
+    plates: tuple[str, ...]
+    base: type | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        """Factor on each element's log probability, scale and mask together, shape ``batch``."""
+        dtype = next(iter(self.parameters.values())).dtype
+        scale = torch.as_tensor(self.scale, dtype=dtype)
+        weight = scale.reshape(scale.shape + (1,) * self.declared).expand(self.batch)
+        if self.mask is None:
+            return weight
+        return torch.where(self.mask, weight, torch.zeros_like(weight))
 
 
-def _unwrap(fn: Any) -> tuple[Any, Any]:
-    """Innermost distribution, and the conjunction of the masks met on the way."""
-    mask = None
-    while "base_dist" in getattr(fn, "__dict__", {}) and not hasattr(fn, "transforms"):
-        own = getattr(fn, "_mask", None)
-        if own is not None:
-            mask = own if mask is None else mask & own
+def _unwrap(fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
+    """Innermost distribution, masks with the declared dimensions outside them, and all of these."""
+    masks: list[tuple[Any, int]] = []
+    declared = 0
+    while isinstance(fn, Independent | ExpandedDistribution | MaskedDistribution):
+        if isinstance(fn, Independent):
+            declared += fn.reinterpreted_batch_ndims
+        elif isinstance(fn, MaskedDistribution):
+            masks.append((fn._mask, declared))
         fn = fn.base_dist
-    return fn, mask
+    return fn, masks, declared
+
+
+def _joint_mask(
+    masks: list[tuple[Any, int]], declared: int, batch: tuple[int, ...]
+) -> Tensor | None:
+    """The conjunction of masks, in the shape of the parameters' batch; None when all count."""
+    joint: Tensor | None = None
+    for part, within in masks:
+        if part is None or part is True:
+            continue
+        mask = torch.as_tensor(part)
+        mask = mask.reshape(mask.shape + (1,) * (declared - within)).expand(batch)
+        joint = mask if joint is None else joint & mask
+    return joint
+
+
+def _broadcast(fn: Any, batch: tuple[int, ...]) -> dict[str, Tensor]:
+    """The parameters of a distribution, each broadcast to batch + its event shape."""
+    found = {}
+    for name, value in output_parameters(fn).items():
+        constraint = fn.arg_constraints.get(name)
+        # Beta is kept as a Dirichlet, whose parameter is a vector.
+        own = constraint.event_dim if constraint is not None else _VECTORS.get(name, 0)
+        trailing = value.shape[value.dim() - own :] if own else ()
+        found[name] = value.expand(batch + tuple(trailing))
+    return found
 
 
 def output_parameters(fn: Distribution) -> dict[str, Tensor]:
@@ -74,13 +133,14 @@ def output_parameters(fn: Distribution) -> dict[str, Tensor]:
     if "probs" in found and "logits" in found:
         given = "probs" if stored.get("_param") is stored["probs"] else "logits"
         del found["logits" if given == "probs" else "probs"]
-    if found:
-        return found
-    # Distributions built on another one, such as Multinomial, keep their parameters there.
-    for attribute in stored.values():
-        if isinstance(attribute, Distribution):
-            return output_parameters(attribute)
-    return {}
+    if not found:
+        # Distributions built on another one, such as Multinomial, keep their parameters there.
+        inner = next((each for each in stored.values() if isinstance(each, Distribution)), None)
+        found = {} if inner is None else output_parameters(inner)
+    # A number of draws may be kept as a plain number.
+    if found and isinstance(stored.get("total_count"), int):
+        found["total_count"] = torch.tensor(stored["total_count"])
+    return found
 
 
 class OutputHandler(SiteHandler):
@@ -99,18 +159,27 @@ class OutputHandler(SiteHandler):
             or is_deterministic(msg)
         ):
             return
-        fn, mask = _unwrap(msg["fn"])
-        if msg["mask"] is not None:
-            mask = msg["mask"] if mask is None else mask & msg["mask"]
+        outer = msg["fn"]
+        fn, masks, declared = _unwrap(outer)
+        batch = tuple(outer.batch_shape) + tuple(outer.event_shape[:declared])
+        parameters = _broadcast(fn, batch)
+        base = None
+        if isinstance(fn, ZeroInflatedDistribution):
+            base = type(fn.base_dist)
+            inside = _broadcast(fn.base_dist, batch)
+            parameters |= {f"{BASE}{name}": value for name, value in inside.items()}
         self.outputs[msg["name"]] = Output(
             name=msg["name"],
             distribution=type(fn),
-            parameters=output_parameters(fn),
+            parameters=parameters,
             value=msg["value"],
             scale=msg["scale"],
-            mask=mask,
-            event_dim=msg["fn"].event_dim,
-            fn=fn,
+            mask=_joint_mask([(msg["mask"], 0), *masks], declared, batch),
+            event_dim=outer.event_dim,
+            declared=declared,
+            batch=batch,
+            plates=tuple(frame.name for frame in msg["cond_indep_stack"]),
+            base=base,
         )
 
     def _pyro_post_sample(self, msg: Any) -> None:

@@ -1,0 +1,156 @@
+"""The generalised Gauss-Newton matrix of a program's likelihood, from whitened outputs.
+
+The outputs of a program are the parameters of its observed distributions as functions of the flat
+position z. Composed with the root of their Fisher information at z they are whitened: the map w
+with G = J_w^T J_w / temperature, J_w the Jacobian of w at z, is the Gauss-Newton matrix, scaled
+as the log likelihood is (plates, masks, ``poutine.scale``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from pyro_ext.curvature.fisher import drawn_values, fisher_root, needs_draws
+from pyro_ext.target import Data, LogDensity
+from pyro_ext.target.log_density import Indices
+from pyro_ext.target.outputs import Output
+
+
+def whitened_outputs(
+    target: LogDensity,
+    z: Tensor,
+    data: Data,
+    indices: Indices,
+    sites: Collection[str] | None = None,
+) -> Callable[[Tensor], Tensor]:
+    """The map w of a position (D,) to whitened outputs (R,), whitened at ``z`` (D,).
+
+    With ``sites`` only these observed sites count.
+    """
+    point = {
+        name: output
+        for name, output in target.outputs(z.detach(), data, indices).items()
+        if sites is None or name in sites
+    }
+
+    drawn = {name: drawn_values(each) for name, each in point.items() if needs_draws(each)}
+
+    def whitened(position: Tensor) -> Tensor:
+        outputs = target.outputs(position, data, indices)
+        parts = []
+        for name, output in point.items():
+            values = drawn.get(name, ())
+            parts.append(_whitened(output, outputs[name], target.likelihood_temperature, values))
+        return torch.cat(parts) if parts else position[:0]
+
+    return whitened
+
+
+def _whitened(
+    point: Output, output: Output, temperature: float, values: Sequence[Tensor]
+) -> Tensor:
+    # The root is linear in the changes, so that of the parameters themselves has the Jacobian
+    # that is wanted; parameters that are whole numbers do not change.
+    changes = {
+        name: value if value.is_floating_point() else torch.zeros(value.shape)
+        for name, value in output.parameters.items()
+    }
+    root = fisher_root(point, changes, values)
+    factor = torch.sqrt(point.weight / temperature)
+    return (root * factor.reshape(factor.shape + (1,) * (root.dim() - factor.dim()))).reshape(-1)
+
+
+def jacobian_rows(target: LogDensity, z: Tensor, data: Data, indices: Indices) -> Tensor:
+    """Jacobians J_w at positions z (P, D), shape (P, R, D): G = J_w^T J_w for each position.
+
+    Observed sites inside the one subsampled plate whose rows the model looks up are differentiated
+    row by row, at the cost of one gradient for each whitened output; for others the cheaper of R
+    reverse and D forward derivatives of the whole batch is taken. Distributions without a
+    registered Fisher information are drawn from by torch's global generator.
+    """
+    found = target.outputs(z[0].detach(), data, indices)
+    by_row = {
+        name
+        for name, output in found.items()
+        if len(indices) == 1 and next(iter(indices)) in output.plates and not needs_draws(output)
+    }
+    whole = set(found) - by_row
+
+    def rows(position: Tensor) -> Tensor:
+        parts = []
+        if by_row:
+            parts.append(_row_by_row(target, position, data, indices, by_row))
+        if whole or not found:
+            whitened = whitened_outputs(target, position, data, indices, whole)
+            parts.append(_jacobian(whitened, position))
+        return torch.cat(parts)
+
+    return _over_positions(rows, found, z)
+
+
+def _linearised(
+    function: Callable[[Tensor], Tensor], position: Tensor
+) -> tuple[Tensor, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """Value (R,), and the maps v -> J v and u -> J^T u.
+
+    J v is taken as the derivative of J^T u in u, since forward mode fails on some models in
+    float32.
+    """
+    value, backward = torch.func.vjp(function, position)[:2]
+
+    def transposed(u: Tensor) -> Tensor:
+        result: Tensor = backward(u)[0]
+        return result
+
+    forward = torch.func.vjp(transposed, torch.zeros_like(value))[1]
+    return value, lambda vector: forward(vector)[0], transposed
+
+
+def _jacobian(function: Callable[[Tensor], Tensor], position: Tensor) -> Tensor:
+    """Jacobian (R, D), by the cheaper of R reverse and D forward derivatives."""
+    value, forward, backward = _linearised(function, position)
+    if len(value) <= len(position):
+        return torch.func.vmap(backward)(torch.eye(len(value), dtype=value.dtype))
+    return torch.func.vmap(forward)(torch.eye(len(position), dtype=value.dtype)).T
+
+
+def _row_by_row(
+    target: LogDensity, position: Tensor, data: Data, indices: Indices, sites: Collection[str]
+) -> Tensor:
+    ((plate, numbers),) = indices.items()
+
+    def row(number: Tensor) -> Tensor:
+        whitened = whitened_outputs(target, position, data, {plate: number[None]}, sites)
+        # A row alone is scaled up as if it stood for all, and here it is one of several.
+        return torch.func.jacrev(whitened)(position) / math.sqrt(len(numbers))
+
+    jacobians = torch.func.vmap(row)(numbers)
+    return jacobians.reshape(-1, position.shape[0])
+
+
+def gauss_newton_products(
+    target: LogDensity, z: Tensor, data: Data, indices: Indices
+) -> Callable[[Tensor], Tensor]:
+    """Products v -> G v at positions z (P, D), for v (P, D); no Jacobian is formed."""
+
+    def product(position: Tensor, vector: Tensor) -> Tensor:
+        whitened = whitened_outputs(target, position, data, indices)
+        forward, backward = _linearised(whitened, position)[1:]
+        return backward(forward(vector))
+
+    found = target.outputs(z[0].detach(), data, indices)
+    return lambda vectors: _over_positions(product, found, z, vectors)
+
+
+def _over_positions(
+    function: Callable[..., Tensor], outputs: Mapping[str, Output], *arguments: Tensor
+) -> Tensor:
+    """A function of one position at all of them, together where nothing is drawn."""
+    if any(needs_draws(output) for output in outputs.values()):
+        return torch.stack([function(*each) for each in zip(*arguments, strict=True)])
+    result: Tensor = torch.func.vmap(function)(*arguments)
+    return result

@@ -1,0 +1,91 @@
+"""Observed distributions whose Fisher information both packages' tests check.
+
+Each case names a distribution of a host, built from floating parameters, which the tests move,
+and fixed ones. ``directions``
+gives those of the moved vector that keep it legal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Case = tuple[str, dict[str, Any], dict[str, Any]]
+
+#: In both hosts under the same names.
+SHARED: dict[str, Case] = {
+    "Normal": ("Normal", {"loc": 0.3, "scale": 1.7}, {}),
+    "LogNormal": ("LogNormal", {"loc": 0.3, "scale": 0.7}, {}),
+    "Laplace": ("Laplace", {"loc": 0.3, "scale": 1.7}, {}),
+    "Cauchy": ("Cauchy", {"loc": 0.3, "scale": 1.7}, {}),
+    "Logistic": ("Logistic", {"loc": 0.3, "scale": 1.7}, {}),
+    "Gumbel": ("Gumbel", {"loc": 0.3, "scale": 1.7}, {}),
+    "HalfNormal": ("HalfNormal", {"scale": 1.7}, {}),
+    "HalfCauchy": ("HalfCauchy", {"scale": 1.7}, {}),
+    "StudentT": ("StudentT", {"df": 4.5, "loc": 0.3, "scale": 1.7}, {}),
+    "Normal vector": (
+        "MultivariateNormal",
+        {"loc": [0.3, -1.0], "scale_tril": [[1.2, 0.0], [0.5, 0.8]]},
+        {},
+    ),
+    "Bernoulli logits": ("Bernoulli", {"logits": 0.7}, {}),
+    "Bernoulli probs": ("Bernoulli", {"probs": 0.3}, {}),
+    "Binomial logits": ("Binomial", {"logits": 0.7}, {"total_count": 5}),
+    "Binomial probs": ("Binomial", {"probs": 0.3}, {"total_count": 5}),
+    "Geometric logits": ("Geometric", {"logits": 0.7}, {}),
+    "Geometric probs": ("Geometric", {"probs": 0.3}, {}),
+    "Categorical logits": ("Categorical", {"logits": [0.7, -0.2, 0.1]}, {}),
+    "Categorical probs": ("Categorical", {"probs": [0.5, 0.2, 0.3]}, {}),
+    "Multinomial logits": ("Multinomial", {"logits": [0.7, -0.2, 0.1]}, {"total_count": 4}),
+    "Multinomial probs": ("Multinomial", {"probs": [0.5, 0.2, 0.3]}, {"total_count": 4}),
+    "OrderedLogistic": ("OrderedLogistic", {"predictor": 0.3, "cutpoints": [-1.0, 0.2, 1.5]}, {}),
+    "Poisson": ("Poisson", {"rate": 2.3}, {}),
+    "GammaPoisson": ("GammaPoisson", {"concentration": 1.4, "rate": 0.6}, {}),
+    "Zero-inflated Poisson": ("ZeroInflatedPoisson", {"gate": 0.3, "rate": 1.7}, {}),
+    "Exponential": ("Exponential", {"rate": 2.3}, {}),
+    "Gamma": ("Gamma", {"concentration": 2.3, "rate": 0.7}, {}),
+    "InverseGamma": ("InverseGamma", {"concentration": 2.3, "rate": 0.7}, {}),
+    "Weibull": ("Weibull", {"scale": 2.3, "concentration": 1.7}, {}),
+    "Beta": ("Beta", {"concentration1": 2.3, "concentration0": 0.7}, {}),
+    "Dirichlet": ("Dirichlet", {"concentration": [2.3, 0.7, 1.2]}, {}),
+}
+DRAWS = 20_000
+
+
+def flatten(parameters: dict[str, Any]) -> tuple[np.ndarray, dict[str, slice]]:
+    """The moved parameters as one vector, and where each of them is."""
+    parts, slices, start = [], {}, 0
+    for name, value in parameters.items():
+        array = np.asarray(value, dtype=float).reshape(-1)
+        slices[name] = slice(start, start + array.size)
+        parts.append(array)
+        start += array.size
+    return np.concatenate(parts), slices
+
+
+def directions(parameters: dict[str, Any]) -> np.ndarray:
+    """Directions, as columns, in which the moved vector stays legal."""
+    flat, slices = flatten(parameters)
+    columns = np.eye(flat.size)
+    if "probs" in parameters and np.ndim(parameters["probs"]) == 1:
+        where = slices["probs"]
+        columns[where, where] -= 1.0 / (where.stop - where.start)
+    if "scale_tril" in parameters:
+        lower = np.tril(np.ones(np.shape(parameters["scale_tril"]))).reshape(-1)
+        columns[slices["scale_tril"], slices["scale_tril"]] *= lower
+    for name in ("covariance_matrix", "precision_matrix"):
+        if name in parameters:
+            size = len(parameters[name])
+            swapped = np.arange(size * size).reshape(size, size).T.reshape(-1)
+            columns[slices[name], slices[name]] += np.eye(size * size)[swapped]
+    return columns
+
+
+def assert_is_fisher(found: np.ndarray, scores: np.ndarray) -> None:
+    """See that a matrix is the mean outer product of scores (S, K), within Monte Carlo error."""
+    count = len(scores)
+    mean = scores.T @ scores / count
+    spread = np.sqrt(np.maximum((scores**2).T @ (scores**2) / count - mean**2, 0.0) / count)
+    # Hundreds of entries are compared in all, so five standard errors.
+    np.testing.assert_array_less(np.abs(found - mean), 5.0 * spread + 1e-5 * np.abs(mean).max())

@@ -1,0 +1,226 @@
+"""Curvature of programs: Fisher information of outputs, and Gauss-Newton matrices from it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax.scipy.special import logsumexp
+from numpyro import handlers
+
+from numpyro_ext.curvature import fisher as fisher_module
+from numpyro_ext.curvature import (
+    fisher_root,
+    gauss_newton_products,
+    jacobian_rows,
+    register_output_fisher,
+    whitened_outputs,
+)
+from numpyro_ext.errors import ArgumentError
+from numpyro_ext.target import LogDensity
+from numpyro_ext.target.outputs import Output, output_of
+from tests.curvature_support import DRAWS, SHARED, assert_is_fisher, directions, flatten
+
+jax.config.update("jax_enable_x64", True)
+
+KEY = jax.random.key(0)
+
+
+def zero_inflated(mean: Any, concentration: Any, gate_logits: Any) -> Any:
+    base = dist.NegativeBinomial2(mean, concentration)
+    return dist.ZeroInflatedDistribution(base, gate_logits=gate_logits)
+
+
+OWN = {
+    "NegativeBinomial2": (dist.NegativeBinomial2, {"mean": 2.3, "concentration": 1.4}, {}),
+    "NegativeBinomial2, nearly Poisson": (
+        dist.NegativeBinomial2,
+        {"mean": 4.0, "concentration": 25.0},
+        {},
+    ),
+    "NegativeBinomialProbs": (dist.NegativeBinomialProbs, {"total_count": 1.4, "probs": 0.6}, {}),
+    "NegativeBinomialLogits": (
+        dist.NegativeBinomialLogits,
+        {"total_count": 3.4, "logits": -0.6},
+        {},
+    ),
+    "zero-inflated": (
+        zero_inflated,
+        {"mean": 2.3, "concentration": 1.4, "gate_logits": -0.5},
+        {},
+    ),
+}
+CASES = {name: (getattr(dist, case[0]), *case[1:]) for name, case in SHARED.items()} | OWN
+
+
+def gauss_newton(model: Any, z: Any, *args: Any) -> np.ndarray:
+    target = LogDensity(model, KEY, args)
+    data = target.bind(*args)
+    rows = jax.jit(lambda z: jacobian_rows(target, z, data, {}, KEY)[0])(jnp.asarray(z)[None])
+    return np.asarray(rows.T @ rows)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fisher_information_is_the_covariance_of_the_score(name: str) -> None:
+    make, moved, fixed = CASES[name]
+    flat, slices = flatten(moved)
+
+    def build(vector: Any) -> Any:
+        values = {
+            each: vector[where].reshape(np.shape(moved[each])) for each, where in slices.items()
+        }
+        return make(**values, **fixed)
+
+    values = build(jnp.asarray(flat)).sample(jax.random.key(1), (DRAWS,))
+
+    def output(vector: Any) -> Output:
+        site = {"fn": build(vector), "value": values[0], "scale": None, "name": "y"}
+        return output_of({**site, "cond_indep_stack": []})
+
+    point = output(jnp.asarray(flat))
+
+    def root(vector: Any) -> Any:
+        parameters = output(vector).parameters
+        return fisher_root(point, jax.tree.map(lambda x: x * 1.0, parameters), KEY).reshape(-1)
+
+    columns = directions(moved)
+    jacobian = np.asarray(jax.jit(jax.jacfwd(root))(jnp.asarray(flat))) @ columns
+    scores = jax.jit(jax.jacfwd(lambda vector: build(vector).log_prob(values)))(jnp.asarray(flat))
+    assert_is_fisher(jacobian.T @ jacobian, np.asarray(scores) @ columns)
+
+
+def test_fisher_information_is_the_curvature_of_the_log_partition() -> None:
+    def counts() -> None:
+        z = numpyro.sample("z", dist.Normal(jnp.zeros(3), 1.0).to_event(1))
+        numpyro.sample("c", dist.Categorical(logits=z), obs=1)
+        numpyro.sample("n", dist.Poisson(jnp.exp(z[0])), obs=2)
+        numpyro.sample("k", dist.Binomial(total_count=7, logits=z[1]), obs=3)
+
+    z = jnp.array([0.4, -1.0, 0.2])
+
+    def partition(z: Any) -> Any:
+        return logsumexp(z) + jnp.exp(z[0]) + 7 * jax.nn.softplus(z[1])
+
+    np.testing.assert_allclose(gauss_newton(counts, z), jax.hessian(partition)(z), atol=1e-12)
+
+
+def _data() -> tuple[Any, Any, Any]:
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(12, 2)), generator.normal(size=12)
+    return jnp.asarray(x), jnp.asarray(y), jnp.asarray(y > 0.3, float)
+
+
+def rows(x: Any, y: Any, c: Any, batch: int | None = None) -> None:
+    """Two sites in a plate, one of them heteroscedastic, and one site outside."""
+    w = numpyro.sample("w", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+    s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+    numpyro.sample("extra", dist.Poisson(jnp.exp(w[0])), obs=3)
+    with numpyro.plate("N", len(y), subsample_size=batch) as i:
+        mean = x[i] @ w + jnp.sin(w[0])
+        numpyro.sample("y", dist.Normal(mean, s), obs=y[i])
+        numpyro.sample("c", dist.Bernoulli(logits=mean * s), obs=c[i])
+
+
+def naive(z: Any, x: Any, factor: float) -> np.ndarray:
+    """J^T F J of ``rows``, site by site."""
+
+    def mean(z: Any) -> Any:
+        return x @ z[:2] + jnp.sin(z[0])
+
+    jacobian, logits = jax.jacfwd(mean)(z), jax.jacfwd(lambda z: mean(z) * jnp.exp(z[2]))(z)
+    scale = jnp.exp(z[2])
+    chance = jax.nn.sigmoid(mean(z) * scale)
+    total = factor * (
+        jacobian.T @ jacobian / scale**2 + logits.T @ ((chance * (1 - chance))[:, None] * logits)
+    )
+    # The scale's own Fisher information 2 / s^2 for each row, times (ds / dz)^2 = s^2.
+    total = total.at[2, 2].add(factor * 2.0 * len(x))
+    return np.asarray(total.at[0, 0].add(jnp.exp(z[0])))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+@pytest.mark.parametrize("batch", [None, 5])
+def test_gauss_newton_is_the_naive_product(batch: int | None, temperature: float) -> None:
+    args = _data()
+    target = LogDensity(rows, KEY, args, {"batch": batch}, likelihood_temperature=temperature)
+    data = target.bind(*args, batch=batch)
+    chosen = jnp.array([0, 3, 4, 7, 11])
+    indices = {} if batch is None else {"N": chosen}
+    z = jnp.asarray(np.random.default_rng(1).normal(size=(3, 3)))
+    found = jax.jit(lambda z: jacobian_rows(target, z, data, indices, KEY))(z)
+    x = args[0] if batch is None else args[0][chosen]
+    vectors = jnp.asarray(np.random.default_rng(2).normal(size=(3, 3)))
+    products = jax.jit(gauss_newton_products(target, z, data, indices, KEY))(vectors)
+    for each, position, vector, product in zip(found, z, vectors, products, strict=True):
+        expected = naive(position, x, 12 / len(x)) / temperature
+        np.testing.assert_allclose(each.T @ each, expected, rtol=1e-10)
+        np.testing.assert_allclose(product, expected @ vector, rtol=1e-10)
+
+
+def test_masks_scales_and_declared_dimensions() -> None:
+    keep = np.array([True, False, True])
+
+    def model() -> None:
+        z = numpyro.sample("z", dist.Normal(jnp.zeros(3), 1.0).to_event(1))
+        with handlers.scale(scale=2.5):
+            inside = dist.Normal(z, 0.5).mask(keep).to_event(1)
+            numpyro.sample("a", inside, obs=jnp.zeros(3))
+        outside = dist.Normal(z[:, None] * jnp.ones(2), 2.0).to_event(1).mask(~keep)
+        numpyro.sample("b", outside, obs=jnp.zeros((3, 2)))
+        numpyro.sample("c", dist.Exponential(jnp.exp(z[0])).expand([4]), obs=jnp.ones(4))
+
+    expected = np.diag([2.5 * 4.0 + 4.0, 2 * 0.25, 2.5 * 4.0])
+    np.testing.assert_allclose(gauss_newton(model, np.array([0.1, 0.2, 0.3])), expected)
+
+
+def test_unknown_distributions_have_a_monte_carlo_fisher_information() -> None:
+    def model() -> None:
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Pareto(1.0, jnp.exp(z)).expand([2000]), obs=2 * jnp.ones(2000))
+
+    # In the logarithm of its exponent the score is 1 - E, with E standard exponential: its square
+    # has mean 1 and variance 8, and each of 2,000 elements has 16 draws.
+    found = gauss_newton(model, np.array([0.3]))[0, 0] / 2000
+    assert abs(found - 1.0) < 5 * np.sqrt(8 / (16 * 2000))
+
+
+def test_a_distribution_of_the_user() -> None:
+    class Shifted(dist.Distribution):
+        arg_constraints: ClassVar = {"shift": dist.constraints.real}
+        support = dist.constraints.real
+
+        def __init__(self, shift: Any) -> None:
+            self.shift = shift
+            super().__init__(jnp.shape(shift))
+
+        def log_prob(self, value: Any) -> Any:
+            return -(jnp.abs(value - self.shift) ** 3)
+
+    def model() -> None:
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", Shifted(2 * z), obs=1.0)
+
+    with pytest.raises(ArgumentError, match=r"Site 'y'.*Shifted.*register_output_fisher"):
+        gauss_newton(model, np.zeros(1))
+    try:
+        register_output_fisher(Shifted)(lambda p, t: 3.0 * t["shift"][..., None])
+        np.testing.assert_allclose(gauss_newton(model, np.zeros(1)), [[36.0]])
+    finally:
+        del fisher_module._ROOTS[Shifted]
+    with pytest.raises(ArgumentError, match="not one of its objects"):
+        register_output_fisher(dist.Normal(0.0, 1.0))  # type: ignore[arg-type]
+
+
+def test_a_program_without_observations_has_no_whitened_outputs() -> None:
+    def model() -> None:
+        numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+
+    target = LogDensity(model, KEY, ())
+    z = jnp.ones((3, 2))
+    assert jacobian_rows(target, z, target.bind(), {}, KEY).shape == (3, 0, 2)
+    assert whitened_outputs(target, z[0], target.bind(), {}, KEY)(z[0]).shape == (0,)

@@ -1,0 +1,261 @@
+"""Curvature of programs: Fisher information of outputs, and Gauss-Newton matrices from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyro_ext.curvature import fisher as fisher_module
+from pyro_ext.curvature import (
+    fisher_root,
+    gauss_newton_products,
+    jacobian_rows,
+    register_output_fisher,
+    whitened_outputs,
+)
+from pyro_ext.errors import ArgumentError
+from pyro_ext.target import LogDensity
+from pyro_ext.target.handlers import without_host_checks
+from pyro_ext.target.outputs import Output, OutputHandler
+from tests.curvature_support import DRAWS, SHARED, assert_is_fisher, directions, flatten
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def zero_inflated(total_count: Any, logits: Any, gate_logits: Any) -> Any:
+    base = dist.NegativeBinomial(total_count, logits=logits)
+    return dist.ZeroInflatedDistribution(base, gate_logits=gate_logits)
+
+
+def normal_vector(**parameters: Any) -> Any:
+    return dist.MultivariateNormal(**parameters)
+
+
+COVARIANCE = [[1.44, 0.6], [0.6, 0.89]]
+OWN = {
+    "NegativeBinomial probs": (dist.NegativeBinomial, {"total_count": 1.4, "probs": 0.6}, {}),
+    "NegativeBinomial logits": (dist.NegativeBinomial, {"total_count": 3.4, "logits": -0.6}, {}),
+    "NegativeBinomial, nearly Poisson": (
+        dist.NegativeBinomial,
+        {"total_count": 25.0, "logits": -1.8},
+        {},
+    ),
+    "zero-inflated": (
+        zero_inflated,
+        {"total_count": 1.4, "logits": 0.6, "gate_logits": -0.5},
+        {},
+    ),
+    "covariance": (normal_vector, {"loc": [0.3, -1.0], "covariance_matrix": COVARIANCE}, {}),
+    "precision": (normal_vector, {"loc": [0.3, -1.0], "precision_matrix": COVARIANCE}, {}),
+    "OneHotCategorical": (dist.OneHotCategorical, {"logits": [0.7, -0.2, 0.1]}, {}),
+}
+CASES = {name: (getattr(dist, case[0]), *case[1:]) for name, case in SHARED.items()} | OWN
+
+
+def gauss_newton(model: Any, z: Any, *args: Any) -> np.ndarray:
+    target = LogDensity(model, args)
+    rows = jacobian_rows(target, torch.as_tensor(z)[None], target.bind(*args), {})[0]
+    return (rows.T @ rows).numpy()
+
+
+def output(fn: Any) -> Output:
+    handler = OutputHandler({}, {})
+    with handler:
+        pyro.sample("y", fn, obs=torch.zeros(fn.shape()))
+    return handler.outputs["y"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fisher_information_is_the_covariance_of_the_score(name: str) -> None:
+    make, moved, fixed = CASES[name]
+    flat, slices = flatten(moved)
+    pyro.set_rng_seed(1)
+
+    def build(vector: Tensor) -> Any:
+        values = {
+            each: vector[where].reshape(np.shape(moved[each])) for each, where in slices.items()
+        }
+        return make(**values, **fixed)
+
+    start = torch.from_numpy(flat)
+    with without_host_checks():
+        values = build(start).sample((DRAWS,))
+        point = output(build(start))
+
+        def root(vector: Tensor) -> Tensor:
+            parameters = {
+                each: value.double() for each, value in output(build(vector)).parameters.items()
+            }
+            return fisher_root(point, parameters).reshape(-1)
+
+        columns = directions(moved)
+        jacobian = torch.func.jacrev(root)(start).numpy() @ columns
+        # Central differences, since forward mode lacks some distributions' derivatives.
+        step = 1e-5
+        scores = torch.stack(
+            [
+                (
+                    build(start + step * column).log_prob(values)
+                    - build(start - step * column).log_prob(values)
+                )
+                / (2 * step)
+                for column in torch.from_numpy(columns).T
+            ],
+            -1,
+        )
+    assert_is_fisher(jacobian.T @ jacobian, scores.numpy())
+
+
+def test_fisher_information_is_the_curvature_of_the_log_partition() -> None:
+    def counts() -> None:
+        z = pyro.sample("z", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        pyro.sample("c", dist.Categorical(logits=z), obs=torch.tensor(1))
+        pyro.sample("n", dist.Poisson(torch.exp(z[0])), obs=torch.tensor(2.0))
+        pyro.sample("k", dist.Binomial(7, logits=z[1]), obs=torch.tensor(3.0))
+
+    z = torch.tensor([0.4, -1.0, 0.2])
+
+    def partition(z: Tensor) -> Tensor:
+        softplus = torch.nn.functional.softplus(z[1])
+        return torch.logsumexp(z, 0) + torch.exp(z[0]) + 7 * softplus
+
+    expected = torch.autograd.functional.hessian(partition, z).numpy()
+    np.testing.assert_allclose(gauss_newton(counts, z), expected, atol=1e-12)
+
+
+def _data() -> tuple[Tensor, Tensor, Tensor]:
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(12, 2)), generator.normal(size=12)
+    return torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy((y > 0.3).astype(float))
+
+
+def rows(x: Tensor, y: Tensor, c: Tensor, batch: int | None = None) -> None:
+    """Two sites in a plate, one of them heteroscedastic, and one site outside."""
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    s = pyro.sample("s", dist.LogNormal(0.0, 1.0))
+    pyro.sample("extra", dist.Poisson(torch.exp(w[0])), obs=torch.tensor(3.0))
+    with pyro.plate("N", len(y), subsample_size=batch) as i:
+        mean = x[i] @ w + torch.sin(w[0])
+        pyro.sample("y", dist.Normal(mean, s), obs=y[i])
+        pyro.sample("c", dist.Bernoulli(logits=mean * s), obs=c[i])
+
+
+def naive(z: Tensor, x: Tensor, factor: float) -> np.ndarray:
+    """J^T F J of ``rows``, site by site."""
+
+    def mean(z: Tensor) -> Tensor:
+        return x @ z[:2] + torch.sin(z[0])
+
+    jacobian = torch.func.jacrev(mean)(z)
+    logits = torch.func.jacrev(lambda z: mean(z) * torch.exp(z[2]))(z)
+    scale = torch.exp(z[2])
+    chance = torch.sigmoid(mean(z) * scale)
+    total = factor * (
+        jacobian.T @ jacobian / scale**2 + logits.T @ ((chance * (1 - chance))[:, None] * logits)
+    )
+    # The scale's own Fisher information 2 / s^2 for each row, times (ds / dz)^2 = s^2.
+    total[2, 2] += factor * 2.0 * len(x)
+    total[0, 0] += torch.exp(z[0])
+    return total.numpy()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+@pytest.mark.parametrize("batch", [None, 5])
+def test_gauss_newton_is_the_naive_product(batch: int | None, temperature: float) -> None:
+    args = _data()
+    target = LogDensity(rows, args, {"batch": batch}, likelihood_temperature=temperature)
+    data = target.bind(*args, batch=batch)
+    chosen = torch.tensor([0, 3, 4, 7, 11])
+    indices = {} if batch is None else {"N": chosen}
+    z = torch.from_numpy(np.random.default_rng(1).normal(size=(3, 3)))
+    found = jacobian_rows(target, z, data, indices)
+    x = args[0] if batch is None else args[0][chosen]
+    vectors = torch.from_numpy(np.random.default_rng(2).normal(size=(3, 3)))
+    products = gauss_newton_products(target, z, data, indices)(vectors)
+    for each, position, vector, product in zip(found, z, vectors, products, strict=True):
+        expected = naive(position, x, 12 / len(x)) / temperature
+        np.testing.assert_allclose(each.T @ each, expected, rtol=1e-10)
+        np.testing.assert_allclose(product, expected @ vector.numpy(), rtol=1e-10)
+
+
+def test_masks_scales_and_declared_dimensions() -> None:
+    keep = torch.tensor([True, False, True])
+
+    def model() -> None:
+        z = pyro.sample("z", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with poutine.scale(scale=2.5):
+            inside = dist.Normal(z, 0.5).mask(keep).to_event(1)
+            pyro.sample("a", inside, obs=torch.zeros(3))
+        outside = dist.Normal(z[:, None] * torch.ones(2), 2.0).to_event(1).mask(~keep)
+        pyro.sample("b", outside, obs=torch.zeros((3, 2)))
+        pyro.sample("c", dist.Exponential(torch.exp(z[0])).expand([4]), obs=torch.ones(4))
+
+    expected = np.diag([2.5 * 4.0 + 4.0, 2 * 0.25, 2.5 * 4.0])
+    np.testing.assert_allclose(gauss_newton(model, np.array([0.1, 0.2, 0.3])), expected)
+
+
+def test_unknown_distributions_have_a_monte_carlo_fisher_information() -> None:
+    pyro.set_rng_seed(0)
+
+    def model() -> None:
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.sample(
+            "y", dist.Pareto(torch.ones(()), torch.exp(z)).expand([2000]), obs=2 * torch.ones(2000)
+        )
+
+    # In the logarithm of its exponent the score is 1 - E, with E standard exponential: its square
+    # has mean 1 and variance 8, and each of 2,000 elements has 16 draws.
+    found = gauss_newton(model, np.array([0.3]))[0, 0] / 2000
+    assert abs(found - 1.0) < 5 * np.sqrt(8 / (16 * 2000))
+
+
+def test_a_distribution_of_the_user() -> None:
+    class Shifted(dist.TorchDistribution):
+        arg_constraints: ClassVar = {"shift": dist.constraints.real}
+        support = dist.constraints.real
+
+        def __init__(self, shift: Any) -> None:
+            self.shift = shift
+            super().__init__(shift.shape, validate_args=False)
+
+        def log_prob(self, value: Any) -> Any:
+            return -((value - self.shift).abs() ** 3)
+
+    def model() -> None:
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.sample("y", Shifted(2 * z), obs=torch.tensor(1.0))
+
+    with pytest.raises(ArgumentError, match=r"Site 'y'.*Shifted.*register_output_fisher"):
+        gauss_newton(model, np.zeros(1))
+    try:
+        register_output_fisher(Shifted)(lambda p, t: 3.0 * t["shift"][..., None])
+        np.testing.assert_allclose(gauss_newton(model, np.zeros(1)), [[36.0]])
+    finally:
+        del fisher_module._ROOTS[Shifted]
+    with pytest.raises(ArgumentError, match="not one of its objects"):
+        register_output_fisher(dist.Normal(0.0, 1.0))  # type: ignore[arg-type]
+
+
+def test_a_program_without_observations_has_no_whitened_outputs() -> None:
+    def model() -> None:
+        pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+
+    target = LogDensity(model)
+    z = torch.ones((3, 2))
+    assert jacobian_rows(target, z, target.bind(), {}).shape == (3, 0, 2)
+    assert whitened_outputs(target, z[0], target.bind(), {})(z[0]).shape == (0,)
