@@ -115,6 +115,7 @@ def _plot(groups: Groups, figure_name: str, path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullFormatter
 
     panels = list(dict.fromkeys(key[:2] for key in groups))
     if not panels:
@@ -136,8 +137,11 @@ def _plot(groups: Groups, figure_name: str, path: Path) -> None:
             x = runs[0].figures["gradients"]
             axis.plot(x, values.mean(0), "o-", ms=3, color=colors[key[2]], label=key[2])
         axis.set(title=" / ".join(panel), xscale="log", xlabel="sweeps of gradients")
-        if figure_name == "RMSE":
+        low, high = axis.get_ylim()
+        if low > 0 and high > 5 * low:
             axis.set_yscale("log")
+        # Within less than a decade the labels of minor ticks would lie on each other.
+        axis.xaxis.set_minor_formatter(NullFormatter())
         axis.grid(alpha=0.3, which="both")
     axes[0][0].set_ylabel(figure_name)
     axes[0][0].legend(fontsize=7)
