@@ -33,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend", choices=("numpyro", "pyro", "both"), default="numpyro", help="Pyro is slower"
     )
     parser.add_argument(
+        "--reference", action="store_true", help="NUTS on the posterior besides, with NumPyro"
+    )
+    parser.add_argument(
         "--full",
         action="store_true",
         help="the paper's: ten folds, nine step sizes, 100 runs, all rows online (days)",

@@ -18,6 +18,7 @@ from benchmarks.logistic.methods import METHODS
 from benchmarks.variance_reduction.methods import Floats, Method, Schedule, Trainer
 
 BATCH, ANCHOR_EVERY, PARTICLES, CHECKPOINTS, FRESH_BATCHES = 128, 128, 100, 10, 30
+NUTS_DRAWS = 250
 RATES = tuple(2.0**-power for power in range(1, 10))
 #: On cod_rna the paper trains for 100 epochs instead of 20.
 LONGER = {"cod_rna": 5}
@@ -71,6 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
             missing += 1
             continue
         epochs = arguments.epochs * LONGER.get(name, 1)
+        if arguments.reference:
+            predict_by_nuts(name, split, path)
         for backend in backends:
             for method in METHODS if "test" in arguments.protocols else ():
                 fit_and_test(name, split, backend, method, epochs, budget, path)
@@ -189,6 +192,19 @@ def fit_and_test(
             record.figures = follow(trainer, method, split, steps)
         final = record.figures.get("accuracy", [np.nan])[-1]
         print(f"{name}, {backend}, {method_name}, seed {seed}: {final:.2f} %", flush=True)
+
+
+def predict_by_nuts(name: str, split: datasets.Split, path: Path) -> None:
+    """What the posterior itself predicts on the test rows."""
+    from benchmarks.logistic.reference import posterior_draws
+
+    settings = {"protocol": "test", "draws": NUTS_DRAWS, "warm-up": NUTS_DRAWS}
+    record = records.Record("logistic", "NUTS", "numpyro", name, 0, settings)
+    with records.recorded_run(path, record, go_on_after=(Exception,)):
+        weights = posterior_draws(split.x_train, split.y_train, NUTS_DRAWS, 0)
+        figures = judge(weights, split.x_test, split.y_test)
+        record.figures = {key: [value] for key, value in figures.items()}
+        print(f"{name}, NUTS: {figures['accuracy']:.2f} %", flush=True)
 
 
 def follow(trainer: Trainer, method: Method, split: datasets.Split, steps: int) -> dict[str, Any]:

@@ -72,14 +72,16 @@ def _table(runs: list[records.Record], protocol: str) -> str:
     rows = []
     for (name, backend, method), group in _groups(runs, protocol).items():
         row: dict[str, Any] = {"set": name, "backend": backend, "method": method}
-        row["step size"] = ", ".join(sorted({f"{run.settings['rate']:.3g}" for run in group}))
+        rates = {run.settings.get("rate") for run in group} - {None}
+        row["step size"] = ", ".join(f"{rate:.3g}" for rate in sorted(rates)) or "–"
         row["accuracy (%)"] = _mean([run.figures["accuracy"][-1] for run in group])
         row["published (%)"] = PUBLISHED.get((protocol, name), {}).get(method)
         if protocol == "online":
             row["rows"] = int(group[0].settings["rows"])
         else:
             row["log likelihood"] = _mean([run.figures["log likelihood"][-1] for run in group])
-            row["sweeps of gradients"] = float(group[0].figures["gradients"][-1])
+            if "gradients" in group[0].figures:
+                row["sweeps of gradients"] = float(group[0].figures["gradients"][-1])
             ratios = [
                 run.figures["variance ratio"] for run in group if "variance ratio" in run.figures
             ]
@@ -101,6 +103,7 @@ def _plot(runs: list[records.Record], protocol: str, figure_name: str, path: Pat
     groups = {
         key: [run for run in group if figure_name in run.figures]
         for key, group in _groups(runs, protocol).items()
+        if key[2] in METHODS
     }
     groups = {key: group for key, group in groups.items() if group}
     panels = list(dict.fromkeys(key[:2] for key in groups))

@@ -85,6 +85,7 @@ def test_both_protocols(
     np.savez(folder / "a9a.npz", X=x[:500], y=y[:500], X_test=x[500:], y_test=y[500:])
     monkeypatch.setenv("PPL_EXT_DATA", str(folder))
     monkeypatch.setattr(protocol, "RATES", (0.1, 0.1))
+    monkeypatch.setattr(protocol, "NUTS_DRAWS", 40)
     few = {name: METHODS[name] for name in ("SVGD, reset", "SVRG, point estimate", "SVGD-VR")}
     if backend == "numpyro":  # of which each compiles
         del few["SVGD, reset"]
@@ -92,12 +93,15 @@ def test_both_protocols(
     monkeypatch.setattr(protocol, "ONLINE", ("SVGD-VR",))
     out = tmp_path / "out"
     options = ["--seeds", "1", "--epochs", "30", "--online-rows", "60", "--out", str(out)]
-    options += ["--backend", backend]
+    options += ["--backend", backend, *(["--reference"] if backend == "numpyro" else [])]
     assert command_line.main(["logistic", "--sets", "a9a", "w8a", *options]) == 0
     assert "w8a" in capsys.readouterr().out
     runs = records.read(out / "logistic.jsonl")
     assert not [run.error for run in runs if run.failed]
-    tested = [run for run in runs if run.settings["protocol"] == "test"]
+    reference = [run for run in runs if run.method == "NUTS"]
+    assert [run.model for run in reference] == (["a9a"] if backend == "numpyro" else [])
+    assert all(run.figures["accuracy"][-1] > 90 for run in reference)
+    tested = [run for run in runs if run.settings["protocol"] == "test" and run.method != "NUTS"]
     assert [run.method for run in tested] == list(few)
     assert all(run.figures["accuracy"][-1] > 90 for run in tested), [
         (r.method, r.figures) for r in tested
