@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import math
 import numbers
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -86,8 +87,13 @@ def describe(value: Any) -> str:
         shown = [field.name for field in dataclasses.fields(value) if field.repr and field.compare]
         pairs = [f"{name}={describe(getattr(value, name))}" for name in shown]
         return f"{type(value).__name__}({', '.join(pairs)})"
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return f"({', '.join(describe(item) for item in value)})"
+    if isinstance(value, set | frozenset):
+        return f"({', '.join(sorted(describe(item) for item in value))})"
+    if isinstance(value, Mapping):
+        pairs = sorted(f"{describe(key)}: {describe(item)}" for key, item in value.items())
+        return f"{{{', '.join(pairs)}}}"
     if hasattr(value, "__array__"):
         detached = value.detach().cpu() if hasattr(value, "detach") else value
         array = np.asarray(detached)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 PACKAGES = ("pyro_ext", "numpyro_ext")
 
@@ -80,12 +81,14 @@ def test_descriptions_are_the_same_in_every_process(package: str) -> None:
     class Plain:
         pass
 
-    anchored = module.SVRG(5, full_data=(np.zeros((3, 2)), np.zeros(3)))
+    rows = torch.zeros(3) if package == "pyro_ext" else np.zeros(3)
+    anchored = module.SVRG(5, full_data=(rows, rows))
     assert describe(anchored) == "SVRG(anchor_every=5, sampling='reshuffle')"
     assert describe(module.IMQ(metric="variance")) == repr(module.IMQ(metric="variance"))
     assert describe(Plain()) == "Plain"
     assert describe(len) == "len"
     assert describe((1, "a")) == "(1, 'a')"
+    assert describe({"b": [Plain()], "a": {3}}) == "{'a': (3), 'b': (Plain)}"
     assert describe(np.arange(3)) == "[0, 1, 2]"
     assert describe(np.zeros(99)) != describe(np.ones(99))
     assert " at 0x" not in describe(functools.partial(len))

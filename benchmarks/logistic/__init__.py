@@ -1,7 +1,7 @@
 """Variance-reduced SVGD on Bayesian logistic regression.
 
 The classification protocols of N. Dam, T. Le, V. Huynh and D. Phung, "Stein variational gradient
-descent with variance reduction" (section VI.A): 100 particles, a Gamma(1, 0.01) precision of the
+descent with variance reduction" (section IV.A): 100 particles, a Gamma(1, 0.01) precision of the
 weights, batches of 128 and 128 steps between anchors; the pseudo-online protocol takes one row at a
 time. SVGD with variance reduction is compared with SVGD, with SVGD whose optimizer is reset as
 often, with SVGD at equal gradients, and with the point estimate by SVRG. Data are read from the

@@ -108,9 +108,14 @@ def schedule_of(rows: int, online: bool = False) -> Schedule:
 
 
 def steps_of(method: Method, rows: int, epochs: float) -> int:
-    """Steps of a run: those of the epochs, or as many as take the gradients of SVGD-VR."""
-    steps = schedule_of(rows).steps(method, epochs * rows / BATCH)
-    return max(CHECKPOINTS, round(steps / CHECKPOINTS) * CHECKPOINTS)
+    """Steps of a run: about those of the epochs, or as many as take the gradients of SVGD-VR.
+
+    Whole cycles between checkpoints, so that the anchor's age is the same at each.
+    """
+    parts = CHECKPOINTS * ANCHOR_EVERY
+    steps = max(1, round(epochs * rows / BATCH / parts)) * parts
+    found = schedule_of(rows).steps(method, steps)
+    return max(1, round(found / CHECKPOINTS)) * CHECKPOINTS
 
 
 def make_trainer(
@@ -216,20 +221,17 @@ def follow(trainer: Trainer, method: Method, split: datasets.Split, steps: int) 
     if reduced:
         # Before the particles have settled: one step from the first anchor, and half a cycle.
         figures |= {"variance ratio": [], "variance ratio at": []}
-        for age in (1, min(ANCHOR_EVERY // 2, steps // 2)):
+        for age in (1, ANCHOR_EVERY // 2):
             trainer.advance(age - taken)
             taken = age
             figures["variance ratio"].append(trainer.variance_ratio(FRESH_BATCHES))
             figures["variance ratio at"].append(cost * taken)
-    part = steps // CHECKPOINTS
-    if reduced:
-        # Whole cycles, so that the anchor's age is the same at every checkpoint.
-        part = max(1, round(part / ANCHOR_EVERY)) * ANCHOR_EVERY
-    while taken < steps:
-        trainer.advance(part)
-        taken += part
+    for part in range(1, CHECKPOINTS + 1):
+        trainer.advance(part * (steps // CHECKPOINTS) - taken)
+        taken = part * (steps // CHECKPOINTS)
         figures["gradients"].append(cost * taken)
-        for key, value in judge(trainer.draws()["weights"], split.x_test, split.y_test).items():
+        weights = trainer.draws()["weights"]
+        for key, value in judge(weights, split.x_test, split.y_test).items():
             figures[key].append(value)
         if reduced:
             figures["variance ratio"].append(trainer.variance_ratio(FRESH_BATCHES))

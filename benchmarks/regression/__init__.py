@@ -1,7 +1,7 @@
 """Variance-reduced SVGD on regression networks.
 
 The regression protocol of N. Dam, T. Le, V. Huynh and D. Phung, "Stein variational gradient
-descent with variance reduction" (section VI.B): one hidden layer of 64 ReLU units (128 on
+descent with variance reduction" (section IV.B): one hidden layer of 64 ReLU units (128 on
 protein), Gamma(1, 0.1) precisions of noise and weights, 32 particles, batches of 128, 2048 steps
 with 8 between anchors. SVGD with variance reduction is compared with SVGD, and with SVGD at equal
 gradients. Data are read from the folder that PPL_EXT_DATA names. A record of every run, a table

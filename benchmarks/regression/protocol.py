@@ -122,10 +122,10 @@ def load(name: str) -> Dataset:
 
 
 def fit_and_test(case: Case, splits: dict[str, Split], method_name: str, path: Any) -> None:
-    """Choose the step size on rows held out of the first split, and fit every split with it."""
+    """For each split, choose the step size on rows held out of its training rows, and fit."""
     method = METHODS[method_name]
-    chosen, searched = choose(case, next(iter(splits.values())), method)
     for seed, (label, split) in enumerate(splits.items()):
+        chosen, searched = choose(case, split, method)
         settings = {"split": label, "rate": chosen[0], "noise factor": chosen[1]}
         settings |= {"searched": searched, "hidden": case.hidden, "batch": BATCH}
         settings |= {"anchor every": ANCHOR_EVERY, "particles": PARTICLES, "steps": case.steps}

@@ -54,7 +54,7 @@ def write(runs: list[records.Record], out: Path) -> None:
             "",
             "Made by `python -m benchmarks regression`. Mean and standard error over splits, in "
             'original units. "Tuned" is the log likelihood with the noise\'s standard deviation '
-            "times a factor, chosen with the step size on rows held out of the first split. The "
+            "times a factor, chosen with the step size on rows held out of the training rows. The "
             "published figures are those of Dam et al., Tables III to V.",
             "",
             records.markdown_table(_rows(groups), digits=4),
@@ -82,7 +82,8 @@ def _rows(groups: Groups) -> list[dict[str, Any]]:
     for (name, backend, method), runs in groups.items():
         row: dict[str, Any] = {"set": name, "backend": backend, "method": method}
         row["splits"] = len(runs)
-        row["step size"] = float(runs[0].settings["rate"])
+        rates = sorted({float(run.settings["rate"]) for run in runs})
+        row["step sizes"] = ", ".join(f"{rate:g}" for rate in rates)
         published = PUBLISHED.get(name, {}).get(method, (None, None))
         for figure in FIGURES:
             row[figure] = _mean([run.figures[figure][-1] for run in runs])

@@ -82,7 +82,7 @@ class NumPyroTrainer:
         else:
             falling = schedule.falling_over
             size = optax.cosine_decay_schedule(rate, falling) if falling else rate
-            scaled = optax.scale_by_rms(decay=DECAY, eps=FUDGE)
+            scaled = optax.scale_by_rms(decay=DECAY, eps=FUDGE, eps_in_sqrt=False)
             # The step size goes on falling where the mean of squares starts anew.
             scaled = reset_every(every, scaled) if method.reset else scaled
             optim = optax.chain(scaled, optax.scale_by_learning_rate(size))

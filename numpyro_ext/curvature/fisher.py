@@ -115,7 +115,10 @@ def _monte_carlo_root(output: Output, tangents: Parameters, rng_key: Array, draw
         return output.distribution(**{**output.parameters, **parameters})
 
     try:
-        values = jax.lax.stop_gradient(build(moving).sample(rng_key, (draws,)))
+        built = build(moving)
+        if tuple(built.event_shape) != output.event_shape:
+            raise ValueError(f"events of shape {built.event_shape}, not {output.event_shape}")
+        values = jax.lax.stop_gradient(built.sample(rng_key, (draws,)))
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ArgumentError(
             f"Site '{output.name}': expected a distribution whose Fisher information is known, or "
@@ -407,10 +410,11 @@ def _zero_inflated(output: Output, tangents: Parameters) -> Array:
             f"parameters and known Fisher information, found {base.__name__}. Give that of "
             f"{output.distribution.__name__} with register_output_fisher."
         )
-    names = sorted(inside)
+    names = [name for name in sorted(inside) if jnp.issubdtype(inside[name].dtype, jnp.floating)]
+    moving = {name: inside[name] for name in names}
 
     def log_zero(parameters: Parameters) -> Array:
-        return base(**parameters).log_prob(jnp.zeros(output.batch))
+        return base(**{**inside, **parameters}).log_prob(jnp.zeros(output.batch))
 
     if "gate" in output.parameters:
         q, q_change = output.parameters["gate"], tangents["gate"]
@@ -418,8 +422,8 @@ def _zero_inflated(output: Output, tangents: Parameters) -> Array:
         logits = output.parameters["gate_logits"]
         q = jax.nn.sigmoid(logits)
         q_change = q * (1 - q) * tangents["gate_logits"]
-    p0 = jnp.exp(log_zero(inside))
-    slopes = jax.grad(lambda parameters: log_zero(parameters).sum())(inside)
+    p0 = jnp.exp(log_zero(moving))
+    slopes = jax.grad(lambda parameters: log_zero(parameters).sum())(moving)
     s0 = jnp.stack([slopes[name] for name in names], -1)
     zeros = {name: jnp.zeros_like(value) for name, value in inside.items()}
     basis = [root(inside, {**zeros, name: zeros[name] + 1.0}) for name in names]
@@ -436,7 +440,10 @@ def _zero_inflated(output: Output, tangents: Parameters) -> Array:
     u = jnp.concatenate([(1 - p0)[..., None], ((1 - q) * p0)[..., None] * s0], -1) / zero[..., None]
     fisher = outside + zero[..., None, None] * u[..., None] * u[..., None, :]
     change = _stacked(q_change, *(tangents[f"{BASE}{name}"] for name in names))
-    return jnp.einsum("...ij,...i->...j", jnp.linalg.cholesky(fisher), change)
+    # Where a gate or a base is certain the matrix is singular, which a Cholesky factor cannot be.
+    values, vectors = jnp.linalg.eigh(fisher)
+    turned = jnp.einsum("...ij,...i->...j", vectors, change)
+    return jnp.sqrt(jnp.maximum(values, 0.0)) * turned
 
 
 # -- positive values and proportions --------------------------------------------------------------

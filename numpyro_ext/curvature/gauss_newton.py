@@ -61,23 +61,66 @@ def _whitened(point: Output, output: Output, temperature: float, rng_key: Array)
     return (root * factor.reshape(factor.shape + (1,) * (root.ndim - factor.ndim))).reshape(-1)
 
 
+def row_sites(target: LogDensity, z: Array, data: Data, indices: Indices) -> frozenset[str]:
+    """Observed sites whose rows can be differentiated one by one.
+
+    These are the sites for which the parameters of a batch, at a position ``z`` (D,), are those of
+    its rows alone, side by side. Sites outside the plate are none, nor those whose rows depend on
+    each other, as through a mean over the batch. Look once, before compiling: values are compared.
+    """
+    if len(indices) != 1:
+        return frozenset()
+    data = data.on_device()
+    ((plate, numbers),) = indices.items()
+    outputs = jax.jit(target.outputs)
+    together = outputs(z, data, indices)
+    alone = [outputs(z, data, {plate: number[None]}) for number in numbers]
+    return frozenset(
+        name
+        for name, output in together.items()
+        if plate in output.plates and _is_side_by_side(output, [single[name] for single in alone])
+    )
+
+
+def _is_side_by_side(together: Output, alone: list[Output]) -> bool:
+    """Whether the parameters of single rows, along one axis, are those of the batch."""
+    wanted, shape = together.batch, alone[0].batch
+    if len(shape) != len(wanted):
+        return False
+    axes = [axis for axis, (one, all_) in enumerate(zip(shape, wanted, strict=True)) if one != all_]
+    if len(alone) == 1:
+        return not axes
+    if len(axes) != 1 or shape[axes[0]] != 1 or wanted[axes[0]] != len(alone):
+        return False
+    joined = {
+        name: jnp.concatenate([single.parameters[name] for single in alone], axes[0])
+        for name in together.parameters
+    }
+    tolerance = 1e3 * float(jnp.finfo(jnp.result_type(float)).eps)
+    return all(
+        joined[name].shape == value.shape
+        and bool(jnp.allclose(joined[name], value, rtol=tolerance, atol=tolerance))
+        for name, value in together.parameters.items()
+    )
+
+
 def jacobian_rows(
-    target: LogDensity, z: Array, data: Data, indices: Indices, rng_key: Array
+    target: LogDensity,
+    z: Array,
+    data: Data,
+    indices: Indices,
+    rng_key: Array,
+    by_row: Collection[str] = frozenset(),
 ) -> Array:
     """Jacobians J_w at positions z (P, D), shape (P, R, D): G = J_w^T J_w for each position.
 
-    Observed sites inside the one subsampled plate whose rows the model looks up are differentiated
-    row by row, at the cost of one gradient for each whitened output; for others the cheaper of R
-    reverse and D forward derivatives of the whole batch is taken.
+    Observed sites in ``by_row``, by :func:`row_sites`, are differentiated row by row, at the cost
+    of one gradient for each whitened output; for others the cheaper of R reverse and D forward
+    derivatives of the whole batch is taken.
     """
     data = data.on_device()
     found = jax.eval_shape(target.outputs, z[0], data, indices)
-    by_row = {
-        name
-        for name, output in found.items()
-        if len(indices) == 1 and next(iter(indices)) in output.plates
-    }
-    whole = set(found) - by_row
+    whole = set(found) - set(by_row)
 
     def rows(position: Array, key: Array) -> Array:
         parts = []

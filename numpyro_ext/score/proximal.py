@@ -256,8 +256,8 @@ class ProximalScoreVI(GuideEngine):
         self.num_inner_steps = num_inner_steps
         self.proximal = proximal
         self.sample_reuse = sample_reuse
-        self.decay = decay
-        self.trust = trust
+        self.decay = float(decay)
+        self.trust = float(trust)
         self._closed_form: ClosedForm[Any]
 
     # -- engine hooks -------------------------------------------------------------------------

@@ -56,6 +56,8 @@ class Output:
         Rightmost dimensions of ``batch`` that ``to_event`` made event dimensions.
     batch : tuple of int
         Shape of the elements that are independent given the parameters.
+    event_shape : tuple of int
+        Event shape of the distribution without its wrappers.
     plates : tuple of str
         Plates around the site.
     base : type or None
@@ -72,6 +74,7 @@ class Output:
     name: str = field(metadata={"static": True})
     declared: int = field(metadata={"static": True})
     batch: tuple[int, ...] = field(metadata={"static": True})
+    event_shape: tuple[int, ...] = field(metadata={"static": True})
     plates: tuple[str, ...] = field(metadata={"static": True})
     base: type | None = field(default=None, metadata={"static": True})
 
@@ -126,6 +129,7 @@ def output_of(site: Site) -> Output:
         name=site["name"],
         declared=declared,
         batch=batch,
+        event_shape=tuple(fn.event_shape),
         plates=tuple(frame.name for frame in site["cond_indep_stack"]),
         base=base,
     )

@@ -4,6 +4,7 @@ from pyro_ext.curvature.fisher import fisher_root, register_output_fisher
 from pyro_ext.curvature.gauss_newton import (
     gauss_newton_products,
     jacobian_rows,
+    row_sites,
     whitened_outputs,
 )
 
@@ -12,5 +13,6 @@ __all__ = [
     "gauss_newton_products",
     "jacobian_rows",
     "register_output_fisher",
+    "row_sites",
     "whitened_outputs",
 ]

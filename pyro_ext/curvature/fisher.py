@@ -118,7 +118,10 @@ def drawn_values(output: Output, draws: int = 16) -> list[Tensor]:
         The distribution cannot be built from its parameters, or not be drawn from.
     """
     try:
-        return [_built(output, {}).sample().detach() for _ in range(draws)]
+        built = _built(output, {})
+        if tuple(built.event_shape) != output.event_shape:
+            raise ValueError(f"events of shape {built.event_shape}, not {output.event_shape}")
+        return [built.sample().detach() for _ in range(draws)]
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ArgumentError(
             f"Site '{output.name}': expected a distribution whose Fisher information is known, or "
@@ -392,10 +395,15 @@ def _zero_inflated(output: Output, tangents: Parameters) -> Tensor:
             f"parameters and known Fisher information, found {base.__name__}. Give that of "
             f"{output.distribution.__name__} with register_output_fisher."
         )
-    names = sorted(inside)
+    # The number of a Binomial's trials is kept as a tensor, but is no parameter.
+    fixed = {"total_count"} if base is dist.Binomial else set()
+    names = [
+        name for name in sorted(inside) if inside[name].is_floating_point() and name not in fixed
+    ]
+    moving = {name: inside[name] for name in names}
 
     def log_zero(parameters: Parameters) -> Tensor:
-        return base(**parameters).log_prob(torch.zeros(output.batch))
+        return base(**{**inside, **parameters}).log_prob(torch.zeros(output.batch))
 
     if "gate" in output.parameters:
         q, q_change = output.parameters["gate"], tangents["gate"]
@@ -403,8 +411,8 @@ def _zero_inflated(output: Output, tangents: Parameters) -> Tensor:
         logits = output.parameters["gate_logits"]
         q = torch.sigmoid(logits)
         q_change = q * (1 - q) * tangents["gate_logits"]
-    p0 = torch.exp(log_zero(inside))
-    slopes = torch.func.grad(lambda parameters: log_zero(parameters).sum())(inside)
+    p0 = torch.exp(log_zero(moving))
+    slopes = torch.func.grad(lambda parameters: log_zero(parameters).sum())(moving)
     s0 = torch.stack([slopes[name] for name in names], -1)
     zeros = {name: torch.zeros_like(value) for name, value in inside.items()}
     basis = [root(inside, {**zeros, name: zeros[name] + 1.0}) for name in names]
@@ -421,7 +429,10 @@ def _zero_inflated(output: Output, tangents: Parameters) -> Tensor:
     u = torch.cat([(1 - p0)[..., None], ((1 - q) * p0)[..., None] * s0], -1) / zero[..., None]
     fisher = outside + zero[..., None, None] * u[..., None] * u[..., None, :]
     change = _stacked(q_change, *(tangents[f"{BASE}{name}"] for name in names))
-    return torch.einsum("...ij,...i->...j", torch.linalg.cholesky(fisher), change)
+    # Where a gate or a base is certain the matrix is singular, which a Cholesky factor cannot be.
+    values, vectors = torch.linalg.eigh(fisher)
+    turned = torch.einsum("...ij,...i->...j", vectors, change)
+    return torch.sqrt(values.clamp_min(0.0)) * turned
 
 
 # -- positive values and proportions --------------------------------------------------------------

@@ -64,21 +64,66 @@ def _whitened(
     return (root * factor.reshape(factor.shape + (1,) * (root.dim() - factor.dim()))).reshape(-1)
 
 
-def jacobian_rows(target: LogDensity, z: Tensor, data: Data, indices: Indices) -> Tensor:
+def row_sites(target: LogDensity, z: Tensor, data: Data, indices: Indices) -> frozenset[str]:
+    """Observed sites whose rows can be differentiated one by one.
+
+    These are the sites for which the parameters of a batch, at a position ``z`` (D,), are those of
+    its rows alone, side by side. Sites outside the plate are none, nor those whose rows depend on
+    each other, as through a mean over the batch, nor those with drawn values. Look once.
+    """
+    if len(indices) != 1:
+        return frozenset()
+    ((plate, numbers),) = indices.items()
+    with torch.no_grad():
+        together = target.outputs(z, data, indices)
+        alone = [target.outputs(z, data, {plate: number[None]}) for number in numbers]
+        return frozenset(
+            name
+            for name, output in together.items()
+            if plate in output.plates
+            and not needs_draws(output)
+            and _is_side_by_side(output, [single[name] for single in alone])
+        )
+
+
+def _is_side_by_side(together: Output, alone: list[Output]) -> bool:
+    """Whether the parameters of single rows, along one axis, are those of the batch."""
+    wanted, shape = together.batch, alone[0].batch
+    if len(shape) != len(wanted):
+        return False
+    axes = [axis for axis, (one, all_) in enumerate(zip(shape, wanted, strict=True)) if one != all_]
+    if len(alone) == 1:
+        return not axes
+    if len(axes) != 1 or shape[axes[0]] != 1 or wanted[axes[0]] != len(alone):
+        return False
+    joined = {
+        name: torch.cat([single.parameters[name] for single in alone], axes[0])
+        for name in together.parameters
+    }
+    tolerance = 1e3 * torch.finfo(torch.get_default_dtype()).eps
+    return all(
+        joined[name].shape == value.shape
+        and torch.allclose(joined[name], value, rtol=tolerance, atol=tolerance)
+        for name, value in together.parameters.items()
+    )
+
+
+def jacobian_rows(
+    target: LogDensity,
+    z: Tensor,
+    data: Data,
+    indices: Indices,
+    by_row: Collection[str] = frozenset(),
+) -> Tensor:
     """Jacobians J_w at positions z (P, D), shape (P, R, D): G = J_w^T J_w for each position.
 
-    Observed sites inside the one subsampled plate whose rows the model looks up are differentiated
-    row by row, at the cost of one gradient for each whitened output; for others the cheaper of R
-    reverse and D forward derivatives of the whole batch is taken. Distributions without a
-    registered Fisher information are drawn from by torch's global generator.
+    Observed sites in ``by_row``, by :func:`row_sites`, are differentiated row by row, at the cost
+    of one gradient for each whitened output; for others the cheaper of R reverse and D forward
+    derivatives of the whole batch is taken. Distributions without a registered Fisher information
+    are drawn from by torch's global generator.
     """
     found = target.outputs(z[0].detach(), data, indices)
-    by_row = {
-        name
-        for name, output in found.items()
-        if len(indices) == 1 and next(iter(indices)) in output.plates and not needs_draws(output)
-    }
-    whole = set(found) - by_row
+    whole = set(found) - set(by_row)
 
     def rows(position: Tensor) -> Tensor:
         parts = []

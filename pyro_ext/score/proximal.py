@@ -232,8 +232,8 @@ dtype
         self.num_inner_steps = num_inner_steps
         self.proximal = proximal
         self.sample_reuse = sample_reuse
-        self.decay = decay
-        self.trust = trust
+        self.decay = float(decay)
+        self.trust = float(trust)
         self._closed_form: ClosedForm[Any]
         self._regression: Any = None
         #: Draws and scores of earlier iterations that are used again, the latest first.

@@ -51,6 +51,8 @@ class Output:
         Rightmost dimensions of ``batch`` that ``to_event`` made event dimensions.
     batch : tuple of int
         Shape of the elements that are independent given the parameters.
+    event_shape : tuple of int
+        Event shape of the distribution without its wrappers.
     plates : tuple of str
         Plates around the site.
     base : type or None
@@ -67,6 +69,7 @@ class Output:
     event_dim: int
     declared: int
     batch: tuple[int, ...]
+    event_shape: tuple[int, ...]
     plates: tuple[str, ...]
     base: type | None = None
 
@@ -178,6 +181,7 @@ class OutputHandler(SiteHandler):
             event_dim=outer.event_dim,
             declared=declared,
             batch=batch,
+            event_shape=tuple(fn.event_shape),
             plates=tuple(frame.name for frame in msg["cond_indep_stack"]),
             base=base,
         )

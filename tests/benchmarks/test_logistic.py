@@ -86,7 +86,8 @@ def test_both_protocols(
     monkeypatch.setenv("PPL_EXT_DATA", str(folder))
     monkeypatch.setattr(protocol, "RATES", (0.1, 0.1))
     monkeypatch.setattr(protocol, "NUTS_DRAWS", 40)
-    few = {name: METHODS[name] for name in ("SVGD, reset", "SVRG, point estimate", "SVGD-VR")}
+    monkeypatch.setattr(protocol, "CHECKPOINTS", 2)
+    few = {name: METHODS[name] for name in ("SVGD, reset", "SVGD, equal gradients", "SVGD-VR")}
     if backend == "numpyro":  # of which each compiles
         del few["SVGD, reset"]
     monkeypatch.setattr(protocol, "METHODS", few)
@@ -106,6 +107,8 @@ def test_both_protocols(
     assert all(run.figures["accuracy"][-1] > 90 for run in tested), [
         (r.method, r.figures) for r in tested
     ]
+    spent = {run.method: run.figures["gradients"][-1] for run in tested}
+    assert spent["SVGD, equal gradients"] == pytest.approx(spent["SVGD-VR"], rel=0.01)
     online = [run for run in runs if run.settings["protocol"] == "online"]
     assert [run.method for run in online] == list(protocol.ONLINE)
     assert all(run.figures["accuracy"][-1] > 75 for run in online), [

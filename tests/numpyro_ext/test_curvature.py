@@ -19,6 +19,7 @@ from numpyro_ext.curvature import (
     gauss_newton_products,
     jacobian_rows,
     register_output_fisher,
+    row_sites,
     whitened_outputs,
 )
 from numpyro_ext.errors import ArgumentError
@@ -152,7 +153,9 @@ def test_gauss_newton_is_the_naive_product(batch: int | None, temperature: float
     chosen = jnp.array([0, 3, 4, 7, 11])
     indices = {} if batch is None else {"N": chosen}
     z = jnp.asarray(np.random.default_rng(1).normal(size=(3, 3)))
-    found = jax.jit(lambda z: jacobian_rows(target, z, data, indices, KEY))(z)
+    sites = row_sites(target, z[0], data, indices)
+    assert sites == (set() if batch is None else {"y", "c"})
+    found = jax.jit(lambda z: jacobian_rows(target, z, data, indices, KEY, sites))(z)
     x = args[0] if batch is None else args[0][chosen]
     vectors = jnp.asarray(np.random.default_rng(2).normal(size=(3, 3)))
     products = jax.jit(gauss_newton_products(target, z, data, indices, KEY))(vectors)
@@ -160,6 +163,80 @@ def test_gauss_newton_is_the_naive_product(batch: int | None, temperature: float
         expected = naive(position, x, 12 / len(x)) / temperature
         np.testing.assert_allclose(each.T @ each, expected, rtol=1e-10)
         np.testing.assert_allclose(product, expected @ vector, rtol=1e-10)
+
+
+def test_rows_that_depend_on_each_other_are_not_taken_apart() -> None:
+    def model(x: Any) -> None:
+        w = numpyro.sample("w", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+        with numpyro.plate("N", 12, subsample_size=5) as i:
+            mean = x[i] @ w
+            numpyro.sample("centred", dist.Normal(mean - mean.mean(), 1.0), obs=x[i, 1])
+            numpyro.sample("written", dist.Normal(mean, jnp.ones(5)), obs=jnp.zeros(5))
+            numpyro.sample("apart", dist.Normal(mean, 1.0), obs=x[i, 0])
+
+    x = _data()[0]
+    target = LogDensity(model, KEY, (x,))
+    data, indices = target.bind(x), {"N": jnp.array([0, 3, 4, 7, 11])}
+    assert row_sites(target, jnp.array([0.3, -0.2]), data, indices) == {"apart"}
+
+
+def test_elements_have_their_own_scales_and_several_masks() -> None:
+    weights = jnp.array([0.5, 2.0, 3.0])
+
+    def model() -> None:
+        z = numpyro.sample("z", dist.Normal(jnp.zeros((3, 2)), 1.0).to_event(2))
+        with numpyro.plate("N", 3), handlers.scale(scale=weights):
+            inner = dist.Normal(z, 1.0).mask(jnp.array([[True, False], [True, True], [True, True]]))
+            outer = inner.to_event(1).mask(jnp.array([True, True, False]))
+            numpyro.sample("y", outer, obs=jnp.zeros((3, 2)))
+
+    expected = np.diag([0.5, 0.0, 2.0, 2.0, 0.0, 0.0])
+    np.testing.assert_allclose(gauss_newton(model, np.zeros(6)), expected)
+
+
+def test_probabilities_that_do_not_sum_to_one() -> None:
+    """A common factor of the weights changes nothing; so it must not in the information."""
+
+    def model() -> None:
+        z = numpyro.sample("z", dist.Normal(jnp.zeros(3), 1.0).to_event(1))
+        numpyro.sample("y", dist.Categorical(probs=jnp.exp(z) / jnp.exp(z).sum()), obs=1)
+
+    z = jnp.array([0.4, -1.0, 0.2])
+    chance = jax.nn.softmax(z)
+    expected = jnp.diag(chance) - jnp.outer(chance, chance)
+    np.testing.assert_allclose(gauss_newton(model, z), expected, atol=1e-12)
+    parameters = {"probs": chance}
+    point = output_of(
+        {"fn": dist.Categorical(probs=chance), "value": 1, "scale": None, "name": "y"}
+        | {"cond_indep_stack": []}
+    )
+    np.testing.assert_allclose(fisher_root(point, parameters, KEY), 0.0, atol=1e-12)
+
+
+def test_a_zero_inflated_binomial_and_a_certain_gate() -> None:
+    def model(gate: Any) -> None:
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        base = dist.Binomial(5, logits=z)
+        numpyro.sample("y", dist.ZeroInflatedDistribution(base, gate=gate), obs=0)
+
+    chances = np.exp(dist.Binomial(5, logits=0.3).log_prob(np.arange(6)))
+    slopes = np.arange(6) - 5 * float(jax.nn.sigmoid(0.3))
+    for gate in (0.3, 0.0):
+        mixed = (1 - gate) * chances
+        changes = mixed * slopes
+        mixed[0] += gate
+        found = gauss_newton(model, np.array([0.3]), gate)
+        np.testing.assert_allclose(found, [[np.sum(changes**2 / mixed)]], rtol=1e-6)
+
+
+def test_arguments_that_are_lost_are_noticed() -> None:
+    def model() -> None:
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        walk = dist.GaussianRandomWalk(jnp.exp(z), num_steps=12)
+        numpyro.sample("y", walk, obs=jnp.ones(12))
+
+    with pytest.raises(ArgumentError, match=r"GaussianRandomWalk.*events of shape"):
+        gauss_newton(model, np.zeros(1))
 
 
 def test_masks_scales_and_declared_dimensions() -> None:

@@ -53,9 +53,11 @@ def test_gauss_newton_matrices(batch: int | None) -> None:
     )
     data = with_numpyro.bind(jnp.asarray(X), jnp.asarray(COUNTS), batch=batch)
     indices = {} if batch is None else {"N": jnp.asarray(ROWS)}
-    rows = jax.jit(
-        lambda z: nc.jacobian_rows(with_numpyro, z, data, indices, jax.random.key(0))[0]
-    )(jnp.asarray(POSITION)[None])
+    position, key = jnp.asarray(POSITION), jax.random.key(0)
+    sites = nc.row_sites(with_numpyro, position, data, indices)
+    rows = jax.jit(lambda z: nc.jacobian_rows(with_numpyro, z, data, indices, key, sites)[0])(
+        position[None]
+    )
     torch.set_default_dtype(torch.float64)
     try:
         arguments = (torch.from_numpy(X), torch.from_numpy(COUNTS))
@@ -65,14 +67,12 @@ def test_gauss_newton_matrices(batch: int | None) -> None:
             {"batch": batch},
         )
         chosen = {} if batch is None else {"N": torch.from_numpy(ROWS)}
-        other = pc.jacobian_rows(
-            with_pyro,
-            torch.from_numpy(POSITION)[None],
-            with_pyro.bind(*arguments, batch=batch),
-            chosen,
-        )[0].numpy()
+        bound, place = with_pyro.bind(*arguments, batch=batch), torch.from_numpy(POSITION)
+        found = pc.row_sites(with_pyro, place, bound, chosen)
+        other = pc.jacobian_rows(with_pyro, place[None], bound, chosen, found)[0].numpy()
     finally:
         torch.set_default_dtype(torch.float32)
+    assert found == sites == (set() if batch is None else {"a", "b", "c", "d"})
     matrix = np.asarray(rows.T @ rows)
     assert np.linalg.eigvalsh(matrix)[0] > 1e-3
     np.testing.assert_allclose(other.T @ other, matrix, rtol=1e-8, atol=1e-8)

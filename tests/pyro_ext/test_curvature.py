@@ -19,6 +19,7 @@ from pyro_ext.curvature import (
     gauss_newton_products,
     jacobian_rows,
     register_output_fisher,
+    row_sites,
     whitened_outputs,
 )
 from pyro_ext.errors import ArgumentError
@@ -183,7 +184,9 @@ def test_gauss_newton_is_the_naive_product(batch: int | None, temperature: float
     chosen = torch.tensor([0, 3, 4, 7, 11])
     indices = {} if batch is None else {"N": chosen}
     z = torch.from_numpy(np.random.default_rng(1).normal(size=(3, 3)))
-    found = jacobian_rows(target, z, data, indices)
+    sites = row_sites(target, z[0], data, indices)
+    assert sites == (set() if batch is None else {"y", "c"})
+    found = jacobian_rows(target, z, data, indices, sites)
     x = args[0] if batch is None else args[0][chosen]
     vectors = torch.from_numpy(np.random.default_rng(2).normal(size=(3, 3)))
     products = gauss_newton_products(target, z, data, indices)(vectors)
@@ -191,6 +194,107 @@ def test_gauss_newton_is_the_naive_product(batch: int | None, temperature: float
         expected = naive(position, x, 12 / len(x)) / temperature
         np.testing.assert_allclose(each.T @ each, expected, rtol=1e-10)
         np.testing.assert_allclose(product, expected @ vector.numpy(), rtol=1e-10)
+
+
+def test_rows_that_depend_on_each_other_are_not_taken_apart() -> None:
+    def model(x: Any) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("N", 12, subsample_size=5) as i:
+            mean = x[i] @ w
+            pyro.sample("centred", dist.Normal(mean - mean.mean(), 1.0), obs=x[i, 1])
+            pyro.sample("apart", dist.Normal(mean, 1.0), obs=x[i, 0])
+
+    x = _data()[0]
+    target = LogDensity(model, (x,))
+    data, indices = target.bind(x), {"N": torch.tensor([0, 3, 4, 7, 11])}
+    assert row_sites(target, torch.tensor([0.3, -0.2]), data, indices) == {"apart"}
+
+
+def test_elements_have_their_own_scales_and_several_masks() -> None:
+    weights = torch.tensor([0.5, 2.0, 3.0])
+
+    def model() -> None:
+        z = pyro.sample("z", dist.Normal(torch.zeros((3, 2)), 1.0).to_event(2))
+        with pyro.plate("N", 3), poutine.scale(scale=weights):
+            inner = dist.Normal(z, 1.0).mask(
+                torch.tensor([[True, False], [True, True], [True, True]])
+            )
+            outer = inner.to_event(1).mask(torch.tensor([True, True, False]))
+            pyro.sample("y", outer, obs=torch.zeros((3, 2)))
+
+    expected = np.diag([0.5, 0.0, 2.0, 2.0, 0.0, 0.0])
+    np.testing.assert_allclose(gauss_newton(model, np.zeros(6)), expected)
+
+
+def test_probabilities_that_do_not_sum_to_one() -> None:
+    """A common factor of the weights changes nothing; so it must not in the information."""
+
+    def model() -> None:
+        z = pyro.sample("z", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        pyro.sample(
+            "y", dist.Categorical(probs=torch.exp(z) / torch.exp(z).sum()), obs=torch.tensor(1)
+        )
+
+    z = torch.tensor([0.4, -1.0, 0.2])
+    chance = torch.softmax(z, -1)
+    expected = (torch.diag(chance) - torch.outer(chance, chance)).numpy()
+    np.testing.assert_allclose(gauss_newton(model, z), expected, atol=1e-12)
+    point = output(dist.Categorical(probs=chance))
+    np.testing.assert_allclose(fisher_root(point, {"probs": chance}).numpy(), 0.0, atol=1e-12)
+
+
+def test_a_zero_inflated_binomial_and_a_certain_gate() -> None:
+    def model(gate: Any) -> None:
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        base = dist.Binomial(5, logits=z)
+        pyro.sample(
+            "y", dist.ZeroInflatedDistribution(base, gate=torch.tensor(gate)), obs=torch.tensor(0.0)
+        )
+
+    chances = dist.Binomial(5, logits=torch.tensor(0.3)).log_prob(torch.arange(6.0)).exp().numpy()
+    slopes = np.arange(6) - 5 * torch.tensor(0.3).sigmoid().item()
+    for gate in (0.3, 0.0):
+        mixed = (1 - gate) * chances
+        changes = mixed * slopes
+        mixed[0] += gate
+        found = gauss_newton(model, np.array([0.3]), gate)
+        np.testing.assert_allclose(found, [[np.sum(changes**2 / mixed)]], rtol=1e-6)
+
+
+def test_a_mask_of_the_handler() -> None:
+    keep = torch.tensor([True, False, True])
+
+    def model() -> None:
+        z = pyro.sample("z", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("N", 3), poutine.mask(mask=keep):
+            pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(3))
+
+    np.testing.assert_allclose(gauss_newton(model, np.zeros(3)), np.diag([1.0, 0.0, 1.0]))
+
+
+def test_arguments_that_are_lost_are_noticed() -> None:
+    class Repeated(dist.TorchDistribution):
+        """Two equal Normals, unless told another number."""
+
+        arg_constraints: ClassVar = {"loc": dist.constraints.real}
+        support = dist.constraints.real_vector
+
+        def __init__(self, loc: Any, times: int = 2) -> None:
+            self.loc, self.times = loc, times
+            super().__init__(loc.shape, (times,), validate_args=False)
+
+        def sample(self, sample_shape: Any = ()) -> Any:
+            return self.loc.expand((*self.loc.shape, self.times))
+
+        def log_prob(self, value: Any) -> Any:
+            return -((value - self.loc[..., None]) ** 2).sum(-1)
+
+    def model() -> None:
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.sample("y", Repeated(z, 5), obs=torch.ones(5))
+
+    with pytest.raises(ArgumentError, match=r"Repeated.*events of shape"):
+        gauss_newton(model, np.zeros(1))
 
 
 def test_masks_scales_and_declared_dimensions() -> None:
