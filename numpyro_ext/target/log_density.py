@@ -245,7 +245,7 @@ class LogDensity:
     def _find_evaluation(self, data: Data) -> None:
         """Trace the score once; hold the arguments as constants when tracing them fails."""
         position = jax.ShapeDtypeStruct((self.dim,), self.dtype)
-        indices = self._first_indices()
+        indices = self.first_rows()
 
         def attempt(data: Data) -> None:
             jax.eval_shape(self.evaluate, position, data, indices)
@@ -349,9 +349,9 @@ class LogDensity:
 
         def look(position: Array, data: Data) -> Array:
             nonlocal recorder
-            recorder = PlateRecorder(self._controlled(self._first_indices()))
+            recorder = PlateRecorder(self._controlled(self.first_rows()))
             substitution = unconstraining(
-                self.layout.split(position), self._first_indices(), set(), self.observed_sites
+                self.layout.split(position), self.first_rows(), set(), self.observed_sites
             )
             trace = run_trace(
                 handlers.substitute(recorder, substitute_fn=substitution), data.args, data.kwargs
@@ -373,7 +373,7 @@ class LogDensity:
             sizes = {**self._sizes, **{name: size for name, (size, _) in fresh.items()}}
 
             def log_joint(rows: Indices, position: Array, data: Data) -> tuple[Array, Array]:
-                indices = {**self._first_indices(), **rows}
+                indices = {**self.first_rows(), **rows}
                 trace = self._trace(position, data, indices, sizes)
                 return _prior_and_likelihood(trace, self.dtype)
 
@@ -438,13 +438,14 @@ class LogDensity:
             )
         return positions
 
-    def _first_indices(self) -> Indices:
+    def first_rows(self) -> Indices:
+        """Row indices of one minibatch for every plate that the model subsamples itself."""
         return {name: jnp.arange(plate.subsample_size) for name, plate in self.plates.items()}
 
     def _all_indices(self) -> Indices:
         """All rows where local latents need them, else as few as the model asks for."""
         if not self.local_sites:
-            return self._first_indices()
+            return self.first_rows()
         return {name: jnp.arange(plate.size) for name, plate in self.plates.items()}
 
     # -- one position -------------------------------------------------------------------------
@@ -727,7 +728,7 @@ class LogDensity:
         return self._unconstrained(run_trace(model, data.args, data.kwargs))
 
     def _draw_finite(self, keys: Array, data: Data) -> tuple[Array, Array]:
-        indices = self._first_indices()
+        indices = self.first_rows()
 
         def draw(keys: Array) -> tuple[Array, Array]:
             positions = jax.vmap(partial(self._draw_one, data))(keys)
@@ -776,7 +777,7 @@ class LogDensity:
         return positions
 
     def _nowhere_finite(self, position: Array, data: Data) -> ModelCheckError:
-        indices = self._first_indices()
+        indices = self.first_rows()
         log_probs = self._run("site_log_probs", self._log_probs)(position, data, indices)
         faults = [
             f"'{n}' (log density {float(v)})"

@@ -7,11 +7,15 @@ from pyro_ext.curvature.gauss_newton import (
     row_sites,
     whitened_outputs,
 )
+from pyro_ext.curvature.prior import PriorStructure, prior_curvature, prior_structure
 
 __all__ = [
+    "PriorStructure",
     "fisher_root",
     "gauss_newton_products",
     "jacobian_rows",
+    "prior_curvature",
+    "prior_structure",
     "register_output_fisher",
     "row_sites",
     "whitened_outputs",

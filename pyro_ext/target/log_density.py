@@ -497,6 +497,18 @@ class LogDensity:
         """
         return draw_positions(self, num, generator, data)
 
+    def evaluate(
+        self, z: Tensor, data: Data, indices: Indices | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Log prior and log likelihood, two scalars, at one flat vector z (D,).
+
+        Plain code without ``vmap``, for callers that build their own derivatives by
+        ``torch.func``.
+        """
+        arguments = self._arguments(data, indices)
+        with without_host_checks():
+            return self._single_value(z, arguments)
+
     def outputs(self, z: Tensor, data: Data, indices: Indices | None = None) -> dict[str, Output]:
         """Distributions of the observed sites at one flat vector z (D,), differentiable in z.
 

@@ -13,15 +13,18 @@ import pytest
 from jax.scipy.special import logsumexp
 from numpyro import handlers
 
-from numpyro_ext.curvature import fisher as fisher_module
 from numpyro_ext.curvature import (
+    PriorStructure,
     fisher_root,
     gauss_newton_products,
     jacobian_rows,
+    prior_curvature,
+    prior_structure,
     register_output_fisher,
     row_sites,
     whitened_outputs,
 )
+from numpyro_ext.curvature import fisher as fisher_module
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.target import LogDensity
 from numpyro_ext.target.outputs import Output, output_of
@@ -301,3 +304,47 @@ def test_a_program_without_observations_has_no_whitened_outputs() -> None:
     z = jnp.ones((3, 2))
     assert jacobian_rows(target, z, target.bind(), {}, KEY).shape == (3, 0, 2)
     assert whitened_outputs(target, z[0], target.bind(), {}, KEY)(z[0]).shape == (0,)
+
+
+def independent() -> None:
+    numpyro.sample("a", dist.Normal(jnp.arange(3.0), jnp.array([1.0, 2.0, 0.5])).to_event(1))
+    numpyro.sample("b", dist.Gamma(2.0, 3.0))
+    numpyro.sample("t", dist.StudentT(3.0, 0.0, 1.0))
+
+
+def hierarchical() -> None:
+    scale = numpyro.sample("scale", dist.HalfCauchy(1.0))
+    with numpyro.plate("J", 3):
+        numpyro.sample("effects", dist.Normal(0.0, scale))
+    covariance = jnp.array([[1.0, 0.6], [0.6, 2.0]])
+    numpyro.sample("pair", dist.MultivariateNormal(jnp.zeros(2), covariance))
+
+
+@pytest.mark.parametrize("model", [independent, hierarchical])
+def test_prior_curvature_is_the_clipped_hessian(model: Any) -> None:
+    target = LogDensity(model, KEY)
+    data = target.bind()
+    z = 2.0 * jnp.asarray(np.random.default_rng(3).normal(size=(4, target.dim)))
+    exact = -jax.jit(jax.vmap(jax.hessian(lambda z: target.evaluate(z, data)[0])))(z)
+    assert float(jnp.linalg.eigvalsh(exact).min()) < 0  # so that something is clipped
+
+    def computed(structure: PriorStructure) -> Any:
+        return jax.jit(lambda z: prior_curvature(target, structure, z, data))(z)
+
+    structure = prior_structure(target, z, data, KEY)
+    found = np.asarray(computed(structure))
+    diagonal = np.maximum(np.diagonal(exact, axis1=1, axis2=2), 0.0)
+    if model is independent:
+        assert structure == PriorStructure("diagonal", True, ("a", "b", "t"))
+        np.testing.assert_allclose(found, diagonal, atol=1e-12)
+        return
+    assert structure == PriorStructure("hessian", True, ("scale", "effects"))
+    values, vectors = np.linalg.eigh(exact)
+    clipped = np.einsum("pij,pj,pkj->pik", vectors, np.maximum(values, 0.0), vectors)
+    np.testing.assert_allclose(found, clipped, atol=1e-10)
+    structure = prior_structure(target, z, data, KEY, "diagonal")
+    assert not structure.exact
+    found = np.asarray(computed(structure))
+    np.testing.assert_allclose(found, diagonal, atol=1e-10)
+    with pytest.raises(ArgumentError, match="'diagonal', 'hessian' or None, found 'full'"):
+        prior_structure(target, z, data, KEY, "full")  # type: ignore[arg-type]

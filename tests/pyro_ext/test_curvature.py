@@ -13,15 +13,18 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_ext.curvature import fisher as fisher_module
 from pyro_ext.curvature import (
+    PriorStructure,
     fisher_root,
     gauss_newton_products,
     jacobian_rows,
+    prior_curvature,
+    prior_structure,
     register_output_fisher,
     row_sites,
     whitened_outputs,
 )
+from pyro_ext.curvature import fisher as fisher_module
 from pyro_ext.errors import ArgumentError
 from pyro_ext.target import LogDensity
 from pyro_ext.target.handlers import without_host_checks
@@ -363,3 +366,45 @@ def test_a_program_without_observations_has_no_whitened_outputs() -> None:
     z = torch.ones((3, 2))
     assert jacobian_rows(target, z, target.bind(), {}).shape == (3, 0, 2)
     assert whitened_outputs(target, z[0], target.bind(), {})(z[0]).shape == (0,)
+
+
+def independent() -> None:
+    pyro.sample("a", dist.Normal(torch.arange(3.0), torch.tensor([1.0, 2.0, 0.5])).to_event(1))
+    pyro.sample("b", dist.Gamma(2.0, 3.0))
+    pyro.sample("t", dist.StudentT(3.0, 0.0, 1.0))
+
+
+def hierarchical() -> None:
+    scale = pyro.sample("scale", dist.HalfCauchy(1.0))
+    with pyro.plate("J", 3):
+        pyro.sample("effects", dist.Normal(0.0, scale))
+    covariance = torch.tensor([[1.0, 0.6], [0.6, 2.0]])
+    pyro.sample("pair", dist.MultivariateNormal(torch.zeros(2), covariance))
+
+
+@pytest.mark.parametrize("model", [independent, hierarchical])
+def test_prior_curvature_is_the_clipped_hessian(model: Any) -> None:
+    target = LogDensity(model)
+    data = target.bind()
+    z = 2.0 * torch.from_numpy(np.random.default_rng(3).normal(size=(4, target.dim)))
+    exact = -torch.func.vmap(
+        torch.func.jacrev(torch.func.jacrev(lambda z: target.evaluate(z, data)[0]))
+    )(z)
+    assert torch.linalg.eigvalsh(exact).min().item() < 0  # so that something is clipped
+    structure = prior_structure(target, z, data, torch.Generator())
+    found = prior_curvature(target, structure, z, data).numpy()
+    diagonal = np.maximum(np.diagonal(exact.numpy(), axis1=1, axis2=2), 0.0)
+    if model is independent:
+        assert structure == PriorStructure("diagonal", True, ("a", "b", "t"))
+        np.testing.assert_allclose(found, diagonal, atol=1e-12)
+        return
+    assert structure == PriorStructure("hessian", True, ("scale", "effects"))
+    values, vectors = np.linalg.eigh(exact.numpy())
+    clipped = np.einsum("pij,pj,pkj->pik", vectors, np.maximum(values, 0.0), vectors)
+    np.testing.assert_allclose(found, clipped, atol=1e-10)
+    structure = prior_structure(target, z, data, torch.Generator(), "diagonal")
+    assert not structure.exact
+    found = prior_curvature(target, structure, z, data).numpy()
+    np.testing.assert_allclose(found, diagonal, atol=1e-10)
+    with pytest.raises(ArgumentError, match="'diagonal', 'hessian' or None, found 'full'"):
+        prior_structure(target, z, data, torch.Generator(), "full")  # type: ignore[arg-type]

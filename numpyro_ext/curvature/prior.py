@@ -1,0 +1,134 @@
+"""Curvature of the log prior in unconstrained space, made positive semidefinite.
+
+The curvature is minus the Hessian of the log prior with its Jacobians. Where that is diagonal, as
+for independent Normals, it is exact and costs one product, whatever the dimension; where it is
+not, it is the whole matrix for small programs, with negative eigenvalues set to 0, and else its
+diagonal, with negative entries set to 0. Which of them holds is found once, by products with
+random vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array, random
+
+from numpyro_ext.errors import ArgumentError
+from numpyro_ext.target import Data, LogDensity
+
+PriorForm = Literal["diagonal", "hessian"]
+
+#: Largest dimension at which the whole matrix is formed for each position, unless told otherwise.
+DENSE_UP_TO = 500
+
+
+@dataclass(frozen=True)
+class PriorStructure:
+    """How the curvature of a program's log prior is computed.
+
+    Parameters
+    ----------
+    form : {"diagonal", "hessian"}
+        Whether a diagonal (P, D) or matrices (P, D, D) come out.
+    exact : bool
+        Whether nothing but negative curvature is left out.
+    apart : tuple of str
+        Latent sites within which the curvature is diagonal: one product gives all of their
+        entries. Entries of other sites take a product each.
+    """
+
+    form: PriorForm
+    exact: bool
+    apart: tuple[str, ...]
+
+
+def prior_structure(
+    target: LogDensity,
+    z: Array,
+    data: Data,
+    rng_key: Array,
+    form: PriorForm | None = None,
+) -> PriorStructure:
+    """Find the structure of the log prior's curvature at positions z (P, D), once.
+
+    Parameters
+    ----------
+    form : {"diagonal", "hessian"}, optional
+        What to compute; default the diagonal where that is exact, the Hessian up to a dimension of
+        ``DENSE_UP_TO``, and the diagonal above.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such form.
+    """
+    if form not in (None, "diagonal", "hessian"):
+        raise ArgumentError(
+            f"Expected the prior's curvature to be 'diagonal', 'hessian' or None, found {form!r}."
+        )
+    product = jax.jit(jax.vmap(_products(target, data), (0, None)))
+    ones = jnp.ones(target.dim, z.dtype)
+    # Not signs: in two dimensions every second pair of these would be a multiple of ones.
+    drawn = random.normal(rng_key, (target.dim,), z.dtype)
+
+    def is_diagonal(mask: Array) -> bool:
+        """Whether H M v = (H M 1) * v on the mask, for a random v."""
+        diagonal = product(z, ones * mask)
+        crossed = product(z, drawn * mask)
+        gap = jnp.abs(crossed - diagonal * drawn) * mask
+        largest = jnp.abs(diagonal * mask).max()
+        return bool(gap.max() <= 1e3 * float(jnp.finfo(z.dtype).eps) * largest)
+
+    apart = []
+    for name, where in target.layout.slices.items():
+        mask = jnp.zeros(target.dim, z.dtype).at[where].set(1.0)
+        if is_diagonal(mask):
+            apart.append(name)
+    whole = len(apart) == len(target.layout.names) and is_diagonal(ones)
+    if form is None:
+        form = "hessian" if not whole and target.dim <= DENSE_UP_TO else "diagonal"
+    return PriorStructure(form, whole or form == "hessian", tuple(apart))
+
+
+def _products(target: LogDensity, data: Data) -> Callable[[Array, Array], Array]:
+    """Products of minus the Hessian of the log prior at a position (D,) with a vector (D,)."""
+    data = data.on_device()
+    # The prior does not depend on which rows are seen.
+    indices = target.first_rows()
+
+    def log_prior(position: Array) -> Array:
+        return target.evaluate(position, data, indices)[0]
+
+    def product(position: Array, vector: Array) -> Array:
+        return -jax.jvp(jax.grad(log_prior), (position,), (vector,))[1]
+
+    return product
+
+
+def prior_curvature(target: LogDensity, structure: PriorStructure, z: Array, data: Data) -> Array:
+    """Curvature of the log prior at positions z (P, D): its diagonal (P, D), or (P, D, D)."""
+    product = _products(target, data)
+    size, dtype = target.dim, z.dtype
+
+    def hessian(position: Array) -> Array:
+        matrix = jax.vmap(product, (None, 0))(position, jnp.eye(size, dtype=dtype))
+        values, vectors = jnp.linalg.eigh(0.5 * (matrix + matrix.T))
+        return (vectors * jnp.maximum(values, 0.0)) @ vectors.T
+
+    def diagonal(position: Array) -> Array:
+        found = jnp.zeros(size, dtype)
+        for name, where in target.layout.slices.items():
+            if name in structure.apart:
+                mask = jnp.zeros(size, dtype).at[where].set(1.0)
+                found = found.at[where].set(product(position, mask)[where])
+                continue
+            basis = jnp.eye(where.stop - where.start, size, where.start, dtype)
+            rows = jax.lax.map(lambda vector: product(position, vector) @ vector, basis)
+            found = found.at[where].set(rows)
+        return jnp.maximum(found, 0.0)
+
+    return jax.vmap(hessian if structure.form == "hessian" else diagonal)(z)

@@ -1,0 +1,136 @@
+"""Curvature of the log prior in unconstrained space, made positive semidefinite.
+
+The curvature is minus the Hessian of the log prior with its Jacobians. Where that is diagonal, as
+for independent Normals, it is exact and costs one product, whatever the dimension; where it is
+not, it is the whole matrix for small programs, with negative eigenvalues set to 0, and else its
+diagonal, with negative entries set to 0. Which of them holds is found once, by products with
+random vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pyro_ext.errors import ArgumentError
+from pyro_ext.target import Data, LogDensity
+
+PriorForm = Literal["diagonal", "hessian"]
+
+#: Largest dimension at which the whole matrix is formed for each position, unless told otherwise.
+DENSE_UP_TO = 500
+
+
+@dataclass(frozen=True)
+class PriorStructure:
+    """How the curvature of a program's log prior is computed.
+
+    Parameters
+    ----------
+    form : {"diagonal", "hessian"}
+        Whether a diagonal (P, D) or matrices (P, D, D) come out.
+    exact : bool
+        Whether nothing but negative curvature is left out.
+    apart : tuple of str
+        Latent sites within which the curvature is diagonal: one product gives all of their
+        entries. Entries of other sites take a product each.
+    """
+
+    form: PriorForm
+    exact: bool
+    apart: tuple[str, ...]
+
+
+def prior_structure(
+    target: LogDensity,
+    z: Tensor,
+    data: Data,
+    generator: torch.Generator,
+    form: PriorForm | None = None,
+) -> PriorStructure:
+    """Find the structure of the log prior's curvature at positions z (P, D), once.
+
+    Parameters
+    ----------
+    form : {"diagonal", "hessian"}, optional
+        What to compute; default the diagonal where that is exact, the Hessian up to a dimension of
+        ``DENSE_UP_TO``, and the diagonal above.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such form.
+    """
+    if form not in (None, "diagonal", "hessian"):
+        raise ArgumentError(
+            f"Expected the prior's curvature to be 'diagonal', 'hessian' or None, found {form!r}."
+        )
+    product = torch.func.vmap(_products(target, data), (0, None))
+    ones = torch.ones(target.dim, dtype=z.dtype)
+    # Not signs: in two dimensions every second pair of these would be a multiple of ones.
+    drawn = torch.randn(target.dim, dtype=z.dtype, generator=generator)
+
+    def is_diagonal(mask: Tensor) -> bool:
+        """Whether H M v = (H M 1) * v on the mask, for a random v."""
+        diagonal, crossed = product(z, ones * mask), product(z, drawn * mask)
+        gap = ((crossed - diagonal * drawn) * mask).abs()
+        largest = (diagonal * mask).abs().max()
+        return bool(gap.max() <= 1e3 * torch.finfo(z.dtype).eps * largest)
+
+    apart = []
+    for name, where in target.layout.slices.items():
+        mask = torch.zeros(target.dim, dtype=z.dtype)
+        mask[where] = 1.0
+        if is_diagonal(mask):
+            apart.append(name)
+    whole = len(apart) == len(target.layout.slices) and is_diagonal(ones)
+    if form is None:
+        form = "hessian" if not whole and target.dim <= DENSE_UP_TO else "diagonal"
+    return PriorStructure(form, whole or form == "hessian", tuple(apart))
+
+
+def _products(target: LogDensity, data: Data) -> Callable[[Tensor, Tensor], Tensor]:
+    """Products of minus the Hessian of the log prior at a position (D,) with a vector (D,)."""
+    # The prior does not depend on which rows are seen.
+    indices = target.first_rows()
+
+    def log_prior(position: Tensor) -> Tensor:
+        return target.evaluate(position, data, indices)[0]
+
+    def product(position: Tensor, vector: Tensor) -> Tensor:
+        # The Hessian is its own transpose; forward mode fails on some models in float32.
+        pull = torch.func.vjp(torch.func.grad(log_prior), position)[1]
+        result: Tensor = pull(vector)[0]
+        return -result
+
+    return product
+
+
+def prior_curvature(target: LogDensity, structure: PriorStructure, z: Tensor, data: Data) -> Tensor:
+    """Curvature of the log prior at positions z (P, D): its diagonal (P, D), or (P, D, D)."""
+    together = torch.func.vmap(_products(target, data), (0, None))
+    size = target.dim
+
+    def columns(where: slice) -> Tensor:
+        """Products with basis vectors, (P, D) for each of them."""
+        basis = torch.eye(size, dtype=z.dtype)[where]
+        return torch.stack([together(z, vector) for vector in basis])
+
+    if structure.form == "hessian":
+        matrices = columns(slice(0, size)).transpose(0, 1)
+        values, vectors = torch.linalg.eigh(0.5 * (matrices + matrices.mT))
+        result: Tensor = (vectors * values.clamp_min(0.0)[:, None]) @ vectors.mT
+        return result
+    found = torch.zeros_like(z)
+    for name, where in target.layout.slices.items():
+        if name in structure.apart:
+            mask = torch.zeros(size, dtype=z.dtype)
+            mask[where] = 1.0
+            found[:, where] = together(z, mask)[:, where]
+        else:
+            found[:, where] = columns(where)[:, :, where].diagonal(dim1=0, dim2=2)
+    return found.clamp_min(0.0)
