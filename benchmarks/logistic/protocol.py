@@ -14,8 +14,7 @@ from scipy.special import expit
 
 from benchmarks import datasets, records
 from benchmarks.logistic import report
-from benchmarks.logistic.methods import METHODS
-from benchmarks.variance_reduction.methods import Floats, Method, Schedule, Trainer
+from benchmarks.variance_reduction.methods import METHODS, Floats, Method, Schedule, Trainer
 
 BATCH, ANCHOR_EVERY, PARTICLES, CHECKPOINTS, FRESH_BATCHES = 128, 128, 100, 10, 30
 NUTS_DRAWS = 250

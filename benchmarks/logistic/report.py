@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import records
-from benchmarks.logistic.methods import METHODS
+from benchmarks.variance_reduction.methods import METHODS
 
 #: Accuracies of the paper's Tables I and II, in per cent. Its covertype has 581,012 rows.
 PUBLISHED = {

@@ -14,7 +14,6 @@ import argparse
 from pathlib import Path
 
 from benchmarks.arguments import count
-from benchmarks.variance_reduction.methods import Method
 
 SETS = (
     "yacht",
@@ -30,11 +29,7 @@ SETS = (
 )
 
 
-METHODS = {
-    "SVGD": Method(),
-    "SVGD, equal gradients": Method(equal_budget=True),
-    "SVGD-VR": Method(reduced=True),
-}
+METHODS = ("SVGD", "SVGD, equal gradients", "SVGD-VR")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 from benchmarks import datasets, records
 from benchmarks.datasets import Dataset, Split
 from benchmarks.predictive import Draws, predictive_scores
-from benchmarks.regression import METHODS, report
-from benchmarks.variance_reduction.methods import Method, Schedule, Trainer
+from benchmarks.regression import report
+from benchmarks.variance_reduction.methods import METHODS, Method, Schedule, Trainer
 
 BATCH, ANCHOR_EVERY, PARTICLES, CHECKPOINTS, FRESH_BATCHES = 128, 8, 32, 8, 20
 #: Factors of the noise's standard deviation that held-out rows choose from.

@@ -36,6 +36,16 @@ class Method:
     equal_budget: bool = False
 
 
+METHODS = {
+    "SVGD": Method(),
+    "SVGD, reset": Method(reset=True),
+    "SVGD, equal gradients": Method(equal_budget=True),
+    "SVRG, point estimate": Method(reduced=True, point=True),
+    "SVGD-VR": Method(reduced=True),
+    "SVGD-VR, reset": Method(reduced=True, reset=True),
+}
+
+
 @dataclass(frozen=True)
 class Schedule:
     """How rows are taken.
@@ -68,7 +78,7 @@ class Schedule:
         """Steps of a run: those given, or as many as take the gradients of variance reduction."""
         if not method.equal_budget:
             return steps
-        reduced = self.gradients_per_step(Method(reduced=True))
+        reduced = self.gradients_per_step(METHODS["SVGD-VR"])
         return steps * reduced / self.gradients_per_step(method)
 
 

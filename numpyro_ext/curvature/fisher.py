@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.special import polygamma
-from numpyro.distributions.discrete import ZeroInflatedProbs
 
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.target.outputs import BASE, Output
@@ -98,7 +97,7 @@ def fisher_root(output: Output, tangents: Parameters, rng_key: Array, draws: int
     root = root_for(output.distribution)
     if root is not None:
         return root(output.parameters, tangents)
-    if output.base is not None and issubclass(output.distribution, ZERO_INFLATED):
+    if output.base is not None:
         return _zero_inflated(output, tangents)
     return _monte_carlo_root(output, tangents, rng_key, draws)
 
@@ -383,10 +382,6 @@ def _negative_binomial_probs(p: Parameters, t: Parameters) -> Array:
 def _negative_binomial_logits(p: Parameters, t: Parameters) -> Array:
     odds = jnp.exp(p["logits"])
     return _odds(p["total_count"], t["total_count"], odds, odds * t["logits"])
-
-
-#: Zeros come from the base distribution, or from a gate.
-ZERO_INFLATED = (ZeroInflatedProbs,)
 
 
 def _zero_inflated(output: Output, tangents: Parameters) -> Array:

@@ -12,8 +12,8 @@ import pytest
 from benchmarks import __main__ as command_line
 from benchmarks import records
 from benchmarks.logistic import protocol
-from benchmarks.logistic.methods import METHODS
 from benchmarks.logistic.protocol import judge, make_trainer
+from benchmarks.variance_reduction.methods import METHODS
 from benchmarks.variance_reduction.numpyro_trainer import reset_every
 
 
