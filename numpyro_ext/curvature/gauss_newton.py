@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax, random
 
 from numpyro_ext.curvature.fisher import fisher_root
@@ -111,8 +112,11 @@ def jacobian_rows(
     indices: Indices,
     rng_key: Array,
     by_row: Collection[str] = frozenset(),
+    coordinates: np.ndarray | None = None,
 ) -> Array:
     """Jacobians J_w at positions z (P, D), shape (P, R, D): G = J_w^T J_w for each position.
+
+    With ``coordinates``, D' numbers of columns, only these are computed, shape (P, R, D').
 
     Observed sites in ``by_row``, by :func:`row_sites`, are differentiated row by row, at the cost
     of one gradient for each whitened output; for others the cheaper of R reverse and D forward
@@ -123,14 +127,20 @@ def jacobian_rows(
     whole = set(found) - set(by_row)
 
     def rows(position: Array, key: Array) -> Array:
+        # Derivatives by a part of the position alone: what does not depend on it costs nothing.
+        part = position if coordinates is None else position[coordinates]
+
+        def placed(values: Array) -> Array:
+            return values if coordinates is None else position.at[coordinates].set(values)
+
         parts = []
         if by_row:
-            parts.append(_row_by_row(target, position, data, indices, key, by_row))
+            parts.append(_row_by_row(target, position, part, placed, data, indices, key, by_row))
         if whole or not found:
             whitened = whitened_outputs(target, position, data, indices, key, whole)
             size = jax.eval_shape(whitened, position).shape[0]
-            derivative = jax.jacrev if size < position.shape[0] else jax.jacfwd
-            parts.append(derivative(whitened)(position))
+            derivative = jax.jacrev if size < part.shape[0] else jax.jacfwd
+            parts.append(derivative(lambda values: whitened(placed(values)))(part))
         return jnp.concatenate(parts)
 
     return jax.vmap(rows)(z, random.split(rng_key, len(z)))
@@ -139,6 +149,8 @@ def jacobian_rows(
 def _row_by_row(
     target: LogDensity,
     position: Array,
+    part: Array,
+    placed: Callable[[Array], Array],
     data: Data,
     indices: Indices,
     rng_key: Array,
@@ -149,10 +161,11 @@ def _row_by_row(
     def row(number: Array, key: Array) -> Array:
         whitened = whitened_outputs(target, position, data, {plate: number[None]}, key, sites)
         # A row alone is scaled up as if it stood for all, and here it is one of several.
-        return jax.jacrev(whitened)(position) / math.sqrt(len(numbers))
+        derivative = jax.jacrev(lambda values: whitened(placed(values)))(part)
+        return derivative / math.sqrt(len(numbers))
 
     jacobians = jax.vmap(row)(numbers, random.split(rng_key, len(numbers)))
-    return jacobians.reshape(-1, position.shape[0])
+    return jacobians.reshape(-1, part.shape[0])
 
 
 def gauss_newton_products(

@@ -9,7 +9,7 @@ random vectors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,11 +39,14 @@ class PriorStructure:
     apart : tuple of str
         Latent sites within which the curvature is diagonal: one product gives all of their
         entries. Entries of other sites take a product each.
+    constant : bool
+        Whether it is diagonal and the same at all positions, as for Normals with fixed scales.
     """
 
     form: PriorForm
     exact: bool
     apart: tuple[str, ...]
+    constant: bool
 
 
 def prior_structure(
@@ -89,9 +92,13 @@ def prior_structure(
         if is_diagonal(mask):
             apart.append(name)
     whole = len(apart) == len(target.layout.names) and is_diagonal(ones)
+    found = product(z, ones)
+    constant = whole and len(z) > 1 and bool((found == found[0]).all())
     if form is None:
         form = "hessian" if not whole and target.dim <= DENSE_UP_TO else "diagonal"
-    return PriorStructure(form, whole or form == "hessian", tuple(apart))
+    return PriorStructure(
+        form, whole or form == "hessian", tuple(apart), constant and form == "diagonal"
+    )
 
 
 def _products(target: LogDensity, data: Data) -> Callable[[Array, Array], Array]:
@@ -109,8 +116,17 @@ def _products(target: LogDensity, data: Data) -> Callable[[Array, Array], Array]
     return product
 
 
-def prior_curvature(target: LogDensity, structure: PriorStructure, z: Array, data: Data) -> Array:
-    """Curvature of the log prior at positions z (P, D): its diagonal (P, D), or (P, D, D)."""
+def prior_curvature(
+    target: LogDensity,
+    structure: PriorStructure,
+    z: Array,
+    data: Data,
+    sites: Collection[str] | None = None,
+) -> Array:
+    """Curvature of the log prior at positions z (P, D): its diagonal (P, D), or (P, D, D).
+
+    A constant one has shape (1, D). With ``sites`` the diagonal of other sites is left at zero.
+    """
     product = _products(target, data)
     size, dtype = target.dim, z.dtype
 
@@ -121,7 +137,11 @@ def prior_curvature(target: LogDensity, structure: PriorStructure, z: Array, dat
 
     def diagonal(position: Array) -> Array:
         found = jnp.zeros(size, dtype)
+        if structure.exact:
+            return jnp.maximum(product(position, jnp.ones(size, dtype)), 0.0)
         for name, where in target.layout.slices.items():
+            if sites is not None and name not in sites:
+                continue
             if name in structure.apart:
                 mask = jnp.zeros(size, dtype).at[where].set(1.0)
                 found = found.at[where].set(product(position, mask)[where])
@@ -131,4 +151,6 @@ def prior_curvature(target: LogDensity, structure: PriorStructure, z: Array, dat
             found = found.at[where].set(rows)
         return jnp.maximum(found, 0.0)
 
+    if structure.constant:
+        z = z[:1]
     return jax.vmap(hessian if structure.form == "hessian" else diagonal)(z)

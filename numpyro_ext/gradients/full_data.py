@@ -79,8 +79,7 @@ def exact_score(
 
         def add(score: Score, batch: Any, weight: float = weight) -> tuple[Score, None]:
             found = target.score(z, target.bind(*batch, **dict(keywords or {})))
-            added = (old + weight * new for old, new in zip(score, found, strict=True))
-            return Score(*added), None
+            return jax.tree.map(lambda old, new: old + weight * new, score, found), None
 
         if len(group) == 1:
             score, _ = add(score, group[0])

@@ -99,7 +99,7 @@ class Minibatch(GradientEstimator):
     ) -> tuple[Score, EstimatorState]:
         """Score at positions (P, D) of the next batch."""
         indices, state = self.draw(target, state)
-        return target.score(z, data, indices), state
+        return target.score(z, data, indices)._replace(indices=indices), state
 
     def evaluations_per_step(self, target: LogDensity) -> float:
         """Share of the rows in one batch, over all plates."""

@@ -109,7 +109,7 @@ class SAGA(GradientEstimator):
             "filled": jnp.asarray(True),
         }
         score = prior[0] + likelihood / target.likelihood_temperature
-        return Score(score, log_prior[0], log_likelihood.mean(0)), following
+        return Score(score, log_prior[0], log_likelihood.mean(0), indices), following
 
     def evaluations_per_step(self, target: LogDensity) -> float:
         """That of a minibatch; the first step's sweep is not counted."""

@@ -112,7 +112,9 @@ class SVRG(GradientEstimator):
             ),
             "anchor": jnp.zeros(positions, target.dtype),
             "exact": Score(
-                *(jnp.zeros(shape, target.dtype) for shape in (positions, values, values))
+                jnp.zeros(positions, target.dtype),
+                jnp.zeros(values, target.dtype),
+                jnp.zeros(values, target.dtype),
             ),
             # The first step sets an anchor.
             "since": jnp.asarray(self.anchor_every, jnp.int32),
@@ -137,6 +139,7 @@ class SVRG(GradientEstimator):
             here.score - there.score + exact.score,
             here.log_prior,
             here.log_likelihood - there.log_likelihood + exact.log_likelihood,
+            indices,
         )
         since = jnp.where(due, 1, state["since"] + 1)
         following = {"minibatch": minibatch, "anchor": anchor, "exact": exact, "since": since}

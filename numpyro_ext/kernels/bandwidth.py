@@ -32,6 +32,7 @@ from jax import Array, lax
 
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels.base import centre, squared_distances
+from numpyro_ext.kernels.metric import Coordinates
 
 Bandwidth: TypeAlias = str | float | Callable[[Array], Array | float]
 
@@ -46,14 +47,11 @@ class ScaledPairs(NamedTuple):
     ratios : Array
         |z_i - z_j|^2 / h, shape (P, P); with a vector of bandwidths, the sum over
         coordinates of squared difference / h_d.
-    centred : Array
-        Particles minus their mean, shape (P, D).
     bandwidth : Array
         h, a scalar or shape (D,).
     """
 
     ratios: Array
-    centred: Array
     bandwidth: Array
 
 
@@ -97,22 +95,30 @@ def bandwidth(rule: Bandwidth, particles: Array) -> Array:
     if rule == "dimension":
         # Known without the distances, which take (P, P).
         return jnp.asarray(2.0 * particles.shape[1], particles.dtype)
-    return scaled_pairs(rule, particles).bandwidth
+    # A callable sees what it is given here; distances are taken between centred points.
+    points = particles if callable(rule) else centre(particles)
+    return scaled_pairs(rule, Coordinates(points, None)).bandwidth
 
 
-def scaled_pairs(rule: Bandwidth, particles: Array) -> ScaledPairs:
+def scaled_pairs(rule: Bandwidth, frame: Coordinates) -> ScaledPairs:
     """Squared distances of all pairs in units of the bandwidth, and the bandwidth."""
-    centred = centre(particles)
+    centred = frame.points
+    products = None if frame.weighted is None else frame.inner_products()
     if rule == "dimension":
         rule = 2.0 * centred.shape[1]
+    if products is not None and (rule == "pyro" or callable(rule)):
+        raise ArgumentError(
+            f"Expected a bandwidth rule of distances in the curvature's metric, found {rule!r}, "
+            'which looks at coordinates. Use "dimension", "median" or a number.'
+        )
     if isinstance(rule, str) and rule != "pyro":
-        squared = squared_distances(centred)
+        squared = squared_distances(centred, products)
         width = _positive(_scalar_rule(rule, squared), squared)
-        return ScaledPairs(squared / width, centred, width)
+        return ScaledPairs(squared / width, width)
     if isinstance(rule, str):
         width = _coordinate_rule(centred)
     elif callable(rule):
-        width = jnp.asarray(rule(particles), centred.dtype)
+        width = jnp.asarray(rule(centred), centred.dtype)
         if width.shape not in ((), (centred.shape[1],)):
             raise ArgumentError(
                 f"Expected a bandwidth of shape () or ({centred.shape[1]},), found "
@@ -122,13 +128,13 @@ def scaled_pairs(rule: Bandwidth, particles: Array) -> ScaledPairs:
     else:
         width = jnp.asarray(rule, centred.dtype)
     if width.ndim == 0:
-        squared = squared_distances(centred)
+        squared = squared_distances(centred, products)
         width = _positive(width, squared)
-        return ScaledPairs(squared / width, centred, width)
+        return ScaledPairs(squared / width, width)
     # Scaling the points before the product keeps the cancellation relative to the scaled
     # distances, however different the coordinates' units are.
     ratios = squared_distances(centred / jnp.sqrt(width))
-    return ScaledPairs(ratios, centred, width)
+    return ScaledPairs(ratios, width)
 
 
 def _scalar_rule(rule: str, squared: Array) -> Array:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -24,8 +24,40 @@ from numpyro_ext.options import describe
 
 if TYPE_CHECKING:
     from numpyro_ext.kernels.combination import Scaled, Sum
+    from numpyro_ext.kernels.metric import ProductMetric
 
 KernelState = dict[str, Any]
+
+
+class Interactions(NamedTuple):
+    """A scalar kernel and its gradients at all pairs of P particles.
+
+    Parameters
+    ----------
+    gram : Array
+        k(z_j, z_i), shape (P, P).
+    coefficients : Array
+        c with grad_{z_j} k(z_j, z_i) = sum_q c_jiq b_q, shape (P, P, Q).
+    basis : Array
+        b, shape (Q, D).
+    """
+
+    gram: Array
+    coefficients: Array
+    basis: Array
+
+    def direction(self, scores: Array) -> Array:
+        """The Stein direction phi (P, D) of scores (P, D)."""
+        repulsion = self.coefficients.sum(axis=0) @ self.basis
+        return (self.gram.T @ scores + repulsion) / len(scores)
+
+
+def radial_interactions(values: Array, slopes: Array, pull: Array) -> Interactions:
+    """Interactions where grad_{z_j} k(z_j, z_i) = -slope_ji (pull_j - pull_i)."""
+    number = len(values)
+    identity = jnp.eye(number, dtype=values.dtype)
+    coefficients = slopes[:, :, None] * (identity[None, :, :] - identity[:, None, :])
+    return Interactions(values, coefficients, pull)
 
 
 class Kernel(abc.ABC):
@@ -66,6 +98,33 @@ class Kernel(abc.ABC):
         tuple
             phi of shape (P, D), and the next state.
         """
+
+    @property
+    def translation_invariant(self) -> bool:
+        """Whether k(x, y) is a function of x - y, with what a step holds constant."""
+        return False
+
+    def with_curvature(self, metric: ProductMetric) -> Kernel:
+        """The kernel with the present curvature for the metric ``"curvature"``.
+
+        Only kernels that have that metric differ from themselves.
+        """
+        if getattr(self, "metric", None) == "curvature":
+            return dataclasses.replace(self, metric=metric)  # type: ignore[type-var]
+        return self
+
+    def interactions(self, state: KernelState, particles: Array) -> Interactions:
+        """Values and gradients at all pairs of particles, for engines that need each of them.
+
+        Raises
+        ------
+        ArgumentError
+            The kernel does not offer them.
+        """
+        raise ArgumentError(
+            f"{type(self).__name__} does not offer its gradient at each pair of particles. Use "
+            "RBF, IMQ, Linear, or sums and multiples of them."
+        )
 
     @abc.abstractmethod
     def gram(self, state: KernelState, particles: Array) -> Array:
@@ -124,16 +183,18 @@ def centre(particles: Array) -> Array:
     return shifted - shifted.mean(axis=0)
 
 
-def squared_distances(centred: Array) -> Array:
+def squared_distances(centred: Array, products: Array | None = None) -> Array:
     """Squared Euclidean distances of all pairs, shape (P, P), by one matrix product.
 
-    Expects centred points of shape (P, D), because |x|^2 + |y|^2 - 2 x.y cancels when the
-    points sit far from the origin. Distances that are not above the rounding error of that
-    formula are set to zero, so coincident particles have distance zero exactly.
+    Expects centred points of shape (P, D), or their inner products (P, P), because
+    |x|^2 + |y|^2 - 2 x.y cancels when the points sit far from the origin. Distances that
+    are not above the rounding error of that formula are set to zero, so coincident particles
+    have distance zero exactly.
     """
-    # Accelerators multiply in reduced precision unless told otherwise, which the
-    # cancellation does not forgive.
-    products = jnp.matmul(centred, centred.T, precision="highest")
+    if products is None:
+        # Accelerators multiply in reduced precision unless told otherwise, which the
+        # cancellation does not forgive.
+        products = jnp.matmul(centred, centred.T, precision="highest")
     norms = jnp.diagonal(products)
     totals = norms[:, None] + norms
     squared = totals - 2.0 * products

@@ -8,7 +8,7 @@ from jax import Array, lax
 
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels.bandwidth import Bandwidth, check_bandwidth, scaled_pairs
-from numpyro_ext.kernels.base import Kernel, KernelState
+from numpyro_ext.kernels.base import Interactions, Kernel, KernelState, radial_interactions
 from numpyro_ext.kernels.metric import Metric, check_metric, coordinates
 
 
@@ -54,17 +54,29 @@ class IMQ(Kernel):
         self, state: KernelState, particles: Array, scores: Array
     ) -> tuple[Array, KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
+        values, slopes, pull = self._parts(particles)
+        total = values @ scores - slopes @ pull + slopes.sum(axis=1, keepdims=True) * pull
+        return total / len(particles), state
+
+    def _parts(self, particles: Array) -> tuple[Array, Array, Array]:
+        """k and the slopes of its gradient at all pairs (P, P), and (2 / h) W (z - c), (P, D)."""
         frame = coordinates(self.metric, particles)
-        pairs = scaled_pairs(self.bandwidth, frame.points)
+        pairs = scaled_pairs(self.bandwidth, frame)
         base = 1.0 + pairs.ratios
         values = self._power(base)
         # grad_{z_j} k = (2 exponent / h) W (z_j - z_i) k / (1 + (z_j - z_i)' W (z_j - z_i) / h).
         slopes = values / base * (-self.exponent)
-        pull = frame.pulled_back(pairs.centred * (2.0 / pairs.bandwidth))
-        total = values @ scores - slopes @ pull + slopes.sum(axis=1, keepdims=True) * pull
-        return total / len(particles), state
+        return values, slopes, frame.gradients(2.0 / pairs.bandwidth)
+
+    @property
+    def translation_invariant(self) -> bool:
+        """Yes."""
+        return True
+
+    def interactions(self, state: KernelState, particles: Array) -> Interactions:
+        """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
+        return radial_interactions(*self._parts(particles))
 
     def gram(self, state: KernelState, particles: Array) -> Array:
         """Kernel values at all pairs of particles, shape (P, P)."""
-        points = coordinates(self.metric, particles).points
-        return self._power(1.0 + scaled_pairs(self.bandwidth, points).ratios)
+        return self._parts(particles)[0]

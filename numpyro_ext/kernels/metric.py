@@ -9,15 +9,17 @@ the coordinates. It is a constant of a step, like a bandwidth.
   number of particles, and is part of the default.
 - ``"covariance"``: W is the inverse of the particles' covariance, for more particles than
   dimensions. It needs O(P D^2 + D^3).
+- ``"curvature"``: W is the mean curvature of the log density at the particles (equation 17 of
+  Leviyev et al. 2022, "A stochastic Stein variational Newton method"), in engines that compute
+  it, such as ``SVN``.
 - an array: fixed weights, shape (D,), or a fixed positive definite matrix, shape (D, D).
-- a callable from the particles (P, D) to such an array: a metric by the target's curvature, such
-  as the mean over particles of the negative Hessian or of its Gauss-Newton part (equation 17 of
-  Leviyev et al. 2022, "A stochastic Stein variational Newton method").
+- a callable from the particles (P, D) to such an array.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -29,9 +31,22 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels.base import centre
 
-Metric: TypeAlias = str | Array | Callable[[Array], Array] | None
+Metric: TypeAlias = "str | Array | Callable[[Array], Array] | ProductMetric | None"
 
-METRICS = ("variance", "covariance")
+METRICS = ("variance", "covariance", "curvature")
+
+
+@dataclass(frozen=True, eq=False)
+class ProductMetric:
+    """A metric W given by its products alone, for matrices too large to be formed.
+
+    Parameters
+    ----------
+    product : callable
+        Maps vectors (n, D) to W times each, (n, D).
+    """
+
+    product: Callable[[Array], Array]
 
 
 class Coordinates(NamedTuple):
@@ -40,13 +55,30 @@ class Coordinates(NamedTuple):
     Parameters
     ----------
     points : Array
-        u = A (z - c), shape (P, D), with c the mean of the particles.
+        u = A (z - c), shape (P, D), with c the mean of the particles; with a metric given by its
+        products, which has no A, z - c.
     root : Array or None
         A: shape (D,) where it is diagonal, (D, D), or None for the identity.
+    weighted : Array or None
+        W (z - c), shape (P, D), for a metric given by its products.
     """
 
     points: Array
     root: Array | None
+    weighted: Array | None = None
+
+    def inner_products(self) -> Array:
+        """(z_i - c)' W (z_j - c) for all pairs, shape (P, P)."""
+        other = self.points if self.weighted is None else self.weighted
+        # Accelerators multiply in reduced precision unless told otherwise, which the
+        # cancellation in squared distances does not forgive.
+        return jnp.matmul(self.points, other.T, precision="highest")
+
+    def gradients(self, factor: Array | float = 1.0) -> Array:
+        """W (z - c) times a factor, or one for each coordinate of u, shape (P, D)."""
+        if self.weighted is not None:
+            return self.weighted * factor
+        return self.pulled_back(self.points * factor)
 
     def pulled_back(self, gradients: Array) -> Array:
         """Gradients (P, D) with respect to u as gradients with respect to z: rows times A."""
@@ -80,7 +112,7 @@ def check_metric(metric: Metric) -> None:
         For an unknown name, an array that is neither a vector nor a square matrix, or any other
         object.
     """
-    if metric is None or callable(metric):
+    if metric is None or callable(metric) or isinstance(metric, ProductMetric):
         return
     if isinstance(metric, str):
         if metric not in METRICS:
@@ -122,6 +154,13 @@ def coordinates(metric: Metric, particles: Array) -> Coordinates:
     centred = centre(particles)
     if metric is None:
         return Coordinates(centred, None)
+    if isinstance(metric, ProductMetric):
+        return Coordinates(centred, None, metric.product(centred))
+    if isinstance(metric, str) and metric == "curvature":
+        raise ArgumentError(
+            "Expected an engine that computes curvature, such as SVN, for a kernel with metric "
+            '"curvature". Use "variance" or "covariance" with other engines.'
+        )
     if isinstance(metric, str):
         variance = (centred**2).mean(axis=0)
         # Where all particles agree the deviations are zero, and any weight will do.

@@ -1,8 +1,21 @@
-"""Particle engines: Stein variational gradient descent and deep ensembles."""
+"""Particle engines: Stein variational gradient descent and Newton, and deep ensembles."""
 
 from numpyro_ext.stein.deep_ensemble import DeepEnsemble
+from numpyro_ext.stein.direction import DirectionEngine
 from numpyro_ext.stein.particles import ParticleEngine
 from numpyro_ext.stein.svgd import SVGD, annealed
 from numpyro_ext.stein.svgd_vr import SVGDVR
+from numpyro_ext.stein.svn import SVN, curvature_kernel
+from numpyro_ext.stein.wgd import WGD
 
-__all__ = ["SVGD", "SVGDVR", "DeepEnsemble", "ParticleEngine", "annealed"]
+__all__ = [
+    "SVGD",
+    "SVGDVR",
+    "SVN",
+    "WGD",
+    "DeepEnsemble",
+    "DirectionEngine",
+    "ParticleEngine",
+    "annealed",
+    "curvature_kernel",
+]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from jax import Array
 
-from numpyro_ext.stein.particles import ParticleEngine
+from numpyro_ext.stein.direction import DirectionEngine
 from numpyro_ext.target import LogDensity
 
 
-class DeepEnsemble(ParticleEngine):
+class DeepEnsemble(DirectionEngine):
     """P independent maximum a posteriori estimates from different starting points.
 
     SVGD without a kernel: each particle follows its own score. The modes are those of the

@@ -1,37 +1,17 @@
-"""What the particle engines share: P points in unconstrained space, moved by a host optimizer.
-
-A step is a chain of pure functions on a (P, D) array: score of the particles by the estimator,
-the engine's direction phi, and the optimizer's descent along -phi.
-"""
+"""What the particle engines share: P points in unconstrained space that are the draws."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax.numpy as jnp
 from jax import Array
 
 from numpyro_ext.engine import Engine, EngineState
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.options import check_count
 from numpyro_ext.target import Data, LogDensity
-
-
-class ParticleState(NamedTuple):
-    """State of a particle engine.
-
-    Parameters
-    ----------
-    optimizer : pytree
-        State of the optimizer, which holds the particles.
-    direction : pytree
-        State of the direction, such as the kernel's.
-    """
-
-    optimizer: Any
-    direction: Any
 
 
 class ParticleEngine(Engine):
@@ -41,10 +21,10 @@ class ParticleEngine(Engine):
     ----------
     model : callable
         NumPyro model, used as it is.
-    optim : optimizer
-        NumPyro or optax optimizer, such as ``numpyro.optim.Adam(0.05)`` or ``optax.adam(0.05)``.
+    optim : optimizer or None
+        NumPyro or optax optimizer.
     num_particles : int, default 32
-        Number P of particles. One particle is a MAP estimate in unconstrained space.
+        Number P of particles.
     **options
         Options of every engine; see :class:`~numpyro_ext.engine.Engine`.
 
@@ -62,57 +42,15 @@ class ParticleEngine(Engine):
         **options: Any,
     ) -> None:
         check_count("num_particles", num_particles)
-        if optim is None:
-            raise ArgumentError(
-                "Expected a NumPyro or optax optimizer, such as numpyro.optim.Adam(0.05), found "
-                "None."
-            )
         super().__init__(model, optim, **options)
-        self._optimizer: Any = self.optim
         self.num_particles = num_particles
 
     @abstractmethod
-    def _init_direction(self, target: LogDensity, particles: Array) -> Any:
-        """State of the direction before the first step."""
-
-    @abstractmethod
-    def _direction(
-        self, target: LogDensity, state: Any, particles: Array, scores: Array, step: Array
-    ) -> tuple[Array, Any]:
-        """Ascent direction phi (P, D), and the direction's next state."""
-
     def particles(self, state: EngineState) -> Array:
         """Particles of a state in unconstrained space, shape (P, D)."""
-        return self._optimizer.get_params(state.algorithm.optimizer)
-
-    def _init_algorithm(self, target: LogDensity, rng_key: Array, data: Data) -> ParticleState:
-        positions = target.initial_positions(self.num_particles, rng_key, data)
-        return ParticleState(
-            self._optimizer.init(positions), self._init_direction(target, positions)
-        )
 
     def _num_positions(self) -> int:
         return self.num_particles
-
-    def _step(
-        self, target: LogDensity, state: EngineState, data: Data
-    ) -> tuple[EngineState, Array, dict[str, Array]]:
-        particles = self.particles(state)
-        score, estimator = self.estimator.estimate(target, state.estimator, particles, data)
-        log_density = score.log_prior + score.log_likelihood / target.likelihood_temperature
-        loss = -log_density.mean()
-        phi, direction = self._direction(
-            target, state.algorithm.direction, particles, score.score, state.step
-        )
-        optimizer = self._optimizer.update(-phi, state.algorithm.optimizer, value=loss)
-        force_norm = jnp.sqrt((phi**2).sum(axis=1).mean())
-        # An optimizer may turn a phi that is not finite into finite particles, as clipping does;
-        # the loss must tell then.
-        loss = jnp.where(jnp.isfinite(force_norm), loss, jnp.nan)
-        following = state._replace(
-            algorithm=ParticleState(optimizer, direction), estimator=estimator
-        )
-        return following, loss, {"force_norm": force_norm}
 
     def _get_params(self, target: LogDensity, state: EngineState, data: Data) -> dict[str, Any]:
         return {"particles": self.particles(state)}

@@ -18,7 +18,7 @@ from numpyro.contrib.einstein.stein_kernels import SteinKernel
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels import Kernel, KernelState, as_kernel
 from numpyro_ext.options import describe
-from numpyro_ext.stein.particles import ParticleEngine
+from numpyro_ext.stein.direction import DirectionEngine
 from numpyro_ext.target import LogDensity
 
 Annealing = Callable[[Array], Array | float]
@@ -33,7 +33,7 @@ def annealed(scores: Array, annealing: Annealing | None, step: Array) -> Array:
     return scores if annealing is None else scores * annealing(step)
 
 
-class SVGD(ParticleEngine):
+class SVGD(DirectionEngine):
     """Stein variational gradient descent.
 
     Parameters

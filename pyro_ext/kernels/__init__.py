@@ -1,14 +1,14 @@
 """Stein kernels: one written bandwidth definition, named alternatives, and the host's kernels."""
 
 from pyro_ext.kernels.bandwidth import BANDWIDTH_RULES, Bandwidth, bandwidth
-from pyro_ext.kernels.base import Kernel, KernelState
+from pyro_ext.kernels.base import Interactions, Kernel, KernelState
 from pyro_ext.kernels.combination import Scaled, Sum, mixture
 from pyro_ext.kernels.default import default_kernel
 from pyro_ext.kernels.graphical import Graphical
 from pyro_ext.kernels.host import HostKernel, as_kernel
 from pyro_ext.kernels.imq import IMQ
 from pyro_ext.kernels.linear import Linear
-from pyro_ext.kernels.metric import METRICS, Metric
+from pyro_ext.kernels.metric import METRICS, Metric, ProductMetric
 from pyro_ext.kernels.preconditioned import Preconditioned
 from pyro_ext.kernels.random_feature import RandomFeature
 from pyro_ext.kernels.rbf import RBF
@@ -21,11 +21,13 @@ __all__ = [
     "Bandwidth",
     "Graphical",
     "HostKernel",
+    "Interactions",
     "Kernel",
     "KernelState",
     "Linear",
     "Metric",
     "Preconditioned",
+    "ProductMetric",
     "RandomFeature",
     "Scaled",
     "Sum",

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from pyro_ext.errors import ArgumentError
 from pyro_ext.kernels.base import centre, squared_distances
+from pyro_ext.kernels.metric import Coordinates
 
 Bandwidth: TypeAlias = str | float | Callable[[Tensor], Tensor | float]
 
@@ -47,14 +48,11 @@ class ScaledPairs(NamedTuple):
     ratios : Tensor
         |z_i - z_j|^2 / h, shape (P, P); with a vector of bandwidths, the sum over
         coordinates of squared difference / h_d.
-    centred : Tensor
-        Particles minus their mean, shape (P, D).
     bandwidth : Tensor
         h, a scalar or shape (D,).
     """
 
     ratios: Tensor
-    centred: Tensor
     bandwidth: Tensor
 
 
@@ -98,22 +96,30 @@ def bandwidth(rule: Bandwidth, particles: Tensor) -> Tensor:
     if rule == "dimension":
         # Known without the distances, which take (P, P).
         return particles.new_tensor(2.0 * particles.shape[1])
-    return scaled_pairs(rule, particles).bandwidth
+    # A callable sees what it is given here; distances are taken between centred points.
+    points = particles if callable(rule) else centre(particles)
+    return scaled_pairs(rule, Coordinates(points, None)).bandwidth
 
 
-def scaled_pairs(rule: Bandwidth, particles: Tensor) -> ScaledPairs:
+def scaled_pairs(rule: Bandwidth, frame: Coordinates) -> ScaledPairs:
     """Squared distances of all pairs in units of the bandwidth, and the bandwidth."""
-    centred = centre(particles)
+    centred = frame.points
+    products = None if frame.weighted is None else frame.inner_products()
     if rule == "dimension":
         rule = 2.0 * centred.shape[1]
+    if products is not None and (rule == "pyro" or callable(rule)):
+        raise ArgumentError(
+            f"Expected a bandwidth rule of distances in the curvature's metric, found {rule!r}, "
+            'which looks at coordinates. Use "dimension", "median" or a number.'
+        )
     if isinstance(rule, str) and rule != "pyro":
-        squared = squared_distances(centred)
+        squared = squared_distances(centred, products)
         width = _positive(_scalar_rule(rule, squared), squared)
-        return ScaledPairs(squared / width, centred, width)
+        return ScaledPairs(squared / width, width)
     if isinstance(rule, str):
         width = _coordinate_rule(centred)
     elif callable(rule):
-        width = torch.as_tensor(rule(particles), dtype=centred.dtype, device=centred.device)
+        width = torch.as_tensor(rule(centred), dtype=centred.dtype, device=centred.device)
         if width.shape not in ((), (centred.shape[1],)):
             raise ArgumentError(
                 f"Expected a bandwidth of shape () or ({centred.shape[1]},), found "
@@ -123,13 +129,13 @@ def scaled_pairs(rule: Bandwidth, particles: Tensor) -> ScaledPairs:
     else:
         width = torch.as_tensor(rule, dtype=centred.dtype, device=centred.device)
     if width.dim() == 0:
-        squared = squared_distances(centred)
+        squared = squared_distances(centred, products)
         width = _positive(width, squared)
-        return ScaledPairs(squared / width, centred, width)
+        return ScaledPairs(squared / width, width)
     # Scaling the points before the product keeps the cancellation relative to the scaled
     # distances, however different the coordinates' units are.
     ratios = squared_distances(centred / width.sqrt())
-    return ScaledPairs(ratios, centred, width)
+    return ScaledPairs(ratios, width)
 
 
 def _scalar_rule(rule: str, squared: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +24,39 @@ from pyro_ext.options import describe
 
 if TYPE_CHECKING:
     from pyro_ext.kernels.combination import Scaled, Sum
+    from pyro_ext.kernels.metric import ProductMetric
 
 KernelState = dict[str, Any]
+
+
+class Interactions(NamedTuple):
+    """A scalar kernel and its gradients at all pairs of P particles.
+
+    Parameters
+    ----------
+    gram : Tensor
+        k(z_j, z_i), shape (P, P).
+    coefficients : Tensor
+        c with grad_{z_j} k(z_j, z_i) = sum_q c_jiq b_q, shape (P, P, Q).
+    basis : Tensor
+        b, shape (Q, D).
+    """
+
+    gram: Tensor
+    coefficients: Tensor
+    basis: Tensor
+
+    def direction(self, scores: Tensor) -> Tensor:
+        """The Stein direction phi (P, D) of scores (P, D)."""
+        repulsion = self.coefficients.sum(dim=0) @ self.basis
+        return (self.gram.T @ scores + repulsion) / len(scores)
+
+
+def radial_interactions(values: Tensor, slopes: Tensor, pull: Tensor) -> Interactions:
+    """Interactions where grad_{z_j} k(z_j, z_i) = -slope_ji (pull_j - pull_i)."""
+    identity = torch.eye(len(values), dtype=values.dtype, device=values.device)
+    coefficients = slopes[:, :, None] * (identity[None, :, :] - identity[:, None, :])
+    return Interactions(values, coefficients, pull)
 
 
 class Kernel(abc.ABC):
@@ -66,6 +97,33 @@ class Kernel(abc.ABC):
         tuple
             phi of shape (P, D), and the next state.
         """
+
+    @property
+    def translation_invariant(self) -> bool:
+        """Whether k(x, y) is a function of x - y, with what a step holds constant."""
+        return False
+
+    def with_curvature(self, metric: ProductMetric) -> Kernel:
+        """The kernel with the present curvature for the metric ``"curvature"``.
+
+        Only kernels that have that metric differ from themselves.
+        """
+        if getattr(self, "metric", None) == "curvature":
+            return dataclasses.replace(self, metric=metric)  # type: ignore[type-var]
+        return self
+
+    def interactions(self, state: KernelState, particles: Tensor) -> Interactions:
+        """Values and gradients at all pairs of particles, for engines that need each of them.
+
+        Raises
+        ------
+        ArgumentError
+            The kernel does not offer them.
+        """
+        raise ArgumentError(
+            f"{type(self).__name__} does not offer its gradient at each pair of particles. Use "
+            "RBF, IMQ, Linear, or sums and multiples of them."
+        )
 
     @abc.abstractmethod
     def gram(self, state: KernelState, particles: Tensor) -> Tensor:
@@ -124,14 +182,16 @@ def centre(particles: Tensor) -> Tensor:
     return shifted - shifted.mean(dim=0)
 
 
-def squared_distances(centred: Tensor) -> Tensor:
+def squared_distances(centred: Tensor, products: Tensor | None = None) -> Tensor:
     """Squared Euclidean distances of all pairs, shape (P, P), by one matrix product.
 
-    Expects centred points of shape (P, D), because |x|^2 + |y|^2 - 2 x.y cancels when the
-    points sit far from the origin. Distances that are not above the rounding error of that
-    formula are set to zero, so coincident particles have distance zero exactly.
+    Expects centred points of shape (P, D), or their inner products (P, P), because
+    |x|^2 + |y|^2 - 2 x.y cancels when the points sit far from the origin. Distances that
+    are not above the rounding error of that formula are set to zero, so coincident particles
+    have distance zero exactly.
     """
-    products = centred @ centred.T
+    if products is None:
+        products = centred @ centred.T
     norms = products.diagonal()
     totals = norms.unsqueeze(1) + norms
     squared = torch.add(totals, products, alpha=-2.0)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pyro_ext.errors import ArgumentError
-from pyro_ext.kernels.base import Kernel, KernelState, check_kernel
+from pyro_ext.kernels.base import Interactions, Kernel, KernelState, check_kernel
+from pyro_ext.kernels.metric import ProductMetric
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -52,6 +53,26 @@ class Sum(Kernel):
             phi, states[str(i)] = kernel.direction(state[str(i)], particles, scores)
             total = total + phi
         return total, states
+
+    @property
+    def translation_invariant(self) -> bool:
+        """Whether all terms are."""
+        return all(kernel.translation_invariant for kernel in self.kernels)
+
+    def with_curvature(self, metric: ProductMetric) -> Sum:
+        """The sum of the terms with the present curvature."""
+        return Sum(kernel.with_curvature(metric) for kernel in self.kernels)
+
+    def interactions(self, state: KernelState, particles: Tensor) -> Interactions:
+        """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
+        terms = [
+            kernel.interactions(state[str(i)], particles) for i, kernel in enumerate(self.kernels)
+        ]
+        return Interactions(
+            torch.stack([term.gram for term in terms]).sum(dim=0),
+            torch.cat([term.coefficients for term in terms], dim=-1),
+            torch.cat([term.basis for term in terms]),
+        )
 
     def gram(self, state: KernelState, particles: Tensor) -> Tensor:
         """Kernel values at all pairs of particles, shape (P, P)."""
@@ -98,6 +119,20 @@ class Scaled(Kernel):
         """Direction phi, shape (P, D)."""
         phi, state = self.kernel.direction(state, particles, scores)
         return self.factor * phi, state
+
+    @property
+    def translation_invariant(self) -> bool:
+        """Whether the kernel is."""
+        return self.kernel.translation_invariant
+
+    def with_curvature(self, metric: ProductMetric) -> Scaled:
+        """The multiple of the kernel with the present curvature."""
+        return Scaled(self.kernel.with_curvature(metric), self.factor)
+
+    def interactions(self, state: KernelState, particles: Tensor) -> Interactions:
+        """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
+        found = self.kernel.interactions(state, particles)
+        return Interactions(self.factor * found.gram, self.factor * found.coefficients, found.basis)
 
     def gram(self, state: KernelState, particles: Tensor) -> Tensor:
         """Kernel values at all pairs of particles, shape (P, P)."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyro_ext.errors import ArgumentError
 from pyro_ext.kernels.bandwidth import Bandwidth, check_bandwidth, scaled_pairs
-from pyro_ext.kernels.base import Kernel, KernelState
+from pyro_ext.kernels.base import Interactions, Kernel, KernelState, radial_interactions
 from pyro_ext.kernels.metric import Metric, check_metric, coordinates
 
 
@@ -54,17 +54,29 @@ class IMQ(Kernel):
         self, state: KernelState, particles: Tensor, scores: Tensor
     ) -> tuple[Tensor, KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
+        values, slopes, pull = self._parts(particles)
+        total = values @ scores - slopes @ pull + slopes.sum(dim=1, keepdim=True) * pull
+        return total / len(particles), state
+
+    def _parts(self, particles: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """k and the slopes of its gradient at all pairs (P, P), and (2 / h) W (z - c), (P, D)."""
         frame = coordinates(self.metric, particles)
-        pairs = scaled_pairs(self.bandwidth, frame.points)
+        pairs = scaled_pairs(self.bandwidth, frame)
         base = 1.0 + pairs.ratios
         values = self._power(base)
         # grad_{z_j} k = (2 exponent / h) W (z_j - z_i) k / (1 + (z_j - z_i)' W (z_j - z_i) / h).
         slopes = values / base * (-self.exponent)
-        pull = frame.pulled_back(pairs.centred * (2.0 / pairs.bandwidth))
-        total = values @ scores - slopes @ pull + slopes.sum(dim=1, keepdim=True) * pull
-        return total / len(particles), state
+        return values, slopes, frame.gradients(2.0 / pairs.bandwidth)
+
+    @property
+    def translation_invariant(self) -> bool:
+        """Yes."""
+        return True
+
+    def interactions(self, state: KernelState, particles: Tensor) -> Interactions:
+        """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
+        return radial_interactions(*self._parts(particles))
 
     def gram(self, state: KernelState, particles: Tensor) -> Tensor:
         """Kernel values at all pairs of particles, shape (P, P)."""
-        points = coordinates(self.metric, particles).points
-        return self._power(1.0 + scaled_pairs(self.bandwidth, points).ratios)
+        return self._parts(particles)[0]

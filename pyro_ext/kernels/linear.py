@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from pyro_ext.kernels.base import Kernel, KernelState
+from pyro_ext.kernels.base import Interactions, Kernel, KernelState
 from pyro_ext.kernels.metric import Metric, check_metric, coordinates
 
 
@@ -32,26 +33,31 @@ class Linear(Kernel):
     def __post_init__(self) -> None:
         check_metric(self.metric)
 
-    def _features(self, particles: Tensor) -> tuple[Tensor, Tensor]:
-        """Coordinates u of the metric, and W (z - c) / D, each of shape (P, D)."""
-        frame = coordinates(self.metric, particles)
-        return frame.points, frame.pulled_back(frame.points) / particles.shape[1]
-
     def direction(
         self, state: KernelState, particles: Tensor, scores: Tensor
     ) -> tuple[Tensor, KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
         num, dim = particles.shape
-        points, weighted = self._features(particles)
+        frame = coordinates(self.metric, particles)
+        weighted = frame.gradients(1.0 / dim)
         # Associate the product so that the middle matrix is the smaller of (D, D) and (P, P).
         if dim <= num:
-            drift = points @ (points.T @ scores)
+            other = frame.points if frame.weighted is None else frame.weighted
+            drift = frame.points @ (other.T @ scores)
         else:
-            drift = (points @ points.T) @ scores
+            drift = frame.inner_products() @ scores
         # grad_{z_j} k(z_j, z_i) = W (z_i - c) / D, the same for every j.
         return scores.mean(dim=0) + drift / (num * dim) + weighted, state
 
     def gram(self, state: KernelState, particles: Tensor) -> Tensor:
         """Kernel values at all pairs of particles, shape (P, P)."""
-        points, _ = self._features(particles)
-        return 1.0 + points @ points.T / particles.shape[1]
+        return 1.0 + coordinates(self.metric, particles).inner_products() / particles.shape[1]
+
+    def interactions(self, state: KernelState, particles: Tensor) -> Interactions:
+        """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
+        num, dim = particles.shape
+        frame = coordinates(self.metric, particles)
+        # grad_{z_j} k(z_j, z_i) = W (z_i - c) / D, the same for every j.
+        identity = torch.eye(num, dtype=particles.dtype, device=particles.device)
+        gram = 1.0 + frame.inner_products() / dim
+        return Interactions(gram, identity.expand(num, num, num), frame.gradients(1.0 / dim))

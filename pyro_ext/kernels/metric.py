@@ -9,15 +9,17 @@ the coordinates. It is a constant of a step, like a bandwidth.
   number of particles, and is part of the default.
 - ``"covariance"``: W is the inverse of the particles' covariance, for more particles than
   dimensions. It needs O(P D^2 + D^3).
+- ``"curvature"``: W is the mean curvature of the log density at the particles (equation 17 of
+  Leviyev et al. 2022, "A stochastic Stein variational Newton method"), in engines that compute
+  it, such as ``SVN``.
 - an array: fixed weights, shape (D,), or a fixed positive definite matrix, shape (D, D).
-- a callable from the particles (P, D) to such an array: a metric by the target's curvature, such
-  as the mean over particles of the negative Hessian or of its Gauss-Newton part (equation 17 of
-  Leviyev et al. 2022, "A stochastic Stein variational Newton method").
+- a callable from the particles (P, D) to such an array.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,9 +29,22 @@ from torch import Tensor
 from pyro_ext.errors import ArgumentError
 from pyro_ext.kernels.base import centre
 
-Metric: TypeAlias = str | Tensor | Callable[[Tensor], Tensor] | None
+Metric: TypeAlias = "str | Tensor | Callable[[Tensor], Tensor] | ProductMetric | None"
 
-METRICS = ("variance", "covariance")
+METRICS = ("variance", "covariance", "curvature")
+
+
+@dataclass(frozen=True, eq=False)
+class ProductMetric:
+    """A metric W given by its products alone, for matrices too large to be formed.
+
+    Parameters
+    ----------
+    product : callable
+        Maps vectors (n, D) to W times each, (n, D).
+    """
+
+    product: Callable[[Tensor], Tensor]
 
 
 class Coordinates(NamedTuple):
@@ -38,13 +53,28 @@ class Coordinates(NamedTuple):
     Parameters
     ----------
     points : Tensor
-        u = A (z - c), shape (P, D), with c the mean of the particles.
+        u = A (z - c), shape (P, D), with c the mean of the particles; with a metric given by its
+        products, which has no A, z - c.
     root : Tensor or None
         A: shape (D,) where it is diagonal, (D, D), or None for the identity.
+    weighted : Tensor or None
+        W (z - c), shape (P, D), for a metric given by its products.
     """
 
     points: Tensor
     root: Tensor | None
+    weighted: Tensor | None = None
+
+    def inner_products(self) -> Tensor:
+        """(z_i - c)' W (z_j - c) for all pairs, shape (P, P)."""
+        other = self.points if self.weighted is None else self.weighted
+        return self.points @ other.T
+
+    def gradients(self, factor: Tensor | float = 1.0) -> Tensor:
+        """W (z - c) times a factor, or one for each coordinate of u, shape (P, D)."""
+        if self.weighted is not None:
+            return self.weighted * factor
+        return self.pulled_back(self.points * factor)
 
     def pulled_back(self, gradients: Tensor) -> Tensor:
         """Gradients (P, D) with respect to u as gradients with respect to z: rows times A."""
@@ -78,7 +108,7 @@ def check_metric(metric: Metric) -> None:
         For an unknown name, an array that is neither a vector nor a square matrix, or any other
         object.
     """
-    if metric is None or callable(metric):
+    if metric is None or callable(metric) or isinstance(metric, ProductMetric):
         return
     if isinstance(metric, str):
         if metric not in METRICS:
@@ -118,6 +148,13 @@ def coordinates(metric: Metric, particles: Tensor) -> Coordinates:
     centred = centre(particles)
     if metric is None:
         return Coordinates(centred, None)
+    if isinstance(metric, ProductMetric):
+        return Coordinates(centred, None, metric.product(centred))
+    if isinstance(metric, str) and metric == "curvature":
+        raise ArgumentError(
+            "Expected an engine that computes curvature, such as SVN, for a kernel with metric "
+            '"curvature". Use "variance" or "covariance" with other engines.'
+        )
     if isinstance(metric, str):
         variance = centred.square().mean(dim=0)
         # Where all particles agree the deviations are zero, and any weight will do.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_ext.kernels.bandwidth import Bandwidth, check_bandwidth, scaled_pairs
-from pyro_ext.kernels.base import Kernel, KernelState
+from pyro_ext.kernels.base import Interactions, Kernel, KernelState, radial_interactions
 from pyro_ext.kernels.metric import Metric, check_metric, coordinates
 
 
@@ -36,16 +36,28 @@ class RBF(Kernel):
         self, state: KernelState, particles: Tensor, scores: Tensor
     ) -> tuple[Tensor, KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
-        frame = coordinates(self.metric, particles)
-        pairs = scaled_pairs(self.bandwidth, frame.points)
-        values = torch.exp(-pairs.ratios)
+        values, pull = self._values_and_pull(particles)
         # sum_j grad_{z_j} k(z_j, z_i) = (2 / h) W (z_i sum_j k_ij - sum_j k_ij z_j): one Gram
         # matrix and one product serve both terms.
-        pull = frame.pulled_back(pairs.centred * (2.0 / pairs.bandwidth))
         total = values @ (scores - pull) + values.sum(dim=1, keepdim=True) * pull
         return total / len(particles), state
 
+    def _values_and_pull(self, particles: Tensor) -> tuple[Tensor, Tensor]:
+        """k at all pairs (P, P), and (2 / h) W (z - c), shape (P, D)."""
+        frame = coordinates(self.metric, particles)
+        pairs = scaled_pairs(self.bandwidth, frame)
+        return torch.exp(-pairs.ratios), frame.gradients(2.0 / pairs.bandwidth)
+
+    @property
+    def translation_invariant(self) -> bool:
+        """Yes."""
+        return True
+
+    def interactions(self, state: KernelState, particles: Tensor) -> Interactions:
+        """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
+        values, pull = self._values_and_pull(particles)
+        return radial_interactions(values, values, pull)
+
     def gram(self, state: KernelState, particles: Tensor) -> Tensor:
         """Kernel values at all pairs of particles, shape (P, P)."""
-        points = coordinates(self.metric, particles).points
-        return torch.exp(-scaled_pairs(self.bandwidth, points).ratios)
+        return self._values_and_pull(particles)[0]

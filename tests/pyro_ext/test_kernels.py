@@ -182,7 +182,7 @@ class TestDirection:
 
     def test_metric_refused(self):
         with pytest.raises(ArgumentError, match="metric"):
-            Linear(metric="curvature")
+            Linear(metric="hessian")
         particles, scores = cloud(5, 3)
         with pytest.raises(ArgumentError, match=r"shape \(3,\)"):
             Linear(metric=torch.ones(2)).direction({}, particles, scores)

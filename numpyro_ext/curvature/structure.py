@@ -1,0 +1,345 @@
+"""Structures of a program's curvature: whole, diagonal, Kronecker factored, of low rank.
+
+The curvature of -log pi at a particle is that of the prior (:mod:`.prior`) and the Gauss-Newton
+matrix J' F J of the likelihood (:mod:`.gauss_newton`), whose rows R = F^(1/2) J are kept as they
+are, or summed up by one of
+
+``"full"``
+    R' R, exact: as rows, or as a matrix where that is smaller.
+``"diag"``
+    The diagonal of R' R.
+``"kfac"``
+    For each site, the nearest A (x) B to its block of R' R in the Frobenius norm (Van Loan and
+    Pitsianis 1993), found from the rows of that site as matrices. For a linear layer with one
+    example it is exact, as the Kronecker-factored approximation of Martens and Grosse (2015) is.
+    A site that is no matrix has its whole block, or the diagonal of it where it is long.
+``"low_rank"``
+    The largest ``rank`` terms of the singular value decomposition of R, and the diagonal of what
+    is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+
+from numpyro_ext.curvature.gauss_newton import jacobian_rows, row_sites
+from numpyro_ext.curvature.prior import PriorForm, PriorStructure, prior_curvature, prior_structure
+from numpyro_ext.curvature.sum_of_parts import Curvature, KroneckerBlock
+from numpyro_ext.errors import ArgumentError
+from numpyro_ext.options import check_count
+from numpyro_ext.target import Data, LogDensity
+from numpyro_ext.target.layout import Indices
+
+Structure = Literal["full", "diag", "kfac", "low_rank"]
+STRUCTURES: tuple[str, ...] = get_args(Structure)
+
+#: Longest site that is no matrix whose whole block the structure ``"kfac"`` keeps.
+WHOLE_BLOCK_UP_TO = 500
+#: Widest side of a matrix site with a Kronecker factor; wider sites keep their diagonal.
+WIDEST_FACTOR = 2048
+#: Alternating steps to the nearest Kronecker product.
+_KRONECKER_STEPS = 3
+#: Numbers of the Jacobians of all particles above which particles take turns.
+_LARGE = 50_000_000
+
+
+@dataclass(frozen=True)
+class CurvatureOptions:
+    """What curvature to compute.
+
+    Parameters
+    ----------
+    structure : {"full", "diag", "kfac", "low_rank"}
+    sites : tuple of str, optional
+        Latent sites whose coordinates have curvature; default all.
+    rank : int
+        Terms kept by ``"low_rank"``.
+    prior : {"diagonal", "hessian"}, optional
+        See :func:`~numpyro_ext.curvature.prior_structure`.
+
+    Raises
+    ------
+    ArgumentError
+        An option is not one of those listed.
+    """
+
+    structure: Structure = "full"
+    sites: tuple[str, ...] | None = None
+    rank: int = 10
+    prior: PriorForm | None = None
+
+    def __post_init__(self) -> None:
+        if self.structure not in STRUCTURES:
+            raise ArgumentError(
+                f"Expected curvature to be one of {STRUCTURES}, found {self.structure!r}."
+            )
+        check_count("rank", self.rank)
+        if self.sites is not None and (not self.sites):
+            raise ArgumentError(
+                f"Expected sites to be a non-empty tuple of site names, found {self.sites!r}."
+            )
+
+
+class ProgramCurvature:
+    """The curvature of a program, with all that is found once: what is diagonal, what is apart.
+
+    Parameters
+    ----------
+    target : LogDensity
+    data : Data
+        Concrete arguments of the model.
+    options : CurvatureOptions
+
+    Attributes
+    ----------
+    coordinates : array of int
+        The D' coordinates of the flat vector that have curvature.
+    sites : tuple of str
+        Their latent sites, in the order of the layout.
+
+    Raises
+    ------
+    ArgumentError
+        A site is not latent, or the model's likelihood is a factor, which has no outputs.
+    """
+
+    def __init__(self, target: LogDensity, data: Data, options: CurvatureOptions) -> None:
+        layout = target.layout
+        wanted = options.sites if options.sites is not None else tuple(layout.names)
+        unknown = [name for name in wanted if name not in layout.slices]
+        if unknown:
+            raise ArgumentError(
+                f"Expected sites among the latent sites {list(layout.names)}, found {unknown}."
+            )
+        self.options = options
+        self.sites = tuple(name for name in layout.names if name in wanted)
+        self.coordinates = np.concatenate(
+            [np.arange(layout.slices[n].start, layout.slices[n].stop) for n in self.sites]
+        )
+        key = random.PRNGKey(0)
+        positions = target.initial_positions(2, key, data)
+        self._check_likelihood(target, positions, data)
+        self.prior: PriorStructure = prior_structure(
+            target, positions, data, key, self._prior_form(target)
+        )
+        indices = target.first_rows()
+        self.by_row = row_sites(target, positions[0], data, indices)
+
+    def _prior_form(self, target: LogDensity) -> PriorForm | None:
+        if self.options.prior is not None:
+            return self.options.prior
+        # A matrix for the prior would undo what these structures are for.
+        return None if self.options.structure == "full" else "diagonal"
+
+    def _check_likelihood(self, target: LogDensity, positions: Array, data: Data) -> None:
+        outputs = jax.eval_shape(
+            target.outputs, positions[0], data.on_device(), target.first_rows()
+        )
+        if outputs:
+            return
+        likelihood = target.log_prior_and_likelihood(
+            positions, data, target.first_rows() if target.plates else None
+        )[1]
+        if bool((likelihood != 0.0).any()):
+            raise ArgumentError(
+                "Expected a likelihood of observed sample sites, found factors alone: a factor has "
+                "no distribution whose Fisher information could give its curvature. Write it as "
+                "numpyro.sample(..., obs=...), or use SVGD."
+            )
+
+    def slices(self, target: LogDensity) -> dict[str, slice]:
+        """Where each site is among the coordinates with curvature."""
+        found, start = {}, 0
+        for name in self.sites:
+            where = target.layout.slices[name]
+            found[name] = slice(start, start + where.stop - where.start)
+            start = found[name].stop
+        return found
+
+    def at(
+        self,
+        target: LogDensity,
+        z: Array,
+        data: Data,
+        indices: Indices | None,
+        rng_key: Array,
+    ) -> Curvature:
+        """Curvature at positions z (P, D) of a batch of rows, or of all rows without one.
+
+        ``rng_key`` serves distributions without a registered Fisher information.
+        """
+        prior = self._prior_part(target, z, data)
+        if indices is not None or not target.plates:
+            return _added(prior, self._likelihood(target, z, data, indices or {}, rng_key))
+        return _added(prior, self._sweep(target, z, data, rng_key))
+
+    def _prior_part(self, target: LogDensity, z: Array, data: Data) -> Curvature:
+        found = prior_curvature(target, self.prior, z, data, self.sites)
+        where = self.coordinates
+        if found.ndim == 2:
+            return Curvature(found[:, where])
+        nothing = jnp.zeros((1, len(where)), z.dtype)
+        return Curvature(nothing, found[:, where][:, :, where])
+
+    def _sweep(self, target: LogDensity, z: Array, data: Data, rng_key: Array) -> Curvature:
+        """The Gauss-Newton part of all rows, chunk by chunk."""
+        chunks = target.sweep()
+        if self.options.structure == "kfac" and len(chunks) > 1:
+            raise ArgumentError(
+                'Expected minibatches with curvature="kfac", whose factors do not add up over '
+                f"chunks of the data, found {len(chunks)} chunks. Use Minibatch() as the "
+                "estimator, or raise data_chunk to the number of rows."
+            )
+        count = sum(self._num_rows(target, z, data, indices) for _, indices in chunks)
+        as_matrix = self.options.structure == "full" and count > len(self.coordinates)
+        groups: dict[tuple[int, ...], list[tuple[float, Indices]]] = {}
+        for weight, indices in chunks:
+            groups.setdefault(tuple(len(rows) for rows in indices.values()), []).append(
+                (weight, indices)
+            )
+        total: Curvature | None = None
+        for number, group in enumerate(groups.values()):
+            weight = group[0][0]
+            stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *(rows for _, rows in group))
+            keys = random.split(random.fold_in(rng_key, number), len(group))
+
+            def part(chunk: tuple[Indices, Array], weight: float = weight) -> Curvature:
+                indices, key = chunk
+                return self._likelihood(target, z, data, indices, key, weight, as_matrix)
+
+            if as_matrix or self.options.structure == "diag":
+                zero = jax.tree.map(
+                    lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype),
+                    jax.eval_shape(lambda chunks: jax.lax.map(part, chunks), (stacked, keys)),
+                )
+
+                def add(
+                    carry: Curvature, chunk: tuple[Indices, Array], part: Any = part
+                ) -> tuple[Curvature, None]:
+                    return jax.tree.map(jnp.add, carry, part(chunk)), None
+
+                found, _ = jax.lax.scan(add, zero, (stacked, keys))
+            else:
+                parts = jax.lax.map(part, (stacked, keys))
+                rows = parts.rows
+                assert rows is not None
+                chunk_rows = jnp.moveaxis(rows, 0, 1).reshape(len(z), -1, rows.shape[-1])
+                found = Curvature(parts.diagonal.sum(axis=0), rows=chunk_rows)
+            total = found if total is None else _added(total, found)
+        assert total is not None
+        return total
+
+    def _num_rows(self, target: LogDensity, z: Array, data: Data, indices: Indices) -> int:
+        found = jax.eval_shape(
+            lambda: self._jacobian(target, z[:1], data, indices, random.PRNGKey(0))
+        )
+        return int(found.shape[1])
+
+    def _jacobian(
+        self, target: LogDensity, z: Array, data: Data, indices: Indices, rng_key: Array
+    ) -> Array:
+        return jacobian_rows(target, z, data, indices, rng_key, self.by_row, self.coordinates)
+
+    def _likelihood(
+        self,
+        target: LogDensity,
+        z: Array,
+        data: Data,
+        indices: Indices,
+        rng_key: Array,
+        weight: float = 1.0,
+        as_matrix: bool = False,
+    ) -> Curvature:
+        """The Gauss-Newton part of one batch, in its structure."""
+
+        def found(positions: Array, key: Array) -> Curvature:
+            rows = self._jacobian(target, positions, data, indices, key)
+            return self._summed_up(math.sqrt(weight) * rows, target, as_matrix)
+
+        numbers = len(z) * self._num_rows(target, z, data, indices) * len(self.coordinates)
+        if numbers <= _LARGE or self.options.structure == "full":
+            return found(z, rng_key)
+        one_by_one = jax.lax.map(
+            lambda pair: found(pair[0][None], pair[1]), (z, random.split(rng_key, len(z)))
+        )
+        return jax.tree.map(lambda leaf: leaf[:, 0], one_by_one)
+
+    def _summed_up(self, rows: Array, target: LogDensity, as_matrix: bool) -> Curvature:
+        """Rows (P, R, D) in the wanted structure."""
+        number, count, dim = rows.shape
+        nothing = jnp.zeros((1, dim), rows.dtype)
+        structure = self.options.structure
+        if structure == "full":
+            if as_matrix or count > dim:
+                return Curvature(nothing, matrix=rows.mT @ rows)
+            return Curvature(nothing, rows=rows)
+        if structure == "diag":
+            return Curvature((rows**2).sum(axis=1))
+        if structure == "low_rank":
+            return _low_rank(rows, min(self.options.rank, count, dim))
+        blocks = []
+        for name, where in self.slices(target).items():
+            part = rows[:, :, where]
+            block = _kronecker(part, target.layout.shapes[name], where.start)
+            if block is None:
+                nothing = jnp.broadcast_to(nothing, (number, dim))
+                nothing = nothing.at[:, where].set((part**2).sum(axis=1))
+            else:
+                blocks.append(block)
+        return Curvature(nothing, blocks=tuple(blocks))
+
+
+def _added(first: Curvature, second: Curvature) -> Curvature:
+    """The sum of two curvatures, of which one at most has blocks."""
+    rows = [part.rows for part in (first, second) if part.rows is not None]
+    matrices = [part.matrix for part in (first, second) if part.matrix is not None]
+    return Curvature(
+        first.diagonal + second.diagonal,
+        sum(matrices[1:], start=matrices[0]) if matrices else None,
+        jnp.concatenate(rows, axis=1) if rows else None,
+        first.blocks + second.blocks,
+    )
+
+
+def _low_rank(rows: Array, rank: int) -> Curvature:
+    """The leading ``rank`` terms of R' R, and the diagonal of the others."""
+    # Through the smaller Gram matrix: a singular value decomposition of R costs more.
+    _, vectors = jnp.linalg.eigh(rows @ rows.mT)
+    leading = vectors[:, :, ::-1][:, :, :rank]
+    kept = leading.mT @ rows
+    rest = jnp.maximum((rows**2).sum(axis=1) - (kept**2).sum(axis=1), 0.0)
+    return Curvature(rest, rows=kept)
+
+
+def _kronecker(rows: Array, shape: Collection[int], start: int) -> KroneckerBlock | None:
+    """The nearest A (x) B to R' R of one site; None where its diagonal is to be kept."""
+    number, count, size = rows.shape
+    shape = tuple(shape)
+    first, last = (shape[0], size // max(shape[0], 1)) if len(shape) > 1 else (1, size)
+    if min(first, last) == 1:
+        first, last = 1, size
+        if size > WHOLE_BLOCK_UP_TO:
+            return None
+        return KroneckerBlock(jnp.ones((number, 1, 1), rows.dtype), rows.mT @ rows, start)
+    if max(first, last) > WIDEST_FACTOR:
+        return None
+    matrices = rows.reshape(number, count, first, last)
+    # The nearest product is the leading singular pair of the rearranged matrix, by power
+    # iteration from B = identity; every iterate is positive semidefinite.
+    right = jnp.broadcast_to(jnp.eye(last, dtype=rows.dtype), (number, last, last))
+    left = jnp.zeros((number, first, first), rows.dtype)
+    tiny = jnp.finfo(rows.dtype).tiny
+    for _ in range(_KRONECKER_STEPS):
+        size_right = jnp.maximum((right**2).sum(axis=(1, 2)), tiny)[:, None, None]
+        left = jnp.einsum("prab,pbc,prdc->pad", matrices, right, matrices) / size_right
+        size_left = jnp.maximum((left**2).sum(axis=(1, 2)), tiny)[:, None, None]
+        right = jnp.einsum("prab,pac,prcd->pbd", matrices, left, matrices) / size_left
+    return KroneckerBlock(left, right, start)

@@ -1,0 +1,117 @@
+"""Curvature matrices of P particles, each a sum of parts that are never formed as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KroneckerBlock:
+    """A block A (x) B of the coordinates from ``start`` on, for each of P particles.
+
+    Parameters
+    ----------
+    left : Array
+        A, shape (P, a, a).
+    right : Array
+        B, shape (P, b, b).
+    start : int
+        First coordinate; the block has a b of them, with the index of B running fastest.
+    """
+
+    left: Array
+    right: Array
+    start: int = field(metadata={"static": True})
+
+    @property
+    def where(self) -> slice:
+        """Coordinates of the block."""
+        return slice(self.start, self.start + self.left.shape[1] * self.right.shape[1])
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Curvature:
+    """H_p = diag(d_p) + M_p + R_p' R_p + blocks A_p (x) B_p, positive semidefinite.
+
+    Parameters
+    ----------
+    diagonal : Array
+        d, shape (P, D), or (1, D) where it is the same for all particles.
+    matrix : Array or None
+        M, shape (P, D, D).
+    rows : Array or None
+        R, shape (P, R, D).
+    blocks : tuple of KroneckerBlock
+        Blocks on the diagonal.
+    """
+
+    diagonal: Array
+    matrix: Array | None = None
+    rows: Array | None = None
+    blocks: tuple[KroneckerBlock, ...] = ()
+
+    @property
+    def number(self) -> int:
+        """Number P of particles; 1 where all have the same diagonal and nothing else."""
+        leaves = [self.diagonal, self.matrix, self.rows, *(block.left for block in self.blocks)]
+        return max(len(leaf) for leaf in leaves if leaf is not None)
+
+    def product(self, vectors: Array) -> Array:
+        """H_p v_p for one vector of each particle, (P, D)."""
+        return self.products(vectors[:, None])[:, 0]
+
+    def products(self, vectors: Array) -> Array:
+        """H_p v_pn for n vectors of each particle, (P, n, D)."""
+        total = self.diagonal[:, None] * vectors
+        if self.matrix is not None:
+            total = total + vectors @ self.matrix
+        if self.rows is not None:
+            total = total + (vectors @ self.rows.mT) @ self.rows
+        for block in self.blocks:
+            rows, columns = block.left.shape[1], block.right.shape[1]
+            part = vectors[..., block.where].reshape(*vectors.shape[:-1], rows, columns)
+            part = block.left[:, None] @ part @ block.right[:, None]
+            flat = part.reshape(*vectors.shape[:-1], rows * columns)
+            total = total.at[..., block.where].add(flat)
+        return total
+
+    def mean_products(self, vectors: Array) -> Array:
+        """The mean over particles of H_p times each of n vectors, (n, D)."""
+        every = jnp.broadcast_to(vectors, (self.number, *vectors.shape))
+        return self.products(every).mean(axis=0)
+
+    def diagonals(self) -> Array:
+        """The diagonals of all H_p, (P, D)."""
+        total = jnp.broadcast_to(self.diagonal, (self.number, self.diagonal.shape[1]))
+        if self.matrix is not None:
+            total = total + jnp.diagonal(self.matrix, axis1=1, axis2=2)
+        if self.rows is not None:
+            total = total + (self.rows**2).sum(axis=1)
+        for block in self.blocks:
+            left = jnp.diagonal(block.left, axis1=1, axis2=2)
+            right = jnp.diagonal(block.right, axis1=1, axis2=2)
+            flat = (left[:, :, None] * right[:, None, :]).reshape(len(left), -1)
+            total = total.at[:, block.where].add(flat)
+        return total
+
+    def dense(self) -> Array:
+        """All H_p, (P, D, D)."""
+        number, dim = self.number, self.diagonal.shape[1]
+        diagonal = jnp.broadcast_to(self.diagonal, (number, dim))
+        total = diagonal[:, :, None] * jnp.eye(dim, dtype=self.diagonal.dtype)
+        if self.matrix is not None:
+            total = total + self.matrix
+        if self.rows is not None:
+            total = total + self.rows.mT @ self.rows
+        for block in self.blocks:
+            product = jnp.einsum("pab,pcd->pacbd", block.left, block.right)
+            size = block.left.shape[1] * block.right.shape[1]
+            where = block.where
+            total = total.at[:, where, where].add(product.reshape(number, size, size))
+        return total

@@ -1,0 +1,447 @@
+"""Stein variational Newton (``SVN``), with the Gauss-Newton curvature of any program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax, random
+from numpyro.contrib.einstein.stein_kernels import SteinKernel
+
+from numpyro_ext.curvature import (
+    SOLVERS,
+    Curvature,
+    CurvatureOptions,
+    ProgramCurvature,
+    Solver,
+    Structure,
+)
+from numpyro_ext.engine import EngineState
+from numpyro_ext.errors import ArgumentError
+from numpyro_ext.gradients import Full, Minibatch
+from numpyro_ext.kernels import IMQ, Kernel, Linear, ProductMetric, as_kernel, mixture
+from numpyro_ext.options import check_count, check_number, describe
+from numpyro_ext.stein.damping import damping_scale, judge, within_radius
+from numpyro_ext.stein.newton_system import (
+    REPULSIONS,
+    SYSTEMS,
+    NewtonSystem,
+    Repulsion,
+    Solution,
+    System,
+    choose_solver,
+    solver_costs,
+)
+from numpyro_ext.stein.particles import ParticleEngine
+from numpyro_ext.target import Data, LogDensity, Score
+from numpyro_ext.target.layout import Indices
+
+
+class NewtonState(NamedTuple):
+    """State of ``SVN``.
+
+    Parameters
+    ----------
+    particles : Array
+        Shape (P, D).
+    optimizer : pytree
+        State of the optimizer, if there is one.
+    kernel : pytree
+        State of the kernel.
+    damping : Array
+        Levenberg-Marquardt damping of the next step, in units of the curvature.
+    curvature : Curvature or None
+        The last curvature, where it serves several steps.
+    """
+
+    particles: Array
+    optimizer: Any
+    kernel: Any
+    damping: Array
+    curvature: Curvature | None
+
+
+def curvature_kernel() -> Kernel:
+    """The default kernel of ``SVN``: that of the other engines, in the metric of the curvature."""
+    return mixture([IMQ("dimension", metric="curvature"), Linear("curvature")])
+
+
+class SVN(ParticleEngine):
+    """Stein variational Newton with Gauss-Newton curvature.
+
+    A step solves a linear system for the move of all particles that would be Newton's in the
+    kernel's space (Detommaso et al. 2018), with the curvature of the prior and the Gauss-Newton
+    matrix of the likelihood, found for any program from its observed distributions. It converges
+    in tens of steps where SVGD takes thousands. Damping adapts to how well the quadratic model
+    foretells the density, and steps that would lower it against the model are not taken.
+
+    Parameters
+    ----------
+    model : callable
+        NumPyro model, used as it is. Its likelihood is made of observed sample sites.
+    optim : optimizer, optional
+        NumPyro or optax optimizer. With ``sites`` it moves all other sites, along SVGD's
+        direction, and is needed. Otherwise it takes the Newton direction in place of
+        ``step_size``; adaptive optimizers undo the direction's scaling.
+    kernel : Kernel or numpyro SteinKernel, optional
+        ``RBF``, ``IMQ``, ``Linear``, or sums and multiples of them. With
+        ``metric="curvature"`` distances are taken in the mean curvature of the particles, as in
+        equation 17 of Leviyev et al. (2022), which is ``RBF("dimension", metric="curvature")``.
+        Default: :func:`~numpyro_ext.stein.curvature_kernel`.
+    num_particles : int, default 32
+        Number P of particles. One particle is a MAP estimate in unconstrained space.
+    curvature : {"full", "diag", "kfac", "low_rank"}
+        Structure of the likelihood's curvature; see :mod:`numpyro_ext.curvature.structure`.
+    sites : sequence of str, optional
+        Latent sites that take Newton steps, such as those of a network's last layer; all others
+        follow SVGD's direction. Default: all.
+    rank : int
+        Terms of ``curvature="low_rank"``.
+    system : {"full", "block_diagonal"}
+        Whether the moves of the particles are solved for together.
+    repulsion : {"diagonal", "all"}
+        Blocks of the full system that hold the kernel's gradients. With ``"all"`` it need not be
+        positive definite.
+    solver : {"dense", "dual", "cg"}, optional
+        Cholesky of the system, Woodbury's identity, or conjugate gradients. Default: by cost; it
+        is ``self.solver`` after the first step.
+    tolerance : float
+        Residual, relative to the right side, at which conjugate gradients stop.
+    max_iterations : int
+        Products of conjugate gradients.
+    step_size : float
+        Share of the Newton move that is taken.
+    damping : float
+        Levenberg-Marquardt damping at the start, in units of the mean curvature of each
+        coordinate.
+    adapt_damping : bool
+        Whether damping adapts, and bad moves are taken back. It costs one more evaluation of the
+        density.
+    trust_radius : float, optional
+        Largest move of a particle, as root mean square over coordinates in units of the standard
+        deviations that the curvature suggests.
+    curvature_every : int
+        Steps that one curvature serves.
+    **options
+        Options of every engine; see :class:`~numpyro_ext.engine.Engine`.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of range; from ``init``, the likelihood has no observed sites.
+
+    Notes
+    -----
+    The loss is minus the mean log density of the particles before the step, an estimate where the
+    score is one. ``info`` holds ``damping``, ``accepted`` (the share of particles that moved),
+    ``disagreement`` (of the quadratic model with the density, from 0 to 2), ``solved`` (0 where
+    the system was singular or indefinite: the particles stay and damping grows), ``residual`` and
+    ``iterations`` of conjugate gradients, and ``force_norm``, the root mean square over particles
+    of SVGD's direction.
+
+    References
+    ----------
+    G. Detommaso, T. Cui, A. Spantini, Y. Marzouk and R. Scheichl, "A Stein variational Newton
+    method", NeurIPS 2018; A. Leviyev, J. Chen, Y. Wang, O. Ghattas and A. Zimmerman, "A stochastic
+    Stein variational Newton method", 2022; for networks, "Stein variational Newton neural network
+    ensembles".
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        optim: Any = None,
+        kernel: Kernel | SteinKernel | None = None,
+        num_particles: int = 32,
+        *,
+        curvature: Structure = "full",
+        sites: Sequence[str] | None = None,
+        rank: int = 10,
+        system: System = "full",
+        repulsion: Repulsion = "diagonal",
+        solver: Solver | None = None,
+        tolerance: float = 1e-4,
+        max_iterations: int = 50,
+        step_size: float = 0.5,
+        damping: float = 1.0,
+        adapt_damping: bool = True,
+        trust_radius: float | None = 1.0,
+        curvature_every: int = 1,
+        **options: Any,
+    ) -> None:
+        for name, value, allowed in (
+            ("system", system, SYSTEMS),
+            ("repulsion", repulsion, REPULSIONS),
+            ("solver", solver, (*SOLVERS, None)),
+        ):
+            if value not in allowed:
+                raise ArgumentError(f"Expected {name} to be one of {allowed}, found {value!r}.")
+        if isinstance(sites, str):
+            raise ArgumentError(f"Expected sites to be a sequence of names, found {sites!r}.")
+        check_number("step_size", step_size, most=1.0)
+        check_number("damping", damping)
+        check_number("trust_radius", trust_radius, optional=True)
+        check_number("tolerance", tolerance, most=1.0)
+        check_count("max_iterations", max_iterations)
+        check_count("curvature_every", curvature_every)
+        if sites is not None and optim is None:
+            raise ArgumentError(
+                "Expected an optimizer with sites, such as numpyro.optim.Adam(0.01): it moves the "
+                f"sites other than {list(sites)} along SVGD's direction. Found None."
+            )
+        super().__init__(model, optim, num_particles, **options)
+        self.kernel = curvature_kernel() if kernel is None else as_kernel(kernel)
+        self._curvature_options = CurvatureOptions(
+            curvature, None if sites is None else tuple(sites), rank
+        )
+        self.system: System = system
+        self.repulsion: Repulsion = repulsion
+        self.solver = solver
+        self._given_solver = solver
+        self.tolerance = tolerance
+        self.max_iterations = max_iterations
+        self.step_size = step_size
+        self.damping = damping
+        self.adapt_damping = adapt_damping
+        self.trust_radius = trust_radius
+        self.curvature_every = curvature_every
+        self._of_program: tuple[LogDensity, ProgramCurvature] | None = None
+
+    def _settings(self) -> dict[str, str]:
+        own = {
+            name: repr(getattr(self, name))
+            for name in ("system", "repulsion", "step_size", "adapt_damping", "trust_radius")
+        }
+        return {
+            "kernel": describe(self.kernel),
+            "curvature": describe(self._curvature_options),
+            "curvature_every": repr(self.curvature_every),
+            **own,
+            **super()._settings(),
+        }
+
+    def _program_curvature(self, target: LogDensity) -> ProgramCurvature:
+        """What is found once about the program; the engine's last arguments serve as data."""
+        if self._of_program is None or self._of_program[0] is not target:
+            with jax.ensure_compile_time_eval():
+                found = ProgramCurvature(target, self.data, self._curvature_options)
+            self._of_program = target, found
+        return self._of_program[1]
+
+    def particles(self, state: EngineState) -> Array:
+        """Particles of a state in unconstrained space, shape (P, D)."""
+        return state.algorithm.particles
+
+    def _others(self, target: LogDensity) -> np.ndarray:
+        """Coordinates that the optimizer moves."""
+        newton = self._program_curvature(target).coordinates
+        if self._curvature_options.sites is None:
+            return newton
+        return np.setdiff1d(np.arange(target.dim), newton)
+
+    def _init_algorithm(self, target: LogDensity, rng_key: Array, data: Data) -> NewtonState:
+        particles = target.initial_positions(self.num_particles, rng_key, data)
+        program = self._program_curvature(target)
+        optimizer: Any = {}
+        if self.optim is not None:
+            optimizer = self.optim.init(particles[:, self._others(target)])
+        cached = None
+        if self.curvature_every > 1:
+            shape = jax.eval_shape(
+                lambda: self._curvature(program, target, particles, data, self._some_rows(target))
+            )
+            cached = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
+        return NewtonState(
+            particles,
+            optimizer,
+            self.kernel.init(particles[:, program.coordinates]),
+            jnp.asarray(self.damping, particles.dtype),
+            cached,
+        )
+
+    def _some_rows(self, target: LogDensity) -> Indices | None:
+        """Rows of the shape that the estimator's batches have."""
+        if self.estimator.evaluations_per_step(target) >= 1.0:
+            return None
+        return target.first_rows() if target.plates else None
+
+    def _curvature(
+        self,
+        program: ProgramCurvature,
+        target: LogDensity,
+        particles: Array,
+        data: Data,
+        indices: Indices | None,
+        rng_key: Array | None = None,
+    ) -> Curvature:
+        key = random.PRNGKey(0) if rng_key is None else rng_key
+        return program.at(target, particles, data, indices, key)
+
+    def _log_density(
+        self, target: LogDensity, particles: Array, data: Data, indices: Indices | None
+    ) -> Array:
+        if indices is None and target.plates:
+            prior, likelihood = target.full_log_prior_and_likelihood(particles, data)
+            return prior + likelihood / target.likelihood_temperature
+        return target.log_density(particles, data, indices)
+
+    def _step(
+        self, target: LogDensity, state: EngineState, data: Data
+    ) -> tuple[EngineState, Array, dict[str, Array]]:
+        before: NewtonState = state.algorithm
+        program = self._program_curvature(target)
+        particles, where = before.particles, program.coordinates
+        rng_key, curvature_key = random.split(state.rng_key)
+        score, estimator = self.estimator.estimate(target, state.estimator, particles, data)
+
+        def fresh() -> Curvature:
+            return self._curvature(program, target, particles, data, score.indices, curvature_key)
+
+        if before.curvature is None:
+            curvature = fresh()
+        else:
+            due = state.step % self.curvature_every == 0
+            cached = before.curvature
+            curvature = lax.cond(due, fresh, lambda: cached)
+        solution, phi, scale, kernel = self._solve(
+            before, particles[:, where], score.score[:, where], curvature
+        )
+        log_density = score.log_prior + score.log_likelihood / target.likelihood_temperature
+        loss = -log_density.mean()
+
+        newton, optimizer = self._newton_moves(before, particles, solution.moves, scale, loss)
+        proposed = particles.at[:, where].add(newton)
+        figures = {
+            "solved": solution.solved.astype(loss.dtype),
+            "residual": solution.residual,
+            "iterations": solution.iterations.astype(loss.dtype),
+            "force_norm": jnp.sqrt((phi**2).sum(axis=1).mean()),
+        }
+        damping = before.damping
+        if self.adapt_damping:
+            accepted, damping, figures["disagreement"] = self._judged(
+                target,
+                data,
+                score,
+                curvature,
+                particles,
+                proposed,
+                newton,
+                where,
+                before,
+                solution,
+            )
+            figures["accepted"] = accepted.mean(dtype=loss.dtype)
+            proposed = jnp.where(accepted[:, None], proposed, particles)
+        figures["damping"] = damping
+        if self._curvature_options.sites is not None:
+            proposed, optimizer = self._other_moves(
+                target, before, particles, proposed, score, loss
+            )
+        # What is not finite in a step is the engine's to report, and here what is not in the score.
+        finite = jnp.isfinite(score.score).all()
+        loss = jnp.where(finite, loss, jnp.nan)
+        following = NewtonState(
+            proposed,
+            optimizer,
+            kernel,
+            damping,
+            None if before.curvature is None else curvature,
+        )
+        state = state._replace(algorithm=following, estimator=estimator, rng_key=rng_key)
+        return state, loss, figures
+
+    def _solve(
+        self, before: NewtonState, points: Array, scores: Array, curvature: Curvature
+    ) -> tuple[Solution, Array, Array, Any]:
+        """The Newton moves, SVGD's direction, the scale of the damping, the kernel's state."""
+        kernel = self.kernel.with_curvature(ProductMetric(curvature.mean_products))
+        interactions = kernel.interactions(before.kernel, points)
+        scale = damping_scale(curvature.diagonals())
+        system = NewtonSystem(
+            interactions,
+            curvature,
+            scores,
+            before.damping * scale,
+            self.system,
+            self.repulsion,
+            self.tolerance,
+            self.max_iterations,
+        )
+        costs = solver_costs(
+            self.system,
+            self.repulsion,
+            curvature,
+            len(points),
+            points.shape[1],
+            len(interactions.basis),
+            self.max_iterations,
+        )
+        solver: Any = self._given_solver
+        if solver is None:
+            solver = choose_solver(costs)
+        elif solver not in costs:
+            raise ArgumentError(
+                f"Expected a solver among {sorted(costs)} for this system, found {solver!r}: "
+                '"dual" needs a curvature of rows and a diagonal, and "dense" one matrix that '
+                "fits in memory."
+            )
+        self.solver = solver
+        return system.solve(solver), interactions.direction(scores), scale, before.kernel
+
+    def _newton_moves(
+        self, before: NewtonState, particles: Array, moves: Array, scale: Array, loss: Array
+    ) -> tuple[Array, Any]:
+        """Moves that are taken, shortened to the trust region, and the optimizer's next state."""
+        if self.optim is None or self._curvature_options.sites is not None:
+            return within_radius(self.step_size * moves, scale, self.trust_radius), before.optimizer
+        moves = within_radius(moves, scale, self.trust_radius)
+        optimizer = self.optim.update(-moves, before.optimizer, value=loss)
+        return self.optim.get_params(optimizer) - particles, optimizer
+
+    def _judged(
+        self,
+        target: LogDensity,
+        data: Data,
+        score: Score,
+        curvature: Curvature,
+        particles: Array,
+        proposed: Array,
+        newton: Array,
+        where: np.ndarray,
+        before: NewtonState,
+        solution: Solution,
+    ) -> tuple[Array, Array, Array]:
+        temperature = target.likelihood_temperature
+        old = score.log_prior + score.log_likelihood / temperature
+        if not isinstance(self.estimator, Minibatch | Full):
+            # Estimates with reduced variance are not the density of the rows alone.
+            old = self._log_density(target, particles, data, score.indices)
+        new = self._log_density(target, proposed, data, score.indices)
+        gain = (score.score[:, where] * newton).sum(axis=1)
+        fall = 0.5 * (newton * curvature.product(newton)).sum(axis=1)
+        return judge(gain, fall, old, new, before.damping, solution.solved)
+
+    def _other_moves(
+        self,
+        target: LogDensity,
+        before: NewtonState,
+        particles: Array,
+        proposed: Array,
+        score: Score,
+        loss: Array,
+    ) -> tuple[Array, Any]:
+        others = self._others(target)
+        kernel = self._other_kernel
+        phi, _ = kernel.direction(
+            kernel.init(particles[:, others]), particles[:, others], score.score[:, others]
+        )
+        optimizer = self.optim.update(-phi, before.optimizer, value=loss)
+        return proposed.at[:, others].set(self.optim.get_params(optimizer)), optimizer
+
+    @property
+    def _other_kernel(self) -> Kernel:
+        return as_kernel(None)
