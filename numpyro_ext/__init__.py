@@ -27,13 +27,15 @@ from numpyro_ext.guides import (
 )
 from numpyro_ext.kernels import IMQ, RBF, Graphical, Kernel, Linear, Preconditioned, RandomFeature
 from numpyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
-from numpyro_ext.stein import SVGD, SVGDVR, DeepEnsemble
+from numpyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
 from numpyro_ext.target import LogDensity
 
 __all__ = [
     # engines
     "SVGD",
     "SVGDVR",
+    "SVN",
+    "WGD",
     "DeepEnsemble",
     "ProximalScoreVI",
     "GSM",

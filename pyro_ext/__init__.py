@@ -26,13 +26,15 @@ from pyro_ext.guides import (
 )
 from pyro_ext.kernels import IMQ, RBF, Graphical, Kernel, Linear, Preconditioned, RandomFeature
 from pyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
-from pyro_ext.stein import SVGD, SVGDVR, DeepEnsemble
+from pyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
 from pyro_ext.target import LogDensity
 
 __all__ = [
     # engines
     "SVGD",
     "SVGDVR",
+    "SVN",
+    "WGD",
     "DeepEnsemble",
     "ProximalScoreVI",
     "GSM",

@@ -313,7 +313,7 @@ def _low_rank(rows: Array, rank: int) -> Curvature:
     """The leading ``rank`` terms of R' R, and the diagonal of the others."""
     # Through the smaller Gram matrix: a singular value decomposition of R costs more.
     _, vectors = jnp.linalg.eigh(rows @ rows.mT)
-    leading = vectors[:, :, ::-1][:, :, :rank]
+    leading = vectors[:, :, -rank:]
     kept = leading.mT @ rows
     rest = jnp.maximum((rows**2).sum(axis=1) - (kept**2).sum(axis=1), 0.0)
     return Curvature(rest, rows=kept)

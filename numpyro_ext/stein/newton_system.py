@@ -140,10 +140,10 @@ class NewtonSystem:
         if solver == "cg":
             # For alpha: the inverse kernel matrix would take many more iterations.
             right = gram @ self.scores + repulsion
-            weights, *figures = self._iterate(
+            weights, residual, iterations, definite = self._iterate(
                 self._full_product(gram), right, self._full_diagonal(gram)
             )
-            return gram @ weights, *figures
+            return gram @ weights, residual, iterations, definite
         inverse = cholesky_solve(gram, jnp.eye(number, dtype=gram.dtype))
         right = self.scores + inverse @ repulsion
         if self.repulsion == "all" or (solver == "dense" and dim <= number):

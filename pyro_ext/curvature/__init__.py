@@ -8,9 +8,35 @@ from pyro_ext.curvature.gauss_newton import (
     whitened_outputs,
 )
 from pyro_ext.curvature.prior import PriorStructure, prior_curvature, prior_structure
+from pyro_ext.curvature.solvers import (
+    SOLVERS,
+    Iterated,
+    Solver,
+    cholesky_solve,
+    conjugate_gradients,
+    woodbury_solve,
+)
+from pyro_ext.curvature.structure import (
+    STRUCTURES,
+    CurvatureOptions,
+    ProgramCurvature,
+    Structure,
+)
+from pyro_ext.curvature.sum_of_parts import Curvature, KroneckerBlock
 
 __all__ = [
+    "SOLVERS",
+    "STRUCTURES",
+    "Curvature",
+    "CurvatureOptions",
+    "Iterated",
+    "KroneckerBlock",
     "PriorStructure",
+    "ProgramCurvature",
+    "Solver",
+    "Structure",
+    "cholesky_solve",
+    "conjugate_gradients",
     "fisher_root",
     "gauss_newton_products",
     "jacobian_rows",
@@ -19,4 +45,5 @@ __all__ = [
     "register_output_fisher",
     "row_sites",
     "whitened_outputs",
+    "woodbury_solve",
 ]

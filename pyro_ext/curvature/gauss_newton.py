@@ -114,8 +114,11 @@ def jacobian_rows(
     data: Data,
     indices: Indices,
     by_row: Collection[str] = frozenset(),
+    coordinates: Tensor | None = None,
 ) -> Tensor:
     """Jacobians J_w at positions z (P, D), shape (P, R, D): G = J_w^T J_w for each position.
+
+    With ``coordinates``, D' numbers of columns, only these are computed, shape (P, R, D').
 
     Observed sites in ``by_row``, by :func:`row_sites`, are differentiated row by row, at the cost
     of one gradient for each whitened output; for others the cheaper of R reverse and D forward
@@ -123,18 +126,37 @@ def jacobian_rows(
     are drawn from by torch's global generator.
     """
     found = target.outputs(z[0].detach(), data, indices)
-    whole = set(found) - set(by_row)
 
     def rows(position: Tensor) -> Tensor:
-        parts = []
-        if by_row:
-            parts.append(_row_by_row(target, position, data, indices, by_row))
-        if whole or not found:
-            whitened = whitened_outputs(target, position, data, indices, whole)
-            parts.append(_jacobian(whitened, position))
-        return torch.cat(parts)
+        return rows_of_one(target, position, data, indices, found, by_row, coordinates)
 
     return _over_positions(rows, found, z)
+
+
+def rows_of_one(
+    target: LogDensity,
+    position: Tensor,
+    data: Data,
+    indices: Indices,
+    names: Collection[str],
+    by_row: Collection[str] = frozenset(),
+    coordinates: Tensor | None = None,
+) -> Tensor:
+    """Jacobian J_w at one position (D,) of the observed sites ``names``, shape (R, D)."""
+    whole = set(names) - set(by_row)
+    # Derivatives by a part of the position alone: what does not depend on it costs nothing.
+    part = position if coordinates is None else position[coordinates]
+
+    def placed(values: Tensor) -> Tensor:
+        return values if coordinates is None else position.index_copy(0, coordinates, values)
+
+    parts = []
+    if by_row:
+        parts.append(_row_by_row(target, position, part, placed, data, indices, by_row))
+    if whole or not names:
+        whitened = whitened_outputs(target, position, data, indices, whole)
+        parts.append(_jacobian(lambda values: whitened(placed(values)), part))
+    return torch.cat(parts)
 
 
 def _linearised(
@@ -164,17 +186,24 @@ def _jacobian(function: Callable[[Tensor], Tensor], position: Tensor) -> Tensor:
 
 
 def _row_by_row(
-    target: LogDensity, position: Tensor, data: Data, indices: Indices, sites: Collection[str]
+    target: LogDensity,
+    position: Tensor,
+    part: Tensor,
+    placed: Callable[[Tensor], Tensor],
+    data: Data,
+    indices: Indices,
+    sites: Collection[str],
 ) -> Tensor:
     ((plate, numbers),) = indices.items()
 
     def row(number: Tensor) -> Tensor:
         whitened = whitened_outputs(target, position, data, {plate: number[None]}, sites)
         # A row alone is scaled up as if it stood for all, and here it is one of several.
-        return torch.func.jacrev(whitened)(position) / math.sqrt(len(numbers))
+        derivative = torch.func.jacrev(lambda values: whitened(placed(values)))(part)
+        return derivative / math.sqrt(len(numbers))
 
     jacobians = torch.func.vmap(row)(numbers)
-    return jacobians.reshape(-1, position.shape[0])
+    return jacobians.reshape(-1, part.shape[0])
 
 
 def gauss_newton_products(

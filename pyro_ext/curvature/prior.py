@@ -9,7 +9,7 @@ random vectors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,11 +38,14 @@ class PriorStructure:
     apart : tuple of str
         Latent sites within which the curvature is diagonal: one product gives all of their
         entries. Entries of other sites take a product each.
+    constant : bool
+        Whether it is diagonal and the same at all positions, as for Normals with fixed scales.
     """
 
     form: PriorForm
     exact: bool
     apart: tuple[str, ...]
+    constant: bool
 
 
 def prior_structure(
@@ -88,9 +91,13 @@ def prior_structure(
         if is_diagonal(mask):
             apart.append(name)
     whole = len(apart) == len(target.layout.slices) and is_diagonal(ones)
+    found = product(z, ones)
+    constant = whole and len(z) > 1 and bool((found == found[0]).all())
     if form is None:
         form = "hessian" if not whole and target.dim <= DENSE_UP_TO else "diagonal"
-    return PriorStructure(form, whole or form == "hessian", tuple(apart))
+    return PriorStructure(
+        form, whole or form == "hessian", tuple(apart), constant and form == "diagonal"
+    )
 
 
 def _products(target: LogDensity, data: Data) -> Callable[[Tensor, Tensor], Tensor]:
@@ -110,27 +117,64 @@ def _products(target: LogDensity, data: Data) -> Callable[[Tensor, Tensor], Tens
     return product
 
 
-def prior_curvature(target: LogDensity, structure: PriorStructure, z: Tensor, data: Data) -> Tensor:
-    """Curvature of the log prior at positions z (P, D): its diagonal (P, D), or (P, D, D)."""
-    together = torch.func.vmap(_products(target, data), (0, None))
-    size = target.dim
+def prior_curvature_of_one(
+    target: LogDensity,
+    structure: PriorStructure,
+    position: Tensor,
+    data: Data,
+    sites: Collection[str] | None = None,
+) -> Tensor:
+    """Curvature of the log prior at one position (D,): its diagonal (D,), or (D, D), as it is.
+
+    Negative curvature is still in it. With ``sites`` the diagonal of other sites is zero.
+    """
+    product, size = _products(target, data), len(position)
 
     def columns(where: slice) -> Tensor:
-        """Products with basis vectors, (P, D) for each of them."""
-        basis = torch.eye(size, dtype=z.dtype)[where]
-        return torch.stack([together(z, vector) for vector in basis])
+        basis = torch.eye(size, dtype=position.dtype, device=position.device)[where]
+        return torch.stack([product(position, vector) for vector in basis])
 
     if structure.form == "hessian":
-        matrices = columns(slice(0, size)).transpose(0, 1)
-        values, vectors = torch.linalg.eigh(0.5 * (matrices + matrices.mT))
-        result: Tensor = (vectors * values.clamp_min(0.0)[:, None]) @ vectors.mT
-        return result
-    found = torch.zeros_like(z)
+        return columns(slice(0, size))
+    if structure.exact:
+        return product(position, torch.ones_like(position))
+    parts = []
     for name, where in target.layout.slices.items():
-        if name in structure.apart:
-            mask = torch.zeros(size, dtype=z.dtype)
-            mask[where] = 1.0
-            found[:, where] = together(z, mask)[:, where]
+        if sites is not None and name not in sites:
+            parts.append(torch.zeros_like(position[where]))
+        elif name in structure.apart:
+            inside = torch.arange(size, device=position.device)
+            mask = ((inside >= where.start) & (inside < where.stop)).to(position.dtype)
+            parts.append(product(position, mask)[where])
         else:
-            found[:, where] = columns(where)[:, :, where].diagonal(dim1=0, dim2=2)
-    return found.clamp_min(0.0)
+            parts.append(columns(where)[:, where].diagonal())
+    return torch.cat(parts)
+
+
+def without_negative(found: Tensor) -> Tensor:
+    """Diagonals (P, D) or matrices (P, D, D) with negative curvature set to zero."""
+    if found.dim() == 2:
+        return found.clamp_min(0.0)
+    values, vectors = torch.linalg.eigh(0.5 * (found + found.mT))
+    result: Tensor = (vectors * values.clamp_min(0.0)[:, None]) @ vectors.mT
+    return result
+
+
+def prior_curvature(
+    target: LogDensity,
+    structure: PriorStructure,
+    z: Tensor,
+    data: Data,
+    sites: Collection[str] | None = None,
+) -> Tensor:
+    """Curvature of the log prior at positions z (P, D): its diagonal (P, D), or (P, D, D).
+
+    A constant one has shape (1, D). With ``sites`` the diagonal of other sites is left at zero.
+    """
+    if structure.constant:
+        z = z[:1]
+
+    def one(position: Tensor) -> Tensor:
+        return prior_curvature_of_one(target, structure, position, data, sites)
+
+    return without_negative(torch.func.vmap(one)(z))

@@ -81,5 +81,9 @@ def exact_score(
     for batch in batches:
         weight = num_rows(batch) / total
         found = target.score(z, target.bind(*batch, **dict(keywords or {})))
-        score = Score(*(old + weight * new for old, new in zip(score, found, strict=True)))
+        score = Score(
+            score.score + weight * found.score,
+            score.log_prior + weight * found.log_prior,
+            score.log_likelihood + weight * found.log_likelihood,
+        )
     return score

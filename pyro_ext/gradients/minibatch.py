@@ -84,7 +84,7 @@ class Minibatch(GradientEstimator):
         generator: torch.Generator,
     ) -> tuple[Score, EstimatorState]:
         indices, state = self.draw(target, state, generator)
-        return target.score(z, data, indices), state
+        return target.score(z, data, indices)._replace(indices=indices), state
 
     def evaluations_per_step(self, target: LogDensity) -> float:
         return target.batch_fraction

@@ -112,7 +112,7 @@ class SAGA(GradientEstimator):
         }
         score = found[0].prior + likelihood / target.likelihood_temperature
         log_likelihood = torch.stack([parts.log_likelihood for parts in found]).mean(0)
-        return Score(score, found[0].log_prior, log_likelihood), following
+        return Score(score, found[0].log_prior, log_likelihood, indices), following
 
     def evaluations_per_step(self, target: LogDensity) -> float:
         return self._minibatch().evaluations_per_step(target)

@@ -122,7 +122,8 @@ class SVRG(GradientEstimator):
         if since >= self.anchor_every:
             # Copies: memory of positions and scores may be used again by the caller.
             anchor, since = z.detach().clone(), 0
-            exact = tuple(part.clone() for part in self._exact(target, z, data))
+            found = self._exact(target, z, data)
+            exact = found.score.clone(), found.log_prior.clone(), found.log_likelihood.clone()
         indices, minibatch = None, state["minibatch"]
         if self.full_data is None:
             indices, minibatch = self._minibatch().draw(target, minibatch, generator)
@@ -133,6 +134,7 @@ class SVRG(GradientEstimator):
             here.score - there.score + exact_score,
             here.log_prior,
             here.log_likelihood - there.log_likelihood + exact_likelihood,
+            indices,
         )
         following = {"minibatch": minibatch, "anchor": anchor, "exact": exact, "since": since + 1}
         return score, following

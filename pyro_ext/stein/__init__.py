@@ -1,8 +1,21 @@
-"""Particle engines: Stein variational gradient descent and deep ensembles."""
+"""Particle engines: Stein variational gradient descent and Newton, and deep ensembles."""
 
 from pyro_ext.stein.deep_ensemble import DeepEnsemble
+from pyro_ext.stein.direction import DirectionEngine
 from pyro_ext.stein.particles import ParticleEngine
 from pyro_ext.stein.svgd import SVGD, annealed
 from pyro_ext.stein.svgd_vr import SVGDVR
+from pyro_ext.stein.svn import SVN, curvature_kernel
+from pyro_ext.stein.wgd import WGD
 
-__all__ = ["SVGD", "SVGDVR", "DeepEnsemble", "ParticleEngine", "annealed"]
+__all__ = [
+    "SVGD",
+    "SVGDVR",
+    "SVN",
+    "WGD",
+    "DeepEnsemble",
+    "DirectionEngine",
+    "ParticleEngine",
+    "annealed",
+    "curvature_kernel",
+]

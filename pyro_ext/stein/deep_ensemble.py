@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pyro_ext.stein.particles import ParticleEngine
+from pyro_ext.stein.direction import DirectionEngine
 
 
-class DeepEnsemble(ParticleEngine):
+class DeepEnsemble(DirectionEngine):
     """P independent maximum a posteriori estimates from different starting points.
 
     SVGD without a kernel: each particle follows its own score. The modes are those of the

@@ -19,7 +19,7 @@ from pyro_ext.errors import ArgumentError
 from pyro_ext.kernels import Kernel, KernelState, as_kernel
 from pyro_ext.optim import OptimizerLike
 from pyro_ext.options import describe
-from pyro_ext.stein.particles import ParticleEngine
+from pyro_ext.stein.direction import DirectionEngine
 from pyro_ext.target import Data
 
 Annealing = Callable[[int], float]
@@ -34,7 +34,7 @@ def annealed(scores: Tensor, annealing: Annealing | None, step: int) -> Tensor:
     return scores if annealing is None else scores * annealing(step)
 
 
-class SVGD(ParticleEngine):
+class SVGD(DirectionEngine):
     """Stein variational gradient descent.
 
     Parameters
@@ -42,7 +42,7 @@ class SVGD(ParticleEngine):
     model : callable
         Pyro model, used as it is.
     optim : PyroOptim or callable
-        See :class:`~pyro_ext.stein.ParticleEngine`.
+        See :class:`~pyro_ext.stein.DirectionEngine`.
     kernel : Kernel or pyro.infer.svgd.SteinKernel, optional
         Default: :func:`~pyro_ext.kernels.default_kernel`.
     num_particles : int, default 32

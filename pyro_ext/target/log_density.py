@@ -91,12 +91,14 @@ class Score(NamedTuple):
     """Gradient of the log density at particles, and the parts of the log density.
 
     ``score`` (P, D) belongs to log prior + log likelihood / temperature; ``log_prior`` and
-    ``log_likelihood`` (P,) are not tempered.
+    ``log_likelihood`` (P,) are not tempered. ``indices`` are the rows of each subsampled plate
+    that an estimate has seen, None for all rows.
     """
 
     score: Tensor
     log_prior: Tensor
     log_likelihood: Tensor
+    indices: dict[str, Tensor] | None = None
 
 
 class ScoreParts(NamedTuple):
@@ -194,16 +196,23 @@ class LogDensity:
                 stacklevel=2,
             )
 
-        def lift(single: Callable[..., Any]) -> BatchedFunction:
-            return BatchedFunction(single, evaluation, particle_chunk)
-
-        self._value = lift(_differentiated(self._single_value))
-        self._score = lift(self._single_score)
-        self._score_parts = lift(self._single_score_parts)
-        self._constrain = lift(_differentiated(self._single_constrain))
+        self._lifted = evaluation, particle_chunk
+        self._value = self.lift(_differentiated(self._single_value))
+        self._score = self.lift(self._single_score)
+        self._score_parts = self.lift(self._single_score_parts)
+        self._constrain = self.lift(_differentiated(self._single_constrain))
         self._unconstrain = BatchedFunction(
             _differentiated(self._single_unconstrain), "handlers", particle_chunk
         )
+
+    def lift(self, single: Callable[..., Any], *, drawing: bool = False) -> BatchedFunction:
+        """A function of one position and (args, kwargs, row indices), for many positions.
+
+        It is evaluated as the target is, by a traced graph unless told otherwise; one particle
+        after another where it is ``drawing`` random numbers.
+        """
+        evaluation, particle_chunk = self._lifted
+        return BatchedFunction(single, "loop" if drawing else evaluation, particle_chunk)
 
     @property
     def dim(self) -> int:
@@ -433,7 +442,8 @@ class LogDensity:
 
     def full_score(self, z: Tensor, data: Data) -> Score:
         """As :meth:`score`, exactly, over all rows (chunked, ragged last chunk included)."""
-        return Score(*self._sweep_sum(self._particle_scores, z, data))
+        score, log_prior, log_likelihood = self._sweep_sum(self._particle_scores, z, data)
+        return Score(score, log_prior, log_likelihood)
 
     def full_score_parts(self, z: Tensor, data: Data) -> ScoreParts:
         """As :meth:`score_parts`, exactly, over all rows."""

@@ -1,0 +1,105 @@
+"""Solvers of positive definite systems. None raises: what fails is not a number, or says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+Solver = Literal["dense", "dual", "cg"]
+SOLVERS: tuple[str, ...] = get_args(Solver)
+
+
+def cholesky_solve(matrices: Tensor, right_sides: Tensor) -> Tensor:
+    """x with A x = b for A (..., n, n) and b (..., n, m); NaN where A is not positive definite."""
+    factor, failed = torch.linalg.cholesky_ex(matrices)
+    found = torch.cholesky_solve(right_sides, factor)
+    return torch.where(failed[..., None, None] == 0, found, torch.nan)
+
+
+def woodbury_solve(diagonal: Tensor, rows: Tensor, right_sides: Tensor) -> Tensor:
+    """x with (diag(d) + R' R) x = b, exactly, by a system of the size of R's rows.
+
+    Parameters
+    ----------
+    diagonal : Tensor
+        d > 0, shape (..., D).
+    rows : Tensor
+        R, shape (..., R, D).
+    right_sides : Tensor
+        b as rows, shape (..., n, D); so is x.
+    """
+    scaled = right_sides / diagonal[..., None, :]
+    if rows.shape[-2] == 0:
+        return scaled
+    weighted = rows / diagonal[..., None, :]
+    capacity = rows @ weighted.mT + torch.eye(rows.shape[-2], dtype=rows.dtype)
+    inner = cholesky_solve(capacity, rows @ scaled.mT)
+    return scaled - inner.mT @ weighted
+
+
+class Iterated(NamedTuple):
+    """What an iterative solver found.
+
+    Parameters
+    ----------
+    solution : Tensor
+    residual : float
+        |b - A x| / |b|.
+    iterations : int
+        Products taken.
+    definite : bool
+        False if a direction of negative curvature was met; the solution is the last before it.
+    """
+
+    solution: Tensor
+    residual: float
+    iterations: int
+    definite: bool
+
+
+def conjugate_gradients(
+    product: Callable[[Tensor], Tensor],
+    right_side: Tensor,
+    preconditioner: Tensor,
+    tolerance: float = 1e-4,
+    max_iterations: int = 50,
+) -> Iterated:
+    """x with A x = b, by conjugate gradients from zero (Hestenes and Stiefel 1952).
+
+    Parameters
+    ----------
+    product : callable
+        Maps a tensor of the shape of b to A times it.
+    right_side : Tensor
+        b, of any shape.
+    preconditioner : Tensor
+        Positive diagonal, in the shape of b.
+    tolerance : float
+        Residual, relative to b, at which to stop.
+    max_iterations : int
+    """
+    size = float(right_side.norm())
+    solution, residual = torch.zeros_like(right_side), right_side
+    direction = right_side / preconditioner
+    fall = (right_side * direction).sum()
+    definite, count = True, 0
+    while count < max_iterations and float(residual.norm()) > tolerance * size:
+        image = product(direction)
+        curvature = (direction * image).sum()
+        count += 1
+        # Negative curvature, or nothing finite.
+        definite = bool(curvature > 0.0)
+        if not definite:
+            break
+        length = fall / curvature
+        solution = solution + length * direction
+        residual = residual - length * image
+        scaled = residual / preconditioner
+        following = (residual * scaled).sum()
+        direction = scaled + (following / fall) * direction
+        fall = following
+    relative = float(residual.norm()) / (size if size > 0.0 else 1.0)
+    return Iterated(solution, relative, count, definite)

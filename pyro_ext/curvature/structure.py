@@ -1,0 +1,339 @@
+"""Structures of a program's curvature: whole, diagonal, Kronecker factored, of low rank.
+
+The curvature of -log pi at a particle is that of the prior (:mod:`.prior`) and the Gauss-Newton
+matrix J' F J of the likelihood (:mod:`.gauss_newton`), whose rows R = F^(1/2) J are kept as they
+are, or summed up by one of
+
+``"full"``
+    R' R, exact: as rows, or as a matrix where that is smaller.
+``"diag"``
+    The diagonal of R' R.
+``"kfac"``
+    For each site, the nearest A (x) B to its block of R' R in the Frobenius norm (Van Loan and
+    Pitsianis 1993), found from the rows of that site as matrices. For a linear layer with one
+    example it is exact, as the Kronecker-factored approximation of Martens and Grosse (2015) is.
+    A site that is no matrix has its whole block, or the diagonal of it where it is long.
+``"low_rank"``
+    The largest ``rank`` terms of the singular value decomposition of R, and the diagonal of what
+    is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from pyro_ext.curvature.fisher import needs_draws
+from pyro_ext.curvature.gauss_newton import row_sites, rows_of_one
+from pyro_ext.curvature.prior import (
+    PriorForm,
+    PriorStructure,
+    prior_curvature_of_one,
+    prior_structure,
+    without_negative,
+)
+from pyro_ext.curvature.sum_of_parts import Curvature, KroneckerBlock
+from pyro_ext.errors import ArgumentError
+from pyro_ext.options import check_count
+from pyro_ext.target import Data, LogDensity
+from pyro_ext.target.graph import as_arguments
+from pyro_ext.target.log_density import Indices
+
+Structure = Literal["full", "diag", "kfac", "low_rank"]
+STRUCTURES: tuple[str, ...] = get_args(Structure)
+
+#: Longest site that is no matrix whose whole block the structure ``"kfac"`` keeps.
+WHOLE_BLOCK_UP_TO = 500
+#: Widest side of a matrix site with a Kronecker factor; wider sites keep their diagonal.
+WIDEST_FACTOR = 2048
+#: Alternating steps to the nearest Kronecker product.
+_KRONECKER_STEPS = 3
+#: Numbers of the Jacobians of all particles above which particles take turns.
+_LARGE = 50_000_000
+
+
+@dataclass(frozen=True)
+class CurvatureOptions:
+    """What curvature to compute.
+
+    Parameters
+    ----------
+    structure : {"full", "diag", "kfac", "low_rank"}
+    sites : tuple of str, optional
+        Latent sites whose coordinates have curvature; default all.
+    rank : int
+        Terms kept by ``"low_rank"``.
+    prior : {"diagonal", "hessian"}, optional
+        See :func:`~pyro_ext.curvature.prior_structure`.
+
+    Raises
+    ------
+    ArgumentError
+        An option is not one of those listed.
+    """
+
+    structure: Structure = "full"
+    sites: tuple[str, ...] | None = None
+    rank: int = 10
+    prior: PriorForm | None = None
+
+    def __post_init__(self) -> None:
+        if self.structure not in STRUCTURES:
+            raise ArgumentError(
+                f"Expected curvature to be one of {STRUCTURES}, found {self.structure!r}."
+            )
+        check_count("rank", self.rank)
+        if self.sites is not None and (not self.sites):
+            raise ArgumentError(
+                f"Expected sites to be a non-empty tuple of site names, found {self.sites!r}."
+            )
+
+
+class ProgramCurvature:
+    """The curvature of a program, with all that is found once: what is diagonal, what is apart.
+
+    Parameters
+    ----------
+    target : LogDensity
+    data : Data
+        Concrete arguments of the model.
+    options : CurvatureOptions
+
+    Attributes
+    ----------
+    coordinates : tensor of int
+        The D' coordinates of the flat vector that have curvature.
+    sites : tuple of str
+        Their latent sites, in the order of the layout.
+
+    Raises
+    ------
+    ArgumentError
+        A site is not latent, or the model's likelihood is a factor, which has no outputs.
+    """
+
+    def __init__(self, target: LogDensity, data: Data, options: CurvatureOptions) -> None:
+        layout = target.layout
+        wanted = options.sites if options.sites is not None else tuple(layout.names)
+        unknown = [name for name in wanted if name not in layout.slices]
+        if unknown:
+            raise ArgumentError(
+                f"Expected sites among the latent sites {list(layout.names)}, found {unknown}."
+            )
+        self.options = options
+        self.sites = tuple(name for name in layout.names if name in wanted)
+        self.coordinates = torch.cat(
+            [torch.arange(layout.slices[n].start, layout.slices[n].stop) for n in self.sites]
+        ).to(target.device)
+        generator = torch.Generator().manual_seed(0)
+        positions = target.initial_positions(2, generator, data)
+        self._check_likelihood(target, positions, data)
+        self.prior: PriorStructure = prior_structure(
+            target, positions, data, generator, self._prior_form()
+        )
+        indices = target.first_rows()
+        self.by_row = row_sites(target, positions[0], data, indices)
+        outputs = target.outputs(positions[0], data, indices)
+        self._names = tuple(outputs)
+        drawing = any(needs_draws(output) for output in outputs.values())
+        whole = len(self.coordinates) == target.dim
+        columns = None if whole else self.coordinates
+
+        def rows(position: Tensor, arguments: Any) -> Tensor:
+            args, kwargs, indices = arguments
+            return rows_of_one(
+                target, position, Data(args, kwargs), indices, self._names, self.by_row, columns
+            )
+
+        def prior(position: Tensor, arguments: Any) -> Tensor:
+            data = Data(arguments[0], arguments[1])
+            return prior_curvature_of_one(target, self.prior, position, data, self.sites)
+
+        self._rows = target.lift(rows, drawing=drawing)
+        self._prior = target.lift(prior)
+
+    def _prior_form(self) -> PriorForm | None:
+        if self.options.prior is not None:
+            return self.options.prior
+        # A matrix for the prior would undo what these structures are for.
+        return None if self.options.structure == "full" else "diagonal"
+
+    def _check_likelihood(self, target: LogDensity, positions: Tensor, data: Data) -> None:
+        if target.outputs(positions[0], data, target.first_rows()):
+            return
+        rows = target.first_rows() if target.plates else None
+        likelihood = target.log_prior_and_likelihood(positions, data, rows)[1]
+        if bool((likelihood != 0.0).any()):
+            raise ArgumentError(
+                "Expected a likelihood of observed sample sites, found factors alone: a factor has "
+                "no distribution whose Fisher information could give its curvature. Write it as "
+                "pyro.sample(..., obs=...), or use SVGD."
+            )
+
+    def slices(self, target: LogDensity) -> dict[str, slice]:
+        """Where each site is among the coordinates with curvature."""
+        found, start = {}, 0
+        for name in self.sites:
+            where = target.layout.slices[name]
+            found[name] = slice(start, start + where.stop - where.start)
+            start = found[name].stop
+        return found
+
+    def at(self, target: LogDensity, z: Tensor, data: Data, indices: Indices | None) -> Curvature:
+        """Curvature at positions z (P, D) of a batch of rows, or of all rows without one."""
+        prior = self._prior_part(target, z, data)
+        if indices is not None or not target.plates:
+            return _added(prior, self._likelihood(target, z, data, indices or {}))
+        return _added(prior, self._sweep(target, z, data))
+
+    def _prior_part(self, target: LogDensity, z: Tensor, data: Data) -> Curvature:
+        where = self.coordinates
+        positions = z[:1] if self.prior.constant else z
+        arguments = as_arguments(data.args, data.kwargs, target.first_rows())
+        found = without_negative(self._prior(positions, arguments))
+        if found.dim() == 2:
+            return Curvature(found[:, where])
+        return Curvature(z.new_zeros(1, len(where)), found[:, where][:, :, where])
+
+    def _sweep(self, target: LogDensity, z: Tensor, data: Data) -> Curvature:
+        """The Gauss-Newton part of all rows, chunk by chunk."""
+        chunks = target.sweep()
+        if self.options.structure == "kfac" and len(chunks) > 1:
+            raise ArgumentError(
+                'Expected minibatches with curvature="kfac", whose factors do not add up over '
+                f"chunks of the data, found {len(chunks)} chunks. Use Minibatch() as the "
+                "estimator, or raise data_chunk to the number of rows."
+            )
+        total: Curvature | None = None
+        for weight, indices in chunks:
+            found = self._likelihood(target, z, data, indices, weight)
+            total = found if total is None else self._shortened(_added(total, found))
+        assert total is not None
+        return total
+
+    def _shortened(self, found: Curvature) -> Curvature:
+        """The same with a matrix for rows where that is smaller."""
+        rows, size = found.rows, len(self.coordinates)
+        if self.options.structure != "full" or rows is None:
+            return found
+        if found.matrix is None and rows.shape[1] <= size:
+            return found
+        gram = rows.mT @ rows
+        return Curvature(
+            found.diagonal, gram if found.matrix is None else found.matrix + gram, None
+        )
+
+    def _likelihood(
+        self, target: LogDensity, z: Tensor, data: Data, indices: Indices, weight: float = 1.0
+    ) -> Curvature:
+        """The Gauss-Newton part of one batch, in its structure."""
+        arguments = as_arguments(data.args, data.kwargs, indices)
+        per_particle = self._numbers_of_a_particle(indices)
+        if self.options.structure == "full" or len(z) * per_particle <= _LARGE:
+            return self._summed_up(math.sqrt(weight) * self._rows(z, arguments), target)
+        parts = [
+            self._summed_up(math.sqrt(weight) * self._rows(one[None], arguments), target)
+            for one in z
+        ]
+        return _stacked(parts)
+
+    def _numbers_of_a_particle(self, indices: Indices) -> int:
+        """Entries of the Jacobian of one particle, by a guess of two outputs for each row."""
+        rows = math.prod(len(numbers) for numbers in indices.values()) if indices else 1
+        return 2 * rows * len(self.coordinates)
+
+    def _summed_up(self, rows: Tensor, target: LogDensity) -> Curvature:
+        """Rows (P, R, D) in the wanted structure."""
+        number, count, dim = rows.shape
+        nothing = rows.new_zeros(1, dim)
+        structure = self.options.structure
+        if structure == "full":
+            if count > dim:
+                return Curvature(nothing, matrix=rows.mT @ rows)
+            return Curvature(nothing, rows=rows)
+        if structure == "diag":
+            return Curvature((rows**2).sum(dim=1))
+        if structure == "low_rank":
+            return _low_rank(rows, min(self.options.rank, count, dim))
+        blocks = []
+        for name, where in self.slices(target).items():
+            part = rows[:, :, where]
+            block = _kronecker(part, target.layout.shapes[name], where.start)
+            if block is None:
+                nothing = nothing.expand(number, dim).clone()
+                nothing[:, where] = part.square().sum(dim=1)
+            else:
+                blocks.append(block)
+        return Curvature(nothing, blocks=tuple(blocks))
+
+
+def _added(first: Curvature, second: Curvature) -> Curvature:
+    """The sum of two curvatures, of which one at most has blocks."""
+    rows = [part.rows for part in (first, second) if part.rows is not None]
+    matrices = [part.matrix for part in (first, second) if part.matrix is not None]
+    return Curvature(
+        first.diagonal + second.diagonal,
+        sum(matrices[1:], start=matrices[0]) if matrices else None,
+        torch.cat(rows, dim=1) if rows else None,
+        first.blocks + second.blocks,
+    )
+
+
+def _stacked(parts: list[Curvature]) -> Curvature:
+    """Curvatures of single particles as one."""
+    first = parts[0]
+    blocks = tuple(
+        KroneckerBlock(
+            torch.cat([part.blocks[i].left for part in parts]),
+            torch.cat([part.blocks[i].right for part in parts]),
+            block.start,
+        )
+        for i, block in enumerate(first.blocks)
+    )
+    rows = [part.rows for part in parts if part.rows is not None]
+    return Curvature(
+        torch.cat([part.diagonal for part in parts]),
+        rows=torch.cat(rows) if rows else None,
+        blocks=blocks,
+    )
+
+
+def _low_rank(rows: Tensor, rank: int) -> Curvature:
+    """The leading ``rank`` terms of R' R, and the diagonal of the others."""
+    # Through the smaller Gram matrix: a singular value decomposition of R costs more.
+    _, vectors = torch.linalg.eigh(rows @ rows.mT)
+    leading = vectors[:, :, -rank:]
+    kept = leading.mT @ rows
+    rest = ((rows**2).sum(dim=1) - (kept**2).sum(dim=1)).clamp_min(0.0)
+    return Curvature(rest, rows=kept)
+
+
+def _kronecker(rows: Tensor, shape: Collection[int], start: int) -> KroneckerBlock | None:
+    """The nearest A (x) B to R' R of one site; None where its diagonal is to be kept."""
+    number, count, size = rows.shape
+    shape = tuple(shape)
+    first, last = (shape[0], size // max(shape[0], 1)) if len(shape) > 1 else (1, size)
+    if min(first, last) == 1:
+        first, last = 1, size
+        if size > WHOLE_BLOCK_UP_TO:
+            return None
+        return KroneckerBlock(rows.new_ones(number, 1, 1), rows.mT @ rows, start)
+    if max(first, last) > WIDEST_FACTOR:
+        return None
+    matrices = rows.reshape(number, count, first, last)
+    # The nearest product is the leading singular pair of the rearranged matrix, by power
+    # iteration from B = identity; every iterate is positive semidefinite.
+    right = torch.eye(last, dtype=rows.dtype, device=rows.device).expand(number, last, last)
+    left = rows.new_zeros(number, first, first)
+    tiny = torch.finfo(rows.dtype).tiny
+    for _ in range(_KRONECKER_STEPS):
+        size_right = (right**2).sum(dim=(1, 2)).clamp_min(tiny)[:, None, None]
+        left = torch.einsum("prab,pbc,prdc->pad", matrices, right, matrices) / size_right
+        size_left = (left**2).sum(dim=(1, 2)).clamp_min(tiny)[:, None, None]
+        right = torch.einsum("prab,pac,prcd->pbd", matrices, left, matrices) / size_left
+    return KroneckerBlock(left, right, start)

@@ -1,0 +1,131 @@
+"""Curvature matrices of P particles, each a sum of parts that are never formed as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class KroneckerBlock:
+    """A block A (x) B of the coordinates from ``start`` on, for each of P particles.
+
+    Parameters
+    ----------
+    left : Tensor
+        A, shape (P, a, a).
+    right : Tensor
+        B, shape (P, b, b).
+    start : int
+        First coordinate; the block has a b of them, with the index of B running fastest.
+    """
+
+    left: Tensor
+    right: Tensor
+    start: int
+
+    @property
+    def where(self) -> slice:
+        """Coordinates of the block."""
+        return slice(self.start, self.start + self.left.shape[1] * self.right.shape[1])
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """H_p = diag(d_p) + M_p + R_p' R_p + blocks A_p (x) B_p, positive semidefinite.
+
+    Parameters
+    ----------
+    diagonal : Tensor
+        d, shape (P, D), or (1, D) where it is the same for all particles.
+    matrix : Tensor or None
+        M, shape (P, D, D).
+    rows : Tensor or None
+        R, shape (P, R, D).
+    blocks : tuple of KroneckerBlock
+        Blocks on the diagonal.
+    """
+
+    diagonal: Tensor
+    matrix: Tensor | None = None
+    rows: Tensor | None = None
+    blocks: tuple[KroneckerBlock, ...] = ()
+
+    def as_tensors(self) -> dict[str, Any]:
+        """The parts in a dictionary of tensors and numbers, for saving."""
+        blocks = [(block.left, block.right, block.start) for block in self.blocks]
+        return {
+            "diagonal": self.diagonal,
+            "matrix": self.matrix,
+            "rows": self.rows,
+            "blocks": blocks,
+        }
+
+    @classmethod
+    def from_tensors(cls, saved: dict[str, Any]) -> Curvature:
+        """The curvature of :meth:`as_tensors`."""
+        blocks = tuple(KroneckerBlock(*block) for block in saved["blocks"])
+        return cls(saved["diagonal"], saved["matrix"], saved["rows"], blocks)
+
+    @property
+    def number(self) -> int:
+        """Number P of particles; 1 where all have the same diagonal and nothing else."""
+        leaves = [self.diagonal, self.matrix, self.rows, *(block.left for block in self.blocks)]
+        return max(len(leaf) for leaf in leaves if leaf is not None)
+
+    def product(self, vectors: Tensor) -> Tensor:
+        """H_p v_p for one vector of each particle, (P, D)."""
+        return self.products(vectors[:, None])[:, 0]
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """H_p v_pn for n vectors of each particle, (P, n, D)."""
+        total = self.diagonal[:, None] * vectors
+        if self.matrix is not None:
+            total = total + vectors @ self.matrix
+        if self.rows is not None:
+            total = total + (vectors @ self.rows.mT) @ self.rows
+        for block in self.blocks:
+            rows, columns = block.left.shape[1], block.right.shape[1]
+            part = vectors[..., block.where].reshape(*vectors.shape[:-1], rows, columns)
+            part = block.left[:, None] @ part @ block.right[:, None]
+            flat = part.reshape(*vectors.shape[:-1], rows * columns)
+            total = total.expand(flat.shape[0], *total.shape[1:]).clone()
+            total[..., block.where] += flat
+        return total
+
+    def mean_products(self, vectors: Tensor) -> Tensor:
+        """The mean over particles of H_p times each of n vectors, (n, D)."""
+        every = vectors.expand(self.number, *vectors.shape)
+        return self.products(every).mean(dim=0)
+
+    def diagonals(self) -> Tensor:
+        """The diagonals of all H_p, (P, D)."""
+        total = self.diagonal.expand(self.number, self.diagonal.shape[1]).clone()
+        if self.matrix is not None:
+            total = total + self.matrix.diagonal(dim1=1, dim2=2)
+        if self.rows is not None:
+            total = total + (self.rows**2).sum(dim=1)
+        for block in self.blocks:
+            left = block.left.diagonal(dim1=1, dim2=2)
+            right = block.right.diagonal(dim1=1, dim2=2)
+            flat = (left[:, :, None] * right[:, None, :]).reshape(len(left), -1)
+            total[:, block.where] += flat
+        return total
+
+    def dense(self) -> Tensor:
+        """All H_p, (P, D, D)."""
+        number, dim = self.number, self.diagonal.shape[1]
+        total = torch.diag_embed(self.diagonal.expand(number, dim))
+        if self.matrix is not None:
+            total = total + self.matrix
+        if self.rows is not None:
+            total = total + self.rows.mT @ self.rows
+        for block in self.blocks:
+            product = torch.einsum("pab,pcd->pacbd", block.left, block.right)
+            size = block.left.shape[1] * block.right.shape[1]
+            where = block.where
+            total[:, where, where] += product.reshape(number, size, size)
+        return total

@@ -1,0 +1,365 @@
+"""The linear system of Stein variational Newton, and its solution by three solvers.
+
+With the kernel matrix K, k_pm = k(z_p, z_m), its gradients g_pm = grad_{z_p} k(z_p, z_m), the
+scores s_p, and the damped curvature H_p of -log pi at each particle, the Newton direction in the
+kernel's space solves (Detommaso et al. 2018, "A Stein variational Newton method", equation 19,
+with H the curvature of *minus* log pi)
+
+    sum_n h_mn alpha_n = phi(z_m),   h_mn = 1/P sum_p [ k_pm k_pn H_p + g_pn g_pm' ],
+
+and the particles move by sum_n k(z_n, z_m) alpha_n. Two forms of it are solved.
+
+``"full"``
+    All blocks, with the repulsion g g' on the diagonal blocks alone, where the system is positive
+    definite (Leviyev et al. 2022), or on all of them. It is solved for the moves d = K alpha,
+
+        [ blockdiag(H_p) + P K^-1 blockdiag(Q_m) K^-1 ] d = s + K^-1 r,
+
+    with Q_m = 1/P sum_p g_pm g_pm' and r_m = sum_p g_pm: a Newton step of each particle by its own
+    curvature, coupled by the repulsion.
+``"block_diagonal"``
+    The blocks h_mm alone; the particles move by alpha.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from pyro_ext.curvature import (
+    Curvature,
+    Solver,
+    cholesky_solve,
+    conjugate_gradients,
+    woodbury_solve,
+)
+from pyro_ext.kernels import Interactions
+
+System = Literal["full", "block_diagonal"]
+SYSTEMS: tuple[str, ...] = get_args(System)
+Repulsion = Literal["diagonal", "all"]
+REPULSIONS: tuple[str, ...] = get_args(Repulsion)
+
+#: Added to the diagonal of the kernel matrix, in units of its mean: a kernel that is larger where
+#: two particles are one. Smooth kernels of many particles have no inverse in floating point.
+NUGGET = 1e-3
+#: Largest system that is formed as one matrix.
+_LARGEST_DENSE = 6000
+
+
+class Solution(NamedTuple):
+    """A direction and how it was found.
+
+    Parameters
+    ----------
+    moves : Tensor
+        Moves of the particles, shape (P, D); zero where the system could not be solved.
+    solved : bool
+        False if it was singular or indefinite.
+    residual : float
+        Of conjugate gradients, relative to the right side; 0 for direct solvers.
+    iterations : int
+        Of conjugate gradients; 0 for direct solvers.
+    """
+
+    moves: Tensor
+    solved: bool
+    residual: float
+    iterations: int
+
+
+@dataclass(frozen=True)
+class NewtonSystem:
+    """The system of one step.
+
+    Parameters
+    ----------
+    interactions : Interactions
+        Kernel matrix and gradients at all pairs of particles.
+    curvature : Curvature
+        H_p of each particle, without damping.
+    scores : Tensor
+        s, shape (P, D).
+    damping : Tensor
+        Diagonal that is added to every H_p, shape (D,).
+    system : {"full", "block_diagonal"}
+    repulsion : {"diagonal", "all"}
+        Blocks that the repulsion of the full system is on.
+    tolerance, max_iterations : float, int
+        Of conjugate gradients.
+    """
+
+    interactions: Interactions
+    curvature: Curvature
+    scores: Tensor
+    damping: Tensor
+    system: System = "full"
+    repulsion: Repulsion = "diagonal"
+    tolerance: float = 1e-4
+    max_iterations: int = 50
+
+    # -- pieces -------------------------------------------------------------------------------
+
+    @property
+    def _number(self) -> int:
+        return len(self.scores)
+
+    def _gram(self) -> Tensor:
+        gram = self.interactions.gram
+        size = gram.diagonal().mean()
+        return gram + NUGGET * size * _identity(gram)
+
+    def _damped(self) -> Curvature:
+        found = self.curvature
+        diagonal = found.diagonal + self.damping
+        return Curvature(diagonal, found.matrix, found.rows, found.blocks)
+
+    def _features(self) -> Tensor:
+        """c_j(m), the coefficients of g_jm in the kernel's basis, shape (P_m, P_j, Q)."""
+        return self.interactions.coefficients.swapdims(0, 1)
+
+    def solve(self, solver: Solver) -> Solution:
+        """The moves of the particles."""
+        solve = self._solve_full if self.system == "full" else self._solve_blocks
+        moves, residual, iterations, definite = solve(solver)
+        solved = definite and bool(torch.isfinite(moves).all())
+        if not solved:
+            moves = torch.zeros_like(moves)
+        return Solution(moves, solved, residual, iterations)
+
+    # -- all blocks ---------------------------------------------------------------------------
+
+    def _solve_full(self, solver: Solver) -> tuple[Tensor, float, int, bool]:
+        number, dim = self.scores.shape
+        gram, basis = self._gram(), self.interactions.basis
+        repulsion = self.interactions.coefficients.sum(dim=0) @ basis
+        if solver == "cg":
+            # For alpha: the inverse kernel matrix would take many more iterations.
+            right = gram @ self.scores + repulsion
+            weights, residual, iterations, definite = self._iterate(
+                self._full_product(gram), right, self._full_diagonal(gram)
+            )
+            return gram @ weights, residual, iterations, definite
+        inverse = cholesky_solve(gram, _identity(gram))
+        right = self.scores + inverse @ repulsion
+        if self.repulsion == "all" or (solver == "dense" and dim <= number):
+            found = cholesky_solve(self._full_matrix(inverse), right.reshape(-1, 1))
+            return _direct(found.reshape(number, dim))
+        # By elimination: W maps moves to (m, j) -> g_jm . (K^-1 d)_m, through their products with
+        # the basis.
+        every = torch.cat([right[:, None], basis.expand(number, *basis.shape)], dim=1)
+        solved = self._particle_solves(every, solver)
+        plain, of_basis = solved[:, 0], solved[:, 1:]
+        mixing = torch.einsum("mjq,mp->mjpq", self._features(), inverse)
+        mixing = mixing.reshape(number * number, -1)
+        inner = of_basis @ basis.T
+        size = len(basis)
+        spread = torch.einsum("kpq,pqr->kpr", mixing.reshape(-1, number, size), inner)
+        capacity = spread.reshape(len(mixing), -1) @ mixing.T
+        capacity = capacity + _identity(capacity)
+        seen = mixing @ (plain @ basis.T).reshape(-1, 1)
+        weights = (mixing.T @ cholesky_solve(capacity, seen)).reshape(number, 1, size)
+        return _direct(plain - (weights @ of_basis)[:, 0])
+
+    def _particle_solves(self, right_sides: Tensor, solver: Solver) -> Tensor:
+        """(H_p + damping)^-1 b for rows b (P, n, D)."""
+        damped = self._damped()
+        if solver == "dense":
+            return cholesky_solve(damped.dense(), right_sides.mT).mT
+        rows = damped.rows
+        if rows is None:
+            return right_sides / damped.diagonal[:, None]
+        return woodbury_solve(self._everyone(damped.diagonal), rows, right_sides)
+
+    def _full_product(self, gram: Tensor) -> Callable[[Tensor], Tensor]:
+        """Products of P h with alpha, (P, D)."""
+        damped, features, basis = self._damped(), self._features(), self.interactions.basis
+
+        def product(weights: Tensor) -> Tensor:
+            inner = weights @ basis.T  # alpha_m . b_q
+            if self.repulsion == "diagonal":
+                seen = torch.einsum("mjq,mq->mj", features, inner)
+                back = torch.einsum("mjq,mj->mq", features, seen)
+            else:
+                # sum_n g_jn (g_jm . alpha_n) is no square: the coefficients of m meet those of n.
+                seen = torch.einsum("mjq,nq->mnj", features, inner)
+                back = torch.einsum("njq,mnj->mq", features, seen)
+            return gram @ damped.product(gram @ weights) + back @ basis
+
+        return product
+
+    def _full_diagonal(self, gram: Tensor) -> Tensor:
+        """The diagonal of P h, (P, D)."""
+        gradients = self._features() @ self.interactions.basis
+        return gram**2 @ self._diagonals() + (gradients**2).sum(dim=1)
+
+    def _full_matrix(self, inverse: Tensor) -> Tensor:
+        """The matrix of the full system, (P D, P D)."""
+        number, dim = self.scores.shape
+        gradients = self._features() @ self.interactions.basis  # g_jm at [m, j]
+        if self.repulsion == "diagonal":
+            blocks = gradients.mT @ gradients
+            coupled = torch.einsum("pm,mab,mq->paqb", inverse, blocks, inverse)
+        else:
+            every = torch.einsum("nja,mjb->manb", gradients, gradients)
+            coupled = torch.einsum("pm,manb,nq->paqb", inverse, every, inverse)
+        identity = _identity(inverse)
+        own = torch.einsum("pab,pq->paqb", self._everyone(self._damped().dense()), identity)
+        matrix = (own + coupled).reshape(number * dim, number * dim)
+        return 0.5 * (matrix + matrix.T)
+
+    def _everyone(self, values: Tensor) -> Tensor:
+        return values.expand(self._number, *values.shape[1:])
+
+    def _diagonals(self) -> Tensor:
+        return self._everyone(self._damped().diagonals())
+
+    # -- blocks on the diagonal ---------------------------------------------------------------
+
+    def _solve_blocks(self, solver: Solver) -> tuple[Tensor, float, int, bool]:
+        number = self._number
+        gram = self._gram()
+        repulsion = self.interactions.coefficients.sum(dim=0) @ self.interactions.basis
+        right = (gram @ self.scores + repulsion) / number
+        weights = gram**2 / number  # of H_p in block m, at [m, p]
+        damped, features, basis = self._damped(), self._features(), self.interactions.basis
+        if solver == "cg":
+
+            def product(moves: Tensor) -> Tensor:
+                every = moves.expand(number, *moves.shape)
+                curved = self._everyone(damped.products(every))
+                mixed = torch.einsum("mp,pmd->md", weights, curved)
+                seen = torch.einsum("mjq,mq->mj", features, moves @ basis.T)
+                return mixed + torch.einsum("mjq,mj->mq", features, seen) @ basis / number
+
+            return self._iterate(product, right, weights @ self._diagonals())
+        if solver == "dense":
+            gradients = features @ basis
+            blocks = torch.einsum("mp,pab->mab", weights, self._everyone(damped.dense()))
+            blocks = blocks + gradients.mT @ gradients / number
+            return _direct(cholesky_solve(blocks, right[..., None])[..., 0])
+        return _direct(self._solve_blocks_dual(weights, right))
+
+    def _solve_blocks_dual(self, weights: Tensor, right: Tensor) -> Tensor:
+        """By Woodbury: block m is diag + V' L_m' L_m V, with V the rows of all and the basis."""
+        number, dim = self.scores.shape
+        damped, basis = self._damped(), self.interactions.basis
+        rows = damped.rows
+        count = 0 if rows is None else rows.shape[1]
+        every = basis
+        if rows is not None:
+            every = torch.cat([rows.reshape(number * count, dim), basis])
+        root = weights.sqrt()
+
+        def factor(root: Tensor, features: Tensor) -> Tensor:
+            """L_m, of shape (P R + P, P R + Q)."""
+            of_rows = torch.diag(root.repeat_interleave(count))
+            return torch.block_diag(of_rows, features / math.sqrt(number))
+
+        factors = [factor(*each) for each in zip(root, self._features(), strict=True)]
+        identity = _identity(factors[0][:, :0] @ factors[0][:, :0].T)
+
+        def solve(
+            factor: Tensor,
+            products: Tensor,
+            images: Tensor,
+            scale: Tensor,
+            base: Tensor,
+            right: Tensor,
+        ) -> Tensor:
+            """One block with base scale * base, the products V base^-1 V' and V base^-1 b."""
+            capacity = factor @ products @ factor.T / scale + identity
+            inner = cholesky_solve(capacity, (factor @ images)[:, None])[:, 0] / scale
+            return (right - (factor.T @ inner) @ every) / (scale * base)
+
+        if len(damped.diagonal) == 1:
+            # The blocks' diagonals are multiples of one, so one product of all rows serves all.
+            base = damped.diagonal[0]
+            products = (every / base) @ every.T
+            images = (right / base) @ every.T
+            scales = weights.sum(dim=1)
+            blocks = zip(factors, images, scales, right, strict=True)
+            return torch.stack(
+                [solve(one, products, image, scale, base, b) for one, image, scale, b in blocks]
+            )
+        bases = weights @ damped.diagonal
+
+        def alone(factor: Tensor, base: Tensor, right: Tensor) -> Tensor:
+            products = (every / base) @ every.T
+            images = every @ (right / base)
+            return solve(factor, products, images, base.new_ones(()), base, right)
+
+        return torch.stack([alone(*each) for each in zip(factors, bases, right, strict=True)])
+
+    def _iterate(
+        self, product: Callable[[Tensor], Tensor], right: Tensor, preconditioner: Tensor
+    ) -> tuple[Tensor, float, int, bool]:
+        found = conjugate_gradients(
+            product, right, preconditioner, self.tolerance, self.max_iterations
+        )
+        return found.solution, found.residual, found.iterations, found.definite
+
+
+def _direct(moves: Tensor) -> tuple[Tensor, float, int, bool]:
+    return moves, 0.0, 0, True
+
+
+def _identity(matrix: Tensor) -> Tensor:
+    """The identity in the shape of a square matrix."""
+    return torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+
+
+def solver_costs(
+    system: System,
+    repulsion: Repulsion,
+    curvature: Curvature,
+    number: int,
+    dim: int,
+    num_basis: int,
+    max_iterations: int,
+) -> dict[str, float]:
+    """Multiplications that each solver takes, for those that can solve the system."""
+    rows = 0 if curvature.rows is None else curvature.rows.shape[1]
+    own = 2.0 * rows * dim + (0 if curvature.matrix is None else dim**2)
+    own += sum(
+        block.left.shape[1] * block.right.shape[1] * (block.left.shape[1] + block.right.shape[1])
+        for block in curvature.blocks
+    )
+    wide = curvature.matrix is not None or bool(curvature.blocks)
+    coupling = number * num_basis * dim * 2.0 + number**2 * dim
+    forming = rows * dim**2 + dim**3 / 3.0
+    costs: dict[str, float] = {}
+    if system == "block_diagonal":
+        costs["cg"] = max_iterations * (number**2 * own + coupling)
+        costs["dense"] = number * (forming + (number + num_basis) * dim**2)
+        size = number * rows + number
+        width = number * rows + num_basis
+        times = 1 if len(curvature.diagonal) == 1 else number
+        costs["dual"] = times * width**2 * dim + number * (2.0 * size * width**2 + size**3 / 3.0)
+    else:
+        costs["cg"] = max_iterations * (number * own + coupling)
+        capacity = 2.0 * number**2 * (number * num_basis) * number + number**6 / 3.0
+        if dim <= number or repulsion == "all":
+            costs["dense"] = (number * dim) ** 3 / 3.0 + number**3 * dim**2
+        else:
+            costs["dense"] = number * (forming + num_basis * dim**2) + capacity
+        if repulsion == "diagonal":
+            costs["dual"] = number * (rows**2 + 2.0 * rows * num_basis) * dim + capacity
+    if wide:
+        costs.pop("dual", None)
+    formed = number * dim if system == "full" and (dim <= number or repulsion == "all") else dim
+    if formed > _LARGEST_DENSE:
+        costs.pop("dense", None)
+    return costs
+
+
+def choose_solver(costs: dict[str, float]) -> str:
+    """The cheapest solver; conjugate gradients only where they are ten times as cheap."""
+    # They stop at a tolerance, and the others are exact.
+    weighted = {name: cost * (10.0 if name == "cg" else 1.0) for name, cost in costs.items()}
+    return min(weighted, key=lambda name: weighted[name])
