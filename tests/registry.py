@@ -99,6 +99,30 @@ def _numpyro_svgd_vr(model: Any, steps: int) -> Any:
     return nx.SVGDVR(model, _numpyro_adam(0.3, steps), kernel, 50, anchor_every=8)
 
 
+def _pyro_svn(model: Any, steps: int) -> Any:
+    import pyro_ext as px
+
+    return px.SVN(model, num_particles=50, seed=0)
+
+
+def _numpyro_svn(model: Any, steps: int) -> Any:
+    import numpyro_ext as nx
+
+    return nx.SVN(model, num_particles=50)
+
+
+def _pyro_wgd(model: Any, steps: int) -> Any:
+    import pyro_ext as px
+
+    return px.WGD(model, _pyro_adam(0.1, steps), px.RBF(0.2, metric="variance"), 50, seed=0)
+
+
+def _numpyro_wgd(model: Any, steps: int) -> Any:
+    import numpyro_ext as nx
+
+    return nx.WGD(model, _numpyro_adam(0.1, steps), nx.RBF(0.2, metric="variance"), 50)
+
+
 def _pyro_ensemble(model: Any, steps: int) -> Any:
     import pyro_ext as px
 
@@ -205,6 +229,26 @@ REGISTRY = {
         2500,
         # Nearly as exact as with all rows: what noise is left falls with the rate.
         bias=dict.fromkeys(NORMAL_BY_MINIBATCH, (0.03, 0.05)),
+    ),
+    "SVN": Row(
+        "SVN",
+        _pyro_svn,
+        _numpyro_svn,
+        30,
+        # As SVGD with the same kernel: mean and covariance are exact for Normal posteriors.
+        bias={
+            **dict.fromkeys(NORMAL, (0.02, 0.05)),
+            **dict.fromkeys(SKEWED, (0.15, 0.2)),
+        },
+    ),
+    "WGD": Row(
+        "WGD",
+        _pyro_wgd,
+        _numpyro_wgd,
+        2500,
+        # The kernel density estimate of the particles has the target's variance, of which the
+        # kernel itself takes a tenth.
+        bias={"conjugate_normal": (0.05, 0.1), "lognormal": (0.05, 0.1)},
     ),
     "DeepEnsemble": Row(
         "DeepEnsemble",

@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "curvature": {"target"},
     "optim": set(),
     "engine": {"target", "gradients", "optim"},
-    "stein": {"engine", "target", "gradients", "kernels", "optim"},
+    "stein": {"engine", "target", "gradients", "kernels", "curvature", "optim"},
     "score": {"engine", "target", "gradients", "guides", "optim"},
     "diagnostics": {"target", "engine", "guides", "kernels"},
     "_clash": set(),

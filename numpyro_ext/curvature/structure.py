@@ -124,8 +124,9 @@ class ProgramCurvature:
         self.coordinates = np.concatenate(
             [np.arange(layout.slices[n].start, layout.slices[n].stop) for n in self.sites]
         )
+        # Anywhere will do: these positions show the structure, and are not started from.
         key = random.PRNGKey(0)
-        positions = target.initial_positions(2, key, data)
+        positions = random.uniform(key, (2, target.dim), target.dtype, -1.0, 1.0)
         self._check_likelihood(target, positions, data)
         self.prior: PriorStructure = prior_structure(
             target, positions, data, key, self._prior_form(target)

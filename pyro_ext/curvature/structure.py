@@ -130,8 +130,10 @@ class ProgramCurvature:
         self.coordinates = torch.cat(
             [torch.arange(layout.slices[n].start, layout.slices[n].stop) for n in self.sites]
         ).to(target.device)
+        # Anywhere will do: these positions show the structure, and are not started from.
         generator = torch.Generator().manual_seed(0)
-        positions = target.initial_positions(2, generator, data)
+        uniform = torch.rand(2, target.dim, generator=generator, dtype=target.dtype)
+        positions = (2.0 * uniform - 1.0).to(target.device)
         self._check_likelihood(target, positions, data)
         self.prior: PriorStructure = prior_structure(
             target, positions, data, generator, self._prior_form()

@@ -1,0 +1,82 @@
+"""Deterministic steps of SVN and WGD agree between the packages in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import pyro
+import pytest
+import torch
+
+import numpyro_ext.kernels as nk
+import numpyro_ext.stein as ns
+import pyro_ext.kernels as pk
+import pyro_ext.stein as ps
+from tests.models import numpyro_models, pyro_models, zoo
+
+jax.config.update("jax_enable_x64", True)
+torch.set_default_dtype(torch.float64)
+
+STEPS = 4
+
+CASES: dict[str, dict[str, Any]] = {
+    "full": {},
+    "block_diagonal": {"system": "block_diagonal", "solver": "dense", "step_size": 0.3},
+    "diag": {"curvature": "diag", "likelihood_temperature": 2.0, "solver": "cg"},
+    "kfac": {"curvature": "kfac", "curvature_every": 2, "repulsion": "all", "damping": 10.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        ("full", "logistic_regression"),
+        ("block_diagonal", "gamma_poisson"),
+        ("diag", "nested_plates"),
+        ("kfac", "logistic_regression"),
+    ],
+)
+def test_newton_steps_agree(case: str, name: str) -> None:
+    dim = sum(int(np.prod(shape)) for shape in zoo.ZOO[name].latents.values())
+    start = np.random.default_rng(11).gamma(2.0, size=(6, dim)) - 1.0
+    ours = ps.SVN(pyro_models.build(name), num_particles=6, **CASES[case])
+    arguments = pyro_models.arguments(name)
+    ours.setup(*arguments)
+    ours._particles.copy_(torch.from_numpy(start))
+    theirs = ns.SVN(numpyro_models.build(name), num_particles=6, **CASES[case])
+    others = numpyro_models.arguments(name)
+    state = theirs.init(jax.random.PRNGKey(0), *others)
+    state = state._replace(algorithm=state.algorithm._replace(particles=jnp.asarray(start)))
+    for _ in range(STEPS):
+        loss = ours.step(*arguments)
+        state, other_loss = theirs.update(state, *others)
+        np.testing.assert_allclose(loss, other_loss, rtol=1e-8)
+        np.testing.assert_allclose(ours.particles, theirs.particles(state), rtol=1e-7, atol=1e-8)
+        damping = state.algorithm.damping
+        np.testing.assert_allclose(ours.history["damping"][-1], damping, rtol=1e-12)
+
+
+def test_repulsive_ensembles_agree() -> None:
+    name = "logistic_regression"
+    dim = sum(int(np.prod(shape)) for shape in zoo.ZOO[name].latents.values())
+    start = np.random.default_rng(11).gamma(2.0, size=(6, dim)) - 1.0
+    kernel = 0.5 * pk.RBF(3.0) + pk.IMQ("dimension", metric="variance")
+    ours = ps.WGD(pyro_models.build(name), pyro.optim.SGD({"lr": 1e-3}), kernel, 6)
+    arguments = pyro_models.arguments(name)
+    ours.setup(*arguments)
+    with torch.no_grad():
+        ours._particles.copy_(torch.from_numpy(start))
+    other_kernel = 0.5 * nk.RBF(3.0) + nk.IMQ("dimension", metric="variance")
+    theirs = ns.WGD(numpyro_models.build(name), numpyro.optim.SGD(1e-3), other_kernel, 6)
+    others = numpyro_models.arguments(name)
+    state = theirs.init(jax.random.PRNGKey(0), *others)
+    optimizer = theirs.optim.init(jnp.asarray(start))
+    state = state._replace(algorithm=state.algorithm._replace(optimizer=optimizer))
+    for _ in range(STEPS):
+        ours.step(*arguments)
+        state, _ = theirs.update(state, *others)
+        np.testing.assert_allclose(ours.particles, theirs.particles(state), rtol=1e-9, atol=1e-10)
