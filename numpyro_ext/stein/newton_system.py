@@ -31,6 +31,7 @@ from typing import Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.scipy.linalg import solve_triangular
 
 from numpyro_ext.curvature import (
     Curvature,
@@ -144,11 +145,10 @@ class NewtonSystem:
                 self._full_product(gram), right, self._full_diagonal(gram)
             )
             return gram @ weights, residual, iterations, definite
+        if self.repulsion == "all" or (solver == "dense" and dim <= number):
+            return _direct(self._solve_matrix(gram, repulsion))
         inverse = cholesky_solve(gram, jnp.eye(number, dtype=gram.dtype))
         right = self.scores + inverse @ repulsion
-        if self.repulsion == "all" or (solver == "dense" and dim <= number):
-            found = cholesky_solve(self._full_matrix(inverse), right.reshape(-1, 1))
-            return _direct(found.reshape(number, dim))
         # By elimination: W maps moves to (m, j) -> g_jm . (K^-1 d)_m, through their products with
         # the basis.
         every = jnp.concatenate(
@@ -200,20 +200,29 @@ class NewtonSystem:
         gradients = self._features() @ self.interactions.basis
         return gram**2 @ self._diagonals() + (gradients**2).sum(axis=1)
 
-    def _full_matrix(self, inverse: Array) -> Array:
-        """The matrix of the full system, (P D, P D)."""
+    def _solve_matrix(self, gram: Array, repulsion: Array) -> Array:
+        """The moves by one matrix, (P D, P D).
+
+        It is that of the weights L^-1 d with K = L L', since K^-1 on both sides of the repulsion
+        has the square of the condition number.
+        """
         number, dim = self.scores.shape
+        factor = jnp.linalg.cholesky(gram)
+        inverse = solve_triangular(factor, jnp.eye(number, dtype=gram.dtype), lower=True)
         gradients = self._features() @ self.interactions.basis  # g_jm at [m, j]
         if self.repulsion == "diagonal":
             blocks = gradients.mT @ gradients
-            coupled = jnp.einsum("pm,mab,mq->paqb", inverse, blocks, inverse)
+            coupled = jnp.einsum("pm,mab,qm->paqb", inverse, blocks, inverse)
         else:
             every = jnp.einsum("nja,mjb->manb", gradients, gradients)
-            coupled = jnp.einsum("pm,manb,nq->paqb", inverse, every, inverse)
-        identity = jnp.eye(number, dtype=inverse.dtype)
-        own = jnp.einsum("pab,pq->paqb", self._everyone(self._damped().dense()), identity)
+            coupled = jnp.einsum("pm,manb,qn->paqb", inverse, every, inverse)
+        dense = self._everyone(self._damped().dense())
+        own = jnp.einsum("pm,pab,pn->manb", factor, dense, factor)
         matrix = (own + coupled).reshape(number * dim, number * dim)
-        return 0.5 * (matrix + matrix.T)
+        matrix = 0.5 * (matrix + matrix.T)
+        right = factor.T @ self.scores + inverse @ repulsion
+        found = cholesky_solve(matrix, right.reshape(-1, 1))
+        return factor @ found.reshape(number, dim)
 
     def _everyone(self, values: Array) -> Array:
         return jnp.broadcast_to(values, (self._number, *values.shape[1:]))

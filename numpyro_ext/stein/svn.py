@@ -168,7 +168,7 @@ class SVN(ParticleEngine):
         step_size: float = 0.5,
         damping: float = 1.0,
         adapt_damping: bool = True,
-        trust_radius: float | None = 1.0,
+        trust_radius: float | None = 10.0,
         curvature_every: int = 1,
         **options: Any,
     ) -> None:

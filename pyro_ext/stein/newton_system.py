@@ -145,11 +145,10 @@ class NewtonSystem:
                 self._full_product(gram), right, self._full_diagonal(gram)
             )
             return gram @ weights, residual, iterations, definite
+        if self.repulsion == "all" or (solver == "dense" and dim <= number):
+            return _direct(self._solve_matrix(gram, repulsion))
         inverse = cholesky_solve(gram, _identity(gram))
         right = self.scores + inverse @ repulsion
-        if self.repulsion == "all" or (solver == "dense" and dim <= number):
-            found = cholesky_solve(self._full_matrix(inverse), right.reshape(-1, 1))
-            return _direct(found.reshape(number, dim))
         # By elimination: W maps moves to (m, j) -> g_jm . (K^-1 d)_m, through their products with
         # the basis.
         every = torch.cat([right[:, None], basis.expand(number, *basis.shape)], dim=1)
@@ -198,20 +197,31 @@ class NewtonSystem:
         gradients = self._features() @ self.interactions.basis
         return gram**2 @ self._diagonals() + (gradients**2).sum(dim=1)
 
-    def _full_matrix(self, inverse: Tensor) -> Tensor:
-        """The matrix of the full system, (P D, P D)."""
+    def _solve_matrix(self, gram: Tensor, repulsion: Tensor) -> Tensor:
+        """The moves by one matrix, (P D, P D).
+
+        It is that of the weights L^-1 d with K = L L', since K^-1 on both sides of the repulsion
+        has the square of the condition number.
+        """
         number, dim = self.scores.shape
+        factor, failed = torch.linalg.cholesky_ex(gram)
+        if bool(failed):
+            return torch.full_like(repulsion, torch.nan)
+        inverse = torch.linalg.solve_triangular(factor, _identity(gram), upper=False)
         gradients = self._features() @ self.interactions.basis  # g_jm at [m, j]
         if self.repulsion == "diagonal":
             blocks = gradients.mT @ gradients
-            coupled = torch.einsum("pm,mab,mq->paqb", inverse, blocks, inverse)
+            coupled = torch.einsum("pm,mab,qm->paqb", inverse, blocks, inverse)
         else:
             every = torch.einsum("nja,mjb->manb", gradients, gradients)
-            coupled = torch.einsum("pm,manb,nq->paqb", inverse, every, inverse)
-        identity = _identity(inverse)
-        own = torch.einsum("pab,pq->paqb", self._everyone(self._damped().dense()), identity)
+            coupled = torch.einsum("pm,manb,qn->paqb", inverse, every, inverse)
+        dense = self._everyone(self._damped().dense())
+        own = torch.einsum("pm,pab,pn->manb", factor, dense, factor)
         matrix = (own + coupled).reshape(number * dim, number * dim)
-        return 0.5 * (matrix + matrix.T)
+        matrix = 0.5 * (matrix + matrix.T)
+        right = factor.T @ self.scores + inverse @ repulsion
+        found = cholesky_solve(matrix, right.reshape(-1, 1))
+        return factor @ found.reshape(number, dim)
 
     def _everyone(self, values: Tensor) -> Tensor:
         return values.expand(self._number, *values.shape[1:])
