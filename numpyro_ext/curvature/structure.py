@@ -108,7 +108,7 @@ class ProgramCurvature:
     Raises
     ------
     ArgumentError
-        A site is not latent, or the model's likelihood is a factor, which has no outputs.
+        A site is not latent, or the model's likelihood has factors, which have no outputs.
     """
 
     def __init__(self, target: LogDensity, data: Data, options: CurvatureOptions) -> None:
@@ -127,7 +127,7 @@ class ProgramCurvature:
         # Anywhere will do: these positions show the structure, and are not started from.
         key = random.PRNGKey(0)
         positions = random.uniform(key, (2, target.dim), target.dtype, -1.0, 1.0)
-        self._check_likelihood(target, positions, data)
+        self._check_likelihood(target, positions[0], data)
         self.prior: PriorStructure = prior_structure(
             target, positions, data, key, self._prior_form(target)
         )
@@ -140,20 +140,13 @@ class ProgramCurvature:
         # A matrix for the prior would undo what these structures are for.
         return None if self.options.structure == "full" else "diagonal"
 
-    def _check_likelihood(self, target: LogDensity, positions: Array, data: Data) -> None:
-        outputs = jax.eval_shape(
-            target.outputs, positions[0], data.on_device(), target.first_rows()
-        )
-        if outputs:
-            return
-        likelihood = target.log_prior_and_likelihood(
-            positions, data, target.first_rows() if target.plates else None
-        )[1]
-        if bool((likelihood != 0.0).any()):
+    def _check_likelihood(self, target: LogDensity, position: Array, data: Data) -> None:
+        factors = target.likelihood_factors(position, data, target.first_rows())
+        if factors:
             raise ArgumentError(
-                "Expected a likelihood of observed sample sites, found factors alone: a factor has "
-                "no distribution whose Fisher information could give its curvature. Write it as "
-                "numpyro.sample(..., obs=...), or use SVGD."
+                f"Expected a likelihood of observed sample sites, found the factors {factors}: a "
+                "factor has no distribution whose Fisher information could give its curvature. "
+                "Write them as numpyro.sample(..., obs=...), or use SVGD."
             )
 
     def slices(self, target: LogDensity) -> dict[str, slice]:
@@ -199,6 +192,9 @@ class ProgramCurvature:
                 f"chunks of the data, found {len(chunks)} chunks. Use Minibatch() as the "
                 "estimator, or raise data_chunk to the number of rows."
             )
+        if len(chunks) == 1:
+            weight, indices = chunks[0]
+            return self._likelihood(target, z, data, indices, rng_key, weight)
         count = sum(self._num_rows(target, z, data, indices) for _, indices in chunks)
         as_matrix = self.options.structure == "full" and count > len(self.coordinates)
         groups: dict[tuple[int, ...], list[tuple[float, Indices]]] = {}

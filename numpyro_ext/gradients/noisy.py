@@ -48,7 +48,7 @@ class Noisy(GradientEstimator):
         if not self.level >= 0:
             raise ArgumentError(f"Expected level >= 0, found {self.level}.")
 
-    def _inner(self, target: LogDensity) -> GradientEstimator:
+    def inner(self, target: LogDensity) -> GradientEstimator:
         # Imported late: the room's __init__ imports this module.
         from numpyro_ext.gradients import default_estimator
 
@@ -59,14 +59,14 @@ class Noisy(GradientEstimator):
     ) -> EstimatorState:
         """State: a key, and the state of the estimator that the scores come from."""
         rng_key, inner_key = random.split(rng_key)
-        inner = self._inner(target).init(target, data, inner_key, num_positions)
+        inner = self.inner(target).init(target, data, inner_key, num_positions)
         return {"rng_key": rng_key, "inner": inner}
 
     def estimate(
         self, target: LogDensity, state: EstimatorState, z: Array, data: Data
     ) -> tuple[Score, EstimatorState]:
         """Score at positions (P, D) with noise, and the next state."""
-        found, inner = self._inner(target).estimate(target, state["inner"], z, data)
+        found, inner = self.inner(target).estimate(target, state["inner"], z, data)
         rng_key, noise_key = random.split(state["rng_key"])
         noise = random.normal(noise_key, found.score.shape, found.score.dtype)
         # Whoever differentiates scores gets the derivative of the score itself: with noise that
@@ -77,4 +77,4 @@ class Noisy(GradientEstimator):
 
     def evaluations_per_step(self, target: LogDensity) -> float:
         """Cost of the estimator that the scores come from; noise is free."""
-        return self._inner(target).evaluations_per_step(target)
+        return self.inner(target).evaluations_per_step(target)

@@ -21,7 +21,7 @@ from numpyro_ext.curvature import (
 )
 from numpyro_ext.engine import EngineState
 from numpyro_ext.errors import ArgumentError
-from numpyro_ext.gradients import Full, Minibatch
+from numpyro_ext.gradients import Full, Minibatch, Noisy
 from numpyro_ext.kernels import IMQ, Kernel, Linear, ProductMetric, as_kernel, mixture
 from numpyro_ext.options import check_count, check_number, describe
 from numpyro_ext.stein.damping import damping_scale, judge, within_radius
@@ -55,6 +55,8 @@ class NewtonState(NamedTuple):
         Levenberg-Marquardt damping of the next step, in units of the curvature.
     curvature : Curvature or None
         The last curvature, where it serves several steps.
+    since : Array
+        Steps that it has served.
     """
 
     particles: Array
@@ -62,6 +64,7 @@ class NewtonState(NamedTuple):
     kernel: Any
     damping: Array
     curvature: Curvature | None
+    since: Array
 
 
 def curvature_kernel() -> Kernel:
@@ -90,7 +93,8 @@ class SVN(ParticleEngine):
         ``RBF``, ``IMQ``, ``Linear``, or sums and multiples of them. With
         ``metric="curvature"`` distances are taken in the mean curvature of the particles, as in
         equation 17 of Leviyev et al. (2022), which is ``RBF("dimension", metric="curvature")``.
-        Default: :func:`~numpyro_ext.stein.curvature_kernel`.
+        Default: :func:`~numpyro_ext.stein.curvature_kernel`. With ``sites`` it is the kernel of
+        these; the others have that of ``SVGD``.
     num_particles : int, default 32
         Number P of particles. One particle is a MAP estimate in unconstrained space.
     curvature : {"full", "diag", "kfac", "low_rank"}
@@ -112,8 +116,9 @@ class SVN(ParticleEngine):
         Residual, relative to the right side, at which conjugate gradients stop.
     max_iterations : int
         Products of conjugate gradients.
-    step_size : float
-        Share of the Newton move that is taken.
+    step_size : float or callable
+        Share of the Newton move that is taken, or a map of the number of steps taken to it, which
+        should fall to zero where minibatches are to be averaged out.
     damping : float
         Levenberg-Marquardt damping at the start, in units of the mean curvature of each
         coordinate.
@@ -122,7 +127,7 @@ class SVN(ParticleEngine):
         density.
     trust_radius : float, optional
         Largest move of a particle, as root mean square over coordinates in units of the standard
-        deviations that the curvature suggests.
+        deviations that the curvature suggests; default no bound, as damping bounds moves already.
     curvature_every : int
         Steps that one curvature serves.
     **options
@@ -131,16 +136,17 @@ class SVN(ParticleEngine):
     Raises
     ------
     ArgumentError
-        An option is out of range; from ``init``, the likelihood has no observed sites.
+        An option is out of range; from ``init``, the likelihood has factors, or the model has
+        latents inside a subsampled plate, whose curvature no minibatch tells.
 
     Notes
     -----
     The loss is minus the mean log density of the particles before the step, an estimate where the
-    score is one. ``info`` holds ``damping``, ``accepted`` (the share of particles that moved),
-    ``disagreement`` (of the quadratic model with the density, from 0 to 2), ``solved`` (0 where
-    the system was singular or indefinite: the particles stay and damping grows), ``residual`` and
-    ``iterations`` of conjugate gradients, and ``force_norm``, the root mean square over particles
-    of SVGD's direction.
+    score is one. ``info`` holds ``damping``, ``solved`` (0 where the system was singular or
+    indefinite: the particles stay and damping grows), ``residual`` and ``iterations`` of conjugate
+    gradients, and ``force_norm``, the root mean square over particles of SVGD's direction; with
+    ``adapt_damping`` also ``accepted`` (the share of particles that moved) and ``disagreement``
+    (of the quadratic model with the density, from 0 to 2).
 
     References
     ----------
@@ -149,6 +155,9 @@ class SVN(ParticleEngine):
     Stein variational Newton method", 2022; for networks, "Stein variational Newton neural network
     ensembles".
     """
+
+    # The curvature of a row's own latents is not that of a minibatch, scaled up.
+    allow_local_latents = False
 
     def __init__(
         self,
@@ -165,10 +174,10 @@ class SVN(ParticleEngine):
         solver: Solver | None = None,
         tolerance: float = 1e-4,
         max_iterations: int = 50,
-        step_size: float = 0.5,
+        step_size: float | Callable[[Any], Any] = 0.5,
         damping: float = 1.0,
         adapt_damping: bool = True,
-        trust_radius: float | None = 10.0,
+        trust_radius: float | None = None,
         curvature_every: int = 1,
         **options: Any,
     ) -> None:
@@ -181,7 +190,8 @@ class SVN(ParticleEngine):
                 raise ArgumentError(f"Expected {name} to be one of {allowed}, found {value!r}.")
         if isinstance(sites, str):
             raise ArgumentError(f"Expected sites to be a sequence of names, found {sites!r}.")
-        check_number("step_size", step_size, most=1.0)
+        if not callable(step_size):
+            check_number("step_size", step_size, most=1.0)
         check_number("damping", damping)
         check_number("trust_radius", trust_radius, optional=True)
         check_number("tolerance", tolerance, most=1.0)
@@ -213,12 +223,13 @@ class SVN(ParticleEngine):
     def _settings(self) -> dict[str, str]:
         own = {
             name: repr(getattr(self, name))
-            for name in ("system", "repulsion", "step_size", "adapt_damping", "trust_radius")
+            for name in ("system", "repulsion", "adapt_damping", "trust_radius")
         }
         return {
             "kernel": describe(self.kernel),
             "curvature": describe(self._curvature_options),
             "curvature_every": repr(self.curvature_every),
+            "step_size": describe(self.step_size),
             **own,
             **super()._settings(),
         }
@@ -245,6 +256,11 @@ class SVN(ParticleEngine):
     def _init_algorithm(self, target: LogDensity, rng_key: Array, data: Data) -> NewtonState:
         particles = target.initial_positions(self.num_particles, rng_key, data)
         program = self._program_curvature(target)
+        if not len(self._others(target)):
+            raise ArgumentError(
+                f"Expected sites to leave some latent sites to the optimizer, found all of them, "
+                f"{list(program.sites)}. Leave sites out."
+            )
         optimizer: Any = {}
         if self.optim is not None:
             optimizer = self.optim.init(particles[:, self._others(target)])
@@ -260,13 +276,16 @@ class SVN(ParticleEngine):
             self.kernel.init(particles[:, program.coordinates]),
             jnp.asarray(self.damping, particles.dtype),
             cached,
+            # The first step finds a curvature.
+            jnp.asarray(self.curvature_every, jnp.int32),
         )
 
     def _some_rows(self, target: LogDensity) -> Indices | None:
         """Rows of the shape that the estimator's batches have."""
-        if self.estimator.evaluations_per_step(target) >= 1.0:
-            return None
-        return target.first_rows() if target.plates else None
+        estimator = self.estimator
+        while isinstance(estimator, Noisy):
+            estimator = estimator.inner(target)
+        return None if isinstance(estimator, Full) or not target.plates else target.first_rows()
 
     def _curvature(
         self,
@@ -288,6 +307,13 @@ class SVN(ParticleEngine):
             return prior + likelihood / target.likelihood_temperature
         return target.log_density(particles, data, indices)
 
+    def _score_of_rows(
+        self, target: LogDensity, particles: Array, data: Data, indices: Indices | None
+    ) -> Score:
+        if indices is None and target.plates:
+            return target.full_score(particles, data)._replace(indices=indices)
+        return target.score(particles, data, indices)._replace(indices=indices)
+
     def _step(
         self, target: LogDensity, state: EngineState, data: Data
     ) -> tuple[EngineState, Array, dict[str, Array]]:
@@ -303,8 +329,13 @@ class SVN(ParticleEngine):
         if before.curvature is None:
             curvature = fresh()
         else:
-            due = state.step % self.curvature_every == 0
+            due = before.since >= self.curvature_every
             cached = before.curvature
+            if jax.tree.map(jnp.shape, jax.eval_shape(fresh)) != jax.tree.map(jnp.shape, cached):
+                raise ArgumentError(
+                    "Expected batches of one size with curvature_every > 1, found others. Leave "
+                    "out the last, smaller batch, or use curvature_every=1."
+                )
             curvature = lax.cond(due, fresh, lambda: cached)
         solution, phi, scale, kernel = self._solve(
             before, particles[:, where], score.score[:, where], curvature
@@ -312,7 +343,7 @@ class SVN(ParticleEngine):
         log_density = score.log_prior + score.log_likelihood / target.likelihood_temperature
         loss = -log_density.mean()
 
-        newton, optimizer = self._newton_moves(before, particles, solution.moves, scale, loss)
+        newton, optimizer = self._newton_moves(before, solution.moves, scale, loss, state.step)
         proposed = particles.at[:, where].add(newton)
         figures = {
             "solved": solution.solved.astype(loss.dtype),
@@ -350,6 +381,7 @@ class SVN(ParticleEngine):
             kernel,
             damping,
             None if before.curvature is None else curvature,
+            jnp.where(before.since >= self.curvature_every, 1, before.since + 1),
         )
         state = state._replace(algorithm=following, estimator=estimator, rng_key=rng_key)
         return state, loss, figures
@@ -393,14 +425,16 @@ class SVN(ParticleEngine):
         return system.solve(solver), interactions.direction(scores), scale, before.kernel
 
     def _newton_moves(
-        self, before: NewtonState, particles: Array, moves: Array, scale: Array, loss: Array
+        self, before: NewtonState, moves: Array, scale: Array, loss: Array, step: Array
     ) -> tuple[Array, Any]:
         """Moves that are taken, shortened to the trust region, and the optimizer's next state."""
         if self.optim is None or self._curvature_options.sites is not None:
-            return within_radius(self.step_size * moves, scale, self.trust_radius), before.optimizer
-        moves = within_radius(moves, scale, self.trust_radius)
+            share = self.step_size(step) if callable(self.step_size) else self.step_size
+            return within_radius(share * moves, scale, self.trust_radius), before.optimizer
         optimizer = self.optim.update(-moves, before.optimizer, value=loss)
-        return self.optim.get_params(optimizer) - particles, optimizer
+        # What the optimizer adds to its own parameters, which a move taken back has left behind.
+        moves = self.optim.get_params(optimizer) - self.optim.get_params(before.optimizer)
+        return within_radius(moves, scale, self.trust_radius), optimizer
 
     def _judged(
         self,
@@ -415,11 +449,10 @@ class SVN(ParticleEngine):
         before: NewtonState,
         solution: Solution,
     ) -> tuple[Array, Array, Array]:
-        temperature = target.likelihood_temperature
-        old = score.log_prior + score.log_likelihood / temperature
         if not isinstance(self.estimator, Minibatch | Full):
-            # Estimates with reduced variance are not the density of the rows alone.
-            old = self._log_density(target, particles, data, score.indices)
+            # Noise and reduced variance are not of the density of the rows.
+            score = self._score_of_rows(target, particles, data, score.indices)
+        old = score.log_prior + score.log_likelihood / target.likelihood_temperature
         new = self._log_density(target, proposed, data, score.indices)
         gain = (score.score[:, where] * newton).sum(axis=1)
         fall = 0.5 * (newton * curvature.product(newton)).sum(axis=1)

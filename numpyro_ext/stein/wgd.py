@@ -7,7 +7,6 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
-from numpyro.contrib.einstein.stein_kernels import SteinKernel
 
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels import RBF, Kernel, KernelState, as_kernel
@@ -30,7 +29,7 @@ class WGD(DirectionEngine):
         NumPyro model, used as it is.
     optim : optimizer
         NumPyro or optax optimizer.
-    kernel : Kernel or numpyro SteinKernel, optional
+    kernel : Kernel, optional
         A function of z_i - z_j: ``RBF``, ``IMQ``, or sums and multiples of them; default
         ``RBF()``, the Gaussian kernel with the median rule of the paper.
     num_particles : int, default 32
@@ -53,7 +52,7 @@ class WGD(DirectionEngine):
         self,
         model: Callable[..., Any],
         optim: Any,
-        kernel: Kernel | SteinKernel | None = None,
+        kernel: Kernel | None = None,
         num_particles: int = 32,
         **options: Any,
     ) -> None:

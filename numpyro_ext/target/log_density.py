@@ -43,6 +43,7 @@ from numpyro_ext.target.handlers import (
     PlateRecorder,
     Trace,
     belongs_to_prior,
+    is_factor,
     is_observation,
     run_trace,
     site_log_prob,
@@ -814,6 +815,17 @@ class LogDensity:
         """
         trace = self._trace(jnp.asarray(z), self._ready(data), self._check_indices(indices))
         return {name: output_of(site) for name, site in trace.items() if is_observation(site)}
+
+    def likelihood_factors(
+        self, z: Array, data: Data, indices: Indices | None = None
+    ) -> tuple[str, ...]:
+        """Names of the factors in the likelihood, which are not among :meth:`outputs`."""
+        trace = self._trace(jnp.asarray(z), self._ready(data), self._check_indices(indices))
+        return tuple(
+            name
+            for name, site in trace.items()
+            if site["type"] == "sample" and is_factor(site) and not belongs_to_prior(site)
+        )
 
 
 def _prior_and_likelihood(trace: Trace, dtype: Any) -> tuple[Array, Array]:

@@ -470,7 +470,7 @@ register_output_fisher(dist.Weibull)(
 def _dirichlet(p: Parameters, t: Parameters) -> Tensor:
     """F = diag(trigamma(a)) - trigamma(sum a). Beta is kept as a Dirichlet of two."""
     a = p["concentration"]
-    fisher = torch.eye(a.shape[-1], dtype=a.dtype) * trigamma(a)[..., None]
+    fisher = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device) * trigamma(a)[..., None]
     fisher = fisher - trigamma(a.sum(-1))[..., None, None]
     return torch.einsum("...ij,...i->...j", torch.linalg.cholesky(fisher), t["concentration"])
 

@@ -56,7 +56,7 @@ def _whitened(
     # The root is linear in the changes, so that of the parameters themselves has the Jacobian
     # that is wanted; parameters that are whole numbers do not change.
     changes = {
-        name: value if value.is_floating_point() else torch.zeros(value.shape)
+        name: value if value.is_floating_point() else torch.zeros(value.shape, device=value.device)
         for name, value in output.parameters.items()
     }
     root = fisher_root(point, changes, values)
@@ -180,9 +180,10 @@ def _linearised(
 def _jacobian(function: Callable[[Tensor], Tensor], position: Tensor) -> Tensor:
     """Jacobian (R, D), by the cheaper of R reverse and D forward derivatives."""
     value, forward, backward = _linearised(function, position)
-    if len(value) <= len(position):
-        return torch.func.vmap(backward)(torch.eye(len(value), dtype=value.dtype))
-    return torch.func.vmap(forward)(torch.eye(len(position), dtype=value.dtype)).T
+    reverse = len(value) <= len(position)
+    size = len(value) if reverse else len(position)
+    basis = torch.eye(size, dtype=value.dtype, device=value.device)
+    return torch.func.vmap(backward)(basis) if reverse else torch.func.vmap(forward)(basis).T
 
 
 def _row_by_row(

@@ -35,7 +35,7 @@ def woodbury_solve(diagonal: Tensor, rows: Tensor, right_sides: Tensor) -> Tenso
     if rows.shape[-2] == 0:
         return scaled
     weighted = rows / diagonal[..., None, :]
-    capacity = rows @ weighted.mT + torch.eye(rows.shape[-2], dtype=rows.dtype)
+    capacity = rows @ weighted.mT + torch.eye(rows.shape[-2], dtype=rows.dtype, device=rows.device)
     inner = cholesky_solve(capacity, rows @ scaled.mT)
     return scaled - inner.mT @ weighted
 

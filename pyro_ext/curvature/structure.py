@@ -114,7 +114,7 @@ class ProgramCurvature:
     Raises
     ------
     ArgumentError
-        A site is not latent, or the model's likelihood is a factor, which has no outputs.
+        A site is not latent, or the model's likelihood has factors, which have no outputs.
     """
 
     def __init__(self, target: LogDensity, data: Data, options: CurvatureOptions) -> None:
@@ -134,7 +134,7 @@ class ProgramCurvature:
         generator = torch.Generator().manual_seed(0)
         uniform = torch.rand(2, target.dim, generator=generator, dtype=target.dtype)
         positions = (2.0 * uniform - 1.0).to(target.device)
-        self._check_likelihood(target, positions, data)
+        self._check_likelihood(target, positions[0], data)
         self.prior: PriorStructure = prior_structure(
             target, positions, data, generator, self._prior_form()
         )
@@ -165,16 +165,13 @@ class ProgramCurvature:
         # A matrix for the prior would undo what these structures are for.
         return None if self.options.structure == "full" else "diagonal"
 
-    def _check_likelihood(self, target: LogDensity, positions: Tensor, data: Data) -> None:
-        if target.outputs(positions[0], data, target.first_rows()):
-            return
-        rows = target.first_rows() if target.plates else None
-        likelihood = target.log_prior_and_likelihood(positions, data, rows)[1]
-        if bool((likelihood != 0.0).any()):
+    def _check_likelihood(self, target: LogDensity, position: Tensor, data: Data) -> None:
+        factors = target.likelihood_factors(position, data, target.first_rows())
+        if factors:
             raise ArgumentError(
-                "Expected a likelihood of observed sample sites, found factors alone: a factor has "
-                "no distribution whose Fisher information could give its curvature. Write it as "
-                "pyro.sample(..., obs=...), or use SVGD."
+                f"Expected a likelihood of observed sample sites, found the factors {factors}: a "
+                "factor has no distribution whose Fisher information could give its curvature. "
+                "Write them as pyro.sample(..., obs=...), or use SVGD."
             )
 
     def slices(self, target: LogDensity) -> dict[str, slice]:

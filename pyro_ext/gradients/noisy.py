@@ -48,14 +48,14 @@ class Noisy(GradientEstimator):
         if not self.level >= 0:
             raise ArgumentError(f"Expected level >= 0, found {self.level}.")
 
-    def _inner(self, target: LogDensity) -> GradientEstimator:
+    def inner(self, target: LogDensity) -> GradientEstimator:
         # Imported late: the room's __init__ imports this module.
         from pyro_ext.gradients import default_estimator
 
         return default_estimator(target) if self.estimator is None else self.estimator
 
     def init(self, target: LogDensity, data: Data, generator: torch.Generator) -> EstimatorState:
-        return self._inner(target).init(target, data, generator)
+        return self.inner(target).init(target, data, generator)
 
     def estimate(
         self,
@@ -65,7 +65,7 @@ class Noisy(GradientEstimator):
         data: Data,
         generator: torch.Generator,
     ) -> tuple[Score, EstimatorState]:
-        found, state = self._inner(target).estimate(target, state, z, data, generator)
+        found, state = self.inner(target).estimate(target, state, z, data, generator)
         score = found.score
         noise = torch.randn(
             score.shape, generator=generator, dtype=score.dtype, device=generator.device
@@ -76,4 +76,4 @@ class Noisy(GradientEstimator):
         return found._replace(score=score + self.level * size * noise.to(score.device)), state
 
     def evaluations_per_step(self, target: LogDensity) -> float:
-        return self._inner(target).evaluations_per_step(target)
+        return self.inner(target).evaluations_per_step(target)

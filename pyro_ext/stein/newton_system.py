@@ -341,7 +341,7 @@ def solver_costs(
         for block in curvature.blocks
     )
     wide = curvature.matrix is not None or bool(curvature.blocks)
-    coupling = number * num_basis * dim * 2.0 + number**2 * dim
+    coupling = 2.0 * number * num_basis * (dim + number) + number**2 * dim
     forming = rows * dim**2 + dim**3 / 3.0
     costs: dict[str, float] = {}
     if system == "block_diagonal":

@@ -69,7 +69,8 @@ class SVN(ParticleEngine):
         ``RBF``, ``IMQ``, ``Linear``, or sums and multiples of them. With
         ``metric="curvature"`` distances are taken in the mean curvature of the particles, as in
         equation 17 of Leviyev et al. (2022), which is ``RBF("dimension", metric="curvature")``.
-        Default: :func:`~pyro_ext.stein.curvature_kernel`.
+        Default: :func:`~pyro_ext.stein.curvature_kernel`. With ``sites`` it is the kernel of
+        these; the others have that of ``SVGD``.
     num_particles : int, default 32
         Number P of particles. One particle is a MAP estimate in unconstrained space.
     curvature : {"full", "diag", "kfac", "low_rank"}
@@ -91,8 +92,9 @@ class SVN(ParticleEngine):
         Residual, relative to the right side, at which conjugate gradients stop.
     max_iterations : int
         Products of conjugate gradients.
-    step_size : float
-        Share of the Newton move that is taken.
+    step_size : float or callable
+        Share of the Newton move that is taken, or a map of the number of steps taken to it, which
+        should fall to zero where minibatches are to be averaged out.
     damping : float
         Levenberg-Marquardt damping at the start, in units of the mean curvature of each
         coordinate.
@@ -101,7 +103,7 @@ class SVN(ParticleEngine):
         density.
     trust_radius : float, optional
         Largest move of a particle, as root mean square over coordinates in units of the standard
-        deviations that the curvature suggests.
+        deviations that the curvature suggests; default no bound, as damping bounds moves already.
     curvature_every : int
         Steps that one curvature serves.
     **options
@@ -110,16 +112,17 @@ class SVN(ParticleEngine):
     Raises
     ------
     ArgumentError
-        An option is out of range; from ``init``, the likelihood has no observed sites.
+        An option is out of range; from ``setup``, the likelihood has factors, or the model has
+        latents inside a subsampled plate, whose curvature no minibatch tells.
 
     Notes
     -----
     The loss is minus the mean log density of the particles before the step, an estimate where the
-    score is one. ``info`` holds ``damping``, ``accepted`` (the share of particles that moved),
-    ``disagreement`` (of the quadratic model with the density, from 0 to 2), ``solved`` (0 where
-    the system was singular or indefinite: the particles stay and damping grows), ``residual`` and
-    ``iterations`` of conjugate gradients, and ``force_norm``, the root mean square over particles
-    of SVGD's direction.
+    score is one. ``info`` holds ``damping``, ``solved`` (0 where the system was singular or
+    indefinite: the particles stay and damping grows), ``residual`` and ``iterations`` of conjugate
+    gradients, and ``force_norm``, the root mean square over particles of SVGD's direction; with
+    ``adapt_damping`` also ``accepted`` (the share of particles that moved) and ``disagreement``
+    (of the quadratic model with the density, from 0 to 2).
 
     References
     ----------
@@ -128,6 +131,9 @@ class SVN(ParticleEngine):
     Stein variational Newton method", 2022; for networks, "Stein variational Newton neural network
     ensembles".
     """
+
+    # The curvature of a row's own latents is not that of a minibatch, scaled up.
+    allow_local_latents = False
 
     def __init__(
         self,
@@ -144,10 +150,10 @@ class SVN(ParticleEngine):
         solver: Solver | None = None,
         tolerance: float = 1e-4,
         max_iterations: int = 50,
-        step_size: float = 0.5,
+        step_size: float | Callable[[Any], Any] = 0.5,
         damping: float = 1.0,
         adapt_damping: bool = True,
-        trust_radius: float | None = 10.0,
+        trust_radius: float | None = None,
         curvature_every: int = 1,
         **options: Any,
     ) -> None:
@@ -160,7 +166,8 @@ class SVN(ParticleEngine):
                 raise ArgumentError(f"Expected {name} to be one of {allowed}, found {value!r}.")
         if isinstance(sites, str):
             raise ArgumentError(f"Expected sites to be a sequence of names, found {sites!r}.")
-        check_number("step_size", step_size, most=1.0)
+        if not callable(step_size):
+            check_number("step_size", step_size, most=1.0)
         check_number("damping", damping)
         check_number("trust_radius", trust_radius, optional=True)
         check_number("tolerance", tolerance, most=1.0)
@@ -194,16 +201,18 @@ class SVN(ParticleEngine):
         self._kernel_state: Any = {}
         self._cached: Curvature | None = None
         self._present_damping = damping
+        self._since = 0
 
     def _settings(self) -> dict[str, str]:
         own = {
             name: repr(getattr(self, name))
-            for name in ("system", "repulsion", "step_size", "adapt_damping", "trust_radius")
+            for name in ("system", "repulsion", "adapt_damping", "trust_radius")
         }
         return {
             "kernel": describe(self.kernel),
             "curvature": describe(self._curvature_options),
             "curvature_every": repr(self.curvature_every),
+            "step_size": describe(self.step_size),
             **own,
             **super()._settings(),
         }
@@ -213,7 +222,7 @@ class SVN(ParticleEngine):
         assert self._particles is not None
         self._program = ProgramCurvature(self.target, data, self._curvature_options)
         self._kernel_state = self.kernel.init(self._particles[:, self._program.coordinates])
-        self._present_damping, self._cached = self.damping, None
+        self._present_damping, self._cached, self._since = self.damping, None, 0
         if self.optim is None:
             return
         # With sites the optimizer has the coordinates of all others, else those of all.
@@ -223,6 +232,11 @@ class SVN(ParticleEngine):
             moved = torch.ones(self.target.dim, dtype=torch.bool, device=newton.device)
             moved[newton] = False
             self._others = moved.nonzero()[:, 0]
+        if not len(self._others):
+            raise ArgumentError(
+                f"Expected sites to leave some latent sites to the optimizer, found all of them, "
+                f"{list(self._program.sites)}. Leave sites out."
+            )
         self._moved = self._particles[:, self._others].clone()
         self._optimizer = EngineOptimizer(self.optim, {_NAME: self._moved})
 
@@ -232,6 +246,13 @@ class SVN(ParticleEngine):
             prior, likelihood = target.full_log_prior_and_likelihood(particles, data)
             return prior + likelihood / target.likelihood_temperature
         return target.log_density(particles, data, indices)
+
+    def _score_of_rows(self, data: Data, indices: Indices | None) -> Score:
+        assert self._particles is not None
+        target = self.target
+        if indices is None and target.plates:
+            return target.full_score(self._particles, data)
+        return target.score(self._particles, data, indices)._replace(indices=indices)
 
     def _update(self, data: Data) -> Update:
         assert self._particles is not None and self._program is not None
@@ -244,8 +265,9 @@ class SVN(ParticleEngine):
             if not (math.isfinite(loss) and bool(torch.isfinite(score.score).all())):
                 return Update(loss, {}, False)
             curvature = self._cached
-            if curvature is None or self.num_steps_taken % self.curvature_every == 0:
-                curvature = program.at(target, particles, data, score.indices)
+            since = self._since
+            if curvature is None or since >= self.curvature_every:
+                curvature, since = program.at(target, particles, data, score.indices), 0
             scores = score.score[:, where]
             solution, phi, scale = self._solve(particles[:, where], scores, curvature)
             before = None if self._optimizer is None else self._snapshot()
@@ -272,6 +294,7 @@ class SVN(ParticleEngine):
                 particles.copy_(proposed)
                 self._present_damping = damping
                 self._cached = curvature if self.curvature_every > 1 else None
+                self._since = since + 1
                 if self._moved is not None and self._curvature_options.sites is None:
                     # The optimizer goes on from where the particles are, also those that stayed.
                     self._moved.copy_(proposed)
@@ -329,10 +352,13 @@ class SVN(ParticleEngine):
     def _newton_moves(self, points: Tensor, moves: Tensor, scale: Tensor) -> Tensor:
         """Moves that are taken, shortened to the trust region."""
         if self._optimizer is None or self._curvature_options.sites is not None:
-            return within_radius(self.step_size * moves, scale, self.trust_radius)
+            share: float = (
+                self.step_size(self.num_steps_taken) if callable(self.step_size) else self.step_size
+            )
+            return within_radius(share * moves, scale, self.trust_radius)
         assert self._moved is not None
-        self._optimizer.step({_NAME: -within_radius(moves, scale, self.trust_radius)})
-        return self._moved.detach() - points
+        self._optimizer.step({_NAME: -moves})
+        return within_radius(self._moved.detach() - points, scale, self.trust_radius)
 
     def _judged(
         self,
@@ -345,10 +371,10 @@ class SVN(ParticleEngine):
     ) -> Judgement:
         assert self._particles is not None and self._program is not None
         where = self._program.coordinates
-        old = score.log_prior + score.log_likelihood / self.target.likelihood_temperature
         if not isinstance(self.estimator, Minibatch | Full):
-            # Estimates with reduced variance are not the density of the rows alone.
-            old = self._log_density(self._particles, data, score.indices)
+            # Noise and reduced variance are not of the density of the rows.
+            score = self._score_of_rows(data, score.indices)
+        old = score.log_prior + score.log_likelihood / self.target.likelihood_temperature
         new = self._log_density(proposed, data, score.indices)
         gain = (score.score[:, where] * newton).sum(dim=1)
         fall = 0.5 * (newton * curvature.product(newton)).sum(dim=1)
@@ -370,6 +396,7 @@ class SVN(ParticleEngine):
             "optimizer": None if self._optimizer is None else self._optimizer.state_dict(),
             "kernel": self._kernel_state,
             "damping": self._present_damping,
+            "since": self._since,
             "curvature": None if self._cached is None else self._cached.as_tensors(),
         }
 
@@ -381,6 +408,6 @@ class SVN(ParticleEngine):
                 self._moved.copy_(self._particles[:, self._others])
             self._optimizer.load_state_dict(state["optimizer"])
         self._kernel_state = state["kernel"]
-        self._present_damping = state["damping"]
+        self._present_damping, self._since = state["damping"], state["since"]
         saved = state["curvature"]
         self._cached = None if saved is None else Curvature.from_tensors(saved)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from pyro.infer.svgd import SteinKernel
 from torch import Tensor
 
 from pyro_ext.errors import ArgumentError
@@ -31,7 +30,7 @@ class WGD(DirectionEngine):
         Pyro model, used as it is.
     optim : PyroOptim or callable
         See :class:`~pyro_ext.stein.DirectionEngine`.
-    kernel : Kernel or pyro.infer.svgd.SteinKernel, optional
+    kernel : Kernel, optional
         A function of z_i - z_j: ``RBF``, ``IMQ``, or sums and multiples of them; default
         ``RBF()``, the Gaussian kernel with the median rule of the paper.
     num_particles : int, default 32
@@ -54,7 +53,7 @@ class WGD(DirectionEngine):
         self,
         model: Callable[..., Any],
         optim: OptimizerLike,
-        kernel: Kernel | SteinKernel | None = None,
+        kernel: Kernel | None = None,
         num_particles: int = 32,
         **options: Any,
     ) -> None:

@@ -98,7 +98,7 @@ class Score(NamedTuple):
     score: Tensor
     log_prior: Tensor
     log_likelihood: Tensor
-    indices: dict[str, Tensor] | None = None
+    indices: Mapping[str, Tensor] | None = None
 
 
 class ScoreParts(NamedTuple):
@@ -518,6 +518,16 @@ class LogDensity:
         arguments = self._arguments(data, indices)
         with without_host_checks():
             return self._single_value(z, arguments)
+
+    def likelihood_factors(
+        self, z: Tensor, data: Data, indices: Indices | None = None
+    ) -> tuple[str, ...]:
+        """Names of the factors in the likelihood, which are not among :meth:`outputs`."""
+        arguments = self._arguments(data, indices)
+        handler = OutputHandler(self.layout.split(z), arguments[2])
+        with without_host_checks():
+            self.run(handler, arguments)
+        return tuple(handler.factors)
 
     def outputs(self, z: Tensor, data: Data, indices: Indices | None = None) -> dict[str, Output]:
         """Distributions of the observed sites at one flat vector z (D,), differentiable in z.

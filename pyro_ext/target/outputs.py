@@ -17,7 +17,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Distribution, Independent
 
-from pyro_ext.target.handlers import SiteHandler, is_deterministic, is_factor
+from pyro_ext.target.handlers import SiteHandler, is_deterministic, is_factor, plate_frames
 
 #: Before the names of a base distribution's parameters.
 BASE = "base_dist."
@@ -152,9 +152,12 @@ class OutputHandler(SiteHandler):
     def __init__(self, unconstrained: Mapping[str, Tensor], indices: Mapping[str, Tensor]) -> None:
         super().__init__(unconstrained, indices)
         self.outputs: dict[str, Output] = {}
+        self.factors: list[str] = []
 
     def _pyro_sample(self, msg: Any) -> None:
         super()._pyro_sample(msg)
+        if is_factor(msg) and plate_frames(msg):
+            self.factors.append(msg["name"])
         if (
             not msg["is_observed"]
             or site_is_subsample(msg)

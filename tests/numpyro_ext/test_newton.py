@@ -22,7 +22,7 @@ from numpyro_ext.curvature import (
     ProgramCurvature,
     conjugate_gradients,
 )
-from numpyro_ext.errors import ArgumentError
+from numpyro_ext.errors import ArgumentError, ModelCheckError
 from numpyro_ext.stein import curvature_kernel
 from numpyro_ext.stein.damping import judge, within_radius
 from numpyro_ext.stein.newton_system import NewtonSystem, choose_solver, solver_costs
@@ -233,7 +233,7 @@ def test_bad_curvature_is_refused() -> None:
         with numpyro.plate("N", 3):
             numpyro.factor("f", -((z - 1.0) ** 2) * jnp.ones(3))
 
-    with pytest.raises(ArgumentError, match="factors alone"):
+    with pytest.raises(ArgumentError, match="found the factors"):
         SVN(factor).init(KEY)
 
 
@@ -354,11 +354,18 @@ def test_sites_take_newton_steps_and_others_follow_the_optimizer() -> None:
     np.testing.assert_allclose(found[:, :6], 1e-2 * phi, rtol=1e-8)
 
 
-def test_steps_that_would_lower_the_density_are_taken_back() -> None:
-    def narrow() -> None:
-        x = numpyro.sample("x", dist.Normal(0.0, 10.0))
-        numpyro.sample("y", dist.Normal(jnp.exp(3.0 * x), 1.0), obs=1.0)
+def narrow() -> None:
+    x = numpyro.sample("x", dist.Normal(0.0, 10.0))
+    numpyro.sample("y", dist.Normal(jnp.exp(3.0 * x), 1.0), obs=1.0)
 
+
+def regression(x: Any, y: Any, batch: int | None = None) -> None:
+    w = numpyro.sample("w", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+    with numpyro.plate("N", 12, subsample_size=batch) as i:
+        numpyro.sample("y", dist.Normal(x[i] @ w, 1.0), obs=y[i])
+
+
+def test_steps_that_would_lower_the_density_are_taken_back() -> None:
     engine = SVN(narrow, num_particles=2, damping=1e-6, trust_radius=None, step_size=1.0)
     state = engine.init(KEY)
     start = jnp.asarray([[-2.0], [-1.5]])
@@ -406,3 +413,116 @@ def test_bad_options_are_refused() -> None:
     with pytest.raises(ArgumentError, match="computes curvature"):
         kernel = kernels.RBF(metric="curvature")
         kernel.direction({}, jnp.ones((3, 2)), jnp.ones((3, 2)))
+
+
+def test_minibatches_have_their_own_curvature() -> None:
+    engine = SVN(
+        network,
+        num_particles=3,
+        estimator=Minibatch("cyclic"),
+        step_size=lambda step: 1.0 - 0.5 * (step > 0),
+        adapt_damping=False,
+    )
+    state = engine.init(KEY, X, Y, 4)
+    state = state._replace(algorithm=state.algorithm._replace(particles=jnp.asarray(Z)))
+    found = []
+    for _ in range(2):
+        state, _ = engine.update(state, X, Y, 4)
+        found.append(np.asarray(engine.particles(state)))
+    start = Z
+    for index, (after, share) in enumerate(zip(found, (1.0, 0.5), strict=True)):
+        rows = {"N": jnp.arange(4 * index, 4 * index + 4)}
+        whole = dense(4, start, rows)
+        scale = np.diagonal(whole, axis1=1, axis2=2).mean(0)
+        scores = np.asarray(engine.target.score(jnp.asarray(start), engine.data, rows).score)
+        expected = support.newton_moves(
+            start,
+            scores,
+            whole + np.diag(np.maximum(scale, 1e-3 * scale.mean())),
+            support.default(start, whole.mean(0)),
+            "full",
+        )
+        np.testing.assert_allclose(after - start, share * expected, rtol=1e-6)
+        start = after
+
+
+def test_a_move_that_is_taken_back_leaves_the_particle() -> None:
+    for options in ({"step_size": 1.0}, {"optim": optax.sgd(1.0)}):
+        engine = SVN(narrow, num_particles=2, damping=1e-6, **options)
+        start = np.array([[-2.0], [-1.5]])
+        state = engine.init(KEY)
+        algorithm = state.algorithm._replace(particles=jnp.asarray(start))
+        if engine.optim is not None:
+            algorithm = algorithm._replace(optimizer=engine.optim.init(jnp.asarray(start)))
+        result = engine.run(
+            KEY, 1, init_state=state._replace(algorithm=algorithm), progress_bar=False
+        )
+        moved = np.asarray(engine.particles(result.state))
+        assert result.info["accepted"][0] == 0.0
+        np.testing.assert_array_equal(moved, start)
+        result = engine.run(KEY, 30, init_state=result.state, progress_bar=False)
+        moved = np.asarray(engine.particles(result.state))
+        # The optimizer has not gone on without the particles.
+        assert np.abs(moved).max() < 5.0
+        assert (moved != start).any()
+
+
+def test_an_optimizer_takes_the_newton_direction() -> None:
+    plain = SVN(network, num_particles=3, step_size=0.5)
+    given = SVN(network, optax.sgd(0.5), num_particles=3)
+    first = plain.run(KEY, 4, X, Y, progress_bar=False)
+    second = given.run(KEY, 4, X, Y, progress_bar=False)
+    np.testing.assert_allclose(
+        plain.particles(first.state), given.particles(second.state), rtol=1e-9
+    )
+
+
+def test_damping_falls_with_reduced_variance_too() -> None:
+    for estimator in (SVRG(3), Minibatch()):
+        engine = SVN(regression, num_particles=10, estimator=estimator)
+        result = engine.run(KEY, 30, X, Y, 4, progress_bar=False)
+        damping = result.info["damping"][-1]
+        assert damping < 0.1
+
+
+def test_a_start_that_is_far_off() -> None:
+    def far() -> None:
+        numpyro.sample("z", dist.Normal(jnp.zeros(3), 1e-3).to_event(1))
+
+    engine = SVN(far, num_particles=10)
+    result = engine.run(KEY, 30, progress_bar=False)
+    z = np.asarray(engine.get_samples(result.state)["z"])
+    assert np.abs(z.mean(0)).max() < 1e-4
+
+
+def test_a_narrow_prior_hides_no_couplings() -> None:
+    def model() -> None:
+        numpyro.sample("c", dist.Normal(1.0, 1e-8))
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+        with numpyro.plate("J", 3):
+            numpyro.sample("theta", dist.Normal(mu, 1.0))
+
+    target = LogDensity(model, KEY, ())
+    data = target.bind()
+    found = ProgramCurvature(target, data, CurvatureOptions())
+    assert found.prior.form == "hessian"
+
+
+def test_what_has_no_curvature_is_refused() -> None:
+    def mixed() -> None:
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        with numpyro.plate("N", 3):
+            numpyro.sample("y", dist.Normal(z, 1.0), obs=jnp.zeros(3))
+            numpyro.factor("f", -((z - 1.0) ** 2) * jnp.ones(3))
+
+    def local() -> None:
+        with numpyro.plate("N", 6, subsample_size=2):
+            a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+            numpyro.sample("y", dist.Normal(a, 1.0), obs=jnp.zeros(2))
+
+    with pytest.raises(ArgumentError, match="found the factors"):
+        SVN(mixed).init(KEY)
+    with pytest.raises(ModelCheckError, match="[Ll]atent"):
+        SVN(local).init(KEY)
+    with pytest.raises(ArgumentError, match="found all of them"):
+        SVN(network, optax.sgd(0.1), sites=["w", "v", "noise"]).init(KEY, X, Y)

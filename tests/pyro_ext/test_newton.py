@@ -20,7 +20,7 @@ from pyro_ext.curvature import (
     ProgramCurvature,
     conjugate_gradients,
 )
-from pyro_ext.errors import ArgumentError
+from pyro_ext.errors import ArgumentError, ModelCheckError
 from pyro_ext.stein import curvature_kernel
 from pyro_ext.stein.damping import judge, within_radius
 from pyro_ext.stein.newton_system import NewtonSystem, choose_solver, solver_costs
@@ -242,7 +242,7 @@ def test_bad_curvature_is_refused() -> None:
         with pyro.plate("N", 3):
             pyro.factor("f", -((z - 1.0) ** 2) * torch.ones(3), has_rsample=False)
 
-    with pytest.raises(ArgumentError, match="factors alone"):
+    with pytest.raises(ArgumentError, match="found the factors"):
         SVN(factor).setup()
 
 
@@ -366,11 +366,18 @@ def test_sites_take_newton_steps_and_others_follow_the_optimizer() -> None:
     np.testing.assert_allclose(found[:, :6], 1e-2 * phi, rtol=1e-8)
 
 
-def test_steps_that_would_lower_the_density_are_taken_back() -> None:
-    def narrow() -> None:
-        x = pyro.sample("x", dist.Normal(0.0, 10.0))
-        pyro.sample("y", dist.Normal(torch.exp(3.0 * x), 1.0), obs=torch.tensor(1.0))
+def narrow() -> None:
+    x = pyro.sample("x", dist.Normal(0.0, 10.0))
+    pyro.sample("y", dist.Normal(torch.exp(3.0 * x), 1.0), obs=torch.tensor(1.0))
 
+
+def regression(x: Any, y: Any, batch: int | None = None) -> None:
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("N", 12, subsample_size=batch) as i:
+        pyro.sample("y", dist.Normal(x[i] @ w, 1.0), obs=y[i])
+
+
+def test_steps_that_would_lower_the_density_are_taken_back() -> None:
     engine = SVN(narrow, num_particles=2, damping=1e-6, trust_radius=None, step_size=1.0)
     one_step(engine, [[-2.0], [-1.5]])
     engine.run(39, progress_bar=False)
@@ -425,3 +432,107 @@ def test_bad_options_are_refused() -> None:
     with pytest.raises(ArgumentError, match="computes curvature"):
         kernel = kernels.RBF(metric="curvature")
         kernel.direction({}, torch.ones((3, 2)), torch.ones((3, 2)))
+
+
+def test_minibatches_have_their_own_curvature() -> None:
+    engine = SVN(
+        network,
+        num_particles=3,
+        estimator=Minibatch("cyclic"),
+        step_size=lambda step: 1.0 - 0.5 * (step > 0),
+        adapt_damping=False,
+    )
+    arguments = ARGUMENTS
+    found = [one_step(engine, Z, *arguments)]
+    engine.step(*arguments)
+    found.append(engine.particles.numpy())
+    start = Z
+    for index, (after, share) in enumerate(zip(found, (1.0, 0.5), strict=True)):
+        rows = {"N": torch.arange(4 * index, 4 * index + 4)}
+        whole = dense(4, start, rows)
+        scale = np.diagonal(whole, axis1=1, axis2=2).mean(0)
+        scores = np.asarray(engine.target.score(torch.as_tensor(start), engine.data, rows).score)
+        expected = support.newton_moves(
+            start,
+            scores,
+            whole + np.diag(np.maximum(scale, 1e-3 * scale.mean())),
+            support.default(start, whole.mean(0)),
+            "full",
+        )
+        np.testing.assert_allclose(after - start, share * expected, rtol=1e-6)
+        start = after
+
+
+def test_a_move_that_is_taken_back_leaves_the_particle() -> None:
+    for options in ({"step_size": 1.0}, {"optim": pyro.optim.SGD({"lr": 1.0})}):
+        engine = SVN(narrow, num_particles=2, damping=1e-6, **options)
+        start = np.array([[-2.0], [-1.5]])
+        moved = one_step(engine, start)
+        assert engine.history["accepted"][0] == 0.0
+        np.testing.assert_array_equal(moved, start)
+        engine.run(30, progress_bar=False)
+        moved = engine.particles.numpy()
+        # The optimizer has not gone on without the particles.
+        assert np.abs(moved).max() < 5.0
+        assert (moved != start).any()
+
+
+def test_an_optimizer_takes_the_newton_direction() -> None:
+    plain = SVN(network, num_particles=3, step_size=0.5)
+    given = SVN(network, pyro.optim.SGD({"lr": 0.5}), num_particles=3)
+    one_step(plain, Z, *ARGUMENTS[:2])
+    one_step(given, Z, *ARGUMENTS[:2])
+    for engine in (plain, given):
+        engine.run(3, *ARGUMENTS[:2], progress_bar=False)
+    np.testing.assert_allclose(plain.particles, given.particles, rtol=1e-9)
+
+
+def test_damping_falls_with_reduced_variance_too() -> None:
+    for estimator in (SVRG(3), Minibatch()):
+        engine = SVN(regression, num_particles=10, estimator=estimator)
+        engine.run(30, *ARGUMENTS, progress_bar=False)
+        damping = engine.history["damping"][-1]
+        assert damping < 0.1
+
+
+def test_a_start_that_is_far_off() -> None:
+    def far() -> None:
+        pyro.sample("z", dist.Normal(torch.zeros(3), 1e-3).to_event(1))
+
+    engine = SVN(far, num_particles=10)
+    engine.run(30, progress_bar=False)
+    z = engine.get_samples()["z"].numpy()
+    assert np.abs(z.mean(0)).max() < 1e-4
+
+
+def test_a_narrow_prior_hides_no_couplings() -> None:
+    def model() -> None:
+        pyro.sample("c", dist.Normal(1.0, 1e-8))
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        with pyro.plate("J", 3):
+            pyro.sample("theta", dist.Normal(mu, 1.0))
+
+    target = LogDensity(model, (), {})
+    data = target.bind()
+    found = ProgramCurvature(target, data, CurvatureOptions())
+    assert found.prior.form == "hessian"
+
+
+def test_what_has_no_curvature_is_refused() -> None:
+    def mixed() -> None:
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        with pyro.plate("N", 3):
+            pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(3))
+            pyro.factor("f", -((z - 1.0) ** 2) * torch.ones(3), has_rsample=False)
+
+    def local() -> None:
+        with pyro.plate("N", 6, subsample_size=2):
+            a = pyro.sample("a", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(a, 1.0), obs=torch.zeros(2))
+
+    with pytest.raises(ArgumentError, match="found the factors"):
+        SVN(mixed).setup()
+    with pytest.raises(ModelCheckError, match="[Ll]atent"):
+        SVN(local).setup()
+    with pytest.raises(ArgumentError, match="found all of them"):
+        SVN(network, pyro.optim.SGD({"lr": 0.1}), sites=["w", "v", "noise"]).setup(*ARGUMENTS[:2])
