@@ -23,7 +23,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_ext.errors import ArgumentError, NonFiniteError
-from pyro_ext.gradients import GradientEstimator, Score, default_estimator
+from pyro_ext.gradients import GradientEstimator, ScoreEstimate, default_estimator
 from pyro_ext.optim import OptimizerLike
 from pyro_ext.options import check_count, describe, described, is_count
 from pyro_ext.target import Data, LogDensity
@@ -241,7 +241,7 @@ class Engine(ABC):
             pending, self._pending = self._pending, None
             self._restore(pending)
 
-    def _score(self, z: Tensor, data: Data) -> Score:
+    def _score(self, z: Tensor, data: Data) -> ScoreEstimate:
         """Score at particles z (P, D) by the engine's estimator, which moves on."""
         score, self._estimator_state = self.estimator.estimate(
             self.target, self._estimator_state, z, data, self._generator

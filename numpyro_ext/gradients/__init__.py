@@ -1,6 +1,6 @@
 """Estimators of the score: exact sweeps and minibatches."""
 
-from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator
+from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from numpyro_ext.gradients.full import Full
 from numpyro_ext.gradients.minibatch import Minibatch
 from numpyro_ext.gradients.noisy import Noisy
@@ -23,6 +23,7 @@ __all__ = [
     "Minibatch",
     "Noisy",
     "Score",
+    "ScoreEstimate",
     "ScoreParts",
     "default_estimator",
 ]

@@ -5,13 +5,32 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax import Array
 
-from numpyro_ext.target import Data, LogDensity, Score, ScoreParts
+from numpyro_ext.target import Data, Indices, LogDensity, Score, ScoreParts
 
 EstimatorState = Any
+
+
+class ScoreEstimate(NamedTuple):
+    """Score and value of the target at P positions, and the rows that they come from.
+
+    Parameters
+    ----------
+    score : array (P, D)
+        Estimate of the gradient of log prior + log likelihood / temperature.
+    log_prior, log_likelihood : array (P,)
+        The two parts, not tempered.
+    indices : dict of str to array or None
+        Rows of each subsampled plate that the estimate has seen; None for all rows.
+    """
+
+    score: Array
+    log_prior: Array
+    log_likelihood: Array
+    indices: Indices | None
 
 
 class GradientEstimator(ABC):
@@ -35,7 +54,7 @@ class GradientEstimator(ABC):
     @abstractmethod
     def estimate(
         self, target: LogDensity, state: EstimatorState, z: Array, data: Data
-    ) -> tuple[Score, EstimatorState]:
+    ) -> tuple[ScoreEstimate, EstimatorState]:
         """Score at positions (P, D), and the next state. Every position shares one batch."""
 
     @abstractmethod
@@ -43,4 +62,4 @@ class GradientEstimator(ABC):
         """Cost of one estimate per position, in full-data gradients (B/N for a minibatch)."""
 
 
-__all__ = ["EstimatorState", "GradientEstimator", "Score", "ScoreParts"]
+__all__ = ["EstimatorState", "GradientEstimator", "Score", "ScoreEstimate", "ScoreParts"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from jax import Array
 
-from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator
-from numpyro_ext.target import Data, LogDensity, Score
+from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
+from numpyro_ext.target import Data, LogDensity
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Full(GradientEstimator):
 
     def estimate(
         self, target: LogDensity, state: EstimatorState, z: Array, data: Data
-    ) -> tuple[Score, EstimatorState]:
+    ) -> tuple[ScoreEstimate, EstimatorState]:
         """Score at positions (P, D) over every row."""
-        return target.full_score(z, data), state
+        return ScoreEstimate(*target.full_score(z, data), indices=None), state
 
     def evaluations_per_step(self, target: LogDensity) -> float:
         """One full-data gradient; for batches as arguments, the share of rows they hold."""

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 
 from numpyro_ext.errors import ArgumentError
-from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator
-from numpyro_ext.target import Data, DataPlate, Indices, LogDensity, Score
+from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
+from numpyro_ext.target import Data, DataPlate, Indices, LogDensity
 
 Sampling = Literal["reshuffle", "replacement", "cyclic"]
 SAMPLING: tuple[str, ...] = get_args(Sampling)
@@ -96,10 +96,10 @@ class Minibatch(GradientEstimator):
 
     def estimate(
         self, target: LogDensity, state: EstimatorState, z: Array, data: Data
-    ) -> tuple[Score, EstimatorState]:
+    ) -> tuple[ScoreEstimate, EstimatorState]:
         """Score at positions (P, D) of the next batch."""
         indices, state = self.draw(target, state)
-        return target.score(z, data, indices)._replace(indices=indices), state
+        return ScoreEstimate(*target.score(z, data, indices), indices=indices), state
 
     def evaluations_per_step(self, target: LogDensity) -> float:
         """Share of the rows in one batch, over all plates."""

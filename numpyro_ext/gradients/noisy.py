@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 
 from numpyro_ext.errors import ArgumentError
-from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator
-from numpyro_ext.target import Data, LogDensity, Score
+from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
+from numpyro_ext.target import Data, LogDensity
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Noisy(GradientEstimator):
 
     def estimate(
         self, target: LogDensity, state: EstimatorState, z: Array, data: Data
-    ) -> tuple[Score, EstimatorState]:
+    ) -> tuple[ScoreEstimate, EstimatorState]:
         """Score at positions (P, D) with noise, and the next state."""
         found, inner = self.inner(target).estimate(target, state["inner"], z, data)
         rng_key, noise_key = random.split(state["rng_key"])

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_ext.errors import ArgumentError
-from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator
+from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from numpyro_ext.gradients.minibatch import Minibatch, Sampling
 from numpyro_ext.gradients.svrg import check_no_local_latents
 from numpyro_ext.options import check_count
-from numpyro_ext.target import Data, LogDensity, Score
+from numpyro_ext.target import Data, LogDensity
 
 #: Rows whose gradients are computed at once when the table is made.
 ROWS_AT_ONCE = 256
@@ -78,7 +78,7 @@ class SAGA(GradientEstimator):
 
     def estimate(
         self, target: LogDensity, state: EstimatorState, z: Array, data: Data
-    ) -> tuple[Score, EstimatorState]:
+    ) -> tuple[ScoreEstimate, EstimatorState]:
         """Score at positions (P, D), and the next state."""
         (name,) = target.plates
         number = target.plates[name].size
@@ -109,7 +109,7 @@ class SAGA(GradientEstimator):
             "filled": jnp.asarray(True),
         }
         score = prior[0] + likelihood / target.likelihood_temperature
-        return Score(score, log_prior[0], log_likelihood.mean(0), indices), following
+        return ScoreEstimate(score, log_prior[0], log_likelihood.mean(0), indices), following
 
     def evaluations_per_step(self, target: LogDensity) -> float:
         """That of a minibatch; the first step's sweep is not counted."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_ext.errors import ArgumentError
-from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator
+from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from numpyro_ext.gradients.full import Full
 from numpyro_ext.gradients.full_data import FullData, batches_of, exact_score, num_rows
 from numpyro_ext.gradients.minibatch import Minibatch, Sampling
@@ -122,7 +122,7 @@ class SVRG(GradientEstimator):
 
     def estimate(
         self, target: LogDensity, state: EstimatorState, z: Array, data: Data
-    ) -> tuple[Score, EstimatorState]:
+    ) -> tuple[ScoreEstimate, EstimatorState]:
         """Score at positions (P, D), and the next state."""
         due = state["since"] >= self.anchor_every
         anchor, exact = lax.cond(
@@ -135,7 +135,7 @@ class SVRG(GradientEstimator):
             indices, minibatch = self._minibatch().draw(target, minibatch)
         here = target.score(z, data, indices)
         there = target.score(anchor, data, indices)
-        score = Score(
+        score = ScoreEstimate(
             here.score - there.score + exact.score,
             here.log_prior,
             here.log_likelihood - there.log_likelihood + exact.log_likelihood,

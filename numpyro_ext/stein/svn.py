@@ -21,7 +21,7 @@ from numpyro_ext.curvature import (
 )
 from numpyro_ext.engine import EngineState
 from numpyro_ext.errors import ArgumentError
-from numpyro_ext.gradients import Full, Minibatch, Noisy
+from numpyro_ext.gradients import Full, Minibatch, Noisy, ScoreEstimate
 from numpyro_ext.kernels import IMQ, Kernel, Linear, ProductMetric, as_kernel, mixture
 from numpyro_ext.options import check_count, check_number, describe
 from numpyro_ext.stein.damping import damping_scale, judge, within_radius
@@ -311,8 +311,8 @@ class SVN(ParticleEngine):
         self, target: LogDensity, particles: Array, data: Data, indices: Indices | None
     ) -> Score:
         if indices is None and target.plates:
-            return target.full_score(particles, data)._replace(indices=indices)
-        return target.score(particles, data, indices)._replace(indices=indices)
+            return target.full_score(particles, data)
+        return target.score(particles, data, indices)
 
     def _step(
         self, target: LogDensity, state: EngineState, data: Data
@@ -440,7 +440,7 @@ class SVN(ParticleEngine):
         self,
         target: LogDensity,
         data: Data,
-        score: Score,
+        score: ScoreEstimate,
         curvature: Curvature,
         particles: Array,
         proposed: Array,
@@ -449,12 +449,13 @@ class SVN(ParticleEngine):
         before: NewtonState,
         solution: Solution,
     ) -> tuple[Array, Array, Array]:
+        own: Score | ScoreEstimate = score
         if not isinstance(self.estimator, Minibatch | Full):
             # Noise and reduced variance are not of the density of the rows.
-            score = self._score_of_rows(target, particles, data, score.indices)
-        old = score.log_prior + score.log_likelihood / target.likelihood_temperature
+            own = self._score_of_rows(target, particles, data, score.indices)
+        old = own.log_prior + own.log_likelihood / target.likelihood_temperature
         new = self._log_density(target, proposed, data, score.indices)
-        gain = (score.score[:, where] * newton).sum(axis=1)
+        gain = (own.score[:, where] * newton).sum(axis=1)
         fall = 0.5 * (newton * curvature.product(newton)).sum(axis=1)
         return judge(gain, fall, old, new, before.damping, solution.solved)
 
@@ -464,7 +465,7 @@ class SVN(ParticleEngine):
         before: NewtonState,
         particles: Array,
         proposed: Array,
-        score: Score,
+        score: ScoreEstimate,
         loss: Array,
     ) -> tuple[Array, Any]:
         others = self._others(target)

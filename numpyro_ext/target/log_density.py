@@ -77,14 +77,11 @@ class Score(NamedTuple):
         Gradient of log prior + log likelihood / temperature.
     log_prior, log_likelihood : array (P,)
         The two parts, not tempered.
-    indices : dict of str to array, optional
-        Rows of each subsampled plate that an estimate has seen; None for all rows.
     """
 
     score: Array
     log_prior: Array
     log_likelihood: Array
-    indices: Indices | None = None
 
 
 class ScoreParts(NamedTuple):

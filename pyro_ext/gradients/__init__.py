@@ -1,6 +1,6 @@
 """Score estimators: how an engine gets gradients of the log density, apart from its dynamics."""
 
-from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator
+from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from pyro_ext.gradients.full import Full
 from pyro_ext.gradients.minibatch import Minibatch
 from pyro_ext.gradients.noisy import Noisy
@@ -23,6 +23,7 @@ __all__ = [
     "Minibatch",
     "Noisy",
     "Score",
+    "ScoreEstimate",
     "ScoreParts",
     "default_estimator",
 ]

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyro_ext.target import Data, LogDensity, Score
+from pyro_ext.target import Data, LogDensity
 
 EstimatorState = dict[str, Any]
+
+
+class ScoreEstimate(NamedTuple):
+    """Score and value of the target at P positions, and the rows that they come from.
+
+    ``score`` (P, D) estimates the gradient of log prior + log likelihood / temperature;
+    ``log_prior`` and ``log_likelihood`` (P,) are not tempered. ``indices`` are the rows of each
+    subsampled plate that the estimate has seen, None for all rows.
+    """
+
+    score: Tensor
+    log_prior: Tensor
+    log_likelihood: Tensor
+    indices: Mapping[str, Tensor] | None
 
 
 class GradientEstimator(ABC):
@@ -38,7 +53,7 @@ class GradientEstimator(ABC):
         z: Tensor,
         data: Data,
         generator: torch.Generator,
-    ) -> tuple[Score, EstimatorState]:
+    ) -> tuple[ScoreEstimate, EstimatorState]:
         """Score at particles z (P, D), all with the same rows, and the next state."""
 
     @abstractmethod

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator
-from pyro_ext.target import Data, LogDensity, Score
+from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
+from pyro_ext.target import Data, LogDensity
 
 
 class Full(GradientEstimator):
@@ -26,8 +26,8 @@ class Full(GradientEstimator):
         z: Tensor,
         data: Data,
         generator: torch.Generator,
-    ) -> tuple[Score, EstimatorState]:
-        return target.full_score(z, data), state
+    ) -> tuple[ScoreEstimate, EstimatorState]:
+        return ScoreEstimate(*target.full_score(z, data), indices=None), state
 
     def evaluations_per_step(self, target: LogDensity) -> float:
         return target.batch_fraction if target.batch_plates else 1.0

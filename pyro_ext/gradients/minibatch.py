@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from pyro_ext.errors import ArgumentError
-from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator
-from pyro_ext.target import Data, LogDensity, Score
+from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
+from pyro_ext.target import Data, LogDensity
 
 SAMPLING = ("reshuffle", "replacement", "cyclic")
 
@@ -82,9 +82,9 @@ class Minibatch(GradientEstimator):
         z: Tensor,
         data: Data,
         generator: torch.Generator,
-    ) -> tuple[Score, EstimatorState]:
+    ) -> tuple[ScoreEstimate, EstimatorState]:
         indices, state = self.draw(target, state, generator)
-        return target.score(z, data, indices)._replace(indices=indices), state
+        return ScoreEstimate(*target.score(z, data, indices), indices=indices), state
 
     def evaluations_per_step(self, target: LogDensity) -> float:
         return target.batch_fraction

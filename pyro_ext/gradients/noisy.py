@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from pyro_ext.errors import ArgumentError
-from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator
-from pyro_ext.target import Data, LogDensity, Score
+from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
+from pyro_ext.target import Data, LogDensity
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Noisy(GradientEstimator):
         z: Tensor,
         data: Data,
         generator: torch.Generator,
-    ) -> tuple[Score, EstimatorState]:
+    ) -> tuple[ScoreEstimate, EstimatorState]:
         found, state = self.inner(target).estimate(target, state, z, data, generator)
         score = found.score
         noise = torch.randn(

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from pyro_ext.errors import ArgumentError
-from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator
+from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from pyro_ext.gradients.minibatch import Minibatch
 from pyro_ext.gradients.svrg import check_no_local_latents
 from pyro_ext.options import check_count
-from pyro_ext.target import Data, LogDensity, Score, ScoreParts
+from pyro_ext.target import Data, LogDensity, ScoreParts
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class SAGA(GradientEstimator):
         z: Tensor,
         data: Data,
         generator: torch.Generator,
-    ) -> tuple[Score, EstimatorState]:
+    ) -> tuple[ScoreEstimate, EstimatorState]:
         (name,) = target.plates
         number = target.plates[name].size
 
@@ -112,7 +112,7 @@ class SAGA(GradientEstimator):
         }
         score = found[0].prior + likelihood / target.likelihood_temperature
         log_likelihood = torch.stack([parts.log_likelihood for parts in found]).mean(0)
-        return Score(score, found[0].log_prior, log_likelihood, indices), following
+        return ScoreEstimate(score, found[0].log_prior, log_likelihood, indices), following
 
     def evaluations_per_step(self, target: LogDensity) -> float:
         return self._minibatch().evaluations_per_step(target)

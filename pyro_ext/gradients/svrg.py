@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_ext.errors import ArgumentError
-from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator
+from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from pyro_ext.gradients.full import Full
 from pyro_ext.gradients.full_data import FullData, batches_of, exact_score, num_rows
 from pyro_ext.gradients.minibatch import Minibatch
@@ -117,7 +117,7 @@ class SVRG(GradientEstimator):
         z: Tensor,
         data: Data,
         generator: torch.Generator,
-    ) -> tuple[Score, EstimatorState]:
+    ) -> tuple[ScoreEstimate, EstimatorState]:
         anchor, exact, since = state["anchor"], state["exact"], state["since"]
         if since >= self.anchor_every:
             # Copies: memory of positions and scores may be used again by the caller.
@@ -130,7 +130,7 @@ class SVRG(GradientEstimator):
         here = target.score(z, data, indices)
         there = target.score(anchor, data, indices)
         exact_score, _, exact_likelihood = exact
-        score = Score(
+        score = ScoreEstimate(
             here.score - there.score + exact_score,
             here.log_prior,
             here.log_likelihood - there.log_likelihood + exact_likelihood,

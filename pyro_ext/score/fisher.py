@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from pyro_ext.engine import Update
 from pyro_ext.errors import ArgumentError
-from pyro_ext.gradients import GradientEstimator, Score
+from pyro_ext.gradients import GradientEstimator, Score, ScoreEstimate
 from pyro_ext.guides.flat_density import FlatDensity, Parameters
 from pyro_ext.optim import OptimizerLike
 from pyro_ext.options import check_count
@@ -307,7 +307,7 @@ dtype
             assert self.num_samples is not None
             return _reparameterised(self.density, parameters, seed, self.num_samples)
 
-        def score(theta: Tensor) -> tuple[Tensor, tuple[Tensor, Score]]:
+        def score(theta: Tensor) -> tuple[Tensor, tuple[Tensor, ScoreEstimate]]:
             found, self._estimator_state = self.estimator.estimate(
                 self._differentiable, self._estimator_state, theta, data, self._generator
             )

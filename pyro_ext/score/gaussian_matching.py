@@ -108,7 +108,7 @@ dtype
             theta = density.sample(self._parameters, self._generator, self.num_samples)
             present = density.score(self._parameters, theta)
             log_q = density.log_prob(self._parameters, theta).mean()
-        score, log_prior, log_likelihood, _ = self._score(theta, data)
+        score, log_prior, log_likelihood = self._score(theta, data)[:3]
         log_p = (log_prior + log_likelihood / self.target.likelihood_temperature).mean()
         loss = float((present - score).square().sum(-1).mean())
         info = {"log_p": float(log_p), "log_q": float(log_q), "rejected": 0.0}

@@ -284,7 +284,7 @@ dtype
             present = density.score(self._parameters, theta)
             weights = self._closed_form.weights(self._parameters, self.num_samples)
             log_q = weights @ density.log_prob(self._parameters, theta)
-        score, log_prior, log_likelihood, _ = self._score(theta, data)
+        score, log_prior, log_likelihood = self._score(theta, data)[:3]
         log_p = log_prior + log_likelihood / self.target.likelihood_temperature
         loss = float(weights @ (present - score).square().sum(-1))
         info = {"log_p": float(weights @ log_p), "log_q": float(log_q)}
@@ -341,7 +341,7 @@ dtype
     def _gradient_update(self, data: Data) -> Update:
         theta = self._sample(self.density)
         with self.target.writing_into(self._memory):
-            score, log_prior, log_likelihood, _ = self._score(theta, data)
+            score, log_prior, log_likelihood = self._score(theta, data)[:3]
         if self.sample_reuse == 1:
             self._memory = score
         log_p = float((log_prior + log_likelihood / self.target.likelihood_temperature).mean())

@@ -20,7 +20,7 @@ from pyro_ext.curvature import (
 )
 from pyro_ext.engine import Update
 from pyro_ext.errors import ArgumentError
-from pyro_ext.gradients import Full, Minibatch
+from pyro_ext.gradients import Full, Minibatch, ScoreEstimate
 from pyro_ext.kernels import IMQ, Kernel, Linear, ProductMetric, as_kernel, mixture
 from pyro_ext.optim import EngineOptimizer, OptimizerLike
 from pyro_ext.options import check_count, check_number, describe
@@ -252,7 +252,7 @@ class SVN(ParticleEngine):
         target = self.target
         if indices is None and target.plates:
             return target.full_score(self._particles, data)
-        return target.score(self._particles, data, indices)._replace(indices=indices)
+        return target.score(self._particles, data, indices)
 
     def _update(self, data: Data) -> Update:
         assert self._particles is not None and self._program is not None
@@ -363,7 +363,7 @@ class SVN(ParticleEngine):
     def _judged(
         self,
         data: Data,
-        score: Score,
+        score: ScoreEstimate,
         curvature: Curvature,
         proposed: Tensor,
         newton: Tensor,
@@ -371,16 +371,17 @@ class SVN(ParticleEngine):
     ) -> Judgement:
         assert self._particles is not None and self._program is not None
         where = self._program.coordinates
+        own: Score | ScoreEstimate = score
         if not isinstance(self.estimator, Minibatch | Full):
             # Noise and reduced variance are not of the density of the rows.
-            score = self._score_of_rows(data, score.indices)
-        old = score.log_prior + score.log_likelihood / self.target.likelihood_temperature
+            own = self._score_of_rows(data, score.indices)
+        old = own.log_prior + own.log_likelihood / self.target.likelihood_temperature
         new = self._log_density(proposed, data, score.indices)
-        gain = (score.score[:, where] * newton).sum(dim=1)
+        gain = (own.score[:, where] * newton).sum(dim=1)
         fall = 0.5 * (newton * curvature.product(newton)).sum(dim=1)
         return judge(gain, fall, old, new, self._present_damping, solution.solved)
 
-    def _other_moves(self, particles: Tensor, proposed: Tensor, score: Score) -> Tensor:
+    def _other_moves(self, particles: Tensor, proposed: Tensor, score: ScoreEstimate) -> Tensor:
         """The other sites moved along SVGD's direction by the optimizer."""
         assert self._optimizer is not None and self._moved is not None
         assert self._others is not None

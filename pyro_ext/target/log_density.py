@@ -91,14 +91,12 @@ class Score(NamedTuple):
     """Gradient of the log density at particles, and the parts of the log density.
 
     ``score`` (P, D) belongs to log prior + log likelihood / temperature; ``log_prior`` and
-    ``log_likelihood`` (P,) are not tempered. ``indices`` are the rows of each subsampled plate
-    that an estimate has seen, None for all rows.
+    ``log_likelihood`` (P,) are not tempered.
     """
 
     score: Tensor
     log_prior: Tensor
     log_likelihood: Tensor
-    indices: Mapping[str, Tensor] | None = None
 
 
 class ScoreParts(NamedTuple):
