@@ -395,10 +395,10 @@ def test_prior_curvature_is_the_clipped_hessian(model: Any) -> None:
     found = prior_curvature(target, structure, z, data).numpy()
     diagonal = np.maximum(np.diagonal(exact.numpy(), axis1=1, axis2=2), 0.0)
     if model is independent:
-        assert structure == PriorStructure("diagonal", True, ("a", "b", "t"))
+        assert structure == PriorStructure("diagonal", True, ("a", "b", "t"), constant=False)
         np.testing.assert_allclose(found, diagonal, atol=1e-12)
         return
-    assert structure == PriorStructure("hessian", True, ("scale", "effects"))
+    assert structure == PriorStructure("hessian", True, ("scale", "effects"), constant=False)
     values, vectors = np.linalg.eigh(exact.numpy())
     clipped = np.einsum("pij,pj,pkj->pik", vectors, np.maximum(values, 0.0), vectors)
     np.testing.assert_allclose(found, clipped, atol=1e-10)
