@@ -237,10 +237,13 @@ REGISTRY = {
         30,
         # As SVGD with the same kernel: mean and covariance are exact for Normal posteriors.
         bias={
-            **dict.fromkeys(NORMAL, (0.02, 0.05)),
+            **dict.fromkeys(
+                ("conjugate_normal", "gaussian_two_sites", "gaussian_five", "nested_plates"),
+                (0.02, 0.05),
+            ),
             # Its moments are those of the exponential of fifty particles.
             "lognormal": (0.05, 0.2),
-            **dict.fromkeys(SKEWED, (0.15, 0.2)),
+            **dict.fromkeys(("gamma_poisson", "dirichlet", "logistic_regression"), (0.15, 0.2)),
         },
     ),
     "WGD": Row(

@@ -27,7 +27,7 @@ from numpyro_ext.errors import ArgumentError, NonFiniteError
 from numpyro_ext.gradients import Full, Minibatch
 from numpyro_ext.kernels import IMQ, RBF, Linear, default_kernel
 from numpyro_ext.stein import SVGD, DeepEnsemble
-from numpyro_ext.stein.particles import ParticleState
+from numpyro_ext.stein.direction import ParticleState
 from tests.models import numpyro_models, zoo
 
 jax.config.update("jax_enable_x64", True)
