@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -170,10 +170,11 @@ class ProgramCurvature:
 
         ``rng_key`` serves distributions without a registered Fisher information.
         """
-        prior = self._prior_part(target, z, data)
-        if indices is not None or not target.plates:
-            return _added(prior, self._likelihood(target, z, data, indices or {}, rng_key))
-        return _added(prior, self._sweep(target, z, data, rng_key))
+        if indices is None:
+            likelihood = self._sweep(target, z, data, rng_key)
+        else:
+            likelihood = self._likelihood(target, z, data, indices, rng_key)
+        return _added(self._prior_part(target, z, data), likelihood)
 
     def _prior_part(self, target: LogDensity, z: Array, data: Data) -> Curvature:
         found = prior_curvature(target, self.prior, z, data, self.sites)
@@ -193,10 +194,29 @@ class ProgramCurvature:
                 "estimator, or raise data_chunk to the number of rows."
             )
         if len(chunks) == 1:
-            weight, indices = chunks[0]
-            return self._likelihood(target, z, data, indices, rng_key, weight)
+            return self._likelihood(target, z, data, chunks[0][1], rng_key)
         count = sum(self._num_rows(target, z, data, indices) for _, indices in chunks)
         as_matrix = self.options.structure == "full" and count > len(self.coordinates)
+        if as_matrix or self.options.structure == "diag":
+
+            def part(indices: Indices) -> Curvature:
+                first = next(iter(indices.values()))[0]
+                key = random.fold_in(rng_key, first)
+                return self._likelihood(target, z, data, indices, key, as_matrix)
+
+            summed: Curvature = target.sum_over_rows(part)
+            return summed
+        return self._rows_of_all(target, z, data, rng_key, chunks)
+
+    def _rows_of_all(
+        self,
+        target: LogDensity,
+        z: Array,
+        data: Data,
+        rng_key: Array,
+        chunks: list[tuple[float, Indices]],
+    ) -> Curvature:
+        """The Gauss-Newton part of all rows where the rows of the chunks are kept side by side."""
         groups: dict[tuple[int, ...], list[tuple[float, Indices]]] = {}
         for weight, indices in chunks:
             groups.setdefault(tuple(len(rows) for rows in indices.values()), []).append(
@@ -208,28 +228,13 @@ class ProgramCurvature:
             stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *(rows for _, rows in group))
             keys = random.split(random.fold_in(rng_key, number), len(group))
 
-            def part(chunk: tuple[Indices, Array], weight: float = weight) -> Curvature:
-                indices, key = chunk
-                return self._likelihood(target, z, data, indices, key, weight, as_matrix)
+            def chunk(pair: tuple[Indices, Array]) -> Curvature:
+                return self._likelihood(target, z, data, *pair)
 
-            if as_matrix or self.options.structure == "diag":
-                zero = jax.tree.map(
-                    lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype),
-                    jax.eval_shape(lambda chunks: jax.lax.map(part, chunks), (stacked, keys)),
-                )
-
-                def add(
-                    carry: Curvature, chunk: tuple[Indices, Array], part: Any = part
-                ) -> tuple[Curvature, None]:
-                    return jax.tree.map(jnp.add, carry, part(chunk)), None
-
-                found, _ = jax.lax.scan(add, zero, (stacked, keys))
-            else:
-                parts = jax.lax.map(part, (stacked, keys))
-                rows = parts.rows
-                assert rows is not None
-                chunk_rows = jnp.moveaxis(rows, 0, 1).reshape(len(z), -1, rows.shape[-1])
-                found = Curvature(parts.diagonal.sum(axis=0), rows=chunk_rows)
+            parts = jax.lax.map(chunk, (stacked, keys))
+            assert parts.rows is not None
+            rows = jnp.moveaxis(parts.rows, 0, 1).reshape(len(z), -1, parts.rows.shape[-1])
+            found = Curvature(weight * parts.diagonal.sum(axis=0), rows=math.sqrt(weight) * rows)
             total = found if total is None else _added(total, found)
         assert total is not None
         return total
@@ -252,14 +257,13 @@ class ProgramCurvature:
         data: Data,
         indices: Indices,
         rng_key: Array,
-        weight: float = 1.0,
         as_matrix: bool = False,
     ) -> Curvature:
         """The Gauss-Newton part of one batch, in its structure."""
 
         def found(positions: Array, key: Array) -> Curvature:
             rows = self._jacobian(target, positions, data, indices, key)
-            return self._summed_up(math.sqrt(weight) * rows, target, as_matrix)
+            return self._summed_up(rows, target, as_matrix)
 
         numbers = len(z) * self._num_rows(target, z, data, indices) * len(self.coordinates)
         if numbers <= _LARGE or self.options.structure == "full":

@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax.numpy as jnp
 from jax import Array
@@ -46,10 +46,13 @@ class Interactions(NamedTuple):
     coefficients: Array
     basis: Array
 
+    def repulsion(self) -> Array:
+        """sum_j grad_{z_j} k(z_j, z_i), shape (P, D)."""
+        return self.coefficients.sum(axis=0) @ self.basis
+
     def direction(self, scores: Array) -> Array:
         """The Stein direction phi (P, D) of scores (P, D)."""
-        repulsion = self.coefficients.sum(axis=0) @ self.basis
-        return (self.gram.T @ scores + repulsion) / len(scores)
+        return (self.gram.T @ scores + self.repulsion()) / len(scores)
 
 
 def radial_interactions(values: Array, slopes: Array, pull: Array) -> Interactions:
@@ -109,11 +112,14 @@ class Kernel(abc.ABC):
 
         Only kernels that have that metric differ from themselves.
         """
-        if getattr(self, "metric", None) == "curvature":
-            return dataclasses.replace(self, metric=metric)  # type: ignore[type-var]
-        return self
+        present = getattr(self, "metric", None)
+        if not (isinstance(present, str) and present == "curvature"):
+            return self
+        # Kernels that have a metric are dataclasses.
+        found: Kernel = dataclasses.replace(cast(Any, self), metric=metric)
+        return found
 
-    def interactions(self, state: KernelState, particles: Array) -> Interactions:
+    def interactions(self, particles: Array) -> Interactions:
         """Values and gradients at all pairs of particles, for engines that need each of them.
 
         Raises

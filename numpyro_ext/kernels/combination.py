@@ -63,11 +63,9 @@ class Sum(Kernel):
         """The sum of the terms with the present curvature."""
         return Sum(kernel.with_curvature(metric) for kernel in self.kernels)
 
-    def interactions(self, state: KernelState, particles: Array) -> Interactions:
+    def interactions(self, particles: Array) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
-        terms = [
-            kernel.interactions(state[str(i)], particles) for i, kernel in enumerate(self.kernels)
-        ]
+        terms = [kernel.interactions(particles) for kernel in self.kernels]
         return Interactions(
             jnp.stack([term.gram for term in terms]).sum(axis=0),
             jnp.concatenate([term.coefficients for term in terms], axis=-1),
@@ -129,9 +127,9 @@ class Scaled(Kernel):
         """The multiple of the kernel with the present curvature."""
         return Scaled(self.kernel.with_curvature(metric), self.factor)
 
-    def interactions(self, state: KernelState, particles: Array) -> Interactions:
+    def interactions(self, particles: Array) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
-        found = self.kernel.interactions(state, particles)
+        found = self.kernel.interactions(particles)
         return Interactions(self.factor * found.gram, self.factor * found.coefficients, found.basis)
 
     def gram(self, state: KernelState, particles: Array) -> Array:

@@ -42,8 +42,7 @@ class Linear(Kernel):
         weighted = frame.gradients(1.0 / dim)
         # Associate the product so that the middle matrix is the smaller of (D, D) and (P, P).
         if dim <= num:
-            other = frame.points if frame.weighted is None else frame.weighted
-            drift = frame.points @ (other.T @ scores)
+            drift = frame.points @ (frame.partners.T @ scores)
         else:
             drift = frame.inner_products() @ scores
         # grad_{z_j} k(z_j, z_i) = W (z_i - c) / D, the same for every j.
@@ -53,7 +52,7 @@ class Linear(Kernel):
         """Kernel values at all pairs of particles, shape (P, P)."""
         return 1.0 + coordinates(self.metric, particles).inner_products() / particles.shape[1]
 
-    def interactions(self, state: KernelState, particles: Array) -> Interactions:
+    def interactions(self, particles: Array) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
         num, dim = particles.shape
         frame = coordinates(self.metric, particles)

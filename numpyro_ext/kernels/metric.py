@@ -67,12 +67,16 @@ class Coordinates(NamedTuple):
     root: Array | None
     weighted: Array | None = None
 
+    @property
+    def partners(self) -> Array:
+        """What the inner product with a row of ``points`` is one in the metric with, (P, D)."""
+        return self.points if self.weighted is None else self.weighted
+
     def inner_products(self) -> Array:
         """(z_i - c)' W (z_j - c) for all pairs, shape (P, P)."""
-        other = self.points if self.weighted is None else self.weighted
         # Accelerators multiply in reduced precision unless told otherwise, which the
         # cancellation in squared distances does not forgive.
-        return jnp.matmul(self.points, other.T, precision="highest")
+        return jnp.matmul(self.points, self.partners.T, precision="highest")
 
     def gradients(self, factor: Array | float = 1.0) -> Array:
         """W (z - c) times a factor, or one for each coordinate of u, shape (P, D)."""

@@ -53,7 +53,7 @@ class RBF(Kernel):
         """Yes."""
         return True
 
-    def interactions(self, state: KernelState, particles: Array) -> Interactions:
+    def interactions(self, particles: Array) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
         values, pull = self._values_and_pull(particles)
         return radial_interactions(values, values, pull)

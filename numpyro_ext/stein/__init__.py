@@ -2,6 +2,7 @@
 
 from numpyro_ext.stein.deep_ensemble import DeepEnsemble
 from numpyro_ext.stein.direction import DirectionEngine
+from numpyro_ext.stein.kernel_engine import KernelEngine
 from numpyro_ext.stein.particles import ParticleEngine
 from numpyro_ext.stein.svgd import SVGD, annealed
 from numpyro_ext.stein.svgd_vr import SVGDVR
@@ -15,6 +16,7 @@ __all__ = [
     "WGD",
     "DeepEnsemble",
     "DirectionEngine",
+    "KernelEngine",
     "ParticleEngine",
     "annealed",
     "curvature_kernel",

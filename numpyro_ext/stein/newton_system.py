@@ -137,7 +137,7 @@ class NewtonSystem:
     def _solve_full(self, solver: Solver) -> tuple[Array, Array, Array, Array]:
         number, dim = self.scores.shape
         gram, basis = self._gram(), self.interactions.basis
-        repulsion = self.interactions.coefficients.sum(axis=0) @ basis
+        repulsion = self.interactions.repulsion()
         if solver == "cg":
             # For alpha: the inverse kernel matrix would take many more iterations.
             right = gram @ self.scores + repulsion
@@ -235,8 +235,7 @@ class NewtonSystem:
     def _solve_blocks(self, solver: Solver) -> tuple[Array, Array, Array, Array]:
         number = self._number
         gram = self._gram()
-        repulsion = self.interactions.coefficients.sum(axis=0) @ self.interactions.basis
-        right = (gram @ self.scores + repulsion) / number
+        right = (gram @ self.scores + self.interactions.repulsion()) / number
         weights = gram**2 / number  # of H_p in block m, at [m, p]
         damped, features, basis = self._damped(), self._features(), self.interactions.basis
         if solver == "cg":

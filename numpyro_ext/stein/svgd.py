@@ -17,8 +17,7 @@ from numpyro.contrib.einstein.stein_kernels import SteinKernel
 
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels import Kernel, KernelState, as_kernel
-from numpyro_ext.options import describe
-from numpyro_ext.stein.direction import DirectionEngine
+from numpyro_ext.stein.kernel_engine import KernelEngine
 from numpyro_ext.target import LogDensity
 
 Annealing = Callable[[Array], Array | float]
@@ -33,7 +32,7 @@ def annealed(scores: Array, annealing: Annealing | None, step: Array) -> Array:
     return scores if annealing is None else scores * annealing(step)
 
 
-class SVGD(DirectionEngine):
+class SVGD(KernelEngine):
     """Stein variational gradient descent.
 
     Parameters
@@ -73,15 +72,8 @@ class SVGD(DirectionEngine):
                 "Expected annealing to be a callable from the step number to a factor, found "
                 f"{type(annealing).__name__}."
             )
-        super().__init__(model, optim, num_particles, **options)
-        self.kernel = as_kernel(kernel)
+        super().__init__(model, optim, as_kernel(kernel), num_particles, **options)
         self.annealing = annealing
-
-    def _settings(self) -> dict[str, str]:
-        return {"kernel": describe(self.kernel), **super()._settings()}
-
-    def _init_direction(self, target: LogDensity, particles: Array) -> KernelState:
-        return self.kernel.with_sites(target.layout.slices).init(particles)
 
     def _direction(
         self,
@@ -92,5 +84,4 @@ class SVGD(DirectionEngine):
         step: Array,
     ) -> tuple[Array, KernelState]:
         scores = annealed(scores, self.annealing, step)
-        kernel = self.kernel.with_sites(target.layout.slices)
-        return kernel.direction(state, particles, scores)
+        return self._sited(target).direction(state, particles, scores)

@@ -22,7 +22,15 @@ from numpyro_ext.curvature import (
 from numpyro_ext.engine import EngineState
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import Full, Minibatch, Noisy, ScoreEstimate
-from numpyro_ext.kernels import IMQ, Kernel, Linear, ProductMetric, as_kernel, mixture
+from numpyro_ext.kernels import (
+    IMQ,
+    Kernel,
+    Linear,
+    ProductMetric,
+    as_kernel,
+    default_kernel,
+    mixture,
+)
 from numpyro_ext.options import check_count, check_number, describe
 from numpyro_ext.stein.damping import damping_scale, judge, within_radius
 from numpyro_ext.stein.newton_system import (
@@ -49,8 +57,6 @@ class NewtonState(NamedTuple):
         Shape (P, D).
     optimizer : pytree
         State of the optimizer, if there is one.
-    kernel : pytree
-        State of the kernel.
     damping : Array
         Levenberg-Marquardt damping of the next step, in units of the curvature.
     curvature : Curvature or None
@@ -61,7 +67,6 @@ class NewtonState(NamedTuple):
 
     particles: Array
     optimizer: Any
-    kernel: Any
     damping: Array
     curvature: Curvature | None
     since: Array
@@ -267,13 +272,12 @@ class SVN(ParticleEngine):
         cached = None
         if self.curvature_every > 1:
             shape = jax.eval_shape(
-                lambda: self._curvature(program, target, particles, data, self._some_rows(target))
+                lambda: program.at(target, particles, data, self._some_rows(target), rng_key)
             )
             cached = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
         return NewtonState(
             particles,
             optimizer,
-            self.kernel.init(particles[:, program.coordinates]),
             jnp.asarray(self.damping, particles.dtype),
             cached,
             # The first step finds a curvature.
@@ -287,22 +291,10 @@ class SVN(ParticleEngine):
             estimator = estimator.inner(target)
         return None if isinstance(estimator, Full) or not target.plates else target.first_rows()
 
-    def _curvature(
-        self,
-        program: ProgramCurvature,
-        target: LogDensity,
-        particles: Array,
-        data: Data,
-        indices: Indices | None,
-        rng_key: Array | None = None,
-    ) -> Curvature:
-        key = random.PRNGKey(0) if rng_key is None else rng_key
-        return program.at(target, particles, data, indices, key)
-
     def _log_density(
         self, target: LogDensity, particles: Array, data: Data, indices: Indices | None
     ) -> Array:
-        if indices is None and target.plates:
+        if indices is None:
             prior, likelihood = target.full_log_prior_and_likelihood(particles, data)
             return prior + likelihood / target.likelihood_temperature
         return target.log_density(particles, data, indices)
@@ -310,7 +302,7 @@ class SVN(ParticleEngine):
     def _score_of_rows(
         self, target: LogDensity, particles: Array, data: Data, indices: Indices | None
     ) -> Score:
-        if indices is None and target.plates:
+        if indices is None:
             return target.full_score(particles, data)
         return target.score(particles, data, indices)
 
@@ -324,7 +316,7 @@ class SVN(ParticleEngine):
         score, estimator = self.estimator.estimate(target, state.estimator, particles, data)
 
         def fresh() -> Curvature:
-            return self._curvature(program, target, particles, data, score.indices, curvature_key)
+            return program.at(target, particles, data, score.indices, curvature_key)
 
         if before.curvature is None:
             curvature = fresh()
@@ -337,7 +329,7 @@ class SVN(ParticleEngine):
                     "out the last, smaller batch, or use curvature_every=1."
                 )
             curvature = lax.cond(due, fresh, lambda: cached)
-        solution, phi, scale, kernel = self._solve(
+        solution, phi, scale = self._solve(
             before, particles[:, where], score.score[:, where], curvature
         )
         log_density = score.log_prior + score.log_likelihood / target.likelihood_temperature
@@ -378,7 +370,6 @@ class SVN(ParticleEngine):
         following = NewtonState(
             proposed,
             optimizer,
-            kernel,
             damping,
             None if before.curvature is None else curvature,
             jnp.where(before.since >= self.curvature_every, 1, before.since + 1),
@@ -388,10 +379,10 @@ class SVN(ParticleEngine):
 
     def _solve(
         self, before: NewtonState, points: Array, scores: Array, curvature: Curvature
-    ) -> tuple[Solution, Array, Array, Any]:
-        """The Newton moves, SVGD's direction, the scale of the damping, the kernel's state."""
+    ) -> tuple[Solution, Array, Array]:
+        """The Newton moves, SVGD's direction, and the scale of the damping."""
         kernel = self.kernel.with_curvature(ProductMetric(curvature.mean_products))
-        interactions = kernel.interactions(before.kernel, points)
+        interactions = kernel.interactions(points)
         scale = damping_scale(curvature.diagonals())
         system = NewtonSystem(
             interactions,
@@ -422,7 +413,7 @@ class SVN(ParticleEngine):
                 "fits in memory."
             )
         self.solver = solver
-        return system.solve(solver), interactions.direction(scores), scale, before.kernel
+        return system.solve(solver), interactions.direction(scores), scale
 
     def _newton_moves(
         self, before: NewtonState, moves: Array, scale: Array, loss: Array, step: Array
@@ -469,13 +460,9 @@ class SVN(ParticleEngine):
         loss: Array,
     ) -> tuple[Array, Any]:
         others = self._others(target)
-        kernel = self._other_kernel
+        kernel = default_kernel()
         phi, _ = kernel.direction(
             kernel.init(particles[:, others]), particles[:, others], score.score[:, others]
         )
         optimizer = self.optim.update(-phi, before.optimizer, value=loss)
         return proposed.at[:, others].set(self.optim.get_params(optimizer)), optimizer
-
-    @property
-    def _other_kernel(self) -> Kernel:
-        return as_kernel(None)

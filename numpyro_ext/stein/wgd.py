@@ -10,12 +10,11 @@ from jax import Array
 
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels import RBF, Kernel, KernelState, as_kernel
-from numpyro_ext.options import describe
-from numpyro_ext.stein.direction import DirectionEngine
+from numpyro_ext.stein.kernel_engine import KernelEngine
 from numpyro_ext.target import LogDensity
 
 
-class WGD(DirectionEngine):
+class WGD(KernelEngine):
     """Repulsive deep ensembles: each particle follows its score and leaves the others.
 
     The direction is phi(z_i) = s(z_i) - sum_j grad_{z_i} k(z_i, z_j) / sum_j k(z_i, z_j), the
@@ -56,20 +55,14 @@ class WGD(DirectionEngine):
         num_particles: int = 32,
         **options: Any,
     ) -> None:
-        super().__init__(model, optim, num_particles, **options)
-        self.kernel = RBF() if kernel is None else as_kernel(kernel)
+        kernel = RBF() if kernel is None else as_kernel(kernel)
+        super().__init__(model, optim, kernel, num_particles, **options)
         if not self.kernel.translation_invariant:
             raise ArgumentError(
                 "Expected a kernel that is a function of the difference of two particles, as a "
                 f"density estimate needs, found {self.kernel!r}. Use RBF, IMQ, or sums and "
                 "multiples of them."
             )
-
-    def _settings(self) -> dict[str, str]:
-        return {"kernel": describe(self.kernel), **super()._settings()}
-
-    def _init_direction(self, target: LogDensity, particles: Array) -> KernelState:
-        return self.kernel.with_sites(target.layout.slices).init(particles)
 
     def _direction(
         self,
@@ -79,7 +72,7 @@ class WGD(DirectionEngine):
         scores: Array,
         step: Array,
     ) -> tuple[Array, KernelState]:
-        kernel = self.kernel.with_sites(target.layout.slices)
+        kernel = self._sited(target)
         density = kernel.gram(state, particles).sum(axis=1, keepdims=True)
         # Without scores the Stein direction is 1/P sum_j grad_{z_j} k(z_j, z_i), which is minus
         # the gradient by z_i where k depends on the difference alone.

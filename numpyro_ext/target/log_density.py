@@ -554,9 +554,13 @@ class LogDensity:
             yield group, math.prod(count for _, _, count in group)
 
     def _sweep(self, one: Callable[..., Any], positions: Array, data: Data) -> Any:
-        """Weighted sum of ``one`` over every chunk of the full data.
+        return self.sum_over_rows(lambda indices: self._batch(one, positions, data, indices))
 
-        A chunk of n rows is evaluated with plate scale N/n and weighted n/N, so that sites inside
+    def sum_over_rows(self, function: Callable[[Indices], Any]) -> Any:
+        """Weighted sum of a function of row indices over every chunk of the full data.
+
+        The function returns a pytree of arrays and is traced once for each size of chunk. A chunk
+        of n rows is evaluated with plate scale N/n and weighted n/N, so that sites inside
         the plate are counted once and sites outside are averaged over chunks that all agree.
         """
         total: Any = None
@@ -571,7 +575,7 @@ class LogDensity:
                 for name, (start, rows, pieces) in zip(self.plates, group, strict=True):
                     indices[name] = start + (number % pieces) * rows + jnp.arange(rows)
                     number = number // pieces
-                return self._batch(one, positions, data, indices)
+                return function(indices)
 
             if count == 1:
                 part = piece(0)

@@ -185,10 +185,11 @@ class ProgramCurvature:
 
     def at(self, target: LogDensity, z: Tensor, data: Data, indices: Indices | None) -> Curvature:
         """Curvature at positions z (P, D) of a batch of rows, or of all rows without one."""
-        prior = self._prior_part(target, z, data)
-        if indices is not None or not target.plates:
-            return _added(prior, self._likelihood(target, z, data, indices or {}))
-        return _added(prior, self._sweep(target, z, data))
+        if indices is None:
+            likelihood = self._sweep(target, z, data)
+        else:
+            likelihood = self._likelihood(target, z, data, indices)
+        return _added(self._prior_part(target, z, data), likelihood)
 
     def _prior_part(self, target: LogDensity, z: Tensor, data: Data) -> Curvature:
         where = self.coordinates

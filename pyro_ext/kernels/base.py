@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -46,10 +46,13 @@ class Interactions(NamedTuple):
     coefficients: Tensor
     basis: Tensor
 
+    def repulsion(self) -> Tensor:
+        """sum_j grad_{z_j} k(z_j, z_i), shape (P, D)."""
+        return self.coefficients.sum(dim=0) @ self.basis
+
     def direction(self, scores: Tensor) -> Tensor:
         """The Stein direction phi (P, D) of scores (P, D)."""
-        repulsion = self.coefficients.sum(dim=0) @ self.basis
-        return (self.gram.T @ scores + repulsion) / len(scores)
+        return (self.gram.T @ scores + self.repulsion()) / len(scores)
 
 
 def radial_interactions(values: Tensor, slopes: Tensor, pull: Tensor) -> Interactions:
@@ -108,11 +111,14 @@ class Kernel(abc.ABC):
 
         Only kernels that have that metric differ from themselves.
         """
-        if getattr(self, "metric", None) == "curvature":
-            return dataclasses.replace(self, metric=metric)  # type: ignore[type-var]
-        return self
+        present = getattr(self, "metric", None)
+        if not (isinstance(present, str) and present == "curvature"):
+            return self
+        # Kernels that have a metric are dataclasses.
+        found: Kernel = dataclasses.replace(cast(Any, self), metric=metric)
+        return found
 
-    def interactions(self, state: KernelState, particles: Tensor) -> Interactions:
+    def interactions(self, particles: Tensor) -> Interactions:
         """Values and gradients at all pairs of particles, for engines that need each of them.
 
         Raises

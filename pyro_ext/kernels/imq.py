@@ -73,7 +73,7 @@ class IMQ(Kernel):
         """Yes."""
         return True
 
-    def interactions(self, state: KernelState, particles: Tensor) -> Interactions:
+    def interactions(self, particles: Tensor) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
         return radial_interactions(*self._parts(particles))
 

@@ -65,10 +65,14 @@ class Coordinates(NamedTuple):
     root: Tensor | None
     weighted: Tensor | None = None
 
+    @property
+    def partners(self) -> Tensor:
+        """What the inner product with a row of ``points`` is one in the metric with, (P, D)."""
+        return self.points if self.weighted is None else self.weighted
+
     def inner_products(self) -> Tensor:
         """(z_i - c)' W (z_j - c) for all pairs, shape (P, P)."""
-        other = self.points if self.weighted is None else self.weighted
-        return self.points @ other.T
+        return self.points @ self.partners.T
 
     def gradients(self, factor: Tensor | float = 1.0) -> Tensor:
         """W (z - c) times a factor, or one for each coordinate of u, shape (P, D)."""

@@ -2,6 +2,7 @@
 
 from pyro_ext.stein.deep_ensemble import DeepEnsemble
 from pyro_ext.stein.direction import DirectionEngine
+from pyro_ext.stein.kernel_engine import KernelEngine
 from pyro_ext.stein.particles import ParticleEngine
 from pyro_ext.stein.svgd import SVGD, annealed
 from pyro_ext.stein.svgd_vr import SVGDVR
@@ -15,6 +16,7 @@ __all__ = [
     "WGD",
     "DeepEnsemble",
     "DirectionEngine",
+    "KernelEngine",
     "ParticleEngine",
     "annealed",
     "curvature_kernel",

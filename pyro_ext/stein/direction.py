@@ -50,8 +50,9 @@ class DirectionEngine(ParticleEngine):
         num_particles: int = 32,
         **options: Any,
     ) -> None:
-        # Fail on a bad optimizer here rather than at the first step; none is bad too.
-        EngineOptimizer(optim, {_NAME: torch.zeros(1, 1)})
+        if optim is None:
+            # Which says what to pass instead.
+            EngineOptimizer(optim, {_NAME: torch.zeros(1, 1)})
         super().__init__(model, optim, num_particles, **options)
         self._optimizer: EngineOptimizer | None = None
 

@@ -137,7 +137,7 @@ class NewtonSystem:
     def _solve_full(self, solver: Solver) -> tuple[Tensor, float, int, bool]:
         number, dim = self.scores.shape
         gram, basis = self._gram(), self.interactions.basis
-        repulsion = self.interactions.coefficients.sum(dim=0) @ basis
+        repulsion = self.interactions.repulsion()
         if solver == "cg":
             # For alpha: the inverse kernel matrix would take many more iterations.
             right = gram @ self.scores + repulsion
@@ -234,8 +234,7 @@ class NewtonSystem:
     def _solve_blocks(self, solver: Solver) -> tuple[Tensor, float, int, bool]:
         number = self._number
         gram = self._gram()
-        repulsion = self.interactions.coefficients.sum(dim=0) @ self.interactions.basis
-        right = (gram @ self.scores + repulsion) / number
+        right = (gram @ self.scores + self.interactions.repulsion()) / number
         weights = gram**2 / number  # of H_p in block m, at [m, p]
         damped, features, basis = self._damped(), self._features(), self.interactions.basis
         if solver == "cg":

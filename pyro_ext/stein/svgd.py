@@ -18,9 +18,7 @@ from torch import Tensor
 from pyro_ext.errors import ArgumentError
 from pyro_ext.kernels import Kernel, KernelState, as_kernel
 from pyro_ext.optim import OptimizerLike
-from pyro_ext.options import describe
-from pyro_ext.stein.direction import DirectionEngine
-from pyro_ext.target import Data
+from pyro_ext.stein.kernel_engine import KernelEngine
 
 Annealing = Callable[[int], float]
 
@@ -34,7 +32,7 @@ def annealed(scores: Tensor, annealing: Annealing | None, step: int) -> Tensor:
     return scores if annealing is None else scores * annealing(step)
 
 
-class SVGD(DirectionEngine):
+class SVGD(KernelEngine):
     """Stein variational gradient descent.
 
     Parameters
@@ -74,30 +72,9 @@ class SVGD(DirectionEngine):
                 "Expected annealing to be a callable from the step number to a factor, found "
                 f"{type(annealing).__name__}."
             )
-        super().__init__(model, optim, num_particles, **options)
-        self.kernel = as_kernel(kernel)
+        super().__init__(model, optim, as_kernel(kernel), num_particles, **options)
         self.annealing = annealing
-        self._sited_kernel = self.kernel
-        self._kernel_state: KernelState = {}
-
-    def _initialize(self, data: Data) -> None:
-        super()._initialize(data)
-        self._sited_kernel = self.kernel.with_sites(self.target.layout.slices)
-        self._kernel_state = self._sited_kernel.init(self.particles)
 
     def _direction(self, particles: Tensor, scores: Tensor) -> tuple[Tensor, KernelState]:
         scores = annealed(scores, self.annealing, self.num_steps_taken)
         return self._sited_kernel.direction(self._kernel_state, particles, scores)
-
-    def _accept(self, result: KernelState) -> None:
-        self._kernel_state = result
-
-    def _settings(self) -> dict[str, str]:
-        return {**super()._settings(), "kernel": describe(self.kernel)}
-
-    def _algorithm_state(self) -> dict[str, Any]:
-        return {**super()._algorithm_state(), "kernel": self._kernel_state}
-
-    def _load_algorithm_state(self, state: dict[str, Any]) -> None:
-        super()._load_algorithm_state(state)
-        self._kernel_state = state["kernel"]

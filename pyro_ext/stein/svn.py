@@ -21,7 +21,7 @@ from pyro_ext.curvature import (
 from pyro_ext.engine import Update
 from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients import Full, Minibatch, ScoreEstimate
-from pyro_ext.kernels import IMQ, Kernel, Linear, ProductMetric, as_kernel, mixture
+from pyro_ext.kernels import IMQ, Kernel, Linear, ProductMetric, as_kernel, default_kernel, mixture
 from pyro_ext.optim import EngineOptimizer, OptimizerLike
 from pyro_ext.options import check_count, check_number, describe
 from pyro_ext.stein.damping import Judgement, damping_scale, judge, within_radius
@@ -198,7 +198,6 @@ class SVN(ParticleEngine):
         self._optimizer: EngineOptimizer | None = None
         self._moved: Tensor | None = None
         self._others: Tensor | None = None
-        self._kernel_state: Any = {}
         self._cached: Curvature | None = None
         self._present_damping = damping
         self._since = 0
@@ -221,7 +220,6 @@ class SVN(ParticleEngine):
         super()._initialize(data)
         assert self._particles is not None
         self._program = ProgramCurvature(self.target, data, self._curvature_options)
-        self._kernel_state = self.kernel.init(self._particles[:, self._program.coordinates])
         self._present_damping, self._cached, self._since = self.damping, None, 0
         if self.optim is None:
             return
@@ -242,7 +240,7 @@ class SVN(ParticleEngine):
 
     def _log_density(self, particles: Tensor, data: Data, indices: Indices | None) -> Tensor:
         target = self.target
-        if indices is None and target.plates:
+        if indices is None:
             prior, likelihood = target.full_log_prior_and_likelihood(particles, data)
             return prior + likelihood / target.likelihood_temperature
         return target.log_density(particles, data, indices)
@@ -250,7 +248,7 @@ class SVN(ParticleEngine):
     def _score_of_rows(self, data: Data, indices: Indices | None) -> Score:
         assert self._particles is not None
         target = self.target
-        if indices is None and target.plates:
+        if indices is None:
             return target.full_score(self._particles, data)
         return target.score(self._particles, data, indices)
 
@@ -316,7 +314,7 @@ class SVN(ParticleEngine):
     ) -> tuple[Solution, Tensor, Tensor]:
         """The Newton moves, SVGD's direction, and the scale of the damping."""
         kernel = self.kernel.with_curvature(ProductMetric(curvature.mean_products))
-        interactions = kernel.interactions(self._kernel_state, points)
+        interactions = kernel.interactions(points)
         scale = damping_scale(curvature.diagonals())
         system = NewtonSystem(
             interactions,
@@ -385,7 +383,7 @@ class SVN(ParticleEngine):
         """The other sites moved along SVGD's direction by the optimizer."""
         assert self._optimizer is not None and self._moved is not None
         assert self._others is not None
-        kernel = as_kernel(None)
+        kernel = default_kernel()
         points = particles[:, self._others]
         phi, _ = kernel.direction(kernel.init(points), points, score.score[:, self._others])
         self._optimizer.step({_NAME: -phi})
@@ -395,7 +393,6 @@ class SVN(ParticleEngine):
         return {
             "particles": self.particles,
             "optimizer": None if self._optimizer is None else self._optimizer.state_dict(),
-            "kernel": self._kernel_state,
             "damping": self._present_damping,
             "since": self._since,
             "curvature": None if self._cached is None else self._cached.as_tensors(),
@@ -408,7 +405,6 @@ class SVN(ParticleEngine):
             with torch.no_grad():
                 self._moved.copy_(self._particles[:, self._others])
             self._optimizer.load_state_dict(state["optimizer"])
-        self._kernel_state = state["kernel"]
         self._present_damping, self._since = state["damping"], state["since"]
         saved = state["curvature"]
         self._cached = None if saved is None else Curvature.from_tensors(saved)

@@ -11,12 +11,10 @@ from torch import Tensor
 from pyro_ext.errors import ArgumentError
 from pyro_ext.kernels import RBF, Kernel, KernelState, as_kernel
 from pyro_ext.optim import OptimizerLike
-from pyro_ext.options import describe
-from pyro_ext.stein.direction import DirectionEngine
-from pyro_ext.target import Data
+from pyro_ext.stein.kernel_engine import KernelEngine
 
 
-class WGD(DirectionEngine):
+class WGD(KernelEngine):
     """Repulsive deep ensembles: each particle follows its score and leaves the others.
 
     The direction is phi(z_i) = s(z_i) - sum_j grad_{z_i} k(z_i, z_j) / sum_j k(z_i, z_j), the
@@ -57,21 +55,14 @@ class WGD(DirectionEngine):
         num_particles: int = 32,
         **options: Any,
     ) -> None:
-        super().__init__(model, optim, num_particles, **options)
-        self.kernel = RBF() if kernel is None else as_kernel(kernel)
+        kernel = RBF() if kernel is None else as_kernel(kernel)
+        super().__init__(model, optim, kernel, num_particles, **options)
         if not self.kernel.translation_invariant:
             raise ArgumentError(
                 "Expected a kernel that is a function of the difference of two particles, as a "
                 f"density estimate needs, found {self.kernel!r}. Use RBF, IMQ, or sums and "
                 "multiples of them."
             )
-        self._sited_kernel = self.kernel
-        self._kernel_state: KernelState = {}
-
-    def _initialize(self, data: Data) -> None:
-        super()._initialize(data)
-        self._sited_kernel = self.kernel.with_sites(self.target.layout.slices)
-        self._kernel_state = self._sited_kernel.init(self.particles)
 
     def _direction(self, particles: Tensor, scores: Tensor) -> tuple[Tensor, KernelState]:
         state = self._kernel_state
@@ -80,16 +71,3 @@ class WGD(DirectionEngine):
         # the gradient by z_i where k depends on the difference alone.
         away, state = self._sited_kernel.direction(state, particles, torch.zeros_like(scores))
         return scores + len(particles) * away / density, state
-
-    def _accept(self, result: KernelState) -> None:
-        self._kernel_state = result
-
-    def _settings(self) -> dict[str, str]:
-        return {**super()._settings(), "kernel": describe(self.kernel)}
-
-    def _algorithm_state(self) -> dict[str, Any]:
-        return {**super()._algorithm_state(), "kernel": self._kernel_state}
-
-    def _load_algorithm_state(self, state: dict[str, Any]) -> None:
-        super()._load_algorithm_state(state)
-        self._kernel_state = state["kernel"]

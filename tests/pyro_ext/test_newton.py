@@ -65,7 +65,7 @@ def test_every_solver_solves_the_system(kernel: str, kind: str, number: int, dim
     own = support.own_kernels(kernels)[kernel] or curvature_kernel()
     own = own.with_curvature(kernels.ProductMetric(curvature.mean_products))
     points, scores = torch.as_tensor(values["z"]), torch.as_tensor(values["scores"])
-    interactions = own.interactions(own.init(points), points)
+    interactions = own.interactions(points)
     function = support.KERNELS[kernel](values["z"], dense.mean(0))
     for system, repulsion, solver in support.SYSTEMS:
         if kind == "everything" and solver == "dual":
@@ -97,7 +97,7 @@ def test_a_system_that_is_not_definite_is_reported() -> None:
     nothing = Curvature(torch.zeros((1, 3)))
     kernel = kernels.RBF(1.0)
     points = torch.as_tensor(values["z"])
-    interactions = kernel.interactions({}, points)
+    interactions = kernel.interactions(points)
     for solver in ("dense", "cg"):
         system = NewtonSystem(
             interactions, nothing, points, torch.zeros(3), "full", "all", 1e-10, 200
