@@ -9,7 +9,8 @@ as the log likelihood is (plates, masks, ``handlers.scale``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ import numpy as np
 from jax import Array, lax, random
 
 from numpyro_ext.curvature.fisher import fisher_root
+from numpyro_ext.curvature.row_structure import NO_STRUCTURE, Repeated, RowStructure, merged
 from numpyro_ext.target import Data, LogDensity
 from numpyro_ext.target.layout import Indices
 from numpyro_ext.target.outputs import Output
@@ -29,28 +31,40 @@ def whitened_outputs(
     indices: Indices,
     rng_key: Array,
     sites: Collection[str] | None = None,
+    repeated: Mapping[str, tuple[Repeated, ...]] = MappingProxyType({}),
+    merge: bool = True,
 ) -> Callable[[Array], Array]:
     """The map w of a position (D,) to whitened outputs (R,), whitened at ``z`` (D,).
 
     ``rng_key`` serves distributions without a registered Fisher information. With ``sites`` only
-    these observed sites count.
+    these observed sites count. Components in ``repeated`` are merged, of all sites, or left out.
     """
     point = lax.stop_gradient(target.outputs(z, data, indices))
     names = [name for name in point if sites is None or name in sites]
-    keys = random.split(rng_key, max(1, len(names)))
+    keys = dict(zip(point, random.split(rng_key, max(1, len(point))), strict=False))
 
     def whitened(position: Array) -> Array:
         outputs = target.outputs(position, data, indices)
+        temperature = target.likelihood_temperature
         parts = [
-            _whitened(point[name], outputs[name], target.likelihood_temperature, key)
-            for name, key in zip(names, keys, strict=False)
+            _whitened(point[name], outputs[name], temperature, keys[name], repeated.get(name, ()))
+            for name in names
         ]
+        for name in repeated if merge else ():
+            weight = point[name].weight / temperature
+            parts += merged(point[name], outputs[name], weight, repeated[name], keys[name])
         return jnp.concatenate(parts) if parts else jnp.zeros(0, target.dtype)
 
     return whitened
 
 
-def _whitened(point: Output, output: Output, temperature: float, rng_key: Array) -> Array:
+def _whitened(
+    point: Output,
+    output: Output,
+    temperature: float,
+    rng_key: Array,
+    left_out: tuple[Repeated, ...],
+) -> Array:
     # The root is linear in the changes, so that of the parameters themselves has the Jacobian
     # that is wanted; parameters that are whole numbers do not change.
     changes = {
@@ -58,51 +72,11 @@ def _whitened(point: Output, output: Output, temperature: float, rng_key: Array)
         for name, value in output.parameters.items()
     }
     root = fisher_root(point, changes, rng_key)
+    if left_out:
+        kept = np.setdiff1d(np.arange(root.shape[-1]), [each.component for each in left_out])
+        root = root[..., kept]
     factor = jnp.sqrt(point.weight / temperature)
     return (root * factor.reshape(factor.shape + (1,) * (root.ndim - factor.ndim))).reshape(-1)
-
-
-def row_sites(target: LogDensity, z: Array, data: Data, indices: Indices) -> frozenset[str]:
-    """Observed sites whose rows can be differentiated one by one.
-
-    These are the sites for which the parameters of a batch, at a position ``z`` (D,), are those of
-    its rows alone, side by side. Sites outside the plate are none, nor those whose rows depend on
-    each other, as through a mean over the batch. Look once, before compiling: values are compared.
-    """
-    if len(indices) != 1:
-        return frozenset()
-    data = data.on_device()
-    ((plate, numbers),) = indices.items()
-    outputs = jax.jit(target.outputs)
-    together = outputs(z, data, indices)
-    alone = [outputs(z, data, {plate: number[None]}) for number in numbers]
-    return frozenset(
-        name
-        for name, output in together.items()
-        if plate in output.plates and _is_side_by_side(output, [single[name] for single in alone])
-    )
-
-
-def _is_side_by_side(together: Output, alone: list[Output]) -> bool:
-    """Whether the parameters of single rows, along one axis, are those of the batch."""
-    wanted, shape = together.batch, alone[0].batch
-    if len(shape) != len(wanted):
-        return False
-    axes = [axis for axis, (one, all_) in enumerate(zip(shape, wanted, strict=True)) if one != all_]
-    if len(alone) == 1:
-        return not axes
-    if len(axes) != 1 or shape[axes[0]] != 1 or wanted[axes[0]] != len(alone):
-        return False
-    joined = {
-        name: jnp.concatenate([single.parameters[name] for single in alone], axes[0])
-        for name in together.parameters
-    }
-    tolerance = 1e3 * float(jnp.finfo(jnp.result_type(float)).eps)
-    return all(
-        joined[name].shape == value.shape
-        and bool(jnp.allclose(joined[name], value, rtol=tolerance, atol=tolerance))
-        for name, value in together.parameters.items()
-    )
 
 
 def jacobian_rows(
@@ -111,39 +85,58 @@ def jacobian_rows(
     data: Data,
     indices: Indices,
     rng_key: Array,
-    by_row: Collection[str] = frozenset(),
-    coordinates: np.ndarray | None = None,
+    structure: RowStructure = NO_STRUCTURE,
+    latents: Collection[str] | None = None,
 ) -> Array:
     """Jacobians J_w at positions z (P, D), shape (P, R, D): G = J_w^T J_w for each position.
 
-    With ``coordinates``, D' numbers of columns, only these are computed, shape (P, R, D').
+    With ``latents``, names of latent sites, only the columns of these are computed, in the order of
+    the layout.
 
-    Observed sites in ``by_row``, by :func:`row_sites`, are differentiated row by row, at the cost
-    of one gradient for each whitened output; for others the cheaper of R reverse and D forward
-    derivatives of the whole batch is taken.
+    Observed sites in ``structure.by_row``, by :func:`row_structure`, are differentiated row by
+    row, at the cost of one gradient for each whitened output; for others the cheaper of R reverse
+    and D forward derivatives of the whole batch is taken.
     """
     data = data.on_device()
     found = jax.eval_shape(target.outputs, z[0], data, indices)
-    whole = set(found) - set(by_row)
+    whole = set(found) - structure.by_row
 
     def rows(position: Array, key: Array) -> Array:
-        # Derivatives by a part of the position alone: what does not depend on it costs nothing.
-        part = position if coordinates is None else position[coordinates]
-
-        def placed(values: Array) -> Array:
-            return values if coordinates is None else position.at[coordinates].set(values)
-
+        part, placed = _part_of(target, position, latents)
         parts = []
-        if by_row:
-            parts.append(_row_by_row(target, position, part, placed, data, indices, key, by_row))
-        if whole or not found:
-            whitened = whitened_outputs(target, position, data, indices, key, whole)
+        if structure.by_row:
+            parts.append(_row_by_row(target, position, part, placed, data, indices, key, structure))
+        if whole or structure.repeated or not found:
+            whitened = whitened_outputs(
+                target, position, data, indices, key, whole, structure.repeated
+            )
             size = jax.eval_shape(whitened, position).shape[0]
             derivative = jax.jacrev if size < part.shape[0] else jax.jacfwd
             parts.append(derivative(lambda values: whitened(placed(values)))(part))
         return jnp.concatenate(parts)
 
     return jax.vmap(rows)(z, random.split(rng_key, len(z)))
+
+
+def _part_of(
+    target: LogDensity, position: Array, latents: Collection[str] | None
+) -> tuple[Array, Callable[[Array], Array]]:
+    """The coordinates of some latent sites, and the map of their values to a whole position."""
+    layout = target.layout
+    if latents is None or set(latents) == set(layout.names):
+        return position, lambda values: values
+    chosen = [where for name, where in layout.slices.items() if name in latents]
+
+    def placed(values: Array) -> Array:
+        # By slices, so that compilers see that what depends on the others alone is not needed.
+        parts, end, taken = [], 0, 0
+        for where in chosen:
+            size = where.stop - where.start
+            parts += [position[end : where.start], values[taken : taken + size]]
+            end, taken = where.stop, taken + size
+        return jnp.concatenate([*parts, position[end:]])
+
+    return jnp.concatenate([position[where] for where in chosen]), placed
 
 
 def _row_by_row(
@@ -154,15 +147,24 @@ def _row_by_row(
     data: Data,
     indices: Indices,
     rng_key: Array,
-    sites: Collection[str],
+    structure: RowStructure,
 ) -> Array:
     ((plate, numbers),) = indices.items()
+    # A row alone is scaled up as if it stood for all, and here it is one of several.
+    share = 1.0 / math.sqrt(len(numbers))
 
     def row(number: Array, key: Array) -> Array:
-        whitened = whitened_outputs(target, position, data, {plate: number[None]}, key, sites)
-        # A row alone is scaled up as if it stood for all, and here it is one of several.
-        derivative = jax.jacrev(lambda values: whitened(placed(values)))(part)
-        return derivative / math.sqrt(len(numbers))
+        whitened = whitened_outputs(
+            target,
+            position,
+            data,
+            {plate: number[None]},
+            key,
+            structure.by_row,
+            structure.repeated,
+            merge=False,
+        )
+        return jax.jacrev(lambda values: share * whitened(placed(values)))(part)
 
     jacobians = jax.vmap(row)(numbers, random.split(rng_key, len(numbers)))
     return jacobians.reshape(-1, part.shape[0])

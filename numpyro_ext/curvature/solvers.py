@@ -18,25 +18,44 @@ def cholesky_solve(matrices: Array, right_sides: Array) -> Array:
     return cho_solve((jnp.linalg.cholesky(matrices), True), right_sides)
 
 
-def woodbury_solve(diagonal: Array, rows: Array, right_sides: Array) -> Array:
-    """x with (diag(d) + R' R) x = b, exactly, by a system of the size of R's rows.
+def woodbury(
+    diagonal: Array, rows: Array | None, vectors: Array
+) -> tuple[Array, Callable[[Array], Array]]:
+    """Solutions of A_p x = v, A_p = diag(d_p) + R_p' R_p, exactly, by systems of the size of R_p.
 
     Parameters
     ----------
     diagonal : Array
-        d > 0, shape (..., D).
-    rows : Array
-        R, shape (..., R, D).
-    right_sides : Array
-        b as rows, shape (..., n, D); so is x.
+        d > 0, shape (P, D), or (1, D) where it is the same for all.
+    rows : Array or None
+        R, shape (P, R, D).
+    vectors : Array
+        v, n for each of P, shape (P, n, D).
+
+    Returns
+    -------
+    tuple
+        The products v_pi' A_p^-1 v_pj, shape (P, n, n), and the map of weights w (P, n) to
+        A_p^-1 sum_i w_pi v_pi, shape (P, D).
     """
-    scaled = right_sides / diagonal[..., None, :]
-    if rows.shape[-2] == 0:
-        return scaled
-    weighted = rows / diagonal[..., None, :]
-    capacity = rows @ weighted.mT + jnp.eye(rows.shape[-2], dtype=rows.dtype)
-    inner = cholesky_solve(capacity, rows @ scaled.mT)
-    return scaled - inner.mT @ weighted
+    root = lax.rsqrt(diagonal)[:, None]
+    count = 0 if rows is None else rows.shape[1]
+    # Rows and vectors together, so that what is long is passed over twice in all.
+    every = root * (vectors if rows is None else jnp.concatenate([rows, vectors], axis=1))
+    # Accelerators multiply in reduced precision unless told otherwise.
+    gram = jnp.matmul(every, every.mT, precision="highest")
+    across = gram[:, :count, count:]
+    inner = across
+    if count:
+        capacity = gram[:, :count, :count] + jnp.eye(count, dtype=gram.dtype)
+        inner = cholesky_solve(capacity, across)
+
+    def solution(weights: Array) -> Array:
+        of_rows = -(inner @ weights[..., None])[..., 0]
+        mixed = jnp.concatenate([of_rows, weights], axis=1)[:, None] @ every
+        return (root * mixed)[:, 0]
+
+    return gram[:, count:, count:] - across.mT @ inner, solution
 
 
 _Carry = tuple[Array, Array, Array, Array, Array, Array]

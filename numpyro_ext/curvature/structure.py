@@ -30,8 +30,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from numpyro_ext.curvature.gauss_newton import jacobian_rows, row_sites
+from numpyro_ext.curvature.gauss_newton import jacobian_rows
 from numpyro_ext.curvature.prior import PriorForm, PriorStructure, prior_curvature, prior_structure
+from numpyro_ext.curvature.row_structure import row_structure
 from numpyro_ext.curvature.sum_of_parts import Curvature, KroneckerBlock
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.options import check_count
@@ -131,8 +132,7 @@ class ProgramCurvature:
         self.prior: PriorStructure = prior_structure(
             target, positions, data, key, self._prior_form(target)
         )
-        indices = target.first_rows()
-        self.by_row = row_sites(target, positions[0], data, indices)
+        self.rows = row_structure(target, positions[0], data, target.first_rows())
 
     def _prior_form(self, target: LogDensity) -> PriorForm | None:
         if self.options.prior is not None:
@@ -248,7 +248,7 @@ class ProgramCurvature:
     def _jacobian(
         self, target: LogDensity, z: Array, data: Data, indices: Indices, rng_key: Array
     ) -> Array:
-        return jacobian_rows(target, z, data, indices, rng_key, self.by_row, self.coordinates)
+        return jacobian_rows(target, z, data, indices, rng_key, self.rows, self.sites)
 
     def _likelihood(
         self,

@@ -33,6 +33,13 @@ class KroneckerBlock:
         """Coordinates of the block."""
         return slice(self.start, self.start + self.left.shape[1] * self.right.shape[1])
 
+    def products(self, vectors: Array) -> Array:
+        """A_p (x) B_p times n vectors of each particle, (P, n, a b)."""
+        rows, columns = self.left.shape[1], self.right.shape[1]
+        part = vectors.reshape(*vectors.shape[:-1], rows, columns)
+        part = self.left[:, None] @ part @ self.right[:, None]
+        return part.reshape(*part.shape[:2], -1)
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -74,17 +81,23 @@ class Curvature:
         if self.rows is not None:
             total = total + (vectors @ self.rows.mT) @ self.rows
         for block in self.blocks:
-            rows, columns = block.left.shape[1], block.right.shape[1]
-            part = vectors[..., block.where].reshape(*vectors.shape[:-1], rows, columns)
-            part = block.left[:, None] @ part @ block.right[:, None]
-            flat = part.reshape(*vectors.shape[:-1], rows * columns)
-            total = total.at[..., block.where].add(flat)
+            total = total.at[..., block.where].add(block.products(vectors[..., block.where]))
         return total
 
     def mean_products(self, vectors: Array) -> Array:
         """The mean over particles of H_p times each of n vectors, (n, D)."""
-        every = jnp.broadcast_to(vectors, (self.number, *vectors.shape))
-        return self.products(every).mean(axis=0)
+        total = self.diagonal.mean(axis=0) * vectors
+        if self.matrix is not None:
+            total = total + vectors @ self.matrix.mean(axis=0)
+        if self.rows is not None:
+            # The rows of all particles side by side: one large product is faster than P small.
+            rows = self.rows.reshape(-1, self.rows.shape[-1])
+            total = total + (vectors @ rows.T) @ rows / len(self.rows)
+        for block in self.blocks:
+            total = total.at[:, block.where].add(
+                block.products(vectors[None, :, block.where]).mean(axis=0)
+            )
+        return total
 
     def diagonals(self) -> Array:
         """The diagonals of all H_p, (P, D)."""

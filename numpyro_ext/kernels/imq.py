@@ -8,12 +8,13 @@ from jax import Array, lax
 
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels.bandwidth import Bandwidth, check_bandwidth, scaled_pairs
-from numpyro_ext.kernels.base import Interactions, Kernel, KernelState, radial_interactions
-from numpyro_ext.kernels.metric import Metric, check_metric, coordinates
+from numpyro_ext.kernels.base import Interactions, KernelState
+from numpyro_ext.kernels.metric import Coordinates, Frames, Metric, check_metric, coordinates
+from numpyro_ext.kernels.metric_kernel import MetricKernel, radial_interactions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class IMQ(Kernel):
+class IMQ(MetricKernel):
     """Inverse multiquadric kernel (Gorham and Mackey 2017, Theorem 8).
 
     Its tails are heavier than the Gaussian's, so distant particles still interact.
@@ -54,29 +55,32 @@ class IMQ(Kernel):
         self, state: KernelState, particles: Array, scores: Array
     ) -> tuple[Array, KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
-        values, slopes, pull = self._parts(particles)
+        frame = coordinates(self.metric, particles)
+        values, slopes, bandwidth = self._parts(frame)
+        pull = frame.gradients(2.0 / bandwidth)
         total = values @ scores - slopes @ pull + slopes.sum(axis=1, keepdims=True) * pull
         return total / len(particles), state
 
-    def _parts(self, particles: Array) -> tuple[Array, Array, Array]:
-        """k and the slopes of its gradient at all pairs (P, P), and (2 / h) W (z - c), (P, D)."""
-        frame = coordinates(self.metric, particles)
+    def _parts(self, frame: Coordinates) -> tuple[Array, Array, Array]:
+        """k and the slopes of its gradient at all pairs, (P, P) each, and the bandwidth h."""
         pairs = scaled_pairs(self.bandwidth, frame)
         base = 1.0 + pairs.ratios
         values = self._power(base)
         # grad_{z_j} k = (2 exponent / h) W (z_j - z_i) k / (1 + (z_j - z_i)' W (z_j - z_i) / h).
         slopes = values / base * (-self.exponent)
-        return values, slopes, frame.gradients(2.0 / pairs.bandwidth)
+        return values, slopes, pairs.bandwidth
 
     @property
     def translation_invariant(self) -> bool:
         """Yes."""
         return True
 
-    def interactions(self, particles: Array) -> Interactions:
+    def interactions_in(self, frames: Frames) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
-        return radial_interactions(*self._parts(particles))
+        return radial_interactions(
+            *self._parts(frames.of(self.metric)[0]), frames=frames, metric=self.metric
+        )
 
     def gram(self, state: KernelState, particles: Array) -> Array:
         """Kernel values at all pairs of particles, shape (P, P)."""
-        return self._parts(particles)[0]
+        return self._parts(coordinates(self.metric, particles))[0]

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_ext.kernels.base import Interactions, Kernel, KernelState
-from numpyro_ext.kernels.metric import Metric, check_metric, coordinates
+from numpyro_ext.kernels.base import Interactions, KernelState
+from numpyro_ext.kernels.metric import Frames, Metric, check_metric, coordinates
+from numpyro_ext.kernels.metric_kernel import MetricKernel
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Linear(Kernel):
+class Linear(MetricKernel):
     """Linear kernel, which matches moments (Liu and Wang 2018, "SVGD as moment matching").
 
     c is the particle mean and W a metric; both are constants of a step. At a fixed
@@ -52,12 +53,11 @@ class Linear(Kernel):
         """Kernel values at all pairs of particles, shape (P, P)."""
         return 1.0 + coordinates(self.metric, particles).inner_products() / particles.shape[1]
 
-    def interactions(self, particles: Array) -> Interactions:
+    def interactions_in(self, frames: Frames) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
-        num, dim = particles.shape
-        frame = coordinates(self.metric, particles)
+        frame, basis = frames.of(self.metric)
+        num, dim = basis.shape
         # grad_{z_j} k(z_j, z_i) = W (z_i - c) / D, the same for every j.
-        identity = jnp.eye(num, dtype=particles.dtype)
-        coefficients = jnp.broadcast_to(identity, (num, num, num))
-        gram = 1.0 + frame.inner_products() / dim
-        return Interactions(gram, coefficients, frame.gradients(1.0 / dim))
+        identity = jnp.eye(num, dtype=basis.dtype)
+        coefficients = jnp.broadcast_to(identity / dim, (num, num, num))
+        return Interactions(1.0 + frame.inner_products() / dim, coefficients, basis)

@@ -38,7 +38,7 @@ from numpyro_ext.curvature import (
     Solver,
     cholesky_solve,
     conjugate_gradients,
-    woodbury_solve,
+    woodbury,
 )
 from numpyro_ext.kernels import Interactions
 
@@ -154,29 +154,31 @@ class NewtonSystem:
         every = jnp.concatenate(
             [right[:, None], jnp.broadcast_to(basis, (number, *basis.shape))], axis=1
         )
-        solved = self._particle_solves(every, solver)
-        plain, of_basis = solved[:, 0], solved[:, 1:]
+        products, solution = self._particle_solves(every, solver)
+        plain, inner = products[:, 0, 1:], products[:, 1:, 1:]
         mixing = jnp.einsum("mjq,mp->mjpq", self._features(), inverse)
-        mixing = mixing.reshape(number * number, -1)
-        inner = of_basis @ basis.T
-        size = len(basis)
-        spread = jnp.einsum("kpq,pqr->kpr", mixing.reshape(-1, number, size), inner)
-        capacity = spread.reshape(len(mixing), -1) @ mixing.T
+        mixing = mixing.reshape(number * number, number, len(basis))
+        spread = jnp.einsum("kpq,pqr->kpr", mixing, inner)
+        capacity = spread.reshape(len(mixing), -1) @ mixing.reshape(len(mixing), -1).T
         capacity = capacity + jnp.eye(len(mixing), dtype=capacity.dtype)
-        seen = mixing @ (plain @ basis.T).reshape(-1, 1)
-        weights = (mixing.T @ cholesky_solve(capacity, seen)).reshape(number, 1, size)
-        return _direct(plain - (weights @ of_basis)[:, 0])
+        seen = jnp.einsum("kpq,pq->k", mixing, plain)[:, None]
+        weights = jnp.einsum("kpq,k->pq", mixing, cholesky_solve(capacity, seen)[:, 0])
+        ones = jnp.ones((number, 1), weights.dtype)
+        return _direct(solution(jnp.concatenate([ones, -weights], axis=1)))
 
-    def _particle_solves(self, right_sides: Array, solver: Solver) -> Array:
-        """(H_p + damping)^-1 b for rows b (P, n, D)."""
+    def _particle_solves(
+        self, vectors: Array, solver: Solver
+    ) -> tuple[Array, Callable[[Array], Array]]:
+        """Solutions with the damped curvature A_p of each particle for vectors v (P, n, D).
+
+        The products v_pi' A_p^-1 v_pj, shape (P, n, n), and the map of weights w (P, n) to
+        A_p^-1 sum_i w_pi v_pi, shape (P, D).
+        """
         damped = self._damped()
         if solver == "dense":
-            return cholesky_solve(damped.dense(), right_sides.mT).mT
-        rows = damped.rows
-        if rows is None:
-            return right_sides / damped.diagonal[:, None]
-        diagonal = jnp.broadcast_to(damped.diagonal, (self._number, damped.diagonal.shape[1]))
-        return woodbury_solve(diagonal, rows, right_sides)
+            solved = cholesky_solve(damped.dense(), vectors.mT).mT
+            return vectors @ solved.mT, lambda weights: (weights[:, None] @ solved)[:, 0]
+        return woodbury(damped.diagonal, damped.rows, vectors)
 
     def _full_product(self, gram: Array) -> Callable[[Array], Array]:
         """Products of P h with alpha, (P, D)."""

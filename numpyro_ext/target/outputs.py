@@ -63,6 +63,9 @@ class Output:
     base : type or None
         For a zero-inflated distribution: the class that it is made of, whose parameters are
         among this one's as ``base_dist.NAME``.
+    repeated : tuple of (str, tuple of int)
+        Parameters that the model did not give for each element, and the axes of ``batch`` along
+        which they are one.
     """
 
     parameters: dict[str, Array]
@@ -77,6 +80,7 @@ class Output:
     event_shape: tuple[int, ...] = field(metadata={"static": True})
     plates: tuple[str, ...] = field(metadata={"static": True})
     base: type | None = field(default=None, metadata={"static": True})
+    repeated: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), metadata={"static": True})
 
     @property
     def weight(self) -> Array:
@@ -100,12 +104,12 @@ def output_of(site: Site) -> Output:
         fn = fn.base_dist
     batch = tuple(outer_batch) + tuple(outer_event[:declared])
 
-    parameters = _parameters(fn, batch)
+    parameters, repeated = _parameters(fn, batch)
     base = None
     inner = getattr(fn, "base_dist", None)
     if isinstance(fn, ZeroInflatedProbs) and isinstance(inner, Distribution):
         # Its parameters are latent as well as the gate; a class of its own may name them itself.
-        inside = _parameters(inner, batch)
+        inside, _ = _parameters(inner, batch)
         for name, value in inside.items():
             parameters[f"{BASE}{name}"] = parameters.pop(name, value)
         base = type(inner)
@@ -132,15 +136,25 @@ def output_of(site: Site) -> Output:
         event_shape=tuple(fn.event_shape),
         plates=tuple(frame.name for frame in site["cond_indep_stack"]),
         base=base,
+        repeated=tuple(repeated.items()),
     )
 
 
-def _parameters(fn: Any, batch: tuple[int, ...]) -> dict[str, Array]:
-    """The arguments of a distribution, each broadcast to batch + its event shape."""
-    parameters = {}
+def _parameters(
+    fn: Any, batch: tuple[int, ...]
+) -> tuple[dict[str, Array], dict[str, tuple[int, ...]]]:
+    """The arguments of a distribution, each broadcast to batch + its event shape.
+
+    Also the axes of the batch along which each has been broadcast.
+    """
+    parameters, repeated = {}, {}
     for name, value in fn.get_args().items():
         own = fn.arg_constraints[name].event_dim if name in fn.arg_constraints else 0
         value = jnp.asarray(value)
         trailing = value.shape[value.ndim - own :] if own else ()
+        given = (1,) * (len(batch) + own - value.ndim) + value.shape
+        axes = tuple(axis for axis, size in enumerate(batch) if given[axis] == 1 < size)
+        if axes:
+            repeated[name] = axes
         parameters[name] = jnp.broadcast_to(value, batch + trailing)
-    return parameters
+    return parameters, repeated

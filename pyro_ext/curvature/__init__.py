@@ -4,17 +4,17 @@ from pyro_ext.curvature.fisher import fisher_root, register_output_fisher
 from pyro_ext.curvature.gauss_newton import (
     gauss_newton_products,
     jacobian_rows,
-    row_sites,
     whitened_outputs,
 )
 from pyro_ext.curvature.prior import PriorStructure, prior_curvature, prior_structure
+from pyro_ext.curvature.row_structure import RowStructure, row_structure
 from pyro_ext.curvature.solvers import (
     SOLVERS,
     Iterated,
     Solver,
     cholesky_solve,
     conjugate_gradients,
-    woodbury_solve,
+    woodbury,
 )
 from pyro_ext.curvature.structure import (
     STRUCTURES,
@@ -33,6 +33,7 @@ __all__ = [
     "KroneckerBlock",
     "PriorStructure",
     "ProgramCurvature",
+    "RowStructure",
     "Solver",
     "Structure",
     "cholesky_solve",
@@ -43,7 +44,7 @@ __all__ = [
     "prior_curvature",
     "prior_structure",
     "register_output_fisher",
-    "row_sites",
+    "row_structure",
     "whitened_outputs",
-    "woodbury_solve",
+    "woodbury",
 ]

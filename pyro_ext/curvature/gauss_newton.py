@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from pyro_ext.curvature.fisher import drawn_values, fisher_root, needs_draws
+from pyro_ext.curvature.row_structure import NO_STRUCTURE, Repeated, RowStructure, merged
 from pyro_ext.target import Data, LogDensity
 from pyro_ext.target.log_density import Indices
 from pyro_ext.target.outputs import Output
+
+#: A flat vector (D,), or the unconstrained values of the latent sites.
+Position: TypeAlias = Tensor | Mapping[str, Tensor]
 
 
 def whitened_outputs(
@@ -26,32 +32,45 @@ def whitened_outputs(
     data: Data,
     indices: Indices,
     sites: Collection[str] | None = None,
-) -> Callable[[Tensor], Tensor]:
+    repeated: Mapping[str, tuple[Repeated, ...]] = MappingProxyType({}),
+    merge: bool = True,
+) -> Callable[[Position], Tensor]:
     """The map w of a position (D,) to whitened outputs (R,), whitened at ``z`` (D,).
 
-    With ``sites`` only these observed sites count.
+    With ``sites`` only these observed sites count. Components in ``repeated`` are merged, of all
+    sites, or left out.
     """
-    point = {
-        name: output
-        for name, output in target.outputs(z.detach(), data, indices).items()
-        if sites is None or name in sites
-    }
+    point = target.outputs(z.detach(), data, indices)
+    names = [name for name in point if sites is None or name in sites]
+    drawn = {name: drawn_values(point[name]) for name in names if needs_draws(point[name])}
 
-    drawn = {name: drawn_values(each) for name, each in point.items() if needs_draws(each)}
-
-    def whitened(position: Tensor) -> Tensor:
+    def whitened(position: Position) -> Tensor:
         outputs = target.outputs(position, data, indices)
-        parts = []
-        for name, output in point.items():
-            values = drawn.get(name, ())
-            parts.append(_whitened(output, outputs[name], target.likelihood_temperature, values))
-        return torch.cat(parts) if parts else position[:0]
+        temperature = target.likelihood_temperature
+        parts = [
+            _whitened(
+                point[name],
+                outputs[name],
+                temperature,
+                drawn.get(name, ()),
+                repeated.get(name, ()),
+            )
+            for name in names
+        ]
+        for name in repeated if merge else ():
+            weight = point[name].weight / temperature
+            parts += merged(point[name], outputs[name], weight, repeated[name])
+        return torch.cat(parts) if parts else z[:0]
 
     return whitened
 
 
 def _whitened(
-    point: Output, output: Output, temperature: float, values: Sequence[Tensor]
+    point: Output,
+    output: Output,
+    temperature: float,
+    values: Sequence[Tensor],
+    left_out: tuple[Repeated, ...],
 ) -> Tensor:
     # The root is linear in the changes, so that of the parameters themselves has the Jacobian
     # that is wanted; parameters that are whole numbers do not change.
@@ -60,52 +79,16 @@ def _whitened(
         for name, value in output.parameters.items()
     }
     root = fisher_root(point, changes, values)
+    if left_out:
+        skipped = {each.component for each in left_out}
+        kept = [component for component in range(root.shape[-1]) if component not in skipped]
+        root = (
+            torch.stack([root[..., component] for component in kept], dim=-1)
+            if kept
+            else (root[..., :0])
+        )
     factor = torch.sqrt(point.weight / temperature)
     return (root * factor.reshape(factor.shape + (1,) * (root.dim() - factor.dim()))).reshape(-1)
-
-
-def row_sites(target: LogDensity, z: Tensor, data: Data, indices: Indices) -> frozenset[str]:
-    """Observed sites whose rows can be differentiated one by one.
-
-    These are the sites for which the parameters of a batch, at a position ``z`` (D,), are those of
-    its rows alone, side by side. Sites outside the plate are none, nor those whose rows depend on
-    each other, as through a mean over the batch, nor those with drawn values. Look once.
-    """
-    if len(indices) != 1:
-        return frozenset()
-    ((plate, numbers),) = indices.items()
-    with torch.no_grad():
-        together = target.outputs(z, data, indices)
-        alone = [target.outputs(z, data, {plate: number[None]}) for number in numbers]
-        return frozenset(
-            name
-            for name, output in together.items()
-            if plate in output.plates
-            and not needs_draws(output)
-            and _is_side_by_side(output, [single[name] for single in alone])
-        )
-
-
-def _is_side_by_side(together: Output, alone: list[Output]) -> bool:
-    """Whether the parameters of single rows, along one axis, are those of the batch."""
-    wanted, shape = together.batch, alone[0].batch
-    if len(shape) != len(wanted):
-        return False
-    axes = [axis for axis, (one, all_) in enumerate(zip(shape, wanted, strict=True)) if one != all_]
-    if len(alone) == 1:
-        return not axes
-    if len(axes) != 1 or shape[axes[0]] != 1 or wanted[axes[0]] != len(alone):
-        return False
-    joined = {
-        name: torch.cat([single.parameters[name] for single in alone], axes[0])
-        for name in together.parameters
-    }
-    tolerance = 1e3 * torch.finfo(torch.get_default_dtype()).eps
-    return all(
-        joined[name].shape == value.shape
-        and torch.allclose(joined[name], value, rtol=tolerance, atol=tolerance)
-        for name, value in together.parameters.items()
-    )
 
 
 def jacobian_rows(
@@ -113,22 +96,23 @@ def jacobian_rows(
     z: Tensor,
     data: Data,
     indices: Indices,
-    by_row: Collection[str] = frozenset(),
-    coordinates: Tensor | None = None,
+    structure: RowStructure = NO_STRUCTURE,
+    latents: Collection[str] | None = None,
 ) -> Tensor:
     """Jacobians J_w at positions z (P, D), shape (P, R, D): G = J_w^T J_w for each position.
 
-    With ``coordinates``, D' numbers of columns, only these are computed, shape (P, R, D').
+    With ``latents``, names of latent sites, only the columns of these are computed, in the order of
+    the layout.
 
-    Observed sites in ``by_row``, by :func:`row_sites`, are differentiated row by row, at the cost
-    of one gradient for each whitened output; for others the cheaper of R reverse and D forward
-    derivatives of the whole batch is taken. Distributions without a registered Fisher information
-    are drawn from by torch's global generator.
+    Observed sites in ``structure.by_row``, by :func:`row_structure`, are differentiated row by
+    row, at the cost of one gradient for each whitened output; for others the cheaper of R reverse
+    and D forward derivatives of the whole batch is taken. Distributions without a registered
+    Fisher information are drawn from by torch's global generator.
     """
     found = target.outputs(z[0].detach(), data, indices)
 
     def rows(position: Tensor) -> Tensor:
-        return rows_of_one(target, position, data, indices, found, by_row, coordinates)
+        return rows_of_one(target, position, data, indices, found, structure, latents)
 
     return _over_positions(rows, found, z)
 
@@ -139,24 +123,39 @@ def rows_of_one(
     data: Data,
     indices: Indices,
     names: Collection[str],
-    by_row: Collection[str] = frozenset(),
-    coordinates: Tensor | None = None,
+    structure: RowStructure = NO_STRUCTURE,
+    latents: Collection[str] | None = None,
 ) -> Tensor:
     """Jacobian J_w at one position (D,) of the observed sites ``names``, shape (R, D)."""
-    whole = set(names) - set(by_row)
-    # Derivatives by a part of the position alone: what does not depend on it costs nothing.
-    part = position if coordinates is None else position[coordinates]
-
-    def placed(values: Tensor) -> Tensor:
-        return values if coordinates is None else position.index_copy(0, coordinates, values)
-
+    whole = set(names) - structure.by_row
+    part, placed = _part_of(target, position, latents)
     parts = []
-    if by_row:
-        parts.append(_row_by_row(target, position, part, placed, data, indices, by_row))
-    if whole or not names:
-        whitened = whitened_outputs(target, position, data, indices, whole)
+    if structure.by_row:
+        parts.append(_row_by_row(target, position, part, placed, data, indices, structure))
+    if whole or structure.repeated or not names:
+        whitened = whitened_outputs(target, position, data, indices, whole, structure.repeated)
         parts.append(_jacobian(lambda values: whitened(placed(values)), part))
     return torch.cat(parts)
+
+
+def _part_of(
+    target: LogDensity, position: Tensor, latents: Collection[str] | None
+) -> tuple[Tensor, Callable[[Tensor], Position]]:
+    """The coordinates of some latent sites, and the map of their values to a whole position."""
+    layout = target.layout
+    if latents is None or set(latents) == set(layout.names):
+        return position, lambda values: values
+    # By site: what depends on the others alone is not differentiated.
+    fixed = layout.split(position)
+    chosen = [name for name in layout.names if name in latents]
+    part = torch.cat([fixed[name].reshape(-1) for name in chosen])
+    sizes = [fixed[name].numel() for name in chosen]
+
+    def placed(values: Tensor) -> Position:
+        pieces = zip(chosen, values.split(sizes), strict=True)
+        return {**fixed, **{name: piece.reshape(layout.shapes[name]) for name, piece in pieces}}
+
+    return part, placed
 
 
 def _linearised(
@@ -190,18 +189,21 @@ def _row_by_row(
     target: LogDensity,
     position: Tensor,
     part: Tensor,
-    placed: Callable[[Tensor], Tensor],
+    placed: Callable[[Tensor], Position],
     data: Data,
     indices: Indices,
-    sites: Collection[str],
+    structure: RowStructure,
 ) -> Tensor:
     ((plate, numbers),) = indices.items()
+    # A row alone is scaled up as if it stood for all, and here it is one of several.
+    share = 1.0 / math.sqrt(len(numbers))
+    sites, repeated = structure.by_row, structure.repeated
 
     def row(number: Tensor) -> Tensor:
-        whitened = whitened_outputs(target, position, data, {plate: number[None]}, sites)
-        # A row alone is scaled up as if it stood for all, and here it is one of several.
-        derivative = torch.func.jacrev(lambda values: whitened(placed(values)))(part)
-        return derivative / math.sqrt(len(numbers))
+        alone = {plate: number[None]}
+        whitened = whitened_outputs(target, position, data, alone, sites, repeated, merge=False)
+        result: Tensor = torch.func.jacrev(lambda values: share * whitened(placed(values)))(part)
+        return result
 
     jacobians = torch.func.vmap(row)(numbers)
     return jacobians.reshape(-1, part.shape[0])

@@ -19,25 +19,43 @@ def cholesky_solve(matrices: Tensor, right_sides: Tensor) -> Tensor:
     return torch.where(failed[..., None, None] == 0, found, torch.nan)
 
 
-def woodbury_solve(diagonal: Tensor, rows: Tensor, right_sides: Tensor) -> Tensor:
-    """x with (diag(d) + R' R) x = b, exactly, by a system of the size of R's rows.
+def woodbury(
+    diagonal: Tensor, rows: Tensor | None, vectors: Tensor
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Solutions of A_p x = v, A_p = diag(d_p) + R_p' R_p, exactly, by systems of the size of R_p.
 
     Parameters
     ----------
     diagonal : Tensor
-        d > 0, shape (..., D).
-    rows : Tensor
-        R, shape (..., R, D).
-    right_sides : Tensor
-        b as rows, shape (..., n, D); so is x.
+        d > 0, shape (P, D), or (1, D) where it is the same for all.
+    rows : Tensor or None
+        R, shape (P, R, D).
+    vectors : Tensor
+        v, n for each of P, shape (P, n, D).
+
+    Returns
+    -------
+    tuple
+        The products v_pi' A_p^-1 v_pj, shape (P, n, n), and the map of weights w (P, n) to
+        A_p^-1 sum_i w_pi v_pi, shape (P, D).
     """
-    scaled = right_sides / diagonal[..., None, :]
-    if rows.shape[-2] == 0:
-        return scaled
-    weighted = rows / diagonal[..., None, :]
-    capacity = rows @ weighted.mT + torch.eye(rows.shape[-2], dtype=rows.dtype, device=rows.device)
-    inner = cholesky_solve(capacity, rows @ scaled.mT)
-    return scaled - inner.mT @ weighted
+    root = diagonal.rsqrt()[:, None]
+    count = 0 if rows is None else rows.shape[1]
+    # Rows and vectors together, so that what is long is passed over twice in all.
+    every = root * (vectors if rows is None else torch.cat([rows, vectors], dim=1))
+    gram = every @ every.mT
+    across = gram[:, :count, count:]
+    inner = across
+    if count:
+        identity = torch.eye(count, dtype=gram.dtype, device=gram.device)
+        inner = cholesky_solve(gram[:, :count, :count] + identity, across)
+
+    def solution(weights: Tensor) -> Tensor:
+        of_rows = -(inner @ weights[..., None])[..., 0]
+        mixed = torch.cat([of_rows, weights], dim=1)[:, None] @ every
+        return (root * mixed)[:, 0]
+
+    return gram[:, count:, count:] - across.mT @ inner, solution
 
 
 class Iterated(NamedTuple):

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from pyro_ext.curvature.fisher import needs_draws
-from pyro_ext.curvature.gauss_newton import row_sites, rows_of_one
+from pyro_ext.curvature.gauss_newton import rows_of_one
 from pyro_ext.curvature.prior import (
     PriorForm,
     PriorStructure,
@@ -37,6 +37,7 @@ from pyro_ext.curvature.prior import (
     prior_structure,
     without_negative,
 )
+from pyro_ext.curvature.row_structure import row_structure
 from pyro_ext.curvature.sum_of_parts import Curvature, KroneckerBlock
 from pyro_ext.errors import ArgumentError
 from pyro_ext.options import check_count
@@ -139,17 +140,15 @@ class ProgramCurvature:
             target, positions, data, generator, self._prior_form()
         )
         indices = target.first_rows()
-        self.by_row = row_sites(target, positions[0], data, indices)
+        self.rows = row_structure(target, positions[0], data, indices)
         outputs = target.outputs(positions[0], data, indices)
         self._names = tuple(outputs)
         drawing = any(needs_draws(output) for output in outputs.values())
-        whole = len(self.coordinates) == target.dim
-        columns = None if whole else self.coordinates
 
         def rows(position: Tensor, arguments: Any) -> Tensor:
             args, kwargs, indices = arguments
             return rows_of_one(
-                target, position, Data(args, kwargs), indices, self._names, self.by_row, columns
+                target, position, Data(args, kwargs), indices, self._names, self.rows, self.sites
             )
 
         def prior(position: Tensor, arguments: Any) -> Tensor:

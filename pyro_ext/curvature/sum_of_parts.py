@@ -32,6 +32,12 @@ class KroneckerBlock:
         """Coordinates of the block."""
         return slice(self.start, self.start + self.left.shape[1] * self.right.shape[1])
 
+    def products(self, vectors: Tensor) -> Tensor:
+        """A_p (x) B_p times n vectors of each particle, (P, n, a b)."""
+        rows, columns = self.left.shape[1], self.right.shape[1]
+        part = vectors.reshape(*vectors.shape[:-1], rows, columns)
+        return (self.left[:, None] @ part @ self.right[:, None]).flatten(start_dim=2)
+
 
 @dataclass(frozen=True)
 class Curvature:
@@ -88,18 +94,23 @@ class Curvature:
         if self.rows is not None:
             total = total + (vectors @ self.rows.mT) @ self.rows
         for block in self.blocks:
-            rows, columns = block.left.shape[1], block.right.shape[1]
-            part = vectors[..., block.where].reshape(*vectors.shape[:-1], rows, columns)
-            part = block.left[:, None] @ part @ block.right[:, None]
-            flat = part.reshape(*vectors.shape[:-1], rows * columns)
-            total = total.expand(flat.shape[0], *total.shape[1:]).clone()
-            total[..., block.where] += flat
+            product = block.products(vectors[..., block.where])
+            total = total.expand(len(product), *total.shape[1:]).clone()
+            total[..., block.where] += product
         return total
 
     def mean_products(self, vectors: Tensor) -> Tensor:
         """The mean over particles of H_p times each of n vectors, (n, D)."""
-        every = vectors.expand(self.number, *vectors.shape)
-        return self.products(every).mean(dim=0)
+        total = self.diagonal.mean(dim=0) * vectors
+        if self.matrix is not None:
+            total = total + vectors @ self.matrix.mean(dim=0)
+        if self.rows is not None:
+            # The rows of all particles side by side: one large product is faster than P small.
+            rows = self.rows.reshape(-1, self.rows.shape[-1])
+            total = total + (vectors @ rows.T) @ rows / len(self.rows)
+        for block in self.blocks:
+            total[:, block.where] += block.products(vectors[None, :, block.where]).mean(dim=0)
+        return total
 
     def diagonals(self) -> Tensor:
         """The diagonals of all H_p, (P, D)."""

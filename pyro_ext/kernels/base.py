@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from pyro_ext.options import describe
 
 if TYPE_CHECKING:
     from pyro_ext.kernels.combination import Scaled, Sum
-    from pyro_ext.kernels.metric import ProductMetric
+    from pyro_ext.kernels.metric import Frames, ProductMetric
 
 KernelState = dict[str, Any]
 
@@ -53,13 +53,6 @@ class Interactions(NamedTuple):
     def direction(self, scores: Tensor) -> Tensor:
         """The Stein direction phi (P, D) of scores (P, D)."""
         return (self.gram.T @ scores + self.repulsion()) / len(scores)
-
-
-def radial_interactions(values: Tensor, slopes: Tensor, pull: Tensor) -> Interactions:
-    """Interactions where grad_{z_j} k(z_j, z_i) = -slope_ji (pull_j - pull_i)."""
-    identity = torch.eye(len(values), dtype=values.dtype, device=values.device)
-    coefficients = slopes[:, :, None] * (identity[None, :, :] - identity[:, None, :])
-    return Interactions(values, coefficients, pull)
 
 
 class Kernel(abc.ABC):
@@ -111,21 +104,22 @@ class Kernel(abc.ABC):
 
         Only kernels that have that metric differ from themselves.
         """
-        present = getattr(self, "metric", None)
-        if not (isinstance(present, str) and present == "curvature"):
-            return self
-        # Kernels that have a metric are dataclasses.
-        found: Kernel = dataclasses.replace(cast(Any, self), metric=metric)
-        return found
+        return self
 
     def interactions(self, particles: Tensor) -> Interactions:
-        """Values and gradients at all pairs of particles, for engines that need each of them.
+        """Values and gradients at all pairs of particles (P, D), for engines that need each.
 
         Raises
         ------
         ArgumentError
             The kernel does not offer them.
         """
+        from pyro_ext.kernels.metric import Frames
+
+        return self.interactions_in(Frames(particles))
+
+    def interactions_in(self, frames: Frames) -> Interactions:
+        """:meth:`interactions` of the particles that ``frames`` are of."""
         raise ArgumentError(
             f"{type(self).__name__} does not offer its gradient at each pair of particles. Use "
             "RBF, IMQ, Linear, or sums and multiples of them."

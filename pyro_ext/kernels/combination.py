@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_ext.errors import ArgumentError
 from pyro_ext.kernels.base import Interactions, Kernel, KernelState, check_kernel
-from pyro_ext.kernels.metric import ProductMetric
+from pyro_ext.kernels.metric import Frames, ProductMetric
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -63,9 +63,18 @@ class Sum(Kernel):
         """The sum of the terms with the present curvature."""
         return Sum(kernel.with_curvature(metric) for kernel in self.kernels)
 
-    def interactions(self, particles: Tensor) -> Interactions:
+    def interactions_in(self, frames: Frames) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
-        terms = [kernel.interactions(particles) for kernel in self.kernels]
+        terms: list[Interactions] = []
+        for kernel in self.kernels:
+            term = kernel.interactions_in(frames)
+            for i, other in enumerate(terms):
+                if other.basis is term.basis:
+                    coefficients = other.coefficients + term.coefficients
+                    terms[i] = Interactions(other.gram + term.gram, coefficients, other.basis)
+                    break
+            else:
+                terms.append(term)
         return Interactions(
             torch.stack([term.gram for term in terms]).sum(dim=0),
             torch.cat([term.coefficients for term in terms], dim=-1),
@@ -127,9 +136,9 @@ class Scaled(Kernel):
         """The multiple of the kernel with the present curvature."""
         return Scaled(self.kernel.with_curvature(metric), self.factor)
 
-    def interactions(self, particles: Tensor) -> Interactions:
+    def interactions_in(self, frames: Frames) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
-        found = self.kernel.interactions(particles)
+        found = self.kernel.interactions_in(frames)
         return Interactions(self.factor * found.gram, self.factor * found.coefficients, found.basis)
 
     def gram(self, state: KernelState, particles: Tensor) -> Tensor:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_ext.kernels.base import Interactions, Kernel, KernelState
-from pyro_ext.kernels.metric import Metric, check_metric, coordinates
+from pyro_ext.kernels.base import Interactions, KernelState
+from pyro_ext.kernels.metric import Frames, Metric, check_metric, coordinates
+from pyro_ext.kernels.metric_kernel import MetricKernel
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Linear(Kernel):
+class Linear(MetricKernel):
     """Linear kernel, which matches moments (Liu and Wang 2018, "SVGD as moment matching").
 
     c is the particle mean and W a metric; both are constants of a step. At a fixed
@@ -52,11 +53,11 @@ class Linear(Kernel):
         """Kernel values at all pairs of particles, shape (P, P)."""
         return 1.0 + coordinates(self.metric, particles).inner_products() / particles.shape[1]
 
-    def interactions(self, particles: Tensor) -> Interactions:
+    def interactions_in(self, frames: Frames) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
-        num, dim = particles.shape
-        frame = coordinates(self.metric, particles)
+        frame, basis = frames.of(self.metric)
+        num, dim = basis.shape
         # grad_{z_j} k(z_j, z_i) = W (z_i - c) / D, the same for every j.
-        identity = torch.eye(num, dtype=particles.dtype, device=particles.device)
-        gram = 1.0 + frame.inner_products() / dim
-        return Interactions(gram, identity.expand(num, num, num), frame.gradients(1.0 / dim))
+        identity = torch.eye(num, dtype=basis.dtype, device=basis.device)
+        coefficients = (identity / dim).expand(num, num, num)
+        return Interactions(1.0 + frame.inner_products() / dim, coefficients, basis)

@@ -103,6 +103,30 @@ class Coordinates(NamedTuple):
         return torch.linalg.solve(self.root, displacements.T).T
 
 
+class Frames:
+    """One set of particles in the coordinates of several metrics, each found once.
+
+    Parameters
+    ----------
+    particles : Tensor
+        Shape (P, D).
+    """
+
+    def __init__(self, particles: Tensor) -> None:
+        self.particles = particles
+        self._found: list[tuple[Metric, Coordinates, Tensor]] = []
+
+    def of(self, metric: Metric) -> tuple[Coordinates, Tensor]:
+        """The coordinates of a metric W, and W (z - c), shape (P, D)."""
+        for known, frame, gradients in self._found:
+            named = isinstance(known, str) and isinstance(metric, str)
+            if known is metric or (named and known == metric):
+                return frame, gradients
+        frame = coordinates(metric, self.particles)
+        self._found.append((metric, frame, frame.gradients()))
+        return self._found[-1][1:]
+
+
 def check_metric(metric: Metric) -> None:
     """Refuse what is not a metric.
 

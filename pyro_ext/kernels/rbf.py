@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from pyro_ext.kernels.bandwidth import Bandwidth, check_bandwidth, scaled_pairs
-from pyro_ext.kernels.base import Interactions, Kernel, KernelState, radial_interactions
-from pyro_ext.kernels.metric import Metric, check_metric, coordinates
+from pyro_ext.kernels.base import Interactions, KernelState
+from pyro_ext.kernels.metric import Coordinates, Frames, Metric, check_metric, coordinates
+from pyro_ext.kernels.metric_kernel import MetricKernel, radial_interactions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RBF(Kernel):
+class RBF(MetricKernel):
     """Gaussian kernel exp(-(x - y)' W (x - y) / h) (Liu and Wang 2016).
 
     Parameters
@@ -36,28 +37,29 @@ class RBF(Kernel):
         self, state: KernelState, particles: Tensor, scores: Tensor
     ) -> tuple[Tensor, KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
-        values, pull = self._values_and_pull(particles)
+        frame = coordinates(self.metric, particles)
+        values, bandwidth = self._values(frame)
+        pull = frame.gradients(2.0 / bandwidth)
         # sum_j grad_{z_j} k(z_j, z_i) = (2 / h) W (z_i sum_j k_ij - sum_j k_ij z_j): one Gram
         # matrix and one product serve both terms.
         total = values @ (scores - pull) + values.sum(dim=1, keepdim=True) * pull
         return total / len(particles), state
 
-    def _values_and_pull(self, particles: Tensor) -> tuple[Tensor, Tensor]:
-        """k at all pairs (P, P), and (2 / h) W (z - c), shape (P, D)."""
-        frame = coordinates(self.metric, particles)
+    def _values(self, frame: Coordinates) -> tuple[Tensor, Tensor]:
+        """k at all pairs (P, P), and the bandwidth h."""
         pairs = scaled_pairs(self.bandwidth, frame)
-        return torch.exp(-pairs.ratios), frame.gradients(2.0 / pairs.bandwidth)
+        return torch.exp(-pairs.ratios), pairs.bandwidth
 
     @property
     def translation_invariant(self) -> bool:
         """Yes."""
         return True
 
-    def interactions(self, particles: Tensor) -> Interactions:
+    def interactions_in(self, frames: Frames) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
-        values, pull = self._values_and_pull(particles)
-        return radial_interactions(values, values, pull)
+        values, bandwidth = self._values(frames.of(self.metric)[0])
+        return radial_interactions(values, values, bandwidth, frames, self.metric)
 
     def gram(self, state: KernelState, particles: Tensor) -> Tensor:
         """Kernel values at all pairs of particles, shape (P, P)."""
-        return self._values_and_pull(particles)[0]
+        return self._values(coordinates(self.metric, particles))[0]

@@ -36,7 +36,7 @@ from pyro_ext.curvature import (
     Solver,
     cholesky_solve,
     conjugate_gradients,
-    woodbury_solve,
+    woodbury,
 )
 from pyro_ext.kernels import Interactions
 
@@ -152,28 +152,30 @@ class NewtonSystem:
         # By elimination: W maps moves to (m, j) -> g_jm . (K^-1 d)_m, through their products with
         # the basis.
         every = torch.cat([right[:, None], basis.expand(number, *basis.shape)], dim=1)
-        solved = self._particle_solves(every, solver)
-        plain, of_basis = solved[:, 0], solved[:, 1:]
+        products, solution = self._particle_solves(every, solver)
+        plain, inner = products[:, 0, 1:], products[:, 1:, 1:]
         mixing = torch.einsum("mjq,mp->mjpq", self._features(), inverse)
-        mixing = mixing.reshape(number * number, -1)
-        inner = of_basis @ basis.T
-        size = len(basis)
-        spread = torch.einsum("kpq,pqr->kpr", mixing.reshape(-1, number, size), inner)
-        capacity = spread.reshape(len(mixing), -1) @ mixing.T
+        mixing = mixing.reshape(number * number, number, len(basis))
+        spread = torch.einsum("kpq,pqr->kpr", mixing, inner)
+        capacity = spread.flatten(1) @ mixing.flatten(1).T
         capacity = capacity + _identity(capacity)
-        seen = mixing @ (plain @ basis.T).reshape(-1, 1)
-        weights = (mixing.T @ cholesky_solve(capacity, seen)).reshape(number, 1, size)
-        return _direct(plain - (weights @ of_basis)[:, 0])
+        seen = torch.einsum("kpq,pq->k", mixing, plain)[:, None]
+        weights = torch.einsum("kpq,k->pq", mixing, cholesky_solve(capacity, seen)[:, 0])
+        return _direct(solution(torch.cat([weights.new_ones(number, 1), -weights], dim=1)))
 
-    def _particle_solves(self, right_sides: Tensor, solver: Solver) -> Tensor:
-        """(H_p + damping)^-1 b for rows b (P, n, D)."""
+    def _particle_solves(
+        self, vectors: Tensor, solver: Solver
+    ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Solutions with the damped curvature A_p of each particle for vectors v (P, n, D).
+
+        The products v_pi' A_p^-1 v_pj, shape (P, n, n), and the map of weights w (P, n) to
+        A_p^-1 sum_i w_pi v_pi, shape (P, D).
+        """
         damped = self._damped()
         if solver == "dense":
-            return cholesky_solve(damped.dense(), right_sides.mT).mT
-        rows = damped.rows
-        if rows is None:
-            return right_sides / damped.diagonal[:, None]
-        return woodbury_solve(self._everyone(damped.diagonal), rows, right_sides)
+            solved = cholesky_solve(damped.dense(), vectors.mT).mT
+            return vectors @ solved.mT, lambda weights: (weights[:, None] @ solved)[:, 0]
+        return woodbury(damped.diagonal, damped.rows, vectors)
 
     def _full_product(self, gram: Tensor) -> Callable[[Tensor], Tensor]:
         """Products of P h with alpha, (P, D)."""

@@ -201,6 +201,7 @@ class BatchedFunction:
         with without_host_checks(), _without_batching_rule_warnings():
             module = make_fx(batched)(z, *inputs.tensors)
         module.graph.eliminate_dead_code()
+        _drop_identities(module.graph)
         if self.mode == "inductor":
             _materialize_accumulators(module.graph)
         else:
@@ -258,6 +259,36 @@ _VIEWS = (
     _ATEN.squeeze.dim,
     _ATEN.unsqueeze.default,
 )
+
+
+_SAME = (
+    _ATEN.view.default,
+    _ATEN._unsafe_view.default,
+    _ATEN.expand.default,
+    _ATEN.permute.default,
+    _ATEN.detach.default,
+    _ATEN.alias.default,
+)
+
+
+def _drop_identities(graph: torch.fx.Graph) -> None:
+    """Take out views that are the tensor that they are of.
+
+    Vectorizing and differentiating leave many, and for small models each costs as much as an
+    operation.
+    """
+    for node in list(graph.nodes):
+        if node.target not in _SAME or not node.all_input_nodes:
+            continue
+        source = node.args[0]
+        ours, theirs = node.meta["val"], source.meta.get("val")
+        if (
+            isinstance(theirs, Tensor)
+            and ours.shape == theirs.shape
+            and ours.stride() == theirs.stride()
+        ):
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
 
 
 def _join_in_place(graph: torch.fx.Graph, memory: Memory) -> None:

@@ -527,13 +527,18 @@ class LogDensity:
             self.run(handler, arguments)
         return tuple(handler.factors)
 
-    def outputs(self, z: Tensor, data: Data, indices: Indices | None = None) -> dict[str, Output]:
+    def outputs(
+        self, z: Tensor | Mapping[str, Tensor], data: Data, indices: Indices | None = None
+    ) -> dict[str, Output]:
         """Distributions of the observed sites at one flat vector z (D,), differentiable in z.
 
-        Under ``torch.func`` transforms return the tensors that are needed, not the outputs.
+        ``z`` may also be the unconstrained values of the latent sites, to be differentiated in
+        some of them. Under ``torch.func`` transforms return the tensors that are needed, not the
+        outputs.
         """
         arguments = self._arguments(data, indices)
-        handler = OutputHandler(self.layout.split(z), arguments[2])
+        sites = z if isinstance(z, Mapping) else self.layout.split(z)
+        handler = OutputHandler(sites, arguments[2])
         with without_host_checks():
             self.run(handler, arguments)
         return handler.outputs

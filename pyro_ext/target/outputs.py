@@ -73,6 +73,14 @@ class Output:
     plates: tuple[str, ...]
     base: type | None = None
 
+    def repeated_along(self, parameter: str) -> tuple[int, ...]:
+        """Axes of ``batch`` along which a parameter is one, which the model gave once for all."""
+        # What was broadcast has no stride; this does not hold of what was computed in between.
+        strides = self.parameters[parameter].stride()
+        return tuple(
+            axis for axis, size in enumerate(self.batch) if size > 1 and strides[axis] == 0
+        )
+
     @property
     def weight(self) -> Tensor:
         """Factor on each element's log probability, scale and mask together, shape ``batch``."""

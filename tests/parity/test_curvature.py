@@ -54,7 +54,7 @@ def test_gauss_newton_matrices(batch: int | None) -> None:
     data = with_numpyro.bind(jnp.asarray(X), jnp.asarray(COUNTS), batch=batch)
     indices = {} if batch is None else {"N": jnp.asarray(ROWS)}
     position, key = jnp.asarray(POSITION), jax.random.key(0)
-    sites = nc.row_sites(with_numpyro, position, data, indices)
+    sites = nc.row_structure(with_numpyro, position, data, indices)
     rows = jax.jit(lambda z: nc.jacobian_rows(with_numpyro, z, data, indices, key, sites)[0])(
         position[None]
     )
@@ -68,11 +68,14 @@ def test_gauss_newton_matrices(batch: int | None) -> None:
         )
         chosen = {} if batch is None else {"N": torch.from_numpy(ROWS)}
         bound, place = with_pyro.bind(*arguments, batch=batch), torch.from_numpy(POSITION)
-        found = pc.row_sites(with_pyro, place, bound, chosen)
+        found = pc.row_structure(with_pyro, place, bound, chosen)
         other = pc.jacobian_rows(with_pyro, place[None], bound, chosen, found)[0].numpy()
     finally:
         torch.set_default_dtype(torch.float32)
-    assert found == sites == (set() if batch is None else {"a", "b", "c", "d"})
+    # Classes of their own, with the same fields.
+    assert found.repeated == sites.repeated
+    assert found.by_row == sites.by_row
+    assert found.by_row == (set() if batch is None else {"a", "b", "c", "d"})
     matrix = np.asarray(rows.T @ rows)
     assert np.linalg.eigvalsh(matrix)[0] > 1e-3
     np.testing.assert_allclose(other.T @ other, matrix, rtol=1e-8, atol=1e-8)

@@ -21,7 +21,7 @@ from pyro_ext.curvature import (
     prior_curvature,
     prior_structure,
     register_output_fisher,
-    row_sites,
+    row_structure,
     whitened_outputs,
 )
 from pyro_ext.curvature import fisher as fisher_module
@@ -187,9 +187,11 @@ def test_gauss_newton_is_the_naive_product(batch: int | None, temperature: float
     chosen = torch.tensor([0, 3, 4, 7, 11])
     indices = {} if batch is None else {"N": chosen}
     z = torch.from_numpy(np.random.default_rng(1).normal(size=(3, 3)))
-    sites = row_sites(target, z[0], data, indices)
-    assert sites == (set() if batch is None else {"y", "c"})
-    found = jacobian_rows(target, z, data, indices, sites)
+    structure = row_structure(target, z[0], data, indices)
+    assert structure.by_row == (set() if batch is None else {"y", "c"})
+    found = jacobian_rows(target, z, data, indices, structure)
+    # One row for the scale of all of y, and one for the site outside.
+    assert found.shape == (3, 2 * (batch or 12) + 2, 3)
     x = args[0] if batch is None else args[0][chosen]
     vectors = torch.from_numpy(np.random.default_rng(2).normal(size=(3, 3)))
     products = gauss_newton_products(target, z, data, indices)(vectors)
@@ -197,6 +199,41 @@ def test_gauss_newton_is_the_naive_product(batch: int | None, temperature: float
         expected = naive(position, x, 12 / len(x)) / temperature
         np.testing.assert_allclose(each.T @ each, expected, rtol=1e-10)
         np.testing.assert_allclose(product, expected @ vector.numpy(), rtol=1e-10)
+
+
+def shared(x: Any, y: Any, batch: int | None = None) -> None:
+    """Two responses for each row, with parameters shared by all rows or by all elements."""
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    s = pyro.sample("s", dist.LogNormal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("N", 12, subsample_size=batch) as i:
+        mean = torch.sin(x[i] * w)
+        seen = dist.Normal(mean, s).mask(y[i] > -0.5).to_event(1)
+        pyro.sample("columns", seen, obs=y[i])
+        pyro.sample("tails", dist.StudentT(3.0 + s[0], mean[:, 0], s[1]), obs=y[i, 0])
+        # The information mixes concentration and rate; one component has the shared one alone.
+        positive = dist.Gamma(s[0], torch.exp(mean[:, 1]))
+        pyro.sample("mixed", positive, obs=torch.exp(y[i, 1]))
+        pyro.sample("unseen", dist.Normal(mean[:, 0], s[0]).mask(torch.tensor(False)), obs=y[i, 0])
+
+
+@pytest.mark.parametrize("batch", [None, 5])
+def test_merged_rows_have_the_same_products(batch: int | None) -> None:
+    x, y = (np.random.default_rng(seed).normal(size=(12, 2)) for seed in (3, 4))
+    args = torch.from_numpy(x), torch.from_numpy(y)
+    target = LogDensity(shared, args, {"batch": batch})
+    data = target.bind(*args, batch=batch)
+    indices = {} if batch is None else {"N": torch.tensor([0, 3, 4, 7, 11])}
+    z = torch.from_numpy(np.random.default_rng(1).normal(size=(2, 4)))
+    structure = row_structure(target, z[0], data, indices)
+    merged = {name: {each.axes for each in found} for name, found in structure.repeated.items()}
+    assert merged == {name: {(0,)} for name in ("columns", "tails", "mixed", "unseen")}
+    found = jacobian_rows(target, z, data, indices, structure)
+    plain = jacobian_rows(target, z, data, indices)
+    assert found.shape[1] < plain.shape[1]
+    np.testing.assert_allclose(found.mT @ found, plain.mT @ plain, rtol=1e-9, atol=1e-9)
+    for latents, columns in (("w", slice(2)), ("s", slice(2, 4))):
+        part = jacobian_rows(target, z, data, indices, structure, [latents])
+        np.testing.assert_allclose(part, found[..., columns], rtol=1e-9, atol=1e-9)
 
 
 def test_rows_that_depend_on_each_other_are_not_taken_apart() -> None:
@@ -210,7 +247,7 @@ def test_rows_that_depend_on_each_other_are_not_taken_apart() -> None:
     x = _data()[0]
     target = LogDensity(model, (x,))
     data, indices = target.bind(x), {"N": torch.tensor([0, 3, 4, 7, 11])}
-    assert row_sites(target, torch.tensor([0.3, -0.2]), data, indices) == {"apart"}
+    assert row_structure(target, torch.tensor([0.3, -0.2]), data, indices).by_row == {"apart"}
 
 
 def test_elements_have_their_own_scales_and_several_masks() -> None:

@@ -1,0 +1,43 @@
+"""What kernels of distances or inner products in a metric share."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from typing import Any, cast
+
+import jax.numpy as jnp
+from jax import Array
+
+from numpyro_ext.kernels.base import Interactions, Kernel
+from numpyro_ext.kernels.metric import Frames, Metric, ProductMetric
+
+
+class MetricKernel(Kernel):
+    """Base of the kernels that have a metric: dataclasses with a field ``metric``."""
+
+    metric: Metric
+
+    def with_curvature(self, metric: ProductMetric) -> Kernel:
+        """The kernel with the present curvature for the metric ``"curvature"``."""
+        if not (isinstance(self.metric, str) and self.metric == "curvature"):
+            return self
+        found: Kernel = dataclasses.replace(cast(Any, self), metric=metric)
+        return found
+
+    @abstractmethod
+    def interactions_in(self, frames: Frames) -> Interactions:
+        """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
+
+
+def radial_interactions(
+    values: Array, slopes: Array, bandwidth: Array, frames: Frames, metric: Metric
+) -> Interactions:
+    """Interactions where grad_{z_j} k(z_j, z_i) = -(2 / h) slope_ji W (z_j - z_i)."""
+    number = len(values)
+    identity = jnp.eye(number, dtype=values.dtype)
+    coefficients = slopes[:, :, None] * (identity[None, :, :] - identity[:, None, :])
+    frame, basis = frames.of(metric)
+    if bandwidth.ndim:
+        return Interactions(values, coefficients, frame.gradients(2.0 / bandwidth))
+    return Interactions(values, 2.0 / bandwidth * coefficients, basis)

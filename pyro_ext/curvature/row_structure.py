@@ -1,0 +1,168 @@
+"""What is found once about the rows of a program's whitened Jacobian, before anything is traced.
+
+Two things make them cheap. Rows of a minibatch that do not depend on each other are differentiated
+one by one. And where a parameter of an observed distribution is the same for all of a batch, as a
+noise scale is, the rows that belong to it are multiples of one: they are merged into one row r with
+the same r' r.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_ext.curvature.fisher import fisher_root, needs_draws, root_for
+from pyro_ext.target import Data, LogDensity
+from pyro_ext.target.log_density import Indices
+from pyro_ext.target.outputs import Output
+
+
+class Repeated(NamedTuple):
+    """A component of the Fisher root that depends on one parameter, the same along some axes.
+
+    Parameters
+    ----------
+    component : int
+        Number of the component.
+    parameter : str
+        Name of the parameter.
+    axes : tuple of int
+        Axes of the batch along which the parameter is one.
+    """
+
+    component: int
+    parameter: str
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RowStructure:
+    """Observed sites whose rows have structure.
+
+    Parameters
+    ----------
+    by_row : frozenset of str
+        Sites whose rows can be differentiated one by one.
+    repeated : dict of str to tuple of Repeated
+        Components of sites whose rows are merged.
+    """
+
+    by_row: frozenset[str] = frozenset()
+    repeated: dict[str, tuple[Repeated, ...]] = field(default_factory=dict)
+
+
+#: All rows are whole, and none are merged.
+NO_STRUCTURE = RowStructure()
+
+
+def row_structure(target: LogDensity, z: Tensor, data: Data, indices: Indices) -> RowStructure:
+    """The structure of a batch's rows. Look once, before tracing: values are compared.
+
+    A site's rows can be differentiated one by one if the parameters of the batch, at a position
+    ``z`` (D,), are those of its rows alone, side by side. Sites outside the plate are none, nor
+    those whose rows depend on each other, as through a mean over the batch, nor those with drawn
+    values.
+    """
+    with torch.no_grad():
+        together = target.outputs(z, data, indices)
+        repeated = {name: _repeated(output) for name, output in together.items()}
+        found = {name: components for name, components in repeated.items() if components}
+        if len(indices) != 1:
+            return RowStructure(repeated=found)
+        ((plate, numbers),) = indices.items()
+        alone = [target.outputs(z, data, {plate: number[None]}) for number in numbers]
+        by_row = frozenset(
+            name
+            for name, output in together.items()
+            if plate in output.plates
+            and not needs_draws(output)
+            and _is_side_by_side(output, [single[name] for single in alone])
+        )
+    return RowStructure(by_row, found)
+
+
+def _repeated(output: Output) -> tuple[Repeated, ...]:
+    if root_for(output.distribution) is None:
+        return ()
+    values = {name: value for name, value in output.parameters.items() if value.is_floating_point()}
+    axes = {name: output.repeated_along(name) for name in values}
+    if not any(axes.values()):
+        return ()
+    nothing = _no_changes(output)
+    generator = torch.Generator().manual_seed(0)
+    depends = {}
+    for name, value in values.items():
+        change = torch.randn(value.shape, generator=generator, dtype=value.dtype)
+        root = fisher_root(output, {**nothing, name: change.to(value.device)})
+        depends[name] = (root != 0.0).reshape(-1, root.shape[-1]).any(dim=0).tolist()
+    found = []
+    for component in range(root.shape[-1]):
+        names = [name for name in values if depends[name][component]]
+        # Parameters that are vectors or matrices mix their own elements.
+        if len(names) == 1 and values[names[0]].shape == output.batch and axes[names[0]]:
+            found.append(Repeated(component, names[0], axes[names[0]]))
+    return tuple(found)
+
+
+def _no_changes(output: Output) -> dict[str, Tensor]:
+    dtype = next(value.dtype for value in output.parameters.values() if value.is_floating_point())
+    return {
+        name: torch.zeros(value.shape, dtype=dtype, device=value.device)
+        for name, value in output.parameters.items()
+    }
+
+
+def merged(
+    point: Output, output: Output, weight: Tensor, repeated: tuple[Repeated, ...]
+) -> list[Tensor]:
+    """The merged whitened outputs of a site, one vector for each repeated component.
+
+    Parameters
+    ----------
+    point : Output
+        The site where it is whitened.
+    output : Output
+        The site at the position.
+    weight : Tensor
+        Factor on each element, in the shape of the batch.
+    repeated : tuple of Repeated
+    """
+    found = []
+    nothing = _no_changes(point)
+    for component, name, axes in repeated:
+        value = output.parameters[name]
+        change = {**nothing, name: torch.ones_like(nothing[name])}
+        root = fisher_root(point, change)[..., component]
+        squares = (weight * root**2).sum(dim=axes, keepdim=True)
+        for axis in axes:
+            value = value.narrow(axis, 0, 1)
+        # Where nothing counts the root has no derivative.
+        counts = squares > 0.0
+        factor = torch.where(counts, torch.where(counts, squares, 1.0).sqrt(), 0.0)
+        found.append((factor * value).reshape(-1))
+    return found
+
+
+def _is_side_by_side(together: Output, alone: list[Output]) -> bool:
+    """Whether the parameters of single rows, along one axis, are those of the batch."""
+    wanted, shape = together.batch, alone[0].batch
+    if len(shape) != len(wanted):
+        return False
+    axes = [axis for axis, (one, all_) in enumerate(zip(shape, wanted, strict=True)) if one != all_]
+    if len(alone) == 1:
+        return not axes
+    if len(axes) != 1 or shape[axes[0]] != 1 or wanted[axes[0]] != len(alone):
+        return False
+    joined = {
+        name: torch.cat([single.parameters[name] for single in alone], axes[0])
+        for name in together.parameters
+    }
+    tolerance = 1e3 * torch.finfo(torch.get_default_dtype()).eps
+    return all(
+        joined[name].shape == value.shape
+        and torch.allclose(joined[name], value, rtol=tolerance, atol=tolerance)
+        for name, value in together.parameters.items()
+    )
