@@ -18,6 +18,10 @@ from collections.abc import Sequence
 
 # name on the command line -> (module, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
+    "curvature": (
+        "benchmarks.curvature",
+        "time Newton steps and Gauss-Newton matrices, write out/",
+    ),
     "demo": ("benchmarks.demo", "fit three models on both backends, compare with NUTS, write out/"),
     "forecasting": (
         "benchmarks.forecasting",

@@ -1,0 +1,44 @@
+"""The network whose curvature is measured: sizes and rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROWS, FEATURES, HIDDEN, BATCH, PARTICLES = 277, 8, 50, 32, 5
+#: Latent sites of the last layer.
+LAST_LAYER = ["w3", "b3"]
+#: Weights by site, with their shapes.
+SHAPES = {
+    "w1": (FEATURES, HIDDEN),
+    "b1": (HIDDEN,),
+    "w2": (HIDDEN, HIDDEN),
+    "b2": (HIDDEN,),
+    "w3": (HIDDEN, 1),
+    "b3": (1,),
+}
+
+#: Forms of SVN by name: options, and the largest multiple of SVGD's step that they may take.
+STEPS: dict[str, tuple[dict[str, Any], float | None]] = {
+    "SVN": ({}, 6.0),
+    "SVN, last layer": ({"sites": LAST_LAYER}, 1.5),
+    "SVN, block diagonal": ({"system": "block_diagonal"}, None),
+    "SVN, diagonal curvature": ({"curvature": "diag"}, None),
+    "SVN, Kronecker factors": ({"curvature": "kfac"}, None),
+    "SVN, curvature every 5 steps": ({"curvature_every": 5}, None),
+}
+
+
+def data() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Rows (ROWS, FEATURES) and responses (ROWS,)."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(ROWS, FEATURES)).astype(np.float32)
+    return x, np.sin(x.sum(1)).astype(np.float32)
+
+
+def scale(name: str) -> float:
+    """Prior standard deviation of a site."""
+    shape = SHAPES[name]
+    return float(shape[0]) ** -0.5 if len(shape) == 2 else 1.0

@@ -1,0 +1,47 @@
+"""Steps of engines on the network in Pyro."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+import pyro_ext as px
+from benchmarks.curvature import network
+
+
+def model(x: Tensor, y: Tensor) -> None:
+    """Normal responses with an unknown scale."""
+    w = {}
+    for name, shape in network.SHAPES.items():
+        prior = dist.Normal(torch.zeros(shape), network.scale(name)).to_event(len(shape))
+        w[name] = pyro.sample(name, prior)
+    noise = pyro.sample("noise", dist.LogNormal(-1.0, 1.0))
+    with pyro.plate("rows", network.ROWS, subsample_size=network.BATCH) as rows:
+        hidden = torch.relu(x[rows] @ w["w1"] + w["b1"])
+        hidden = torch.relu(hidden @ w["w2"] + w["b2"])
+        mean = (hidden @ w["w3"] + w["b3"])[..., 0]
+        pyro.sample("y", dist.Normal(mean, noise), obs=y[rows])
+
+
+def cases() -> dict[str, Callable[[], object]]:
+    """One step of each engine."""
+    x, y = (torch.from_numpy(array) for array in network.data())
+    shared: dict[str, Any] = {"num_particles": network.PARTICLES, "estimator": px.Minibatch()}
+
+    def adam() -> Any:
+        return pyro.optim.Adam({"lr": 1e-3})
+
+    engines: dict[str, Any] = {"SVGD": px.SVGD(model, adam(), **shared)}
+    for name, (options, _) in network.STEPS.items():
+        optim = adam() if "sites" in options else None
+        engines[name] = px.SVN(model, optim, **shared, **options)
+
+    def case(engine: Any) -> Callable[[], object]:
+        return lambda: engine.step(x, y)
+
+    return {name: case(engine) for name, engine in engines.items()}
