@@ -26,6 +26,7 @@ from numpyro_ext.guides import (
     register_flat_density,
 )
 from numpyro_ext.kernels import IMQ, RBF, Graphical, Kernel, Linear, Preconditioned, RandomFeature
+from numpyro_ext.laplace import LaplaceGGN
 from numpyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
 from numpyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
 from numpyro_ext.target import LogDensity
@@ -41,6 +42,7 @@ __all__ = [
     "GSM",
     "BaM",
     "FisherVI",
+    "LaplaceGGN",
     # kernels
     "IMQ",
     "RBF",

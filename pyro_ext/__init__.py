@@ -25,6 +25,7 @@ from pyro_ext.guides import (
     register_flat_density,
 )
 from pyro_ext.kernels import IMQ, RBF, Graphical, Kernel, Linear, Preconditioned, RandomFeature
+from pyro_ext.laplace import LaplaceGGN
 from pyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
 from pyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
 from pyro_ext.target import LogDensity
@@ -40,6 +41,7 @@ __all__ = [
     "GSM",
     "BaM",
     "FisherVI",
+    "LaplaceGGN",
     # kernels
     "IMQ",
     "RBF",

@@ -135,6 +135,18 @@ def _numpyro_ensemble(model: Any, steps: int) -> Any:
     return nx.DeepEnsemble(model, _numpyro_adam(0.3, steps), num_particles=4)
 
 
+def _pyro_laplace(model: Any, steps: int) -> Any:
+    import pyro_ext as px
+
+    return px.LaplaceGGN(model, _pyro_adam(0.3, steps), seed=0)
+
+
+def _numpyro_laplace(model: Any, steps: int) -> Any:
+    import numpyro_ext as nx
+
+    return nx.LaplaceGGN(model, _numpyro_adam(0.3, steps))
+
+
 def _pyro_proximal(solver: str) -> Callable[[Any, int], Any]:
     def make(model: Any, steps: int) -> Any:
         from pyro.infer.autoguide import AutoMultivariateNormal
@@ -263,6 +275,19 @@ REGISTRY = {
         # The mode in unconstrained space is the mean of a Normal posterior there.
         bias={"conjugate_normal": (0.02, 0.02), "gaussian_two_sites": (0.05, 0.05)},
         spread=False,
+    ),
+    "LaplaceGGN": Row(
+        "LaplaceGGN",
+        _pyro_laplace,
+        _numpyro_laplace,
+        1000,
+        # Exact for Normal posteriors but for what the optimizer leaves. The mode of a Gamma's
+        # logarithm is that of its mean, and the Gaussian has no skew.
+        bias={
+            **dict.fromkeys(("gaussian_five", "scaled_observations"), (0.02, 0.02)),
+            "gamma_poisson": (0.15, 0.2),
+        },
+        draws=4000,
     ),
     "ProximalScoreVI, regression": Row(
         "ProximalScoreVI",

@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "optim": set(),
     "engine": {"target", "gradients", "optim"},
     "stein": {"engine", "target", "gradients", "kernels", "curvature", "optim"},
+    "laplace": {"engine", "stein", "target", "curvature", "optim"},
     "score": {"engine", "target", "gradients", "guides", "optim"},
     "diagnostics": {"target", "engine", "guides", "kernels"},
     "_clash": set(),

@@ -1,0 +1,6 @@
+"""Laplace approximations with Gauss-Newton curvature (``LaplaceGGN``)."""
+
+from numpyro_ext.laplace.gaussian import Precision, precision_of
+from numpyro_ext.laplace.laplace_ggn import LaplaceGGN
+
+__all__ = ["LaplaceGGN", "Precision", "precision_of"]

@@ -1,0 +1,468 @@
+"""Laplace approximation of programs with Gauss-Newton curvature (``LaplaceGGN``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax, random
+
+from numpyro_ext.curvature import Curvature, CurvatureOptions, Structure, row_structure
+from numpyro_ext.curvature.prior import PriorForm
+from numpyro_ext.engine import EngineState, key_of_draws
+from numpyro_ext.errors import ArgumentError
+from numpyro_ext.laplace.coordinates import Coordinates
+from numpyro_ext.laplace.gaussian import Precision, precision_of
+from numpyro_ext.laplace.likelihood import LikelihoodCurvature
+from numpyro_ext.laplace.prior import ConditionalPrior
+from numpyro_ext.options import check_count, describe
+from numpyro_ext.stein import DirectionEngine
+from numpyro_ext.target import Data, LogDensity
+
+#: Draws that ``get_samples`` returns unless told otherwise.
+DRAWS = 1000
+
+
+class LaplaceGGN(DirectionEngine):
+    """A Gaussian at the mode, whose precision is the Gauss-Newton matrix and the prior's curvature.
+
+    Steps are those of a maximum a posteriori estimate. The first call for draws or for the marginal
+    likelihood after them takes the curvature H of minus the log density there, over all rows
+    whatever the estimator of the steps was, and the approximation is N(mode, H^-1). Mode and
+    Gaussian are those in unconstrained space: of the density with the Jacobians of constrained
+    sites. Other than the Hessian of the hosts' ``AutoLaplaceApproximation`` the Gauss-Newton matrix
+    is never indefinite, needs no second derivatives of the program, and has structures for many
+    dimensions.
+
+    Parameters
+    ----------
+    model : callable
+        NumPyro model, used as it is. Its likelihood is made of observed sample sites.
+    optim : optimizer
+        NumPyro or optax optimizer, such as ``numpyro.optim.Adam(0.01)``.
+    curvature : {"full", "diag", "kfac", "low_rank"}
+        Structure of the likelihood's curvature; see :mod:`numpyro_ext.curvature.structure`. Nothing
+        of D x D numbers is formed but for ``"full"``. With ``"kfac"`` the prior of a matrix site
+        joins its Kronecker factors exactly where its curvature is the same for the whole site, or
+        differs by rows and by columns; see :func:`~numpyro_ext.laplace.precision_of`.
+    sites : sequence of str, optional
+        Latent sites that have a Gaussian, such as those of a network's last layer; all others are
+        fixed at the mode. Default: all.
+    rank : int
+        Terms of ``curvature="low_rank"``.
+    prior : {"diagonal", "hessian"}, optional
+        Curvature of the prior. Default: the diagonal where that is exact; else, with
+        ``curvature="full"`` and up to 500 dimensions, the Hessian; else the diagonal. Negative
+        curvature of the prior is set to 0.
+    hyperparameters : sequence of str, optional
+        Latent sites, such as the scale of the noise and that of the weights' prior, that have no
+        Gaussian. While the others are led to their mode, these are led to the maximum of the
+        marginal likelihood by Laplace's method, in unconstrained space and times their own prior.
+        They change during the run, by the same optimizer.
+    hyperparameters_every : int
+        Steps that one gradient of the log determinant, which takes the curvature over all rows,
+        serves.
+    **options
+        Options of every engine; see :class:`~numpyro_ext.engine.Engine`.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of range. From ``init``: a site is not latent, nothing is left for the
+        Gaussian, or the likelihood has factors; with ``hyperparameters`` also where the curvature
+        at the start is singular. From ``get_samples`` and ``log_marginal_likelihood``: the
+        curvature is singular, or the last arguments were a batch.
+
+    Notes
+    -----
+    The loss is minus the log density at the mode so far, before the step, an estimate where the
+    score is one. ``info["force_norm"]`` is the length of the gradient that the optimizer follows.
+
+    The gradient in the hyperparameters is that of the marginal likelihood at the present mode; how
+    the mode moves with them is followed by the steps, and what that does to the curvature is left
+    out, as in Immer et al. (2021). It is nothing where the model is linear.
+
+    Draws of all the weights of a network, put through the network itself, predict worse than its
+    mode: the Gauss-Newton matrix is that of the network made linear at the mode. With ``sites`` of
+    the last layer the outputs are linear in what is drawn.
+
+    References
+    ----------
+    D. J. C. MacKay, "A practical Bayesian framework for backpropagation networks", 1992; H. Ritter,
+    A. Botev and D. Barber, "A scalable Laplace approximation for neural networks", 2018; A. Immer,
+    M. Bauer, V. Fortuin, G. Raetsch and M. E. Khan, "Scalable marginal likelihood estimation for
+    model selection in deep learning", 2021; E. Daxberger et al., "Laplace redux", 2021.
+
+    Examples
+    --------
+    >>> engine = LaplaceGGN(model, optax.adam(0.01), curvature="kfac")  # doctest: +SKIP
+    >>> result = engine.run(jax.random.key(0), 2000, x, y)  # doctest: +SKIP
+    >>> draws = engine.get_samples(result.state, jax.random.key(1), 500)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        optim: Any,
+        *,
+        curvature: Structure = "full",
+        sites: Sequence[str] | None = None,
+        rank: int = 10,
+        prior: PriorForm | None = None,
+        hyperparameters: Sequence[str] | None = None,
+        hyperparameters_every: int = 20,
+        **options: Any,
+    ) -> None:
+        for name, value in (("sites", sites), ("hyperparameters", hyperparameters)):
+            if isinstance(value, str):
+                raise ArgumentError(f"Expected {name} to be a sequence of names, found {value!r}.")
+        if prior not in (None, "diagonal", "hessian"):
+            raise ArgumentError(
+                f"Expected prior to be 'diagonal', 'hessian' or None, found {prior!r}."
+            )
+        if "num_particles" in options:
+            raise ArgumentError(
+                "Expected no num_particles, since there is one mode. For several modes run several "
+                "engines, or DeepEnsemble."
+            )
+        check_count("hyperparameters_every", hyperparameters_every)
+        super().__init__(model, optim, 1, **options)
+        self.hyperparameters = tuple(hyperparameters or ())
+        self.hyperparameters_every = hyperparameters_every
+        self._options = CurvatureOptions(
+            curvature, None if sites is None else tuple(sites), rank, prior
+        )
+        shared = [name for name in self.hyperparameters if name in (sites or ())]
+        if shared:
+            raise ArgumentError(
+                f"Expected hyperparameters other than the sites, found {shared} in both."
+            )
+        self._of_program: tuple[LogDensity, _Posterior] | None = None
+        self._fitted: tuple[np.ndarray, Data, Precision] | None = None
+
+    def _settings(self) -> dict[str, str]:
+        # Without hyperparameters the steps do not depend on the curvature, and the state of one
+        # serves engines with all others.
+        own = {"hyperparameters": describe(self.hyperparameters)}
+        if self.hyperparameters:
+            own["curvature"] = describe(self._options)
+            own["hyperparameters_every"] = repr(self.hyperparameters_every)
+        return {**own, **super()._settings()}
+
+    # -- the mode -----------------------------------------------------------------------------
+
+    def mode(self, state: EngineState) -> dict[str, Array]:
+        """The mode so far: latent site to its value, constrained."""
+        found = self.target.constrain(self.particles(state), self.data)
+        return {name: value[0] for name, value in found.items()}
+
+    def _get_params(self, target: LogDensity, state: EngineState, data: Data) -> dict[str, Any]:
+        return {"mode": self.particles(state)[0]}
+
+    def _init_direction(self, target: LogDensity, particles: Array) -> dict[str, Array]:
+        if not self.hyperparameters:
+            self._posterior(target)
+            return {}
+        posterior = self._posterior(target)
+        if not isinstance(particles, jax.core.Tracer):
+            # In a compiled step it could only be told as a step that is not finite.
+            self._precision_at(particles[0], self.data)
+        return {
+            "correction": jnp.zeros(len(posterior.held), particles.dtype),
+            # The first step finds one.
+            "since": jnp.asarray(self.hyperparameters_every, jnp.int32),
+        }
+
+    def _step(
+        self, target: LogDensity, state: EngineState, data: Data
+    ) -> tuple[EngineState, Array, dict[str, Array]]:
+        if self.hyperparameters:
+            posterior, position = self._posterior(target), self.particles(state)[0]
+            before = state.algorithm.direction
+            due = before["since"] >= self.hyperparameters_every
+            correction = lax.cond(
+                due,
+                lambda: -0.5 * posterior.slope_of_log_determinant(position, data),
+                lambda: before["correction"],
+            )
+            direction = {"correction": correction, "since": jnp.where(due, 1, before["since"] + 1)}
+            state = state._replace(algorithm=state.algorithm._replace(direction=direction))
+        return super()._step(target, state, data)
+
+    def _direction(
+        self,
+        target: LogDensity,
+        state: dict[str, Array],
+        particles: Array,
+        scores: Array,
+        step: Array,
+    ) -> tuple[Array, dict[str, Array]]:
+        if self.hyperparameters:
+            scores = scores.at[:, self._posterior(target).held].add(state["correction"])
+        return scores, state
+
+    # -- the Gaussian -------------------------------------------------------------------------
+
+    def fit_curvature(self, state: EngineState, *args: Any, **kwargs: Any) -> Precision:
+        """Take the curvature at the mode, over all rows, and keep it for draws of this state.
+
+        Draws and the marginal likelihood call it by themselves. It is needed by itself only where
+        the last arguments that the engine saw were a batch: then with the arguments of all rows.
+
+        Parameters
+        ----------
+        state : EngineState
+        *args, **kwargs
+            Arguments of the model; default those that the engine saw last.
+
+        Returns
+        -------
+        Precision
+            Of the D' coordinates of the Gaussian, those of ``sites`` in the order of the program.
+
+        Raises
+        ------
+        ArgumentError
+            The curvature is singular, or not finite.
+        """
+        self._check_state(state)
+        data = self._bind(args, kwargs) if args or kwargs else self.data
+        position = self.particles(state)[0]
+        precision = self._precision_at(position, data)
+        self._fitted = np.asarray(position), data, precision
+        return precision
+
+    def log_marginal_likelihood(self, state: EngineState) -> Array:
+        """Log marginal likelihood log p(y) by Laplace's method at the mode, a scalar.
+
+        log p(y, mode) + D'/2 log 2 pi - 1/2 log det H, for the D' coordinates of the Gaussian. It
+        holds where the run has converged. With ``hyperparameters`` the density of these in
+        unconstrained space is a factor, so that it is log p(y, hyperparameters); with ``sites``
+        that of the other sites at the mode. The likelihood is that of the program divided by the
+        temperature.
+
+        Raises
+        ------
+        ArgumentError
+            The curvature is singular, or the last arguments were a batch.
+        """
+        precision = self._precision_of(state)
+        target = self.target
+        prior, likelihood = target.full_log_prior_and_likelihood(self.particles(state), self.data)
+        dim = len(self._posterior(target).coordinates)
+        value: Array = (prior + likelihood / target.likelihood_temperature)[0]
+        return value + 0.5 * dim * math.log(2.0 * math.pi) - 0.5 * precision.log_determinant()
+
+    def _draw(
+        self,
+        target: LogDensity,
+        state: EngineState,
+        rng_key: Array | None,
+        num_samples: int | None,
+    ) -> Array:
+        number = DRAWS if num_samples is None else num_samples
+        check_count("num_samples", number)
+        precision = self._precision_of(state)
+        key = key_of_draws(state) if rng_key is None else rng_key
+        draws: Array = self._posterior(target).draws(
+            precision, self.particles(state)[0], key, number
+        )
+        return draws
+
+    def arviz_attributes(self) -> dict[str, Any]:
+        """What ``to_arviz`` says of the draws."""
+        return {"sample_kind": "independent draws"}
+
+    def _precision_of(self, state: EngineState) -> Precision:
+        """The precision that is kept for a state, or a new one from the last arguments."""
+        self._check_state(state)
+        target, position = self.target, np.asarray(self.particles(state)[0])
+        if self._fitted is not None:
+            fitted, data, precision = self._fitted
+            same_data = data is self._data or target.batch_arguments
+            if same_data and np.array_equal(fitted, position):
+                return precision
+        if target.batch_arguments:
+            raise ArgumentError(
+                f"Expected arguments with all rows for the curvature of {type(self).__name__}, but "
+                "the model's plate is larger than the arguments given last. Call fit_curvature("
+                "state, *args) with the arguments of all rows first."
+            )
+        return self.fit_curvature(state)
+
+    def _precision_at(self, position: Array, data: Data) -> Precision:
+        """The precision at a position (D,), found to be positive definite."""
+        posterior = self._posterior(self.target)
+        precision, curvature, definite, finite = posterior.precision(position, data)
+        if bool(finite) and bool(definite.all()):
+            return precision
+        raise posterior.singular(curvature, np.asarray(definite))
+
+    def _posterior(self, target: LogDensity) -> _Posterior:
+        """What is found once about the program; the engine's last arguments serve as data."""
+        if self._of_program is None or self._of_program[0] is not target:
+            with jax.ensure_compile_time_eval():
+                found = _Posterior.of(target, self.data, self._options, self.hyperparameters)
+            self._of_program = target, found
+            self._fitted = None
+        return self._of_program[1]
+
+
+@dataclass(frozen=True)
+class _Posterior:
+    """The curvature of minus the log density in the Gaussian's coordinates, given the others.
+
+    Parameters
+    ----------
+    target : LogDensity
+    coordinates : Coordinates
+        The D' of the Gaussian.
+    prior : ConditionalPrior
+    likelihood : LikelihoodCurvature
+    held : array of int
+        The K coordinates of the hyperparameters.
+    precision : callable
+        Position (D,) and data to the precision, the curvature that it is made of, where it is
+        positive definite, bool (D',), and whether its log determinant is finite.
+    draws : callable
+        Precision, mode (D,), key and number n to draws (n, D).
+    """
+
+    target: LogDensity
+    coordinates: Coordinates
+    prior: ConditionalPrior
+    likelihood: LikelihoodCurvature
+    held: np.ndarray
+    precision: Callable[[Array, Data], tuple[Precision, Curvature, Array, Array]]
+    draws: Callable[[Precision, Array, Array, int], Array]
+
+    @classmethod
+    def of(
+        cls,
+        target: LogDensity,
+        data: Data,
+        options: CurvatureOptions,
+        hyperparameters: tuple[str, ...],
+    ) -> _Posterior:
+        chosen = _chosen(target, options, hyperparameters)
+        # Anywhere will do: rows that depend on each other do so at a position of no symmetry.
+        uniform = np.random.default_rng(0).uniform(-1.0, 1.0, target.dim)
+        position = jnp.asarray(uniform, target.dtype)
+        factors: list[str] = []
+
+        def look(position: Array) -> None:
+            factors.extend(target.likelihood_factors(position, data, target.first_rows()))
+
+        jax.eval_shape(look, position)
+        if factors:
+            raise ArgumentError(
+                f"Expected a likelihood of observed sample sites, found the factors {factors}: a "
+                "factor has no distribution whose Fisher information could give its curvature. "
+                "Write them as numpyro.sample(..., obs=...), or use the host's "
+                "AutoLaplaceApproximation."
+            )
+        coordinates = Coordinates(target, chosen)
+        prior = ConditionalPrior(target, data, coordinates, options)
+        by_row = row_structure(target, position, data, target.first_rows()).by_row
+        likelihood = LikelihoodCurvature(target, coordinates, options, by_row)
+        if hyperparameters:
+            drawn = likelihood.drawn_sites(position, data)
+            if drawn:
+                raise ArgumentError(
+                    f"Expected observed distributions with known Fisher information, found {drawn} "
+                    "without: with hyperparameters its derivative is needed, which draws do not "
+                    "give. Add it with register_output_fisher, or leave hyperparameters out."
+                )
+
+        def precision(position: Array, data: Data) -> tuple[Precision, Curvature, Array, Array]:
+            curvature = _curvature(prior, likelihood, position, data)
+            found = precision_of(curvature)
+            return found, curvature, found.definite(), jnp.isfinite(found.log_determinant())
+
+        def draws(precision: Precision, mode: Array, key: Array, number: int) -> Array:
+            noise = random.normal(key, (number, len(coordinates)), mode.dtype)
+            moves = precision.draws(noise)
+            return jnp.broadcast_to(mode, (number, len(mode))).at[:, coordinates.numbers].add(moves)
+
+        return cls(
+            target,
+            coordinates,
+            prior,
+            likelihood,
+            Coordinates(target, hyperparameters).numbers,
+            jax.jit(precision),
+            jax.jit(draws, static_argnums=3),
+        )
+
+    def slope_of_log_determinant(self, position: Array, data: Data) -> Array:
+        """d log det H / d hyperparameters at a position (D,), shape (K,)."""
+
+        def log_determinant(values: Array) -> Array:
+            moved = position.at[self.held].set(values)
+            curvature = _curvature(self.prior, self.likelihood, moved, data)
+            return precision_of(curvature).log_determinant()
+
+        # Few inputs: forward derivatives, which keep nothing of the sweep over the rows.
+        return jax.jacfwd(log_determinant)(position[self.held])
+
+    def singular(self, curvature: Curvature, definite: np.ndarray) -> ArgumentError:
+        """The error for a curvature that is no precision, with the sites at fault."""
+        slices = self.coordinates.slices
+        if not bool(jnp.isfinite(curvature.diagonals()).all()):
+            return ArgumentError(
+                "Expected a finite curvature at the mode, found one that is not. Look at the mode: "
+                "a scale may have run to 0, or the run may not have converged."
+            )
+        fault = ~definite
+        if curvature.matrix is not None:
+            matrix = np.asarray(curvature.dense()[0], np.float64)
+            scale = np.sqrt(np.where(np.diagonal(matrix) > 0.0, np.diagonal(matrix), 1.0))
+            fault = np.abs(np.linalg.eigh(matrix / np.outer(scale, scale))[1][:, 0]) > 0.1
+        names = [name for name, where in slices.items() if fault[where].any()]
+        return ArgumentError(
+            "Expected a positive definite curvature at the mode, found a singular one: nothing in "
+            f"the data or the prior bounds latent site {', '.join(map(repr, names))} in some "
+            "direction. Give it a proper prior, or leave it out of the Gaussian by sites=."
+        )
+
+
+def _chosen(
+    target: LogDensity, options: CurvatureOptions, hyperparameters: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The sites that have a Gaussian."""
+    names = tuple(target.layout.names)
+    for label, wanted in (("sites", options.sites or ()), ("hyperparameters", hyperparameters)):
+        unknown = [name for name in wanted if name not in names]
+        if unknown:
+            raise ArgumentError(
+                f"Expected {label} among the latent sites {list(names)}, found {unknown}."
+            )
+    if options.sites is not None:
+        return options.sites
+    left = tuple(name for name in names if name not in hyperparameters)
+    if not left:
+        raise ArgumentError(
+            "Expected hyperparameters to leave some latent sites for the Gaussian, found all of "
+            f"them, {list(names)}."
+        )
+    return left
+
+
+def _curvature(
+    prior: ConditionalPrior, likelihood: LikelihoodCurvature, position: Array, data: Data
+) -> Curvature:
+    """H at a position (D,), of one position."""
+    # One key, so that the curvature of a state is the same whenever it is taken.
+    first, second = prior.at(position, data), likelihood.at(position, data, random.PRNGKey(0))
+    matrices = [part.matrix for part in (first, second) if part.matrix is not None]
+    return Curvature(
+        first.diagonal + second.diagonal,
+        sum(matrices[1:], start=matrices[0]) if matrices else None,
+        second.rows,
+        second.blocks,
+    )

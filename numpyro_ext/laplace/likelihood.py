@@ -1,0 +1,304 @@
+"""The Gauss-Newton matrix of all rows at one position, in its structure, differentiable.
+
+The structures are those of :mod:`numpyro_ext.curvature.structure`. Here they are those of the whole
+likelihood, however many chunks the rows come in: the nearest Kronecker product is found by a sweep
+for each half step, and the leading terms of ``"low_rank"`` are updated chunk by chunk (exact for
+one chunk, else those of a merged decomposition; the diagonal is exact always). And they follow the
+change of the Fisher information with the position, which the gradient of the log determinant needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax, random
+
+from numpyro_ext.curvature import Curvature, CurvatureOptions, KroneckerBlock, fisher_root
+from numpyro_ext.curvature.fisher import root_for
+from numpyro_ext.curvature.structure import WHOLE_BLOCK_UP_TO, WIDEST_FACTOR
+from numpyro_ext.laplace.coordinates import Coordinates
+from numpyro_ext.target import Data, LogDensity
+from numpyro_ext.target.layout import Indices
+from numpyro_ext.target.outputs import Output
+
+#: Dimension up to which ``"full"`` is a matrix even where there are fewer rows than dimensions.
+MATRIX_UP_TO = 2000
+#: Alternating steps to the nearest Kronecker product.
+_KRONECKER_STEPS = 3
+
+
+class LikelihoodCurvature:
+    """The Gauss-Newton matrix of a program's likelihood over all rows.
+
+    Parameters
+    ----------
+    target : LogDensity
+    coordinates : Coordinates
+        D' in number.
+    options : CurvatureOptions
+    by_row : collection of str
+        Observed sites whose rows depend on nothing but themselves, and are differentiated alone.
+    """
+
+    def __init__(
+        self,
+        target: LogDensity,
+        coordinates: Coordinates,
+        options: CurvatureOptions,
+        by_row: Collection[str],
+    ) -> None:
+        self.target, self.coordinates, self.options = target, coordinates, options
+        self.by_row = frozenset(by_row)
+
+    def drawn_sites(self, position: Array, data: Data) -> list[str]:
+        """Observed sites whose Fisher information is estimated by drawing observations."""
+        found = jax.eval_shape(
+            self.target.outputs, position, data.on_device(), self.target.first_rows()
+        )
+        return [
+            name
+            for name, output in found.items()
+            if root_for(output.distribution) is None and output.base is None
+        ]
+
+    def at(self, position: Array, data: Data, rng_key: Array) -> Curvature:
+        """The matrix at a position (D,), of one position.
+
+        ``rng_key`` serves distributions without a registered Fisher information.
+        """
+        rows = _Rows(self, position, data.on_device(), rng_key)
+        structure = self.options.structure
+        dim, dtype = len(self.coordinates), position.dtype
+        nothing = jnp.zeros((1, dim), dtype)
+        if structure == "full":
+            if dim <= MATRIX_UP_TO or rows.count >= dim:
+                matrix = rows.fold(lambda total, r: total + r.T @ r, jnp.zeros((dim, dim), dtype))
+                return Curvature(nothing, matrix[None])
+            return Curvature(nothing, rows=rows.all()[None])
+        if structure == "diag":
+            return Curvature(rows.fold(lambda total, r: total + (r**2).sum(0), nothing[0])[None])
+        if structure == "low_rank":
+            rank = min(self.options.rank, rows.count, dim)
+            return _low_rank(rows, rank, nothing[0])
+        return self._kronecker(rows, nothing[0])
+
+    def rows_of_batch(self, position: Array, data: Data, indices: Indices, rng_key: Array) -> Array:
+        """Rows F^(1/2) J of one batch at a position (D,), shape (R, D'), differentiable in it.
+
+        As :func:`~numpyro_ext.curvature.jacobian_rows`, where F is held.
+        """
+        names = list(jax.eval_shape(self.target.outputs, position, data, indices))
+        alone = [name for name in names if name in self.by_row]
+        whole = [name for name in names if name not in self.by_row]
+        parts = []
+        if alone:
+            ((plate, numbers),) = indices.items()
+            # A row alone is scaled up as if it stood for all, and here it is one of several.
+            share = 1.0 / math.sqrt(len(numbers))
+
+            def row(number: Array, key: Array) -> Array:
+                return share * self._jacobian(position, data, {plate: number[None]}, alone, key)
+
+            found = jax.vmap(row)(numbers, random.split(rng_key, len(numbers)))
+            parts.append(found.reshape(-1, found.shape[-1]))
+        if whole:
+            parts.append(self._jacobian(position, data, indices, whole, rng_key))
+        nothing = jnp.zeros((0, len(self.coordinates)), position.dtype)
+        return jnp.concatenate([nothing, *parts])
+
+    def _jacobian(
+        self, position: Array, data: Data, indices: Indices, names: list[str], rng_key: Array
+    ) -> Array:
+        """Jacobian (R, D') of the whitened outputs of the observed sites ``names``."""
+        target, where = self.target, self.coordinates
+        keys = random.split(rng_key, len(names))
+
+        def whitened(part: Array) -> Array:
+            # F is taken at the position itself, and only the outputs move with the part.
+            point = target.outputs(position, data, indices)
+            outputs = target.outputs(where.placed(position, part), data, indices)
+            temperature = target.likelihood_temperature
+            return jnp.concatenate(
+                [
+                    _whitened(point[name], outputs[name], temperature, key)
+                    for name, key in zip(names, keys, strict=True)
+                ]
+            )
+
+        part = where.part(position)
+        size = jax.eval_shape(whitened, part).shape[0]
+        return (jax.jacrev if size < len(part) else jax.jacfwd)(whitened)(part)
+
+    def _kronecker(self, rows: _Rows, nothing: Array) -> Curvature:
+        """The nearest A (x) B to each site's block of R' R, in the Frobenius norm."""
+        slices = self.coordinates.slices
+        sides = {
+            name: sides
+            for name in slices
+            if (sides := _sides(self.target.layout.shapes[name])) is not None
+        }
+        factored = [name for name in sides if min(sides[name]) > 1]
+        whole = [name for name in sides if min(sides[name]) == 1]
+        rest = [name for name in slices if name not in sides]
+
+        def matrices(r: Array, name: str) -> Array:
+            return r[:, slices[name]].reshape(len(r), *sides[name])
+
+        def plain(total: Any, r: Array) -> Any:
+            own = {name: total[name] + r[:, slices[name]].T @ r[:, slices[name]] for name in whole}
+            own |= {name: total[name] + (r[:, slices[name]] ** 2).sum(0) for name in rest}
+            return own
+
+        zeros = {name: jnp.zeros((max(sides[name]),) * 2, nothing.dtype) for name in whole}
+        zeros |= {name: nothing[slices[name]] for name in rest}
+        sums = rows.fold(plain, zeros) if zeros else {}
+        # The nearest product is the leading singular pair of the rearranged matrix, by power
+        # iteration from B = identity; every iterate is positive semidefinite.
+        left = {name: jnp.zeros((sides[name][0],) * 2, nothing.dtype) for name in factored}
+        right = {name: jnp.eye(sides[name][1], dtype=nothing.dtype) for name in factored}
+
+        def half(equation: str, other: dict[str, Array], zero: dict[str, Array]) -> Any:
+            def add(total: Any, r: Array) -> Any:
+                return {
+                    name: total[name]
+                    + jnp.einsum(equation, matrices(r, name), other[name], matrices(r, name))
+                    for name in factored
+                }
+
+            tiny = jnp.finfo(nothing.dtype).tiny
+            found = rows.fold(add, jax.tree.map(jnp.zeros_like, zero))
+            return {
+                name: found[name] / jnp.maximum((other[name] ** 2).sum(), tiny) for name in factored
+            }
+
+        def both(_: Any, factors: tuple[Any, Any]) -> tuple[Any, Any]:
+            left = half("rab,bc,rdc->ad", factors[1], factors[0])
+            return left, half("rab,ac,rcd->bd", left, factors[1])
+
+        if factored:
+            left, right = lax.fori_loop(0, _KRONECKER_STEPS, both, (left, right))
+        one = jnp.ones((1, 1, 1), nothing.dtype)
+        blocks = []
+        for name in slices:
+            start = slices[name].start
+            if name in factored:
+                blocks.append(KroneckerBlock(left[name][None], right[name][None], start))
+            elif name in whole:
+                blocks.append(KroneckerBlock(one, sums[name][None], start))
+            else:
+                nothing = nothing.at[slices[name]].set(sums[name])
+        return Curvature(nothing[None], blocks=tuple(blocks))
+
+
+def _sides(shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """Rows and columns of a site's factors; one is 1 for a whole block, None for a diagonal."""
+    size = math.prod(shape)
+    first = shape[0] if len(shape) > 1 else 1
+    last = size // max(first, 1)
+    if min(first, last) == 1:
+        return (1, size) if size <= WHOLE_BLOCK_UP_TO else None
+    return (first, last) if max(first, last) <= WIDEST_FACTOR else None
+
+
+def _low_rank(rows: _Rows, rank: int, nothing: Array) -> Curvature:
+    """The leading ``rank`` terms of R' R, and the diagonal of the others."""
+
+    def merge(carry: tuple[Array, Array], r: Array) -> tuple[Array, Array]:
+        kept, total = carry
+        return _leading(jnp.concatenate([kept, r]), rank), total + (r**2).sum(axis=0)
+
+    if rows.only is not None:
+        kept, total = _leading(rows.only, rank), (rows.only**2).sum(axis=0)
+    else:
+        start = jnp.zeros((rank, len(nothing)), nothing.dtype), nothing
+        kept, total = rows.fold(merge, start)
+    rest = total - (kept**2).sum(axis=0)
+    # A difference within rounding of zero is zero, not a precision.
+    rounding = 10.0 * rows.count * jnp.finfo(nothing.dtype).eps * total
+    return Curvature(jnp.where(rest > rounding, rest, 0.0)[None], rows=kept[None])
+
+
+def _leading(rows: Array, rank: int) -> Array:
+    """Rows (rank, D) with the leading terms of R' R, and their derivative up to rotations."""
+    gram = rows @ rows.T
+    held = lax.stop_gradient(gram)
+    values, vectors = jnp.linalg.eigh(held)
+    kept, dropped = vectors[:, -rank:], vectors[:, :-rank]
+    # First-order change of the leading eigenspace, into the other one.
+    gaps = values[-rank:] - values[:-rank, None]
+    rounding = len(values) * jnp.finfo(rows.dtype).eps * values[-1]
+    slopes = jnp.where(gaps > rounding, 1.0 / jnp.where(gaps > rounding, gaps, 1.0), 0.0)
+    kept = kept + dropped @ (slopes * (dropped.T @ (gram - held) @ kept))
+    return kept.T @ rows
+
+
+class _Rows:
+    """The rows R (R, D') of the Jacobian of all whitened outputs at one position, by chunks."""
+
+    def __init__(
+        self, curvature: LikelihoodCurvature, position: Array, data: Data, rng_key: Array
+    ) -> None:
+        self.curvature = curvature
+        self.position, self.data, self.rng_key = position, data, rng_key
+        groups: dict[tuple[int, ...], list[tuple[float, Indices]]] = {}
+        for weight, indices in curvature.target.sweep():
+            size = tuple(len(numbers) for numbers in indices.values())
+            groups.setdefault(size, []).append((weight, indices))
+        self.groups = list(groups.values())
+        self.only: Array | None = None
+        if len(self.groups) == 1 and len(self.groups[0]) == 1:
+            self.only = self._of_chunk(*self.groups[0][0], rng_key)
+            self.count = len(self.only)
+        else:
+            self.count = sum(self._count(group[0][1]) * len(group) for group in self.groups)
+
+    def _count(self, indices: Indices) -> int:
+        shape = jax.eval_shape(lambda: self._of_chunk(1.0, indices, self.rng_key))
+        return int(shape.shape[0])
+
+    def _of_chunk(self, weight: float, indices: Indices, rng_key: Array) -> Array:
+        found = self.curvature.rows_of_batch(self.position, self.data, indices, rng_key)
+        return math.sqrt(weight) * found
+
+    def _scan(self, step: Callable[[Any, Array], tuple[Any, Any]], carry: Any) -> tuple[Any, list]:
+        outputs = []
+        for number, group in enumerate(self.groups):
+            weight = group[0][0]
+            keys = random.split(random.fold_in(self.rng_key, number), len(group))
+            stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *(each for _, each in group))
+
+            def chunk(carry: Any, each: Any, weight: float = weight) -> tuple[Any, Any]:
+                return step(carry, self._of_chunk(weight, *each))
+
+            carry, output = lax.scan(chunk, carry, (stacked, keys))
+            outputs.append(output)
+        return carry, outputs
+
+    def fold(self, function: Callable[[Any, Array], Any], initial: Any) -> Any:
+        """``function(carry, rows)`` over the chunks, from ``initial``."""
+        if self.only is not None:
+            return function(initial, self.only)
+        return self._scan(lambda carry, rows: (function(carry, rows), None), initial)[0]
+
+    def all(self) -> Array:
+        """All rows, (R, D')."""
+        if self.only is not None:
+            return self.only
+        _, parts = self._scan(lambda carry, rows: (carry, rows), None)
+        return jnp.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
+
+
+def _whitened(point: Output, output: Output, temperature: float, rng_key: Array) -> Array:
+    # The root is linear in the changes, so that of the parameters themselves has the Jacobian
+    # that is wanted; parameters that are whole numbers do not change.
+    changes = {
+        name: value if jnp.issubdtype(value.dtype, jnp.floating) else jnp.zeros(value.shape)
+        for name, value in output.parameters.items()
+    }
+    root = fisher_root(point, changes, rng_key)
+    factor = jnp.sqrt(point.weight / temperature)
+    return (root * factor.reshape(factor.shape + (1,) * (root.ndim - factor.ndim))).reshape(-1)

@@ -1,0 +1,56 @@
+"""Some latent sites as coordinates of the flat vector."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from pyro_ext.target import LogDensity
+
+
+class Coordinates:
+    """The D' coordinates of some latent sites.
+
+    Parameters
+    ----------
+    target : LogDensity
+    sites : collection of str
+        Latent sites.
+
+    Attributes
+    ----------
+    numbers : tensor of int, shape (D',)
+        Their numbers in the flat vector, rising.
+    slices : dict of str to slice
+        Where each of the sites is among the D'.
+    """
+
+    def __init__(self, target: LogDensity, sites: Collection[str]) -> None:
+        self._all = target.layout.slices
+        self.slices: dict[str, slice] = {}
+        parts, start = [torch.zeros(0, dtype=torch.int64)], 0
+        for name, where in self._all.items():
+            if name in sites:
+                parts.append(torch.arange(where.start, where.stop))
+                self.slices[name] = slice(start, start + len(parts[-1]))
+                start = self.slices[name].stop
+        self.numbers = torch.cat(parts).to(target.device)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def part(self, position: Tensor) -> Tensor:
+        """These coordinates (D',) of a position (D,)."""
+        return torch.cat([position[:0], *(position[self._all[name]] for name in self.slices)])
+
+    def placed(self, position: Tensor, part: Tensor) -> Tensor:
+        """The position (D,) with ``part`` (D',) for these coordinates."""
+        # By slices: what is computed from the other coordinates alone then needs no derivative.
+        return torch.cat(
+            [
+                part[self.slices[name]] if name in self.slices else position[where]
+                for name, where in self._all.items()
+            ]
+        )

@@ -1,0 +1,427 @@
+"""Laplace approximation of programs with Gauss-Newton curvature (``LaplaceGGN``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_ext.curvature import Curvature, CurvatureOptions, Structure, row_structure
+from pyro_ext.curvature.prior import PriorForm
+from pyro_ext.engine import Update, seeded_generator
+from pyro_ext.errors import ArgumentError
+from pyro_ext.laplace.coordinates import Coordinates
+from pyro_ext.laplace.gaussian import Precision, precision_of
+from pyro_ext.laplace.likelihood import LikelihoodCurvature
+from pyro_ext.laplace.prior import ConditionalPrior
+from pyro_ext.optim import OptimizerLike
+from pyro_ext.options import check_count, describe
+from pyro_ext.stein import DirectionEngine
+from pyro_ext.target import Data, LogDensity
+
+#: Draws that ``get_samples`` returns unless told otherwise.
+DRAWS = 1000
+
+
+class LaplaceGGN(DirectionEngine):
+    """A Gaussian at the mode, whose precision is the Gauss-Newton matrix and the prior's curvature.
+
+    Steps are those of a maximum a posteriori estimate. The first call for draws or for the marginal
+    likelihood after them takes the curvature H of minus the log density there, over all rows
+    whatever the estimator of the steps was, and the approximation is N(mode, H^-1). Mode and
+    Gaussian are those in unconstrained space: of the density with the Jacobians of constrained
+    sites. Other than the Hessian of the hosts' ``AutoLaplaceApproximation`` the Gauss-Newton matrix
+    is never indefinite, needs no second derivatives of the program, and has structures for many
+    dimensions.
+
+    Parameters
+    ----------
+    model : callable
+        Pyro model, used as it is. Its likelihood is made of observed sample sites.
+    optim : PyroOptim or callable
+        See :class:`~pyro_ext.stein.ParticleEngine`.
+    curvature : {"full", "diag", "kfac", "low_rank"}
+        Structure of the likelihood's curvature; see :mod:`pyro_ext.curvature.structure`. Nothing of
+        D x D numbers is formed but for ``"full"``. With ``"kfac"`` the prior of a matrix site joins
+        its Kronecker factors exactly where its curvature is the same for the whole site, or differs
+        by rows and by columns; see :func:`~pyro_ext.laplace.precision_of`.
+    sites : sequence of str, optional
+        Latent sites that have a Gaussian, such as those of a network's last layer; all others are
+        fixed at the mode. Default: all.
+    rank : int
+        Terms of ``curvature="low_rank"``.
+    prior : {"diagonal", "hessian"}, optional
+        Curvature of the prior. Default: the diagonal where that is exact; else, with
+        ``curvature="full"`` and up to 500 dimensions, the Hessian; else the diagonal. Negative
+        curvature of the prior is set to 0.
+    hyperparameters : sequence of str, optional
+        Latent sites, such as the scale of the noise and that of the weights' prior, that have no
+        Gaussian. While the others are led to their mode, these are led to the maximum of the
+        marginal likelihood by Laplace's method, in unconstrained space and times their own prior.
+        They change during the run, by the same optimizer.
+    hyperparameters_every : int
+        Steps that one gradient of the log determinant, which takes the curvature over all rows,
+        serves.
+    **options
+        Options of every engine; see :class:`~pyro_ext.engine.Engine`.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of range. From ``setup``: a site is not latent, nothing is left for the
+        Gaussian, or the likelihood has factors; with ``hyperparameters`` also where the curvature
+        at the start is singular. From ``get_samples`` and ``log_marginal_likelihood``: the
+        curvature is singular, or the last arguments were a batch.
+
+    Notes
+    -----
+    The loss is minus the log density at the mode so far, before the step, an estimate where the
+    score is one. ``info["force_norm"]`` is the length of the gradient that the optimizer follows.
+
+    The gradient in the hyperparameters is that of the marginal likelihood at the present mode; how
+    the mode moves with them is followed by the steps, and what that does to the curvature is left
+    out, as in Immer et al. (2021). It is nothing where the model is linear.
+
+    Draws of all the weights of a network, put through the network itself, predict worse than its
+    mode: the Gauss-Newton matrix is that of the network made linear at the mode. With ``sites`` of
+    the last layer the outputs are linear in what is drawn.
+
+    References
+    ----------
+    D. J. C. MacKay, "A practical Bayesian framework for backpropagation networks", 1992; H. Ritter,
+    A. Botev and D. Barber, "A scalable Laplace approximation for neural networks", 2018; A. Immer,
+    M. Bauer, V. Fortuin, G. Raetsch and M. E. Khan, "Scalable marginal likelihood estimation for
+    model selection in deep learning", 2021; E. Daxberger et al., "Laplace redux", 2021.
+
+    Examples
+    --------
+    >>> engine = LaplaceGGN(model, pyro.optim.Adam({"lr": 0.01}), curvature="kfac")
+    ... # doctest: +SKIP
+    >>> engine.run(2000, x, y)  # doctest: +SKIP
+    >>> draws = engine.get_samples(500)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        optim: OptimizerLike,
+        *,
+        curvature: Structure = "full",
+        sites: Sequence[str] | None = None,
+        rank: int = 10,
+        prior: PriorForm | None = None,
+        hyperparameters: Sequence[str] | None = None,
+        hyperparameters_every: int = 20,
+        **options: Any,
+    ) -> None:
+        for name, value in (("sites", sites), ("hyperparameters", hyperparameters)):
+            if isinstance(value, str):
+                raise ArgumentError(f"Expected {name} to be a sequence of names, found {value!r}.")
+        if prior not in (None, "diagonal", "hessian"):
+            raise ArgumentError(
+                f"Expected prior to be 'diagonal', 'hessian' or None, found {prior!r}."
+            )
+        if "num_particles" in options:
+            raise ArgumentError(
+                "Expected no num_particles, since there is one mode. For several modes run several "
+                "engines, or DeepEnsemble."
+            )
+        check_count("hyperparameters_every", hyperparameters_every)
+        super().__init__(model, optim, 1, **options)
+        self.hyperparameters = tuple(hyperparameters or ())
+        self.hyperparameters_every = hyperparameters_every
+        self._options = CurvatureOptions(
+            curvature, None if sites is None else tuple(sites), rank, prior
+        )
+        shared = [name for name in self.hyperparameters if name in (sites or ())]
+        if shared:
+            raise ArgumentError(
+                f"Expected hyperparameters other than the sites, found {shared} in both."
+            )
+        # So that draws do not change the steps to come.
+        self._draws = seeded_generator(self._generator.initial_seed(), 1)
+        self._posterior: _Posterior | None = None
+        self._fitted: tuple[Tensor, Data, Precision] | None = None
+        self._correction = torch.zeros(0)
+        self._since = hyperparameters_every
+
+    def _settings(self) -> dict[str, str]:
+        # Without hyperparameters the steps do not depend on the curvature, and the state of one
+        # serves engines with all others.
+        own = {"hyperparameters": describe(self.hyperparameters)}
+        if self.hyperparameters:
+            own["curvature"] = describe(self._options)
+            own["hyperparameters_every"] = repr(self.hyperparameters_every)
+        return {**own, **super()._settings()}
+
+    # -- the mode -----------------------------------------------------------------------------
+
+    def mode(self) -> dict[str, Tensor]:
+        """The mode so far: latent site to its value, constrained."""
+        with torch.no_grad():
+            found = self.target.constrain(self.particles, self.data)
+        return {name: value[0] for name, value in found.items()}
+
+    def _initialize(self, data: Data) -> None:
+        super()._initialize(data)
+        self._posterior = _Posterior.of(self.target, data, self._options, self.hyperparameters)
+        if self.hyperparameters:
+            self._precision_at(self.particles[0], data)
+            self._correction = self.particles[0, self._posterior.held].zero_()
+
+    def _update(self, data: Data) -> Update:
+        before = self._correction, self._since
+        if self.hyperparameters:
+            assert self._posterior is not None
+            # The first step finds one.
+            if self._since >= self.hyperparameters_every:
+                slope = self._posterior.slope_of_log_determinant(self.particles[0], data)
+                self._correction, self._since = -0.5 * slope, 0
+            self._since += 1
+        update = super()._update(data)
+        if not update.finite:
+            self._correction, self._since = before
+        return update
+
+    def _direction(self, particles: Tensor, scores: Tensor) -> tuple[Tensor, None]:
+        if self.hyperparameters:
+            assert self._posterior is not None
+            scores = scores.clone()
+            scores[:, self._posterior.held] += self._correction
+        return scores, None
+
+    def _algorithm_state(self) -> dict[str, Any]:
+        own = {
+            "correction": self._correction,
+            "since": self._since,
+            "draws": self._draws.get_state(),
+        }
+        return {**own, **super()._algorithm_state()}
+
+    def _load_algorithm_state(self, state: dict[str, Any]) -> None:
+        super()._load_algorithm_state(state)
+        self._correction, self._since = state["correction"], state["since"]
+        self._draws.set_state(state["draws"])
+
+    # -- the Gaussian -------------------------------------------------------------------------
+
+    def fit_curvature(self, *args: Any, **kwargs: Any) -> Precision:
+        """Take the curvature at the mode, over all rows, and keep it for draws until the next step.
+
+        Draws and the marginal likelihood call it by themselves. It is needed by itself only where
+        the last arguments that the engine saw were a batch: then with the arguments of all rows.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Arguments of the model; default those that the engine saw last.
+
+        Returns
+        -------
+        Precision
+            Of the D' coordinates of the Gaussian, those of ``sites`` in the order of the program.
+
+        Raises
+        ------
+        ArgumentError
+            The curvature is singular, or not finite.
+        """
+        if args or kwargs:
+            self.setup(*args, **kwargs)
+        data, position = self.data, self.particles[0]
+        precision = self._precision_at(position, data)
+        self._fitted = position, data, precision
+        return precision
+
+    def log_marginal_likelihood(self) -> Tensor:
+        """Log marginal likelihood log p(y) by Laplace's method at the mode, a scalar.
+
+        log p(y, mode) + D'/2 log 2 pi - 1/2 log det H, for the D' coordinates of the Gaussian. It
+        holds where the run has converged. With ``hyperparameters`` the density of these in
+        unconstrained space is a factor, so that it is log p(y, hyperparameters); with ``sites``
+        that of the other sites at the mode. The likelihood is that of the program divided by the
+        temperature.
+
+        Raises
+        ------
+        ArgumentError
+            The curvature is singular, or the last arguments were a batch.
+        """
+        precision = self._precision()
+        assert self._posterior is not None
+        target = self.target
+        with torch.no_grad():
+            prior, likelihood = target.full_log_prior_and_likelihood(self.particles, self.data)
+        dim = len(self._posterior.coordinates)
+        value: Tensor = (prior + likelihood / target.likelihood_temperature)[0]
+        return value + 0.5 * dim * math.log(2.0 * math.pi) - 0.5 * precision.log_determinant()
+
+    def _draw(self, num_samples: int | None) -> Tensor:
+        number = DRAWS if num_samples is None else num_samples
+        check_count("num_samples", number)
+        precision = self._precision()
+        assert self._posterior is not None
+        where = self._posterior.coordinates.numbers
+        mode = self.particles
+        noise = torch.randn(number, len(where), generator=self._draws, dtype=mode.dtype)
+        draws = mode.repeat(number, 1)
+        draws[:, where] += precision.draws(noise.to(mode.device))
+        return draws
+
+    def arviz_attributes(self) -> dict[str, Any]:
+        """What ``to_arviz`` says of the draws."""
+        return {"sample_kind": "independent draws"}
+
+    def _precision(self) -> Precision:
+        """The precision that is kept for the present mode, or one from the last arguments."""
+        target, position = self.target, self.particles[0]
+        if self._fitted is not None:
+            fitted, data, precision = self._fitted
+            same_data = data is self._data or target.batch_arguments
+            if same_data and torch.equal(fitted, position):
+                return precision
+        if target.batch_arguments:
+            raise ArgumentError(
+                f"Expected arguments with all rows for the curvature of {type(self).__name__}, but "
+                "the model's plate is larger than the arguments given last. Call fit_curvature("
+                "*args) with the arguments of all rows first."
+            )
+        return self.fit_curvature()
+
+    def _precision_at(self, position: Tensor, data: Data) -> Precision:
+        """The precision at a position (D,), found to be positive definite."""
+        assert self._posterior is not None
+        # One seed, so that the curvature of a state is the same whenever it is taken.
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(0)
+            curvature = self._posterior.at(position, data)
+            precision = precision_of(curvature)
+            finite = bool(torch.isfinite(precision.log_determinant()))
+            if finite and bool(precision.definite().all()):
+                return precision
+            raise self._posterior.singular(curvature, precision)
+
+
+@dataclass(frozen=True)
+class _Posterior:
+    """The curvature of minus the log density in the Gaussian's coordinates, given the others.
+
+    Parameters
+    ----------
+    target : LogDensity
+    coordinates : Coordinates
+        The D' of the Gaussian.
+    prior : ConditionalPrior
+    likelihood : LikelihoodCurvature
+    held : tensor of int
+        The K coordinates of the hyperparameters.
+    """
+
+    target: LogDensity
+    coordinates: Coordinates
+    prior: ConditionalPrior
+    likelihood: LikelihoodCurvature
+    held: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        target: LogDensity,
+        data: Data,
+        options: CurvatureOptions,
+        hyperparameters: tuple[str, ...],
+    ) -> _Posterior:
+        chosen = _chosen(target, options, hyperparameters)
+        # Anywhere will do: rows that depend on each other do so at a position of no symmetry.
+        generator = torch.Generator().manual_seed(0)
+        uniform = torch.rand(target.dim, generator=generator, dtype=target.dtype)
+        position = (2.0 * uniform - 1.0).to(target.device)
+        factors = target.likelihood_factors(position, data, target.first_rows())
+        if factors:
+            raise ArgumentError(
+                f"Expected a likelihood of observed sample sites, found the factors {factors}: a "
+                "factor has no distribution whose Fisher information could give its curvature. "
+                "Write them as pyro.sample(..., obs=...), or use the host's "
+                "AutoLaplaceApproximation."
+            )
+        coordinates = Coordinates(target, chosen)
+        prior = ConditionalPrior(target, data, coordinates, options)
+        by_row = row_structure(target, position, data, target.first_rows()).by_row
+        likelihood = LikelihoodCurvature(target, coordinates, options, by_row)
+        if hyperparameters:
+            drawn = likelihood.drawn_sites(position, data)
+            if drawn:
+                raise ArgumentError(
+                    f"Expected observed distributions with known Fisher information, found {drawn} "
+                    "without: with hyperparameters its derivative is needed, which draws do not "
+                    "give. Add it with register_output_fisher, or leave hyperparameters out."
+                )
+        held = Coordinates(target, hyperparameters).numbers
+        return cls(target, coordinates, prior, likelihood, held)
+
+    def at(self, position: Tensor, data: Data) -> Curvature:
+        """H at a position (D,), of one position."""
+        first, second = self.prior.at(position, data), self.likelihood.at(position, data)
+        matrices = [part.matrix for part in (first, second) if part.matrix is not None]
+        return Curvature(
+            first.diagonal + second.diagonal,
+            sum(matrices[1:], start=matrices[0]) if matrices else None,
+            second.rows,
+            second.blocks,
+        )
+
+    def slope_of_log_determinant(self, position: Tensor, data: Data) -> Tensor:
+        """d log det H / d hyperparameters at a position (D,), shape (K,)."""
+        with torch.enable_grad():
+            values = position[self.held].detach().requires_grad_()
+            moved = position.detach().index_copy(0, self.held, values)
+            log_determinant = precision_of(self.at(moved, data)).log_determinant()
+            # Hyperparameters that H does not depend on have no slope.
+            (slope,) = torch.autograd.grad(log_determinant, values, materialize_grads=True)
+        return slope
+
+    def singular(self, curvature: Curvature, precision: Precision) -> ArgumentError:
+        """The error for a curvature that is no precision, with the sites at fault."""
+        if not bool(torch.isfinite(curvature.diagonals()).all()):
+            return ArgumentError(
+                "Expected a finite curvature at the mode, found one that is not. Look at the mode: "
+                "a scale may have run to 0, or the run may not have converged."
+            )
+        fault = ~precision.definite()
+        if curvature.matrix is not None:
+            matrix = curvature.dense()[0].double()
+            diagonal = matrix.diagonal()
+            scale = torch.where(diagonal > 0.0, diagonal, torch.ones_like(diagonal)).sqrt()
+            fault = torch.linalg.eigh(matrix / torch.outer(scale, scale))[1][:, 0].abs() > 0.1
+        names = [name for name, where in self.coordinates.slices.items() if fault[where].any()]
+        return ArgumentError(
+            "Expected a positive definite curvature at the mode, found a singular one: nothing in "
+            f"the data or the prior bounds latent site {', '.join(map(repr, names))} in some "
+            "direction. Give it a proper prior, or leave it out of the Gaussian by sites=."
+        )
+
+
+def _chosen(
+    target: LogDensity, options: CurvatureOptions, hyperparameters: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The sites that have a Gaussian."""
+    names = tuple(target.layout.names)
+    for label, wanted in (("sites", options.sites or ()), ("hyperparameters", hyperparameters)):
+        unknown = [name for name in wanted if name not in names]
+        if unknown:
+            raise ArgumentError(
+                f"Expected {label} among the latent sites {list(names)}, found {unknown}."
+            )
+    if options.sites is not None:
+        return options.sites
+    left = tuple(name for name in names if name not in hyperparameters)
+    if not left:
+        raise ArgumentError(
+            "Expected hyperparameters to leave some latent sites for the Gaussian, found all of "
+            f"them, {list(names)}."
+        )
+    return left

@@ -1,0 +1,381 @@
+"""The Gauss-Newton matrix of all rows at one position, in its structure, differentiable.
+
+The structures are those of :mod:`pyro_ext.curvature.structure`. Here they are those of the whole
+likelihood, however many chunks the rows come in: the nearest Kronecker product is found by a sweep
+for each half step, and the leading terms of ``"low_rank"`` are updated chunk by chunk (exact for
+one chunk, else those of a merged decomposition; the diagonal is exact always). And they follow the
+change of the Fisher information with the position, which the gradient of the log determinant needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_ext.curvature import Curvature, CurvatureOptions, KroneckerBlock, fisher_root
+from pyro_ext.curvature.fisher import drawn_values, needs_draws
+from pyro_ext.curvature.structure import WHOLE_BLOCK_UP_TO, WIDEST_FACTOR
+from pyro_ext.laplace.coordinates import Coordinates
+from pyro_ext.laplace.gaussian import symmetric_eigen
+from pyro_ext.target import Data, LogDensity
+from pyro_ext.target.log_density import Indices
+from pyro_ext.target.outputs import Output
+
+#: Dimension up to which ``"full"`` is a matrix even where there are fewer rows than dimensions.
+MATRIX_UP_TO = 2000
+#: Alternating steps to the nearest Kronecker product.
+_KRONECKER_STEPS = 3
+
+#: Sums over chunks of rows, by name.
+Sums = dict[str, Tensor]
+
+
+class LikelihoodCurvature:
+    """The Gauss-Newton matrix of a program's likelihood over all rows.
+
+    Parameters
+    ----------
+    target : LogDensity
+    coordinates : Coordinates
+        D' in number.
+    options : CurvatureOptions
+    by_row : collection of str
+        Observed sites whose rows depend on nothing but themselves, and are differentiated alone.
+    """
+
+    def __init__(
+        self,
+        target: LogDensity,
+        coordinates: Coordinates,
+        options: CurvatureOptions,
+        by_row: Collection[str],
+    ) -> None:
+        self.target, self.coordinates, self.options = target, coordinates, options
+        self.by_row = frozenset(by_row)
+
+    def drawn_sites(self, position: Tensor, data: Data) -> list[str]:
+        """Observed sites whose Fisher information is estimated by drawing observations."""
+        found = self.target.outputs(position, data, self.target.first_rows())
+        return [name for name, output in found.items() if needs_draws(output)]
+
+    def at(self, position: Tensor, data: Data) -> Curvature:
+        """The matrix at a position (D,), of one position.
+
+        Distributions without a registered Fisher information are drawn from by torch's global
+        generator.
+        """
+        rows = _Rows(self, position, data)
+        structure = self.options.structure
+        nothing = position.new_zeros(len(self.coordinates))
+        if structure == "full":
+            if len(nothing) <= MATRIX_UP_TO or rows.count >= len(nothing):
+                matrix = rows.sum(lambda r, _: {"": r.T @ r})[""]
+                return Curvature(nothing[None], matrix[None])
+            return Curvature(nothing[None], rows=rows.all()[None])
+        if structure == "diag":
+            return Curvature(rows.sum(lambda r, _: {"": r.square().sum(dim=0)})[""][None])
+        if structure == "low_rank":
+            return _low_rank(rows, min(self.options.rank, rows.count, len(nothing)), nothing)
+        return self._kronecker(rows, nothing)
+
+    def rows_of_batch(self, position: Tensor, data: Data, indices: Indices) -> Tensor:
+        """Rows F^(1/2) J of one batch at a position (D,), shape (R, D'), differentiable in it.
+
+        As :func:`~pyro_ext.curvature.jacobian_rows`, where F is held.
+        """
+        names = list(self.target.outputs(position.detach(), data, indices))
+        alone = [name for name in names if name in self.by_row]
+        whole = [name for name in names if name not in self.by_row]
+        parts = [position.new_zeros(0, len(self.coordinates))]
+        if alone:
+            ((plate, numbers),) = indices.items()
+            # A row alone is scaled up as if it stood for all, and here it is one of several.
+            share = 1.0 / math.sqrt(len(numbers))
+
+            def row(number: Tensor) -> Tensor:
+                whitened = self._whitened(position, data, {plate: number[None]}, alone)
+                found: Tensor = torch.func.jacrev(whitened)(self.coordinates.part(position))
+                return share * found
+
+            found = torch.func.vmap(row)(numbers)
+            parts.append(found.reshape(-1, found.shape[-1]))
+        if whole:
+            whitened = self._whitened(position, data, indices, whole)
+            parts.append(_jacobian(whitened, self.coordinates.part(position)))
+        return torch.cat(parts)
+
+    def _whitened(
+        self, position: Tensor, data: Data, indices: Indices, names: list[str]
+    ) -> Callable[[Tensor], Tensor]:
+        """Map of the coordinates to the whitened outputs of the observed sites ``names``."""
+        target, where = self.target, self.coordinates
+        # F is taken at the position itself, and only the outputs move with the part.
+        point = target.outputs(position, data, indices)
+        drawn = {name: drawn_values(point[name]) for name in names if needs_draws(point[name])}
+
+        def whitened(part: Tensor) -> Tensor:
+            outputs = target.outputs(where.placed(position, part), data, indices)
+            temperature = target.likelihood_temperature
+            return torch.cat(
+                [
+                    _whitened(point[name], outputs[name], temperature, drawn.get(name, ()))
+                    for name in names
+                ]
+            )
+
+        return whitened
+
+    def _kronecker(self, rows: _Rows, nothing: Tensor) -> Curvature:
+        """The nearest A (x) B to each site's block of R' R, in the Frobenius norm."""
+        slices = self.coordinates.slices
+        sides = {
+            name: sides
+            for name in slices
+            if (sides := _sides(self.target.layout.shapes[name])) is not None
+        }
+        factored = [name for name in sides if min(sides[name]) > 1]
+        whole = [name for name in sides if min(sides[name]) == 1]
+        rest = [name for name in slices if name not in sides]
+
+        def matrices(r: Tensor, name: str) -> Tensor:
+            return r[:, slices[name]].reshape(len(r), *sides[name])
+
+        def plain(r: Tensor, _: Sums) -> Sums:
+            own = {name: r[:, slices[name]].T @ r[:, slices[name]] for name in whole}
+            return own | {name: r[:, slices[name]].square().sum(dim=0) for name in rest}
+
+        sums = rows.sum(plain) if whole or rest else {}
+        # The nearest product is the leading singular pair of the rearranged matrix, by power
+        # iteration from B = identity; every iterate is positive semidefinite.
+        left: Sums = {}
+        right = {
+            name: torch.eye(sides[name][1], dtype=nothing.dtype, device=nothing.device)
+            for name in factored
+        }
+        tiny = torch.finfo(nothing.dtype).tiny
+
+        def half(equation: str, other: Sums) -> Sums:
+            def part(r: Tensor, held: Sums) -> Sums:
+                return {
+                    name: torch.einsum(equation, matrices(r, name), held[name], matrices(r, name))
+                    for name in factored
+                }
+
+            found = rows.sum(part, other)
+            return {
+                name: found[name] / other[name].square().sum().clamp_min(tiny) for name in factored
+            }
+
+        for _ in range(_KRONECKER_STEPS if factored else 0):
+            left = half("rab,bc,rdc->ad", right)
+            right = half("rab,ac,rcd->bd", left)
+        blocks, diagonal = [], []
+        for name, where in slices.items():
+            inside = name in sides
+            diagonal.append(nothing[where] if inside else sums[name])
+            if name in factored:
+                blocks.append(KroneckerBlock(left[name][None], right[name][None], where.start))
+            elif inside:
+                one = nothing.new_ones(1, 1, 1)
+                blocks.append(KroneckerBlock(one, sums[name][None], where.start))
+        return Curvature(torch.cat(diagonal)[None], blocks=tuple(blocks))
+
+
+def _sides(shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """Rows and columns of a site's factors; one is 1 for a whole block, None for a diagonal."""
+    size = math.prod(shape)
+    first = shape[0] if len(shape) > 1 else 1
+    last = size // max(first, 1)
+    if min(first, last) == 1:
+        return (1, size) if size <= WHOLE_BLOCK_UP_TO else None
+    return (first, last) if max(first, last) <= WIDEST_FACTOR else None
+
+
+def _low_rank(rows: _Rows, rank: int, nothing: Tensor) -> Curvature:
+    """The leading ``rank`` terms of R' R, and the diagonal of the others."""
+
+    def merge(carry: Sums, r: Tensor, _: Sums) -> Sums:
+        squares = r.square().sum(dim=0)
+        if not carry:
+            return {"kept": _leading(r, rank), "total": squares}
+        merged = _leading(torch.cat([carry["kept"], r]), rank)
+        return {"kept": merged, "total": carry["total"] + squares}
+
+    found = rows.fold(merge, {})
+    kept, total = found["kept"], found["total"]
+    rest = total - kept.square().sum(dim=0)
+    # A difference within rounding of zero is zero, not a precision.
+    rounding = 10.0 * rows.count * torch.finfo(nothing.dtype).eps * total
+    return Curvature(
+        torch.where(rest > rounding, rest, torch.zeros_like(rest))[None], rows=kept[None]
+    )
+
+
+def _leading(rows: Tensor, rank: int) -> Tensor:
+    """Rows (rank, D) with the leading terms of R' R, and their derivative up to rotations."""
+    gram = rows @ rows.T
+    held = gram.detach()
+    if not torch.isfinite(held).all():
+        return rows[:rank]
+    values, vectors = symmetric_eigen(held)
+    kept, dropped = vectors[:, -rank:], vectors[:, :-rank]
+    # First-order change of the leading eigenspace, into the other one.
+    gaps = values[-rank:] - values[:-rank, None]
+    rounding = len(values) * torch.finfo(rows.dtype).eps * values[-1]
+    apart = gaps > rounding
+    slopes = torch.where(apart, 1.0 / torch.where(apart, gaps, 1.0), 0.0)
+    kept = kept + dropped @ (slopes * (dropped.T @ (gram - held) @ kept))
+    return kept.T @ rows
+
+
+class _Rows:
+    """The rows R (R, D') of the Jacobian of all whitened outputs at one position, by chunks."""
+
+    def __init__(self, curvature: LikelihoodCurvature, position: Tensor, data: Data) -> None:
+        self.curvature = curvature
+        self.position, self.data = position, data
+        self.chunks = curvature.target.sweep()
+        self.only: Tensor | None = None
+        if len(self.chunks) == 1:
+            self.only = self._of_chunk(position, *self.chunks[0])
+            self.count = len(self.only)
+        else:
+            counts: dict[tuple[int, ...], int] = {}
+            self.count = 0
+            for _, indices in self.chunks:
+                size = tuple(len(numbers) for numbers in indices.values())
+                if size not in counts:
+                    with torch.no_grad():
+                        counts[size] = len(self._of_chunk(position, 1.0, indices))
+                self.count += counts[size]
+
+    def _of_chunk(self, position: Tensor, weight: float, indices: Indices) -> Tensor:
+        found = self.curvature.rows_of_batch(position, self.data, indices)
+        return math.sqrt(weight) * found
+
+    def fold(
+        self,
+        function: Callable[[Sums, Tensor, Sums], Sums],
+        initial: Sums,
+        held: Sums | None = None,
+    ) -> Sums:
+        """``function(carry, rows, held)`` over the chunks, from ``initial``.
+
+        Tensors that the function uses and that have a derivative must be in ``held``.
+        """
+        held = held or {}
+        if self.only is not None:
+            return function(initial, self.only, held)
+        carry = initial
+        for weight, indices in self.chunks:
+
+            def chunk(
+                position: Tensor,
+                carry: Sums,
+                held: Sums,
+                weight: float = weight,
+                indices: Indices = indices,
+            ) -> Sums:
+                return function(carry, self._of_chunk(position, weight, indices), held)
+
+            if torch.is_grad_enabled() and self.position.requires_grad:
+                carry = _recomputed(chunk, self.position, carry, held)
+            else:
+                carry = chunk(self.position, carry, held)
+        return carry
+
+    def sum(self, function: Callable[[Tensor, Sums], Sums], held: Sums | None = None) -> Sums:
+        """The sum of ``function(rows, held)`` over the chunks."""
+
+        def add(carry: Sums, rows: Tensor, held: Sums) -> Sums:
+            part = function(rows, held)
+            return {name: carry[name] + part[name] if carry else part[name] for name in part}
+
+        return self.fold(add, {}, held)
+
+    def all(self) -> Tensor:
+        """All rows, (R, D')."""
+        if self.only is not None:
+            return self.only
+        return torch.cat([self._of_chunk(self.position, *chunk) for chunk in self.chunks])
+
+
+def _recomputed(
+    function: Callable[[Tensor, Sums, Sums], Sums], position: Tensor, carry: Sums, held: Sums
+) -> Sums:
+    """``function(position, carry, held)``, of which nothing is kept for its derivative.
+
+    Chunks are there for the memory, and derivatives would keep all of them. As
+    ``torch.utils.checkpoint``, which does not work around ``torch.func``.
+    """
+    keys: list[str] = []
+
+    def call(inputs: Sequence[Tensor]) -> Sums:
+        first, second = inputs[1 : 1 + len(carry)], inputs[1 + len(carry) :]
+        return function(
+            inputs[0],
+            dict(zip(carry, first, strict=True)),
+            dict(zip(held, second, strict=True)),
+        )
+
+    class Recomputed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
+            ctx.save_for_backward(*inputs)
+            found = call(inputs)
+            keys[:] = list(found)
+            return tuple(found.values())
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+            inputs = [each.detach().requires_grad_() for each in ctx.saved_tensors]
+            with torch.enable_grad():
+                found = call(inputs)
+            pairs = zip(found.values(), gradients, strict=True)
+            moving = [pair for pair in pairs if pair[0].requires_grad]
+            if not moving:
+                return tuple(torch.zeros_like(each) for each in inputs)
+            return torch.autograd.grad(
+                [output for output, _ in moving],
+                inputs,
+                [gradient for _, gradient in moving],
+                materialize_grads=True,
+            )
+
+    inputs = (position, *carry.values(), *held.values())
+    outputs = Recomputed.apply(*inputs)
+    return dict(zip(keys, outputs, strict=True))
+
+
+def _jacobian(function: Callable[[Tensor], Tensor], part: Tensor) -> Tensor:
+    """Jacobian (R, D), by the cheaper of R reverse and D forward derivatives."""
+    value, pull = torch.func.vjp(function, part)[:2]
+
+    def backward(u: Tensor) -> Tensor:
+        result: Tensor = pull(u)[0]
+        return result
+
+    basis: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
+    if len(value) <= len(part):
+        return torch.func.vmap(backward)(torch.eye(len(value), **basis))
+    # J v as the derivative of J' u in u: forward mode fails on some models in float32.
+    push = torch.func.vjp(backward, torch.zeros_like(value))[1]
+    return torch.func.vmap(lambda v: push(v)[0])(torch.eye(len(part), **basis)).T
+
+
+def _whitened(
+    point: Output, output: Output, temperature: float, values: Sequence[Tensor]
+) -> Tensor:
+    # The root is linear in the changes, so that of the parameters themselves has the Jacobian
+    # that is wanted; parameters that are whole numbers do not change.
+    changes = {
+        name: value if value.is_floating_point() else torch.zeros(value.shape, device=value.device)
+        for name, value in output.parameters.items()
+    }
+    root = fisher_root(point, changes, values)
+    factor = torch.sqrt(point.weight / temperature)
+    return (root * factor.reshape(factor.shape + (1,) * (root.dim() - factor.dim()))).reshape(-1)
