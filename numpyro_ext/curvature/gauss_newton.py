@@ -15,7 +15,7 @@ from types import MappingProxyType
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax, random
+from jax import Array, random
 
 from numpyro_ext.curvature.fisher import fisher_root
 from numpyro_ext.curvature.row_structure import NO_STRUCTURE, Repeated, RowStructure, merged
@@ -36,10 +36,11 @@ def whitened_outputs(
 ) -> Callable[[Array], Array]:
     """The map w of a position (D,) to whitened outputs (R,), whitened at ``z`` (D,).
 
-    ``rng_key`` serves distributions without a registered Fisher information. With ``sites`` only
-    these observed sites count. Components in ``repeated`` are merged, of all sites, or left out.
+    The whitening is differentiable in ``z``. ``rng_key`` serves distributions without a registered
+    Fisher information. With ``sites`` only these observed sites count. Components in ``repeated``
+    are merged, of all sites, or left out.
     """
-    point = lax.stop_gradient(target.outputs(z, data, indices))
+    point = target.outputs(z, data, indices)
     names = [name for name in point if sites is None or name in sites]
     keys = dict(zip(point, random.split(rng_key, max(1, len(point))), strict=False))
 

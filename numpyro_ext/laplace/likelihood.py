@@ -10,20 +10,25 @@ change of the Fisher information with the position, which the gradient of the lo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 
-from numpyro_ext.curvature import Curvature, CurvatureOptions, KroneckerBlock, fisher_root
+from numpyro_ext.curvature import (
+    Curvature,
+    CurvatureOptions,
+    KroneckerBlock,
+    RowStructure,
+    jacobian_rows,
+)
 from numpyro_ext.curvature.fisher import root_for
 from numpyro_ext.curvature.structure import WHOLE_BLOCK_UP_TO, WIDEST_FACTOR
 from numpyro_ext.laplace.coordinates import Coordinates
 from numpyro_ext.target import Data, LogDensity
 from numpyro_ext.target.layout import Indices
-from numpyro_ext.target.outputs import Output
 
 #: Dimension up to which ``"full"`` is a matrix even where there are fewer rows than dimensions.
 MATRIX_UP_TO = 2000
@@ -40,8 +45,8 @@ class LikelihoodCurvature:
     coordinates : Coordinates
         D' in number.
     options : CurvatureOptions
-    by_row : collection of str
-        Observed sites whose rows depend on nothing but themselves, and are differentiated alone.
+    structure : RowStructure
+        What is known of the rows.
     """
 
     def __init__(
@@ -49,10 +54,10 @@ class LikelihoodCurvature:
         target: LogDensity,
         coordinates: Coordinates,
         options: CurvatureOptions,
-        by_row: Collection[str],
+        structure: RowStructure,
     ) -> None:
         self.target, self.coordinates, self.options = target, coordinates, options
-        self.by_row = frozenset(by_row)
+        self.structure = structure
 
     def drawn_sites(self, position: Array, data: Data) -> list[str]:
         """Observed sites whose Fisher information is estimated by drawing observations."""
@@ -87,51 +92,12 @@ class LikelihoodCurvature:
         return self._kronecker(rows, nothing[0])
 
     def rows_of_batch(self, position: Array, data: Data, indices: Indices, rng_key: Array) -> Array:
-        """Rows F^(1/2) J of one batch at a position (D,), shape (R, D'), differentiable in it.
-
-        As :func:`~numpyro_ext.curvature.jacobian_rows`, where F is held.
-        """
-        names = list(jax.eval_shape(self.target.outputs, position, data, indices))
-        alone = [name for name in names if name in self.by_row]
-        whole = [name for name in names if name not in self.by_row]
-        parts = []
-        if alone:
-            ((plate, numbers),) = indices.items()
-            # A row alone is scaled up as if it stood for all, and here it is one of several.
-            share = 1.0 / math.sqrt(len(numbers))
-
-            def row(number: Array, key: Array) -> Array:
-                return share * self._jacobian(position, data, {plate: number[None]}, alone, key)
-
-            found = jax.vmap(row)(numbers, random.split(rng_key, len(numbers)))
-            parts.append(found.reshape(-1, found.shape[-1]))
-        if whole:
-            parts.append(self._jacobian(position, data, indices, whole, rng_key))
-        nothing = jnp.zeros((0, len(self.coordinates)), position.dtype)
-        return jnp.concatenate([nothing, *parts])
-
-    def _jacobian(
-        self, position: Array, data: Data, indices: Indices, names: list[str], rng_key: Array
-    ) -> Array:
-        """Jacobian (R, D') of the whitened outputs of the observed sites ``names``."""
-        target, where = self.target, self.coordinates
-        keys = random.split(rng_key, len(names))
-
-        def whitened(part: Array) -> Array:
-            # F is taken at the position itself, and only the outputs move with the part.
-            point = target.outputs(position, data, indices)
-            outputs = target.outputs(where.placed(position, part), data, indices)
-            temperature = target.likelihood_temperature
-            return jnp.concatenate(
-                [
-                    _whitened(point[name], outputs[name], temperature, key)
-                    for name, key in zip(names, keys, strict=True)
-                ]
-            )
-
-        part = where.part(position)
-        size = jax.eval_shape(whitened, part).shape[0]
-        return (jax.jacrev if size < len(part) else jax.jacfwd)(whitened)(part)
+        """Rows F^(1/2) J of one batch at a position (D,), shape (R, D'), differentiable in it."""
+        latents = tuple(self.coordinates.slices)
+        found = jacobian_rows(
+            self.target, position[None], data, indices, rng_key, self.structure, latents
+        )
+        return found[0]
 
     def _kronecker(self, rows: _Rows, nothing: Array) -> Curvature:
         """The nearest A (x) B to each site's block of R' R, in the Frobenius norm."""
@@ -290,15 +256,3 @@ class _Rows:
             return self.only
         _, parts = self._scan(lambda carry, rows: (carry, rows), None)
         return jnp.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
-
-
-def _whitened(point: Output, output: Output, temperature: float, rng_key: Array) -> Array:
-    # The root is linear in the changes, so that of the parameters themselves has the Jacobian
-    # that is wanted; parameters that are whole numbers do not change.
-    changes = {
-        name: value if jnp.issubdtype(value.dtype, jnp.floating) else jnp.zeros(value.shape)
-        for name, value in output.parameters.items()
-    }
-    root = fisher_root(point, changes, rng_key)
-    factor = jnp.sqrt(point.weight / temperature)
-    return (root * factor.reshape(factor.shape + (1,) * (root.ndim - factor.ndim))).reshape(-1)

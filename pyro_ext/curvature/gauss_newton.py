@@ -37,10 +37,11 @@ def whitened_outputs(
 ) -> Callable[[Position], Tensor]:
     """The map w of a position (D,) to whitened outputs (R,), whitened at ``z`` (D,).
 
-    With ``sites`` only these observed sites count. Components in ``repeated`` are merged, of all
+    The whitening is differentiable in ``z``. With ``sites`` only these observed sites count.
+    Components in ``repeated`` are merged, of all
     sites, or left out.
     """
-    point = target.outputs(z.detach(), data, indices)
+    point = target.outputs(z, data, indices)
     names = [name for name in point if sites is None or name in sites]
     drawn = {name: drawn_values(point[name]) for name in names if needs_draws(point[name])}
 

@@ -350,8 +350,8 @@ class _Posterior:
             )
         coordinates = Coordinates(target, chosen)
         prior = ConditionalPrior(target, data, coordinates, options)
-        by_row = row_structure(target, position, data, target.first_rows()).by_row
-        likelihood = LikelihoodCurvature(target, coordinates, options, by_row)
+        structure = row_structure(target, position, data, target.first_rows())
+        likelihood = LikelihoodCurvature(target, coordinates, options, structure)
         if hyperparameters:
             drawn = likelihood.drawn_sites(position, data)
             if drawn:

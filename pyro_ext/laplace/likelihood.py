@@ -10,20 +10,20 @@ change of the Fisher information with the position, which the gradient of the lo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_ext.curvature import Curvature, CurvatureOptions, KroneckerBlock, fisher_root
-from pyro_ext.curvature.fisher import drawn_values, needs_draws
+from pyro_ext.curvature import Curvature, CurvatureOptions, KroneckerBlock, RowStructure
+from pyro_ext.curvature.fisher import needs_draws
+from pyro_ext.curvature.gauss_newton import rows_of_one
 from pyro_ext.curvature.structure import WHOLE_BLOCK_UP_TO, WIDEST_FACTOR
 from pyro_ext.laplace.coordinates import Coordinates
 from pyro_ext.laplace.gaussian import symmetric_eigen
 from pyro_ext.target import Data, LogDensity
 from pyro_ext.target.log_density import Indices
-from pyro_ext.target.outputs import Output
 
 #: Dimension up to which ``"full"`` is a matrix even where there are fewer rows than dimensions.
 MATRIX_UP_TO = 2000
@@ -43,8 +43,8 @@ class LikelihoodCurvature:
     coordinates : Coordinates
         D' in number.
     options : CurvatureOptions
-    by_row : collection of str
-        Observed sites whose rows depend on nothing but themselves, and are differentiated alone.
+    structure : RowStructure
+        What is known of the rows.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class LikelihoodCurvature:
         target: LogDensity,
         coordinates: Coordinates,
         options: CurvatureOptions,
-        by_row: Collection[str],
+        structure: RowStructure,
     ) -> None:
         self.target, self.coordinates, self.options = target, coordinates, options
-        self.by_row = frozenset(by_row)
+        self.structure = structure
 
     def drawn_sites(self, position: Tensor, data: Data) -> list[str]:
         """Observed sites whose Fisher information is estimated by drawing observations."""
@@ -83,51 +83,10 @@ class LikelihoodCurvature:
         return self._kronecker(rows, nothing)
 
     def rows_of_batch(self, position: Tensor, data: Data, indices: Indices) -> Tensor:
-        """Rows F^(1/2) J of one batch at a position (D,), shape (R, D'), differentiable in it.
-
-        As :func:`~pyro_ext.curvature.jacobian_rows`, where F is held.
-        """
-        names = list(self.target.outputs(position.detach(), data, indices))
-        alone = [name for name in names if name in self.by_row]
-        whole = [name for name in names if name not in self.by_row]
-        parts = [position.new_zeros(0, len(self.coordinates))]
-        if alone:
-            ((plate, numbers),) = indices.items()
-            # A row alone is scaled up as if it stood for all, and here it is one of several.
-            share = 1.0 / math.sqrt(len(numbers))
-
-            def row(number: Tensor) -> Tensor:
-                whitened = self._whitened(position, data, {plate: number[None]}, alone)
-                found: Tensor = torch.func.jacrev(whitened)(self.coordinates.part(position))
-                return share * found
-
-            found = torch.func.vmap(row)(numbers)
-            parts.append(found.reshape(-1, found.shape[-1]))
-        if whole:
-            whitened = self._whitened(position, data, indices, whole)
-            parts.append(_jacobian(whitened, self.coordinates.part(position)))
-        return torch.cat(parts)
-
-    def _whitened(
-        self, position: Tensor, data: Data, indices: Indices, names: list[str]
-    ) -> Callable[[Tensor], Tensor]:
-        """Map of the coordinates to the whitened outputs of the observed sites ``names``."""
-        target, where = self.target, self.coordinates
-        # F is taken at the position itself, and only the outputs move with the part.
-        point = target.outputs(position, data, indices)
-        drawn = {name: drawn_values(point[name]) for name in names if needs_draws(point[name])}
-
-        def whitened(part: Tensor) -> Tensor:
-            outputs = target.outputs(where.placed(position, part), data, indices)
-            temperature = target.likelihood_temperature
-            return torch.cat(
-                [
-                    _whitened(point[name], outputs[name], temperature, drawn.get(name, ()))
-                    for name in names
-                ]
-            )
-
-        return whitened
+        """Rows F^(1/2) J of one batch at a position (D,), shape (R, D'), differentiable in it."""
+        names = self.target.outputs(position.detach(), data, indices)
+        latents = tuple(self.coordinates.slices)
+        return rows_of_one(self.target, position, data, indices, names, self.structure, latents)
 
     def _kronecker(self, rows: _Rows, nothing: Tensor) -> Curvature:
         """The nearest A (x) B to each site's block of R' R, in the Frobenius norm."""
@@ -349,33 +308,3 @@ def _recomputed(
     inputs = (position, *carry.values(), *held.values())
     outputs = Recomputed.apply(*inputs)
     return dict(zip(keys, outputs, strict=True))
-
-
-def _jacobian(function: Callable[[Tensor], Tensor], part: Tensor) -> Tensor:
-    """Jacobian (R, D), by the cheaper of R reverse and D forward derivatives."""
-    value, pull = torch.func.vjp(function, part)[:2]
-
-    def backward(u: Tensor) -> Tensor:
-        result: Tensor = pull(u)[0]
-        return result
-
-    basis: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
-    if len(value) <= len(part):
-        return torch.func.vmap(backward)(torch.eye(len(value), **basis))
-    # J v as the derivative of J' u in u: forward mode fails on some models in float32.
-    push = torch.func.vjp(backward, torch.zeros_like(value))[1]
-    return torch.func.vmap(lambda v: push(v)[0])(torch.eye(len(part), **basis)).T
-
-
-def _whitened(
-    point: Output, output: Output, temperature: float, values: Sequence[Tensor]
-) -> Tensor:
-    # The root is linear in the changes, so that of the parameters themselves has the Jacobian
-    # that is wanted; parameters that are whole numbers do not change.
-    changes = {
-        name: value if value.is_floating_point() else torch.zeros(value.shape, device=value.device)
-        for name, value in output.parameters.items()
-    }
-    root = fisher_root(point, changes, values)
-    factor = torch.sqrt(point.weight / temperature)
-    return (root * factor.reshape(factor.shape + (1,) * (root.dim() - factor.dim()))).reshape(-1)

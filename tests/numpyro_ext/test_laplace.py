@@ -17,7 +17,7 @@ from scipy.optimize import minimize
 from scipy.stats import betabinom
 
 from numpyro_ext import Full, LaplaceGGN, Minibatch
-from numpyro_ext.curvature import Curvature, CurvatureOptions, KroneckerBlock
+from numpyro_ext.curvature import Curvature, CurvatureOptions, KroneckerBlock, row_structure
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.laplace import precision_of
 from numpyro_ext.laplace.coordinates import Coordinates
@@ -155,7 +155,9 @@ def curvature_at(structure: Any, batch: int | None, rank: int = 3) -> Any:
     target, data = target_of(batch)
     options = CurvatureOptions(structure, ("w", "v"), rank)
     where = Coordinates(target, ("w", "v"))
-    likelihood = LikelihoodCurvature(target, where, options, {"y"} if batch else ())
+    with jax.ensure_compile_time_eval():
+        rows = row_structure(target, jnp.asarray(Z), data, target.first_rows())
+    likelihood = LikelihoodCurvature(target, where, options, rows)
     return lambda z: likelihood.at(z, data, jax.random.PRNGKey(0))
 
 

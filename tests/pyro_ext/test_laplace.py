@@ -17,7 +17,7 @@ from scipy.stats import betabinom
 from torch import Tensor
 
 from pyro_ext import Full, LaplaceGGN, Minibatch
-from pyro_ext.curvature import Curvature, CurvatureOptions, KroneckerBlock
+from pyro_ext.curvature import Curvature, CurvatureOptions, KroneckerBlock, row_structure
 from pyro_ext.errors import ArgumentError
 from pyro_ext.laplace import precision_of
 from pyro_ext.laplace.coordinates import Coordinates
@@ -157,7 +157,8 @@ def curvature_at(structure: Any, batch: int | None, rank: int = 3) -> Any:
     target, data = target_of(batch)
     options = CurvatureOptions(structure, ("w", "v"), rank)
     where = Coordinates(target, ("w", "v"))
-    likelihood = LikelihoodCurvature(target, where, options, {"y"} if batch else ())
+    rows = row_structure(target, torch.from_numpy(Z), data, target.first_rows())
+    likelihood = LikelihoodCurvature(target, where, options, rows)
     return lambda z: likelihood.at(z, data)
 
 
