@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 # name on the command line -> (module, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
+    "bnn": ("benchmarks.bnn", "networks by Stein Newton, Stein gradients, ensembles, write out/"),
     "curvature": (
         "benchmarks.curvature",
         "time Newton steps and Gauss-Newton matrices, write out/",
