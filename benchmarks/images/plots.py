@@ -10,10 +10,13 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from benchmarks.records import Record
 
 PANELS = (("error", "test error (%)", 100.0), ("ECE", "ECE (%)", 100.0), ("NLL", "test NLL", 1.0))
+#: Test images below which a bin of a reliability diagram is not drawn.
+LEAST_ROWS = 20
 
 
 def figures_by_share(cells: Sequence[Sequence[Record]], path: Path) -> None:
@@ -61,3 +64,92 @@ def figures_by_share(cells: Sequence[Sequence[Record]], path: Path) -> None:
 
 def _place(record: Record) -> str:
     return f"{record.backend}, T = {record.settings['temperature']:g}"
+
+
+def validation_losses(cells: Sequence[Sequence[Record]], path: Path) -> None:
+    """Validation NLL against epochs and against seconds of training, one row for each backend.
+
+    Lines are the runs at the chosen rate, one for each seed; a circle marks the best epoch.
+    """
+    cells = [[record for record in cell if not record.failed] for cell in cells]
+    cells = [cell for cell in cells if cell]
+    names = list(dict.fromkeys(cell[0].backend for cell in cells))
+    figure, axes = plt.subplots(
+        max(1, len(names)),
+        2,
+        figsize=(9.0, 3.4 * max(1, len(names))),
+        layout="constrained",
+        squeeze=False,
+    )
+    for line, name in zip(axes, names, strict=False):
+        largest = 0.0
+        for index, cell in enumerate([cell for cell in cells if cell[0].backend == name]):
+            for number, record in enumerate(cell):
+                losses = np.asarray(record.figures["validation losses"])
+                largest = max(largest, 2.5 * float(losses.min()))
+                best = int(losses.argmin())
+                epochs = np.arange(1, len(losses) + 1)
+                for axis, x in zip(
+                    line, (epochs, record.figures["seconds at epochs"]), strict=True
+                ):
+                    label = record.method if number == 0 else None
+                    axis.plot(x, losses, color=f"C{index}", label=label)
+                    axis.plot(x[best], losses[best], "o", color=f"C{index}", markersize=5)
+        for axis, label in zip(line, ("epochs", "seconds of training"), strict=True):
+            axis.set_xlabel(label)
+            # A start at chance would press all else together.
+            axis.set_ylim(top=min(axis.get_ylim()[1], largest or 1.0))
+            axis.grid(alpha=0.3)
+        line[0].xaxis.set_major_locator(MaxNLocator(integer=True))
+        line[0].set_ylabel("validation NLL")
+        line[0].set_title(f"{cells[0][0].model}, {name}", fontsize=10)
+        line[0].legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def reliability_diagrams(cells: Sequence[Sequence[Record]], path: Path) -> None:
+    """Accuracy less confidence against confidence, and the share of rows, of the first seed."""
+    cells = [cell for cell in cells if not cell[0].failed]
+    names = list(dict.fromkeys(cell[0].backend for cell in cells))
+    figure, axes = plt.subplots(
+        max(1, len(names)),
+        2,
+        figsize=(9.0, 3.4 * max(1, len(names))),
+        layout="constrained",
+        squeeze=False,
+    )
+    for line, name in zip(axes, names, strict=False):
+        for index, cell in enumerate([cell for cell in cells if cell[0].backend == name]):
+            found = {
+                key: np.asarray(values, float)
+                for key, values in cell[0].figures["reliability"].items()
+            }
+            # Few rows tell nothing about their accuracy.
+            enough = found["rows"] >= LEAST_ROWS
+            line[0].plot(
+                found["confidence"][enough],
+                found["accuracy"][enough],
+                "o-",
+                markersize=4,
+                color=f"C{index}",
+                label=cell[0].method,
+            )
+            bins = len(enough)
+            middle = (np.arange(bins) + 0.5) / bins
+            shares = found["rows"] / found["rows"].sum()
+            line[1].step(
+                middle, np.where(shares > 0, shares, np.nan), "C" + str(index), where="mid"
+            )
+        line[0].plot([0, 1], [0, 1], color="grey", linewidth=0.8, linestyle="--")
+        line[0].set(xlim=(0.2, 1.0), ylim=(0.2, 1.0), ylabel="accuracy")
+        line[1].set(
+            yscale="log", xlim=(0.2, 1.0), ylim=(1e-3, 1.0), ylabel="share of the test images"
+        )
+        for axis in line:
+            axis.set_xlabel("confidence")
+            axis.grid(alpha=0.3)
+        line[0].set_title(f"{cells[0][0].model}, {name}", fontsize=10)
+        line[0].legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

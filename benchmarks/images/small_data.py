@@ -324,14 +324,14 @@ def main(arguments: argparse.Namespace) -> int:
     started = time.perf_counter()
     settings = with_options(FULL if arguments.full else REDUCED, arguments)
     try:
-        images = datasets.images(arguments.dataset)
+        images = datasets.images(arguments.dataset or "mnist")
     except datasets.MissingDataError as error:
         print(f"images: {error}", file=sys.stderr)
         return 1
     out: Path = arguments.out / "small-data"
     book = Book(out / "records.jsonl", arguments.resume)
     cells = []
-    for backend in backends(arguments.backend):
+    for backend in backends(arguments.backend or "both"):
         for percent in settings.percent:
             backend.release()
             for temperature in settings.temperature:

@@ -213,15 +213,21 @@ class Book:
         else:
             path.unlink(missing_ok=True)
 
-    def run(self, record: Record, work: Callable[[Record], None]) -> Record:
+    def run(
+        self,
+        record: Record,
+        work: Callable[[Record], None],
+        go_on_after: tuple[type[Exception], ...] = (DivergedError,),
+    ) -> Record:
         """Do the work, which fills in the record's figures, unless it has been done before.
 
-        A training that diverges is recorded as failed, and the benchmark goes on.
+        A training that diverges, or fails in another of the ways in ``go_on_after``, is recorded
+        as failed, and the benchmark goes on.
         """
         past = self._past.get(_identity(record))
         if past is not None:
             return past
-        with records.recorded_run(self.path, record, go_on_after=(DivergedError,)):
+        with records.recorded_run(self.path, record, go_on_after=go_on_after):
             work(record)
         return record
 

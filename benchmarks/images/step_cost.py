@@ -1,0 +1,193 @@
+"""Time and memory of a single step on LeNet: SVGD, and Newton steps of three curvatures.
+
+Each method steps in a process of its own, and the processes take turns, so that all see the same
+machine. Memory is the largest resident set of a process, libraries and data included, and what of
+it came after the libraries were loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import multiprocessing
+import time
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from benchmarks import records
+from benchmarks.images import lenet
+from benchmarks.images.lenet import LL_SVN, SVGD, SVN_ADAPTIVE, Method, Plan
+from benchmarks.records import Record
+from benchmarks.score_vi.memory import resident
+
+ROWS, BATCH, PARTICLES, ROUNDS = 512, 32, 5, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A method, how many steps a curvature serves, and how many steps a turn has."""
+
+    name: str
+    method: Method
+    curvature_every: int = 1
+    steps: int = 10
+
+
+CASES = (
+    Case("SVGD", SVGD),
+    Case("LL-SVN, Kronecker factors", LL_SVN),
+    Case("SVN, diagonal", SVN_ADAPTIVE),
+    Case("SVN, diagonal, every 10 steps", SVN_ADAPTIVE, 10),
+    Case(
+        "SVN, full curvature, dual solver",
+        Method("SVN full", "SVN", "full", "full", "dual"),
+        steps=2,
+    ),
+)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Measure all cases and write the table."""
+    chosen = {None: ("numpyro",), "both": ("numpyro", "pyro")}
+    names = chosen.get(arguments.backend, (arguments.backend,))
+    batch_size = arguments.batch_size or BATCH
+    particles = arguments.particles or PARTICLES
+    out = arguments.out / "lenet"
+    runs = []
+    for name in names:
+        runs += measure(name, CASES, batch_size, particles, ROUNDS)
+        for run in runs[-len(CASES) :]:
+            records.append(out / "step_cost.jsonl", run)
+    text = report(runs)
+    records.write_text(out / "step_cost.md", text)
+    print(f"\n{text}\nWrote {out}.")
+    return int(all(run.failed for run in runs))
+
+
+def measure(
+    backend: str, cases: tuple[Case, ...], batch_size: int, particles: int, rounds: int
+) -> list[Record]:
+    """One record for each case, failures included."""
+    context = multiprocessing.get_context("spawn")
+    workers: list[tuple[Any, Connection, Record]] = []
+    for case in cases:
+        here, there = context.Pipe()
+        work = (there, backend, case, batch_size, particles)
+        process = context.Process(target=_work, args=work, daemon=True)
+        process.start()
+        # The process's own copy stays open until it ends: its end is then seen here.
+        there.close()
+        record = Record("images lenet step cost", case.name, backend, "LeNet", seed=0)
+        record.settings = {
+            "batch_size": batch_size,
+            "particles": particles,
+            "curvature_every": case.curvature_every,
+            "steps": case.steps,
+            "rounds": rounds,
+        }
+        _receive(here, record)
+        workers.append((process, here, record))
+    for _ in range(rounds):
+        for _, pipe, record in workers:
+            if not record.failed:
+                pipe.send("steps")
+                _receive(pipe, record)
+    for process, pipe, record in workers:
+        if not record.failed:
+            pipe.send("peak")
+            _receive(pipe, record)
+            seconds = record.figures["turns"]
+            record.figures["seconds a step"] = float(np.median(seconds))
+            print(f"{backend}, {record.method}: {record.figures}", flush=True)
+        process.kill()
+        process.join()
+    return [record for _, _, record in workers]
+
+
+def _receive(pipe: Connection, record: Record) -> None:
+    try:
+        answer = pipe.recv()
+    except EOFError:
+        answer = "EOFError: the process ended, perhaps for lack of memory"
+    if isinstance(answer, str):
+        record.error = answer
+        print(f"{record.backend}, {record.method}: {answer}", flush=True)
+    elif isinstance(answer, float):
+        record.figures.setdefault("turns", []).append(answer)
+    else:
+        record.figures.update(answer)
+
+
+def _work(pipe: Connection, backend: str, case: Case, batch_size: int, particles: int) -> None:
+    """What a process does: make the trainer, then step and answer until it is killed."""
+    try:
+        (module,) = lenet.backends(backend)
+        generator = np.random.default_rng(0)
+        x = generator.normal(size=(ROWS, 28, 28)).astype(np.float32)
+        y = generator.integers(0, lenet.CLASSES, ROWS)
+        before = _peak("VmRSS")
+        plan = Plan(1_000_000, batch_size, particles, case.curvature_every, 0.5)
+        started = time.perf_counter()
+        rate = 1.0 if case.method.engine == "SVN" and not case.method.adam else 1e-3
+        trainer = module.Trainer(case.method, x, y, plan, rate, 0)
+        trainer.advance(1)
+        pipe.send({"seconds to compile": time.perf_counter() - started})
+        while pipe.recv() == "steps":
+            started = time.perf_counter()
+            trainer.advance(case.steps)
+            pipe.send((time.perf_counter() - started) / case.steps)
+        peak = _peak("VmHWM")
+        known = peak is not None and before is not None
+        pipe.send(
+            {
+                "weights": trainer.num_weights,
+                "peak bytes": peak,
+                "peak bytes, less libraries": peak - before if known else None,  # type: ignore[operator]
+            }
+        )
+        pipe.recv()
+    except Exception as error:  # noqa: BLE001 - a method that breaks down is a result
+        traceback.print_exc()
+        pipe.send(f"{type(error).__name__}: {error}")
+
+
+def _peak(name: str) -> int | None:
+    try:
+        return resident(name)
+    except OSError:  # not Linux
+        return None
+
+
+def report(runs: list[Record]) -> str:
+    """The Markdown file."""
+    rows = []
+    for run in runs:
+        reference = next(
+            other.figures.get("turns")
+            for other in runs
+            if (other.backend, other.method) == (run.backend, SVGD.name)
+        )
+        row: dict[str, Any] = {"backend": run.backend, "method": run.method}
+        if run.failed:
+            rows.append(row | {"seconds a step": f"failed ({run.error})"})
+            continue
+        row["seconds a step"] = run.figures["seconds a step"]
+        if reference:
+            ratios = np.asarray(run.figures["turns"]) / np.asarray(reference)
+            row["of SVGD's"] = float(np.median(ratios))
+        for key in ("peak bytes", "peak bytes, less libraries"):
+            value = run.figures.get(key)
+            row[key.replace("bytes", "(MB)")] = None if value is None else value / 1e6
+        row["seconds to compile"] = run.figures["seconds to compile"]
+        rows.append(row)
+    settings = runs[0].settings
+    return (
+        "# A step on LeNet\n\n"
+        "Made by `python -m benchmarks images --experiment lenet --step-cost`. "
+        f"{settings['particles']} particles of {lenet.NUM_WEIGHTS:,} weights, "
+        f"{settings['batch_size']} images a step; medians of {settings['rounds']} rounds, in which "
+        "the methods take turns in processes of their own.\n\n" + records.markdown_table(rows)
+    )
