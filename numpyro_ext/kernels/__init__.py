@@ -3,7 +3,7 @@
 from numpyro_ext.kernels.bandwidth import BANDWIDTH_RULES, Bandwidth, bandwidth
 from numpyro_ext.kernels.base import Interactions, Kernel, KernelState
 from numpyro_ext.kernels.combination import Scaled, Sum, mixture
-from numpyro_ext.kernels.default import default_kernel
+from numpyro_ext.kernels.default import ByNumber, default_kernel
 from numpyro_ext.kernels.graphical import Graphical
 from numpyro_ext.kernels.host import HostKernel, as_kernel
 from numpyro_ext.kernels.imq import IMQ
@@ -14,6 +14,7 @@ from numpyro_ext.kernels.random_feature import RandomFeature
 from numpyro_ext.kernels.rbf import RBF
 
 __all__ = [
+    "ByNumber",
     "BANDWIDTH_RULES",
     "IMQ",
     "METRICS",

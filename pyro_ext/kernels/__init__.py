@@ -3,7 +3,7 @@
 from pyro_ext.kernels.bandwidth import BANDWIDTH_RULES, Bandwidth, bandwidth
 from pyro_ext.kernels.base import Interactions, Kernel, KernelState
 from pyro_ext.kernels.combination import Scaled, Sum, mixture
-from pyro_ext.kernels.default import default_kernel
+from pyro_ext.kernels.default import ByNumber, default_kernel
 from pyro_ext.kernels.graphical import Graphical
 from pyro_ext.kernels.host import HostKernel, as_kernel
 from pyro_ext.kernels.imq import IMQ
@@ -14,6 +14,7 @@ from pyro_ext.kernels.random_feature import RandomFeature
 from pyro_ext.kernels.rbf import RBF
 
 __all__ = [
+    "ByNumber",
     "BANDWIDTH_RULES",
     "IMQ",
     "METRICS",

@@ -320,6 +320,19 @@ class TestHostKernels:
         with pytest.raises(ArgumentError, match="mode"):
             HostKernel(RBFSteinKernel(), mode="matrix")
 
+    @pytest.mark.parametrize("dim", [49, 50])
+    def test_default_for_few_particles(self, dim):
+        values = np.random.default_rng(0).normal(size=(2, 5, dim))
+        particles, scores = (torch.from_numpy(each) for each in values)
+        wide = 0.5 * IMQ("dimension", metric="variance") + 0.5 * Linear()
+        plain = RBF() if dim == 50 else wide
+        expected, _ = plain.direction(plain.init(particles), particles, scores)
+        kernel = default_kernel().with_sites({"z": slice(0, dim)})
+        found, _ = kernel.direction(kernel.init(particles), particles, scores)
+        np.testing.assert_allclose(found, expected)
+        gram = kernel.gram(kernel.init(particles), particles)
+        np.testing.assert_allclose(gram, kernel.interactions(particles).gram)
+
     def test_as_kernel(self):
         assert repr(as_kernel(None)) == repr(default_kernel())
         kernel = RBF() + Linear()
