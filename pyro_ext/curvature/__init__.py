@@ -14,6 +14,7 @@ from pyro_ext.curvature.solvers import (
     Solver,
     cholesky_solve,
     conjugate_gradients,
+    symmetric_eigen,
     woodbury,
 )
 from pyro_ext.curvature.structure import (
@@ -45,6 +46,7 @@ __all__ = [
     "prior_structure",
     "register_output_fisher",
     "row_structure",
+    "symmetric_eigen",
     "whitened_outputs",
     "woodbury",
 ]

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pyro_ext.curvature.solvers import symmetric_eigen
 from pyro_ext.errors import ArgumentError
 from pyro_ext.target import Data, LogDensity
 
@@ -157,7 +158,7 @@ def without_negative(found: Tensor) -> Tensor:
     """Diagonals (P, D) or matrices (P, D, D) with negative curvature set to zero."""
     if found.dim() == 2:
         return found.clamp_min(0.0)
-    values, vectors = torch.linalg.eigh(0.5 * (found + found.mT))
+    values, vectors = symmetric_eigen(0.5 * (found + found.mT))
     result: Tensor = (vectors * values.clamp_min(0.0)[:, None]) @ vectors.mT
     return result
 

@@ -19,6 +19,19 @@ def cholesky_solve(matrices: Tensor, right_sides: Tensor) -> Tensor:
     return torch.where(failed[..., None, None] == 0, found, torch.nan)
 
 
+def symmetric_eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (..., n), rising, and eigenvectors of symmetric matrices, without derivatives.
+
+    Values are NaN where a matrix is not finite.
+    """
+    held = matrices.detach()
+    finite = torch.isfinite(held).all(-1).all(-1)[..., None, None]
+    # In single precision the solver sometimes gives up on matrices with many equal eigenvalues.
+    values, vectors = torch.linalg.eigh(torch.where(finite, held, 0.0).double())
+    values = torch.where(finite[..., 0], values, torch.nan)
+    return values.to(held.dtype), vectors.to(held.dtype)
+
+
 def woodbury(
     diagonal: Tensor, rows: Tensor | None, vectors: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

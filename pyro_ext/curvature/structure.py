@@ -38,6 +38,7 @@ from pyro_ext.curvature.prior import (
     without_negative,
 )
 from pyro_ext.curvature.row_structure import row_structure
+from pyro_ext.curvature.solvers import symmetric_eigen
 from pyro_ext.curvature.sum_of_parts import Curvature, KroneckerBlock
 from pyro_ext.errors import ArgumentError
 from pyro_ext.options import check_count
@@ -305,7 +306,7 @@ def _stacked(parts: list[Curvature]) -> Curvature:
 def _low_rank(rows: Tensor, rank: int) -> Curvature:
     """The leading ``rank`` terms of R' R, and the diagonal of the others."""
     # Through the smaller Gram matrix: a singular value decomposition of R costs more.
-    _, vectors = torch.linalg.eigh(rows @ rows.mT)
+    _, vectors = symmetric_eigen(rows @ rows.mT)
     leading = vectors[:, :, -rank:]
     kept = leading.mT @ rows
     rest = ((rows**2).sum(dim=1) - (kept**2).sum(dim=1)).clamp_min(0.0)

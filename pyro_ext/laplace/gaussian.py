@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_ext.curvature import Curvature, KroneckerBlock
+from pyro_ext.curvature import Curvature, KroneckerBlock, symmetric_eigen
 
 
 class Precision(ABC):
@@ -64,13 +64,6 @@ def precision_of(curvature: Curvature) -> Precision:
     return RowPrecision.of(curvature.diagonal[0], rows)
 
 
-def symmetric_eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, rising, and eigenvectors of a symmetric matrix, without derivatives."""
-    # In single precision the solver sometimes gives up on matrices with many equal eigenvalues.
-    values, vectors = torch.linalg.eigh(matrix.detach().double())
-    return values.to(matrix.dtype), vectors.to(matrix.dtype)
-
-
 def eigenvalues(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues, at least 0, and eigenvectors of a positive semidefinite matrix.
 
@@ -78,15 +71,13 @@ def eigenvalues(matrix: Tensor) -> tuple[Tensor, Tensor]:
     even where values coincide; the vectors have none.
     """
     held = matrix.detach()
-    if not torch.isfinite(held).all():
-        # The solver would raise; what is not finite is found out later.
-        return torch.full_like(matrix[0], math.nan), torch.eye(len(matrix)).to(matrix)
     values, vectors = symmetric_eigen(0.5 * (held + held.T))
     # The first-order change of the values, as diag(V' dM V).
     moved = torch.einsum("ij,ik,kj->j", vectors, matrix - held, vectors)
     largest = values.abs().amax() if len(values) else values.sum()
     rounding = len(values) * torch.finfo(values.dtype).eps * largest
-    return torch.where(values > rounding, values + moved, torch.zeros_like(values)), vectors
+    # What is not finite stays so.
+    return torch.where(values <= rounding, torch.zeros_like(values), values + moved), vectors
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_ext.curvature import Curvature, CurvatureOptions, KroneckerBlock, RowStructure
+from pyro_ext.curvature import (
+    Curvature,
+    CurvatureOptions,
+    KroneckerBlock,
+    RowStructure,
+    symmetric_eigen,
+)
 from pyro_ext.curvature.fisher import needs_draws
 from pyro_ext.curvature.gauss_newton import rows_of_one
 from pyro_ext.curvature.structure import WHOLE_BLOCK_UP_TO, WIDEST_FACTOR
 from pyro_ext.laplace.coordinates import Coordinates
-from pyro_ext.laplace.gaussian import symmetric_eigen
 from pyro_ext.target import Data, LogDensity
 from pyro_ext.target.log_density import Indices
 

@@ -22,6 +22,7 @@ from pyro_ext.curvature import (
     prior_structure,
     register_output_fisher,
     row_structure,
+    symmetric_eigen,
     whitened_outputs,
 )
 from pyro_ext.curvature import fisher as fisher_module
@@ -452,3 +453,12 @@ def test_prior_curvature_is_the_clipped_hessian(model: Any) -> None:
     np.testing.assert_allclose(found, diagonal, atol=1e-10)
     with pytest.raises(ArgumentError, match="'diagonal', 'hessian' or None, found 'full'"):
         prior_structure(target, z, data, torch.Generator(), "full")  # type: ignore[arg-type]
+
+
+def test_eigenvalues_of_a_matrix_that_is_not_finite() -> None:
+    # One particle that is lost must not take the others with it.
+    matrices = torch.eye(3).repeat(2, 1, 1) * torch.tensor([2.0, torch.nan])[:, None, None]
+    values, vectors = symmetric_eigen(matrices)
+    np.testing.assert_allclose(values[0], 2.0)
+    np.testing.assert_allclose(vectors[0] @ vectors[0].T, np.eye(3), atol=1e-12)
+    assert torch.isnan(values[1]).all()
