@@ -5,6 +5,9 @@ for independent Normals, it is exact and costs one product, whatever the dimensi
 not, it is the whole matrix for small programs, with negative eigenvalues set to 0, and else its
 diagonal, with negative entries set to 0. Which of them holds is found once, by products with
 random vectors.
+
+Of chosen latent sites it is the curvature given all others: that of a network's last layer is
+diagonal where the scale of its weights is a latent site that is not among them.
 """
 
 from __future__ import annotations
@@ -32,17 +35,20 @@ class PriorStructure:
 
     Parameters
     ----------
+    sites : tuple of str
+        Latent sites, in the order of the layout, that have D' coordinates.
     form : {"diagonal", "hessian"}
-        Whether a diagonal (P, D) or matrices (P, D, D) come out.
+        Whether a diagonal (P, D') or matrices (P, D', D') come out.
     exact : bool
         Whether nothing but negative curvature is left out.
     apart : tuple of str
-        Latent sites within which the curvature is diagonal: one product gives all of their
+        Those within which the curvature is diagonal: one product gives all of their
         entries. Entries of other sites take a product each.
     constant : bool
         Whether it is diagonal and the same at all positions, as for Normals with fixed scales.
     """
 
+    sites: tuple[str, ...]
     form: PriorForm
     exact: bool
     apart: tuple[str, ...]
@@ -55,6 +61,7 @@ def prior_structure(
     data: Data,
     rng_key: Array,
     form: PriorForm | None = None,
+    sites: Collection[str] | None = None,
 ) -> PriorStructure:
     """Find the structure of the log prior's curvature at positions z (P, D), once.
 
@@ -63,6 +70,8 @@ def prior_structure(
     form : {"diagonal", "hessian"}, optional
         What to compute; default the diagonal where that is exact, the Hessian up to a dimension of
         ``DENSE_UP_TO``, and the diagonal above.
+    sites : collection of str, optional
+        Latent sites that have curvature; default all.
 
     Raises
     ------
@@ -74,13 +83,20 @@ def prior_structure(
             f"Expected the prior's curvature to be 'diagonal', 'hessian' or None, found {form!r}."
         )
     product = jax.jit(jax.vmap(_products(target, data), (0, None)))
-    ones = jnp.ones(target.dim, z.dtype)
+    slices = {
+        name: where
+        for name, where in target.layout.slices.items()
+        if sites is None or name in sites
+    }
+    inside = jnp.zeros(target.dim, z.dtype)
+    for where in slices.values():
+        inside = inside.at[where].set(1.0)
     # Not signs: in two dimensions every second pair of these would be a multiple of ones.
     drawn = random.normal(rng_key, (target.dim,), z.dtype)
 
     def is_diagonal(mask: Array) -> bool:
         """Whether H M v = (H M 1) * v on the mask, for a random v."""
-        diagonal = product(z, ones * mask)
+        diagonal = product(z, mask)
         crossed = product(z, drawn * mask)
         expected = diagonal * drawn
         size = jnp.maximum(jnp.abs(expected), jnp.abs(crossed))
@@ -88,19 +104,18 @@ def prior_structure(
         near = jnp.abs(crossed - expected) <= 1e3 * float(jnp.finfo(z.dtype).eps) * size
         return bool((near | (mask == 0.0)).all())
 
-    apart = []
-    for name, where in target.layout.slices.items():
-        mask = jnp.zeros(target.dim, z.dtype).at[where].set(1.0)
-        if is_diagonal(mask):
-            apart.append(name)
-    whole = len(apart) == len(target.layout.names) and is_diagonal(ones)
-    found = product(z, ones)
+    apart = tuple(
+        name
+        for name, where in slices.items()
+        if is_diagonal(jnp.zeros_like(inside).at[where].set(1.0))
+    )
+    whole = len(apart) == len(slices) and is_diagonal(inside)
+    found = product(z, inside) * inside
     constant = whole and len(z) > 1 and bool((found == found[0]).all())
     if form is None:
-        form = "hessian" if not whole and target.dim <= DENSE_UP_TO else "diagonal"
-    return PriorStructure(
-        form, whole or form == "hessian", tuple(apart), constant and form == "diagonal"
-    )
+        form = "hessian" if not whole and inside.sum() <= DENSE_UP_TO else "diagonal"
+    exact = whole or form == "hessian"
+    return PriorStructure(tuple(slices), form, exact, apart, constant and form == "diagonal")
 
 
 def _products(target: LogDensity, data: Data) -> Callable[[Array, Array], Array]:
@@ -118,40 +133,39 @@ def _products(target: LogDensity, data: Data) -> Callable[[Array, Array], Array]
     return product
 
 
-def prior_curvature(
-    target: LogDensity,
-    structure: PriorStructure,
-    z: Array,
-    data: Data,
-    sites: Collection[str] | None = None,
-) -> Array:
-    """Curvature of the log prior at positions z (P, D): its diagonal (P, D), or (P, D, D).
+def prior_curvature(target: LogDensity, structure: PriorStructure, z: Array, data: Data) -> Array:
+    """Curvature of the log prior at positions z (P, D): its diagonal (P, D'), or (P, D', D').
 
-    A constant one has shape (1, D). With ``sites`` the diagonal of other sites is left at zero.
+    A constant one has shape (1, D').
     """
     product = _products(target, data)
     size, dtype = target.dim, z.dtype
+    slices = [target.layout.slices[name] for name in structure.sites]
+
+    def inside(vector: Array) -> Array:
+        return jnp.concatenate([vector[where] for where in slices])
+
+    def ones_at(where: slice) -> Array:
+        return jnp.zeros(size, dtype).at[where].set(1.0)
 
     def hessian(position: Array) -> Array:
-        matrix = jax.vmap(product, (None, 0))(position, jnp.eye(size, dtype=dtype))
+        basis = jnp.concatenate([jnp.eye(size, dtype=dtype)[where] for where in slices])
+        matrix = jax.vmap(lambda vector: inside(product(position, vector)))(basis)
         values, vectors = jnp.linalg.eigh(0.5 * (matrix + matrix.T))
         return (vectors * jnp.maximum(values, 0.0)) @ vectors.T
 
     def diagonal(position: Array) -> Array:
-        found = jnp.zeros(size, dtype)
         if structure.exact:
-            return jnp.maximum(product(position, jnp.ones(size, dtype)), 0.0)
-        for name, where in target.layout.slices.items():
-            if sites is not None and name not in sites:
-                continue
+            everything = sum((ones_at(where) for where in slices), jnp.zeros(size, dtype))
+            return jnp.maximum(inside(product(position, everything)), 0.0)
+        parts = []
+        for name, where in zip(structure.sites, slices, strict=True):
             if name in structure.apart:
-                mask = jnp.zeros(size, dtype).at[where].set(1.0)
-                found = found.at[where].set(product(position, mask)[where])
+                parts.append(product(position, ones_at(where))[where])
                 continue
             basis = jnp.eye(where.stop - where.start, size, where.start, dtype)
-            rows = jax.lax.map(lambda vector: product(position, vector) @ vector, basis)
-            found = found.at[where].set(rows)
-        return jnp.maximum(found, 0.0)
+            parts.append(jax.lax.map(lambda vector: product(position, vector) @ vector, basis))
+        return jnp.maximum(jnp.concatenate(parts), 0.0)
 
     if structure.constant:
         z = z[:1]

@@ -130,7 +130,7 @@ class ProgramCurvature:
         positions = random.uniform(key, (2, target.dim), target.dtype, -1.0, 1.0)
         self._check_likelihood(target, positions[0], data)
         self.prior: PriorStructure = prior_structure(
-            target, positions, data, key, self._prior_form(target)
+            target, positions, data, key, self._prior_form(target), self.sites
         )
         self.rows = row_structure(target, positions[0], data, target.first_rows())
 
@@ -177,12 +177,10 @@ class ProgramCurvature:
         return _added(self._prior_part(target, z, data), likelihood)
 
     def _prior_part(self, target: LogDensity, z: Array, data: Data) -> Curvature:
-        found = prior_curvature(target, self.prior, z, data, self.sites)
-        where = self.coordinates
+        found = prior_curvature(target, self.prior, z, data)
         if found.ndim == 2:
-            return Curvature(found[:, where])
-        nothing = jnp.zeros((1, len(where)), z.dtype)
-        return Curvature(nothing, found[:, where][:, :, where])
+            return Curvature(found)
+        return Curvature(jnp.zeros((1, found.shape[1]), z.dtype), found)
 
     def _sweep(self, target: LogDensity, z: Array, data: Data, rng_key: Array) -> Curvature:
         """The Gauss-Newton part of all rows, chunk by chunk."""

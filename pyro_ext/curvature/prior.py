@@ -5,6 +5,9 @@ for independent Normals, it is exact and costs one product, whatever the dimensi
 not, it is the whole matrix for small programs, with negative eigenvalues set to 0, and else its
 diagonal, with negative entries set to 0. Which of them holds is found once, by products with
 random vectors.
+
+Of chosen latent sites it is the curvature given all others: that of a network's last layer is
+diagonal where the scale of its weights is a latent site that is not among them.
 """
 
 from __future__ import annotations
@@ -32,17 +35,20 @@ class PriorStructure:
 
     Parameters
     ----------
+    sites : tuple of str
+        Latent sites, in the order of the layout, that have D' coordinates.
     form : {"diagonal", "hessian"}
-        Whether a diagonal (P, D) or matrices (P, D, D) come out.
+        Whether a diagonal (P, D') or matrices (P, D', D') come out.
     exact : bool
         Whether nothing but negative curvature is left out.
     apart : tuple of str
-        Latent sites within which the curvature is diagonal: one product gives all of their
+        Those within which the curvature is diagonal: one product gives all of their
         entries. Entries of other sites take a product each.
     constant : bool
         Whether it is diagonal and the same at all positions, as for Normals with fixed scales.
     """
 
+    sites: tuple[str, ...]
     form: PriorForm
     exact: bool
     apart: tuple[str, ...]
@@ -55,6 +61,7 @@ def prior_structure(
     data: Data,
     generator: torch.Generator,
     form: PriorForm | None = None,
+    sites: Collection[str] | None = None,
 ) -> PriorStructure:
     """Find the structure of the log prior's curvature at positions z (P, D), once.
 
@@ -63,6 +70,8 @@ def prior_structure(
     form : {"diagonal", "hessian"}, optional
         What to compute; default the diagonal where that is exact, the Hessian up to a dimension of
         ``DENSE_UP_TO``, and the diagonal above.
+    sites : collection of str, optional
+        Latent sites that have curvature; default all.
 
     Raises
     ------
@@ -74,13 +83,20 @@ def prior_structure(
             f"Expected the prior's curvature to be 'diagonal', 'hessian' or None, found {form!r}."
         )
     product = torch.func.vmap(_products(target, data), (0, None))
-    ones = torch.ones(target.dim, dtype=z.dtype, device=z.device)
+    slices = {
+        name: where
+        for name, where in target.layout.slices.items()
+        if sites is None or name in sites
+    }
+    inside = torch.zeros(target.dim, dtype=z.dtype, device=z.device)
+    for where in slices.values():
+        inside[where] = 1.0
     # Not signs: in two dimensions every second pair of these would be a multiple of ones.
     drawn = torch.randn(target.dim, dtype=z.dtype, generator=generator).to(z.device)
 
     def is_diagonal(mask: Tensor) -> bool:
         """Whether H M v = (H M 1) * v on the mask, for a random v."""
-        diagonal, crossed = product(z, ones * mask), product(z, drawn * mask)
+        diagonal, crossed = product(z, mask), product(z, drawn * mask)
         expected = diagonal * drawn
         size = torch.maximum(expected.abs(), crossed.abs())
         # By coordinate: one narrow prior must not hide the couplings of the others.
@@ -88,19 +104,18 @@ def prior_structure(
         return bool((near | (mask == 0.0)).all())
 
     apart = []
-    for name, where in target.layout.slices.items():
-        mask = torch.zeros_like(ones)
+    for name, where in slices.items():
+        mask = torch.zeros_like(inside)
         mask[where] = 1.0
         if is_diagonal(mask):
             apart.append(name)
-    whole = len(apart) == len(target.layout.slices) and is_diagonal(ones)
-    found = product(z, ones)
+    whole = len(apart) == len(slices) and is_diagonal(inside)
+    found = product(z, inside) * inside
     constant = whole and len(z) > 1 and bool((found == found[0]).all())
     if form is None:
-        form = "hessian" if not whole and target.dim <= DENSE_UP_TO else "diagonal"
-    return PriorStructure(
-        form, whole or form == "hessian", tuple(apart), constant and form == "diagonal"
-    )
+        form = "hessian" if not whole and inside.sum() <= DENSE_UP_TO else "diagonal"
+    exact = whole or form == "hessian"
+    return PriorStructure(tuple(slices), form, exact, tuple(apart), constant and form == "diagonal")
 
 
 def _products(target: LogDensity, data: Data) -> Callable[[Tensor, Tensor], Tensor]:
@@ -121,41 +136,44 @@ def _products(target: LogDensity, data: Data) -> Callable[[Tensor, Tensor], Tens
 
 
 def prior_curvature_of_one(
-    target: LogDensity,
-    structure: PriorStructure,
-    position: Tensor,
-    data: Data,
-    sites: Collection[str] | None = None,
+    target: LogDensity, structure: PriorStructure, position: Tensor, data: Data
 ) -> Tensor:
-    """Curvature of the log prior at one position (D,): its diagonal (D,), or (D, D), as it is.
+    """Curvature of the log prior at one position (D,): its diagonal (D',), or (D', D'), as it is.
 
-    Negative curvature is still in it. With ``sites`` the diagonal of other sites is zero.
+    Negative curvature is still in it.
     """
     product, size = _products(target, data), len(position)
+    slices = [target.layout.slices[name] for name in structure.sites]
+    numbers = torch.arange(size, device=position.device)
+
+    def inside(vector: Tensor) -> Tensor:
+        return torch.cat([vector[where] for where in slices])
+
+    def ones_at(*places: slice) -> Tensor:
+        found = torch.zeros_like(numbers, dtype=torch.bool)
+        for where in places:
+            found = found | ((numbers >= where.start) & (numbers < where.stop))
+        return found.to(position.dtype)
 
     def columns(where: slice) -> Tensor:
         basis = torch.eye(size, dtype=position.dtype, device=position.device)[where]
         return torch.stack([product(position, vector) for vector in basis])
 
     if structure.form == "hessian":
-        return columns(slice(0, size))
+        return torch.stack([inside(row) for where in slices for row in columns(where)])
     if structure.exact:
-        return product(position, torch.ones_like(position))
+        return inside(product(position, ones_at(*slices)))
     parts = []
-    for name, where in target.layout.slices.items():
-        if sites is not None and name not in sites:
-            parts.append(torch.zeros_like(position[where]))
-        elif name in structure.apart:
-            inside = torch.arange(size, device=position.device)
-            mask = ((inside >= where.start) & (inside < where.stop)).to(position.dtype)
-            parts.append(product(position, mask)[where])
+    for name, where in zip(structure.sites, slices, strict=True):
+        if name in structure.apart:
+            parts.append(product(position, ones_at(where))[where])
         else:
             parts.append(columns(where)[:, where].diagonal())
     return torch.cat(parts)
 
 
 def without_negative(found: Tensor) -> Tensor:
-    """Diagonals (P, D) or matrices (P, D, D) with negative curvature set to zero."""
+    """Diagonals (P, D') or matrices (P, D', D') with negative curvature set to zero."""
     if found.dim() == 2:
         return found.clamp_min(0.0)
     values, vectors = symmetric_eigen(0.5 * (found + found.mT))
@@ -163,21 +181,15 @@ def without_negative(found: Tensor) -> Tensor:
     return result
 
 
-def prior_curvature(
-    target: LogDensity,
-    structure: PriorStructure,
-    z: Tensor,
-    data: Data,
-    sites: Collection[str] | None = None,
-) -> Tensor:
-    """Curvature of the log prior at positions z (P, D): its diagonal (P, D), or (P, D, D).
+def prior_curvature(target: LogDensity, structure: PriorStructure, z: Tensor, data: Data) -> Tensor:
+    """Curvature of the log prior at positions z (P, D): its diagonal (P, D'), or (P, D', D').
 
-    A constant one has shape (1, D). With ``sites`` the diagonal of other sites is left at zero.
+    A constant one has shape (1, D').
     """
     if structure.constant:
         z = z[:1]
 
     def one(position: Tensor) -> Tensor:
-        return prior_curvature_of_one(target, structure, position, data, sites)
+        return prior_curvature_of_one(target, structure, position, data)
 
     return without_negative(torch.func.vmap(one)(z))

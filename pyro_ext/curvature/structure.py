@@ -138,7 +138,7 @@ class ProgramCurvature:
         positions = (2.0 * uniform - 1.0).to(target.device)
         self._check_likelihood(target, positions[0], data)
         self.prior: PriorStructure = prior_structure(
-            target, positions, data, generator, self._prior_form()
+            target, positions, data, generator, self._prior_form(), self.sites
         )
         indices = target.first_rows()
         self.rows = row_structure(target, positions[0], data, indices)
@@ -154,7 +154,7 @@ class ProgramCurvature:
 
         def prior(position: Tensor, arguments: Any) -> Tensor:
             data = Data(arguments[0], arguments[1])
-            return prior_curvature_of_one(target, self.prior, position, data, self.sites)
+            return prior_curvature_of_one(target, self.prior, position, data)
 
         self._rows = target.lift(rows, drawing=drawing)
         self._prior = target.lift(prior)
@@ -192,13 +192,12 @@ class ProgramCurvature:
         return _added(self._prior_part(target, z, data), likelihood)
 
     def _prior_part(self, target: LogDensity, z: Tensor, data: Data) -> Curvature:
-        where = self.coordinates
         positions = z[:1] if self.prior.constant else z
         arguments = as_arguments(data.args, data.kwargs, target.first_rows())
         found = without_negative(self._prior(positions, arguments))
         if found.dim() == 2:
-            return Curvature(found[:, where])
-        return Curvature(z.new_zeros(1, len(where)), found[:, where][:, :, where])
+            return Curvature(found)
+        return Curvature(z.new_zeros(1, found.shape[1]), found)
 
     def _sweep(self, target: LogDensity, z: Tensor, data: Data) -> Curvature:
         """The Gauss-Newton part of all rows, chunk by chunk."""

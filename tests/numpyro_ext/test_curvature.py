@@ -374,10 +374,14 @@ def test_prior_curvature_is_the_clipped_hessian(model: Any) -> None:
     found = np.asarray(computed(structure))
     diagonal = np.maximum(np.diagonal(exact, axis1=1, axis2=2), 0.0)
     if model is independent:
-        assert structure == PriorStructure("diagonal", True, ("a", "b", "t"), constant=False)
+        assert structure == PriorStructure(
+            ("a", "b", "t"), "diagonal", True, ("a", "b", "t"), constant=False
+        )
         np.testing.assert_allclose(found, diagonal, atol=1e-12)
         return
-    assert structure == PriorStructure("hessian", True, ("scale", "effects"), constant=False)
+    assert structure == PriorStructure(
+        ("scale", "effects", "pair"), "hessian", True, ("scale", "effects"), constant=False
+    )
     values, vectors = np.linalg.eigh(exact)
     clipped = np.einsum("pij,pj,pkj->pik", vectors, np.maximum(values, 0.0), vectors)
     np.testing.assert_allclose(found, clipped, atol=1e-10)
@@ -385,5 +389,15 @@ def test_prior_curvature_is_the_clipped_hessian(model: Any) -> None:
     assert not structure.exact
     found = np.asarray(computed(structure))
     np.testing.assert_allclose(found, diagonal, atol=1e-10)
+    # Given the scale the effects are independent, and the pair is no concern of theirs.
+    structure = prior_structure(target, z, data, KEY, sites=("effects",))
+    assert structure == PriorStructure(("effects",), "diagonal", True, ("effects",), constant=False)
+    np.testing.assert_allclose(np.asarray(computed(structure)), diagonal[:, 1:4], atol=1e-10)
+    structure = prior_structure(target, z, data, KEY, sites=("scale", "pair"))
+    assert structure.form == "hessian"
+    where = [0, 4, 5]
+    values, vectors = np.linalg.eigh(np.asarray(exact)[:, where][:, :, where])
+    clipped = np.einsum("pij,pj,pkj->pik", vectors, np.maximum(values, 0.0), vectors)
+    np.testing.assert_allclose(np.asarray(computed(structure)), clipped, atol=1e-10)
     with pytest.raises(ArgumentError, match="'diagonal', 'hessian' or None, found 'full'"):
         prior_structure(target, z, data, KEY, "full")  # type: ignore[arg-type]
