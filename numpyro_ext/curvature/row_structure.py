@@ -68,6 +68,11 @@ def row_structure(target: LogDensity, z: Array, data: Data, indices: Indices) ->
     those whose rows depend on each other, as through a mean over the batch.
     """
     data = data.on_device()
+    # One row shows nothing of others, which a sweep over all rows has beside it.
+    indices = {
+        plate: jnp.arange(2) if len(rows) == 1 < target.plates[plate].size else rows
+        for plate, rows in indices.items()
+    }
     outputs = jax.jit(target.outputs)
     together = outputs(z, data, indices)
     repeated = {name: _repeated(output) for name, output in together.items()}

@@ -60,7 +60,7 @@ def precision_of(curvature: Curvature) -> Precision:
             raise ValueError("Expected blocks with a diagonal alone, found rows or a matrix.")
         return BlockPrecision.of(curvature)
     if curvature.matrix is not None:
-        return DensePrecision.of(curvature.dense()[0])
+        return DensePrecision.of(curvature.dense()[0], (curvature.diagonal > 0.0).all())
     dim = curvature.diagonal.shape[1]
     rows = jnp.zeros((0, dim), curvature.diagonal.dtype)
     if curvature.rows is not None:
@@ -92,18 +92,22 @@ class DensePrecision(Precision):
         S, shape (D,).
     factor : Array
         L, shape (D, D), lower triangular.
+    bounded : Array
+        Whether H is a positive diagonal and something positive semidefinite.
     """
 
     scale: Array
     factor: Array
+    bounded: Array
 
     @classmethod
-    def of(cls, matrix: Array) -> DensePrecision:
+    def of(cls, matrix: Array, bounded: Array | bool = False) -> DensePrecision:
         """Factorise a matrix (D, D)."""
         diagonal = jnp.diagonal(matrix)
         # Scaled to a unit diagonal first, so that units do not decide what is singular.
         scale = jnp.sqrt(jnp.where(diagonal > 0.0, diagonal, 1.0))
-        return cls(scale, jnp.linalg.cholesky(matrix / (scale[:, None] * scale)))
+        factor = jnp.linalg.cholesky(matrix / (scale[:, None] * scale))
+        return cls(scale, factor, jnp.asarray(bounded))
 
     def log_determinant(self) -> Array:
         return 2.0 * (jnp.log(self.scale) + jnp.log(jnp.diagonal(self.factor))).sum()
@@ -112,10 +116,17 @@ class DensePrecision(Precision):
         return solve_triangular(self.factor.T, noise.T).T / self.scale
 
     def definite(self) -> Array:
-        pivots = jnp.diagonal(self.factor) ** 2
-        # What rounding leaves of a pivot that is zero.
-        rounding = 30.0 * len(pivots) ** 0.5 * jnp.finfo(pivots.dtype).eps
-        sound = (pivots > rounding).all()
+        sound = jnp.isfinite(self.factor).all() & (jnp.diagonal(self.factor) > 0.0).all()
+
+        def least() -> Array:
+            return jnp.linalg.eigvalsh(self.factor @ self.factor.T)[0]
+
+        # What rounding leaves of an eigenvalue that is zero.
+        rounding = 10.0 * len(self.scale) ** 0.5 * jnp.finfo(self.scale.dtype).eps
+        above = lax.cond(
+            self.bounded | ~sound, lambda: jnp.asarray(True), lambda: least() > rounding
+        )
+        sound = sound & above
         return jnp.broadcast_to(sound, self.scale.shape)
 
 
@@ -242,7 +253,7 @@ class BlockPrecision(Precision):
             where = block.where
             if min(block.left.shape[1], block.right.shape[1]) == 1:
                 matrix = jnp.kron(block.left[0], block.right[0]) + jnp.diag(whole[where])
-                blocks.append(DensePrecision.of(matrix))
+                blocks.append(DensePrecision.of(matrix, (whole[where] > 0.0).all()))
             else:
                 blocks.append(KroneckerPrecision.of(block, whole[where]))
             places.append((where.start, where.stop))

@@ -422,7 +422,8 @@ class _Posterior:
         if curvature.matrix is not None:
             matrix = np.asarray(curvature.dense()[0], np.float64)
             scale = np.sqrt(np.where(np.diagonal(matrix) > 0.0, np.diagonal(matrix), 1.0))
-            fault = np.abs(np.linalg.eigh(matrix / np.outer(scale, scale))[1][:, 0]) > 0.1
+            direction = np.abs(np.linalg.eigh(matrix / np.outer(scale, scale))[1][:, 0])
+            fault = direction > 0.3 * direction.max()
         names = [name for name, where in slices.items() if fault[where].any()]
         return ArgumentError(
             "Expected a positive definite curvature at the mode, found a singular one: nothing in "

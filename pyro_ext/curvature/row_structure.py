@@ -66,6 +66,13 @@ def row_structure(target: LogDensity, z: Tensor, data: Data, indices: Indices) -
     those whose rows depend on each other, as through a mean over the batch, nor those with drawn
     values.
     """
+    # One row shows nothing of others, which a sweep over all rows has beside it.
+    indices = {
+        plate: torch.arange(2, device=z.device)
+        if len(rows) == 1 < target.plates[plate].size
+        else rows
+        for plate, rows in indices.items()
+    }
     with torch.no_grad():
         together = target.outputs(z, data, indices)
         repeated = {name: _repeated(output) for name, output in together.items()}

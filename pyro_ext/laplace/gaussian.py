@@ -59,7 +59,7 @@ def precision_of(curvature: Curvature) -> Precision:
             raise ValueError("Expected blocks with a diagonal alone, found rows or a matrix.")
         return BlockPrecision.of(curvature)
     if curvature.matrix is not None:
-        return DensePrecision.of(curvature.dense()[0])
+        return DensePrecision.of(curvature.dense()[0], bool((curvature.diagonal > 0.0).all()))
     rows = curvature.diagonal[:0] if curvature.rows is None else curvature.rows[0]
     return RowPrecision.of(curvature.diagonal[0], rows)
 
@@ -90,19 +90,24 @@ class DensePrecision(Precision):
         S, shape (D,).
     factor : Tensor
         L, shape (D, D), lower triangular.
+    bounded : bool
+        Whether H is a positive diagonal and something positive semidefinite.
     """
 
     scale: Tensor
     factor: Tensor
+    bounded: bool = False
 
     @classmethod
-    def of(cls, matrix: Tensor) -> DensePrecision:
+    def of(cls, matrix: Tensor, bounded: bool = False) -> DensePrecision:
         """Factorise a matrix (D, D)."""
         diagonal = matrix.diagonal()
         # Scaled to a unit diagonal first, so that units do not decide what is singular.
         scale = torch.where(diagonal > 0.0, diagonal, torch.ones_like(diagonal)).sqrt()
         factor, failed = torch.linalg.cholesky_ex(matrix / (scale[:, None] * scale))
-        return cls(scale, torch.where(failed == 0, factor, torch.full_like(factor, math.nan)))
+        return cls(
+            scale, torch.where(failed == 0, factor, torch.full_like(factor, math.nan)), bounded
+        )
 
     def log_determinant(self) -> Tensor:
         return 2.0 * (self.scale.log() + self.factor.diagonal().log()).sum()
@@ -112,10 +117,11 @@ class DensePrecision(Precision):
         return turned.T / self.scale
 
     def definite(self) -> Tensor:
-        pivots = self.factor.diagonal() ** 2
-        # What rounding leaves of a pivot that is zero.
-        rounding = 30.0 * len(pivots) ** 0.5 * torch.finfo(pivots.dtype).eps
-        sound = (pivots > rounding).all()
+        sound = torch.isfinite(self.factor).all() & (self.factor.diagonal() > 0.0).all()
+        if bool(sound) and not self.bounded:
+            # What rounding leaves of an eigenvalue that is zero.
+            least = symmetric_eigen(self.factor @ self.factor.T)[0][0]
+            sound = least > 10.0 * len(self.scale) ** 0.5 * torch.finfo(least.dtype).eps
         return sound.expand(self.scale.shape)
 
 
@@ -240,7 +246,7 @@ class BlockPrecision(Precision):
             where = block.where
             if min(block.left.shape[1], block.right.shape[1]) == 1:
                 matrix = torch.kron(block.left[0], block.right[0]) + whole[where].diag()
-                blocks.append(DensePrecision.of(matrix))
+                blocks.append(DensePrecision.of(matrix, bool((whole[where] > 0.0).all())))
             else:
                 blocks.append(KroneckerPrecision.of(block, whole[where]))
             places.append((where.start, where.stop))

@@ -396,7 +396,8 @@ class _Posterior:
             matrix = curvature.dense()[0].double()
             diagonal = matrix.diagonal()
             scale = torch.where(diagonal > 0.0, diagonal, torch.ones_like(diagonal)).sqrt()
-            fault = torch.linalg.eigh(matrix / torch.outer(scale, scale))[1][:, 0].abs() > 0.1
+            direction = torch.linalg.eigh(matrix / torch.outer(scale, scale))[1][:, 0].abs()
+            fault = direction > 0.3 * direction.max()
         names = [name for name, where in self.coordinates.slices.items() if fault[where].any()]
         return ArgumentError(
             "Expected a positive definite curvature at the mode, found a singular one: nothing in "

@@ -398,6 +398,15 @@ class TestHostKernels:
         with pytest.raises(ArgumentError, match="compares the Gaussian guides"):
             as_kernel(ProbabilityProductKernel(guide))
 
+    @pytest.mark.parametrize("kernel", [RBF("pyro"), IMQ("pyro"), RBF() + 0.5 * Linear()], ids=repr)
+    def test_interactions_sum_to_the_direction(self, kernel):
+        particles, scores = (
+            jnp.asarray(each) for each in np.random.default_rng(1).normal(size=(2, 7, 3))
+        )
+        expected, _ = kernel.direction(kernel.init(particles), particles, scores)
+        found = kernel.interactions(particles).direction(scores)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
     @pytest.mark.parametrize("dim", [49, 50])
     def test_default_for_few_particles(self, dim):
         values = np.random.default_rng(0).normal(size=(2, 5, dim))

@@ -459,3 +459,15 @@ def test_latents_of_rows() -> None:
     prior[1:, 1:] = 5.0 * np.eye(8)
     found = covariance(engine.fit_curvature(state), 9)
     np.testing.assert_allclose(found, np.linalg.inv(prior), rtol=1e-8)
+
+
+def test_a_direction_of_many_coordinates_that_nothing_bounds_is_noticed() -> None:
+    def model() -> None:
+        b = numpyro.sample("b", dist.ImproperUniform(dist.constraints.real_vector, (), (120,)))
+        with numpyro.plate("rows", 240):
+            numpyro.sample("y", dist.Categorical(logits=b), obs=jnp.arange(240) % 120)
+
+    engine = LaplaceGGN(model, optax.adam(0.1))
+    state = engine.init(KEY)
+    with pytest.raises(ArgumentError, match="bounds latent site 'b' in some direction"):
+        engine.get_samples(state)

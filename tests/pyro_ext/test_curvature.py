@@ -232,8 +232,8 @@ def test_merged_rows_have_the_same_products(batch: int | None) -> None:
     plain = jacobian_rows(target, z, data, indices)
     assert found.shape[1] < plain.shape[1]
     np.testing.assert_allclose(found.mT @ found, plain.mT @ plain, rtol=1e-9, atol=1e-9)
-    for latents, columns in (("w", slice(2)), ("s", slice(2, 4))):
-        part = jacobian_rows(target, z, data, indices, structure, [latents])
+    for latents, columns in ((["w"], slice(2)), (["s"], slice(2, 4)), (["s", "w"], slice(4))):
+        part = jacobian_rows(target, z, data, indices, structure, latents)
         np.testing.assert_allclose(part, found[..., columns], rtol=1e-9, atol=1e-9)
 
 
@@ -256,6 +256,23 @@ def test_rows_that_depend_on_each_other_are_not_taken_apart() -> None:
         "apart",
         "large",
     }
+
+
+def test_batches_of_one_row_do_not_hide_rows_that_depend_on_each_other() -> None:
+    def model(x: Any, batch: int) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("N", 12, subsample_size=batch) as i:
+            mean = x[i] @ w
+            pyro.sample("centred", dist.Normal(mean - mean.mean(), 1.0), obs=x[i, 1])
+            pyro.sample("apart", dist.Normal(mean, 1.0), obs=x[i, 0])
+
+    x = _data()[0]
+    target = LogDensity(model, (x, 1))
+    structure = row_structure(
+        target, torch.tensor([0.3, -0.2]), target.bind(x, 1), target.first_rows()
+    )
+    assert structure.by_row == {"apart"}
+    assert set(structure.repeated) == {"centred", "apart"}
 
 
 def test_elements_have_their_own_scales_and_several_masks() -> None:

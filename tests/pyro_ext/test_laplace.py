@@ -455,3 +455,21 @@ def test_latents_of_rows() -> None:
     prior[1:, 1:] = 5.0 * np.eye(8)
     found = covariance(engine.fit_curvature(), 9)
     np.testing.assert_allclose(found, np.linalg.inv(prior), rtol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_direction_of_many_coordinates_that_nothing_bounds_is_noticed(dtype: torch.dtype) -> None:
+    def model() -> None:
+        b = pyro.sample("b", dist.ImproperUniform(dist.constraints.real_vector, (), (120,)))
+        with pyro.plate("rows", 240):
+            pyro.sample("y", dist.Categorical(logits=b), obs=torch.arange(240) % 120)
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        engine = LaplaceGGN(model, pyro.optim.Adam({"lr": 0.1}), seed=0)
+        engine.run(2, progress_bar=False)
+        with pytest.raises(ArgumentError, match="bounds latent site 'b' in some direction"):
+            engine.get_samples()
+    finally:
+        torch.set_default_dtype(before)
