@@ -437,6 +437,10 @@ def test_batches_as_arguments_want_the_curvature_of_all_rows() -> None:
     expected = np.linalg.inv(X.T @ X / 0.25 + np.eye(3) / 4.0)
     np.testing.assert_allclose(covariance(precision, 3), expected, rtol=1e-8)
     assert engine.get_samples(5)["w"].shape == (5, 3)
+    # The Gaussian was that of the mode before this step.
+    engine.step(x[:8], y[:8])
+    with pytest.raises(ArgumentError, match="fit_curvature"):
+        engine.get_samples()
 
 
 def local(y: Any, batch: int | None = None) -> None:
