@@ -42,6 +42,11 @@ class ByNumber(Kernel):
         """State of the kernel for these particles."""
         return self.chosen(particles).init(particles)
 
+    @property
+    def translation_invariant(self) -> bool:
+        """Whether both kernels are."""
+        return self.many.translation_invariant and self.few.translation_invariant
+
     def with_sites(self, sites: Mapping[str, slice]) -> ByNumber:
         """Both kernels for these sites."""
         return ByNumber(self.many.with_sites(sites), self.few.with_sites(sites))

@@ -336,6 +336,7 @@ class TestHostKernels:
         wide = 0.5 * IMQ("dimension", metric="variance") + 0.5 * Linear()
         plain = RBF() if dim == 50 else wide
         expected, _ = plain.direction(plain.init(particles), particles, scores)
+        assert not default_kernel().translation_invariant  # the linear term is not
         kernel = default_kernel().with_sites({"z": slice(0, dim)})
         found, _ = kernel.direction(kernel.init(particles), particles, scores)
         np.testing.assert_allclose(found, expected)
