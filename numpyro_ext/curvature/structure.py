@@ -47,7 +47,7 @@ WHOLE_BLOCK_UP_TO = 500
 #: Widest side of a matrix site with a Kronecker factor; wider sites keep their diagonal.
 WIDEST_FACTOR = 2048
 #: Alternating steps to the nearest Kronecker product.
-_KRONECKER_STEPS = 3
+KRONECKER_STEPS = 3
 #: Numbers of the Jacobians of all particles above which particles take turns.
 _LARGE = 50_000_000
 
@@ -318,25 +318,33 @@ def _low_rank(rows: Array, rank: int) -> Curvature:
     return Curvature(rest, rows=kept)
 
 
+def kronecker_sides(shape: Collection[int]) -> tuple[int, int] | None:
+    """Rows and columns of a site's factors; one is 1 for a whole block, None for a diagonal."""
+    shape = tuple(shape)
+    size = math.prod(shape)
+    first = shape[0] if len(shape) > 1 else 1
+    last = size // max(first, 1)
+    if min(first, last) == 1:
+        return (1, size) if size <= WHOLE_BLOCK_UP_TO else None
+    return (first, last) if max(first, last) <= WIDEST_FACTOR else None
+
+
 def _kronecker(rows: Array, shape: Collection[int], start: int) -> KroneckerBlock | None:
     """The nearest A (x) B to R' R of one site; None where its diagonal is to be kept."""
-    number, count, size = rows.shape
-    shape = tuple(shape)
-    first, last = (shape[0], size // max(shape[0], 1)) if len(shape) > 1 else (1, size)
-    if min(first, last) == 1:
-        first, last = 1, size
-        if size > WHOLE_BLOCK_UP_TO:
-            return None
-        return KroneckerBlock(jnp.ones((number, 1, 1), rows.dtype), rows.mT @ rows, start)
-    if max(first, last) > WIDEST_FACTOR:
+    number, count, _ = rows.shape
+    sides = kronecker_sides(shape)
+    if sides is None:
         return None
+    first, last = sides
+    if first == 1:
+        return KroneckerBlock(jnp.ones((number, 1, 1), rows.dtype), rows.mT @ rows, start)
     matrices = rows.reshape(number, count, first, last)
     # The nearest product is the leading singular pair of the rearranged matrix, by power
     # iteration from B = identity; every iterate is positive semidefinite.
     right = jnp.broadcast_to(jnp.eye(last, dtype=rows.dtype), (number, last, last))
     left = jnp.zeros((number, first, first), rows.dtype)
     tiny = jnp.finfo(rows.dtype).tiny
-    for _ in range(_KRONECKER_STEPS):
+    for _ in range(KRONECKER_STEPS):
         size_right = jnp.maximum((right**2).sum(axis=(1, 2)), tiny)[:, None, None]
         left = jnp.einsum("prab,pbc,prdc->pad", matrices, right, matrices) / size_right
         size_left = jnp.maximum((left**2).sum(axis=(1, 2)), tiny)[:, None, None]

@@ -25,15 +25,13 @@ from numpyro_ext.curvature import (
     jacobian_rows,
 )
 from numpyro_ext.curvature.fisher import root_for
-from numpyro_ext.curvature.structure import WHOLE_BLOCK_UP_TO, WIDEST_FACTOR
+from numpyro_ext.curvature.structure import KRONECKER_STEPS, kronecker_sides
 from numpyro_ext.laplace.coordinates import Coordinates
 from numpyro_ext.target import Data, LogDensity
 from numpyro_ext.target.layout import Indices
 
 #: Dimension up to which ``"full"`` is a matrix even where there are fewer rows than dimensions.
 MATRIX_UP_TO = 2000
-#: Alternating steps to the nearest Kronecker product.
-_KRONECKER_STEPS = 3
 
 
 class LikelihoodCurvature:
@@ -105,7 +103,7 @@ class LikelihoodCurvature:
         sides = {
             name: sides
             for name in slices
-            if (sides := _sides(self.target.layout.shapes[name])) is not None
+            if (sides := kronecker_sides(self.target.layout.shapes[name])) is not None
         }
         factored = [name for name in sides if min(sides[name]) > 1]
         whole = [name for name in sides if min(sides[name]) == 1]
@@ -146,7 +144,7 @@ class LikelihoodCurvature:
             return left, half("rab,ac,rcd->bd", left, factors[1])
 
         if factored:
-            left, right = lax.fori_loop(0, _KRONECKER_STEPS, both, (left, right))
+            left, right = lax.fori_loop(0, KRONECKER_STEPS, both, (left, right))
         one = jnp.ones((1, 1, 1), nothing.dtype)
         blocks = []
         for name in slices:
@@ -158,16 +156,6 @@ class LikelihoodCurvature:
             else:
                 nothing = nothing.at[slices[name]].set(sums[name])
         return Curvature(nothing[None], blocks=tuple(blocks))
-
-
-def _sides(shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """Rows and columns of a site's factors; one is 1 for a whole block, None for a diagonal."""
-    size = math.prod(shape)
-    first = shape[0] if len(shape) > 1 else 1
-    last = size // max(first, 1)
-    if min(first, last) == 1:
-        return (1, size) if size <= WHOLE_BLOCK_UP_TO else None
-    return (first, last) if max(first, last) <= WIDEST_FACTOR else None
 
 
 def _low_rank(rows: _Rows, rank: int, nothing: Array) -> Curvature:

@@ -25,15 +25,13 @@ from pyro_ext.curvature import (
 )
 from pyro_ext.curvature.fisher import needs_draws
 from pyro_ext.curvature.gauss_newton import rows_of_one
-from pyro_ext.curvature.structure import WHOLE_BLOCK_UP_TO, WIDEST_FACTOR
+from pyro_ext.curvature.structure import KRONECKER_STEPS, kronecker_sides
 from pyro_ext.laplace.coordinates import Coordinates
 from pyro_ext.target import Data, LogDensity
 from pyro_ext.target.log_density import Indices
 
 #: Dimension up to which ``"full"`` is a matrix even where there are fewer rows than dimensions.
 MATRIX_UP_TO = 2000
-#: Alternating steps to the nearest Kronecker product.
-_KRONECKER_STEPS = 3
 
 #: Sums over chunks of rows, by name.
 Sums = dict[str, Tensor]
@@ -99,7 +97,7 @@ class LikelihoodCurvature:
         sides = {
             name: sides
             for name in slices
-            if (sides := _sides(self.target.layout.shapes[name])) is not None
+            if (sides := kronecker_sides(self.target.layout.shapes[name])) is not None
         }
         factored = [name for name in sides if min(sides[name]) > 1]
         whole = [name for name in sides if min(sides[name]) == 1]
@@ -134,7 +132,7 @@ class LikelihoodCurvature:
                 name: found[name] / other[name].square().sum().clamp_min(tiny) for name in factored
             }
 
-        for _ in range(_KRONECKER_STEPS if factored else 0):
+        for _ in range(KRONECKER_STEPS if factored else 0):
             left = half("rab,bc,rdc->ad", right)
             right = half("rab,ac,rcd->bd", left)
         blocks, diagonal = [], []
@@ -147,16 +145,6 @@ class LikelihoodCurvature:
                 one = nothing.new_ones(1, 1, 1)
                 blocks.append(KroneckerBlock(one, sums[name][None], where.start))
         return Curvature(torch.cat(diagonal)[None], blocks=tuple(blocks))
-
-
-def _sides(shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """Rows and columns of a site's factors; one is 1 for a whole block, None for a diagonal."""
-    size = math.prod(shape)
-    first = shape[0] if len(shape) > 1 else 1
-    last = size // max(first, 1)
-    if min(first, last) == 1:
-        return (1, size) if size <= WHOLE_BLOCK_UP_TO else None
-    return (first, last) if max(first, last) <= WIDEST_FACTOR else None
 
 
 def _low_rank(rows: _Rows, rank: int, nothing: Tensor) -> Curvature:
