@@ -140,12 +140,12 @@ def _work(pipe: Connection, backend: str, case: Case, batch_size: int, particles
             trainer.advance(case.steps)
             pipe.send((time.perf_counter() - started) / case.steps)
         peak = _peak("VmHWM")
-        known = peak is not None and before is not None
+        own = None if peak is None or before is None else peak - before
         pipe.send(
             {
                 "weights": trainer.num_weights,
                 "peak bytes": peak,
-                "peak bytes, less libraries": peak - before if known else None,  # type: ignore[operator]
+                "peak bytes, less libraries": own,
             }
         )
         pipe.recv()
