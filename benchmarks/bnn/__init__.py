@@ -42,7 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--methods", nargs="+", choices=tuple(METHODS), metavar="METHOD", help=", ".join(METHODS)
     )
     parser.add_argument("--splits", type=count, help="of the published ones (3; 1 of large sets)")
-    parser.add_argument("--epochs", type=count, help="of SVGD (500; fewer on large sets)")
+    parser.add_argument("--epochs", type=count, help="of SVGD (500; 60 on protein)")
+    parser.add_argument(
+        "--newton-epochs", type=count, help="of Newton methods (a twentieth of those of SVGD)"
+    )
     parser.add_argument("--batch", type=count, default=32, help="rows of a step of Adam (32)")
     parser.add_argument(
         "--newton-batch", type=count, help="rows of a Newton step (64, 256 or 512, by the set)"

@@ -34,13 +34,13 @@ from numpyro_ext.curvature import CurvatureOptions, ProgramCurvature
 
 
 def program(setting: Setting) -> Callable[[Array, Array], None]:
-    """ReLU layers with weights of variance 1 / inputs; noise, if any, with a scale to learn."""
+    """ReLU layers with weights of variance 2 / inputs; noise, if any, with a scale to learn."""
     sizes = setting.sizes
 
     def model(x: Array, y: Array) -> None:
         layers = []
         for number, (inputs, units) in enumerate(pairwise(sizes), start=1):
-            prior = dist.Normal(0.0, inputs**-0.5)
+            prior = dist.Normal(0.0, (2 / inputs) ** 0.5)
             w = numpyro.sample(f"w{number}", prior.expand([inputs, units]).to_event(2))
             b = numpyro.sample(f"b{number}", dist.Normal(0.0, 1.0).expand([units]).to_event(1))
             layers.append((w, b))

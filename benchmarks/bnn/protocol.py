@@ -34,12 +34,14 @@ EVERY_EPOCH, FURTHER = 20, 40
 #: Points of methods whose predictions cost a sweep over the rows.
 FEW = 4
 #: Epochs of SVGD by the most rows of a set, and the splits that the short protocol takes.
-EPOCHS = {2_000: 500, 20_000: 200, 100_000: 60}
+EPOCHS = {20_000: 500, 100_000: 60}
 SPLITS = {2_000: 3, 20_000: 1, 100_000: 1}
 #: Rows of a Newton step: larger sets have enough steps with larger batches, whose curvature and
 #: score are less noisy.
 NEWTON_BATCHES = {2_000: 64, 20_000: 256, 100_000: 512}
 TEST_SHARE = 0.1
+#: The first split is the one on which the settings of Newton steps were found; no figure is of it.
+FIRST_SPLIT = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Budget:
     ----------
     epochs, splits : int, optional
         Default: by the size of the set.
+    newton_epochs : int, optional
+        Epochs of Newton methods. Default: their share of those of SVGD.
     batch : int
         Rows of a step of Adam.
     newton_batch : int, optional
@@ -85,6 +89,7 @@ class Budget:
 
     epochs: int | None = None
     splits: int | None = None
+    newton_epochs: int | None = None
     batch: int = 32
     newton_batch: int | None = None
     particles: int = 5
@@ -98,6 +103,7 @@ class Budget:
         return cls(
             arguments.epochs,
             1_000 if arguments.full else arguments.splits,
+            arguments.newton_epochs,
             arguments.batch,
             arguments.newton_batch,
             particles,
@@ -105,14 +111,20 @@ class Budget:
             tuple(arguments.dampings),
         )
 
-    def epochs_for(self, rows: int) -> int:
-        """Epochs of SVGD on a set of so many rows."""
-        return self.epochs or _by_size(EPOCHS, rows)
+    def epochs_for(self, rows: int, method: Method | None = None) -> int:
+        """Epochs of a method, SVGD by default, on a set of so many rows."""
+        epochs = self.epochs or _by_size(EPOCHS, rows)
+        if method is None:
+            return epochs
+        if self.newton_epochs and method.family in ("Newton", "last layer"):
+            return self.newton_epochs
+        return max(1, round(epochs * method.epochs))
 
-    def splits_for(self, data: Dataset) -> int:
-        """How many splits of a set are taken; 20 random ones where none are published."""
+    def splits_for(self, data: Dataset) -> range:
+        """Which splits of a set are taken; of 20 random ones where none are published."""
         there = len(data.splits) or 20
-        return min(self.splits or _by_size(SPLITS, len(data.x)), there)
+        first = min(FIRST_SPLIT, there - 1)
+        return range(there)[first : first + (self.splits or _by_size(SPLITS, len(data.x)))]
 
     def batch_for(self, method: Method, rows: int) -> int:
         """Rows of a step on a set of so many rows to fit."""
@@ -194,12 +206,13 @@ def compare(
     book: Book, data: Dataset, backend: str, methods: dict[str, Method], budget: Budget
 ) -> list[Record]:
     """Runs of all methods at their best candidates, on all splits."""
-    splits = [split_rows(data, index) for index in range(budget.splits_for(data))]
+    indices = budget.splits_for(data)
+    splits = {index: split_rows(data, index) for index in indices}
     found: list[Record] = []
     for name, method in methods.items():
         fit = _Fit(book, data, backend, name, method, budget, splits)
         # Its settings go to the records that are kept; a search that failed is one of them.
-        found += tuned_runs(fit, range(len(splits)), budget.candidates(method))
+        found += tuned_runs(fit, indices, budget.candidates(method))
     return found
 
 
@@ -213,7 +226,7 @@ class _Fit:
     name: str
     method: Method
     budget: Budget
-    splits: list[Rows]
+    splits: dict[int, Rows]
 
     def __post_init__(self) -> None:
         # Rows of a set's published splits are of one number, mostly.
@@ -222,7 +235,7 @@ class _Fit:
     def __call__(self, index: int, candidate: float | None) -> Record:
         assert candidate is not None
         rows = self.splits[index]
-        epochs = max(1, round(self.budget.epochs_for(len(self.data.x)) * self.method.epochs))
+        epochs = self.budget.epochs_for(len(self.data.x), self.method)
         setting = setting_for(rows, self.method, self.budget, epochs)
         settings = {
             "split": index,

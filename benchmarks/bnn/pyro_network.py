@@ -31,13 +31,13 @@ from pyro_ext.curvature import CurvatureOptions, ProgramCurvature
 
 
 def program(setting: Setting) -> Callable[[Tensor, Tensor], None]:
-    """ReLU layers with weights of variance 1 / inputs; noise, if any, with a scale to learn."""
+    """ReLU layers with weights of variance 2 / inputs; noise, if any, with a scale to learn."""
     sizes = setting.sizes
 
     def model(x: Tensor, y: Tensor) -> None:
         layers = []
         for number, (inputs, units) in enumerate(pairwise(sizes), start=1):
-            prior = dist.Normal(torch.zeros(inputs, units), inputs**-0.5)
+            prior = dist.Normal(torch.zeros(inputs, units), (2 / inputs) ** 0.5)
             w = pyro.sample(f"w{number}", prior.to_event(2))
             b = pyro.sample(f"b{number}", dist.Normal(torch.zeros(units), 1.0).to_event(1))
             layers.append((w, b))

@@ -107,8 +107,8 @@ def test_weights_start_from_their_prior() -> None:
         trainer = protocol.make_trainer(backend, METHODS["Ensemble"], setting)
         trainer.start(np.zeros((10, 40)), np.zeros(10), 0, 0.01)
         w1 = trainer.draws()["w1"]
-        # 40,000 numbers of variance 1 / 40, four standard errors of their variance.
-        assert w1.var() == pytest.approx(1.0 / 40.0, rel=4.0 * np.sqrt(2.0 / w1.size)), backend
+        # 40,000 numbers of variance 2 / 40, four standard errors of their variance.
+        assert w1.var() == pytest.approx(2.0 / 40.0, rel=4.0 * np.sqrt(2.0 / w1.size)), backend
 
 
 def test_epochs_of_the_curves() -> None:
