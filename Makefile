@@ -19,7 +19,7 @@ FIND_PYTHON312 = for p in $(PYTHON312) python3.12 "$$(pyenv prefix 3.12 2>/dev/n
 	"$$p" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo "$$p" && break; done
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-arviz1 lint types docs clean
+.PHONY: help install stan-headers demo test test-slow test-arviz1 lint types docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[all]"
 	@touch $@
+
+# Only its files are used: Stan's headers and compiler, for a BRIDGESTAN folder without its own.
+stan-headers: $(STAMP)  ## install Stan's headers and compiler, as files (httpstan)
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps httpstan==4.13.0
 
 demo: $(STAMP)  ## fit the demonstration models with every engine and write out/
 	$(PY) -m benchmarks demo

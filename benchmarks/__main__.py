@@ -34,6 +34,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmarks.logistic",
         "SVGD with variance reduction on logistic regression, write out/",
     ),
+    "posteriordb": (
+        "benchmarks.posteriordb",
+        "judge engines by the reference posteriors of posteriordb, write out/",
+    ),
     "regression": (
         "benchmarks.regression",
         "SVGD with variance reduction on regression networks, write out/",

@@ -6,6 +6,7 @@
 >>> draws = engine.get_samples(result.state)  # doctest: +SKIP
 """
 
+from numpyro_ext import stan
 from numpyro_ext._clash import warn_on_clash
 from numpyro_ext.diagnostics import elbo, ksd, psis_khat, to_arviz
 from numpyro_ext.errors import (
@@ -72,6 +73,8 @@ __all__ = [
     "ksd",
     "psis_khat",
     "to_arviz",
+    # Stan programs
+    "stan",
     # errors and warnings
     "ArgumentError",
     "EvaluationWarning",

@@ -6,6 +6,7 @@
 >>> draws = engine.get_samples()  # doctest: +SKIP
 """
 
+from pyro_ext import stan
 from pyro_ext.diagnostics import elbo, ksd, psis_khat, to_arviz
 from pyro_ext.errors import (
     ArgumentError,
@@ -71,6 +72,8 @@ __all__ = [
     "ksd",
     "psis_khat",
     "to_arviz",
+    # Stan programs
+    "stan",
     # errors and warnings
     "ArgumentError",
     "EvaluationWarning",

@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "laplace": {"engine", "stein", "target", "curvature", "optim"},
     "score": {"engine", "target", "gradients", "guides", "optim"},
     "diagnostics": {"target", "engine", "guides", "kernels"},
+    "stan": set(),
     "_clash": set(),
 }
 

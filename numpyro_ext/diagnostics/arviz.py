@@ -80,7 +80,9 @@ def to_arviz(
     is replayed over chunks of rows, and the rows come out in their order. When batches are
     passed as arguments, pass the arrays of all rows here.
 
-    The draws are stored as one chain. Deterministic sites are part of the posterior. Names
+    The draws are stored as one chain. Deterministic sites are part of the posterior; of a Stan
+    program the posterior has the parameters, and the vector that they come from is in the group
+    ``unconstrained_posterior``. Names
     are made safe for netCDF ("/" becomes "."); the attribute ``renamed`` holds the originals.
 
     Parameters
@@ -159,7 +161,11 @@ def to_arviz(
         data_chunk=data_chunk,
         rng_key=predictive_key,
     )
-    groups = _site_groups(replayed, {name: np.asarray(value) for name, value in draws.items()})
+    groups = _site_groups(
+        replayed,
+        {name: np.asarray(value) for name, value in draws.items()},
+        target.parameter_sites,
+    )
     if not observed_data:
         groups.pop("observed_data")
     if sample_stats:
@@ -210,16 +216,22 @@ def _optimization(losses: Any, result: Any) -> dict[str, Variable]:
     return {name: Variable(values) for name, values in steps.items() if len(values)}
 
 
-def _site_groups(replayed: Replay, draws: Mapping[str, Array]) -> dict[str, dict[str, Variable]]:
+def _site_groups(
+    replayed: Replay, draws: Mapping[str, Array], parameter_sites: Sequence[str]
+) -> dict[str, dict[str, Variable]]:
     sites = replayed.sites
-    posterior = {}
+    posterior: dict[str, Variable] = {}
+    # Where the parameters are deterministic sites, the latent ones are only where they come from.
+    unconstrained: dict[str, Variable] = {}
     for name, site in sites.items():
         if site.kind == "latent":
-            posterior[name] = Variable(draws[name], site.plates)
+            group = unconstrained if parameter_sites else posterior
+            group[name] = Variable(draws[name], site.plates)
         elif site.kind == "deterministic":
             posterior[name] = Variable(replayed.deterministic[name], site.plates)
     return {
         "posterior": posterior,
+        "unconstrained_posterior": unconstrained,
         "posterior_predictive": {
             name: Variable(value, sites[name].plates) for name, value in replayed.predictive.items()
         },

@@ -55,6 +55,12 @@ class Minibatch(GradientEstimator):
         ArgumentError
             When the model has no subsampled plate whose rows it looks up.
         """
+        if not target.plates and not target.observed_sites:
+            raise ArgumentError(
+                "Minibatch draws rows of the observed sites. Expected a model that has some, found "
+                "none: its density is in one piece, as that of a Stan program is, and cannot be "
+                "divided by rows. Use Full(), the exact score."
+            )
         if not target.plates:
             found = "batches are passed as arguments" if target.batch_arguments else "it has none"
             raise ArgumentError(

@@ -27,6 +27,7 @@ from numpyro_ext.target.handlers import (
     PlateRecorder,
     Site,
     Trace,
+    belongs_to_prior,
     is_latent,
     is_observation,
     site_log_prob,
@@ -139,6 +140,8 @@ class Structure:
         Latent sites inside a subsampled plate.
     observed_sites : tuple of str
         Observed sites other than factors.
+    has_likelihood : bool
+        Whether there are observed sites or factors inside a plate.
     held : dict
         Values of ``param`` and ``mutable`` sites.
     states : tuple of str
@@ -158,6 +161,7 @@ class Structure:
     batch_plates: dict[str, DataPlate] = field(default_factory=dict)
     latent_values: dict[str, Any] = field(default_factory=dict)
     nonfinite_sites: tuple[str, ...] = ()
+    has_likelihood: bool = True
 
 
 def structure_of(run: FirstRun) -> Structure:
@@ -206,6 +210,9 @@ def structure_of(run: FirstRun) -> Structure:
         states=tuple(name for name in run.states if name in run.trace),
         latent_values=latent_values,
         nonfinite_sites=run.nonfinite_sites,
+        has_likelihood=any(
+            site["type"] == "sample" and not belongs_to_prior(site) for site in run.trace.values()
+        ),
     )
 
 

@@ -179,6 +179,9 @@ class LogDensity:
         for name, chunk in (("particle_chunk", particle_chunk), ("data_chunk", data_chunk)):
             check_count(name, chunk, optional=True)
         self.model = model
+        #: Deterministic sites that the program declares to be its parameters: they belong to its
+        #: draws, as those of a Stan program do, whose latent site is a vector without names.
+        self.parameter_sites: tuple[str, ...] = tuple(getattr(model, "parameter_sites", ()))
         self.init_strategy = as_init_strategy(init_strategy)
         self.likelihood_temperature = float(likelihood_temperature)
         self.particle_chunk = particle_chunk
@@ -203,6 +206,12 @@ class LogDensity:
             if run.error is not None:
                 raise_first_error(run, model, data, init_strategy)
             structure = resolve_plates(model, structure_of(run), data)
+        if self.likelihood_temperature != 1.0 and not structure.has_likelihood:
+            raise ArgumentError(
+                f"likelihood_temperature={likelihood_temperature} has nothing to divide: the model "
+                "has no likelihood, that is neither observed sites nor factors inside a plate. The "
+                "density of a Stan program is in one piece; temper it in the program."
+            )
         self._take(structure)
         self._find_evaluation(data)
         self._admitted = {self._ready(data).signature()}
@@ -672,13 +681,14 @@ class LogDensity:
 
     def _constrain_one(self, data: Data, position: Array) -> dict[str, Array]:
         trace = self._trace(position, data, self._all_indices())
-        return {name: trace[name]["value"] for name in self.layout.names}
+        return {name: trace[name]["value"] for name in (*self.layout.names, *self.parameter_sites)}
 
     def constrain(self, z: Array, data: Data) -> dict[str, Array]:
         """Latent sites in their supports, each (P, ...), from positions (P, D).
 
         Supports are those of the run itself, so a support that depends on another latent site is
-        right; local latents have their full length.
+        right; local latents have their full length. Programs whose parameters are deterministic
+        sites (``parameter_sites``) have these as well.
         """
 
         def constrain(positions: Array, data: Data) -> dict[str, Array]:
@@ -686,7 +696,7 @@ class LogDensity:
 
         run = self._run("constrain", constrain)
         values = run(self._check_positions(z), self._ready(data))
-        return {name: values[name] for name in self.layout.names}
+        return {name: values[name] for name in (*self.layout.names, *self.parameter_sites)}
 
     def _unconstrained(self, trace: Trace) -> Array:
         sites = {

@@ -21,7 +21,13 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 #: Groups whose arrays have one entry for each draw.
-DRAW_GROUPS = ("posterior", "posterior_predictive", "log_likelihood", "sample_stats")
+DRAW_GROUPS = (
+    "posterior",
+    "posterior_predictive",
+    "log_likelihood",
+    "sample_stats",
+    "unconstrained_posterior",
+)
 
 _RESERVED = ("chain", "draw", "step")
 

@@ -37,6 +37,12 @@ class Minibatch(GradientEstimator):
             )
 
     def init(self, target: LogDensity, data: Data, generator: torch.Generator) -> EstimatorState:
+        if not target.plates and not target.observed_sites:
+            raise ArgumentError(
+                "Minibatch draws rows of the observed sites. Expected a model that has some, found "
+                "none: its density is in one piece, as that of a Stan program is, and cannot be "
+                "divided by rows. Use Full(), the exact score."
+            )
         if not target.plates:
             raise ArgumentError(
                 "Minibatch draws the rows of subsampled plates. Expected a model with "

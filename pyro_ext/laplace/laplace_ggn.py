@@ -410,6 +410,12 @@ def _chosen(
     target: LogDensity, options: CurvatureOptions, hyperparameters: tuple[str, ...]
 ) -> tuple[str, ...]:
     """The sites that have a Gaussian."""
+    if not target.observed_sites:
+        raise ArgumentError(
+            "Expected a model with observed sites, whose outputs the Gauss-Newton matrix is made "
+            "of, found none: its density is in one piece, as that of a Stan program is. Use SVN, "
+            "which takes its Hessian, or the host's AutoLaplaceApproximation."
+        )
     names = tuple(target.layout.names)
     for label, wanted in (("sites", options.sites or ()), ("hyperparameters", hyperparameters)):
         unknown = [name for name in wanted if name not in names]

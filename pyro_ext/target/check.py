@@ -49,6 +49,7 @@ class Structure:
     batch_plates: dict[str, DataPlate]
     local_sites: tuple[str, ...]
     observed_sites: tuple[str, ...]
+    has_likelihood: bool
     parameters: Any
     parameter_names: tuple[str, ...]
     device: torch.device
@@ -293,6 +294,8 @@ def check_model(
         batch_plates=plates if batch_arguments else {},
         local_sites=local_sites,
         observed_sites=observed,
+        has_likelihood=bool(observed)
+        or any(is_factor(site) and plate_frames(site) for site in handler.sites.values()),
         parameters=first.parameters,
         parameter_names=tuple(dict.fromkeys(handler.parameter_names)),
         device=_device(handler),

@@ -226,6 +226,8 @@ class SiteHandler(Messenger):
         Observed sites, and factors inside a plate.
     values : dict of str to tensor
         Constrained value of each latent site.
+    recorded : dict of str to tensor
+        Value of each deterministic site.
     """
 
     def __init__(
@@ -242,6 +244,7 @@ class SiteHandler(Messenger):
         self.log_prior: Any = 0.0
         self.log_likelihood: Any = 0.0
         self.values: dict[str, Tensor] = {}
+        self.recorded: dict[str, Tensor] = {}
         self.validate = False
 
     def unconstrained_value(self, msg: Any, transform: Transform) -> Tensor:
@@ -281,7 +284,10 @@ class SiteHandler(Messenger):
         msg["infer"] = {**(msg["infer"] or {}), "_log_det": sum_rightmost(log_det, surplus)}
 
     def _pyro_post_sample(self, msg: Any) -> None:
-        if site_is_subsample(msg) or is_deterministic(msg):
+        if site_is_subsample(msg):
+            return
+        if is_deterministic(msg):
+            self.recorded[msg["name"]] = msg["value"]
             return
         if self.leave_normals and self._leave_normal(msg):
             return

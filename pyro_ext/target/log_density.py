@@ -163,6 +163,9 @@ class LogDensity:
                 f"Expected dtype to be a torch.dtype such as torch.float64, found {dtype!r}."
             )
         self.model = model
+        #: Deterministic sites that the program declares to be its parameters: they belong to its
+        #: draws, as those of a Stan program do, whose latent site is a vector without names.
+        self.parameter_sites: tuple[str, ...] = tuple(getattr(model, "parameter_sites", ()))
         self.init_strategy = init_strategy
         self.likelihood_temperature = float(likelihood_temperature)
         self.particle_chunk = particle_chunk
@@ -179,6 +182,12 @@ class LogDensity:
                 f"data_chunk={data_chunk} has nothing to divide: the model has no subsampled plate "
                 "whose rows it looks up. Write the data plate as `with pyro.plate(name, N, "
                 "subsample_size=B) as rows:` and index the data by rows, or leave data_chunk out."
+            )
+        if self.likelihood_temperature != 1.0 and not structure.has_likelihood:
+            raise ArgumentError(
+                f"likelihood_temperature={likelihood_temperature} has nothing to divide: the model "
+                "has no likelihood, that is neither observed sites nor factors inside a plate. The "
+                "density of a Stan program is in one piece; temper it in the program."
             )
         self.batch_plates = structure.batch_plates
         self.local_sites = structure.local_sites
@@ -305,7 +314,8 @@ class LogDensity:
     def _single_constrain(self, z: Tensor, arguments: Any) -> dict[str, Tensor]:
         handler = SiteHandler(self.layout.split(z), arguments[2])
         self.run(handler, arguments)
-        return {name: handler.values[name] for name in self.layout.names}
+        values = {name: handler.values[name] for name in self.layout.names}
+        return values | {name: handler.recorded[name] for name in self.parameter_sites}
 
     def _single_unconstrain(self, flat: Tensor, arguments: Any) -> Tensor:
         constrained, run_arguments = arguments
@@ -476,7 +486,8 @@ class LogDensity:
         """Constrained values of the latent sites, each (P, *site shape).
 
         Supports are those that the model has at these values, so that sites whose support
-        depends on other sites come out right. Local latents have their full length.
+        depends on other sites come out right. Local latents have their full length. Programs whose
+        parameters are deterministic sites (``parameter_sites``) have these as well.
         """
         arguments = as_arguments(data.args, data.kwargs, self.rows_for_values())
         return self._constrain(self._particles(z), arguments)

@@ -1,0 +1,77 @@
+"""PosteriorDB: engines of this project and of the hosts against reference posteriors.
+
+Posteriors come from posteriordb (M. Magnusson, P. Bürkner and A. Vehtari, "posteriordb: a set of
+posteriors for Bayesian inference and probabilistic programming"): a local copy, GitHub, or a small
+set that lies here and needs neither. Programs are native ones or Stan's own through BridgeStan. A
+record of every run, a leaderboard, plots and a page for each posterior are written to the output
+folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks.arguments import count
+from benchmarks.posteriordb.methods import METHODS
+
+ROUTES = ("native", "stan")
+#: Score evaluations of the default run.
+BUDGET = 5_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `python -m benchmarks posteriordb`."""
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
+    parser.add_argument(
+        "--database",
+        metavar="WHERE",
+        help="a folder in posteriordb's layout, `github` or `embedded` (default: the folder that "
+        "POSTERIORDB names, else embedded)",
+    )
+    parser.add_argument(
+        "--posteriors", nargs="+", metavar="NAME", help="names or patterns (all with a program)"
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        metavar="METHOD",
+        choices=("all", *METHODS),
+        help=f"`all`, or of: {'; '.join(METHODS)} (one of each kind)",
+    )
+    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="numpyro")
+    parser.add_argument("--route", choices=(*ROUTES, "both"), default="native")
+    parser.add_argument(
+        "--budget", type=count, default=BUDGET, help=f"score evaluations of a run ({BUDGET:,})"
+    )
+    parser.add_argument("--seconds", type=float, help="end a run after so many (no limit)")
+    parser.add_argument("--seeds", type=count, default=1, help="runs of each method (1)")
+    parser.add_argument(
+        "--start",
+        choices=("path", "host"),
+        default="path",
+        help="the best Normal on the way to a mode, its evaluations counted, or the host's own",
+    )
+    parser.add_argument(
+        "--noise",
+        nargs="+",
+        type=float,
+        metavar="LEVEL",
+        help="levels of noise in the scores (equation 19 of the score-matching paper; 0)",
+    )
+    parser.add_argument(
+        "--appendix-b",
+        action="store_true",
+        help="the four posteriors, methods, seeds and noise levels of the score-matching paper's "
+        "appendix B, unless options say otherwise",
+    )
+    parser.add_argument("--resume", action="store_true", help="keep the runs already recorded")
+    parser.add_argument("--list", action="store_true", help="list the posteriors and stop")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run the benchmark."""
+    # Imported here so that the command line's help does not wait for what it imports.
+    from benchmarks.posteriordb import runner
+
+    return runner.run(arguments)

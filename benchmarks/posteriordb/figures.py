@@ -1,0 +1,166 @@
+"""How far a fit is from the reference draws, and from the density itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import arviz as az
+import numpy as np
+from scipy.stats import wasserstein_distance
+
+from benchmarks.posteriordb.methods import Draws, Floats, Program
+
+#: Directions of the sliced Wasserstein distance.
+SLICES = 50
+#: Draws that the Stein discrepancy is made of, at most; its cost is their square.
+STEIN_DRAWS = 500
+#: A fit is right where no parameter's mean is farther off than this, in standard deviations of
+#: the reference, and no standard deviation outside of these ratios.
+MEAN_ERROR, RATIOS = 0.1, (0.9, 1.1)
+
+
+def flatten(parameters: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Columns (n,) by name, "theta[1]" and so on, of parameters (n, ...)."""
+    columns: dict[str, Floats] = {}
+    for name, value in parameters.items():
+        value = np.asarray(value, np.float64)
+        for place in np.ndindex(value.shape[1:]):
+            index = ",".join(str(i + 1) for i in place)
+            columns[f"{name}[{index}]" if place else name] = value[(slice(None), *place)]
+    return columns
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Draws that a fit is held against.
+
+    Attributes
+    ----------
+    parameters : dict
+        By name, each (draws, ...).
+    columns : dict
+        The same by scalar, each (draws,).
+    """
+
+    parameters: dict[str, Floats]
+    columns: dict[str, Floats]
+
+    @classmethod
+    def of(cls, draws: Mapping[str, Floats]) -> Reference:
+        """From draws (chains, draws, ...)."""
+        pooled = {name: value.reshape(-1, *value.shape[2:]) for name, value in draws.items()}
+        return cls(pooled, flatten(pooled))
+
+
+def against_reference(parameters: Mapping[str, Floats], reference: Reference) -> dict[str, Any]:
+    """Errors of means and standard deviations, and the sliced Wasserstein distance.
+
+    All are in standard deviations of the reference. The distance is the mean over random
+    directions of the first Wasserstein distance of the projections.
+    """
+    found = flatten(parameters)
+    missing = [name for name in reference.columns if name not in found]
+    if missing:
+        raise KeyError(
+            f"expected the reference's parameters, found no {', '.join(missing[:3])} among "
+            f"{', '.join(list(found)[:5])}"
+        )
+    names = list(reference.columns)
+    ours = np.stack([found[name] for name in names], 1)
+    true = np.stack([reference.columns[name] for name in names], 1)
+    location, scale = true.mean(0), true.std(0)
+    errors = np.abs(ours.mean(0) - location) / scale
+    ratios = ours.std(0) / scale
+    directions = np.random.default_rng(0).normal(size=(SLICES, len(names)))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    ours, true = ((array - location) / scale @ directions.T for array in (ours, true))
+    finite = bool(np.isfinite(ours).all())
+    distances = [
+        wasserstein_distance(a, b) if finite else math.inf
+        for a, b in zip(ours.T, true.T, strict=True)
+    ]
+    worst = int(np.argmax(np.where(np.isfinite(errors), errors, np.inf)))
+    return {
+        "worst mean error": float(errors[worst]),
+        "worst parameter": names[worst],
+        "median mean error": float(np.median(errors)),
+        "least sd ratio": float(ratios.min()),
+        "greatest sd ratio": float(ratios.max()),
+        "sliced Wasserstein": float(np.mean(distances)),
+    }
+
+
+def is_right(figures: Mapping[str, Any]) -> bool:
+    """Whether all means and standard deviations are within the tolerances of this file."""
+    return bool(
+        figures["worst mean error"] < MEAN_ERROR
+        and figures["least sd ratio"] > RATIOS[0]
+        and figures["greatest sd ratio"] < RATIOS[1]
+    )
+
+
+def bound(program: Program, draws: Draws) -> dict[str, float]:
+    """Negative evidence lower bound in nats, its standard error, and Pareto's k-hat."""
+    if draws.log_q is None:
+        return {}
+    ratios = program.log_density(draws.z) - draws.log_q
+    if not np.isfinite(ratios).all():
+        return {"negative ELBO": math.inf, "its error": math.inf, "k-hat": math.inf}
+    error = ratios.std() / math.sqrt(len(ratios))
+    return {
+        "negative ELBO": float(-ratios.mean()),
+        "its error": float(error),
+        "k-hat": pareto_shape(ratios),
+    }
+
+
+def pareto_shape(log_ratios: Floats) -> float:
+    """k-hat of log importance ratios by the installed ArviZ.
+
+    -inf where no weight is more than e times another: a tail that ends steeply is fitted by large
+    shapes, which say nothing there.
+    """
+    if np.ptp(log_ratios) <= 1.0:
+        return -math.inf
+    if hasattr(az, "psislw"):
+        khat = az.psislw(log_ratios.copy())[1]
+    else:
+        # It is made for leave-one-out and takes log likelihoods: log weights negated.
+        khat = import_module("arviz_stats.base").array_stats.psislw(-log_ratios)[1]
+    return math.inf if np.isnan(khat) else float(khat)
+
+
+def along(program: Program, draws: Draws, reference: Reference | None) -> dict[str, Any]:
+    """Figures at one look along a run."""
+    found: dict[str, Any] = {}
+    with np.errstate(all="ignore"):
+        if reference is not None:
+            found |= against_reference(program.parameters(draws.z), reference)
+        bounds = bound(program, draws)
+    if bounds:
+        found["negative ELBO"] = bounds["negative ELBO"]
+    return found
+
+
+def at_the_end(program: Program, draws: Draws, reference: Reference | None) -> dict[str, Any]:
+    """Figures of the whole run's fit."""
+    found: dict[str, Any] = {"draws": len(draws.z)}
+    with np.errstate(all="ignore"):
+        if reference is not None:
+            found |= against_reference(program.parameters(draws.z), reference)
+            found["right"] = is_right(found)
+        found |= bound(program, draws)
+    if not np.isfinite(draws.z).all():
+        return found
+    # Of chains evenly over all draws.
+    rows = np.unique(np.linspace(0, len(draws.z) - 1, STEIN_DRAWS).astype(int))
+    scales = draws.z.std(0)
+    if reference is not None:
+        scales = program.positions(reference.parameters).std(0)
+    if (scales > 0).all():
+        found["KSD"] = program.stein_discrepancy(draws.z[rows], scales, draws.log_q is not None)
+    return found

@@ -1,0 +1,183 @@
+"""The engines that are compared, the hosts' rivals among them, and what a run is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Family = Literal["host", "guide", "particles", "MCMC"]
+GuideName = Literal["diagonal", "full", "mixture", "Laplace"]
+
+#: Particles of SVGD and SVN: enough for standard deviations of a dozen of correlated parameters.
+PARTICLES = 100
+#: Standard deviation of guides at the start, in unconstrained space.
+INITIAL_SCALE = 0.1
+#: Components of mixtures.
+COMPONENTS = 3
+#: Draws that figures of guides are made of.
+DRAWS = 2_048
+#: First look along a run, in score evaluations, and looks per doubling afterwards.
+FIRST_LOOK, LOOKS_PER_DOUBLING = 50, 1
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way of fitting.
+
+    Attributes
+    ----------
+    engine : str
+        Class of the engine in both packages, or of the host.
+    family : str
+        "host" is variational inference of the host's own, "guide" an engine of ours with a guide.
+    guide : str, optional
+        Family of the guide.
+    options : dict
+        Options of the engine.
+    rates : tuple of float
+        First step sizes of Adam. That with the highest bound in the end is taken, or with the
+        lowest Stein discrepancy where there is no bound.
+    cost : float
+        Score evaluations of one gradient that the engine takes. Newton steps count two for each
+        particle, since a curvature costs as much as a score or more; scores that are
+        differentiated count two.
+    """
+
+    engine: str
+    family: Family
+    guide: GuideName | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    rates: tuple[float | None, ...] = (None,)
+    cost: float = 1.0
+
+    @property
+    def ours(self) -> bool:
+        """Whether the engine is one of this project."""
+        return self.family in ("guide", "particles")
+
+
+#: Step sizes of Adam, of which the best in hindsight is taken.
+RATES = (0.1, 0.01)
+
+METHODS: dict[str, Method] = {
+    "ADVI, diagonal": Method("SVI", "host", "diagonal", rates=RATES),
+    "ADVI, full": Method("SVI", "host", "full", rates=RATES),
+    "ProximalScoreVI, diagonal": Method("ProximalScoreVI", "guide", "diagonal"),
+    "ProximalScoreVI, full": Method("ProximalScoreVI", "guide", "full"),
+    "ProximalScoreVI, mixture": Method("ProximalScoreVI", "guide", "mixture"),
+    # The paper's settings in its appendix B.
+    "ProximalScoreVI, gradient": Method(
+        "ProximalScoreVI",
+        "guide",
+        "full",
+        {"solver": "gradient", "num_samples": 1, "num_inner_steps": 2},
+    ),
+    "GSM": Method("GSM", "guide", "full", {"num_samples": 2}),
+    "BaM": Method("BaM", "guide", "full", {"num_samples": 2}),
+    "FisherVI": Method("FisherVI", "guide", "full", cost=2.0),
+    "SVGD": Method("SVGD", "particles", rates=RATES),
+    "SVN": Method("SVN", "particles", cost=2.0),
+    "SVN, block diagonal": Method(
+        "SVN", "particles", options={"system": "block_diagonal"}, cost=2.0
+    ),
+    "Laplace": Method("SVI", "host", "Laplace", rates=RATES),
+    "NUTS": Method("NUTS", "MCMC"),
+}
+#: Methods of the quick budget: one of each kind.
+QUICK = ("ADVI, full", "ProximalScoreVI, full", "SVGD", "SVN", "NUTS")
+#: Methods of appendix B of the paper.
+APPENDIX = ("ADVI, full", "ProximalScoreVI, full", "ProximalScoreVI, gradient", "GSM", "BaM")
+APPENDIX_POSTERIORS = (
+    "diamonds-diamonds",
+    "arK-arK",
+    "gp_pois_regr-gp_pois_regr",
+    "low_dim_gauss_mix-low_dim_gauss_mix",
+)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Draws of a fit.
+
+    Attributes
+    ----------
+    z : array (n, D)
+        In unconstrained space.
+    log_q : array (n,), optional
+        Log density of the guide there; None for particles and chains.
+    """
+
+    z: Floats
+    log_q: Floats | None = None
+
+
+#: Called along a run with the score evaluations so far, the seconds of the steps, and a function
+#: from a number of draws to as many (particles and chains give what they have). True ends the run.
+Look = Callable[[int, float, Callable[[int], Draws]], bool]
+
+
+class Program(Protocol):
+    """One posterior as a program of a backend, with plain arrays on the outside."""
+
+    dim: int
+
+    def log_density(self, z: Floats) -> Floats:
+        """Log density (n,) at unconstrained positions (n, D), Jacobians included."""
+
+    def value_and_score(self, z: Floats) -> tuple[Floats, Floats]:
+        """Log density (n,) and its gradient (n, D)."""
+
+    def parameters(self, z: Floats) -> dict[str, Floats]:
+        """The posterior's parameters by name, each (n, ...), at unconstrained positions."""
+
+    def positions(self, parameters: Mapping[str, Floats]) -> Floats:
+        """Unconstrained positions of parameters: the inverse."""
+
+    def stein_discrepancy(self, z: Floats, scales: Floats, independent: bool) -> float:
+        """Kernelised Stein discrepancy of positions, in units of ``scales`` (D,)."""
+
+
+class Fitter(Protocol):
+    """One method on one program; runs with other seeds and step sizes share what is compiled."""
+
+    def fit(self, seed: int, rate: float | None, start: Any, points: list[int], look: Look) -> None:
+        """Run from a start to the last of ``points``, in score evaluations, and look at each.
+
+        The evaluations of the start (:class:`~benchmarks.posteriordb.start.Start`; None is the
+        host's own starting point) are among them.
+
+        A step that is not finite is skipped by our engines; a fit that is not finite shows in its
+        figures.
+        """
+
+
+class Backend(Protocol):
+    """What a backend's module offers."""
+
+    BACKEND: str
+
+    def configure(self) -> None:
+        """Double precision from here on."""
+
+    def native(self, model_name: str, data: Mapping[str, Any]) -> Program:
+        """The native program of a model."""
+
+    def stan(self, program: str, data: Mapping[str, Any]) -> Program:
+        """A Stan program."""
+
+    def fitter(self, program: Any, method: Method, budget: int, noise: float) -> Fitter:
+        """A method on a program; ``noise`` is the level of the paper's equation 19."""
+
+
+def looks(budget: int) -> list[int]:
+    """Score evaluations at which a run is looked at: doubling, and the last one."""
+    points, point = [], float(FIRST_LOOK)
+    while point < budget:
+        points.append(round(point))
+        point *= 2.0 ** (1.0 / LOOKS_PER_DOUBLING)
+    return [*points, budget]

@@ -1,0 +1,400 @@
+"""Posteriors and methods in NumPyro."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from jax import Array, lax, random
+from numpyro.infer import NUTS, SVI, Trace_ELBO, init_to_uniform
+from numpyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoLaplaceApproximation,
+    AutoMultivariateNormal,
+)
+
+import numpyro_ext as nx
+from benchmarks.posteriordb.methods import (
+    COMPONENTS,
+    INITIAL_SCALE,
+    PARTICLES,
+    Draws,
+    Fitter,
+    Floats,
+    Look,
+    Method,
+)
+from benchmarks.posteriordb.programs import numpyro_program, site_map
+from benchmarks.posteriordb.programs.sites import SiteMap
+from benchmarks.posteriordb.start import Start
+from benchmarks.synthetic.numpyro_fits import white_noise
+from numpyro_ext.diagnostics.stein_discrepancy import stein_discrepancy
+from numpyro_ext.guides.mixture import AutoGaussianMixture
+from numpyro_ext.target import LogDensity
+
+BACKEND = "numpyro"
+#: Iterations of NUTS that adapt, and those after which a budget is looked at.
+WARM_UP, BLOCK = 300, 50
+#: Numbers of positions that programs are evaluated at.
+SIZES = (128, 2_048, 16_384)
+
+
+def configure() -> None:
+    """Double precision from here on."""
+    jax.config.update("jax_enable_x64", True)
+
+
+def padded(z: Floats) -> Array:
+    """Positions with the last one repeated, so that few numbers of rows are compiled for."""
+    number = len(z)
+    size = number if number == 1 else next((n for n in SIZES if n >= number), number)
+    return jnp.asarray(np.concatenate([z, np.repeat(z[-1:], size - number, axis=0)]))
+
+
+class NativeProgram:
+    """A program with its target; see :class:`~benchmarks.posteriordb.methods.Program`."""
+
+    def __init__(self, model: Callable[[], Any], sites: SiteMap) -> None:
+        self.model, self._sites = model, sites
+        self.target = LogDensity(model, random.key(0))
+        self.data = self.target.bind()
+        self.dim: int = self.target.dim
+
+    def log_density(self, z: Floats) -> Floats:
+        """See the protocol."""
+        found = self.target.log_density(padded(z), self.data)
+        return np.asarray(found, np.float64)[: len(z)]
+
+    def value_and_score(self, z: Floats) -> tuple[Floats, Floats]:
+        """See the protocol."""
+        found = self.target.score(padded(z), self.data)
+        value = np.asarray(found.log_prior + found.log_likelihood, np.float64)
+        return value[: len(z)], np.asarray(found.score, np.float64)[: len(z)]
+
+    def parameters(self, z: Floats) -> dict[str, Floats]:
+        """See the protocol."""
+        found = self.target.constrain(padded(z), self.data)
+        rows = slice(len(z))
+        return self._sites.parameters(
+            {name: np.asarray(value, np.float64)[rows] for name, value in found.items()}
+        )
+
+    def positions(self, parameters: Mapping[str, Floats]) -> Floats:
+        """See the protocol."""
+        sites = self._sites.sites(dict(parameters))
+        values = {name: jnp.asarray(sites[name]) for name in self.target.layout.names}
+        return np.asarray(self.target.unconstrain(values, self.data), np.float64)
+
+    def stein_discrepancy(self, z: Floats, scales: Floats, independent: bool) -> float:
+        """See the protocol."""
+        score = self.value_and_score(z)[1]
+        statistic = "U" if independent else "V"
+        return float(
+            stein_discrepancy(z, score, statistic=statistic, metric=jnp.asarray(scales)).value
+        )
+
+
+class StanProgram(NativeProgram):
+    """A Stan program, whose draws have the parameters under Stan's names."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model, SiteMap())
+        self._program = model
+
+    def parameters(self, z: Floats) -> dict[str, Floats]:
+        """See the protocol."""
+        found = self._program.constrain(z)
+        return {name: np.asarray(value, np.float64) for name, value in found.items()}
+
+    def positions(self, parameters: Mapping[str, Floats]) -> Floats:
+        """See the protocol."""
+        count = len(next(iter(parameters.values())))
+        rows = ({name: value[i] for name, value in parameters.items()} for i in range(count))
+        return np.stack([self._program.density.unconstrain(row) for row in rows])
+
+
+def native(model_name: str, data: Mapping[str, Any]) -> NativeProgram:
+    """The native program of a model."""
+    return NativeProgram(partial(numpyro_program(model_name), data), site_map(model_name))
+
+
+def stan(program: str, data: Mapping[str, Any]) -> NativeProgram:
+    """A Stan program."""
+    return StanProgram(nx.stan.model(program, data))
+
+
+def noisy(program: NativeProgram, level: float, seed: int) -> Callable[[], None]:
+    """The density of a program with noise in its score, whoever differentiates it.
+
+    The score s becomes s + level |s|_inf N(0, I), equation 19 of M. Kim, "Large-scale Score-based
+    Variational Posterior Inference for Bayesian Deep Neural Networks"; values stay exact. The one
+    latent is the position in unconstrained space.
+    """
+
+    def value(z: Array) -> Array:
+        found: Array = program.target.log_density(z[None], program.data)[0]
+        return found
+
+    def model() -> None:
+        flat = dist.Normal(0.0, 1.0).expand([program.dim]).to_event(1).mask(False)
+        z = numpyro.sample("z", flat)
+        held = lax.stop_gradient(z)
+        density, score = jax.value_and_grad(value)(held)
+        noise = level * jnp.abs(score).max() * white_noise(held, jnp.asarray(seed, jnp.uint32))
+        numpyro.factor("density", density + (score + noise) @ (z - held))
+
+    return model
+
+
+def fitter(program: NativeProgram, method: Method, budget: int, noise: float) -> Fitter:
+    """A method on a program."""
+    model = noisy(program, noise, 0) if noise else program.model
+    kind: dict[str, Any] = {"host": HostFitter, "guide": EngineFitter}
+    kind |= {"particles": EngineFitter, "MCMC": ChainFitter}
+    made: Fitter = kind[method.family](model, program, method, budget)
+    return made
+
+
+def make_guide(name: str, model: Callable[[], Any]) -> Any:
+    """A guide of a model by its family's name."""
+    options: dict[str, Any] = {"init_loc_fn": init_to_uniform(radius=1.0)}
+    if name == "mixture":
+        return AutoGaussianMixture(model, COMPONENTS, **options)
+    if name == "Laplace":
+        return AutoLaplaceApproximation(model, **options)
+    kind = {"diagonal": AutoDiagonalNormal, "full": AutoMultivariateNormal}[name]
+    return kind(model, init_scale=INITIAL_SCALE, **options)
+
+
+def host_parameters(start: Start, guide: str, seed: int) -> dict[str, Array]:
+    """Parameters of a guide at the start, under the host's names."""
+    if guide == "mixture":
+        found = {
+            "auto_logits": np.zeros(COMPONENTS),
+            "auto_loc": start.draw(COMPONENTS, seed),
+            "auto_scale_tril": np.tile(start.factor, (COMPONENTS, 1, 1)),
+        }
+    else:
+        found = {"auto_loc": start.mean}
+        if guide == "diagonal":
+            found["auto_scale"] = start.scale
+        elif guide == "full":
+            found["auto_scale_tril"] = start.factor
+    return {name: jnp.asarray(value) for name, value in found.items()}
+
+
+def adam(steps: int) -> optax.GradientTransformation:
+    """Adam that falls along a cosine from a step size that lies in its state."""
+
+    def build(learning_rate: Any) -> optax.GradientTransformation:
+        falling = optax.scale_by_schedule(optax.cosine_decay_schedule(1.0, max(1, steps)))
+        return optax.chain(optax.adam(learning_rate), falling)
+
+    return optax.inject_hyperparams(build)(learning_rate=1e-2)
+
+
+def with_rate(state: Any, rate: float | None) -> Any:
+    """The state with another first step size of Adam."""
+
+    def chosen(path: Any, leaf: Any) -> Any:
+        found = jax.tree_util.keystr(path).endswith("['learning_rate']")
+        return jnp.full_like(leaf, rate) if found and rate is not None else leaf
+
+    return jax.tree_util.tree_map_with_path(chosen, state)
+
+
+def repeated(step: Callable[[Any], Any]) -> Callable[[Any, Array], Any]:
+    """A compiled function that takes a step so many times."""
+    return jax.jit(lambda state, count: lax.fori_loop(0, count, lambda _, now: step(now), state))
+
+
+def follow(
+    advance: Callable[[Any, Array], Any],
+    state: Any,
+    cost: float,
+    spent: int,
+    points: list[int],
+    look: Look,
+    draws: Callable[[Any, int], Draws],
+) -> None:
+    """Run to the points and look at each, ``spent`` evaluations being gone before.
+
+    The seconds leave out compiling and looking.
+    """
+    jax.block_until_ready(advance(state, jnp.asarray(0, jnp.int32)))
+    done, seconds = 0, 0.0
+    for point in points:
+        count = int((point - spent) / cost) - done
+        if count <= 0:
+            continue
+        started = time.perf_counter()
+        state = jax.block_until_ready(advance(state, jnp.asarray(count, jnp.int32)))
+        seconds += time.perf_counter() - started
+        done += count
+        if look(spent + round(done * cost), seconds, partial(draws, state)):
+            return
+
+
+class EngineFitter:
+    """An engine of ours; see :class:`~benchmarks.posteriordb.methods.Fitter`."""
+
+    def __init__(
+        self, model: Callable[[], Any], program: NativeProgram, method: Method, budget: int
+    ) -> None:
+        engine: Any = getattr(nx, method.engine)
+        options = dict(method.options) | {"on_nonfinite": "skip"}
+        self._particles = method.family == "particles"
+        if self._particles:
+            steps = round(budget / (PARTICLES * method.cost))
+            optim = () if method.engine == "SVN" else (adam(steps),)
+            self.engine = engine(model, *optim, num_particles=PARTICLES, **options)
+        else:
+            assert method.guide is not None
+            self._guide = method.guide
+            self.engine = engine(model, make_guide(method.guide, model), **options)
+            self._draw = jax.jit(self._guide_draws, static_argnums=1)
+        self._cost, self._budget = method.cost, budget
+        self._advance = repeated(lambda state: self.engine.update(state)[0])
+
+    def fit(
+        self, seed: int, rate: float | None, start: Start | None, points: list[int], look: Look
+    ) -> None:
+        """See the protocol."""
+        state = with_rate(self.engine.init(random.key(seed)), rate)
+        each = PARTICLES if self._particles else int(self.engine.num_samples)
+        cost = self._cost * each
+        spent = 0
+        if start is not None:
+            spent = start.evaluations
+            started = with_rate(self._started(state.algorithm, start, seed), rate)
+            state = state._replace(algorithm=started)
+        # Schedules over the run need its end.
+        steps = max(1, int((self._budget - spent) / cost))
+        state = state._replace(horizon=jnp.asarray(steps, jnp.int32))
+        follow(self._advance, state, cost, spent, points, look, self._draws)
+
+    def _started(self, algorithm: Any, start: Start, seed: int) -> Any:
+        """The algorithm's state at the start."""
+        if self._particles:
+            particles = jnp.asarray(start.draw(PARTICLES, seed))
+            if hasattr(algorithm, "particles"):
+                return algorithm._replace(particles=particles)
+            # The optimizer's state holds them.
+            return algorithm._replace(optimizer=self.engine._optimizer.init(particles))
+        found = host_parameters(start, self._guide, seed)
+        return algorithm._replace(parameters=self.engine.density.from_host(found))
+
+    def _draws(self, state: Any, number: int) -> Draws:
+        if self._particles:
+            return Draws(np.asarray(self.engine.particles(state), np.float64))
+        z, log_q = self._draw(state.algorithm.parameters, number)
+        return Draws(np.asarray(z, np.float64), np.asarray(log_q, np.float64))
+
+    def _guide_draws(self, parameters: Any, number: int) -> tuple[Array, Array]:
+        density = self.engine.density
+        z = density.sample(parameters, random.key(1), number)
+        return z, density.log_prob(parameters, z)
+
+
+class HostFitter:
+    """Variational inference of the host's own."""
+
+    def __init__(
+        self, model: Callable[[], Any], program: NativeProgram, method: Method, budget: int
+    ) -> None:
+        assert method.guide is not None
+        self._guide_name = method.guide
+        self._guide = make_guide(method.guide, model)
+        # The Hessian of Laplace's approximation costs a score for each coordinate, once.
+        self._spare = program.dim if method.guide == "Laplace" else 0
+        self._steps = max(1, budget - self._spare)
+        self._svi = SVI(model, self._guide, adam(self._steps), Trace_ELBO())
+        self._draw = jax.jit(self._guide_draws, static_argnums=1)
+        self._advance = repeated(lambda state: self._svi.update(state)[0])
+
+    def fit(
+        self, seed: int, rate: float | None, start: Start | None, points: list[int], look: Look
+    ) -> None:
+        """See the protocol."""
+        spent, found = self._spare, None
+        if start is not None:
+            spent += start.evaluations
+            found = host_parameters(start, self._guide_name, seed)
+        state = with_rate(self._svi.init(random.key(seed), init_params=found), rate)
+        follow(self._advance, state, 1.0, spent, points, look, self._draws)
+
+    def _draws(self, state: Any, number: int) -> Draws:
+        z, log_q = self._draw(self._svi.get_params(state), number)
+        return Draws(np.asarray(z, np.float64), np.asarray(log_q, np.float64))
+
+    def _guide_draws(self, params: Any, number: int) -> tuple[Array, Array]:
+        posterior = self._guide.get_posterior(params)
+        z = posterior.sample(random.key(1), (number,))
+        log_q = posterior.log_prob(z)
+        # Of a diagonal guide the host's posterior has independent coordinates.
+        return z, log_q if log_q.ndim == 1 else log_q.sum(-1)
+
+
+def _all(drawn: Draws, number: int) -> Draws:
+    """What a chain has, however many draws are asked for."""
+    return drawn
+
+
+class ChainFitter:
+    """NUTS, one chain: the warm-up is part of the budget."""
+
+    def __init__(
+        self, model: Callable[[], Any], program: NativeProgram, method: Method, budget: int
+    ) -> None:
+        self._model, self._program = model, program
+        self._kernel = NUTS(model, init_strategy=init_to_uniform(radius=1.0))
+        self._block: Any = None
+
+    def fit(
+        self, seed: int, rate: float | None, start: Start | None, points: list[int], look: Look
+    ) -> None:
+        """See the protocol."""
+        state = self._kernel.init(random.key(seed), WARM_UP, None, (), {})
+        if self._block is None:
+
+            def block(state: Any) -> Any:
+                def step(now: Any, _: None) -> Any:
+                    now = self._kernel.sample(now, (), {})
+                    return now, (now.z, now.num_steps, now.i)
+
+                return lax.scan(step, state, None, length=BLOCK)
+
+            self._block = jax.jit(block)
+            jax.block_until_ready(self._block(state))
+        positions = [np.zeros((0, self._program.dim))]
+        spent, seconds = 0, 0.0
+        remaining = list(points)
+        while remaining:
+            started = time.perf_counter()
+            state, (z, leapfrogs, number) = jax.block_until_ready(self._block(state))
+            seconds += time.perf_counter() - started
+            spent += int(leapfrogs.sum())
+            kept = np.asarray(number) > WARM_UP
+            if kept.any():
+                positions.append(self._flat(z)[kept])
+            if spent < remaining[0]:
+                continue
+            remaining = [point for point in remaining if point > spent]
+            drawn = Draws(np.concatenate(positions))
+            # A chain that still warms up has nothing to show.
+            if len(drawn.z) > 1 and look(spent, seconds, partial(_all, drawn)):
+                return
+
+    def _flat(self, z: dict[str, Array]) -> Floats:
+        values = jax.vmap(self._kernel.postprocess_fn((), {}))(z)
+        target = self._program.target
+        sites = {name: values[name] for name in target.layout.names}
+        return np.asarray(target.unconstrain(sites, self._program.data), np.float64)

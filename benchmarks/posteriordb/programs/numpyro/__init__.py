@@ -1,0 +1,1 @@
+"""Native programs in NumPyro."""

@@ -1,0 +1,356 @@
+"""Posteriors and methods in Pyro; see :mod:`benchmarks.posteriordb.numpyro_fits`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.infer import NUTS, SVI, Trace_ELBO
+from pyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoLaplaceApproximation,
+    AutoMultivariateNormal,
+    init_to_uniform,
+)
+from pyro.optim import CosineAnnealingLR
+from torch import Tensor
+
+import pyro_ext as px
+from benchmarks.posteriordb.methods import (
+    COMPONENTS,
+    INITIAL_SCALE,
+    PARTICLES,
+    Draws,
+    Fitter,
+    Floats,
+    Look,
+    Method,
+)
+from benchmarks.posteriordb.programs import pyro_program, site_map
+from benchmarks.posteriordb.programs.sites import SiteMap
+from benchmarks.posteriordb.start import Start
+from benchmarks.synthetic.pyro_fits import white_noise
+from pyro_ext.diagnostics.stein_discrepancy import stein_discrepancy
+from pyro_ext.guides.mixture import AutoGaussianMixture
+from pyro_ext.target import LogDensity
+
+BACKEND = "pyro"
+#: Iterations of NUTS that adapt.
+WARM_UP = 300
+
+
+def configure() -> None:
+    """Double precision from here on."""
+    torch.set_default_dtype(torch.float64)
+
+
+def as_tensor(values: Any) -> Tensor:
+    """Numbers in double precision."""
+    return torch.tensor(np.asarray(values), dtype=torch.float64)
+
+
+def as_array(values: Tensor) -> Floats:
+    """The same as an array."""
+    return np.asarray(values.detach().numpy(), np.float64)
+
+
+class NativeProgram:
+    """A program with its target; see :class:`~benchmarks.posteriordb.methods.Program`."""
+
+    def __init__(self, model: Callable[[], Any], sites: SiteMap) -> None:
+        self.model, self._sites = model, sites
+        self.target = LogDensity(model)
+        self.data = self.target.bind()
+        self.dim: int = self.target.dim
+
+    def log_density(self, z: Floats) -> Floats:
+        """See the protocol."""
+        return as_array(self.target.log_density(as_tensor(z), self.data))
+
+    def value_and_score(self, z: Floats) -> tuple[Floats, Floats]:
+        """See the protocol."""
+        found = self.target.score(as_tensor(z), self.data)
+        return as_array(found.log_prior + found.log_likelihood), as_array(found.score)
+
+    def parameters(self, z: Floats) -> dict[str, Floats]:
+        """See the protocol."""
+        found = self.target.constrain(as_tensor(z), self.data)
+        return self._sites.parameters({name: as_array(value) for name, value in found.items()})
+
+    def positions(self, parameters: Mapping[str, Floats]) -> Floats:
+        """See the protocol."""
+        sites = self._sites.sites(dict(parameters))
+        values = {name: as_tensor(sites[name]) for name in self.target.layout.names}
+        return as_array(self.target.unconstrain(values, self.data))
+
+    def stein_discrepancy(self, z: Floats, scales: Floats, independent: bool) -> float:
+        """See the protocol."""
+        positions = as_tensor(z)
+        score = self.target.score(positions, self.data).score.detach()
+        statistic = "U" if independent else "V"
+        metric = as_tensor(scales)
+        return float(stein_discrepancy(positions, score, statistic=statistic, metric=metric).value)
+
+
+class StanProgram(NativeProgram):
+    """A Stan program, whose draws have the parameters under Stan's names."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model, SiteMap())
+        self._program = model
+
+    def parameters(self, z: Floats) -> dict[str, Floats]:
+        """See the protocol."""
+        found = self._program.constrain(as_tensor(z))
+        return {name: np.asarray(value, np.float64) for name, value in found.items()}
+
+    def positions(self, parameters: Mapping[str, Floats]) -> Floats:
+        """See the protocol."""
+        count = len(next(iter(parameters.values())))
+        rows = ({name: value[i] for name, value in parameters.items()} for i in range(count))
+        return np.stack([self._program.density.unconstrain(row) for row in rows])
+
+
+def native(model_name: str, data: Mapping[str, Any]) -> NativeProgram:
+    """The native program of a model."""
+    return NativeProgram(partial(pyro_program(model_name), data), site_map(model_name))
+
+
+def stan(program: str, data: Mapping[str, Any]) -> NativeProgram:
+    """A Stan program."""
+    return StanProgram(px.stan.model(program, data))
+
+
+def noisy(program: NativeProgram, level: float, seed: int) -> Callable[[], None]:
+    """The density of a program with noise in its score, for the host's own engines.
+
+    See the NumPyro module. Engines of ours take the estimator ``Noisy`` instead.
+    """
+
+    def model() -> None:
+        flat = dist.Normal(torch.zeros(program.dim), 1.0).to_event(1).mask(False)
+        z = pyro.sample("z", flat)
+        held = z.detach()
+        found = program.target.score(held[None], program.data)
+        score = found.score[0].detach()
+        density = (found.log_prior + found.log_likelihood)[0].detach()
+        noise = level * score.abs().max() * white_noise(held, torch.tensor(seed))
+        pyro.factor("density", density + ((score + noise) * (z - held)).sum())
+
+    return model
+
+
+def fitter(program: NativeProgram, method: Method, budget: int, noise: float) -> Fitter:
+    """A method on a program."""
+    kind: dict[str, Any] = {"host": HostFitter, "guide": EngineFitter}
+    kind |= {"particles": EngineFitter, "MCMC": ChainFitter}
+    made: Fitter = kind[method.family](program, method, budget, noise)
+    return made
+
+
+def make_guide(name: str, model: Callable[[], Any], start: Start | None, seed: int) -> Any:
+    """A guide of a model by its family's name, set up at the start."""
+    options: dict[str, Any] = {"init_loc_fn": init_to_uniform(radius=1.0)}
+    if name == "mixture":
+        guide: Any = AutoGaussianMixture(model, COMPONENTS, **options)
+    elif name == "Laplace":
+        guide = AutoLaplaceApproximation(model, **options)
+    else:
+        kind = {"diagonal": AutoDiagonalNormal, "full": AutoMultivariateNormal}[name]
+        guide = kind(model, init_scale=INITIAL_SCALE, **options)
+    # Pyro's store would hand the parameters of the guide before to this one.
+    pyro.clear_param_store()
+    guide()
+    if start is None:
+        return guide
+    if name == "mixture":
+        guide.loc.data.copy_(as_tensor(start.draw(COMPONENTS, seed)))
+        guide.scale_tril = as_tensor(np.tile(start.factor, (COMPONENTS, 1, 1)))
+        return guide
+    guide.loc.data.copy_(as_tensor(start.mean))
+    if name == "diagonal":
+        guide.scale = as_tensor(start.scale)
+    elif name == "full":
+        guide.scale = as_tensor(np.diag(start.factor).copy())
+        guide.scale_tril = as_tensor(start.factor / np.diag(start.factor)[:, None])
+    return guide
+
+
+def adam(rate: float | None, steps: int) -> CosineAnnealingLR:
+    """Adam that falls along a cosine."""
+    settings = {"optimizer": torch.optim.Adam, "optim_args": {"lr": rate}, "T_max": max(1, steps)}
+    return CosineAnnealingLR(settings)
+
+
+def steps_of(points: list[int], spent: int, cost: float) -> list[int]:
+    """Steps after which a run is looked at, of evaluations that ``spent`` of are gone already."""
+    counts = (int((point - spent) / cost) for point in points)
+    return sorted({count for count in counts if count > 0})
+
+
+class EngineFitter:
+    """An engine of ours; see :class:`~benchmarks.posteriordb.methods.Fitter`."""
+
+    def __init__(self, program: NativeProgram, method: Method, budget: int, noise: float) -> None:
+        self._program, self._method = program, method
+        self._budget, self._noise = budget, noise
+
+    def fit(
+        self, seed: int, rate: float | None, start: Start | None, points: list[int], look: Look
+    ) -> None:
+        """See the protocol."""
+        method, model = self._method, self._program.model
+        kind: Any = getattr(px, method.engine)
+        options = dict(method.options) | {"on_nonfinite": "skip", "seed": seed}
+        if self._noise:
+            options["estimator"] = px.Noisy(px.Full(), level=self._noise)
+        spent = 0 if start is None else start.evaluations
+        pyro.set_rng_seed(seed)
+        each = PARTICLES
+        if method.family == "particles":
+            steps = int((self._budget - spent) / (PARTICLES * method.cost))
+            optim = () if method.engine == "SVN" else (adam(rate, steps),)
+            engine = kind(model, *optim, num_particles=PARTICLES, **options)
+            engine.setup()
+            if start is not None:
+                engine._take_particles(as_tensor(start.draw(PARTICLES, seed)))
+        else:
+            assert method.guide is not None
+            guide = make_guide(method.guide, model, start, seed)
+            engine = kind(model, guide, **options)
+            engine.setup()
+            each = int(engine.num_samples)
+        cost = method.cost * each
+        wanted = steps_of(points, spent, cost)
+        clock = _Clock()
+
+        def draws(number: int) -> Draws:
+            if method.family == "particles":
+                return Draws(as_array(engine.particles))
+            density, parameters = engine.density, engine.density.live_parameters()
+            with torch.no_grad():
+                z = density.sample(parameters, torch.Generator().manual_seed(1), number)
+                return Draws(as_array(z), as_array(density.log_prob(parameters, z)))
+
+        def callback(step: int, _: Any, __: Any) -> bool:
+            if step not in wanted:
+                return False
+            clock.stop()
+            ended = look(spent + round(step * cost), clock.seconds, draws)
+            clock.start()
+            return ended
+
+        if wanted:
+            clock.start()
+            engine.run(wanted[-1], progress_bar=False, callback=callback)
+
+
+class _Clock:
+    """Seconds of the steps, without those of looks."""
+
+    def __init__(self) -> None:
+        self.seconds, self._since = 0.0, 0.0
+
+    def start(self) -> None:
+        self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        self.seconds += time.perf_counter() - self._since
+
+
+class HostFitter:
+    """Variational inference of the host's own."""
+
+    def __init__(self, program: NativeProgram, method: Method, budget: int, noise: float) -> None:
+        assert method.guide is not None
+        self._model = noisy(program, noise, 0) if noise else program.model
+        self._guide = method.guide
+        # The Hessian of Laplace's approximation costs a score for each coordinate, once.
+        self._spare = program.dim if method.guide == "Laplace" else 0
+        self._budget = budget
+
+    def fit(
+        self, seed: int, rate: float | None, start: Start | None, points: list[int], look: Look
+    ) -> None:
+        """See the protocol."""
+        spent = self._spare + (0 if start is None else start.evaluations)
+        pyro.set_rng_seed(seed)
+        guide = make_guide(self._guide, self._model, start, seed)
+        optim = adam(rate, self._budget - spent)
+        svi = SVI(self._model, guide, optim, Trace_ELBO())
+        wanted = set(steps_of(points, spent, 1.0))
+        clock = _Clock()
+
+        def draws(number: int) -> Draws:
+            found = guide.laplace_approximation() if self._guide == "Laplace" else guide
+            with torch.random.fork_rng(), torch.no_grad():
+                torch.manual_seed(1)
+                posterior = found.get_posterior()
+                z = posterior.sample((number,))
+                log_q = posterior.log_prob(z)
+            return Draws(as_array(z), as_array(log_q if log_q.ndim == 1 else log_q.sum(-1)))
+
+        clock.start()
+        for step in range(1, max(wanted, default=0) + 1):
+            svi.step()
+            optim.step()
+            if step in wanted:
+                clock.stop()
+                if look(spent + step, clock.seconds, draws):
+                    return
+                clock.start()
+
+
+def _all(drawn: Draws, number: int) -> Draws:
+    """What a chain has, however many draws are asked for."""
+    return drawn
+
+
+class ChainFitter:
+    """NUTS, one chain: the warm-up is part of the budget."""
+
+    def __init__(self, program: NativeProgram, method: Method, budget: int, noise: float) -> None:
+        self._program = program
+
+    def fit(
+        self, seed: int, rate: float | None, start: Start | None, points: list[int], look: Look
+    ) -> None:
+        """See the protocol."""
+        pyro.set_rng_seed(seed)
+        kernel = NUTS(self._program.model, init_strategy=init_to_uniform(radius=1.0))
+        kernel.setup(WARM_UP)
+        potential, spent = kernel.potential_fn, 0
+
+        def counted(params: Any) -> Any:
+            nonlocal spent
+            spent += 1
+            return potential(params)
+
+        kernel.potential_fn = counted
+        target, data = self._program.target, self._program.data
+        params, positions = kernel.initial_params, []
+        remaining, number, clock = list(points), 0, _Clock()
+        clock.start()
+        while remaining:
+            params = kernel.sample(params)
+            number += 1
+            if number > WARM_UP:
+                sites = {name: kernel.transforms[name].inv(params[name]) for name in params}
+                rows = {name: value.detach()[None] for name, value in sites.items()}
+                positions.append(as_array(target.unconstrain(rows, data))[0])
+            if spent < remaining[0]:
+                continue
+            remaining = [point for point in remaining if point > spent]
+            if len(positions) < 2:
+                continue
+            clock.stop()
+            drawn = Draws(np.stack(positions))
+            if look(spent, clock.seconds, partial(_all, drawn)):
+                return
+            clock.start()

@@ -1,0 +1,249 @@
+"""A Stan program as a NumPyro program.
+
+The program has one latent site, Stan's unconstrained vector, with a flat prior, and one factor,
+Stan's log density, whose gradient is Stan's own. The density and the parameters are callbacks
+of JAX, which can be jitted, vectorized and differentiated as any other function.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import Array
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from numpy.typing import ArrayLike
+
+from numpyro_ext.stan.density import StanDensity
+from numpyro_ext.stan.inputs import read_data, read_program
+from numpyro_ext.stan.library import compiled
+
+#: The latent site and the factor. Stan lets no name of a program end in two underscores.
+POSITION, LOG_DENSITY = "unconstrained__", "lp__"
+
+
+def model(
+    program: str | os.PathLike[str],
+    data: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    *,
+    generated_quantities: bool = False,
+    seed: int = 0,
+    threads: int | None = None,
+    stanc_args: Sequence[str] = (),
+    make_args: Sequence[str] = (),
+) -> StanProgram:
+    """A Stan program with data as a NumPyro program without arguments.
+
+    The program is compiled by BridgeStan unless that has been done before; see
+    :mod:`numpyro_ext.stan.library` for where it is kept.
+
+    Parameters
+    ----------
+    program : str or path
+        A file, or the program's text.
+    data : mapping, str or path, optional
+        Names to numbers and arrays, or such an object in JSON: a file or its text.
+    generated_quantities : bool
+        Whether draws have the program's generated quantities as well.
+    seed : int
+        Seed of the random numbers that the program draws in its transformed data and in its
+        generated quantities. The latter are a function of it and of the parameters.
+    threads : int, optional
+        At most this many particles are evaluated at once. Default: the number of processors.
+    stanc_args, make_args : sequence of str
+        Further arguments for the Stan compiler and for make.
+
+    Returns
+    -------
+    StanProgram
+
+    Raises
+    ------
+    ArgumentError
+        The program or its data cannot be read, the program is no valid Stan, or the data do not
+        fit it; the message is Stan's own.
+    ToolchainError
+        BridgeStan's sources, make or a C++ compiler are missing.
+    ImportError
+        The package ``bridgestan`` is not installed.
+    """
+    text, name = read_program(program)
+    density = StanDensity(
+        compiled(text, name, stanc_args, make_args),
+        read_data(data),
+        name=name,
+        seed=seed,
+        generated_quantities=generated_quantities,
+        threads=threads,
+    )
+    return StanProgram(density)
+
+
+class StanProgram:
+    """A NumPyro program that is a Stan program with data; see :func:`model`.
+
+    Parameters
+    ----------
+    density : StanDensity
+
+    Attributes
+    ----------
+    parameter_sites : tuple of str
+        Stan's parameters, transformed parameters and, if asked for, generated quantities: the
+        deterministic sites that draws of the program have.
+    """
+
+    def __init__(self, density: StanDensity) -> None:
+        self.density = density
+        self.parameter_sites = tuple(density.shapes)
+        self._log_density = _differentiable(density)
+
+    def __call__(self) -> None:
+        """The NumPyro program."""
+        # Masked, a standard normal is a flat prior that hosts can draw starting points from.
+        flat = dist.Normal(jnp.zeros(self.density.dim), 1.0).to_event(1).mask(False)
+        z = numpyro.sample(POSITION, flat)
+        numpyro.factor(LOG_DENSITY, self.log_density(z))
+        for name, value in self.constrain(z).items():
+            numpyro.deterministic(name, value)
+
+    def log_density(self, z: ArrayLike) -> Array:
+        """Stan's log density (...) at unconstrained positions (..., D), with its gradient.
+
+        Where Stan rejects a position the density is -inf and the gradient zero.
+        """
+        found: Array = self._log_density(jnp.asarray(z))
+        return found
+
+    def constrain(self, z: ArrayLike) -> dict[str, Array]:
+        """Values (..., *shape) of the parameters at positions (..., D), without gradients."""
+        z = jax.lax.stop_gradient(jnp.asarray(z))
+        count = self.density.num_constrained
+        flat = _callback(self.density.constrain, (z,), (*jnp.shape(z)[:-1], count))
+        return {
+            name: flat[..., where].reshape(flat.shape[:-1] + self.density.shapes[name])
+            for name, where in self.density.slices().items()
+        }
+
+    def unconstrain(self, values: Mapping[str, ArrayLike]) -> Array:
+        """Position (D,) of values of the program's parameters."""
+        return jnp.asarray(self.density.unconstrain(values))
+
+    def __repr__(self) -> str:
+        return f"StanProgram({self.density.name!r}, {self.density.dim} unconstrained numbers)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.density.settings,)
+
+
+def _again(settings: dict[str, Any]) -> StanProgram:
+    return StanProgram(StanDensity(**settings))
+
+
+def _callback(
+    function: Callable[..., Any], arrays: tuple[Array, ...], *shapes: tuple[int, ...]
+) -> Any:
+    """Call a function of NumPy arrays, for all rows at once where it is vectorized."""
+    dtype = arrays[0].dtype
+
+    def call(*arrays: Any) -> Any:
+        found = function(*(np.asarray(array) for array in arrays))
+        if isinstance(found, tuple):
+            return tuple(part.astype(dtype) for part in found)
+        return found.astype(dtype)
+
+    described = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+    result = described if len(described) > 1 else described[0]
+    return jax.pure_callback(call, result, *arrays, vmap_method="broadcast_all")
+
+
+def _differentiable(density: StanDensity) -> Callable[[Array], Array]:
+    """The log density (...) of positions (..., D), differentiable twice."""
+
+    @jax.custom_jvp
+    def both(z: Array) -> tuple[Array, Array]:
+        value, gradient = _callback(density.value_and_gradient, (z,), z.shape[:-1], z.shape)
+        return value, gradient
+
+    @both.defjvp
+    def both_jvp(primals: Any, tangents: Any) -> Any:
+        (z,), (tangent,) = primals, tangents
+        value, gradient = both(z)
+        product = _product.bind(z, tangent, density=density)
+        return (value, gradient), ((gradient * tangent).sum(-1), product)
+
+    @jax.custom_jvp
+    def log_density(z: Array) -> Array:
+        found: Array = _callback(density.value, (z,), z.shape[:-1])
+        return found
+
+    # Value and gradient come from one call, and second derivatives are looked for only where the
+    # gradient itself is differentiated.
+    @log_density.defjvp
+    def log_density_jvp(primals: Any, tangents: Any) -> Any:
+        (z,), (tangent,) = primals, tangents
+        value, gradient = both(z)
+        return value, (gradient * tangent).sum(-1)
+
+    return log_density
+
+
+# -- second derivatives times a vector ---------------------------------------------------------
+#
+# A callback is not known to be linear in the vector, and so cannot be differentiated in reverse.
+# As a primitive it says that it is, and that the matrix is symmetric.
+
+_product = Primitive("stan_hessian_product")
+
+
+@_product.def_impl
+def _evaluated(z: Array, vector: Array, *, density: StanDensity) -> Array:
+    found: Array = _callback(density.hessian_product, (z, vector), z.shape)
+    return found
+
+
+@_product.def_abstract_eval
+def _described(z: Any, vector: Any, *, density: StanDensity) -> Any:
+    return jax.core.ShapedArray(vector.shape, vector.dtype)
+
+
+def _batched(
+    arrays: tuple[Array, Array], axes: tuple[int | None, int | None], *, density: StanDensity
+) -> tuple[Array, int]:
+    (size,) = {
+        array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None
+    }
+    lead = (
+        jnp.broadcast_to(array, (size, *array.shape))
+        if axis is None
+        else jnp.moveaxis(array, axis, 0)
+        for array, axis in zip(arrays, axes, strict=True)
+    )
+    return _product.bind(*lead, density=density), 0
+
+
+def _along(tangent: Array, z: Array, vector: Array, *, density: StanDensity) -> Any:
+    return _product.bind(z, tangent, density=density)
+
+
+def _transposed(cotangent: Array, z: Array, vector: Any, *, density: StanDensity) -> Any:
+    return None, _product.bind(z, cotangent, density=density)
+
+
+def _no_third(tangent: Array, z: Array, vector: Array, *, density: StanDensity) -> Any:
+    raise NotImplementedError(
+        "A Stan program has first and second derivatives, and third ones were asked for."
+    )
+
+
+mlir.register_lowering(_product, mlir.lower_fun(_evaluated, multiple_results=False))
+batching.primitive_batchers[_product] = _batched
+ad.defjvp(_product, _no_third, _along)
+ad.primitive_transposes[_product] = _transposed

@@ -1,0 +1,284 @@
+"""A Stan program as a Pyro program.
+
+The program has one latent site, Stan's unconstrained vector, with a flat prior, and one factor,
+Stan's log density, whose gradient is Stan's own. The density and the parameters are operations
+of torch, so that they can be vectorized, differentiated and traced to a graph as any other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from pyro_ext.stan.density import StanDensity
+from pyro_ext.stan.inputs import read_data, read_program
+from pyro_ext.stan.library import compiled
+
+#: The latent site and the factor. Stan lets no name of a program end in two underscores.
+POSITION, LOG_DENSITY = "unconstrained__", "lp__"
+
+# A graph holds numbers and tensors only, so that a program goes by a number in it.
+_programs: WeakValueDictionary[int, StanDensity] = WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def model(
+    program: str | os.PathLike[str],
+    data: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    *,
+    generated_quantities: bool = False,
+    seed: int = 0,
+    threads: int | None = None,
+    stanc_args: Sequence[str] = (),
+    make_args: Sequence[str] = (),
+) -> StanProgram:
+    """A Stan program with data as a Pyro program without arguments.
+
+    The program is compiled by BridgeStan unless that has been done before; see
+    :mod:`pyro_ext.stan.library` for where it is kept.
+
+    Parameters
+    ----------
+    program : str or path
+        A file, or the program's text.
+    data : mapping, str or path, optional
+        Names to numbers and arrays, or such an object in JSON: a file or its text.
+    generated_quantities : bool
+        Whether draws have the program's generated quantities as well.
+    seed : int
+        Seed of the random numbers that the program draws in its transformed data and in its
+        generated quantities. The latter are a function of it and of the parameters.
+    threads : int, optional
+        At most this many particles are evaluated at once. Default: the number of processors.
+    stanc_args, make_args : sequence of str
+        Further arguments for the Stan compiler and for make.
+
+    Returns
+    -------
+    StanProgram
+
+    Raises
+    ------
+    ArgumentError
+        The program or its data cannot be read, the program is no valid Stan, or the data do not
+        fit it; the message is Stan's own.
+    ToolchainError
+        BridgeStan's sources, make or a C++ compiler are missing.
+    ImportError
+        The package ``bridgestan`` is not installed.
+    """
+    text, name = read_program(program)
+    density = StanDensity(
+        compiled(text, name, stanc_args, make_args),
+        read_data(data),
+        name=name,
+        seed=seed,
+        generated_quantities=generated_quantities,
+        threads=threads,
+    )
+    return StanProgram(density)
+
+
+class StanProgram:
+    """A Pyro program that is a Stan program with data; see :func:`model`.
+
+    Parameters
+    ----------
+    density : StanDensity
+
+    Attributes
+    ----------
+    parameter_sites : tuple of str
+        Stan's parameters, transformed parameters and, if asked for, generated quantities: the
+        deterministic sites that draws of the program have.
+    """
+
+    def __init__(self, density: StanDensity) -> None:
+        self.density = density
+        self.parameter_sites = tuple(density.shapes)
+        self._number = next(_numbers)
+        _programs[self._number] = density
+
+    def __call__(self) -> None:
+        """The Pyro program."""
+        # Masked, a standard normal is a flat prior that hosts can draw starting points from.
+        flat = dist.Normal(torch.zeros(self.density.dim), 1.0).to_event(1).mask(False)
+        z = pyro.sample(POSITION, flat)
+        pyro.factor(LOG_DENSITY, self.log_density(z))
+        for name, value in self.constrain(z).items():
+            event_dim = len(self.density.shapes[name])
+            pyro.deterministic(name, value, event_dim=event_dim)
+
+    def log_density(self, z: Tensor) -> Tensor:
+        """Stan's log density (...) at unconstrained positions (..., D), with its gradient.
+
+        Where Stan rejects a position the density is -inf and the gradient zero.
+        """
+        log_density, _ = _LogDensity.apply(z, self._number)
+        return log_density
+
+    def constrain(self, z: Tensor) -> dict[str, Tensor]:
+        """Values (..., *shape) of the parameters at positions (..., D), without gradients."""
+        flat = _Parameters.apply(z, self._number, self.density.num_constrained)
+        return {
+            name: flat[..., where].reshape(flat.shape[:-1] + self.density.shapes[name])
+            for name, where in self.density.slices().items()
+        }
+
+    def unconstrain(self, values: Mapping[str, ArrayLike]) -> Tensor:
+        """Position (D,) of values of the program's parameters, in torch's default type."""
+        arrays = {
+            name: value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+            for name, value in values.items()
+        }
+        return torch.as_tensor(self.density.unconstrain(arrays), dtype=torch.get_default_dtype())
+
+    def __repr__(self) -> str:
+        return f"StanProgram({self.density.name!r}, {self.density.dim} unconstrained numbers)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.density.settings,)
+
+
+def _again(settings: dict[str, Any]) -> StanProgram:
+    return StanProgram(StanDensity(**settings))
+
+
+# -- operations of torch -----------------------------------------------------------------------
+#
+# An operation is what a traced graph holds; the function around it says how it is vectorized and
+# differentiated, which torch.func asks of functions and not of operations.
+
+
+def _array(z: Tensor) -> np.ndarray[Any, Any]:
+    return z.detach().cpu().to(torch.float64).numpy()
+
+
+@torch.library.custom_op("ppl_ext::stan_log_density", mutates_args=())
+def _log_density(z: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    values, gradients = _programs[number].value_and_gradient(_array(z))
+    return torch.as_tensor(values).to(z), torch.as_tensor(gradients).to(z)
+
+
+@_log_density.register_fake
+def _(z: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    return z.new_empty(z.shape[:-1]), z.new_empty(z.shape)
+
+
+@torch.library.custom_op("ppl_ext::stan_parameters", mutates_args=())
+def _parameters(z: Tensor, number: int, count: int) -> Tensor:
+    return torch.as_tensor(_programs[number].constrain(_array(z))).to(z)
+
+
+@_parameters.register_fake
+def _(z: Tensor, number: int, count: int) -> Tensor:
+    return z.new_empty((*z.shape[:-1], count))
+
+
+@torch.library.custom_op("ppl_ext::stan_hessian_product", mutates_args=())
+def _hessian_product(z: Tensor, vector: Tensor, number: int) -> Tensor:
+    return torch.as_tensor(_programs[number].hessian_product(_array(z), _array(vector))).to(z)
+
+
+@_hessian_product.register_fake
+def _(z: Tensor, vector: Tensor, number: int) -> Tensor:
+    return z.new_empty(z.shape)
+
+
+def _lead(value: Tensor, dim: int | None, size: int) -> Tensor:
+    """A value with vmap's axis first, which it may not have."""
+    return value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
+
+
+class _LogDensity(torch.autograd.Function):
+    """Log density and gradient, each of them differentiable once."""
+
+    @staticmethod
+    def forward(z: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        return _log_density(z, number)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        # None, not zeros, for an output that nothing depends on: second derivatives are dear.
+        ctx.set_materialize_grads(False)
+        ctx.number = inputs[1]
+        ctx.save_for_backward(inputs[0], output[1])
+
+    @staticmethod
+    def backward(
+        ctx: Any, log_density: Tensor | None, gradient: Tensor | None
+    ) -> tuple[Tensor | None, None]:
+        z, own = ctx.saved_tensors
+        first = None if log_density is None else log_density.unsqueeze(-1) * own
+        if gradient is None:
+            return first, None
+        second = _HessianProduct.apply(z, gradient, ctx.number)
+        return second if first is None else first + second, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, None], z: Tensor, number: int
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        return _LogDensity.apply(_lead(z, in_dims[0], info.batch_size), number), (0, 0)
+
+
+class _HessianProduct(torch.autograd.Function):
+    """Second derivatives times a vector, where differentiation ends."""
+
+    @staticmethod
+    def forward(z: Tensor, vector: Tensor, number: int) -> Tensor:
+        return _hessian_product(z, vector, number)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, product: Tensor) -> Any:
+        raise NotImplementedError(
+            "A Stan program has first and second derivatives, and third ones were asked for."
+        )
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, int | None, None],
+        z: Tensor,
+        vector: Tensor,
+        number: int,
+    ) -> tuple[Tensor, int]:
+        size = info.batch_size
+        lead = _lead(z, in_dims[0], size), _lead(vector, in_dims[1], size)
+        return _HessianProduct.apply(*lead, number), 0
+
+
+class _Parameters(torch.autograd.Function):
+    """Stan's parameters, which nothing differentiates."""
+
+    @staticmethod
+    def forward(z: Tensor, number: int, count: int) -> Tensor:
+        return _parameters(z, number, count)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, parameters: Tensor) -> tuple[None, None, None]:
+        return None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, None, None], z: Tensor, number: int, count: int
+    ) -> tuple[Tensor, int]:
+        return _Parameters.apply(_lead(z, in_dims[0], info.batch_size), number, count), 0
