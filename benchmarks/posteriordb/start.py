@@ -24,6 +24,8 @@ RADIUS = 1.0
 ITERATIONS, CANDIDATES = 200, 5
 #: Draws of an approximation that its bound is estimated with.
 DRAWS = 20
+#: Nats of the bound that do not count.
+SAME = 1.0
 #: Standard deviations of an approximation are at most this in any direction.
 WIDEST = 10.0
 #: Beyond so many dimensions a Hessian costs too many evaluations: unit scales instead.
@@ -95,9 +97,11 @@ def find(program: Program, seed: int) -> Start:
         options={"maxiter": ITERATIONS, "maxcor": 20, "ftol": 1e-13, "gtol": 1e-8},
     )
     noise = generator.normal(size=(DRAWS, program.dim))
-    best: tuple[float, Floats, Floats] | None = None
-    rows = np.unique(np.linspace(0, len(path) - 1, CANDIDATES + 1).round().astype(int))[1:]
-    for point in (path[row] for row in rows):
+    candidates: list[tuple[float, Floats, Floats]] = []
+    # Close together at first: a path down a funnel leaves what is worth having early.
+    rows = np.unique(np.geomspace(1, max(1, len(path) - 1), CANDIDATES).round().astype(int))
+    rows = rows[rows < len(path)]
+    for point in (path[row] for row in rows) if len(rows) else path:
         factor, evaluations = local_factor(program, point)
         draws = point + noise @ factor.T
         with np.errstate(all="ignore"):
@@ -105,10 +109,11 @@ def find(program: Program, seed: int) -> Start:
         spent += evaluations + DRAWS
         entropy = np.log(np.diag(factor)).sum()
         bound = float(values.mean() + entropy) if np.isfinite(values).all() else -np.inf
-        if best is None or bound > best[0]:
-            best = bound, point, factor
-    assert best is not None
-    return Start(best[1], best[2], spent)
+        candidates.append((bound, point, factor))
+    least = max(bound for bound, _, _ in candidates) - SAME
+    # A few draws tell no more; of points that are as good the last is nearest to the mode.
+    _, point, factor = [found for found in candidates if found[0] >= least][-1]
+    return Start(point, factor, spent)
 
 
 def local_factor(program: Program, point: Floats) -> tuple[Floats, int]:

@@ -1,0 +1,334 @@
+"""The posteriordb benchmark: figures, starts, runs with both backends, and what goes wrong."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import records
+from benchmarks.__main__ import build_parser, main
+from benchmarks.posteriordb import figures, report, runner, start
+from benchmarks.posteriordb.database import EMBEDDED, Database
+from benchmarks.posteriordb.methods import METHODS, Draws, Floats, looks
+from benchmarks.records import Record
+
+# As the benchmark's own backends do.
+jax.config.update("jax_enable_x64", True)
+torch.set_default_dtype(torch.float64)
+
+MEAN = np.array([1.0, -2.0, 0.5])
+COVARIANCE = np.array([[0.04, 0.03, 0.0], [0.03, 0.09, -0.1], [0.0, -0.1, 1.0]])
+
+
+class Normal:
+    """A Normal density as a program; its parameters are the position and its exponential."""
+
+    dim = 3
+
+    def log_density(self, z: Floats) -> Floats:
+        apart = z - MEAN
+        found: Floats = -0.5 * np.einsum("ni,ij,nj->n", apart, np.linalg.inv(COVARIANCE), apart)
+        return found
+
+    def value_and_score(self, z: Floats) -> tuple[Floats, Floats]:
+        return self.log_density(z), (MEAN - z) @ np.linalg.inv(COVARIANCE)
+
+    def parameters(self, z: Floats) -> dict[str, Floats]:
+        return {"x": z, "scale": np.exp(z[:, 0])}
+
+    def positions(self, parameters: Mapping[str, Floats]) -> Floats:
+        return parameters["x"]
+
+    def stein_discrepancy(self, z: Floats, scales: Floats, independent: bool) -> float:
+        return 0.0
+
+
+def draws(number: int, seed: int) -> Floats:
+    return np.random.default_rng(seed).multivariate_normal(MEAN, COVARIANCE, number)
+
+
+def log_normal(z: Floats) -> Floats:
+    """The normalised density of the target."""
+    constant = 0.5 * np.linalg.slogdet(2.0 * np.pi * COVARIANCE)[1]
+    return Normal().log_density(z) - constant
+
+
+# -- figures --------------------------------------------------------------------------------------
+
+
+def reference() -> figures.Reference:
+    chains = draws(4000, 0).reshape(4, 1000, 3)
+    return figures.Reference.of({"x": chains})
+
+
+def test_draws_of_the_reference_itself_are_right() -> None:
+    found = figures.against_reference({"x": draws(4000, 1)}, reference())
+    assert figures.is_right(found)
+    # Both sides have 4,000 draws: 4 standard errors of a difference of means.
+    assert found["worst mean error"] < 4.0 * np.sqrt(2.0 / 4000)
+    assert found["sliced Wasserstein"] < 0.1
+
+
+def test_errors_are_in_standard_deviations_of_the_reference() -> None:
+    z = draws(4000, 1)
+    # The second coordinate alone is moved by half of its standard deviation and widened.
+    z[:, 1] = MEAN[1] + 0.5 * 0.3 + 1.5 * (z[:, 1] - MEAN[1])
+    found = figures.against_reference({"x": z}, reference())
+    assert found["worst parameter"] == "x[2]"
+    assert found["worst mean error"] == pytest.approx(0.5, abs=4.0 * 1.8 / np.sqrt(4000))
+    assert found["greatest sd ratio"] == pytest.approx(1.5, rel=0.07)
+    assert found["least sd ratio"] == pytest.approx(1.0, rel=0.07)
+    assert not figures.is_right(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("worst mean error", 0.11), ("least sd ratio", 0.89), ("greatest sd ratio", 1.11)],
+)
+def test_each_tolerance_counts(name: str, value: float) -> None:
+    right = {"worst mean error": 0.09, "least sd ratio": 0.91, "greatest sd ratio": 1.09}
+    assert figures.is_right(right)
+    assert not figures.is_right(right | {name: value})
+
+
+def test_wasserstein_distance_of_a_shift() -> None:
+    moved = reference().parameters["x"] + np.sqrt(np.diag(COVARIANCE))
+    found = figures.against_reference({"x": moved}, reference())
+    # One standard deviation in each of three coordinates: |u . 1| on average over directions u.
+    directions = np.random.default_rng(1).normal(size=(100_000, 3))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    expected = np.abs(directions.sum(1))
+    error = 4.0 * expected.std() / np.sqrt(figures.SLICES)
+    assert found["sliced Wasserstein"] == pytest.approx(expected.mean(), abs=error)
+
+
+def test_a_fit_without_the_reference_parameters_is_told() -> None:
+    with pytest.raises(KeyError, match=r"expected the reference's parameters, found no x\[1\]"):
+        figures.against_reference({"y": draws(10, 0)}, reference())
+
+
+def test_fits_that_are_not_finite_have_figures() -> None:
+    found = figures.along(Normal(), Draws(np.full((20, 3), np.nan), np.zeros(20)), reference())
+    assert not found["worst mean error"] < 1e6 and found["negative ELBO"] == np.inf
+
+
+def test_bound_of_the_target_itself_and_of_a_wide_guide() -> None:
+    z = draws(4000, 1)
+    exact = figures.bound(Normal(), Draws(z, log_normal(z)))
+    constant = 0.5 * np.linalg.slogdet(2.0 * np.pi * COVARIANCE)[1]
+    assert exact["negative ELBO"] == pytest.approx(-constant, abs=1e-9)
+    assert exact["k-hat"] == -np.inf
+    # Of a guide with half the standard deviations the ratios have a heavy tail.
+    narrow = MEAN + 0.5 * (z - MEAN)
+    log_q = log_normal(z) + 3.0 * np.log(2.0)
+    found = figures.bound(Normal(), Draws(narrow, log_q))
+    # KL of a Normal with covariance C / 4 from one with C, in three dimensions.
+    divergence = 0.5 * (3.0 / 4.0 - 3.0 + 3.0 * np.log(4.0))
+    assert found["negative ELBO"] + constant == pytest.approx(
+        divergence, abs=4.0 * found["its error"]
+    )
+    assert found["k-hat"] > 0.5
+
+
+# -- starts ---------------------------------------------------------------------------------------
+
+
+def test_start_is_the_normal_itself_and_its_cost_is_counted() -> None:
+    program = Normal()
+    calls = 0
+
+    work = program.value_and_score
+
+    def counted(z: Floats) -> tuple[Floats, Floats]:
+        nonlocal calls
+        calls += len(z)
+        return work(z)
+
+    program.value_and_score = counted  # type: ignore[method-assign]
+    found = start.find(program, 0)
+    np.testing.assert_allclose(found.mean, MEAN, atol=1e-5)
+    np.testing.assert_allclose(found.factor @ found.factor.T, COVARIANCE, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(found.scale**-2, np.diag(np.linalg.inv(COVARIANCE)), rtol=1e-5)
+    # The bounds of the candidates take values, which count as well.
+    assert calls < found.evaluations <= calls + start.CANDIDATES * start.DRAWS
+
+
+def test_start_leaves_out_a_mode_that_is_down_a_funnel() -> None:
+    class Funnel(Normal):
+        """Neal's: the density grows without bound along the axis of a vanishing scale."""
+
+        dim = 9
+
+        def value_and_score(self, z: Floats) -> tuple[Floats, Floats]:
+            v, x = z[:, 0], z[:, 1:]
+            scaled = np.exp(-v)[:, None] * x
+            value = -0.5 * v**2 / 9.0 - 0.5 * (x * scaled).sum(1) - 0.5 * 8 * v
+            by_v = -v / 9.0 + 0.5 * (x * scaled).sum(1) - 4.0
+            return value, np.concatenate([by_v[:, None], -scaled], 1)
+
+        def log_density(self, z: Floats) -> Floats:
+            return self.value_and_score(z)[0]
+
+    found = start.find(Funnel(), 0)
+    # The mode is at v = -36, where the width of x is 1e-8.
+    assert found.mean[0] > -20.0 and np.isfinite(found.factor).all()
+
+
+def test_no_finite_start_is_an_error() -> None:
+    class Nowhere(Normal):
+        def value_and_score(self, z: Floats) -> tuple[Floats, Floats]:
+            return np.full(len(z), -np.inf), np.zeros_like(z)
+
+    with pytest.raises(ArithmeticError, match="no random starting point"):
+        start.find(Nowhere(), 0)
+
+
+# -- the plan -------------------------------------------------------------------------------------
+
+
+def test_looks_double_and_end_with_the_budget() -> None:
+    assert looks(1000) == [50, 100, 200, 400, 800, 1000]
+    assert looks(40) == [40]
+
+
+def options(*words: str) -> argparse.Namespace:
+    return build_parser("posteriordb").parse_args(["posteriordb", *words])
+
+
+def test_patterns_choose_posteriors_and_appendix_b_its_own() -> None:
+    database = Database.open("embedded")
+    plan = runner.Plan.of(options("--posteriors", "eight*", "--methods", "all"), database)
+    assert plan.posteriors == (
+        "eight_schools-eight_schools_centered",
+        "eight_schools-eight_schools_noncentered",
+    )
+    assert tuple(plan.methods) == tuple(METHODS)
+    rates = sum(len(method.rates) for method in METHODS.values())
+    assert runner.number_of_runs(plan) == 2 * rates
+    plan = runner.Plan.of(options("--appendix-b", "--posteriors", "arK*"), database)
+    assert plan.noise == runner.APPENDIX_NOISE and plan.seeds == runner.APPENDIX_SEEDS
+    assert "GSM" in plan.methods and "SVN" not in plan.methods
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--posteriors", "eight_school"], "near names: eight_schools"),
+        (["--database", "/nowhere"], "no such folder"),
+    ],
+)
+def test_what_cannot_be_begun_is_one_line(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ["posteriordb", "--out", str(tmp_path / "out")]
+    if "--database" not in words:
+        base += ["--database", "embedded"]
+    assert main([*base, *words]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and said in lines[0]
+    assert not (tmp_path / "out").exists()
+
+
+# -- whole runs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["numpyro", "pyro"])
+def test_a_run_finds_a_posterior_and_is_resumed(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    words = ["posteriordb", "--database", "embedded", "--posteriors", "blr*", "--budget", "600"]
+    words += ["--backend", backend, "--out", str(out)]
+    assert main([*words, "--methods", "ProximalScoreVI, full"]) == 0
+    (first,) = records.read(out / "posteriordb.jsonl")
+    assert first.error is None and first.figures["right"], first.figures
+    assert first.figures["evaluations"] <= 600
+    assert first.figures["start evaluations"] > 0
+    text = (out / "posteriordb.md").read_text()
+    assert "1 of 1" in text
+    page = (out / "pages" / "blr_simulated-blr.md").read_text()
+    assert "forest" in page and (out / "pages" / "blr_simulated-blr-forest.png").stat().st_size
+    with np.load(report.draws_path(out, first)) as kept:
+        assert kept["beta"].shape[1:] == (5,)
+
+    # What is there is kept, and what is missing is run.
+    assert main([*words, "--resume", "--methods", "ProximalScoreVI, full", "NUTS"]) == 0
+    again = records.read(out / "posteriordb.jsonl")
+    assert [record.method for record in again] == ["ProximalScoreVI, full", "NUTS"]
+    assert again[0].time == first.time
+    # The warm-up of a chain alone takes more than this budget.
+    assert again[1].failed and "raise --budget" in str(again[1].error)
+
+
+def test_data_that_cannot_be_read_fail_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "posterior_database"
+    shutil.copytree(EMBEDDED, folder)
+    for name in ("arK_simulated", "garch_simulated"):
+        path = folder / "data" / "data" / f"{name}.json.zip"
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+    words = ["posteriordb", "--database", str(folder), "--out", str(tmp_path / "out")]
+    words += ["--posteriors", "arK*", "blr*", "--budget", "300"]
+    assert main([*words, "--methods", "GSM"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "arK_simulated" in line]
+    assert any("DatabaseError" in line for line in lines)
+    failed, done = records.read(tmp_path / "out" / "posteriordb.jsonl")
+    assert failed.failed and not done.failed
+    assert "failed" in (tmp_path / "out" / "posteriordb.md").read_text()
+
+
+def test_data_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "posterior_database"
+    shutil.copytree(EMBEDDED, folder)
+    data = folder / "data" / "data"
+    shutil.copy(data / "blr_simulated.json.zip", data / "arK_simulated.json.zip")
+    words = ["posteriordb", "--database", str(folder), "--out", str(tmp_path / "out")]
+    assert main([*words, "--posteriors", "arK*", "--methods", "GSM"]) == 1
+    (record,) = records.read(tmp_path / "out" / "posteriordb.jsonl")
+    assert "the data of arK_simulated-arK do not fit its program" in str(record.error)
+
+
+# -- reports --------------------------------------------------------------------------------------
+
+
+def made(method: str, rate: float | None, bound: float, noise: float = 0.0) -> Record:
+    curves: dict[str, list[float]] = {
+        "evaluations": [100, 200, 400],
+        "worst mean error": [0.5, 0.05, 0.02],
+        "least sd ratio": [0.5, 0.95, 0.96],
+        "greatest sd ratio": [1.0, 1.0, 1.0],
+        "negative ELBO": [bound + 9.0, bound + 0.4, bound],
+    }
+    settings = {"route": "native", "rate": rate, "budget": 400, "start": "path", "noise": noise}
+    found: dict[str, Any] = {"curves": curves, "negative ELBO": bound, "right": True}
+    found |= {name: curves[name][-1] for name in curves if name not in ("evaluations",)}
+    return Record("posteriordb", method, "numpyro", "some", 0, settings, found)
+
+
+def test_the_best_step_size_is_taken() -> None:
+    runs = [made("ADVI, full", 0.1, 12.0), made("ADVI, full", 0.01, 10.0), made("GSM", None, 11.0)]
+    assert [record.settings["rate"] for record in report.best_rates(runs)] == [0.01, None]
+    runs[1].error = "ArithmeticError: none"
+    assert report.best_rates(runs)[0].settings["rate"] == 0.1
+
+
+def test_when_a_run_was_right_and_near_the_lowest_bound() -> None:
+    record = made("GSM", None, 10.0)
+    assert report.right_after(record) == 200.0
+    assert report.arrival(record, 10.0) == 200.0
+    # 0.6 nats above another's: not arrived.
+    assert np.isnan(report.arrival(record, 9.4))
+    record.figures["curves"]["worst mean error"] = [0.05, 0.5, 0.02]
+    assert report.right_after(record) == 400.0
+    record.figures["right"] = False
+    assert np.isnan(report.right_after(record))
