@@ -158,9 +158,8 @@ def at_the_end(program: Program, draws: Draws, reference: Reference | None) -> d
         return found
     # Of chains evenly over all draws.
     rows = np.unique(np.linspace(0, len(draws.z) - 1, STEIN_DRAWS).astype(int))
-    scales = draws.z.std(0)
-    if reference is not None:
-        scales = program.positions(reference.parameters).std(0)
+    positions = None if reference is None else program.positions(reference.parameters)
+    scales = (draws.z if positions is None else positions).std(0)
     if (scales > 0).all():
         found["KSD"] = program.stein_discrepancy(draws.z[rows], scales, draws.log_q is not None)
     return found

@@ -135,8 +135,8 @@ class Program(Protocol):
     def parameters(self, z: Floats) -> dict[str, Floats]:
         """The posterior's parameters by name, each (n, ...), at unconstrained positions."""
 
-    def positions(self, parameters: Mapping[str, Floats]) -> Floats:
-        """Unconstrained positions of parameters: the inverse."""
+    def positions(self, parameters: Mapping[str, Floats]) -> Floats | None:
+        """Unconstrained positions of parameters; None where they do not determine these."""
 
     def stein_discrepancy(self, z: Floats, scales: Floats, independent: bool) -> float:
         """Kernelised Stein discrepancy of positions, in units of ``scales`` (D,)."""
@@ -167,8 +167,8 @@ class Backend(Protocol):
     def native(self, model_name: str, data: Mapping[str, Any]) -> Program:
         """The native program of a model."""
 
-    def stan(self, program: str, data: Mapping[str, Any]) -> Program:
-        """A Stan program."""
+    def stan(self, model_name: str, program: str, data: Mapping[str, Any]) -> Program:
+        """A Stan program of a model, by its file."""
 
     def fitter(self, program: Any, method: Method, budget: int, noise: float) -> Fitter:
         """A method on a program; ``noise`` is the level of the paper's equation 19."""

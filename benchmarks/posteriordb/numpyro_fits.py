@@ -87,7 +87,7 @@ class NativeProgram:
             {name: np.asarray(value, np.float64)[rows] for name, value in found.items()}
         )
 
-    def positions(self, parameters: Mapping[str, Floats]) -> Floats:
+    def positions(self, parameters: Mapping[str, Floats]) -> Floats | None:
         """See the protocol."""
         sites = self._sites.sites(dict(parameters))
         values = {name: jnp.asarray(sites[name]) for name in self.target.layout.names}
@@ -105,8 +105,8 @@ class NativeProgram:
 class StanProgram(NativeProgram):
     """A Stan program, whose draws have the parameters under Stan's names."""
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model, SiteMap())
+    def __init__(self, model: Any, sites: SiteMap) -> None:
+        super().__init__(model, sites)
         self._program = model
 
     def parameters(self, z: Floats) -> dict[str, Floats]:
@@ -114,11 +114,16 @@ class StanProgram(NativeProgram):
         found = self._program.constrain(z)
         return {name: np.asarray(value, np.float64) for name, value in found.items()}
 
-    def positions(self, parameters: Mapping[str, Floats]) -> Floats:
+    def positions(self, parameters: Mapping[str, Floats]) -> Floats | None:
         """See the protocol."""
-        count = len(next(iter(parameters.values())))
-        rows = ({name: value[i] for name, value in parameters.items()} for i in range(count))
-        return np.stack([self._program.density.unconstrain(row) for row in rows])
+        # Our programs have the names of the native ones' sites; others need not.
+        values = {**parameters, **self._sites.sites(dict(parameters))}
+        count = len(next(iter(values.values())))
+        rows = ({name: value[i] for name, value in values.items()} for i in range(count))
+        try:
+            return np.stack([self._program.density.unconstrain(row) for row in rows])
+        except nx.ArgumentError:
+            return None
 
 
 def native(model_name: str, data: Mapping[str, Any]) -> NativeProgram:
@@ -126,9 +131,9 @@ def native(model_name: str, data: Mapping[str, Any]) -> NativeProgram:
     return NativeProgram(partial(numpyro_program(model_name), data), site_map(model_name))
 
 
-def stan(program: str, data: Mapping[str, Any]) -> NativeProgram:
-    """A Stan program."""
-    return StanProgram(nx.stan.model(program, data))
+def stan(model_name: str, program: str, data: Mapping[str, Any]) -> NativeProgram:
+    """A Stan program of a model."""
+    return StanProgram(nx.stan.model(program, data), site_map(model_name))
 
 
 def noisy(program: NativeProgram, level: float, seed: int) -> Callable[[], None]:

@@ -83,7 +83,7 @@ class NativeProgram:
         found = self.target.constrain(as_tensor(z), self.data)
         return self._sites.parameters({name: as_array(value) for name, value in found.items()})
 
-    def positions(self, parameters: Mapping[str, Floats]) -> Floats:
+    def positions(self, parameters: Mapping[str, Floats]) -> Floats | None:
         """See the protocol."""
         sites = self._sites.sites(dict(parameters))
         values = {name: as_tensor(sites[name]) for name in self.target.layout.names}
@@ -101,8 +101,8 @@ class NativeProgram:
 class StanProgram(NativeProgram):
     """A Stan program, whose draws have the parameters under Stan's names."""
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model, SiteMap())
+    def __init__(self, model: Any, sites: SiteMap) -> None:
+        super().__init__(model, sites)
         self._program = model
 
     def parameters(self, z: Floats) -> dict[str, Floats]:
@@ -110,11 +110,16 @@ class StanProgram(NativeProgram):
         found = self._program.constrain(as_tensor(z))
         return {name: np.asarray(value, np.float64) for name, value in found.items()}
 
-    def positions(self, parameters: Mapping[str, Floats]) -> Floats:
+    def positions(self, parameters: Mapping[str, Floats]) -> Floats | None:
         """See the protocol."""
-        count = len(next(iter(parameters.values())))
-        rows = ({name: value[i] for name, value in parameters.items()} for i in range(count))
-        return np.stack([self._program.density.unconstrain(row) for row in rows])
+        # Our programs have the names of the native ones' sites; others need not.
+        values = {**parameters, **self._sites.sites(dict(parameters))}
+        count = len(next(iter(values.values())))
+        rows = ({name: value[i] for name, value in values.items()} for i in range(count))
+        try:
+            return np.stack([self._program.density.unconstrain(row) for row in rows])
+        except px.ArgumentError:
+            return None
 
 
 def native(model_name: str, data: Mapping[str, Any]) -> NativeProgram:
@@ -122,9 +127,9 @@ def native(model_name: str, data: Mapping[str, Any]) -> NativeProgram:
     return NativeProgram(partial(pyro_program(model_name), data), site_map(model_name))
 
 
-def stan(program: str, data: Mapping[str, Any]) -> NativeProgram:
-    """A Stan program."""
-    return StanProgram(px.stan.model(program, data))
+def stan(model_name: str, program: str, data: Mapping[str, Any]) -> NativeProgram:
+    """A Stan program of a model."""
+    return StanProgram(px.stan.model(program, data), site_map(model_name))
 
 
 def noisy(program: NativeProgram, level: float, seed: int) -> Callable[[], None]:

@@ -403,7 +403,7 @@ def plot_page(
         plot = az.plot_forest if kind == "forest" else az.plot_dist
         plot(data).savefig(path)
         return
-    options: dict[str, Any] = {"hdi_prob": 0.9}
+    options: dict[str, Any] = {"hdi_prob": 0.9, "var_names": names}
     with np.errstate(all="ignore"):
         if kind == "forest":
             axes = az.plot_forest(

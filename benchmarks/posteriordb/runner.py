@@ -272,7 +272,7 @@ class _Case:
                 f"expected a Stan program of {posterior.model_name} in {posterior.name}'s "
                 "database or among the embedded ones, found none; use --route native"
             )
-        return self._backend.stan(str(path), data)
+        return self._backend.stan(posterior.model_name, str(path), data)
 
     def _start(self, seed: int) -> starting.Start | None:
         if self._plan.start == "host":

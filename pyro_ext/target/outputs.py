@@ -6,7 +6,7 @@ function of the flat vector, with the scale and mask that the log density applie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,9 @@ class Output:
     distribution : type
         Class of the distribution without its wrappers (independent, expanded, masked).
     parameters : dict of str to tensor
-        What the distribution was built from, each broadcast to ``batch`` + its event shape.
+        What the distribution was built from, each broadcast to ``batch`` + its event shape. Left
+        as it is where that is impossible, as of a distribution with fewer batch dimensions than
+        its parameter has.
     value : tensor
         Observed value.
     scale : float or tensor
@@ -126,9 +128,16 @@ def _broadcast(fn: Any, batch: tuple[int, ...]) -> dict[str, Tensor]:
         constraint = fn.arg_constraints.get(name)
         # Beta is kept as a Dirichlet, whose parameter is a vector.
         own = constraint.event_dim if constraint is not None else _VECTORS.get(name, 0)
-        trailing = value.shape[value.dim() - own :] if own else ()
-        found[name] = value.expand(batch + tuple(trailing))
+        shape = batch + (tuple(value.shape[value.dim() - own :]) if own else ())
+        # Fisher information refuses by name a site whose parameters are not of single elements.
+        found[name] = value.expand(shape) if _can_expand(value.shape, shape) else value
     return found
+
+
+def _can_expand(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether ``Tensor.expand`` takes a tensor of a shape to another one."""
+    pairs = zip(reversed(shape), reversed(wanted), strict=False)
+    return len(shape) <= len(wanted) and all(size in (1, other) for size, other in pairs)
 
 
 def output_parameters(fn: Distribution) -> dict[str, Tensor]:
@@ -144,7 +153,8 @@ def output_parameters(fn: Distribution) -> dict[str, Tensor]:
     if "probs" in found and "logits" in found:
         given = "probs" if stored.get("_param") is stored["probs"] else "logits"
         del found["logits" if given == "probs" else "probs"]
-    if not found:
+    # A mixture declares no parameters: those of its parts are not its own.
+    if fn.arg_constraints and not found:
         # Distributions built on another one, such as Multinomial, keep their parameters there.
         inner = next((each for each in stored.values() if isinstance(each, Distribution)), None)
         found = {} if inner is None else output_parameters(inner)

@@ -362,6 +362,51 @@ def test_arguments_that_are_lost_are_noticed() -> None:
         gauss_newton(model, np.zeros(1))
 
 
+@pytest.mark.parametrize("rows", [2, 5])  # two: as many as components, whose shapes then agree
+def test_distributions_made_of_others_are_refused_by_name(rows: int) -> None:
+    def mixture() -> None:
+        loc = pyro.sample("loc", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        mixed = dist.MixtureSameFamily(dist.Categorical(torch.ones(2)), dist.Normal(loc, 1.0))
+        with pyro.plate("N", rows):
+            pyro.sample("y", mixed, obs=torch.zeros(rows))
+
+    def series() -> None:
+        loc = pyro.sample("loc", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        hidden = dist.DiscreteHMM(torch.zeros(2), torch.zeros(2, 2), dist.Normal(loc, 1.0))
+        pyro.sample("y", hidden, obs=torch.zeros(rows))
+
+    expected = "Site 'y': expected a distribution whose Fisher .*{}.*register_output_fisher"
+    with pytest.raises(ArgumentError, match=expected.format(r"\[\] .* found MixtureSameFamily")):
+        gauss_newton(mixture, np.zeros(2))
+    with pytest.raises(ArgumentError, match=expected.format("found DiscreteHMM")):
+        gauss_newton(series, np.zeros(2))
+
+
+def test_parameters_that_no_element_has_alone_are_noticed() -> None:
+    class Profile(dist.TorchDistribution):
+        """Elements with a level each and a shape in common, which is said to be a number."""
+
+        arg_constraints: ClassVar = {"level": dist.constraints.real, "shape": dist.constraints.real}
+        support = dist.constraints.real_vector
+
+        def __init__(self, level: Any, shape: Any) -> None:
+            self.level, self.shape = level, shape
+            super().__init__(level.shape, shape.shape, validate_args=False)
+
+        def sample(self, sample_shape: Any = ()) -> Any:
+            return self.level[..., None] + self.shape
+
+        def log_prob(self, value: Any) -> Any:
+            return -((value - self.level[..., None] - self.shape) ** 2).sum(-1)
+
+    def model() -> None:
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.sample("y", Profile(z * torch.ones(3), z * torch.ones(4)), obs=torch.ones((3, 4)))
+
+    with pytest.raises(ArgumentError, match=r"Site 'y'.*Profile \(shape of shape \(4,\)"):
+        gauss_newton(model, np.zeros(1))
+
+
 def test_masks_scales_and_declared_dimensions() -> None:
     keep = torch.tensor([True, False, True])
 
