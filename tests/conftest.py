@@ -1,6 +1,8 @@
 """Rules for every test module: one thread, its own precision, and no silently missing backend.
 
 - Each test process computes on one thread, so that results do not depend on the machine's cores.
+- What JAX has compiled in a test process is not compiled again there: equal programs share it, of
+  one module or of several. Nothing is kept after the process.
 - A module that wants float64 says so at import, as a user's script would
   (`jax.config.update("jax_enable_x64", True)`, `torch.set_default_dtype(torch.float64)`). What it
   sets holds for its own tests and for no other module's.
@@ -12,7 +14,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +28,12 @@ os.environ.setdefault(
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# A folder of this process alone, since JAX writes its files in place, where others would read half.
+COMPILED = tempfile.mkdtemp(prefix="ppl-ext-tests-")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
+# Most time goes to the many small programs, which JAX would not keep by itself.
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import pytest  # noqa: E402  (the variables above come first)
 
@@ -48,6 +58,10 @@ OPTIONAL = {
 }
 
 PRECISION = pytest.StashKey[dict[str, Any]]()
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(COMPILED, ignore_errors=True)
 
 
 def _get_precision() -> dict[str, Any]:

@@ -206,7 +206,8 @@ class LogDensity:
             if run.error is not None:
                 raise_first_error(run, model, data, init_strategy)
             structure = resolve_plates(model, structure_of(run), data)
-        if self.likelihood_temperature != 1.0 and not structure.has_likelihood:
+        without = bool(self.parameter_sites) and not structure.has_likelihood
+        if self.likelihood_temperature != 1.0 and without:
             raise ArgumentError(
                 f"likelihood_temperature={likelihood_temperature} has nothing to divide: the model "
                 "has no likelihood, that is neither observed sites nor factors inside a plate. The "

@@ -410,7 +410,7 @@ def _chosen(
     target: LogDensity, options: CurvatureOptions, hyperparameters: tuple[str, ...]
 ) -> tuple[str, ...]:
     """The sites that have a Gaussian."""
-    if not target.observed_sites:
+    if target.parameter_sites and not target.observed_sites:
         raise ArgumentError(
             "Expected a model with observed sites, whose outputs the Gauss-Newton matrix is made "
             "of, found none: its density is in one piece, as that of a Stan program is. Use SVN, "

@@ -183,7 +183,8 @@ class LogDensity:
                 "whose rows it looks up. Write the data plate as `with pyro.plate(name, N, "
                 "subsample_size=B) as rows:` and index the data by rows, or leave data_chunk out."
             )
-        if self.likelihood_temperature != 1.0 and not structure.has_likelihood:
+        without = bool(self.parameter_sites) and not structure.has_likelihood
+        if self.likelihood_temperature != 1.0 and without:
             raise ArgumentError(
                 f"likelihood_temperature={likelihood_temperature} has nothing to divide: the model "
                 "has no likelihood, that is neither observed sites nor factors inside a plate. The "

@@ -131,7 +131,8 @@ def rows(x: Any, y: Any, c: Any, batch: int | None = None) -> None:
         numpyro.sample("c", dist.Bernoulli(logits=mean * s), obs=c[i])
 
 
-def naive(z: Any, x: Any, factor: float) -> np.ndarray:
+@jax.jit
+def naive(z: Any, x: Any, factor: float) -> Any:
     """J^T F J of ``rows``, site by site."""
 
     def mean(z: Any) -> Any:
@@ -145,7 +146,7 @@ def naive(z: Any, x: Any, factor: float) -> np.ndarray:
     )
     # The scale's own Fisher information 2 / s^2 for each row, times (ds / dz)^2 = s^2.
     total = total.at[2, 2].add(factor * 2.0 * len(x))
-    return np.asarray(total.at[0, 0].add(jnp.exp(z[0])))
+    return total.at[0, 0].add(jnp.exp(z[0]))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.25])
@@ -305,6 +306,18 @@ def test_arguments_that_are_lost_are_noticed() -> None:
 
     with pytest.raises(ArgumentError, match=r"GaussianRandomWalk.*events of shape"):
         gauss_newton(model, np.zeros(1))
+
+
+def test_distributions_made_of_others_are_refused_by_name() -> None:
+    def model() -> None:
+        loc = numpyro.sample("loc", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+        mixed = dist.MixtureSameFamily(dist.Categorical(jnp.ones(2) / 2), dist.Normal(loc, 1.0))
+        with numpyro.plate("N", 5):
+            numpyro.sample("y", mixed, obs=jnp.zeros(5))
+
+    expected = r"Site 'y': expected .* \[\] .* found MixtureSameFamily .*register_output_fisher"
+    with pytest.raises(ArgumentError, match=expected):
+        gauss_newton(model, np.zeros(2))
 
 
 def test_masks_scales_and_declared_dimensions() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyro
 import pyro.distributions as dist
@@ -17,6 +19,7 @@ from pyro_ext.score.regression.full import (
     initial_regression,
     is_warm,
     observe,
+    screened,
     updated_moments,
     whitened_step,
 )
@@ -114,6 +117,59 @@ def test_weights_of_draws_are_equal_and_sum_to_one() -> None:
     density = flat_density(AutoMultivariateNormal(model))
     weights = FullForm(density).weights(density.initial_parameters(), 6)
     torch.testing.assert_close(weights, torch.full((6,), 1 / 6))
+
+
+@pytest.mark.parametrize("wild", [0, 3, 30])
+def test_a_score_that_overflows_does_not_rule(wild: int) -> None:
+    """A draw whose score is thirty orders too large, the very first one or one on the way."""
+
+    def model() -> None:
+        pyro.sample("z", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+
+    target_mean, covariance = normal_target(3, 0)
+    precision = np.linalg.inv(covariance)
+    density = flat_density(AutoMultivariateNormal(model))
+    form, parameters = FullForm(density), density.initial_parameters()
+    state = form.initial(parameters)
+    generator = np.random.default_rng(0)
+    for t in range(200):
+        moments = density.moments(parameters)
+        draws = moments.mean + torch.as_tensor(generator.normal(size=(1, 3))) @ moments.scale.T
+        theta = antithetic(draws, moments.mean)
+        score = (target_mean - np.asarray(theta)) @ precision
+        score[0] *= 1e30 if t == wild else 1.0
+        state, parameters = form.update(state, parameters, theta, torch.as_tensor(score))
+    mean, scale = (np.asarray(value) for value in density.moments(parameters))
+    assert abs(reverse_kl(mean, scale, target_mean, covariance)) < 1e-6
+
+
+def test_scores_that_stay_large_are_let_in() -> None:
+    before = initial_regression(torch.zeros(3))
+    generator = np.random.default_rng(0)
+    scale = torch.eye(3)
+
+    def seen(size: float) -> Any:
+        nonlocal before
+        theta = torch.as_tensor(generator.normal(size=(2, 3)))
+        theta = antithetic(theta[:1], torch.zeros(3))
+        after = observe(before, theta, -size * theta)
+        before, sound = screened(before, after, scale, -size * theta)
+        return bool(sound)
+
+    assert all(seen(1.0) for _ in range(5))
+    assert not seen(1e9)
+    # 1e18 times as much in mean square, of which 1e8 are allowed: log(1e10) / log(1.5) = 57 more.
+    assert any(seen(1e9) for _ in range(80))
+
+
+def test_flat_scores_are_no_reason_to_wait() -> None:
+    before = initial_regression(torch.zeros(2))
+    theta = antithetic(torch.ones((1, 2)), torch.zeros(2))
+    for _ in range(3):
+        after = observe(before, theta, 0.0 * theta)
+        before, sound = screened(before, after, torch.eye(2), 0.0 * theta)
+        assert bool(sound)
+    assert int(before.seen.num_pairs) == 3
 
 
 def test_the_mean_moves_at_most_one_unit() -> None:
