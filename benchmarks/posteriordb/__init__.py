@@ -20,6 +20,23 @@ ROUTES = ("native", "stan")
 BUDGET = 5_000
 
 
+def level(text: str) -> float:
+    """A level of noise.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        The text is no number of at least 0.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0.0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of at least 0, found {text!r}")
+    return number
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks posteriordb`."""
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
@@ -29,9 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a folder in posteriordb's layout, `github` or `embedded` (default: the folder that "
         "POSTERIORDB names, else embedded)",
     )
-    parser.add_argument(
-        "--posteriors", nargs="+", metavar="NAME", help="names or patterns (all with a program)"
-    )
+    parser.add_argument("--posteriors", nargs="+", metavar="NAME", help="names or patterns (all)")
     parser.add_argument(
         "--methods",
         nargs="+",
@@ -44,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget", type=count, default=BUDGET, help=f"score evaluations of a run ({BUDGET:,})"
     )
-    parser.add_argument("--seconds", type=float, help="end a run after so many (no limit)")
+    parser.add_argument("--seconds", type=level, help="end a run after so many (no limit)")
     parser.add_argument("--seeds", type=count, default=1, help="runs of each method (1)")
     parser.add_argument(
         "--start",
@@ -55,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--noise",
         nargs="+",
-        type=float,
+        type=level,
         metavar="LEVEL",
         help="levels of noise in the scores (equation 19 of the score-matching paper; 0)",
     )

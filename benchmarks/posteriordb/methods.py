@@ -43,9 +43,7 @@ class Method:
         First step sizes of Adam. That with the highest bound in the end is taken, or with the
         lowest Stein discrepancy where there is no bound.
     cost : float
-        Score evaluations of one gradient that the engine takes. Newton steps count two for each
-        particle, since a curvature costs as much as a score or more; scores that are
-        differentiated count two.
+        Score evaluations of one gradient that the engine takes; see :func:`cost_of`.
     """
 
     engine: str
@@ -172,6 +170,36 @@ class Backend(Protocol):
 
     def fitter(self, program: Any, method: Method, budget: int, noise: float) -> Fitter:
         """A method on a program; ``noise`` is the level of the paper's equation 19."""
+
+
+def cost_of(method: Method, dim: int, with_outputs: bool) -> float:
+    """Score evaluations that a method is charged for one draw or particle and step.
+
+    Scores that are differentiated count two, and so do Newton steps, whose rows of the
+    Gauss-Newton matrix take about one sweep back besides. Where a density comes in one piece, as
+    Stan's does, a curvature is as many products with its Hessian as there are dimensions, each
+    as much as two scores.
+    """
+    if method.engine == "SVN" and not with_outputs:
+        return 1.0 + 2.0 * dim
+    return method.cost
+
+
+def check_noise(method: Method, noise: float) -> None:
+    """Refuse noise where it has no meaning.
+
+    Raises
+    ------
+    ValueError
+        The method is a Markov chain, whose acceptance needs the density and its exact score.
+    """
+    if noise and method.family == "MCMC":
+        raise ValueError(f"{method.engine} needs exact scores, found noise of level {noise:g}")
+
+
+def warm_up(budget: int) -> int:
+    """Iterations of NUTS that adapt within a budget."""
+    return min(300, max(50, budget // 40))
 
 
 def looks(budget: int) -> list[int]:

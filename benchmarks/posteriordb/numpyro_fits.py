@@ -31,18 +31,21 @@ from benchmarks.posteriordb.methods import (
     Floats,
     Look,
     Method,
+    check_noise,
+    cost_of,
+    warm_up,
 )
 from benchmarks.posteriordb.programs import numpyro_program, site_map
 from benchmarks.posteriordb.programs.sites import SiteMap
-from benchmarks.posteriordb.start import Start
+from benchmarks.posteriordb.start import RADIUS, Start
 from benchmarks.synthetic.numpyro_fits import white_noise
 from numpyro_ext.diagnostics.stein_discrepancy import stein_discrepancy
 from numpyro_ext.guides.mixture import AutoGaussianMixture
 from numpyro_ext.target import LogDensity
 
 BACKEND = "numpyro"
-#: Iterations of NUTS that adapt, and those after which a budget is looked at.
-WARM_UP, BLOCK = 300, 50
+#: Iterations of NUTS after which a budget is looked at.
+BLOCK = 50
 #: Numbers of positions that programs are evaluated at.
 SIZES = (128, 2_048, 16_384)
 
@@ -137,11 +140,11 @@ def stan(model_name: str, program: str, data: Mapping[str, Any]) -> NativeProgra
 
 
 def noisy(program: NativeProgram, level: float, seed: int) -> Callable[[], None]:
-    """The density of a program with noise in its score, whoever differentiates it.
+    """The density of a program with noise in its score, for the host's own engines.
 
     The score s becomes s + level |s|_inf N(0, I), equation 19 of M. Kim, "Large-scale Score-based
     Variational Posterior Inference for Bayesian Deep Neural Networks"; values stay exact. The one
-    latent is the position in unconstrained space.
+    latent is the position in unconstrained space. Engines of ours take the estimator ``Noisy``.
     """
 
     def value(z: Array) -> Array:
@@ -161,16 +164,16 @@ def noisy(program: NativeProgram, level: float, seed: int) -> Callable[[], None]
 
 def fitter(program: NativeProgram, method: Method, budget: int, noise: float) -> Fitter:
     """A method on a program."""
-    model = noisy(program, noise, 0) if noise else program.model
+    check_noise(method, noise)
     kind: dict[str, Any] = {"host": HostFitter, "guide": EngineFitter}
     kind |= {"particles": EngineFitter, "MCMC": ChainFitter}
-    made: Fitter = kind[method.family](model, program, method, budget)
+    made: Fitter = kind[method.family](program, method, budget, noise)
     return made
 
 
 def make_guide(name: str, model: Callable[[], Any]) -> Any:
     """A guide of a model by its family's name."""
-    options: dict[str, Any] = {"init_loc_fn": init_to_uniform(radius=1.0)}
+    options: dict[str, Any] = {"init_loc_fn": init_to_uniform(radius=RADIUS)}
     if name == "mixture":
         return AutoGaussianMixture(model, COMPONENTS, **options)
     if name == "Laplace":
@@ -196,22 +199,26 @@ def host_parameters(start: Start, guide: str, seed: int) -> dict[str, Array]:
     return {name: jnp.asarray(value) for name, value in found.items()}
 
 
-def adam(steps: int) -> optax.GradientTransformation:
-    """Adam that falls along a cosine from a step size that lies in its state."""
+def adam() -> optax.GradientTransformation:
+    """Adam that falls along a cosine; its step size and the run's length lie in its state."""
 
-    def build(learning_rate: Any) -> optax.GradientTransformation:
-        falling = optax.scale_by_schedule(optax.cosine_decay_schedule(1.0, max(1, steps)))
-        return optax.chain(optax.adam(learning_rate), falling)
+    def build(learning_rate: Any, steps: Any) -> optax.GradientTransformation:
+        def falling(count: Any) -> Any:
+            return 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.minimum(count / steps, 1.0)))
 
-    return optax.inject_hyperparams(build)(learning_rate=1e-2)
+        return optax.chain(optax.adam(learning_rate), optax.scale_by_schedule(falling))
+
+    return optax.inject_hyperparams(build)(learning_rate=1e-2, steps=1.0)
 
 
-def with_rate(state: Any, rate: float | None) -> Any:
-    """The state with another first step size of Adam."""
+def with_rate(state: Any, rate: float | None, steps: int) -> Any:
+    """The state with another first step size of Adam, for a run of so many steps."""
 
     def chosen(path: Any, leaf: Any) -> Any:
-        found = jax.tree_util.keystr(path).endswith("['learning_rate']")
-        return jnp.full_like(leaf, rate) if found and rate is not None else leaf
+        name = jax.tree_util.keystr(path)
+        if name.endswith("['learning_rate']") and rate is not None:
+            return jnp.full_like(leaf, rate)
+        return jnp.full_like(leaf, max(1, steps)) if name.endswith("['steps']") else leaf
 
     return jax.tree_util.tree_map_with_path(chosen, state)
 
@@ -251,39 +258,39 @@ def follow(
 class EngineFitter:
     """An engine of ours; see :class:`~benchmarks.posteriordb.methods.Fitter`."""
 
-    def __init__(
-        self, model: Callable[[], Any], program: NativeProgram, method: Method, budget: int
-    ) -> None:
+    def __init__(self, program: NativeProgram, method: Method, budget: int, noise: float) -> None:
         engine: Any = getattr(nx, method.engine)
+        model = program.model
         options = dict(method.options) | {"on_nonfinite": "skip"}
+        if noise:
+            options["estimator"] = nx.Noisy(nx.Full(), level=noise)
         self._particles = method.family == "particles"
         if self._particles:
-            steps = round(budget / (PARTICLES * method.cost))
-            optim = () if method.engine == "SVN" else (adam(steps),)
+            optim = () if method.engine == "SVN" else (adam(),)
             self.engine = engine(model, *optim, num_particles=PARTICLES, **options)
         else:
             assert method.guide is not None
             self._guide = method.guide
             self.engine = engine(model, make_guide(method.guide, model), **options)
             self._draw = jax.jit(self._guide_draws, static_argnums=1)
-        self._cost, self._budget = method.cost, budget
+        self._cost = cost_of(method, program.dim, bool(program.target.observed_sites))
+        self._budget = budget
         self._advance = repeated(lambda state: self.engine.update(state)[0])
 
     def fit(
         self, seed: int, rate: float | None, start: Start | None, points: list[int], look: Look
     ) -> None:
         """See the protocol."""
-        state = with_rate(self.engine.init(random.key(seed)), rate)
+        state = self.engine.init(random.key(seed))
         each = PARTICLES if self._particles else int(self.engine.num_samples)
         cost = self._cost * each
         spent = 0
         if start is not None:
             spent = start.evaluations
-            started = with_rate(self._started(state.algorithm, start, seed), rate)
-            state = state._replace(algorithm=started)
+            state = state._replace(algorithm=self._started(state.algorithm, start, seed))
         # Schedules over the run need its end.
         steps = max(1, int((self._budget - spent) / cost))
-        state = state._replace(horizon=jnp.asarray(steps, jnp.int32))
+        state = with_rate(state._replace(horizon=jnp.asarray(steps, jnp.int32)), rate, steps)
         follow(self._advance, state, cost, spent, points, look, self._draws)
 
     def _started(self, algorithm: Any, start: Start, seed: int) -> Any:
@@ -312,16 +319,14 @@ class EngineFitter:
 class HostFitter:
     """Variational inference of the host's own."""
 
-    def __init__(
-        self, model: Callable[[], Any], program: NativeProgram, method: Method, budget: int
-    ) -> None:
+    def __init__(self, program: NativeProgram, method: Method, budget: int, noise: float) -> None:
         assert method.guide is not None
-        self._guide_name = method.guide
+        model = noisy(program, noise, 0) if noise else program.model
+        self._guide_name, self._dim, self._budget = method.guide, program.dim, budget
         self._guide = make_guide(method.guide, model)
         # The Hessian of Laplace's approximation costs a score for each coordinate, once.
         self._spare = program.dim if method.guide == "Laplace" else 0
-        self._steps = max(1, budget - self._spare)
-        self._svi = SVI(model, self._guide, adam(self._steps), Trace_ELBO())
+        self._svi = SVI(model, self._guide, adam(), Trace_ELBO())
         self._draw = jax.jit(self._guide_draws, static_argnums=1)
         self._advance = repeated(lambda state: self._svi.update(state)[0])
 
@@ -329,11 +334,15 @@ class HostFitter:
         self, seed: int, rate: float | None, start: Start | None, points: list[int], look: Look
     ) -> None:
         """See the protocol."""
-        spent, found = self._spare, None
-        if start is not None:
-            spent += start.evaluations
+        if start is None:
+            # The guide would keep the point that it drew for the first seed.
+            uniform = np.random.default_rng([5, seed]).uniform(-RADIUS, RADIUS, self._dim)
+            spent, found = self._spare, {"auto_loc": jnp.asarray(uniform)}
+        else:
+            spent = self._spare + start.evaluations
             found = host_parameters(start, self._guide_name, seed)
-        state = with_rate(self._svi.init(random.key(seed), init_params=found), rate)
+        state = self._svi.init(random.key(seed), init_params=found)
+        state = with_rate(state, rate, self._budget - spent)
         follow(self._advance, state, 1.0, spent, points, look, self._draws)
 
     def _draws(self, state: Any, number: int) -> Draws:
@@ -356,18 +365,16 @@ def _all(drawn: Draws, number: int) -> Draws:
 class ChainFitter:
     """NUTS, one chain: the warm-up is part of the budget."""
 
-    def __init__(
-        self, model: Callable[[], Any], program: NativeProgram, method: Method, budget: int
-    ) -> None:
-        self._model, self._program = model, program
-        self._kernel = NUTS(model, init_strategy=init_to_uniform(radius=1.0))
+    def __init__(self, program: NativeProgram, method: Method, budget: int, noise: float) -> None:
+        self._program, self._warm_up = program, warm_up(budget)
+        self._kernel = NUTS(program.model, init_strategy=init_to_uniform(radius=RADIUS))
         self._block: Any = None
 
     def fit(
         self, seed: int, rate: float | None, start: Start | None, points: list[int], look: Look
     ) -> None:
         """See the protocol."""
-        state = self._kernel.init(random.key(seed), WARM_UP, None, (), {})
+        state = self._kernel.init(random.key(seed), self._warm_up, None, (), {})
         if self._block is None:
 
             def block(state: Any) -> Any:
@@ -379,24 +386,25 @@ class ChainFitter:
 
             self._block = jax.jit(block)
             jax.block_until_ready(self._block(state))
-        positions = [np.zeros((0, self._program.dim))]
-        spent, seconds = 0, 0.0
+        positions, spent = np.zeros((0, self._program.dim)), np.zeros(0, int)
+        total, seconds = 0, 0.0
         remaining = list(points)
         while remaining:
             started = time.perf_counter()
             state, (z, leapfrogs, number) = jax.block_until_ready(self._block(state))
             seconds += time.perf_counter() - started
-            spent += int(leapfrogs.sum())
-            kept = np.asarray(number) > WARM_UP
+            counts = total + np.cumsum(np.asarray(leapfrogs))
+            total = int(counts[-1])
+            kept = np.asarray(number) > self._warm_up
             if kept.any():
-                positions.append(self._flat(z)[kept])
-            if spent < remaining[0]:
-                continue
-            remaining = [point for point in remaining if point > spent]
-            drawn = Draws(np.concatenate(positions))
-            # A chain that still warms up has nothing to show.
-            if len(drawn.z) > 1 and look(spent, seconds, partial(_all, drawn)):
-                return
+                positions = np.concatenate([positions, self._flat(z)[kept]])
+                spent = np.concatenate([spent, counts[kept]])
+            while remaining and remaining[0] <= total:
+                point = remaining.pop(0)
+                drawn = Draws(positions[spent <= point])
+                # A chain that still warms up has nothing to show.
+                if len(drawn.z) > 1 and look(point, seconds, partial(_all, drawn)):
+                    return
 
     def _flat(self, z: dict[str, Array]) -> Floats:
         values = jax.vmap(self._kernel.postprocess_fn((), {}))(z)

@@ -31,18 +31,19 @@ from benchmarks.posteriordb.methods import (
     Floats,
     Look,
     Method,
+    check_noise,
+    cost_of,
+    warm_up,
 )
 from benchmarks.posteriordb.programs import pyro_program, site_map
 from benchmarks.posteriordb.programs.sites import SiteMap
-from benchmarks.posteriordb.start import Start
+from benchmarks.posteriordb.start import RADIUS, Start
 from benchmarks.synthetic.pyro_fits import white_noise
 from pyro_ext.diagnostics.stein_discrepancy import stein_discrepancy
 from pyro_ext.guides.mixture import AutoGaussianMixture
 from pyro_ext.target import LogDensity
 
 BACKEND = "pyro"
-#: Iterations of NUTS that adapt.
-WARM_UP = 300
 
 
 def configure() -> None:
@@ -153,6 +154,7 @@ def noisy(program: NativeProgram, level: float, seed: int) -> Callable[[], None]
 
 def fitter(program: NativeProgram, method: Method, budget: int, noise: float) -> Fitter:
     """A method on a program."""
+    check_noise(method, noise)
     kind: dict[str, Any] = {"host": HostFitter, "guide": EngineFitter}
     kind |= {"particles": EngineFitter, "MCMC": ChainFitter}
     made: Fitter = kind[method.family](program, method, budget, noise)
@@ -161,7 +163,7 @@ def fitter(program: NativeProgram, method: Method, budget: int, noise: float) ->
 
 def make_guide(name: str, model: Callable[[], Any], start: Start | None, seed: int) -> Any:
     """A guide of a model by its family's name, set up at the start."""
-    options: dict[str, Any] = {"init_loc_fn": init_to_uniform(radius=1.0)}
+    options: dict[str, Any] = {"init_loc_fn": init_to_uniform(radius=RADIUS)}
     if name == "mixture":
         guide: Any = AutoGaussianMixture(model, COMPONENTS, **options)
     elif name == "Laplace":
@@ -205,6 +207,7 @@ class EngineFitter:
     def __init__(self, program: NativeProgram, method: Method, budget: int, noise: float) -> None:
         self._program, self._method = program, method
         self._budget, self._noise = budget, noise
+        self._cost = cost_of(method, program.dim, bool(program.target.observed_sites))
 
     def fit(
         self, seed: int, rate: float | None, start: Start | None, points: list[int], look: Look
@@ -219,7 +222,7 @@ class EngineFitter:
         pyro.set_rng_seed(seed)
         each = PARTICLES
         if method.family == "particles":
-            steps = int((self._budget - spent) / (PARTICLES * method.cost))
+            steps = int((self._budget - spent) / (PARTICLES * self._cost))
             optim = () if method.engine == "SVN" else (adam(rate, steps),)
             engine = kind(model, *optim, num_particles=PARTICLES, **options)
             engine.setup()
@@ -231,7 +234,7 @@ class EngineFitter:
             engine = kind(model, guide, **options)
             engine.setup()
             each = int(engine.num_samples)
-        cost = method.cost * each
+        cost = self._cost * each
         wanted = steps_of(points, spent, cost)
         clock = _Clock()
 
@@ -321,15 +324,15 @@ class ChainFitter:
     """NUTS, one chain: the warm-up is part of the budget."""
 
     def __init__(self, program: NativeProgram, method: Method, budget: int, noise: float) -> None:
-        self._program = program
+        self._program, self._warm_up = program, warm_up(budget)
 
     def fit(
         self, seed: int, rate: float | None, start: Start | None, points: list[int], look: Look
     ) -> None:
         """See the protocol."""
         pyro.set_rng_seed(seed)
-        kernel = NUTS(self._program.model, init_strategy=init_to_uniform(radius=1.0))
-        kernel.setup(WARM_UP)
+        kernel = NUTS(self._program.model, init_strategy=init_to_uniform(radius=RADIUS))
+        kernel.setup(self._warm_up)
         potential, spent = kernel.potential_fn, 0
 
         def counted(params: Any) -> Any:
@@ -345,7 +348,7 @@ class ChainFitter:
         while remaining:
             params = kernel.sample(params)
             number += 1
-            if number > WARM_UP:
+            if number > self._warm_up:
                 sites = {name: kernel.transforms[name].inv(params[name]) for name in params}
                 rows = {name: value.detach()[None] for name, value in sites.items()}
                 positions.append(as_array(target.unconstrain(rows, data))[0])

@@ -117,11 +117,15 @@ def median(values: Sequence[float]) -> float | None:
 
 
 def leaderboard(runs: Sequence[Record]) -> str:
-    """One line for each method, over all posteriors and seeds."""
+    """One line for each method, over all posteriors and seeds.
+
+    Of the posteriors without reference draws no run is right or wrong.
+    """
+    known = {r.model for r in runs if not r.failed and "worst mean error" in r.figures}
     rows = []
     groups = grouped(runs, lambda r: (r.method, r.backend, r.settings["route"]))
     for (method, backend, route), own in sorted(groups.items(), key=lambda item: order(item[1][0])):
-        judged = [r for r in own if r.failed or "worst mean error" in r.figures]
+        judged = [r for r in own if r.model in known]
         done = [r for r in own if not r.failed]
 
         def over(name: str, done: list[Record] = done) -> float | None:
@@ -198,19 +202,21 @@ def arrival(record: Record, lowest: float) -> float:
 def bound_table(runs: Sequence[Record]) -> str:
     """Bounds at the end and when they were reached, by method and level of noise."""
     rows = []
-    for (name,), own in grouped(runs, lambda r: (r.model,)).items():
+    # Stan's densities lack constants, so that bounds compare within a route only.
+    for (name, route), own in grouped(runs, lambda r: (r.model, r.settings["route"])).items():
         with_bound = [r for r in own if not r.failed and "negative ELBO" in r.figures]
         exact = [r.figures["negative ELBO"] for r in with_bound if not r.settings["noise"]]
         lowest = min(exact or [r.figures["negative ELBO"] for r in with_bound], default=math.nan)
         groups = grouped(own, lambda r: (r.method, r.backend, r.settings["noise"]))
         for (method, backend, noise), same in groups.items():
-            found = [r.figures.get("negative ELBO", math.nan) for r in same if not r.failed]
-            if not found or all(map(math.isnan, found)):
+            if all("negative ELBO" not in r.figures and not r.failed for r in same):
                 continue
+            found = [r.figures.get("negative ELBO", math.inf) for r in same]
             arrived = [arrival(r, lowest) for r in same]
             rows.append(
                 {
                     "posterior": name,
+                    "route": route,
                     "method": method,
                     "backend": backend,
                     "noise": noise,
@@ -279,12 +285,14 @@ def plot_curves(runs: Sequence[Record], path: Path, figure_name: str) -> None:
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     for axis, ((name,), own) in zip(axes.flat, panels.items(), strict=False):
-        lowest = 0.0
+        lowest = {record.settings["route"]: 0.0 for record in own}
         if figure_name == "negative ELBO":
-            lowest = min(r.figures["negative ELBO"] for r in own)
+            for route in lowest:
+                bounds = [r.figures[figure_name] for r in own if r.settings["route"] == route]
+                lowest[route] = min(bounds)
         for record in own:
             curves = record.figures["curves"]
-            values = np.array(curves[figure_name], float) - lowest
+            values = np.array(curves[figure_name], float) - lowest[record.settings["route"]]
             values = np.where(np.isfinite(values), np.maximum(values, 1e-3), np.nan)
             style = "-" if record.settings["route"] == "native" else "--"
             axis.plot(
@@ -319,18 +327,20 @@ def _legend(plt: Any, figure: Any, colour: Mapping[str, Any], runs: Sequence[Rec
 
 def plot_noise(runs: Sequence[Record], path: Path) -> None:
     """Bounds at the end over the level of noise: the paper's Figure 6."""
-    drawn = [r for r in runs if not r.failed and "negative ELBO" in r.figures]
+    # A failed run counts as infinitely far off: those that are left would flatter the method.
+    drawn = [r for r in runs if r.failed or "negative ELBO" in r.figures]
+    drawn = [r for r in drawn if r.method in {d.method for d in drawn if not d.failed}]
     if not drawn:
         return
     plt = pyplot()
     colour = colours(plt, drawn)
-    panels = grouped(drawn, lambda r: (r.model,))
+    panels = grouped(drawn, lambda r: (r.model, r.settings["route"]))
     figure, axes = _grid(plt, len(panels))
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     levels = sorted({record.settings["noise"] for record in drawn})
-    for axis, ((name,), own) in zip(axes.flat, panels.items(), strict=False):
-        lowest = min(r.figures["negative ELBO"] for r in own)
+    for axis, ((name, _), own) in zip(axes.flat, panels.items(), strict=False):
+        lowest = min(r.figures.get("negative ELBO", math.inf) for r in own)
         for (method, backend), same in grouped(own, lambda r: (r.method, r.backend)).items():
             at = []
             for level in levels:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import hashlib
 import importlib
 import math
 import sys
@@ -202,6 +203,20 @@ def compare(
                     yield case.run(name, method, seed, rate, noise)
 
 
+def digest(posterior: Posterior) -> str:
+    """What tells a posterior from one of the same name in another database, or its older data."""
+    found = hashlib.sha256()
+    try:
+        draws = posterior.reference_draws() or {}
+        for part in (posterior.data(), draws):
+            for name, value in sorted(part.items()):
+                found.update(name.encode() + np.ascontiguousarray(value).tobytes())
+    except DatabaseError as error:
+        # The runs will fail of it, and say so.
+        return f"unreadable: {error}"
+    return found.hexdigest()[:16]
+
+
 class _Case:
     """Runs on one posterior with one backend by one route, which share what is compiled."""
 
@@ -216,6 +231,7 @@ class _Case:
         self._failure: Exception | None = None
         self._starts: dict[int, starting.Start] = {}
         self._fitter: tuple[Any, Any] = (None, None)
+        self._digest = digest(posterior)
 
     def run(self, name: str, method: Method, seed: int, rate: float | None, noise: float) -> Record:
         """One run, and its record."""
@@ -227,6 +243,7 @@ class _Case:
             "seconds": plan.seconds if math.isfinite(plan.seconds) else None,
             "start": plan.start,
             "noise": noise,
+            "posterior": self._digest,
             "options": {key: str(value) for key, value in method.options.items()},
         }
         record = Record("posteriordb", name, self._name, self._posterior.name, seed, settings)

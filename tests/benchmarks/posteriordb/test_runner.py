@@ -17,7 +17,14 @@ from benchmarks import records
 from benchmarks.__main__ import build_parser, main
 from benchmarks.posteriordb import figures, report, runner, start
 from benchmarks.posteriordb.database import EMBEDDED, Database
-from benchmarks.posteriordb.methods import METHODS, Draws, Floats, looks
+from benchmarks.posteriordb.methods import (
+    METHODS,
+    Draws,
+    Floats,
+    check_noise,
+    cost_of,
+    looks,
+)
 from benchmarks.records import Record
 
 # As the benchmark's own backends do.
@@ -182,6 +189,24 @@ def test_start_leaves_out_a_mode_that_is_down_a_funnel() -> None:
     assert found.mean[0] > -20.0 and np.isfinite(found.factor).all()
 
 
+def test_start_counts_every_evaluation() -> None:
+    class Counting(Normal):
+        """Counts the rows that it is evaluated at."""
+
+        calls = 0
+
+        def log_density(self, z: Floats) -> Floats:
+            self.calls += len(z)
+            return super().log_density(z)
+
+        def value_and_score(self, z: Floats) -> tuple[Floats, Floats]:
+            self.calls += len(z)
+            return Normal().value_and_score(z)
+
+    program = Counting()
+    assert start.find(program, 0).evaluations == program.calls
+
+
 def test_no_finite_start_is_an_error() -> None:
     class Nowhere(Normal):
         def value_and_score(self, z: Floats) -> tuple[Floats, Floats]:
@@ -237,6 +262,32 @@ def test_what_cannot_be_begun_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
+def test_what_a_gradient_is_charged() -> None:
+    assert cost_of(METHODS["ProximalScoreVI, full"], 7, True) == 1.0
+    assert cost_of(METHODS["SVN"], 7, True) == 2.0
+    # Seven products with a Hessian, each of two scores, and the score itself.
+    assert cost_of(METHODS["SVN"], 7, False) == 15.0
+
+
+def test_noise_is_refused_where_it_has_no_meaning() -> None:
+    with pytest.raises(ValueError, match="NUTS needs exact scores"):
+        check_noise(METHODS["NUTS"], 0.1)
+    check_noise(METHODS["SVN"], 0.1)
+    with pytest.raises(SystemExit):
+        options("--noise", "-1")
+
+
+def test_posteriors_of_one_name_in_two_databases_are_told_apart(tmp_path: Path) -> None:
+    folder = tmp_path / "posterior_database"
+    shutil.copytree(EMBEDDED, folder)
+    data = folder / "data" / "data"
+    shutil.copy(data / "garch_simulated.json.zip", data / "arK_simulated.json.zip")
+    name = "arK_simulated-arK"
+    ours, other = Database.open("embedded")[name], Database.open(folder)[name]
+    assert runner.digest(ours) == runner.digest(Database.open("embedded")[name])
+    assert runner.digest(ours) != runner.digest(other)
+
+
 # -- whole runs -----------------------------------------------------------------------------------
 
 
@@ -250,8 +301,9 @@ def test_a_run_finds_a_posterior_and_is_resumed(
     assert main([*words, "--methods", "ProximalScoreVI, full"]) == 0
     (first,) = records.read(out / "posteriordb.jsonl")
     assert first.error is None and first.figures["right"], first.figures
-    assert first.figures["evaluations"] <= 600
-    assert first.figures["start evaluations"] > 0
+    # Pairs of draws after the start, as many as fit.
+    spent = first.figures["start evaluations"]
+    assert spent > 0 and first.figures["evaluations"] == spent + (600 - spent) // 2 * 2
     text = (out / "posteriordb.md").read_text()
     assert "1 of 1" in text
     page = (out / "pages" / "blr_simulated-blr.md").read_text()
@@ -260,12 +312,16 @@ def test_a_run_finds_a_posterior_and_is_resumed(
         assert kept["beta"].shape[1:] == (5,)
 
     # What is there is kept, and what is missing is run.
-    assert main([*words, "--resume", "--methods", "ProximalScoreVI, full", "NUTS"]) == 0
+    assert main([*words, "--resume", "--methods", "ProximalScoreVI, full", "GSM"]) == 0
     again = records.read(out / "posteriordb.jsonl")
-    assert [record.method for record in again] == ["ProximalScoreVI, full", "NUTS"]
-    assert again[0].time == first.time
-    # The warm-up of a chain alone takes more than this budget.
-    assert again[1].failed and "raise --budget" in str(again[1].error)
+    assert [record.method for record in again] == ["ProximalScoreVI, full", "GSM"]
+    assert again[0].time == first.time and not again[1].failed
+
+    # Another budget is another run; this one is spent before a hundred particles take a step.
+    words[words.index("600")] = "150"
+    assert main([*words, "--resume", "--methods", "SVN"]) == 1
+    short = records.read(out / "posteriordb.jsonl")[-1]
+    assert short.settings["budget"] == 150 and "raise --budget" in str(short.error)
 
 
 def test_data_that_cannot_be_read_fail_alone(
@@ -332,3 +388,28 @@ def test_when_a_run_was_right_and_near_the_lowest_bound() -> None:
     assert report.right_after(record) == 400.0
     record.figures["right"] = False
     assert np.isnan(report.right_after(record))
+
+
+def test_a_run_that_failed_is_infinitely_far_off() -> None:
+    runs = [made("GSM", None, 10.0), made("GSM", None, 10.0), made("ADVI, full", 0.1, 9.0)]
+    for seed, record in enumerate(runs[:2]):
+        record.seed = seed
+    runs[1].error, runs[1].figures = "ArithmeticError: none", {}
+    table = report.bound_table(runs)
+    (line,) = [row for row in table.splitlines() if "GSM" in row]
+    # Two runs, median and worst infinite, none of them within half a nat of the lowest.
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[5:9] == ["2", "inf", "inf", "0"]
+    board = report.leaderboard(runs)
+    (line,) = [row for row in board.splitlines() if "GSM" in row]
+    assert "1 of 2" in line
+
+
+def test_bounds_compare_within_a_route_only() -> None:
+    stan = made("GSM", None, -50.0)
+    stan.settings["route"] = "stan"
+    table = report.bound_table([made("GSM", None, 10.0), stan])
+    lines = [row for row in table.splitlines() if "GSM" in row]
+    assert len(lines) == 2
+    for line in lines:
+        assert [cell.strip() for cell in line.strip("|").split("|")][6] == "0"
