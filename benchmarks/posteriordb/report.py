@@ -344,7 +344,11 @@ def plot_noise(runs: Sequence[Record], path: Path) -> None:
         for (method, backend), same in grouped(own, lambda r: (r.method, r.backend)).items():
             at = []
             for level in levels:
-                values = [r.figures["negative ELBO"] for r in same if r.settings["noise"] == level]
+                values = [
+                    r.figures.get("negative ELBO", math.inf)
+                    for r in same
+                    if r.settings["noise"] == level
+                ]
                 at.append(median(values) if values else None)
             shown = [math.nan if v is None else max(v - lowest, 1e-2) for v in at]
             marker = "o-" if backend == "numpyro" else "x--"

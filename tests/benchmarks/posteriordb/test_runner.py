@@ -413,3 +413,12 @@ def test_bounds_compare_within_a_route_only() -> None:
     assert len(lines) == 2
     for line in lines:
         assert [cell.strip() for cell in line.strip("|").split("|")][6] == "0"
+
+
+def test_plots_are_drawn_with_failed_runs_among_them(tmp_path: Path) -> None:
+    runs = [made("GSM", None, 10.0, level) for level in (0.0, 1.0)]
+    runs += [made("ADVI, full", 0.1, 9.0, level) for level in (0.0, 1.0)]
+    runs[1].error, runs[1].figures = "ArithmeticError: none", {}
+    report.plot_noise(runs, tmp_path / "noise.png")
+    report.plot_curves(runs, tmp_path / "curves.png", "worst mean error")
+    assert all((tmp_path / name).stat().st_size for name in ("noise.png", "curves.png"))
