@@ -87,7 +87,7 @@ METHODS: dict[str, Method] = {
     "NUTS": Method("NUTS", "MCMC"),
 }
 #: Methods of the quick budget: one of each kind.
-QUICK = ("ADVI, full", "ProximalScoreVI, full", "SVGD", "SVN", "NUTS")
+QUICK = ("ADVI, full", "ProximalScoreVI, full", "SVN", "NUTS")
 #: Methods of appendix B of the paper.
 APPENDIX = ("ADVI, full", "ProximalScoreVI, full", "ProximalScoreVI, gradient", "GSM", "BaM")
 APPENDIX_POSTERIORS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -230,8 +230,10 @@ def bound_table(runs: Sequence[Record]) -> str:
     return records.markdown_table(rows)
 
 
-def write(found: Sequence[Record], database: Database, out: Path) -> None:
-    """Write posteriordb.md, its plots and the pages of the posteriors."""
+def write(
+    found: Sequence[Record], database: Database, out: Path, pages: Collection[str] | None = None
+) -> None:
+    """Write posteriordb.md, its plots and the pages of the posteriors, all or those named."""
     own = [record for record in found if record.benchmark == "posteriordb"]
     runs = best_rates(own)
     text = [TITLE, ABOUT]
@@ -251,7 +253,8 @@ def write(found: Sequence[Record], database: Database, out: Path) -> None:
             plot_noise(same, out / f"noise-{budget}-{start}.png")
         for (name,), mine in grouped(exact, lambda r: (r.model,)).items():
             text += [f"### {name}", posterior_table(mine)]
-            write_page(name, mine, database, out)
+            if pages is None or name in pages:
+                write_page(name, mine, database, out)
     records.write_text(out / "posteriordb.md", "\n\n".join(text) + "\n")
 
 

@@ -150,7 +150,7 @@ def run(arguments: argparse.Namespace) -> int:
                         progress.set_postfix_str(f"{record.model}, {record.method}")
                         progress.update()
             if book.path.exists():
-                report.write(records.read(book.path), database, plan.out)
+                report.write(records.read(book.path), database, plan.out, pages={name})
     if not runs:
         print("posteriordb: nothing was run", file=sys.stderr)
         return 2
