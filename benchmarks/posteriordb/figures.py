@@ -12,6 +12,7 @@ import arviz as az
 import numpy as np
 from scipy.stats import wasserstein_distance
 
+from benchmarks.posteriordb.database import scatter
 from benchmarks.posteriordb.methods import Draws, Floats, Program
 
 #: Directions of the sliced Wasserstein distance.
@@ -21,17 +22,6 @@ STEIN_DRAWS = 500
 #: A fit is right where no parameter's mean is farther off than this, in standard deviations of
 #: the reference, and no standard deviation outside of these ratios.
 MEAN_ERROR, RATIOS = 0.1, (0.9, 1.1)
-
-
-def flatten(parameters: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Columns (n,) by name, "theta[1]" and so on, of parameters (n, ...)."""
-    columns: dict[str, Floats] = {}
-    for name, value in parameters.items():
-        value = np.asarray(value, np.float64)
-        for place in np.ndindex(value.shape[1:]):
-            index = ",".join(str(i + 1) for i in place)
-            columns[f"{name}[{index}]" if place else name] = value[(slice(None), *place)]
-    return columns
 
 
 @dataclass(frozen=True)
@@ -53,7 +43,7 @@ class Reference:
     def of(cls, draws: Mapping[str, Floats]) -> Reference:
         """From draws (chains, draws, ...)."""
         pooled = {name: value.reshape(-1, *value.shape[2:]) for name, value in draws.items()}
-        return cls(pooled, flatten(pooled))
+        return cls(pooled, scatter(pooled, rank=1))
 
 
 def against_reference(parameters: Mapping[str, Floats], reference: Reference) -> dict[str, Any]:
@@ -62,7 +52,7 @@ def against_reference(parameters: Mapping[str, Floats], reference: Reference) ->
     All are in standard deviations of the reference. The distance is the mean over random
     directions of the first Wasserstein distance of the projections.
     """
-    found = flatten(parameters)
+    found = scatter(parameters, rank=1)
     missing = [name for name in reference.columns if name not in found]
     if missing:
         raise KeyError(

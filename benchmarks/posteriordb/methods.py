@@ -21,8 +21,8 @@ INITIAL_SCALE = 0.1
 COMPONENTS = 3
 #: Draws that figures of guides are made of.
 DRAWS = 2_048
-#: First look along a run, in score evaluations, and looks per doubling afterwards.
-FIRST_LOOK, LOOKS_PER_DOUBLING = 50, 1
+#: Score evaluations of the first look along a run; every later one is at twice as many.
+FIRST_LOOK = 50
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,6 @@ class Fitter(Protocol):
 class Backend(Protocol):
     """What a backend's module offers."""
 
-    BACKEND: str
-
     def configure(self) -> None:
         """Double precision from here on."""
 
@@ -204,8 +202,8 @@ def warm_up(budget: int) -> int:
 
 def looks(budget: int) -> list[int]:
     """Score evaluations at which a run is looked at: doubling, and the last one."""
-    points, point = [], float(FIRST_LOOK)
+    points, point = [], FIRST_LOOK
     while point < budget:
-        points.append(round(point))
-        point *= 2.0 ** (1.0 / LOOKS_PER_DOUBLING)
+        points.append(point)
+        point *= 2
     return [*points, budget]

@@ -43,7 +43,6 @@ from numpyro_ext.diagnostics.stein_discrepancy import stein_discrepancy
 from numpyro_ext.guides.mixture import AutoGaussianMixture
 from numpyro_ext.target import LogDensity
 
-BACKEND = "numpyro"
 #: Iterations of NUTS after which a budget is looked at.
 BLOCK = 50
 #: Numbers of positions that programs are evaluated at.

@@ -43,8 +43,6 @@ from pyro_ext.diagnostics.stein_discrepancy import stein_discrepancy
 from pyro_ext.guides.mixture import AutoGaussianMixture
 from pyro_ext.target import LogDensity
 
-BACKEND = "pyro"
-
 
 def configure() -> None:
     """Double precision from here on."""

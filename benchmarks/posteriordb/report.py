@@ -12,8 +12,8 @@ import numpy as np
 
 from benchmarks import records
 from benchmarks.bnn.report import pyplot
-from benchmarks.posteriordb.database import Database, DatabaseError
-from benchmarks.posteriordb.figures import MEAN_ERROR, RATIOS, Reference, flatten, is_right
+from benchmarks.posteriordb.database import Database, DatabaseError, scatter
+from benchmarks.posteriordb.figures import MEAN_ERROR, RATIOS, Reference, is_right
 from benchmarks.posteriordb.methods import METHODS, Floats
 from benchmarks.records import Record
 
@@ -51,9 +51,6 @@ def merit(record: Record) -> float:
         return math.inf
     found = record.figures.get("negative ELBO", record.figures.get("KSD", math.inf))
     return float(found) if math.isfinite(found) else math.inf
-
-
-Key = tuple[str, str, str, str, float, int, str]
 
 
 def best_rates(runs: Sequence[Record]) -> list[Record]:
@@ -258,7 +255,7 @@ def write(
     records.write_text(out / "posteriordb.md", "\n\n".join(text) + "\n")
 
 
-def colours(plt: Any, runs: Sequence[Record]) -> dict[str, Any]:
+def colours(plt: Any) -> dict[str, Any]:
     """A colour for each method, the same in all plots."""
     cycle = plt.get_cmap("tab20").colors
     return {name: cycle[i % len(cycle)] for i, name in enumerate(METHODS)}
@@ -282,7 +279,7 @@ def plot_curves(runs: Sequence[Record], path: Path, figure_name: str) -> None:
     if not drawn:
         return
     plt = pyplot()
-    colour = colours(plt, drawn)
+    colour = colours(plt)
     panels = grouped(drawn, lambda r: (r.model,))
     figure, axes = _grid(plt, len(panels))
     for axis in axes.flat[len(panels) :]:
@@ -336,7 +333,7 @@ def plot_noise(runs: Sequence[Record], path: Path) -> None:
     if not drawn:
         return
     plt = pyplot()
-    colour = colours(plt, drawn)
+    colour = colours(plt)
     panels = grouped(drawn, lambda r: (r.model, r.settings["route"]))
     figure, axes = _grid(plt, len(panels))
     for axis in axes.flat[len(panels) :]:
@@ -413,7 +410,7 @@ def plot_page(
     newer = not hasattr(az, "psislw")
     data = {"reference": as_data(reference.columns)}
     for label, parameters in shown.items():
-        columns = flatten(parameters)
+        columns = scatter(parameters, rank=1)
         if all(n in columns and np.isfinite(columns[n]).all() for n in names):
             data[label] = as_data(columns)
     if newer:

@@ -10,7 +10,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -203,17 +203,12 @@ def compare(
                     yield case.run(name, method, seed, rate, noise)
 
 
-def digest(posterior: Posterior) -> str:
+def digest(data: Mapping[str, Any], draws: Mapping[str, Any] | None) -> str:
     """What tells a posterior from one of the same name in another database, or its older data."""
     found = hashlib.sha256()
-    try:
-        draws = posterior.reference_draws() or {}
-        for part in (posterior.data(), draws):
-            for name, value in sorted(part.items()):
-                found.update(name.encode() + np.ascontiguousarray(value).tobytes())
-    except DatabaseError as error:
-        # The runs will fail of it, and say so.
-        return f"unreadable: {error}"
+    for part in (data, draws or {}):
+        for name, value in sorted(part.items()):
+            found.update(name.encode() + np.ascontiguousarray(value).tobytes())
     return found.hexdigest()[:16]
 
 
@@ -227,11 +222,24 @@ class _Case:
         self._name, self._route = backend, route
         self._backend: Backend = importlib.import_module(f"benchmarks.posteriordb.{backend}_fits")
         self._made: Program | None = None
-        self._reference: figures.Reference | None = None
         self._failure: Exception | None = None
+        self._reference: figures.Reference | None = None
         self._starts: dict[int, starting.Start] = {}
         self._fitter: tuple[Any, Any] = (None, None)
-        self._digest = digest(posterior)
+        try:
+            self._data, draws = posterior.data(), posterior.reference_draws()
+        except DatabaseError as error:
+            # Every run will fail of it.
+            self._fails(error)
+            self._digest = "unreadable"
+            return
+        self._digest = digest(self._data, draws)
+        self._reference = None if draws is None else figures.Reference.of(draws)
+
+    def _fails(self, error: Exception) -> None:
+        """Keep what every run will fail of, and say it once."""
+        self._failure = error
+        tqdm.write(f"{self._posterior.name}: {type(error).__name__}: {error}", sys.stderr)
 
     def run(self, name: str, method: Method, seed: int, rate: float | None, noise: float) -> Record:
         """One run, and its record."""
@@ -264,17 +272,13 @@ class _Case:
             try:
                 self._made = self._make()
             except Exception as error:
-                self._failure = error
-                tqdm.write(f"{self._posterior.name}: {type(error).__name__}: {error}", sys.stderr)
+                self._fails(error)
                 raise
         return self._made
 
     def _make(self) -> Program:
         self._backend.configure()
-        posterior = self._posterior
-        draws = posterior.reference_draws()
-        self._reference = None if draws is None else figures.Reference.of(draws)
-        data = posterior.data()
+        posterior, data = self._posterior, self._data
         if self._route == "native":
             try:
                 return self._backend.native(posterior.model_name, data)

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.options import check_count
-from numpyro_ext.stan.library import import_bridgestan
+from numpyro_ext.stan.compilation import import_bridgestan
 
 Floats = NDArray[np.float64]
 
@@ -51,7 +51,7 @@ class StanDensity:
     Parameters
     ----------
     library : Path
-        The compiled program, from :func:`~numpyro_ext.stan.library.compiled`.
+        The compiled program, from :func:`~numpyro_ext.stan.compilation.compiled`.
     data : str
         The data as JSON, empty for none.
     name : str

@@ -17,14 +17,14 @@ import torch
 
 import numpyro_ext as nx
 import pyro_ext as px
-from pyro_ext.stan import library
+from pyro_ext.stan import compilation
 from tests.stan_support import DATA, DIM, PROGRAM, needs_stan
 
 jax.config.update("jax_enable_x64", True)
 torch.set_default_dtype(torch.float64)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-NEUTRAL = ("library", "density", "inputs")
+NEUTRAL = ("compilation", "density", "inputs")
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
@@ -89,7 +89,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home.mkdir()
     (home / "Makefile").write_text("all:")
     monkeypatch.setenv("BRIDGESTAN", str(home))
-    monkeypatch.setenv(library.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(compilation.CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setenv("MAKE", "true")
     return home
 
@@ -97,25 +97,25 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def compiler(home: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     compiler = Compiler(home)
-    monkeypatch.setattr(library, "import_bridgestan", lambda: compiler)
+    monkeypatch.setattr(compilation, "import_bridgestan", lambda: compiler)
     return compiler
 
 
 def test_a_program_is_compiled_once(
     compiler: Compiler, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = library.compiled("model {}", "one")
-    assert library.compiled("model {}", "another name") == first
+    first = compilation.compiled("model {}", "one")
+    assert compilation.compiled("model {}", "another name") == first
     assert compiler.sources == ["model {}"] and first.read_text() == "compiled"
     found = {first}
 
     def is_new(*arguments: Any) -> bool:
-        path = library.compiled("model {}", "one", *arguments)
+        path = compilation.compiled("model {}", "one", *arguments)
         new = path not in found and path.is_file()
         found.add(path)
         return new
 
-    assert library.compiled("model { }", "one") != first
+    assert compilation.compiled("model { }", "one") != first
     assert is_new(["--O1"]) and is_new((), ["--O1"])
     (home / "Makefile").write_text("all: more")
     assert is_new()
@@ -130,7 +130,7 @@ def test_a_program_is_compiled_once(
 def test_two_at_once_compile_once(compiler: Compiler) -> None:
     found: list[Path] = []
     threads = [
-        threading.Thread(target=lambda: found.append(library.compiled("model {}", "one")))
+        threading.Thread(target=lambda: found.append(compilation.compiled("model {}", "one")))
         for _ in range(3)
     ]
     for thread in threads:
@@ -143,11 +143,11 @@ def test_two_at_once_compile_once(compiler: Compiler) -> None:
 def test_a_failure_leaves_nothing_behind(compiler: Compiler) -> None:
     compiler.fails = "Command make failed with code 2.\nstderr:\ng++: fatal error: Killed"
     with pytest.raises(px.stan.ToolchainError, match="fatal error: Killed") as caught:
-        library.compiled("model {}", "one")
+        compilation.compiled("model {}", "one")
     assert "\n" not in str(caught.value)
-    assert [path.name for path in library.cache_folder().iterdir()] == ["lock"]
+    assert [path.name for path in compilation.cache_folder().iterdir()] == ["lock"]
     compiler.fails = ""
-    assert library.compiled("model {}", "one").is_file()
+    assert compilation.compiled("model {}", "one").is_file()
 
 
 def test_the_message_of_stans_compiler_is_one_line(compiler: Compiler) -> None:
@@ -161,7 +161,7 @@ def test_the_message_of_stans_compiler_is_one_line(compiler: Compiler) -> None:
         "make: *** [Makefile:21: /tmp/x_model.cpp] Error 1\n"
     )
     with pytest.raises(px.ArgumentError) as caught:
-        library.compiled("model {}", "mine.stan")
+        compilation.compiled("model {}", "mine.stan")
     assert str(caught.value) == (
         "Syntax error in 'mine.stan', line 4, column 0 to column 1, parsing error: "
         'Ill-formed "~"-statement. Expect ";".'
@@ -187,18 +187,18 @@ def test_what_is_missing_is_told_in_one_line(
         compiler.compile.get_bridgestan_path = unreachable
         expected = "Failed to download.*set the environment variable BRIDGESTAN.*the network"
     else:
-        monkeypatch.setenv(library.CACHE_VARIABLE, str(tmp_path / "home" / "Makefile" / "x"))
-        expected = f"name another one by {library.CACHE_VARIABLE}"
+        monkeypatch.setenv(compilation.CACHE_VARIABLE, str(tmp_path / "home" / "Makefile" / "x"))
+        expected = f"name another one by {compilation.CACHE_VARIABLE}"
     with pytest.raises(px.stan.ToolchainError, match=expected) as caught:
-        library.compiled("model {}", "one")
+        compilation.compiled("model {}", "one")
     assert "\n" not in str(caught.value)
 
 
 def test_where_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(library.CACHE_VARIABLE, "/somewhere")
-    assert library.cache_folder() == Path("/somewhere")
-    monkeypatch.delenv(library.CACHE_VARIABLE)
+    monkeypatch.setenv(compilation.CACHE_VARIABLE, "/somewhere")
+    assert compilation.cache_folder() == Path("/somewhere")
+    monkeypatch.delenv(compilation.CACHE_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert library.cache_folder() == Path("/caches/ppl-ext/stan")
+    assert compilation.cache_folder() == Path("/caches/ppl-ext/stan")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert library.cache_folder() == Path.home() / ".cache" / "ppl-ext" / "stan"
+    assert compilation.cache_folder() == Path.home() / ".cache" / "ppl-ext" / "stan"

@@ -514,7 +514,7 @@ def stan_difference_is_constant(
     """
     import bridgestan
 
-    from pyro_ext.stan.library import compiled
+    from pyro_ext.stan.compilation import compiled
 
     program = posterior.stan_program()
     assert program is not None, f"there is no Stan program of {posterior.model_name}"
