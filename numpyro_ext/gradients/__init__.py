@@ -1,5 +1,7 @@
 """Estimators of the score: exact sweeps and minibatches."""
 
+from numpyro_ext.gradients.batch_arguments import BatchArguments
+from numpyro_ext.gradients.control_variate import ControlVariate
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from numpyro_ext.gradients.full import Full
 from numpyro_ext.gradients.minibatch import Minibatch
@@ -17,6 +19,8 @@ def default_estimator(target: LogDensity) -> GradientEstimator:
 __all__ = [
     "SAGA",
     "SVRG",
+    "BatchArguments",
+    "ControlVariate",
     "EstimatorState",
     "Full",
     "GradientEstimator",

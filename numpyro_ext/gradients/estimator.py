@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from jax import Array
 
+from numpyro_ext.errors import ArgumentError
 from numpyro_ext.target import Data, Indices, LogDensity, Score, ScoreParts
 
 EstimatorState = Any
@@ -24,7 +25,8 @@ class ScoreEstimate(NamedTuple):
     log_prior, log_likelihood : array (P,)
         The two parts, not tempered.
     indices : dict of str to array or None
-        Rows of each subsampled plate that the estimate has seen; None for all rows.
+        Rows of each subsampled plate that the estimate has seen, (rows,) or, where each position
+        has its own, (P, rows); None for all rows.
     """
 
     score: Array
@@ -55,7 +57,23 @@ class GradientEstimator(ABC):
     def estimate(
         self, target: LogDensity, state: EstimatorState, z: Array, data: Data
     ) -> tuple[ScoreEstimate, EstimatorState]:
-        """Score at positions (P, D), and the next state. Every position shares one batch."""
+        """Score at positions (P, D), and the next state."""
+
+    def with_own_rows(self, target: LogDensity) -> GradientEstimator:
+        """The same estimator with rows drawn for each position apart.
+
+        Particles of one fit share their rows; chains that are to be independent must not.
+
+        Raises
+        ------
+        ArgumentError
+            The estimator draws one set of rows for all.
+        """
+        raise ArgumentError(
+            f"Expected an estimator that can draw rows for each chain, such as Minibatch() or "
+            f"SVRG(...), found {type(self).__name__}, which draws one set of rows for all. Run the "
+            "chains one after another, or use another estimator."
+        )
 
     @abstractmethod
     def evaluations_per_step(self, target: LogDensity) -> float:

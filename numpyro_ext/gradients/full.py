@@ -27,6 +27,10 @@ class Full(GradientEstimator):
         """Score at positions (P, D) over every row."""
         return ScoreEstimate(*target.full_score(z, data), indices=None), state
 
+    def with_own_rows(self, target: LogDensity) -> Full:
+        """The estimator itself: every position sees every row."""
+        return self
+
     def evaluations_per_step(self, target: LogDensity) -> float:
         """One full-data gradient; for batches as arguments, the share of rows they hold."""
         return math.prod(

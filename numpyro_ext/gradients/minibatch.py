@@ -1,4 +1,4 @@
-"""Minibatch scores: one set of rows per step and plate, shared by all particles.
+"""Minibatch scores: one set of rows per step and plate, shared by all particles or not.
 
 The sets are drawn here rather than by the plates: NumPyro's own draw runs a sequential shuffle
 of the whole plate on a CPU at every step.
@@ -7,7 +7,8 @@ of the whole plate on a CPU at every step.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, get_args
 
 import jax
@@ -35,14 +36,28 @@ class Minibatch(GradientEstimator):
         drawn independently. ``"cyclic"``: rows come in the order of the data, again and again,
         without a gap at its end; right on average over a whole number of rounds only, and biased
         within one where the data are sorted.
+    own_rows : bool
+        Draw rows for each position apart, as independent chains need them. Particles of one fit
+        share theirs, which costs less.
+
+    Raises
+    ------
+    ArgumentError
+        ``sampling`` is none of these, or ``"cyclic"`` with rows of each position's own.
     """
 
     sampling: Sampling = "reshuffle"
+    own_rows: bool = False
 
     def __post_init__(self) -> None:
         if self.sampling not in SAMPLING:
             raise ArgumentError(
                 f"Expected sampling to be one of {SAMPLING}, found {self.sampling!r}."
+            )
+        if self.own_rows and self.sampling == "cyclic":
+            raise ArgumentError(
+                "Expected sampling 'reshuffle' or 'replacement' where each position draws rows of "
+                "its own, as chains do, found 'cyclic', which takes the same rows for all."
             )
 
     def init(
@@ -74,18 +89,25 @@ class Minibatch(GradientEstimator):
                 state[f"position {name}"] = jnp.asarray(0, jnp.int32)
             elif self.sampling == "reshuffle":
                 # A position past the end makes the first draw start with a fresh permutation.
-                state[f"permutation {name}"] = jnp.zeros(plate.size, jnp.int32)
+                shape = (num_positions, plate.size) if self.own_rows else (plate.size,)
+                state[f"permutation {name}"] = jnp.zeros(shape, jnp.int32)
                 state[f"position {name}"] = jnp.asarray(plate.size, jnp.int32)
         return state
 
-    def draw(self, target: LogDensity, state: EstimatorState) -> tuple[Indices, EstimatorState]:
-        """Row indices of the next batch, by plate, and the next state."""
+    def draw(
+        self, target: LogDensity, state: EstimatorState, num_positions: int = 1
+    ) -> tuple[Indices, EstimatorState]:
+        """Row indices of the next batch, by plate, and the next state.
+
+        Of shape (B,), or (P, B) where each position has its own.
+        """
+        lead = (num_positions,) if self.own_rows else ()
         rng_key, *keys = random.split(state["rng_key"], 1 + len(target.plates))
         state = {**state, "rng_key": rng_key}
         indices: Indices = {}
         for key, (name, plate) in zip(keys, target.plates.items(), strict=True):
             if self.sampling == "replacement":
-                indices[name] = random.randint(key, (plate.subsample_size,), 0, plate.size)
+                indices[name] = random.randint(key, (*lead, plate.subsample_size), 0, plate.size)
                 continue
             if self.sampling == "cyclic":
                 position = state[f"position {name}"]
@@ -95,7 +117,9 @@ class Minibatch(GradientEstimator):
             permutation, position = _advance(
                 key, plate, state[f"permutation {name}"], state[f"position {name}"]
             )
-            indices[name] = lax.dynamic_slice(permutation, (position,), (plate.subsample_size,))
+            indices[name] = lax.dynamic_slice_in_dim(
+                permutation, position, plate.subsample_size, axis=-1
+            )
             state[f"permutation {name}"] = permutation
             state[f"position {name}"] = position + plate.subsample_size
         return indices, state
@@ -104,8 +128,12 @@ class Minibatch(GradientEstimator):
         self, target: LogDensity, state: EstimatorState, z: Array, data: Data
     ) -> tuple[ScoreEstimate, EstimatorState]:
         """Score at positions (P, D) of the next batch."""
-        indices, state = self.draw(target, state)
+        indices, state = self.draw(target, state, len(z))
         return ScoreEstimate(*target.score(z, data, indices), indices=indices), state
+
+    def with_own_rows(self, target: LogDensity) -> Minibatch:
+        """The same sampling, with rows drawn for each position apart."""
+        return replace(self, own_rows=True)
 
     def evaluations_per_step(self, target: LogDensity) -> float:
         """Share of the rows in one batch, over all plates."""
@@ -118,8 +146,12 @@ def _advance(
     """Permutation and position of the next batch; a new permutation when rows run out."""
 
     def fresh() -> tuple[Array, Array]:
-        rows = random.permutation(key, plate.size).astype(jnp.int32)
-        return rows, jnp.zeros((), jnp.int32)
+        shuffle = partial(random.permutation, x=plate.size)
+        if permutation.ndim == 1:
+            rows = shuffle(key)
+        else:
+            rows = jax.vmap(shuffle)(random.split(key, len(permutation)))
+        return rows.astype(jnp.int32), jnp.zeros((), jnp.int32)
 
     def kept() -> tuple[Array, Array]:
         return permutation, position

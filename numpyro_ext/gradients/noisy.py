@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax.numpy as jnp
 from jax import Array, lax, random
@@ -74,6 +74,10 @@ class Noisy(GradientEstimator):
         size = lax.stop_gradient(jnp.abs(found.score).max(-1, keepdims=True))
         score = found.score + self.level * size * noise
         return found._replace(score=score), {"rng_key": rng_key, "inner": inner}
+
+    def with_own_rows(self, target: LogDensity) -> Noisy:
+        """Noise on scores of the other estimator with rows of each position's own."""
+        return replace(self, estimator=self.inner(target).with_own_rows(target))
 
     def evaluations_per_step(self, target: LogDensity) -> float:
         """Cost of the estimator that the scores come from; noise is free."""

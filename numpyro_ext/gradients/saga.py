@@ -94,7 +94,7 @@ class SAGA(GradientEstimator):
             return table, table.sum(0)
 
         table, total = lax.cond(state["filled"], lambda: (state["table"], state["sum"]), fill)
-        indices, minibatch = self._minibatch().draw(target, state["minibatch"])
+        indices, minibatch = self._minibatch().draw(target, state["minibatch"], len(z))
         rows = indices[name]
         gradient, prior, log_prior, log_likelihood = jax.vmap(row)(rows)
         change = gradient - table[rows]

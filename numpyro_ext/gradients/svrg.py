@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +11,12 @@ from jax import Array, lax
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from numpyro_ext.gradients.full import Full
-from numpyro_ext.gradients.full_data import FullData, batches_of, exact_score, num_rows
+from numpyro_ext.gradients.full_data import (
+    FullData,
+    batches_of,
+    check_rows,
+    score_of_all_rows,
+)
 from numpyro_ext.gradients.minibatch import Minibatch, Sampling
 from numpyro_ext.options import check_count
 from numpyro_ext.target import Data, LogDensity, Score
@@ -40,6 +45,8 @@ class SVRG(GradientEstimator):
         For models whose batches are their arguments: the arguments with all rows, such as
         ``(x, y)``, or those of each batch; together they hold each row once. Steps take the batch
         that they are given, of the size that the model's plate says, for the minibatch B.
+    own_rows : bool
+        See :class:`~numpyro_ext.gradients.Minibatch`.
 
     Raises
     ------
@@ -56,6 +63,7 @@ class SVRG(GradientEstimator):
     anchor_every: int
     sampling: Sampling = "reshuffle"
     full_data: FullData | None = field(default=None, compare=False, repr=False)
+    own_rows: bool = False
 
     def __post_init__(self) -> None:
         check_count("anchor_every", self.anchor_every)
@@ -67,42 +75,15 @@ class SVRG(GradientEstimator):
     def _batches(self) -> tuple[tuple[Any, ...], ...]:
         return () if self.full_data is None else tuple(self.full_data)
 
-    def _check_rows(self, target: LogDensity, data: Data) -> None:
-        """See that rows come from the engine or from ``full_data``, and not from both."""
-        if self.full_data is not None and target.plates:
-            raise ArgumentError(
-                "Expected no full_data with a model that looks up its rows by a plate's indices, "
-                f"as {sorted(target.plates)}: the engine draws them, and sweeps over all."
-            )
-        if self.full_data is None and target.batch_arguments:
-            raise ArgumentError(
-                "Expected full_data with a model whose batches are its arguments: the score at an "
-                "anchor needs all rows. Pass full_data=(x, y) with all of them, or a list of such "
-                "tuples, one for each batch."
-            )
-        sizes = {plate.size for plate in target.batch_plates.values()}
-        found = sum(num_rows(batch) for batch in self._batches())
-        if self.full_data is not None and not sizes and num_rows(data.args) != found:
-            raise ArgumentError(
-                "Expected a model that scales its batches up to all rows, by a plate with "
-                "subsample_size=len(batch), or a first call with all rows; found no such plate, "
-                f"{num_rows(data.args)} rows in the call and {found} in full_data."
-            )
-        if self.full_data is not None and sizes and sizes != {found}:
-            raise ArgumentError(
-                f"Expected full_data to hold each of the rows of {sorted(target.batch_plates)} "
-                f"once, {sorted(sizes)} in all, found {found}."
-            )
-
     def _minibatch(self) -> Minibatch:
-        return Minibatch(self.sampling)
+        return Minibatch(self.sampling, self.own_rows)
 
     def init(
         self, target: LogDensity, data: Data, rng_key: Array, num_positions: int
     ) -> EstimatorState:
         """State: that of the minibatches, the anchors with their scores, and the steps since."""
         check_no_local_latents(target, type(self).__name__)
-        self._check_rows(target, data)
+        check_rows(target, data, self._batches())
         positions, values = (num_positions, target.dim), (num_positions,)
         return {
             "minibatch": (
@@ -127,12 +108,12 @@ class SVRG(GradientEstimator):
         due = state["since"] >= self.anchor_every
         anchor, exact = lax.cond(
             due,
-            lambda: (z, self._exact(target, z, data)),
+            lambda: (z, score_of_all_rows(target, z, data, self._batches())),
             lambda: (state["anchor"], state["exact"]),
         )
         indices, minibatch = None, state["minibatch"]
         if self.full_data is None:
-            indices, minibatch = self._minibatch().draw(target, minibatch)
+            indices, minibatch = self._minibatch().draw(target, minibatch, len(z))
         here = target.score(z, data, indices)
         there = target.score(anchor, data, indices)
         score = ScoreEstimate(
@@ -145,10 +126,17 @@ class SVRG(GradientEstimator):
         following = {"minibatch": minibatch, "anchor": anchor, "exact": exact, "since": since}
         return score, following
 
-    def _exact(self, target: LogDensity, z: Array, data: Data) -> Score:
-        if self.full_data is None:
-            return target.full_score(z, data)
-        return exact_score(target, z, self._batches(), data.kwargs)
+    def with_own_rows(self, target: LogDensity) -> SVRG:
+        """The same, with minibatches drawn for each position apart.
+
+        Raises
+        ------
+        ArgumentError
+            The minibatches are the model's arguments, one for all positions.
+        """
+        if self.full_data is not None:
+            return super().with_own_rows(target)  # type: ignore[return-value]
+        return replace(self, own_rows=True)
 
     def evaluations_per_step(self, target: LogDensity) -> float:
         """Two minibatches, and the share of a sweep."""

@@ -431,14 +431,15 @@ class LogDensity:
         checked = {}
         for name, rows in indices.items():
             rows = jnp.asarray(rows)
-            if rows.ndim != 1 or not jnp.issubdtype(rows.dtype, jnp.integer) or not rows.size:
+            whole = jnp.issubdtype(rows.dtype, jnp.integer)
+            if rows.ndim not in (1, 2) or not whole or not rows.size:
                 raise ArgumentError(
-                    f"Indices of plate '{name}' must be a non-empty vector of integers; found "
-                    f"shape {rows.shape}, dtype {rows.dtype}."
+                    f"Indices of plate '{name}' must be a non-empty vector of integers, or one "
+                    f"for each position; found shape {rows.shape}, dtype {rows.dtype}."
                 )
             # A full-length set is a plate that is not subsampled: numpyro.subsample then leaves
             # the data in order, so the order of the rows must be the natural one.
-            checked[name] = jnp.sort(rows) if rows.shape[0] == self._sizes[name] else rows
+            checked[name] = jnp.sort(rows) if rows.shape[-1] == self._sizes[name] else rows
         return checked
 
     def _check_positions(self, positions: Array) -> Array:
@@ -540,7 +541,17 @@ class LogDensity:
     def _batch(
         self, one: Callable[..., Any], positions: Array, data: Data, indices: Indices
     ) -> Any:
-        return self._over_particles(partial(one, data, indices), positions)
+        ranks = {rows.ndim for rows in indices.values()}
+        if ranks <= {1}:
+            return self._over_particles(partial(one, data, indices), positions)
+        counts = {rows.shape[0] for rows in indices.values() if rows.ndim == 2}
+        if ranks != {2} or counts != {len(positions)}:
+            raise ArgumentError(
+                "Expected indices of shape (rows,) for every plate, or of shape (P, rows) for "
+                f"every plate at P = {len(positions)} positions; found "
+                f"{ {name: rows.shape for name, rows in indices.items()} }."
+            )
+        return self._over_particles(lambda own: one(data, own[1], own[0]), (positions, indices))
 
     def _groups(self, chunk: int | None) -> Iterator[tuple[tuple[tuple[int, int, int], ...], int]]:
         """Chunks of the cross product of all plates, grouped by shape.
@@ -621,7 +632,8 @@ class LogDensity:
     ) -> tuple[Array, Array]:
         """Log prior and log likelihood of a (mini)batch at positions (P, D), each (P,).
 
-        Scales, masks and Jacobians are applied, the temperature is not.
+        Scales, masks and Jacobians are applied, the temperature is not. ``indices`` hold the rows
+        of each subsampled plate: (rows,) for all positions, or (P, rows), those of each.
 
         Raises
         ------

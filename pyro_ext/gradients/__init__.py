@@ -1,5 +1,7 @@
 """Score estimators: how an engine gets gradients of the log density, apart from its dynamics."""
 
+from pyro_ext.gradients.batch_arguments import BatchArguments
+from pyro_ext.gradients.control_variate import ControlVariate
 from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from pyro_ext.gradients.full import Full
 from pyro_ext.gradients.minibatch import Minibatch
@@ -17,6 +19,8 @@ def default_estimator(target: LogDensity) -> GradientEstimator:
 __all__ = [
     "SAGA",
     "SVRG",
+    "BatchArguments",
+    "ControlVariate",
     "EstimatorState",
     "Full",
     "GradientEstimator",

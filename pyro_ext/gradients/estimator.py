@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_ext.errors import ArgumentError
 from pyro_ext.target import Data, LogDensity
 
 EstimatorState = dict[str, Any]
@@ -19,7 +20,8 @@ class ScoreEstimate(NamedTuple):
 
     ``score`` (P, D) estimates the gradient of log prior + log likelihood / temperature;
     ``log_prior`` and ``log_likelihood`` (P,) are not tempered. ``indices`` are the rows of each
-    subsampled plate that the estimate has seen, None for all rows.
+    subsampled plate that the estimate has seen, (rows,) or, where each position has its own,
+    (P, rows); None for all rows.
     """
 
     score: Tensor
@@ -54,7 +56,23 @@ class GradientEstimator(ABC):
         data: Data,
         generator: torch.Generator,
     ) -> tuple[ScoreEstimate, EstimatorState]:
-        """Score at particles z (P, D), all with the same rows, and the next state."""
+        """Score at particles z (P, D), and the next state."""
+
+    def with_own_rows(self, target: LogDensity) -> GradientEstimator:
+        """The same estimator with rows drawn for each position apart.
+
+        Particles of one fit share their rows; chains that are to be independent must not.
+
+        Raises
+        ------
+        ArgumentError
+            The estimator draws one set of rows for all.
+        """
+        raise ArgumentError(
+            f"Expected an estimator that can draw rows for each chain, such as Minibatch() or "
+            f"SVRG(...), found {type(self).__name__}, which draws one set of rows for all. Run the "
+            "chains one after another, or use another estimator."
+        )
 
     @abstractmethod
     def evaluations_per_step(self, target: LogDensity) -> float:

@@ -29,5 +29,9 @@ class Full(GradientEstimator):
     ) -> tuple[ScoreEstimate, EstimatorState]:
         return ScoreEstimate(*target.full_score(z, data), indices=None), state
 
+    def with_own_rows(self, target: LogDensity) -> Full:
+        """The estimator itself: every position sees every row."""
+        return self
+
     def evaluations_per_step(self, target: LogDensity) -> float:
         return target.batch_fraction if target.batch_plates else 1.0

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_ext.errors import ArgumentError
-from pyro_ext.target import LogDensity, Score
+from pyro_ext.target import Data, LogDensity, Score
 
 #: The model's positional arguments with all rows, or those of each batch.
 FullData: TypeAlias = tuple[Any, ...] | Iterable[tuple[Any, ...]]
@@ -62,6 +62,49 @@ def num_rows(batch: tuple[Any, ...]) -> int:
         f"found leading axes {sorted(found)} in one. Give arguments that hold no rows by keyword "
         "or by functools.partial, and several batches as a list."
     )
+
+
+def check_rows(target: LogDensity, data: Data, batches: tuple[tuple[Any, ...], ...]) -> None:
+    """See that rows come from the engine or from ``full_data``, and not from both.
+
+    Raises
+    ------
+    ArgumentError
+        They come from both or from neither, or ``full_data`` does not hold each row once.
+    """
+    if batches and target.plates:
+        raise ArgumentError(
+            "Expected no full_data with a model that looks up its rows by a plate's indices, "
+            f"as {sorted(target.plates)}: the engine draws them, and sweeps over all."
+        )
+    if not batches and target.batch_arguments:
+        raise ArgumentError(
+            "Expected full_data with a model whose batches are its arguments: the score at an "
+            "anchor needs all rows. Pass full_data=(x, y) with all of them, or a list of such "
+            "tuples, one for each batch."
+        )
+    sizes = {plate.size for plate in target.batch_plates.values()}
+    found = sum(num_rows(batch) for batch in batches)
+    if batches and not sizes and num_rows(data.args) != found:
+        raise ArgumentError(
+            "Expected a model that scales its batches up to all rows, by a plate with "
+            "subsample_size=len(batch), or a first call with all rows; found no such plate, "
+            f"{num_rows(data.args)} rows in the call and {found} in full_data."
+        )
+    if batches and sizes and sizes != {found}:
+        raise ArgumentError(
+            f"Expected full_data to hold each of the rows of {sorted(target.batch_plates)} "
+            f"once, {sorted(sizes)} in all, found {found}."
+        )
+
+
+def score_of_all_rows(
+    target: LogDensity, z: Tensor, data: Data, batches: tuple[tuple[Any, ...], ...]
+) -> Score:
+    """Score over all rows at positions (P, D), by the model's own plate or from all batches."""
+    if batches:
+        return exact_score(target, z, batches, data.kwargs)
+    return target.full_score(z, data)
 
 
 def exact_score(

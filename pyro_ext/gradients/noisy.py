@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -74,6 +74,10 @@ class Noisy(GradientEstimator):
         # follows the parameters the derivative would not be unbiased.
         size = score.detach().abs().amax(-1, keepdim=True)
         return found._replace(score=score + self.level * size * noise.to(score.device)), state
+
+    def with_own_rows(self, target: LogDensity) -> Noisy:
+        """Noise on scores of the other estimator with rows of each position's own."""
+        return replace(self, estimator=self.inner(target).with_own_rows(target))
 
     def evaluations_per_step(self, target: LogDensity) -> float:
         return self.inner(target).evaluations_per_step(target)

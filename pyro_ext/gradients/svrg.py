@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,10 +11,15 @@ from torch import Tensor
 from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from pyro_ext.gradients.full import Full
-from pyro_ext.gradients.full_data import FullData, batches_of, exact_score, num_rows
+from pyro_ext.gradients.full_data import (
+    FullData,
+    batches_of,
+    check_rows,
+    score_of_all_rows,
+)
 from pyro_ext.gradients.minibatch import Minibatch
 from pyro_ext.options import check_count
-from pyro_ext.target import Data, LogDensity, Score
+from pyro_ext.target import Data, LogDensity
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class SVRG(GradientEstimator):
         For models whose batches are their arguments: the arguments with all rows, such as
         ``(x, y)``, or those of each batch; together they hold each row once. Steps take the batch
         that they are given, of the size that the model's plate says, for the minibatch B.
+    own_rows : bool
+        See :class:`~pyro_ext.gradients.Minibatch`.
 
     Raises
     ------
@@ -56,6 +63,7 @@ class SVRG(GradientEstimator):
     anchor_every: int
     sampling: str = "reshuffle"
     full_data: FullData | None = field(default=None, compare=False, repr=False)
+    own_rows: bool = False
 
     def __post_init__(self) -> None:
         check_count("anchor_every", self.anchor_every)
@@ -67,39 +75,12 @@ class SVRG(GradientEstimator):
     def _batches(self) -> tuple[tuple[Any, ...], ...]:
         return () if self.full_data is None else tuple(self.full_data)
 
-    def _check_rows(self, target: LogDensity, data: Data) -> None:
-        """See that rows come from the engine or from ``full_data``, and not from both."""
-        if self.full_data is not None and target.plates:
-            raise ArgumentError(
-                "Expected no full_data with a model that looks up its rows by a plate's indices, "
-                f"as {sorted(target.plates)}: the engine draws them, and sweeps over all."
-            )
-        if self.full_data is None and target.batch_arguments:
-            raise ArgumentError(
-                "Expected full_data with a model whose batches are its arguments: the score at an "
-                "anchor needs all rows. Pass full_data=(x, y) with all of them, or a list of such "
-                "tuples, one for each batch."
-            )
-        sizes = {plate.size for plate in target.batch_plates.values()}
-        found = sum(num_rows(batch) for batch in self._batches())
-        if self.full_data is not None and not sizes and num_rows(data.args) != found:
-            raise ArgumentError(
-                "Expected a model that scales its batches up to all rows, by a plate with "
-                "subsample_size=len(batch), or a first call with all rows; found no such plate, "
-                f"{num_rows(data.args)} rows in the call and {found} in full_data."
-            )
-        if self.full_data is not None and sizes and sizes != {found}:
-            raise ArgumentError(
-                f"Expected full_data to hold each of the rows of {sorted(target.batch_plates)} "
-                f"once, {sorted(sizes)} in all, found {found}."
-            )
-
     def _minibatch(self) -> Minibatch:
-        return Minibatch(self.sampling)
+        return Minibatch(self.sampling, self.own_rows)
 
     def init(self, target: LogDensity, data: Data, generator: torch.Generator) -> EstimatorState:
         check_no_local_latents(target, type(self).__name__)
-        self._check_rows(target, data)
+        check_rows(target, data, self._batches())
         # The first step sets an anchor.
         return {
             "minibatch": (
@@ -122,11 +103,11 @@ class SVRG(GradientEstimator):
         if since >= self.anchor_every:
             # Copies: memory of positions and scores may be used again by the caller.
             anchor, since = z.detach().clone(), 0
-            found = self._exact(target, z, data)
+            found = score_of_all_rows(target, z, data, self._batches())
             exact = found.score.clone(), found.log_prior.clone(), found.log_likelihood.clone()
         indices, minibatch = None, state["minibatch"]
         if self.full_data is None:
-            indices, minibatch = self._minibatch().draw(target, minibatch, generator)
+            indices, minibatch = self._minibatch().draw(target, minibatch, generator, len(z))
         here = target.score(z, data, indices)
         there = target.score(anchor, data, indices)
         exact_score, _, exact_likelihood = exact
@@ -139,10 +120,17 @@ class SVRG(GradientEstimator):
         following = {"minibatch": minibatch, "anchor": anchor, "exact": exact, "since": since + 1}
         return score, following
 
-    def _exact(self, target: LogDensity, z: Tensor, data: Data) -> Score:
-        if self.full_data is None:
-            return target.full_score(z, data)
-        return exact_score(target, z, self._batches(), data.kwargs)
+    def with_own_rows(self, target: LogDensity) -> SVRG:
+        """The same, with minibatches drawn for each position apart.
+
+        Raises
+        ------
+        ArgumentError
+            The minibatches are the model's arguments, one for all positions.
+        """
+        if self.full_data is not None:
+            return super().with_own_rows(target)  # type: ignore[return-value]
+        return replace(self, own_rows=True)
 
     def evaluations_per_step(self, target: LogDensity) -> float:
         if self.full_data is not None:

@@ -119,40 +119,50 @@ class BatchedFunction:
         """Forget the traced graphs, for example after changing a tensor the model closes over."""
         self._graphs.clear()
 
-    def __call__(self, z: Tensor, arguments: Any) -> Any:
+    def __call__(self, z: Tensor, arguments: Any, in_dims: Any = None) -> Any:
+        """Results at particles (P, D), each with a leading axis of P.
+
+        ``in_dims`` says which tensors of the arguments have a leading axis of particles too, as
+        for ``torch.func.vmap``; default none, so that all particles share them.
+        """
         chunk = self.particle_chunk
         if chunk is None or z.shape[0] <= chunk:
-            return self._evaluate(z, arguments)
-        parts = [self._evaluate(part, arguments) for part in z.split(chunk)]
+            return self._evaluate(z, arguments, in_dims)
+        parts = [
+            self._evaluate(
+                z[start : start + chunk], _part(arguments, in_dims, start, chunk), in_dims
+            )
+            for start in range(0, len(z), chunk)
+        ]
         return pytree.tree_map(lambda *pieces: torch.cat(pieces), *parts)
 
-    def _evaluate(self, z: Tensor, arguments: Any) -> Any:
+    def _evaluate(self, z: Tensor, arguments: Any, in_dims: Any) -> Any:
         z = z.detach()
         with torch.no_grad():
             if self.mode in ("graph", "inductor"):
                 inputs = _Inputs(arguments)
-                key = (tuple(z.shape), z.dtype, z.device, inputs.key)
+                key = (tuple(z.shape), z.dtype, z.device, inputs.key, in_dims)
                 entry = self._graphs.get(key)
                 if entry is not None:
                     return entry[0](z, *inputs.tensors)
                 try:
-                    graph = self._trace(z, inputs)
+                    graph = self._trace(z, inputs, in_dims)
                 except (ModelCheckError, ArgumentError):
                     raise
                 except _LIFT_FAILURES as error:
                     self._fall_back("graph" if self.mode == "inductor" else "handlers", error)
-                    return self._evaluate(z, arguments)
+                    return self._evaluate(z, arguments, in_dims)
                 else:
                     self._keep(key, graph, inputs)
                     return graph(z, *inputs.tensors)
             if self.mode == "handlers":
                 try:
-                    return self._through_handlers(z, arguments)
+                    return self._through_handlers(z, arguments, in_dims)
                 except (ModelCheckError, ArgumentError):
                     raise
                 except _LIFT_FAILURES as error:
                     self._fall_back("loop", error)
-            return self._loop(z, arguments)
+            return self._loop(z, arguments, in_dims)
 
     def _keep(self, key: Hashable, graph: Callable[..., Any], inputs: _Inputs) -> None:
         if len(self._graphs) == MAX_GRAPHS:
@@ -185,18 +195,20 @@ class BatchedFunction:
         self.mode = mode
         self._graphs.clear()
 
-    def _through_handlers(self, z: Tensor, arguments: Any) -> Any:
+    def _through_handlers(self, z: Tensor, arguments: Any, in_dims: Any) -> Any:
         with without_host_checks(), _without_batching_rule_warnings():
-            return torch.func.vmap(self.single, in_dims=(0, None))(z, arguments)
+            return torch.func.vmap(self.single, in_dims=(0, in_dims))(z, arguments)
 
-    def _loop(self, z: Tensor, arguments: Any) -> Any:
+    def _loop(self, z: Tensor, arguments: Any, in_dims: Any) -> Any:
         with without_host_checks():
-            rows = [self.single(row, arguments) for row in z]
+            rows = [
+                self.single(row, _part(arguments, in_dims, number)) for number, row in enumerate(z)
+            ]
         return pytree.tree_map(lambda *pieces: torch.stack(pieces), *rows)
 
-    def _trace(self, z: Tensor, inputs: _Inputs) -> Callable[..., Any]:
+    def _trace(self, z: Tensor, inputs: _Inputs, in_dims: Any) -> Callable[..., Any]:
         def batched(z: Tensor, *tensors: Tensor) -> Any:
-            return torch.func.vmap(self.single, in_dims=(0, None))(z, inputs.rebuild(tensors))
+            return torch.func.vmap(self.single, in_dims=(0, in_dims))(z, inputs.rebuild(tensors))
 
         with without_host_checks(), _without_batching_rule_warnings():
             module = make_fx(batched)(z, *inputs.tensors)
@@ -207,18 +219,22 @@ class BatchedFunction:
         else:
             _join_in_place(module.graph, self.memory)
         module.recompile()
-        self._require_same_result(module, z, inputs)
+        self._require_same_result(module, z, inputs, in_dims)
         if self.mode == "inductor":
             compiled = torch.compile(module)
-            self._require_same_result(compiled, z, inputs)
+            self._require_same_result(compiled, z, inputs, in_dims)
             return compiled
         return module
 
-    def _require_same_result(self, module: Callable[..., Any], z: Tensor, inputs: _Inputs) -> None:
+    def _require_same_result(
+        self, module: Callable[..., Any], z: Tensor, inputs: _Inputs, in_dims: Any
+    ) -> None:
         """Compare the graph with the handlers away from the point where it was traced."""
         other = z + 0.125 * torch.cos(torch.arange(z.numel(), dtype=z.dtype).reshape(z.shape)).to(z)
         traced = pytree.tree_leaves(module(other, *inputs.tensors))
-        direct = pytree.tree_leaves(self._through_handlers(other, inputs.rebuild(inputs.tensors)))
+        direct = pytree.tree_leaves(
+            self._through_handlers(other, inputs.rebuild(inputs.tensors), in_dims)
+        )
         for one, two in zip(traced, direct, strict=True):
             if not _close(one, two):
                 raise RuntimeError(
@@ -362,6 +378,19 @@ def _without_batching_rule_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
         yield
+
+
+#: For ``BatchedFunction``: particles share the arguments but have row indices of their own.
+OWN_ROWS = (None, None, 0)
+
+
+def _part(arguments: Any, in_dims: Any, start: int, count: int | None = None) -> Any:
+    """The arguments of one particle, or of ``count`` from ``start`` on."""
+    if in_dims is None:
+        return arguments
+    args, kwargs, indices = arguments
+    where = start if count is None else slice(start, start + count)
+    return args, kwargs, {name: rows[where] for name, rows in indices.items()}
 
 
 def as_arguments(

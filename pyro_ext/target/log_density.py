@@ -28,7 +28,7 @@ from torch import Tensor
 from pyro_ext.errors import ArgumentError, HeldParameterWarning
 from pyro_ext.options import check_count, check_number
 from pyro_ext.target.check import check_model
-from pyro_ext.target.graph import BatchedFunction, as_arguments
+from pyro_ext.target.graph import OWN_ROWS, BatchedFunction, as_arguments
 from pyro_ext.target.handlers import (
     SiteHandler,
     SubsampleControl,
@@ -292,9 +292,11 @@ class LogDensity:
         gradient, parts = torch.func.grad(tempered, has_aux=True)(z)
         return (gradient, *parts)
 
-    def _particle_scores(self, z: Tensor, arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _particle_scores(
+        self, z: Tensor, arguments: Any, in_dims: Any = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Score (P, D), log prior and log likelihood (P,) at particles."""
-        score, log_prior, log_likelihood, normals = self._score(z, arguments)
+        score, log_prior, log_likelihood, normals = self._score(z, arguments, in_dims)
         if normals:
             # The gradient is a tensor of its own, except where vmap repeats one for all particles.
             score = score.contiguous()
@@ -358,10 +360,28 @@ class LogDensity:
             )
         # With all rows in one set Pyro leaves the data in order, and so must the latents be.
         indices = {
-            name: rows.sort().values if len(rows) == self.plates[name].size else rows
+            name: rows.sort().values if rows.shape[-1] == self.plates[name].size else rows
             for name, rows in indices.items()
         }
         return as_arguments(data.args, data.kwargs, indices)
+
+    def _in_dims(self, z: Tensor, indices: Indices | None) -> Any:
+        """Which arguments each particle has of its own: no rows, or all.
+
+        Raises
+        ------
+        ValueError
+            Some plates have rows for each particle and some for all, or not as many as particles.
+        """
+        shapes = {name: tuple(rows.shape) for name, rows in (indices or {}).items()}
+        if all(len(shape) == 1 for shape in shapes.values()):
+            return None
+        if all(len(shape) == 2 and shape[0] == len(z) for shape in shapes.values()):
+            return OWN_ROWS
+        raise ValueError(
+            "Expected row indices of shape (rows,) for every plate, or of shape (P, rows) for "
+            f"every plate at P = {len(z)} particles, found {shapes}."
+        )
 
     def _particles(self, z: Tensor) -> Tensor:
         if z.dim() != 2 or z.shape[1] != self.dim:
@@ -383,9 +403,11 @@ class LogDensity:
         data : Data
             From :meth:`bind`.
         indices : mapping of str to int64 tensor, optional
-            Rows of each subsampled plate; needed exactly when the model subsamples itself.
+            Rows of each subsampled plate; needed exactly when the model subsamples itself. Of
+            shape (rows,), for all particles, or (P, rows), those of each.
         """
-        return self._value(self._particles(z), self._arguments(data, indices))
+        arguments, in_dims = self._arguments(data, indices), self._in_dims(z, indices)
+        return self._value(self._particles(z), arguments, in_dims)
 
     def log_density(self, z: Tensor, data: Data, indices: Indices | None = None) -> Tensor:
         """Log prior + log likelihood / temperature, (P,)."""
@@ -393,11 +415,13 @@ class LogDensity:
 
     def score(self, z: Tensor, data: Data, indices: Indices | None = None) -> Score:
         """Gradient of :meth:`log_density` for one batch of rows."""
-        return Score(*self._particle_scores(self._particles(z), self._arguments(data, indices)))
+        arguments, in_dims = self._arguments(data, indices), self._in_dims(z, indices)
+        return Score(*self._particle_scores(self._particles(z), arguments, in_dims))
 
     def score_parts(self, z: Tensor, data: Data, indices: Indices | None = None) -> ScoreParts:
         """Gradients of the prior part and of the likelihood part, for one batch of rows."""
-        return ScoreParts(*self._score_parts(self._particles(z), self._arguments(data, indices)))
+        arguments, in_dims = self._arguments(data, indices), self._in_dims(z, indices)
+        return ScoreParts(*self._score_parts(self._particles(z), arguments, in_dims))
 
     # -- all rows ------------------------------------------------------------------------------
 

@@ -1,0 +1,20 @@
+"""Stochastic gradient MCMC, as kernels of ``numpyro.infer.MCMC``."""
+
+from numpyro_ext.sgmcmc.cyclical_sgld import CyclicalSGLD
+from numpyro_ext.sgmcmc.kernel import KernelState, StochasticGradientKernel
+from numpyro_ext.sgmcmc.psgld import PSGLD
+from numpyro_ext.sgmcmc.schedules import Schedule, cosine_cycles, polynomial_decay
+from numpyro_ext.sgmcmc.sghmc import SGHMC
+from numpyro_ext.sgmcmc.sgld import SGLD
+
+__all__ = [
+    "PSGLD",
+    "SGHMC",
+    "SGLD",
+    "CyclicalSGLD",
+    "KernelState",
+    "Schedule",
+    "StochasticGradientKernel",
+    "cosine_cycles",
+    "polynomial_decay",
+]

@@ -1,0 +1,88 @@
+"""One step of each dynamics, as pure functions of arrays.
+
+``z`` are C positions (C, D) in unconstrained space, ``score`` the gradient of the log density
+there, or an unbiased estimate, and ``noise`` standard normal; all of one shape.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+
+def langevin_step(
+    z: Array,
+    score: Array,
+    noise: Array,
+    step_size: Array | float,
+    preconditioner: Array | float = 1.0,
+    temperature: Array | float = 1.0,
+) -> Array:
+    """A step of overdamped Langevin dynamics by the Euler-Maruyama scheme.
+
+        z + α G s + sqrt(2 α T G) ε
+
+    Many texts write α / 2 for the α here.
+
+    Parameters
+    ----------
+    z, score, noise : array (C, D)
+    step_size : float
+        α.
+    preconditioner : float or array (C, D)
+        The diagonal of G, which must not depend on z, or only slowly: the term for its
+        derivative is left out.
+    temperature : float
+        T; at 0 the step is one of gradient ascent.
+    """
+    size = step_size * preconditioner
+    return z + size * score + jnp.sqrt(2.0 * temperature * size) * noise
+
+
+def hamiltonian_step(
+    z: Array,
+    momentum: Array,
+    score: Array,
+    noise: Array,
+    step_size: Array | float,
+    friction: Array | float,
+    mass: Array | float = 1.0,
+) -> tuple[Array, Array]:
+    """A step of Langevin dynamics with momentum, by a symmetric splitting.
+
+    The dynamics dz = M^-1 r dt, dr = s dt - C M^-1 r dt + sqrt(2 C) dW is split into a kick by
+    the score, two half drifts, and friction with its noise between these, which is solved
+    exactly: r' = e^(-C ε / M) r + sqrt(M (1 - e^(-2 C ε / M))) ξ. The positions have the same
+    distribution as those of the scheme BAOAB, which kicks by halves: exact for a Normal target
+    with exact scores at every step size that is stable.
+
+    Parameters
+    ----------
+    z, momentum, score, noise : array (C, D)
+        ``score`` is that at z.
+    step_size : float
+        ε, a time; stable below 2 sd sqrt(M).
+    friction : float or array (D,)
+        C.
+    mass : float or array (D,)
+        The diagonal of M.
+
+    Returns
+    -------
+    z, momentum : array (C, D)
+
+    References
+    ----------
+    T. Chen, E. Fox and C. Guestrin, "Stochastic gradient Hamiltonian Monte Carlo", ICML 2014;
+    B. Leimkuhler and C. Matthews, "Rational construction of stochastic numerical methods for
+    molecular sampling", AMRX 2013.
+    """
+    decay = jnp.exp(-friction * step_size / mass)
+    momentum = momentum + step_size * score
+    z = z + 0.5 * step_size * momentum / mass
+    momentum = decay * momentum + jnp.sqrt(mass * (1.0 - decay**2)) * noise
+    z = z + 0.5 * step_size * momentum / mass
+    return z, momentum
+
+
+__all__ = ["hamiltonian_step", "langevin_step"]

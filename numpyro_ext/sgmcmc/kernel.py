@@ -1,0 +1,394 @@
+"""What the stochastic gradient MCMC kernels share: host verbs around one step of a dynamics.
+
+A subclass fills in two hooks, both traceable and without side effects:
+
+``_init_dynamics(num_chains, dim, dtype)``
+    What the dynamics carries beside the positions, arrays of shape (C, ...).
+``_move(dynamics, z, score, noise, step_size, step, temperature, warmup)``
+    Positions (C, D) after a step, and the dynamics' arrays.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax, random
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.util import is_prng_key
+
+from numpyro_ext.errors import ArgumentError
+from numpyro_ext.gradients import GradientEstimator, default_estimator
+from numpyro_ext.sgmcmc.schedules import Schedule, as_schedule
+from numpyro_ext.target import Data, LogDensity
+
+
+class KernelState(NamedTuple):
+    """State of a chain, or of C chains that are run as one.
+
+    Parameters
+    ----------
+    z : dict of str to array
+        Latent sites in unconstrained space.
+    step : int array
+        Steps taken.
+    num_warmup : int array
+        Draws of the warm-up.
+    dynamics : pytree
+        What the dynamics carries, such as the momentum.
+    estimator : pytree
+        State of the score estimator.
+    step_size : array () or (C,)
+        Step size of the last step.
+    potential_energy : array () or (C,)
+        Estimate of the negative log density before the last step, from its rows.
+    cycle : int array () or (C,)
+        Cycle of the step size that the draw belongs to, from 0; always 0 without cycles.
+    diverging : bool array () or (C,)
+        Whether a step since the last draw was not finite; such steps are not taken.
+    num_diverging : int array () or (C,)
+        Number of steps that were not finite.
+    rng_key : array
+        Key, or C keys.
+    """
+
+    z: dict[str, Array]
+    step: Array
+    num_warmup: Array
+    dynamics: Any
+    estimator: Any
+    step_size: Array
+    potential_energy: Array
+    cycle: Array
+    diverging: Array
+    num_diverging: Array
+    rng_key: Array
+
+
+class StochasticGradientKernel(MCMCKernel):
+    """Base of the stochastic gradient MCMC kernels.
+
+    Use with ``numpyro.infer.MCMC``; ``chain_method="vectorized"`` runs all chains in one
+    compiled update. Rows of a plate with ``subsample_size`` are drawn by the kernel, for every
+    chain apart.
+
+    Parameters
+    ----------
+    model : callable
+        NumPyro model, used as it is.
+    step_size : float or callable
+        Step size, or a function from the number of steps taken to it, such as
+        :func:`~numpyro_ext.sgmcmc.polynomial_decay` or a schedule of optax.
+    estimator : GradientEstimator, optional
+        How scores are computed. Default: minibatches when the model subsamples a plate itself,
+        else all rows of the arguments. :class:`~numpyro_ext.gradients.ControlVariate` and
+        :class:`~numpyro_ext.gradients.SVRG` lessen the noise of minibatches.
+    init_strategy : callable, optional
+        Strategy of ``numpyro.infer``; default ``init_to_uniform``.
+    likelihood_temperature : float
+        The likelihood part of the log density is divided by this.
+    data_chunk : int, optional
+        Bound on the rows evaluated at once in a sweep over all.
+
+    Raises
+    ------
+    ArgumentError
+        An option is not one of those listed.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        step_size: float | Schedule,
+        *,
+        estimator: GradientEstimator | None = None,
+        init_strategy: Callable[..., Any] | None = None,
+        likelihood_temperature: float = 1.0,
+        data_chunk: int | None = None,
+    ) -> None:
+        if estimator is not None and not isinstance(estimator, GradientEstimator):
+            raise ArgumentError(
+                "Expected estimator to be a GradientEstimator, such as Minibatch() or Full(), "
+                f"found {type(estimator).__name__}."
+            )
+        self._model = model
+        self.step_size = as_schedule(step_size)
+        self._estimator = estimator
+        self._target_options: dict[str, Any] = {
+            "init_strategy": init_strategy,
+            "likelihood_temperature": likelihood_temperature,
+            "data_chunk": data_chunk,
+        }
+        self._target: LogDensity | None = None
+        self._signature: Any = None
+
+    # -- hooks --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _init_dynamics(self, num_chains: int, dim: int, dtype: Any) -> Any:
+        """Arrays (C, ...) that the dynamics carries beside the positions."""
+
+    @abstractmethod
+    def _move(
+        self,
+        dynamics: Any,
+        z: Array,
+        score: Array,
+        noise: Array,
+        step_size: Array,
+        step: Array,
+        temperature: Array,
+        warmup: Array,
+    ) -> tuple[Array, Any]:
+        """Positions (C, D) after one step, and the dynamics' arrays."""
+
+    def _steps_to_next_draw(self, step: Array) -> Array | int:
+        """Steps that one draw takes when ``step`` steps have been taken."""
+        return 1
+
+    def _temperature(self, step: Array) -> Array:
+        """Temperature of the noise of a step."""
+        return jnp.ones(())
+
+    def _cycle(self, step: Array) -> Array:
+        """Cycle of the draw that follows when ``step`` steps have been taken."""
+        return jnp.zeros((), jnp.int32)
+
+    # -- host verbs ---------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Callable[..., Any]:
+        """The NumPyro model."""
+        return self._model
+
+    @property
+    def sample_field(self) -> str:
+        """Field of the state that holds the draw."""
+        return "z"
+
+    @property
+    def default_fields(self) -> tuple[str, ...]:
+        """Fields that ``MCMC`` collects unless told otherwise."""
+        return ("z", "diverging")
+
+    @property
+    def target(self) -> LogDensity:
+        """The model as a log density.
+
+        Raises
+        ------
+        RuntimeError
+            The kernel has not seen the model's arguments yet.
+        """
+        if self._target is None:
+            raise RuntimeError(
+                f"{type(self).__name__} has not seen the model's arguments yet. Call MCMC.run "
+                "with them first."
+            )
+        return self._target
+
+    def _estimator_for(self, num_chains: int) -> GradientEstimator:
+        """The score estimator for so many chains that are run as one."""
+        target = self.target
+        found = default_estimator(target) if self._estimator is None else self._estimator
+        return found if num_chains == 1 else found.with_own_rows(target)
+
+    def init(
+        self,
+        rng_key: Array,
+        num_warmup: int,
+        init_params: Mapping[str, Any] | None,
+        model_args: tuple[Any, ...],
+        model_kwargs: Mapping[str, Any] | None,
+    ) -> KernelState:
+        """State before the first step.
+
+        Parameters
+        ----------
+        rng_key : array
+            One key, or C keys for chains that are run as one.
+        num_warmup : int
+            Draws of the warm-up.
+        init_params : mapping of str to array, optional
+            Latent sites in unconstrained space to start from, with a leading axis of chains when
+            there are several keys. Default: drawn by the init strategy.
+        model_args, model_kwargs
+            Arguments of the model.
+
+        Raises
+        ------
+        ModelCheckError
+            The model cannot be sampled.
+        ArgumentError
+            The arguments or ``init_params`` do not fit the model, or hold one batch alone.
+        """
+        single = is_prng_key(rng_key)
+        keys = rng_key[None] if single else rng_key
+        num_chains = keys.shape[0]
+        # Keys may be traced (chains in parallel); what is learnt about the model must not be.
+        with jax.ensure_compile_time_eval():
+            self._set_up(model_args, dict(model_kwargs or {}))
+        target = self.target
+        data = target.bind(*model_args, **dict(model_kwargs or {}))
+        if self._estimator is None and target.batch_arguments:
+            raise ArgumentError(
+                "Expected all rows of the data: the arguments hold a batch, of which MCMC would "
+                "take the scores at every step. Pass all batches to the kernel, "
+                "estimator=BatchArguments([(x, y), ...]), or leave the rows to the kernel by "
+                "'with numpyro.plate(name, N, subsample_size=B) as i' and data looked up by i. If "
+                "you call kernel.sample with new batches yourself, say estimator=Full()."
+            )
+        position_keys, estimator_key, chain_keys = _split_keys(keys)
+        if init_params is None:
+            z = jnp.concatenate(
+                [target.initial_positions(1, position_keys[c], data) for c in range(num_chains)]
+            )
+        else:
+            z = self._flat(self._check_initial(init_params, num_chains, single), num_chains)
+        estimator = self._estimator_for(num_chains)
+        chains = () if single else (num_chains,)
+        return KernelState(
+            z=self._sites(z, single),
+            step=jnp.zeros((), jnp.int32),
+            num_warmup=jnp.asarray(num_warmup, jnp.int32),
+            dynamics=self._init_dynamics(num_chains, target.dim, target.dtype),
+            estimator=estimator.init(target, data, estimator_key, num_chains),
+            step_size=jnp.full(chains, self.step_size(jnp.zeros((), jnp.int32)), target.dtype),
+            potential_energy=jnp.zeros(chains, target.dtype),
+            cycle=jnp.zeros(chains, jnp.int32),
+            diverging=jnp.zeros(chains, bool),
+            num_diverging=jnp.zeros(chains, jnp.int32),
+            rng_key=chain_keys[0] if single else chain_keys,
+        )
+
+    def sample(
+        self, state: KernelState, model_args: tuple[Any, ...], model_kwargs: Mapping[str, Any]
+    ) -> KernelState:
+        """The state at the next draw."""
+        data = self.target.bind(*model_args, **dict(model_kwargs or {}))
+        single = is_prng_key(state.rng_key)
+        count = self._steps_to_next_draw(state.step)
+        state = state._replace(
+            cycle=jnp.broadcast_to(self._cycle(state.step), state.cycle.shape),
+            diverging=jnp.zeros_like(state.diverging),
+        )
+        if isinstance(count, int) and count == 1:
+            state = self._advance(state, data, single)
+        else:
+            state = lax.fori_loop(
+                0, count, lambda _, state: self._advance(state, data, single), state
+            )
+        return state
+
+    def postprocess_fn(
+        self, model_args: tuple[Any, ...], model_kwargs: Mapping[str, Any] | None
+    ) -> Callable[[dict[str, Array]], dict[str, Array]]:
+        """Function from unconstrained sites to sites in their supports."""
+        target = self.target
+        data = target.bind(*model_args, **dict(model_kwargs or {}))
+
+        def constrain(z: dict[str, Array]) -> dict[str, Array]:
+            values = target.constrain(target.layout.join(z)[None], data)
+            return {name: value[0] for name, value in values.items()}
+
+        return constrain
+
+    def get_diagnostics_str(self, state: KernelState) -> str:
+        """Step size, and steps that were not finite, for the progress bar."""
+        text = f"step size {float(state.step_size):.2e}"
+        broken = int(state.num_diverging)
+        return f"{text}, {broken} steps not finite" if broken else text
+
+    # -- one step -----------------------------------------------------------------------------
+
+    def _advance(self, state: KernelState, data: Data, single: bool) -> KernelState:
+        target = self.target
+        keys = state.rng_key[None] if single else state.rng_key
+        num_chains = keys.shape[0]
+        z = self._flat(state.z, num_chains)
+        estimate, estimator = self._estimator_for(num_chains).estimate(
+            target, state.estimator, z, data
+        )
+        both = jax.vmap(random.split)(keys)
+        noise = jax.vmap(lambda key: random.normal(key, (target.dim,), z.dtype))(both[:, 1])
+        step_size = jnp.asarray(self.step_size(state.step), z.dtype)
+        moved, dynamics = self._move(
+            state.dynamics,
+            z,
+            estimate.score,
+            noise,
+            step_size,
+            state.step,
+            self._temperature(state.step),
+            state.step < state.num_warmup,
+        )
+        # The sum is not finite where a part is not.
+        finite = jnp.isfinite(moved.sum(-1) + estimate.score.sum(-1))
+        for leaf in jax.tree.leaves(dynamics):
+            finite &= jnp.isfinite(leaf.sum(-1))
+        log_likelihood = estimate.log_likelihood / target.likelihood_temperature
+        chains = () if single else (num_chains,)
+        broken = (~finite).reshape(chains)
+        return KernelState(
+            z=self._sites(jnp.where(finite[:, None], moved, z), single),
+            step=state.step + 1,
+            num_warmup=state.num_warmup,
+            dynamics=jax.tree.map(
+                lambda new, old: jnp.where(finite[:, None], new, old), dynamics, state.dynamics
+            ),
+            estimator=jax.tree.map(
+                lambda new, old: jnp.asarray(new, old.dtype), estimator, state.estimator
+            ),
+            step_size=jnp.broadcast_to(step_size, chains),
+            potential_energy=-(estimate.log_prior + log_likelihood).reshape(chains),
+            cycle=state.cycle,
+            diverging=state.diverging | broken,
+            num_diverging=state.num_diverging + broken,
+            rng_key=both[0, 0] if single else both[:, 0],
+        )
+
+    # -- set up -------------------------------------------------------------------------------
+
+    def _set_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        signature = Data(args, kwargs).signature()
+        if self._target is not None and not self._target.held and self._signature == signature:
+            return
+        self._target = LogDensity(
+            self._model,
+            random.key(0),
+            args,
+            kwargs,
+            engine=type(self).__name__,
+            **self._target_options,
+        )
+        self._signature = signature
+
+    def _check_initial(
+        self, init_params: Mapping[str, Any], num_chains: int, single: bool
+    ) -> dict[str, Array]:
+        layout = self.target.layout
+        lead = () if single else (num_chains,)
+        expected = {name: lead + layout.shapes[name] for name in layout.names}
+        given = init_params if isinstance(init_params, Mapping) else {}
+        found = {name: jnp.shape(value) for name, value in given.items()}
+        if found != expected:
+            raise ArgumentError(
+                f"Expected init_params to hold unconstrained values of shapes {expected}, found "
+                f"{found or type(init_params).__name__}."
+            )
+        return {name: jnp.asarray(init_params[name], self.target.dtype) for name in layout.names}
+
+    def _flat(self, sites: Mapping[str, Array], num_chains: int) -> Array:
+        return self.target.layout.join(sites).reshape(num_chains, self.target.dim)
+
+    def _sites(self, z: Array, single: bool) -> dict[str, Array]:
+        return self.target.layout.split(z[0] if single else z)
+
+
+def _split_keys(keys: Array) -> tuple[Array, Array, Array]:
+    """Keys for the positions (C,), for the estimator (one), and for the chains (C,)."""
+    three = jax.vmap(lambda key: random.split(key, 3))(keys)
+    return three[:, 0], three[0, 1], three[:, 2]
