@@ -111,6 +111,10 @@ class BatchArguments(GradientEstimator):
         chosen, state = self.draw(state)
         return ScoreEstimate(*self.score(target, chosen, z, data), indices=None), state
 
+    def needs_new_arguments(self, target: LogDensity) -> bool:
+        """Never: it has the batches."""
+        return False
+
     def with_own_rows(self, target: LogDensity) -> BatchArguments:
         """The same batches, drawn for each position apart."""
         return replace(self, own_rows=True)

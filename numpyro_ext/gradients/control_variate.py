@@ -128,6 +128,10 @@ class ControlVariate(GradientEstimator):
         )
         return score, {**state, "minibatch": minibatch}
 
+    def needs_new_arguments(self, target: LogDensity) -> bool:
+        """Never: it has the batches."""
+        return False
+
     def with_own_rows(self, target: LogDensity) -> ControlVariate:
         """The same anchor, with minibatches drawn for each position apart."""
         return replace(self, own_rows=True)

@@ -59,6 +59,10 @@ class GradientEstimator(ABC):
     ) -> tuple[ScoreEstimate, EstimatorState]:
         """Score at positions (P, D), and the next state."""
 
+    def needs_new_arguments(self, target: LogDensity) -> bool:
+        """Whether every step wants another batch as the model's arguments."""
+        return target.batch_arguments
+
     def with_own_rows(self, target: LogDensity) -> GradientEstimator:
         """The same estimator with rows drawn for each position apart.
 

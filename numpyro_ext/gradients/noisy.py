@@ -75,6 +75,10 @@ class Noisy(GradientEstimator):
         score = found.score + self.level * size * noise
         return found._replace(score=score), {"rng_key": rng_key, "inner": inner}
 
+    def needs_new_arguments(self, target: LogDensity) -> bool:
+        """As the other estimator."""
+        return self.inner(target).needs_new_arguments(target)
+
     def with_own_rows(self, target: LogDensity) -> Noisy:
         """Noise on scores of the other estimator with rows of each position's own."""
         return replace(self, estimator=self.inner(target).with_own_rows(target))

@@ -233,7 +233,7 @@ class StochasticGradientKernel(MCMCKernel):
             self._set_up(model_args, dict(model_kwargs or {}))
         target = self.target
         data = target.bind(*model_args, **dict(model_kwargs or {}))
-        if self._estimator is None and target.batch_arguments:
+        if self._estimator is None and self._estimator_for(1).needs_new_arguments(target):
             raise ArgumentError(
                 "Expected all rows of the data: the arguments hold a batch, of which MCMC would "
                 "take the scores at every step. Pass all batches to the kernel, "

@@ -1,0 +1,94 @@
+"""One step of each dynamics, as pure functions of tensors.
+
+``z`` are C positions (C, D) in unconstrained space, ``score`` the gradient of the log density
+there, or an unbiased estimate, and ``noise`` standard normal; all of one shape.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def langevin_step(
+    z: Tensor,
+    score: Tensor,
+    noise: Tensor,
+    step_size: float,
+    preconditioner: Tensor | None = None,
+    temperature: float = 1.0,
+) -> Tensor:
+    """A step of overdamped Langevin dynamics by the Euler-Maruyama scheme.
+
+        z + α G s + sqrt(2 α T G) ε
+
+    Many texts write α / 2 for the α here.
+
+    Parameters
+    ----------
+    z, score, noise : tensor (C, D)
+    step_size : float
+        α.
+    preconditioner : tensor (C, D), optional
+        The diagonal of G, default one, which must not depend on z, or only slowly: the term for
+        its derivative is left out.
+    temperature : float
+        T; at 0 the step is one of gradient ascent.
+    """
+    if preconditioner is None:
+        moved = torch.add(z, score, alpha=step_size)
+        return moved.add_(noise, alpha=math.sqrt(2.0 * temperature * step_size))
+    size = step_size * preconditioner
+    return torch.addcmul(z, size, score).addcmul_((2.0 * temperature * size).sqrt(), noise)
+
+
+def hamiltonian_step(
+    z: Tensor,
+    momentum: Tensor,
+    score: Tensor,
+    noise: Tensor,
+    step_size: float,
+    friction: float,
+    mass: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """A step of Langevin dynamics with momentum, by a symmetric splitting.
+
+    The dynamics dz = M^-1 r dt, dr = s dt - C M^-1 r dt + sqrt(2 C) dW is split into a kick by
+    the score, two half drifts, and friction with its noise between these, which is solved
+    exactly: r' = e^(-C ε / M) r + sqrt(M (1 - e^(-2 C ε / M))) ξ. The positions have the same
+    distribution as those of the scheme BAOAB, which kicks by halves: exact for a Normal target
+    with exact scores at every step size that is stable.
+
+    Parameters
+    ----------
+    z, momentum, score, noise : tensor (C, D)
+        ``score`` is that at z.
+    step_size : float
+        ε, a time; stable below 2 sd sqrt(M).
+    friction : float
+        C.
+    mass : tensor (D,), optional
+        The diagonal of M, default one.
+
+    Returns
+    -------
+    z, momentum : tensor (C, D)
+
+    References
+    ----------
+    T. Chen, E. Fox and C. Guestrin, "Stochastic gradient Hamiltonian Monte Carlo", ICML 2014;
+    B. Leimkuhler and C. Matthews, "Rational construction of stochastic numerical methods for
+    molecular sampling", AMRX 2013.
+    """
+    mass = torch.ones_like(z[0]) if mass is None else mass
+    decay = torch.exp(-friction * step_size / mass)
+    momentum = momentum + step_size * score
+    z = torch.addcdiv(z, momentum, mass, value=0.5 * step_size)
+    momentum = decay * momentum + (mass * (1.0 - decay**2)).sqrt() * noise
+    z = torch.addcdiv(z, momentum, mass, value=0.5 * step_size)
+    return z, momentum
+
+
+__all__ = ["hamiltonian_step", "langevin_step"]

@@ -1,0 +1,416 @@
+"""What the stochastic gradient MCMC kernels share: host verbs around one step of a dynamics.
+
+A subclass fills in two hooks:
+
+``_init_dynamics(num_chains)``
+    What the dynamics carries beside the positions, a dictionary of tensors (C, ...).
+``_move(dynamics, z, score, noise, step_size, temperature, warmup)``
+    Positions (C, D) after a step, and the dynamics' tensors.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import pyro
+import torch
+from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
+from torch import Tensor
+
+from pyro_ext.errors import ArgumentError
+from pyro_ext.gradients import GradientEstimator, default_estimator
+from pyro_ext.options import describe
+from pyro_ext.sgmcmc.schedules import Schedule, as_schedule
+from pyro_ext.target import Data, LogDensity
+
+
+class KernelState(NamedTuple):
+    """State of C chains that are run as one.
+
+    Parameters
+    ----------
+    z : tensor (C, D)
+        Positions in unconstrained space.
+    step : int
+        Steps taken.
+    dynamics : dict of str to tensor (C, ...)
+        What the dynamics carries, such as the momentum.
+    estimator : dict
+        State of the score estimator.
+    step_size : float
+        Step size of the last step.
+    potential_energy : tensor (C,)
+        Estimate of the negative log density before the last step, from its rows.
+    cycle : int
+        Cycle of the step size that the draw belongs to, from 0; always 0 without cycles.
+    diverging : bool tensor (C,)
+        Whether a step since the last draw was not finite; such steps are not taken.
+    num_diverging : int tensor (C,)
+        Number of steps that were not finite.
+    """
+
+    z: Tensor
+    step: int
+    dynamics: dict[str, Tensor]
+    estimator: dict[str, Any]
+    step_size: float
+    potential_energy: Tensor
+    cycle: int
+    diverging: Tensor
+    num_diverging: Tensor
+
+
+class StochasticGradientKernel(MCMCKernel):
+    """Base of the stochastic gradient MCMC kernels.
+
+    Use with ``pyro.infer.MCMC``, which runs chains one after another or in processes, or with
+    :class:`~pyro_ext.sgmcmc.MCMC`, which runs them as one vectorised update. Rows of a plate with
+    ``subsample_size`` are drawn by the kernel, for every chain apart. All randomness follows
+    ``pyro.set_rng_seed``.
+
+    Parameters
+    ----------
+    model : callable
+        Pyro model, used as it is.
+    step_size : float or callable
+        Step size, or a function from the number of steps taken to it, such as
+        :func:`~pyro_ext.sgmcmc.polynomial_decay`.
+    estimator : GradientEstimator, optional
+        How scores are computed. Default: minibatches when the model subsamples a plate itself,
+        else all rows of the arguments. :class:`~pyro_ext.gradients.ControlVariate` and
+        :class:`~pyro_ext.gradients.SVRG` lessen the noise of minibatches.
+    init_strategy : callable, optional
+        Strategy of ``pyro.infer.autoguide.initialization``.
+    likelihood_temperature : float
+        The likelihood part of the log density is divided by this.
+    data_chunk : int, optional
+        Bound on the rows evaluated at once in a sweep over all.
+    evaluation : {"graph", "inductor", "handlers", "loop"}
+        How scores are evaluated; see :class:`~pyro_ext.target.LogDensity`.
+    dtype : torch.dtype, optional
+        Default: torch's default dtype.
+
+    Raises
+    ------
+    ArgumentError
+        An option is not one of those listed.
+    """
+
+    #: Draws come out in the supports of their sites: there is nothing for ``MCMC`` to transform.
+    transforms: Mapping[str, Any] = {}
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        step_size: float | Schedule,
+        *,
+        estimator: GradientEstimator | None = None,
+        init_strategy: Callable[..., Any] | None = None,
+        likelihood_temperature: float = 1.0,
+        data_chunk: int | None = None,
+        evaluation: str = "graph",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if estimator is not None and not isinstance(estimator, GradientEstimator):
+            raise ArgumentError(
+                "Expected estimator to be a GradientEstimator, such as Minibatch() or Full(), "
+                f"found {type(estimator).__name__}."
+            )
+        self.model = model
+        self.step_size = as_schedule(step_size)
+        self._estimator = estimator
+        self._target_options: dict[str, Any] = {
+            "init_strategy": init_strategy,
+            "likelihood_temperature": likelihood_temperature,
+            "data_chunk": data_chunk,
+            "evaluation": evaluation,
+            "dtype": dtype,
+        }
+        self._target: LogDensity | None = None
+        self._data: Data | None = None
+        self._state: KernelState | None = None
+        self._start: Mapping[str, Tensor] | None = None
+        self._pending: Mapping[str, Any] | None = None
+        self._warmup_draws = 0
+        self._draws = 0
+        self._figures: dict[str, list[Any]] = {}
+
+    # -- hooks -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _init_dynamics(self, num_chains: int) -> dict[str, Tensor]:
+        """Tensors (C, ...) that the dynamics carries beside the positions."""
+
+    @abstractmethod
+    def _move(
+        self,
+        dynamics: dict[str, Tensor],
+        z: Tensor,
+        score: Tensor,
+        noise: Tensor,
+        step_size: float,
+        temperature: float,
+        warmup: bool,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Positions (C, D) after one step, and the dynamics' tensors."""
+
+    def _steps_to_next_draw(self, step: int) -> int:
+        """Steps that one draw takes when ``step`` steps have been taken."""
+        return 1
+
+    def _temperature(self, step: int) -> float:
+        """Temperature of the noise of a step."""
+        return 1.0
+
+    def _cycle(self, step: int) -> int:
+        """Cycle of the draw that follows when ``step`` steps have been taken."""
+        return 0
+
+    # -- host verbs --------------------------------------------------------------------------
+
+    @property
+    def target(self) -> LogDensity:
+        """The model as a log density.
+
+        Raises
+        ------
+        RuntimeError
+            The kernel has not seen the model's arguments yet.
+        """
+        if self._target is None:
+            raise RuntimeError(
+                f"{type(self).__name__} has not seen the model's arguments yet. Call MCMC.run "
+                "with them first."
+            )
+        return self._target
+
+    @property
+    def state(self) -> KernelState:
+        """The state of the chains."""
+        self.target  # noqa: B018 - tells what to do when there is none yet
+        assert self._state is not None
+        return self._state
+
+    def setup(self, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
+        """Check the model with these arguments, and start one chain.
+
+        Raises
+        ------
+        ModelCheckError
+            The model cannot be sampled.
+        ArgumentError
+            The arguments do not fit the model, or hold one batch alone.
+        """
+        self.setup_chains(1, warmup_steps, *args, **kwargs)
+
+    def setup_chains(self, num_chains: int, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
+        """As :meth:`setup`, for chains that are run as one."""
+        if self._target is None:
+            # MCMC switches validation off, which is where a model's faults get good messages.
+            with pyro.validation_enabled(True):
+                self._target = LogDensity(self.model, args, kwargs, **self._target_options)
+        target = self._target
+        self._data = data = target.bind(*args, **kwargs)
+        estimator = default_estimator(target) if self._estimator is None else self._estimator
+        if estimator.needs_new_arguments(target):
+            raise ArgumentError(
+                "Expected all rows of the data: the arguments hold a batch, of which MCMC would "
+                "take the scores at every step. Pass all batches to the kernel, "
+                "estimator=BatchArguments([(x, y), ...]), or leave the rows to the kernel by "
+                "'with pyro.plate(name, N, subsample_size=B) as i' and data looked up by i."
+            )
+        self._score_estimator = estimator if num_chains == 1 else estimator.with_own_rows(target)
+        self._generator = torch.Generator()
+        self._generator.manual_seed(int(torch.randint(2**62, ())))
+        self._warmup_draws, self._draws, self._figures = warmup_steps, 0, {"divergences": []}
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._restore(pending, num_chains)
+            return
+        self._state = KernelState(
+            z=self._initial_positions(num_chains, data),
+            step=0,
+            dynamics=self._init_dynamics(num_chains),
+            estimator=self._score_estimator.init(target, data, self._generator),
+            step_size=float(self.step_size(0)),
+            potential_energy=torch.zeros(num_chains, dtype=target.dtype, device=target.device),
+            cycle=0,
+            diverging=torch.zeros(num_chains, dtype=torch.bool, device=target.device),
+            num_diverging=torch.zeros(num_chains, dtype=torch.int64, device=target.device),
+        )
+
+    def _initial_positions(self, num_chains: int, data: Data) -> Tensor:
+        target, layout = self.target, self.target.layout
+        if self._start is None:
+            return target.initial_positions(num_chains, self._generator, data).detach().clone()
+        start, self._start = self._start, None
+        found = {name: tuple(value.shape) for name, value in start.items()}
+        single = dict(layout.shapes)
+        lead = {name: (num_chains, *layout.shapes[name]) for name in layout.names}
+        if found not in (lead, single if num_chains == 1 else lead):
+            raise ArgumentError(
+                "Expected initial_params to hold unconstrained values, in MCMC with a leading "
+                f"axis of chains, of shapes {single}, found {found}."
+            )
+        joined = layout.join({name: start[name].to(target.dtype) for name in layout.names})
+        return joined.reshape(num_chains, layout.dim).detach().clone().to(target.device)
+
+    @property
+    def initial_params(self) -> dict[str, Tensor]:
+        """The first chain's position, as draws are: latent sites in their supports."""
+        return self._constrained()
+
+    @initial_params.setter
+    def initial_params(self, params: Mapping[str, Tensor]) -> None:
+        """Latent sites in unconstrained space to start from."""
+        self._start = params
+
+    def sample(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The next draw of the first chain: latent sites in their supports.
+
+        The chain goes on from the kernel's own state; ``params`` is what the last draw was.
+        """
+        self.draw()
+        return self._constrained()
+
+    def draw(self) -> KernelState:
+        """The state at the next draw of all chains."""
+        state = self.state
+        count = self._steps_to_next_draw(state.step)
+        state = state._replace(
+            cycle=self._cycle(state.step), diverging=torch.zeros_like(state.diverging)
+        )
+        with torch.no_grad():
+            for _ in range(count):
+                state = self._advance(state)
+        self._state = state
+        if self._draws >= self._warmup_draws:
+            self._record(state, self._draws - self._warmup_draws)
+        self._draws += 1
+        return state
+
+    def _record(self, state: KernelState, number: int) -> None:
+        if bool(state.diverging.any()):
+            self._figures["divergences"].append((number, state.diverging.clone()))
+        self._figures.setdefault("step_size", []).append(state.step_size)
+        self._figures.setdefault("cycle", []).append(state.cycle)
+
+    def diagnostics(self, chain: int = 0) -> dict[str, Any]:
+        """Figures of the draws of a chain after the warm-up.
+
+        Returns
+        -------
+        dict
+            ``divergences``: draws before which a step was not finite and not taken;
+            ``step_size`` and ``cycle`` of each draw.
+        """
+        figures = dict(self._figures)
+        broken = [number for number, where in figures.get("divergences", []) if where[chain]]
+        return {**figures, "divergences": broken}
+
+    def logging(self) -> OrderedDict[str, str]:
+        """Step size, and steps that were not finite, for the progress bar."""
+        state = self.state
+        shown = OrderedDict([("step size", f"{state.step_size:.2e}")])
+        broken = int(state.num_diverging.sum())
+        if broken:
+            shown["steps not finite"] = str(broken)
+        return shown
+
+    def _constrained(self) -> dict[str, Tensor]:
+        assert self._data is not None
+        values = self.target.constrain(self.state.z[:1], self._data)
+        return {name: value[0] for name, value in values.items()}
+
+    # -- saving ------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next draw needs, as tensors and plain values for ``torch.save``."""
+        return {
+            "kernel": type(self).__name__,
+            "sites": dict(self.target.layout.shapes),
+            "estimator": describe(self._score_estimator),
+            "state": self.state._asdict(),
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of :meth:`state_dict` when ``MCMC.run`` is called next.
+
+        Such a run continues the saved one to the last bit. Give it no warm-up.
+
+        Raises
+        ------
+        ArgumentError
+            The state is that of another kernel; from ``MCMC.run``, of another model, estimator or
+            number of chains.
+        """
+        if not isinstance(state, Mapping) or state.get("kernel") != type(self).__name__:
+            found = state.get("kernel") if isinstance(state, Mapping) else type(state).__name__
+            raise ArgumentError(f"Expected a state of {type(self).__name__}, found {found}.")
+        self._pending = state
+
+    def _restore(self, saved: Mapping[str, Any], num_chains: int) -> None:
+        expected = {
+            "sites": dict(self.target.layout.shapes),
+            "estimator": describe(self._score_estimator),
+            "chains": num_chains,
+        }
+        found = {
+            "sites": saved["sites"],
+            "estimator": saved["estimator"],
+            "chains": len(saved["state"]["z"]),
+        }
+        if found != expected:
+            raise ArgumentError(f"Expected a saved state of {expected}, found {found}.")
+        self._state = KernelState(**saved["state"])
+        self._generator.set_state(saved["generator"])
+
+    # -- one step ----------------------------------------------------------------------------
+
+    def _advance(self, state: KernelState) -> KernelState:
+        target = self.target
+        assert self._data is not None
+        z = state.z
+        estimate, estimator = self._score_estimator.estimate(
+            target, state.estimator, z, self._data, self._generator
+        )
+        noise = torch.randn(z.shape, generator=self._generator, dtype=z.dtype).to(z.device)
+        step_size = float(self.step_size(state.step))
+        moved, dynamics = self._move(
+            state.dynamics,
+            z,
+            estimate.score,
+            noise,
+            step_size,
+            self._temperature(state.step),
+            self._draws < self._warmup_draws,
+        )
+        # The sum is not finite where a part is not.
+        total = moved.sum(-1) + estimate.score.sum(-1)
+        for tensor in dynamics.values():
+            total = total + tensor.sum(-1)
+        diverging, num_diverging = state.diverging, state.num_diverging
+        if not bool(torch.isfinite(total.sum())):
+            broken = ~torch.isfinite(total)
+            moved = torch.where(broken[:, None], z, moved)
+            dynamics = {
+                name: torch.where(broken[:, None], state.dynamics[name], tensor)
+                for name, tensor in dynamics.items()
+            }
+            diverging, num_diverging = diverging | broken, num_diverging + broken
+        log_likelihood = estimate.log_likelihood / target.likelihood_temperature
+        return KernelState(
+            z=moved,
+            step=state.step + 1,
+            dynamics=dynamics,
+            estimator=estimator,
+            step_size=step_size,
+            potential_energy=-(estimate.log_prior + log_likelihood),
+            cycle=state.cycle,
+            diverging=diverging,
+            num_diverging=num_diverging,
+        )
