@@ -17,7 +17,16 @@ from numpyro_ext.errors import (
     NoisyScoreWarning,
     NonFiniteError,
 )
-from numpyro_ext.gradients import SAGA, SVRG, Full, GradientEstimator, Minibatch, Noisy
+from numpyro_ext.gradients import (
+    SAGA,
+    SVRG,
+    BatchArguments,
+    ControlVariate,
+    Full,
+    GradientEstimator,
+    Minibatch,
+    Noisy,
+)
 from numpyro_ext.guides import (
     AutoGaussianMixture,
     AutoMatrixNormal,
@@ -29,6 +38,14 @@ from numpyro_ext.guides import (
 from numpyro_ext.kernels import IMQ, RBF, Graphical, Kernel, Linear, Preconditioned, RandomFeature
 from numpyro_ext.laplace import LaplaceGGN
 from numpyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
+from numpyro_ext.sgmcmc import (
+    PSGLD,
+    SGHMC,
+    SGLD,
+    CyclicalSGLD,
+    cosine_cycles,
+    polynomial_decay,
+)
 from numpyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
 from numpyro_ext.target import LogDensity
 
@@ -44,6 +61,13 @@ __all__ = [
     "BaM",
     "FisherVI",
     "LaplaceGGN",
+    # stochastic gradient MCMC
+    "PSGLD",
+    "SGHMC",
+    "SGLD",
+    "CyclicalSGLD",
+    "cosine_cycles",
+    "polynomial_decay",
     # kernels
     "IMQ",
     "RBF",
@@ -53,6 +77,8 @@ __all__ = [
     "Preconditioned",
     "RandomFeature",
     # score estimators
+    "BatchArguments",
+    "ControlVariate",
     "Full",
     "GradientEstimator",
     "Minibatch",

@@ -16,7 +16,16 @@ from pyro_ext.errors import (
     NoisyScoreWarning,
     NonFiniteError,
 )
-from pyro_ext.gradients import SAGA, SVRG, Full, GradientEstimator, Minibatch, Noisy
+from pyro_ext.gradients import (
+    SAGA,
+    SVRG,
+    BatchArguments,
+    ControlVariate,
+    Full,
+    GradientEstimator,
+    Minibatch,
+    Noisy,
+)
 from pyro_ext.guides import (
     AutoGaussianMixture,
     AutoMatrixNormal,
@@ -28,6 +37,15 @@ from pyro_ext.guides import (
 from pyro_ext.kernels import IMQ, RBF, Graphical, Kernel, Linear, Preconditioned, RandomFeature
 from pyro_ext.laplace import LaplaceGGN
 from pyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
+from pyro_ext.sgmcmc import (
+    MCMC,
+    PSGLD,
+    SGHMC,
+    SGLD,
+    CyclicalSGLD,
+    cosine_cycles,
+    polynomial_decay,
+)
 from pyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
 from pyro_ext.target import LogDensity
 
@@ -43,6 +61,14 @@ __all__ = [
     "BaM",
     "FisherVI",
     "LaplaceGGN",
+    # stochastic gradient MCMC
+    "MCMC",
+    "PSGLD",
+    "SGHMC",
+    "SGLD",
+    "CyclicalSGLD",
+    "cosine_cycles",
+    "polynomial_decay",
     # kernels
     "IMQ",
     "RBF",
@@ -52,6 +78,8 @@ __all__ = [
     "Preconditioned",
     "RandomFeature",
     # score estimators
+    "BatchArguments",
+    "ControlVariate",
     "Full",
     "GradientEstimator",
     "Minibatch",

@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "stein": {"engine", "target", "gradients", "kernels", "curvature", "optim"},
     "laplace": {"engine", "stein", "target", "curvature", "optim"},
     "score": {"engine", "target", "gradients", "guides", "optim"},
+    "sgmcmc": {"target", "gradients"},
     "diagnostics": {"target", "engine", "guides", "kernels"},
     "stan": set(),
     "_clash": set(),
@@ -57,6 +58,7 @@ EFFECT_MODULES = {
 # Files that one package has and the other need not, with the reason.
 ONE_SIDED = {
     "pyro_ext/target/graph.py": "JAX traces by itself; torch needs a traced graph",
+    "pyro_ext/sgmcmc/mcmc.py": "NumPyro's MCMC has chain_method='vectorized'; Pyro's has no such",
     "pyro_ext/optim.py": "Pyro's optimisers keep global state, which NumPyro's do not have",
     "numpyro_ext/target/index_use.py": "JAX clamps a row that is out of range without a word",
     "numpyro_ext/guides/threefry.py": "torch draws long vectors fast enough by itself",

@@ -29,7 +29,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 from numpy.typing import NDArray
+from numpyro.infer import MCMC
 
+from numpyro_ext.diagnostics.chains import Chains
 from numpyro_ext.diagnostics.inference_data import (
     Variable,
     constant_variables,
@@ -57,7 +59,7 @@ _NOTES = {
 
 def to_arviz(
     engine: Any,
-    state: Any,
+    state: Any = None,
     *args: Any,
     num_samples: int | None = None,
     posterior_predictive: bool = True,
@@ -74,21 +76,22 @@ def to_arviz(
     rng_key: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """Convert a fitted engine to an ArviZ object.
+    """Convert a fitted engine, or a run of the host's ``MCMC``, to an ArviZ object.
 
     Everything is computed on the full data, also when the model draws minibatches: the model
     is replayed over chunks of rows, and the rows come out in their order. When batches are
     passed as arguments, pass the arrays of all rows here.
 
-    The draws are stored as one chain. Deterministic sites are part of the posterior; of a Stan
-    program the posterior has the parameters, and the vector that they come from is in the group
-    ``unconstrained_posterior``. Names
+    The draws of an engine are stored as one chain, those of ``MCMC`` as its chains. Deterministic
+    sites are part of the posterior; of a Stan program the posterior has the parameters, and the
+    vector that they come from is in the group ``unconstrained_posterior``. Names
     are made safe for netCDF ("/" becomes "."); the attribute ``renamed`` holds the originals.
 
     Parameters
     ----------
     engine
-        An engine of this package.
+        An engine of this package; or ``numpyro.infer.MCMC`` after ``run``, with any kernel of a
+        model. Then there is no ``state``, and without arguments those of its run are taken.
     state
         The :class:`~numpyro_ext.engine.RunResult` of its run, which ``result`` then need not
         repeat, or its state alone: ``result.state``.
@@ -131,6 +134,12 @@ def to_arviz(
     ImportError
         ArviZ is not installed.
     """
+    if isinstance(engine, MCMC):
+        if state is not None:
+            args = (state, *args)
+        if not args and not kwargs:
+            args, kwargs = engine._args, engine._kwargs
+        engine, state = Chains(engine, args, kwargs), None
     if not (callable(getattr(engine, "get_samples", None)) and hasattr(engine, "target")):
         raise ArgumentError(
             "Expected an engine with a target and get_samples, such as SVGD, found "
@@ -143,6 +152,10 @@ def to_arviz(
     target = engine.target
     data = target.bind(*args, **kwargs)
     draw_key, predictive_key = random.split(random.key(0) if rng_key is None else rng_key)
+    if num_samples is not None and isinstance(engine, Chains):
+        raise ArgumentError(
+            f"Expected no num_samples with MCMC, whose draws are given, found {num_samples}."
+        )
     options = {} if num_samples is None else {"num_samples": num_samples}
     given = engine.get_samples(state, rng_key=draw_key, **options)
     draws = {name: jnp.asarray(given[name]) for name in target.layout.names if name in given}
@@ -195,6 +208,7 @@ def to_arviz(
         dims=dims,
         coords=coords,
         attributes=_attributes(engine),
+        num_chains=getattr(engine, "num_chains", 1),
     )
 
 

@@ -26,7 +26,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pyro.infer import MCMC
 
+from pyro_ext.diagnostics.chains import Chains
 from pyro_ext.diagnostics.inference_data import (
     Variable,
     constant_variables,
@@ -70,21 +72,22 @@ def to_arviz(
     seed: int = 0,
     **kwargs: Any,
 ) -> Any:
-    """Convert a fitted engine to an ArviZ object.
+    """Convert a fitted engine, or a run of the host's ``MCMC``, to an ArviZ object.
 
     Everything is computed on the full data, also when the model draws minibatches: the model
     is replayed over chunks of rows, and the rows come out in their order. When batches are
     passed as arguments, pass the arrays of all rows here.
 
-    The draws are stored as one chain. Deterministic sites are part of the posterior; of a Stan
-    program the posterior has the parameters, and the vector that they come from is in the group
-    ``unconstrained_posterior``. Names
+    The draws of an engine are stored as one chain, those of ``MCMC`` as its chains. Deterministic
+    sites are part of the posterior; of a Stan program the posterior has the parameters, and the
+    vector that they come from is in the group ``unconstrained_posterior``. Names
     are made safe for netCDF ("/" becomes "."); the attribute ``renamed`` holds the originals.
 
     Parameters
     ----------
     engine
-        A fitted engine of this package.
+        A fitted engine of this package; or ``pyro.infer.MCMC`` after ``run``, with any kernel of a
+        model. Without arguments those of its run are taken.
     *args, **kwargs
         The model's arguments, with all rows of the data.
     num_samples : int, optional
@@ -122,6 +125,14 @@ def to_arviz(
     ImportError
         ArviZ is not installed.
     """
+    if isinstance(engine, MCMC):
+        if not args and not kwargs:
+            args, kwargs = engine._args, engine._kwargs
+        engine = Chains(engine, args, kwargs)
+        if num_samples is not None:
+            raise ArgumentError(
+                f"Expected no num_samples with MCMC, whose draws are given, found {num_samples}."
+            )
     if not hasattr(engine, "target") or not hasattr(engine, "get_samples"):
         raise ArgumentError(
             f"Expected a fitted engine such as SVGD, found {type(engine).__name__}. Pass the "
@@ -177,6 +188,7 @@ def to_arviz(
         dims=dims,
         coords=coords,
         attributes=_attributes(engine),
+        num_chains=getattr(engine, "num_chains", 1),
     )
 
 

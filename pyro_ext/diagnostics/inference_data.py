@@ -170,6 +170,7 @@ def inference_data(
     dims: Mapping[str, Sequence[str]] | None = None,
     coords: Mapping[str, Sequence[Any]] | None = None,
     attributes: Mapping[str, Any] | None = None,
+    num_chains: int = 1,
 ) -> Any:
     """Build an ``InferenceData`` (ArviZ 0.23) or a ``DataTree`` (ArviZ 1).
 
@@ -185,6 +186,8 @@ def inference_data(
         Labels along a dimension. Default: 0, 1, 2, ...
     attributes : mapping, optional
         Attributes of the whole and of every group.
+    num_chains : int
+        Chains that the draws are of, one after another.
 
     Raises
     ------
@@ -229,7 +232,7 @@ def inference_data(
             lead: tuple[str, ...]
             if group in DRAW_GROUPS:
                 lead, shape = ("chain", "draw"), values.shape[1:]
-                values = values[None]
+                values = values.reshape((num_chains, -1, *shape))
             elif group == "optimization":
                 lead, shape = ("step",), values.shape[1:]
             else:

@@ -1,0 +1,69 @@
+"""Markov chains of a host's MCMC run, seen as an engine is: a target and draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from numpyro.infer import MCMC
+
+from numpyro_ext.diagnostics.fit import target_of_model
+from numpyro_ext.errors import ArgumentError
+from numpyro_ext.target import LogDensity
+
+#: ArviZ's names of what NumPyro's kernels report of each draw.
+_NAMES = {"num_steps": "n_steps", "accept_prob": "acceptance_rate"}
+
+
+class Chains:
+    """Draws of ``numpyro.infer.MCMC``, by any kernel of a model.
+
+    Parameters
+    ----------
+    mcmc : MCMC
+        After ``run``.
+    args, kwargs
+        The model's arguments, with all rows of the data.
+
+    Raises
+    ------
+    ArgumentError
+        There are no draws yet, or the kernel has no model.
+    """
+
+    def __init__(self, mcmc: MCMC, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if mcmc.last_state is None:
+            raise ArgumentError("Expected an MCMC object after run, found one without draws.")
+        self.mcmc = mcmc
+        self.num_chains = int(mcmc.num_chains)
+        kernel = mcmc.sampler
+        target = getattr(kernel, "target", None)
+        if not isinstance(target, LogDensity):
+            if getattr(kernel, "model", None) is None:
+                raise ArgumentError(
+                    f"Expected a kernel with a model, found {type(kernel).__name__} without one."
+                )
+            target, _ = target_of_model(kernel.model, args, kwargs)
+        self.target = target
+
+    def get_samples(self, state: Any, rng_key: Any = None) -> dict[str, Array]:
+        """Draws of all chains, one chain after another."""
+        return dict(self.mcmc.get_samples())
+
+    def sample_statistics(self, state: Any, positions: Array) -> dict[str, Array]:
+        """What the kernel reports of each draw."""
+        fields = self.mcmc.get_extra_fields()
+        return {
+            _NAMES.get(name, name): values
+            for name, values in fields.items()
+            if isinstance(values, Array) and jnp.shape(values) == (len(positions),)
+        }
+
+    def arviz_attributes(self) -> dict[str, Any]:
+        """The kernel's name, and that the draws are chains."""
+        return {"engine": type(self.mcmc.sampler).__name__, "sample_kind": "Markov chains"}
+
+
+__all__ = ["Chains"]

@@ -1,0 +1,70 @@
+"""Markov chains of a host's MCMC run, seen as an engine is: a target and draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pyro.infer import MCMC
+from torch import Tensor
+
+from pyro_ext.diagnostics.fit import target_of_model
+from pyro_ext.errors import ArgumentError
+from pyro_ext.target import LogDensity
+
+
+class Chains:
+    """Draws of ``pyro.infer.MCMC``, by any kernel of a model.
+
+    Parameters
+    ----------
+    mcmc : MCMC
+        After ``run``.
+    args, kwargs
+        The model's arguments, with all rows of the data.
+
+    Raises
+    ------
+    ArgumentError
+        There are no draws yet, or the kernel has no model.
+    """
+
+    def __init__(self, mcmc: MCMC, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if mcmc._samples is None:
+            raise ArgumentError("Expected an MCMC object after run, found one without draws.")
+        self.mcmc = mcmc
+        self.num_chains = int(mcmc.num_chains)
+        kernel = mcmc.kernel
+        target = getattr(kernel, "_target", None)
+        if not isinstance(target, LogDensity):
+            if getattr(kernel, "model", None) is None:
+                raise ArgumentError(
+                    f"Expected a kernel with a model, found {type(kernel).__name__} without one."
+                )
+            target, _ = target_of_model(kernel.model, args, kwargs)
+        self.target = target
+
+    def get_samples(self) -> dict[str, Tensor]:
+        """Draws of all chains, one chain after another."""
+        return dict(self.mcmc.get_samples())
+
+    def sample_statistics(self, positions: Tensor) -> dict[str, Tensor]:
+        """What the kernel reports of each draw."""
+        per_chain = len(positions) // self.num_chains
+        statistics: dict[str, list[Tensor]] = {}
+        for figures in self.mcmc._diagnostics:
+            diverging = torch.zeros(per_chain, dtype=torch.bool)
+            diverging[list(figures.get("divergences", []))] = True
+            statistics.setdefault("diverging", []).append(diverging)
+            for name, values in figures.items():
+                if isinstance(values, list) and len(values) == per_chain and name != "divergences":
+                    statistics.setdefault(name, []).append(torch.as_tensor(values))
+        return {name: torch.cat(values) for name, values in statistics.items()}
+
+    def arviz_attributes(self) -> dict[str, Any]:
+        """The kernel's name, and that the draws are chains."""
+        return {"engine": type(self.mcmc.kernel).__name__, "sample_kind": "Markov chains"}
+
+
+__all__ = ["Chains"]

@@ -1,0 +1,456 @@
+"""Stochastic gradient MCMC in both packages: stationary moments, cycles, broken steps, errors."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.models import zoo
+from tests.sgmcmc_support import (
+    PACKAGES,
+    arguments,
+    backend,
+    hamiltonian_covariance,
+    langevin_variance,
+    require_moments,
+)
+
+both = pytest.mark.parametrize("package", PACKAGES)
+
+MEAN, STD = np.array([1.0, -2.0], np.float32), np.array([0.5, 1.5], np.float32)
+
+
+@both
+@pytest.mark.parametrize("step_size", [0.2, 0.05])
+def test_langevin_has_the_variance_of_its_step_size(package: str, step_size: float) -> None:
+    """The bias, α / (2 v) relative at first order, is there in full, at two step sizes."""
+    found = backend(package)
+    kernel = found.public.SGLD(found.normal(MEAN, STD), step_size)
+    run = found.sample(kernel, num_samples=3000, warmup=500, num_chains=20)
+    expected = langevin_variance(STD.astype(float) ** 2, step_size)
+    assert expected[0] / STD[0] ** 2 - 1.0 == pytest.approx(step_size / (2 * 0.25), rel=0.7)
+    require_moments(found, run.draws["z"], MEAN, expected)
+
+
+@both
+def test_noise_of_the_scores_adds_its_part(package: str) -> None:
+    found = backend(package)
+    kernel = found.public.SGLD(found.normal(MEAN, STD), 0.1, estimator=found.noisy(4.0))
+    run = found.sample(kernel, num_samples=2000, warmup=200, num_chains=20)
+    expected = langevin_variance(STD.astype(float) ** 2, 0.1, noise=4.0)
+    require_moments(found, run.draws["z"], MEAN, expected)
+
+
+@both
+def test_the_preconditioner_is_held_after_the_warm_up(package: str) -> None:
+    found = backend(package)
+    kernel = found.public.PSGLD(found.normal(MEAN, STD), 0.1, decay=0.995)
+    run = found.sample(kernel, num_samples=3000, warmup=1000, num_chains=20)
+    if package == "pyro":
+        squares, weight = (kernel.state.dynamics[name] for name in ("squares", "weight"))
+    else:
+        squares, weight = run.mcmc.last_state.dynamics
+    preconditioner = 1.0 / (1e-5 + np.sqrt(np.asarray(squares / weight, np.float64)))
+    # The mean square of the score is near 1 / v, so that G is near the standard deviation.
+    assert np.all(np.abs(preconditioner.mean(0) / STD - 1.0) < 0.2)
+    draws = run.draws["z"]
+    expected = np.mean(
+        [langevin_variance(STD.astype(float) ** 2, 0.1, 0.0, row) for row in preconditioner], 0
+    )
+    require_moments(found, draws, MEAN, expected)
+
+
+@both
+def test_momentum_is_exact_for_a_normal_target_at_a_long_step(package: str) -> None:
+    """With mass and friction of their own, and a step that the Euler scheme would not survive."""
+    found = backend(package)
+    mass = np.array([4.0, 0.5], np.float32)
+    kernel = found.public.SGHMC(found.normal(MEAN, STD), 0.7, friction=3.0, mass=mass, num_steps=2)
+    run = found.sample(kernel, num_samples=3000, warmup=200, num_chains=20)
+    require_moments(found, run.draws["z"], MEAN, STD.astype(float) ** 2)
+
+
+@both
+def test_friction_takes_out_the_heat_of_noisy_scores(package: str) -> None:
+    """The stationary covariance of the recursion; without friction there is none."""
+    found = backend(package)
+    model, noise, step = found.normal(MEAN[:1], STD[:1]), 20.0, 0.2
+    kernel = found.public.SGHMC(model, step, friction=2.0, estimator=found.noisy(noise))
+    run = found.sample(kernel, num_samples=3000, warmup=200, num_chains=20)
+    expected = hamiltonian_covariance(0.25, step, 2.0, 1.0, noise)[0, 0]
+    assert 1.5 < expected / 0.25 < 3.0
+    require_moments(found, run.draws["z"], MEAN[:1], expected)
+    naive = found.public.SGHMC(model, step, friction=1e-6, estimator=found.noisy(noise))
+    run = found.sample(naive, num_samples=3000, num_chains=20)
+    heated = run.draws["z"][:, -500:].var()
+    assert heated > 100 * 0.25
+
+
+@both
+def test_minibatches_of_a_conjugate_normal(package: str) -> None:
+    """Rows with replacement add N² / B times the rows' variance; a control variate takes all."""
+    found = backend(package)
+    model, args, options = arguments(found, "conjugate_normal_subsampled")
+    rows = zoo.normal_rows()
+    (moment,) = zoo.ZOO["conjugate_normal"].moments()
+    variance, step = np.asarray(moment.std) ** 2, 0.02
+    noise = 12**2 / 5 * rows.var()
+    public = found.public
+    plain = public.SGLD(model, step, estimator=public.Minibatch("replacement"))
+    run = found.sample(plain, args, options, num_samples=3000, warmup=200, num_chains=20)
+    require_moments(found, run.draws["mu"], moment.mean, langevin_variance(variance, step, noise))
+    # The scores of a Normal mean differ by what does not depend on the row.
+    anchored = public.SGLD(model, step, estimator=public.ControlVariate({"mu": np.float32(0.3)}))
+    run = found.sample(anchored, args, options, num_samples=3000, warmup=200, num_chains=20)
+    require_moments(found, run.draws["mu"], moment.mean, langevin_variance(variance, step))
+
+
+@both
+def test_batches_from_a_list(package: str) -> None:
+    found = backend(package)
+    model, args, _ = arguments(found, "logistic_regression_batch_arguments")
+    size = len(args[0]) // 4
+    batches = [tuple(a[k * size : (k + 1) * size] for a in args) for k in range(4)]
+    estimator = found.public.BatchArguments(batches)
+    kernel = found.public.SGHMC(model, 0.1, friction=10.0, estimator=estimator, num_steps=5)
+    run = found.sample(kernel, batches[0], num_samples=1000, warmup=100, num_chains=4)
+    _near_logistic(found, run.draws)
+    mode = {name: value.mean((0, 1)).astype(np.float32) for name, value in run.draws.items()}
+    estimator = found.public.ControlVariate(mode, batches=batches)
+    kernel = found.public.SGHMC(model, 0.1, friction=10.0, estimator=estimator, num_steps=5)
+    run = found.sample(kernel, batches[0], num_samples=1000, warmup=100, num_chains=4)
+    _near_logistic(found, run.draws)
+
+
+@both
+@pytest.mark.parametrize("estimator", ["minibatch", "svrg"])
+def test_logistic_regression_with_minibatches(package: str, estimator: str) -> None:
+    found = backend(package)
+    model, args, options = arguments(found, "logistic_regression_subsampled")
+    chosen = found.public.SVRG(4) if estimator == "svrg" else None
+    kernel = found.public.SGHMC(model, 0.1, friction=10.0, estimator=chosen)
+    run = found.sample(kernel, args, options, num_samples=1500, warmup=300, num_chains=10)
+    _near_logistic(found, run.draws)
+
+
+def _near_logistic(found: Any, draws: dict[str, Any]) -> None:
+    """Within Monte Carlo error and 0.1 standard deviations, the heat of the minibatches' noise."""
+    for moment in zoo.ZOO["logistic_regression"].moments():
+        values = moment.statistic(draws)
+        flat = values.reshape(values.shape[0] * values.shape[1], -1)
+        size = found.effective_sample_size(values.reshape(*values.shape[:2], -1))
+        assert np.all(size > 200), size
+        error = 4.0 / np.sqrt(size)
+        bias = np.abs(flat.mean(0) - np.ravel(moment.mean)) / np.ravel(moment.std)
+        assert np.all(bias < 0.1 + error), (moment.name, bias)
+        ratio = np.abs(flat.std(0) / np.ravel(moment.std) - 1.0)
+        assert np.all(ratio < 0.1 + error), (moment.name, ratio)
+
+
+@both
+def test_supports_that_depend_on_other_sites(package: str) -> None:
+    found = backend(package)
+    model, args, options = arguments(found, "dependent_uniform")
+    kernel = found.public.SGHMC(model, 0.3, friction=1.0)
+    run = found.sample(kernel, args, options, num_samples=3000, warmup=300, num_chains=10)
+    assert np.all((run.draws["b"] > 0) & (run.draws["b"] < run.draws["a"]))
+    for moment in zoo.ZOO["dependent_uniform"].moments():
+        values = moment.statistic(run.draws)
+        size = found.effective_sample_size(values.reshape(*values.shape[:2], -1))
+        error = 0.05 + 4.0 / np.sqrt(size)
+        assert np.all(np.abs(values.mean((0, 1)) - moment.mean) / moment.std < error), moment.name
+
+
+@both
+def test_cycles_find_both_modes_where_langevin_dynamics_finds_one(package: str) -> None:
+    """Ten chains from one mode, 4,000 steps each."""
+    found = backend(package)
+    model, start = found.two_modes(5.0), {"z": np.full(10, 5.0, np.float32)}
+    cyclical = found.public.CyclicalSGLD(model, 1.5, cycle_length=200, exploration=0.75)
+    assert cyclical.draws_per_cycle == 50
+    run = found.sample(cyclical, num_samples=1000, num_chains=10, initial=start)
+    assert np.sum((run.draws["z"].min(1) < -3) & (run.draws["z"].max(1) > 3)) >= 9
+    np.testing.assert_array_equal(run.figures["cycle"][0], np.repeat(np.arange(20), 50))
+    # Draws are of the modes, not of the way between them.
+    assert np.mean(np.abs(np.abs(run.draws["z"]) - 5.0) < 3.0) > 0.97
+    plain = found.public.SGLD(model, 0.05)
+    run = found.sample(plain, num_samples=4000, num_chains=10, initial=start)
+    assert np.sum(run.draws["z"].min(1) < -3) <= 1
+
+
+@both
+def test_exploring_without_noise_is_gradient_ascent(package: str) -> None:
+    found = backend(package)
+    kernel = found.public.CyclicalSGLD(
+        found.normal(MEAN, STD), 0.1, 10, exploration=0.9, exploration_temperature=0.0
+    )
+    start = {"z": np.array([[4.0, 1.0]], np.float32)}
+    run = found.sample(kernel, num_samples=1, initial=start)
+    z = start["z"][0].astype(float)
+    steps = 0.05 * (np.cos(np.pi * np.arange(10) / 10) + 1.0)
+    for step in steps[:9]:
+        z = z + step * (MEAN - z) / STD**2
+    noise = np.sqrt(2.0 * steps[9])
+    last = z + steps[9] * (MEAN - z) / STD**2
+    assert np.all(np.abs(run.draws["z"][0, 0] - last) < 5.0 * noise)
+    assert np.all(np.abs(run.draws["z"][0, 0] - last) > 0.0)
+
+
+@both
+def test_a_step_that_is_not_finite_is_not_taken(package: str) -> None:
+    found = backend(package)
+    kernel = found.public.SGHMC(found.normal(MEAN, STD), 0.1, estimator=found.broken())
+    run = found.sample(kernel, num_samples=9, num_chains=2)
+    expected = np.zeros((2, 9), bool)
+    expected[1, 2::3] = True
+    np.testing.assert_array_equal(run.figures["diverging"], expected)
+    draws = run.draws["z"]
+    assert np.isfinite(draws).all()
+    same = np.all(draws[:, 1:] == draws[:, :-1], axis=-1)
+    np.testing.assert_array_equal(same, expected[:, 1:])
+
+
+@both
+def test_chains_draw_rows_of_their_own(package: str) -> None:
+    """From one start and without noise, chains differ by their minibatches alone."""
+    found = backend(package)
+    model, args, options = arguments(found, "conjugate_normal_subsampled")
+    kernel = found.public.CyclicalSGLD(
+        model, 0.01, 100, exploration=0.9, exploration_temperature=0.0
+    )
+    start = {"mu": np.zeros(3, np.float32)}
+    run = found.sample(kernel, args, options, num_samples=1, num_chains=3, initial=start)
+    assert len(np.unique(run.draws["mu"])) == 3
+    with pytest.raises(found.public.ArgumentError, match="SAGA, which draws one set"):
+        kernel = found.public.SGLD(model, 0.01, estimator=found.public.SAGA())
+        found.sample(kernel, args, options, num_samples=1, num_chains=3)
+
+
+@both
+def test_thinning_keeps_every_other_draw(package: str) -> None:
+    found = backend(package)
+    start = {"z": np.zeros((1, 2), np.float32)}
+    kernel = found.public.SGLD(found.normal(MEAN, STD), 0.1)
+    every = found.sample(kernel, num_samples=8, warmup=2, initial=start).draws["z"]
+    kept = found.sample(kernel, num_samples=4, warmup=2, thinning=2, initial=start).draws["z"]
+    np.testing.assert_allclose(kept, every[:, 1::2], rtol=1e-6)
+
+
+def test_numpyro_resumes_to_the_last_bit() -> None:
+    import jax
+    from numpyro.infer import MCMC
+
+    found = backend("numpyro")
+    model, args, options = arguments(found, "conjugate_normal_subsampled")
+    kernel = found.public.PSGLD(model, 0.01)
+
+    def mcmc(num_samples: int) -> Any:
+        return MCMC(kernel, num_warmup=10, num_samples=num_samples, progress_bar=False)
+
+    whole = mcmc(20)
+    whole.run(jax.random.PRNGKey(0), *args, **options)
+    first = mcmc(10)
+    first.run(jax.random.PRNGKey(0), *args, **options)
+    saved = pickle.loads(pickle.dumps(first.last_state))
+    second = mcmc(10)
+    second.post_warmup_state = saved
+    second.run(saved.rng_key, *args, **options)
+    joined = np.concatenate([first.get_samples()["mu"], second.get_samples()["mu"]])
+    np.testing.assert_array_equal(joined, whole.get_samples()["mu"])
+
+
+def test_pyro_resumes_to_the_last_bit(tmp_path: Any) -> None:
+    import torch
+
+    found = backend("pyro")
+    model, args, options = arguments(found, "conjugate_normal_subsampled")
+
+    def kernel(step_size: float = 0.01) -> Any:
+        return found.public.PSGLD(model, step_size)
+
+    whole = found.sample(kernel(), args, options, num_samples=20, warmup=10, num_chains=2)
+    first = found.sample(kernel(), args, options, num_samples=10, warmup=10, num_chains=2)
+    torch.save(first.mcmc.kernel.state_dict(), tmp_path / "chains.pt")
+    state = torch.load(tmp_path / "chains.pt", weights_only=False)
+    resumed = kernel()
+    resumed.load_state_dict(state)
+    second = found.sample(resumed, args, options, num_samples=10, num_chains=2, seed=5)
+    joined = np.concatenate([first.draws["mu"], second.draws["mu"]], 1)
+    np.testing.assert_array_equal(joined, whole.draws["mu"])
+    with pytest.raises(found.public.ArgumentError, match="Expected a state of SGLD, found PSGLD"):
+        found.public.SGLD(model, 0.01).load_state_dict(state)
+    other = kernel()
+    other.load_state_dict(state)
+    with pytest.raises(found.public.ArgumentError, match="'chains': 2"):
+        found.sample(other, args, options, num_samples=1, num_chains=3)
+
+
+def test_pyros_own_mcmc_runs_the_kernels(monkeypatch: Any) -> None:
+    import pyro
+    import torch
+    from pyro.infer import MCMC
+
+    found = backend("pyro")
+    model, args, options = arguments(found, "dependent_uniform")
+    pyro.set_rng_seed(0)
+    start = {"a": torch.tensor([0.3, -0.3]), "b": torch.tensor([0.1, 0.2])}
+    kernel = found.public.SGLD(model, 1e-8)
+    # One core is left for the main process; with chains in processes this would test less.
+    monkeypatch.setattr(torch.multiprocessing, "cpu_count", lambda: 2)
+    with pytest.warns(UserWarning, match="sequentially"):
+        mcmc = MCMC(kernel, 4, 2, start, num_chains=2)
+    mcmc.run(*args, **options)
+    draws = mcmc.get_samples(group_by_chain=True)
+    assert draws["a"].shape == (2, 4)
+    # Steps this short leave the chains at their starts: b is uniform below a.
+    a = torch.tensor([0.3, -0.3]).exp()
+    torch.testing.assert_close(draws["a"][:, 0], a, rtol=2e-3, atol=0.0)
+    b = torch.tensor([0.1, 0.2]).sigmoid() * a
+    torch.testing.assert_close(draws["b"][:, 0], b, rtol=2e-3, atol=0.0)
+    assert set(mcmc.diagnostics()) >= {"a", "b", "divergences", "step_size", "cycle"}
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_numpyros_other_ways_of_running_chains() -> None:
+    """The same keys give the same chains, however they are run."""
+    import jax
+    from numpyro.infer import MCMC
+
+    found = backend("numpyro")
+    kernel = found.public.SGLD(found.normal(MEAN, STD), 0.1)
+    draws = []
+    for method in ("vectorized", "sequential", jax.vmap):
+        mcmc = MCMC(
+            kernel,
+            num_warmup=2,
+            num_samples=5,
+            num_chains=3,
+            chain_method=method,
+            progress_bar=False,
+            jit_model_args=method == "vectorized",
+        )
+        mcmc.run(jax.random.key(1))
+        draws.append(np.asarray(mcmc.get_samples(group_by_chain=True)["z"]))
+    np.testing.assert_allclose(draws[1], draws[0], rtol=1e-5)
+    np.testing.assert_allclose(draws[2], draws[0], rtol=1e-5)
+
+
+@both
+def test_what_arviz_gets(package: str) -> None:
+    found = backend(package)
+    model, args, options = arguments(found, "logistic_regression_subsampled")
+    kernel = found.public.CyclicalSGLD(model, 0.05, 10)
+    run = found.sample(kernel, args, options, num_samples=6, num_chains=2)
+    data = found.public.to_arviz(run.mcmc)
+    assert dict(data.posterior.sizes)["chain"] == 2
+    assert dict(data.posterior.sizes)["draw"] == 6
+    for name, values in run.draws.items():
+        np.testing.assert_allclose(data.posterior[name].values, values, rtol=1e-6)
+    np.testing.assert_array_equal(data.sample_stats["cycle"].values, run.figures["cycle"])
+    assert data.sample_stats["diverging"].shape == (2, 6)
+    # All rows, also of a model that draws some.
+    assert data.log_likelihood["y"].shape == (2, 6, 60)
+    assert data.posterior.attrs["sample_kind"] == "Markov chains"
+    assert data.posterior.attrs["engine"] == "CyclicalSGLD"
+    with pytest.raises(found.public.ArgumentError, match="no num_samples"):
+        found.public.to_arviz(run.mcmc, num_samples=3)
+
+
+@both
+def test_what_arviz_gets_of_the_hosts_kernels(package: str) -> None:
+    found = backend(package)
+    model, args, _ = arguments(found, "conjugate_normal")
+    if package == "pyro":
+        import pyro
+        from pyro.infer import HMC, MCMC
+
+        pyro.set_rng_seed(0)
+        mcmc: Any = MCMC(HMC(model, step_size=0.1, num_steps=2), 5, 2, disable_progbar=True)
+        mcmc.run(*args)
+    else:
+        import jax
+        from numpyro.infer import HMC, MCMC
+
+        mcmc = MCMC(
+            HMC(model, num_steps=2, trajectory_length=None),
+            num_warmup=2,
+            num_samples=5,
+            progress_bar=False,
+        )
+        mcmc.run(jax.random.key(0), *args)
+    data = found.public.to_arviz(mcmc)
+    assert data.posterior["mu"].shape == (1, 5)
+    assert data.log_likelihood["y"].shape == (1, 5, 12)
+    assert data.sample_stats["diverging"].shape == (1, 5)
+
+
+@both
+def test_schedules(package: str) -> None:
+    public = backend(package).public
+    falling = public.polynomial_decay(0.5, 10.0, 0.6)
+    for step in (0, 7, 1000):
+        assert float(falling(step)) == pytest.approx(0.5 * (11.0 + step) ** -0.6, rel=1e-6)
+    cycle = public.cosine_cycles(0.2, 50)
+    for step in (0, 13, 49, 50, 113):
+        expected = 0.1 * (np.cos(np.pi * (step % 50) / 50) + 1.0)
+        assert float(cycle(step)) == pytest.approx(expected, rel=1e-5)
+
+
+@both
+def test_a_falling_step_size_is_taken(package: str) -> None:
+    """Without noise, by hand: steps of gradient ascent of the sizes of the schedule."""
+    found = backend(package)
+    kernel = found.public.SGLD(found.normal(MEAN, STD), lambda step: 0.2 / (1.0 + step))
+    kernel._temperature = lambda step: 0.0
+    start = {"z": np.array([[4.0, 1.0]], np.float32)}
+    draws = found.sample(kernel, num_samples=3, initial=start).draws["z"][0]
+    z = start["z"][0].astype(float)
+    for step in range(3):
+        z = z + 0.2 / (1.0 + step) * (MEAN - z) / STD**2
+        np.testing.assert_allclose(draws[step], z, rtol=1e-5)
+
+
+@both
+def test_bad_input_is_refused_before_any_step(package: str) -> None:
+    found = backend(package)
+    public, model = found.public, found.normal(MEAN, STD)
+    refused: list[tuple[Any, str]] = [
+        (lambda: public.SGLD(model, -0.1), "step_size to be a finite number > 0"),
+        (lambda: public.SGLD(model, 0.1, estimator="svrg"), "GradientEstimator"),
+        (lambda: public.PSGLD(model, 0.1, decay=1.0), "decay < 1"),
+        (lambda: public.PSGLD(model, 0.1, adapt="never"), "adapt"),
+        (lambda: public.SGHMC(model, 0.1, friction=0.0), "friction"),
+        (lambda: public.CyclicalSGLD(model, lambda step: 0.1, 10), "largest step size"),
+        (lambda: public.CyclicalSGLD(model, 0.1, 10, exploration=1.0), "exploration < 1"),
+        (lambda: public.polynomial_decay(1.0, power=0.4), "power"),
+        (lambda: public.ControlVariate([1.0]), "map each latent site"),
+        (lambda: found.sample(public.PSGLD(model, 0.1), num_samples=1), "warm-up"),
+        (
+            lambda: found.sample(public.SGHMC(model, 0.1, mass=[1.0, 2.0, 3.0]), num_samples=1),
+            "mass to be positive",
+        ),
+        (
+            lambda: found.sample(
+                public.SGLD(model, 0.1), num_samples=1, initial={"z": np.zeros((1, 3), np.float32)}
+            ),
+            "init",
+        ),
+    ]
+    for call, message in refused:
+        with pytest.raises(public.ArgumentError, match=message):
+            call()
+
+
+@both
+def test_a_batch_as_argument_is_not_taken_for_all_rows(package: str) -> None:
+    found = backend(package)
+    model, args, _ = arguments(found, "logistic_regression_batch_arguments")
+    batch = tuple(a[:15] for a in args)
+    with pytest.raises(found.public.ArgumentError, match="BatchArguments"):
+        found.sample(found.public.SGLD(model, 0.1), batch, num_samples=1)
+    wrong = found.public.BatchArguments([batch, batch])
+    with pytest.raises(found.public.ArgumentError, match="once"):
+        found.sample(found.public.SGLD(model, 0.1, estimator=wrong), batch, num_samples=1)
