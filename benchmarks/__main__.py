@@ -43,6 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "SVGD with variance reduction on regression networks, write out/",
     ),
     "score-vi": ("benchmarks.score_vi", "minibatch scores, ours against ADVI, write out/"),
+    "sgmcmc": ("benchmarks.sgmcmc", "stochastic gradient MCMC: speed, bias, modes, write out/"),
     "speed": ("benchmarks.speed", "time one step against hand-written code, the hosts and peers"),
     "synthetic": ("benchmarks.synthetic", "fit known targets, ours against its rivals, write out/"),
 }

@@ -1,0 +1,280 @@
+"""The parts of the benchmark, and the table and plots of their records."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import records
+from benchmarks.sgmcmc import problems
+
+#: Steps of the two lengths of a run; their difference leaves out what is compiled and set up.
+LENGTHS = {"numpyro": (5_000, 55_000), "pyro": (20, 320)}
+STEP_SIZES = (1e-3, 3e-4, 1e-4)
+BIAS_CHAINS, BIAS_DRAWS, BIAS_WARMUP = 8, 10_000, 2_000
+PEER = {"numpyro": "blackjax", "pyro": "posteriors"}
+DISTANCE, MODE_STEPS, CYCLE = 5.0, 4_000, 200
+
+
+def _chains(backend: str) -> Any:
+    if backend == "pyro":
+        from benchmarks.sgmcmc import pyro_chains
+
+        return pyro_chains
+    from benchmarks.sgmcmc import numpyro_chains
+
+    return numpyro_chains
+
+
+def _public(backend: str) -> Any:
+    if backend == "pyro":
+        import pyro_ext
+
+        return pyro_ext
+    import numpyro_ext
+
+    return numpyro_ext
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the chosen parts on the chosen backends; the exit status."""
+    backends = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
+    path = arguments.out / "sgmcmc.jsonl"
+    path.unlink(missing_ok=True)
+    reference: np.ndarray | None = None
+    for backend in backends:
+        if "speed" in arguments.parts:
+            _speed(backend, arguments.rounds, path)
+        if "bias" in arguments.parts:
+            if reference is None:
+                reference = _chains("numpyro").reference(*problems.logistic_rows())
+            _bias(backend, reference, path)
+        if "modes" in arguments.parts:
+            _modes(backend, arguments.seeds, path)
+    runs = records.read(path)
+    table = _table(runs, arguments)
+    records.write_text(arguments.out / "sgmcmc.md", table)
+    if "bias" in arguments.parts:
+        _plot_bias(runs, arguments.out / "sgmcmc-bias.png")
+    if "modes" in arguments.parts:
+        _plot_modes(runs, arguments.out / "sgmcmc-modes.png")
+    print(table)
+    print(f"Wrote {arguments.out}.")
+    return int(any(run.failed for run in runs))
+
+
+def _speed(backend: str, rounds: int, path: Path) -> None:
+    """Microseconds of a step, from the difference of a long and a short run."""
+    chains, (short, long) = _chains(backend), LENGTHS[backend]
+    if backend == "pyro":
+        import torch
+
+        torch.set_num_threads(1)
+    quick, slow = chains.speed_cases(short), chains.speed_cases(long)
+    times: dict[str, list[float]] = {name: [] for name in quick}
+    for number in range(rounds + 1):
+        for name in quick:
+            spent = _seconds(slow[name]) - _seconds(quick[name])
+            if number:  # the first round compiles
+                times[name].append(1e6 * spent / (long - short))
+    for name, found in times.items():
+        record = records.Record("sgmcmc speed", name, backend, seed=0)
+        record.settings.update(steps=[short, long], chains=1 if backend == "numpyro" else 8)
+        record.figures.update(microseconds=found)
+        if PEER[backend] in times:
+            peer = np.asarray(times[PEER[backend]])
+            record.figures.update(ratio=float(np.median(np.asarray(found) / peer)))
+        records.append(path, record)
+        print(f"{backend}, {name}: {np.median(found):.1f} microseconds a step", flush=True)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def _estimators(public: Any, mean: np.ndarray) -> dict[str, Any]:
+    return {
+        "all rows": None,
+        "minibatch": public.Minibatch(),
+        "minibatch with replacement": public.Minibatch("replacement"),
+        "control variate": public.ControlVariate({"w": mean.astype(np.float32)}),
+        "SVRG": public.SVRG(problems.ROWS // problems.BATCH),
+    }
+
+
+def _bias(backend: str, reference: np.ndarray, path: Path) -> None:
+    """Worst errors of means and standard deviations of a logistic regression's weights."""
+    chains, public = _chains(backend), _public(backend)
+    data = chains.rows(*problems.logistic_rows())
+    mean, std = reference.mean(0), reference.std(0)
+    for name, estimator in _estimators(public, mean).items():
+        for size in STEP_SIZES:
+            options = {} if name == "all rows" else {"batch": problems.BATCH}
+            if name == "all rows" and backend == "pyro":
+                continue  # a minute a run, and the same numbers
+            record = records.Record("sgmcmc bias", name, backend, "logistic regression", 0)
+            record.settings.update(step_size=size, chains=BIAS_CHAINS, draws=BIAS_DRAWS)
+            with records.recorded_run(path, record, go_on_after=(Exception,)):
+                kernel = public.SGLD(chains.logistic, size, estimator=estimator)
+                draws = chains.draw(
+                    kernel,
+                    data,
+                    options,
+                    num_samples=BIAS_DRAWS,
+                    warmup=BIAS_WARMUP,
+                    chains=BIAS_CHAINS,
+                    initial={"w": np.tile(mean, (BIAS_CHAINS, 1)).astype(np.float32)},
+                )["w"]
+                ratios = draws.std((0, 1)) / std
+                error = np.abs(draws.mean((0, 1)) - mean) / std
+                record.figures.update(ratio=float(np.median(ratios)), mean=float(error.max()))
+                print(f"{backend}, {name}, {size:g}: sd ratio {np.median(ratios):.3f}", flush=True)
+
+
+def _modes(backend: str, seeds: int, path: Path) -> None:
+    """Chains that start in one of two modes, and how many of them see both."""
+    chains, public = _chains(backend), _public(backend)
+    model = chains.two_modes(DISTANCE)
+    start = {"z": np.full(seeds, DISTANCE, np.float32)}
+    cyclical = public.CyclicalSGLD(model, 1.5, CYCLE)
+    kernels = {
+        "CyclicalSGLD": (cyclical, MODE_STEPS // CYCLE * cyclical.draws_per_cycle),
+        "SGLD": (public.SGLD(model, 0.05), MODE_STEPS),
+    }
+    for name, (kernel, draws) in kernels.items():
+        record = records.Record("sgmcmc modes", name, backend, "two modes", 0)
+        record.settings.update(steps=MODE_STEPS, chains=seeds, distance=DISTANCE)
+        with records.recorded_run(path, record, go_on_after=(Exception,)):
+            z = chains.draw(
+                kernel, (), {}, num_samples=draws, warmup=0, chains=seeds, initial=start
+            )["z"]
+            both = (z.min(1) < -DISTANCE / 2) & (z.max(1) > DISTANCE / 2)
+            record.figures.update(both=int(both.sum()), share=(z < 0).mean(1), path=z[0])
+            print(f"{backend}, {name}: both modes in {both.sum()} of {seeds} chains", flush=True)
+
+
+def _table(runs: list[records.Record], arguments: argparse.Namespace) -> str:
+    lines = ["# Stochastic gradient MCMC", "", "Made by `python -m benchmarks sgmcmc`.", ""]
+    speed = [
+        {
+            "backend": r.backend,
+            "library": r.method,
+            "microseconds a step": float(np.median(r.figures["microseconds"])),
+            "times the peer's": r.figures.get("ratio"),
+        }
+        for r in runs
+        if r.benchmark == "sgmcmc speed" and not r.failed
+    ]
+    if speed:
+        lines += [
+            f"A step of SGLD: in NumPyro one chain of a logistic regression ({problems.ROWS:,} x "
+            f"{problems.FEATURES}, batches of {problems.BATCH}) by the host's MCMC, against "
+            f"BlackJAX in a scan; in Pyro {problems.CHAINS} chains of a network "
+            f"{problems.INPUTS}-{problems.HIDDEN}-1, against posteriors, one chain after another.",
+            "",
+            records.markdown_table(speed),
+        ]
+    bias = [r for r in runs if r.benchmark == "sgmcmc bias" and not r.failed]
+    if bias:
+        lines += [
+            "Median over the weights of the ratio of standard deviations to NUTS's, by step size; "
+            "in brackets the worst error of a mean, in standard deviations.",
+            "",
+        ]
+        rows = []
+        for backend, method in dict.fromkeys((r.backend, r.method) for r in bias):
+            row: dict[str, Any] = {"backend": backend, "scores": method}
+            for r in bias:
+                if (r.backend, r.method) == (backend, method):
+                    size = f"{r.settings['step_size']:g}"
+                    row[size] = f"{r.figures['ratio']:.3f} ({r.figures['mean']:.2f})"
+            rows.append(row)
+        lines.append(records.markdown_table(rows))
+    modes = [
+        {
+            "backend": r.backend,
+            "kernel": r.method,
+            "chains that see both modes": f"{r.figures['both']} of {r.settings['chains']}",
+            "share of draws in the other mode": float(np.mean(r.figures["share"])),
+        }
+        for r in runs
+        if r.benchmark == "sgmcmc modes" and not r.failed
+    ]
+    if modes:
+        lines += [
+            f"Two Normal modes of unit variance, {2 * DISTANCE:g} apart, {MODE_STEPS:,} steps from "
+            "one of them.",
+            "",
+            records.markdown_table(modes),
+        ]
+    lines += [f"{r.method}, {r.backend}, failed: {r.error}\n" for r in runs if r.failed]
+    return "\n".join(lines)
+
+
+def _plot_bias(runs: list[records.Record], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    found = [r for r in runs if r.benchmark == "sgmcmc bias" and not r.failed]
+    if not found:
+        return
+    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    colours = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(r.method for r in found))}
+    for backend, method in dict.fromkeys((r.backend, r.method) for r in found):
+        points = sorted(
+            (r.settings["step_size"], r.figures["ratio"])
+            for r in found
+            if (r.backend, r.method) == (backend, method)
+        )
+        axis.plot(
+            *zip(*points, strict=True),
+            color=colours[method],
+            marker="o" if backend == "numpyro" else "x",
+            linestyle="-" if backend == "numpyro" else "--",
+            label=f"{method}, {backend}",
+        )
+    axis.axhline(1.0, color="black", linewidth=0.8)
+    axis.set_xscale("log")
+    axis.set_xlabel("step size")
+    axis.set_ylabel("standard deviation / NUTS's")
+    axis.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _plot_modes(runs: list[records.Record], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    found = [r for r in runs if r.benchmark == "sgmcmc modes" and not r.failed]
+    found = [r for r in found if r.backend == found[0].backend]
+    if not found:
+        return
+    figure, axes = plt.subplots(
+        len(found), 2, figsize=(9, 4.5), layout="constrained", width_ratios=(3, 1), squeeze=False
+    )
+    grid = np.linspace(-10, 10, 400)
+    density = 0.5 * sum(
+        np.exp(-0.5 * (grid - mode) ** 2) / np.sqrt(2 * np.pi) for mode in (-DISTANCE, DISTANCE)
+    )
+    for (path_axis, histogram), r in zip(axes, found, strict=True):
+        z = np.asarray(r.figures["path"])
+        path_axis.plot(z, ".", markersize=1.5)
+        path_axis.set_ylim(-10, 10)
+        path_axis.set_title(f"{r.method}: draws of one chain", fontsize=10)
+        histogram.hist(z, bins=60, range=(-10, 10), density=True, orientation="horizontal")
+        histogram.plot(density, grid, color="black", linewidth=1)
+        histogram.set_ylim(-10, 10)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
