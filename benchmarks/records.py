@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -175,8 +176,36 @@ def read(path: str | os.PathLike[str]) -> list[Record]:
     return records
 
 
+def drop_cut_line(path: str | os.PathLike[str]) -> None:
+    """Remove the last line of a JSON-lines file if it was cut off, and say so."""
+    path = Path(path)
+    *whole, last = path.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+    if not last:
+        return
+    try:
+        json.loads(last)
+    except ValueError:
+        write_text(path, "".join(line + "\n" for line in whole))
+        print(f"{path}: dropped line {len(whole) + 1}, which was cut off", file=sys.stderr)
+
+
+def moved_aside(path: str | os.PathLike[str]) -> Path | None:
+    """Give an existing file a name that is free, say so, and return it."""
+    path = Path(path)
+    if not path.exists():
+        return None
+    number = 1
+    while (aside := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(aside)
+    print(f"{path}: earlier records are now in {aside.name}", file=sys.stderr)
+    return aside
+
+
 class recorded_run:
     """Time a block and append its record to `path`, whether it ends well or in an error.
+
+    `path` may be a function that takes the record instead.
 
     >>> with recorded_run("out/speed.jsonl", Record("speed", "SVGD", "pyro")) as record:
     ...     record.figures["milliseconds"] = 1.2
@@ -187,7 +216,7 @@ class recorded_run:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Callable[[Record], None],
         record: Record,
         *,
         go_on_after: tuple[type[Exception], ...] = (),
@@ -212,7 +241,10 @@ class recorded_run:
             self._record.seconds = self._clock() - self._started
         if error is not None:
             self._record.error = f"{type(error).__name__}: {error}"
-        append(self._path, self._record)
+        if callable(self._path):
+            self._path(self._record)
+        else:
+            append(self._path, self._record)
         return isinstance(error, self._go_on_after)
 
 

@@ -202,16 +202,18 @@ class Book:
     path : path
     resume : bool
         Take up runs that the file holds already, with the same method, backend, model, seed and
-        settings and no error; otherwise the file is begun anew.
+        settings and no error; otherwise the file is begun anew and an earlier one moved aside.
     """
 
     def __init__(self, path: Path, resume: bool = False) -> None:
         self.path = path
-        self._past: dict[str, Record] = {}
+        #: Runs that are not made again, by :meth:`identity`.
+        self.past: dict[str, Record] = {}
         if resume and path.exists():
-            self._past = {_identity(r): r for r in records.read(path) if not r.failed}
+            records.drop_cut_line(path)
+            self.past = {self.identity(r): r for r in records.read(path) if not r.failed}
         else:
-            path.unlink(missing_ok=True)
+            records.moved_aside(path)
 
     def run(
         self,
@@ -224,17 +226,26 @@ class Book:
         A training that diverges, or fails in another of the ways in ``go_on_after``, is recorded
         as failed, and the benchmark goes on.
         """
-        past = self._past.get(_identity(record))
+        past = self.past.get(self.identity(record))
         if past is not None:
             return past
-        with records.recorded_run(self.path, record, go_on_after=go_on_after):
+        self.begin(record)
+        with records.recorded_run(self.write, record, go_on_after=go_on_after):
             work(record)
         return record
 
+    def begin(self, record: Record) -> None:
+        """Called before a run is made."""
 
-def _identity(record: Record) -> str:
-    what = [record.benchmark, record.method, record.backend, record.model, record.seed]
-    return json.dumps([*what, record.settings], sort_keys=True)
+    def write(self, record: Record) -> None:
+        """Add a record to the file."""
+        records.append(self.path, record)
+
+    @staticmethod
+    def identity(record: Record) -> str:
+        """What two records of one run have in common."""
+        what = [record.benchmark, record.method, record.backend, record.model, record.seed]
+        return json.dumps([*what, record.settings], sort_keys=True)
 
 
 def tuned_runs(

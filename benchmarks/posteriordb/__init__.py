@@ -10,14 +10,22 @@ folder.
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from benchmarks.arguments import count
-from benchmarks.posteriordb.methods import METHODS
+from benchmarks.posteriordb.methods import DENSE_LIMIT, METHODS
 
 ROUTES = ("native", "stan")
 #: Score evaluations of the default run.
 BUDGET = 5_000
+
+
+def cores() -> int:
+    """Number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def level(text: str) -> float:
@@ -75,10 +83,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="levels of noise in the scores (equation 19 of the score-matching paper; 0)",
     )
     parser.add_argument(
+        "--dense-limit",
+        type=count,
+        default=DENSE_LIMIT,
+        metavar="D",
+        help="leave out guides with a dense covariance where there are more dimensions "
+        f"({DENSE_LIMIT})",
+    )
+    parser.add_argument(
         "--appendix-b",
         action="store_true",
         help="the four posteriors, methods, seeds and noise levels of the score-matching paper's "
         "appendix B, unless options say otherwise",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=count,
+        default=min(2, cores()),
+        help="processes that runs are spread over (the number of cores, at most 2)",
     )
     parser.add_argument("--resume", action="store_true", help="keep the runs already recorded")
     parser.add_argument("--list", action="store_true", help="list the posteriors and stop")

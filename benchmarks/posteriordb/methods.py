@@ -21,6 +21,9 @@ INITIAL_SCALE = 0.1
 COMPONENTS = 3
 #: Draws that figures of guides are made of.
 DRAWS = 2_048
+#: Dimensions above which guides with a dense covariance are left out: each draw takes D^2
+#: operations and each update D^3.
+DENSE_LIMIT = 300
 #: Score evaluations of the first look along a run; every later one is at twice as many.
 FIRST_LOOK = 50
 
@@ -57,6 +60,11 @@ class Method:
     def ours(self) -> bool:
         """Whether the engine is one of this project."""
         return self.family in ("guide", "particles")
+
+    @property
+    def dense(self) -> bool:
+        """Whether every step takes a covariance of all dimensions."""
+        return self.guide in ("full", "mixture")
 
 
 #: Step sizes of Adam, of which the best in hindsight is taken.

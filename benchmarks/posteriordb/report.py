@@ -45,6 +45,11 @@ def draws_path(out: Path, record: Record) -> Path:
     return out / "draws" / (re.sub(r"[^\w.-]+", "_", " ".join(parts)) + ".npz")
 
 
+def was_run(record: Record) -> bool:
+    """Whether the run was made, be it that it failed, and not left out as too large."""
+    return "not run" not in record.figures
+
+
 def merit(record: Record) -> float:
     """What is compared between step sizes, less is better; infinite for a failed run."""
     if record.failed:
@@ -87,6 +92,14 @@ def order(record: Record) -> int:
     return names.index(record.method) if record.method in names else len(names)
 
 
+def place(record: Record) -> tuple[Any, ...]:
+    """Where a record stands in reports."""
+    settings = record.settings
+    rate = settings["rate"] or 0.0
+    where = record.model, record.backend, settings["route"], settings["noise"]
+    return (settings["budget"], settings["start"], *where, order(record), record.seed, rate)
+
+
 def right_after(record: Record) -> float:
     """Score evaluations of the first look from which the run is right to its end; NaN if none."""
     curves = record.figures.get("curves", {})
@@ -122,7 +135,7 @@ def leaderboard(runs: Sequence[Record]) -> str:
     rows = []
     groups = grouped(runs, lambda r: (r.method, r.backend, r.settings["route"]))
     for (method, backend, route), own in sorted(groups.items(), key=lambda item: order(item[1][0])):
-        judged = [r for r in own if r.model in known]
+        judged = [r for r in own if r.model in known and was_run(r)]
         done = [r for r in own if not r.failed]
 
         def over(name: str, done: list[Record] = done) -> float | None:
@@ -136,6 +149,7 @@ def leaderboard(runs: Sequence[Record]) -> str:
                 "route": route,
                 "right": f"{sum(bool(r.figures.get('right')) for r in judged)} of {len(judged)}",
                 "failed": sum(r.failed for r in own),
+                "not run": sum(not was_run(r) for r in own),
                 "worst mean error": over("worst mean error"),
                 "sliced Wasserstein": over("sliced Wasserstein"),
                 "k-hat": over("k-hat"),
@@ -160,6 +174,9 @@ def posterior_table(runs: Sequence[Record]) -> str:
         }
         if record.failed:
             rows.append(row | {"right": "failed", "worst parameter": str(record.error)[:90]})
+            continue
+        if not was_run(record):
+            rows.append(row | {"right": "not run", "worst parameter": found["not run"]})
             continue
         row["right"] = {True: "yes", False: "no", None: ""}[found.get("right")]
         for name in (
@@ -228,10 +245,18 @@ def bound_table(runs: Sequence[Record]) -> str:
 
 
 def write(
-    found: Sequence[Record], database: Database, out: Path, pages: Collection[str] | None = None
+    found: Sequence[Record],
+    database: Database,
+    out: Path,
+    pages: Collection[str] | None = None,
+    plots: bool = True,
 ) -> None:
-    """Write posteriordb.md, its plots and the pages of the posteriors, all or those named."""
-    own = [record for record in found if record.benchmark == "posteriordb"]
+    """Write posteriordb.md, its plots and the pages of the posteriors, all or those named.
+
+    The order of the records, which is that in which processes finished, does not matter, but for
+    the latest of several records of one run.
+    """
+    own = sorted((record for record in found if record.benchmark == "posteriordb"), key=place)
     runs = best_rates(own)
     text = [TITLE, ABOUT]
     for (budget, start), same in grouped(
@@ -242,12 +267,14 @@ def write(
         exact = [record for record in same if not record.settings["noise"]]
         if exact:
             text += [leaderboard(exact)]
+        if exact and plots:
             plot_curves(exact, out / f"convergence-{budget}-{start}.png", "worst mean error")
             plot_curves(exact, out / f"bounds-{budget}-{start}.png", "negative ELBO")
         levels = {record.settings["noise"] for record in same}
         if len(levels) > 1:
             text += ["### Noise in the scores, and bounds in nats", bound_table(same)]
-            plot_noise(same, out / f"noise-{budget}-{start}.png")
+            if plots:
+                plot_noise(same, out / f"noise-{budget}-{start}.png")
         for (name,), mine in grouped(exact, lambda r: (r.model,)).items():
             text += [f"### {name}", posterior_table(mine)]
             if pages is None or name in pages:
@@ -377,7 +404,7 @@ def write_page(name: str, runs: Sequence[Record], database: Database, out: Path)
     shown = {}
     for record in sorted(runs, key=order):
         path = draws_path(out, record)
-        if not record.failed and record.seed == 0 and path.exists():
+        if not record.failed and was_run(record) and record.seed == 0 and path.exists():
             with np.load(path) as kept:
                 label = f"{record.method} ({record.backend}, {record.settings['route']})"
                 shown[label] = {key: kept[key] for key in kept.files}

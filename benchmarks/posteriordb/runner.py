@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fnmatch
 import hashlib
 import importlib
@@ -10,7 +11,8 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from benchmarks.posteriordb.methods import (
     Program,
     looks,
 )
+from benchmarks.posteriordb.workers import Case, spread
 from benchmarks.records import Record
 
 #: Draws of a run's parameters that are kept for the plots.
@@ -61,6 +64,8 @@ class Plan:
     start : {"path", "host"}
     noise : tuple of float
         Levels.
+    dense_limit : int
+        Dimensions above which guides with a dense covariance are not run.
     """
 
     out: Path
@@ -73,6 +78,7 @@ class Plan:
     seeds: int
     start: str
     noise: tuple[float, ...]
+    dense_limit: int
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, database: Database) -> Plan:
@@ -102,6 +108,7 @@ class Plan:
             max(seeds, APPENDIX_SEEDS) if appendix and seeds == 1 else seeds,
             arguments.start,
             tuple(noise),
+            arguments.dense_limit,
         )
 
 
@@ -138,24 +145,60 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     plan.out.mkdir(parents=True, exist_ok=True)
     book = Book(plan.out / "posteriordb.jsonl", arguments.resume)
+    cases = cases_of(plan)
+    if min(arguments.jobs, len(cases)) > 1:
+        steps = spread(cases, arguments.jobs, compare, book, arguments.database, plan)
+    else:
+        steps = _one_by_one(cases, book, database, plan)
     runs: list[Record] = []
+    left = Counter(case.posterior for case in cases)
+    interrupted = False
     # With all that earlier commands have recorded and this one keeps.
     progress = tqdm(total=number_of_runs(plan), desc="posteriordb", file=sys.stderr)
-    with progress:
-        for name in plan.posteriors:
-            for backend in plan.backends:
-                for route in plan.routes:
-                    for record in compare(book, database[name], backend, route, plan):
-                        runs.append(record)
-                        progress.set_postfix_str(f"{record.model}, {record.method}")
-                        progress.update()
-            if book.path.exists():
-                report.write(records.read(book.path), database, plan.out, pages={name})
+    with progress, contextlib.closing(steps):
+        try:
+            for record, case in steps:
+                if record is not None:
+                    runs.append(record)
+                    progress.set_postfix_str(f"{record.model}, {record.method}")
+                    progress.update()
+                if case is not None:
+                    left[case.posterior] -= 1
+                    if not left[case.posterior] and book.path.exists():
+                        found = records.read(book.path)
+                        report.write(found, database, plan.out, {case.posterior}, plots=False)
+        except KeyboardInterrupt:
+            interrupted = True
+    if book.path.exists():
+        report.write(records.read(book.path), database, plan.out, pages=())
+    if interrupted:
+        print("posteriordb: interrupted; --resume goes on from here", file=sys.stderr)
+        return 130
     if not runs:
         print("posteriordb: nothing was run", file=sys.stderr)
         return 2
     print((plan.out / "posteriordb.md").read_text(encoding="utf-8"))
     return int(all(record.failed for record in runs))
+
+
+def cases_of(plan: Plan) -> list[Case]:
+    """All combinations of a posterior, a backend and a route."""
+    return [
+        Case(name, backend, route)
+        for name in plan.posteriors
+        for backend in plan.backends
+        for route in plan.routes
+    ]
+
+
+def _one_by_one(
+    cases: Sequence[Case], book: Book, database: Database, plan: Plan
+) -> Generator[tuple[Record | None, Case | None]]:
+    """Records and finished cases, as :func:`spread` gives them, in this process."""
+    for case in cases:
+        for record in compare(book, database, case, plan):
+            yield record, None
+        yield None, case
 
 
 def number_of_runs(plan: Plan) -> int:
@@ -191,16 +234,14 @@ def listing(database: Database, names: Sequence[str]) -> str:
     return f"{database.where}\n\n{records.markdown_table(rows)}"
 
 
-def compare(
-    book: Book, posterior: Posterior, backend: str, route: str, plan: Plan
-) -> Iterator[Record]:
+def compare(book: Book, database: Database, case: Case, plan: Plan) -> Iterator[Record]:
     """Records of all methods on one posterior."""
-    case = _Case(book, posterior, backend, route, plan)
+    own = _Case(book, database[case.posterior], case.backend, case.route, plan)
     for noise in plan.noise:
         for name, method in plan.methods.items():
             for seed in range(plan.seeds):
                 for rate in method.rates:
-                    yield case.run(name, method, seed, rate, noise)
+                    yield own.run(name, method, seed, rate, noise)
 
 
 def digest(data: Mapping[str, Any], draws: Mapping[str, Any] | None) -> str:
@@ -254,15 +295,36 @@ class _Case:
             "posterior": self._digest,
             "options": {key: str(value) for key, value in method.options.items()},
         }
+        reason = self._too_large(method)
+        if reason is not None:
+            # Told apart from the run itself, which a higher limit makes.
+            settings["dense limit"] = plan.dense_limit
         record = Record("posteriordb", name, self._name, self._posterior.name, seed, settings)
 
         def work(record: Record) -> None:
-            self._fit(record, method, noise)
+            if reason is not None:
+                record.figures = {"dimension": self._program().dim, "not run": reason}
+            else:
+                self._fit(record, method, noise)
 
         with warnings.catch_warnings():
             # Of hosts about their own internals; what goes wrong is in the figures.
             warnings.simplefilter("ignore")
             return self._book.run(record, work, go_on_after=(Exception,))
+
+    def _too_large(self, method: Method) -> str | None:
+        """Why a method is not run here, None if it is."""
+        limit, parameters = self._plan.dense_limit, self._posterior.dimensions
+        # Programs have no more dimensions than parameters: most need not be made to be told.
+        if not method.dense or 0 < sum(parameters.values()) <= limit:
+            return None
+        dim = 0
+        # Where it cannot be made, the run will say so.
+        with contextlib.suppress(Exception):
+            dim = self._program().dim
+        if dim <= limit:
+            return None
+        return f"not run: D={dim} is above {limit} for a dense covariance (--dense-limit)"
 
     def _program(self) -> Program:
         """The program, made once; an error in it is an error of every run."""

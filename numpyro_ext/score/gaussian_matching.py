@@ -2,14 +2,15 @@
 
 A step draws from the guide, evaluates the scores of the target at the draws, and replaces mean
 and covariance by a function of these. Nothing is averaged over steps, so noise in the scores
-goes straight into the fit.
+goes straight into the fit; but steps with scores that come from an overflow are left out, see
+:mod:`numpyro_ext.score.overflow`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +21,35 @@ from numpyro_ext.engine import EngineState
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import Full, GradientEstimator
 from numpyro_ext.guides.flat_density import FlatDensity, Moments, Parameters
-from numpyro_ext.score.guide_engine import GuideEngine, GuideState
+from numpyro_ext.score.guide_engine import GuideEngine
+from numpyro_ext.score.overflow import LENIENCE, judged
 from numpyro_ext.target import Data, LogDensity
+
+#: Weight of the latest step in the mean square of the scores.
+RECENT = 0.1
+
+
+class MatchingState(NamedTuple):
+    """State of the fit.
+
+    Parameters
+    ----------
+    parameters : dict of arrays
+        Unconstrained parameters of the guide, by host name.
+    score_square : array ()
+        Mean square of the scores seen, whitened by the guide; 0 before there are any.
+    """
+
+    parameters: Parameters
+    score_square: Array
 
 
 class GaussianMatching(GuideEngine):
     """Base of the engines that update a full Normal guide in closed form.
 
     A subclass fills in ``_matched``. A covariance that is not positive definite is not taken: the
-    guide stays as it was in that step, and ``info["rejected"]`` is 1.
+    guide stays as it was in that step, and ``info["rejected"]`` is 1; so is one from scores that
+    are beyond all that was seen.
 
     Parameters
     ----------
@@ -87,19 +108,19 @@ class GaussianMatching(GuideEngine):
         steps taken.
         """
 
-    def _prepare(self, density: FlatDensity, parameters: Parameters) -> GuideState:
+    def _prepare(self, density: FlatDensity, parameters: Parameters) -> MatchingState:
         estimator = self.estimator
         if not isinstance(estimator, Full) or estimator.evaluations_per_step(self.target) != 1.0:
             self._warn_of_noise(
                 "Its update follows their noise instead of averaging it, and the covariance comes "
                 "out wrong."
             )
-        return GuideState(parameters, None)
+        return MatchingState(parameters, jnp.zeros((), jnp.result_type(*parameters.values())))
 
     def _step(
         self, target: LogDensity, state: EngineState, data: Data
     ) -> tuple[EngineState, Array, dict[str, Array]]:
-        density, parameters = self.density, state.algorithm.parameters
+        density, (parameters, seen) = self.density, state.algorithm
         assert self.num_samples is not None
         rng_key, sample_key = random.split(state.rng_key)
         theta = density.sample(parameters, sample_key, self.num_samples)
@@ -108,14 +129,20 @@ class GaussianMatching(GuideEngine):
         score, estimator = self.estimator.estimate(target, state.estimator, theta, data)
         loss = jnp.square(present - score.score).sum(-1).mean()
         log_p = score.log_prior + score.log_likelihood / target.likelihood_temperature
-        moments = self._matched(density.moments(parameters), theta, score.score, state.step)
+        moments = density.moments(parameters)
+        latest = jnp.square(score.score @ moments.scale).sum(-1).mean().astype(seen.dtype)
+        verdict = judged(seen, latest)
+        after = jnp.where(seen > 0.0, seen + RECENT * (latest - seen), latest)
+        seen = verdict.choose(LENIENCE * seen, latest, after)
+        moments = self._matched(moments, theta, score.score, state.step)
         proposed = density.set_moments(parameters, moments)
         sound = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(proposed)]).all()
+        sound &= ~verdict.wild
         parameters = jax.tree.map(lambda new, old: jnp.where(sound, new, old), proposed, parameters)
         # Scores that are not finite make the loss so, which is the engine's business.
         rejected = jnp.where(jnp.isfinite(loss) & ~sound, 1.0, 0.0)
         state = state._replace(
-            algorithm=GuideState(parameters, None), estimator=estimator, rng_key=rng_key
+            algorithm=MatchingState(parameters, seen), estimator=estimator, rng_key=rng_key
         )
         info = {"log_p": log_p.mean(), "log_q": log_q.mean(), "rejected": rejected}
         return state, loss, info

@@ -2,7 +2,8 @@
 
 A step draws from the guide, evaluates the scores of the target at the draws, and replaces mean
 and covariance by a function of these. Nothing is averaged over steps, so noise in the scores
-goes straight into the fit.
+goes straight into the fit; but steps with scores that come from an overflow are left out, see
+:mod:`pyro_ext.score.overflow`.
 """
 
 from __future__ import annotations
@@ -21,14 +22,19 @@ from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients import Full, GradientEstimator
 from pyro_ext.guides.flat_density import FlatDensity, Moments, Parameters
 from pyro_ext.score.guide_engine import GuideEngine, all_finite
+from pyro_ext.score.overflow import LENIENCE, judged
 from pyro_ext.target import Data
+
+#: Weight of the latest step in the mean square of the scores.
+RECENT = 0.1
 
 
 class GaussianMatching(GuideEngine):
     """Base of the engines that update a full Normal guide in closed form.
 
     A subclass fills in ``_matched``. A covariance that is not positive definite is not taken: the
-    guide stays as it was in that step, and ``info["rejected"]`` is 1.
+    guide stays as it was in that step, and ``info["rejected"]`` is 1; so is one from scores that
+    are beyond all that was seen.
 
     Parameters
     ----------
@@ -94,6 +100,8 @@ dtype
         """
 
     def _prepare(self, density: FlatDensity, parameters: Parameters) -> None:
+        # Mean square of the scores seen, whitened by the guide; 0 before there are any.
+        self._score_square = 0.0
         estimator = self.estimator
         if not isinstance(estimator, Full) or estimator.evaluations_per_step(self.target) != 1.0:
             self._warn_of_noise(
@@ -115,10 +123,27 @@ dtype
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
         if finite:
             with torch.no_grad():
-                moments = self._matched(density.moments(self._parameters), theta, score)
+                moments = density.moments(self._parameters)
+                sound = self._screened(float((score @ moments.scale).square().sum(-1).mean()))
+                moments = self._matched(moments, theta, score)
                 parameters = density.set_moments(self._parameters, moments)
-            if all_finite(parameters):
+            if sound and all_finite(parameters):
                 self._write(parameters)
             else:
                 info["rejected"] = 1.0
         return Update(loss, info, finite)
+
+    def _algorithm_state(self) -> dict[str, Any]:
+        return {**super()._algorithm_state(), "score_square": self._score_square}
+
+    def _load_algorithm_state(self, state: dict[str, Any]) -> None:
+        super()._load_algorithm_state(state)
+        self._score_square = state["score_square"]
+
+    def _screened(self, latest: float) -> bool:
+        """Whether scores of this mean square do not come from an overflow; counts them in."""
+        seen = self._score_square
+        verdict = judged(seen, latest)
+        after = seen + RECENT * (latest - seen) if seen > 0.0 else latest
+        self._score_square = verdict.choose(LENIENCE * seen, latest, after)
+        return not verdict.wild

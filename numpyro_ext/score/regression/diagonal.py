@@ -60,6 +60,9 @@ tolerated in the mean, 20 above, is multiplied by 10^-lambda: coordinates with m
 early and average for longer, and those without it are left as they are. When T is unknown, rates
 are those in the middle of a run of 2 t iterations, and at least 2,000, with the steps of the mean
 falling as 1 / t.
+
+*Overflow.* Pairs with scores that are finite and yet many orders too large are left out, see
+:mod:`numpyro_ext.score.overflow`; the schedule goes on.
 """
 
 from __future__ import annotations
@@ -71,6 +74,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from numpyro_ext.guides.flat_density import Moments, Parameters
+from numpyro_ext.score.overflow import LENIENCE, Verdict, judged
 from numpyro_ext.score.regression.base import ClosedForm
 from numpyro_ext.score.regression.full import SPARE_PAIRS, free_share
 from numpyro_ext.score.regression.pairs import (
@@ -182,7 +186,9 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
             temperature=jnp.maximum(now.temperature, state.temperature),
             coldness=jnp.where(state.temperature >= 1.0, 0.0, now.coldness),
         )
-        state = observe(state, moments, theta, score, self.decay, now)
+        observed = observe(state, moments, theta, score, self.decay, now)
+        verdict = _verdict(state, moments, score)
+        state = verdict.choose(*_left_out(state, now), observed)
 
         def moved(parameters: Parameters) -> Parameters:
             updated: Parameters = self.density.set_moments(
@@ -190,8 +196,28 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
             )
             return updated
 
-        warm = state.seen.num_pairs >= 1 + SPARE_PAIRS
-        return state, lax.cond(warm, moved, lambda same: same, parameters)
+        ready = verdict.sound & (state.seen.num_pairs >= 1 + SPARE_PAIRS)
+        return state, lax.cond(ready, moved, lambda same: same, parameters)
+
+
+def _verdict(state: DiagonalRegression, moments: Moments, score: jax.Array) -> Verdict:
+    """Of the latest scores (2 K, D) and those seen before, in units of the present scales."""
+    variance = jnp.square(moments.scale)
+    seen = (state.response * jnp.square(variance)).sum()
+    return judged(seen, jnp.square(halves(score) * moments.scale).sum(-1).mean())
+
+
+def _left_out(
+    state: DiagonalRegression, now: Schedule
+) -> tuple[DiagonalRegression, DiagonalRegression]:
+    """The next states without the latest pairs, and without any: the schedule goes on in both."""
+    later = state.seen._replace(num_updates=state.seen.num_updates + 1)
+    lenient = state._replace(
+        seen=later, response=LENIENCE * state.response, temperature=now.temperature
+    )
+    none = initial_count(state.square.dtype)._replace(num_updates=later.num_updates)
+    square, slope, response, score, noise = (jnp.zeros_like(x) for x in state[1:-1])
+    return lenient, DiagonalRegression(none, square, slope, response, score, noise, now.temperature)
 
 
 def observe(
@@ -206,9 +232,11 @@ def observe(
     z, y = halves(theta) / moments.scale, -halves(score) / moments.scale
     center = score.mean(0)
     weight = jnp.maximum(next_weight(state.seen, decay), now.rate)
+    first = state.seen.num_pairs == 0
+    weight = jnp.where(first, 1.0, weight).astype(weight.dtype)
     count = advanced(state.seen, len(z), weight)
     # The average of the first scores is a plain one, whatever its rate.
-    score_weight = jnp.maximum(now.score_rate, 1.0 / count.num_updates)
+    score_weight = jnp.maximum(now.score_rate, jnp.where(first, 1.0, 1.0 / count.num_updates))
     before = state.square, state.slope, state.response, state.score_noise
     latest = (
         jnp.square(z).mean(0),

@@ -26,9 +26,9 @@ In its eigenbasis row i of the slope has noise variance r_i / n in each entry, s
   most one unit of Mahalanobis distance. These two averages forget faster at first, see
   :func:`~numpyro_ext.score.regression.pairs.next_mean_weight`.
 
-*Overflow.* A draw far out can meet a density that overflows, with a score that is finite and yet
-thirty orders too large. It would rule V^-1 C for ever: the guide would shrink to nothing. So pairs
-whose scores are beyond all that was seen are left out, see :func:`screened`.
+*Overflow.* One score that is finite and yet thirty orders too large would rule V^-1 C for ever: the
+guide would shrink to nothing. Pairs with such scores are left out, see
+:mod:`numpyro_ext.score.overflow`.
 
 The fixed point has E_q[score] = 0 and -E_q[grad score] = P, which by Stein's identity is where
 the evidence lower bound is stationary. Without noise it is reached exactly for a Normal target,
@@ -45,6 +45,7 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_ext.guides.flat_density import Moments, Parameters
+from numpyro_ext.score.overflow import LENIENCE, judged
 from numpyro_ext.score.regression.base import TRUST, ClosedForm
 from numpyro_ext.score.regression.pairs import (
     DECAY,
@@ -61,11 +62,6 @@ from numpyro_ext.score.regression.pairs import (
 SPARE_PAIRS = 5
 # The share of the noise (in units of D r) that a guide may outrun when it widens.
 _HASTE = 3.0
-#: In mean square, the scores of a pair may be so many times those seen before; and those before so
-#: many times the pair's.
-_WILD, _SPOILT = 1e8, 1e12
-#: How much more is let in after each pair that was left out.
-_LENIENCE = 1.5
 
 
 class BlockMoments(NamedTuple):
@@ -133,11 +129,6 @@ def screened(
 ) -> tuple[Regression, jax.Array]:
     """The next state without scores that come from an overflow, and whether it rests on the pairs.
 
-    Scores are compared in coordinates whitened by the present guide, in mean square, where noise
-    of finite variance is beyond ``_WILD`` times its mean with a probability below 1 / ``_WILD``.
-    A pair that is wilder counts for nothing but that the next may be wilder. Where it is the
-    earlier ones that are beyond ``_SPOILT`` times the latest, it was they, and all begins anew.
-
     Parameters
     ----------
     before, after : Regression
@@ -145,22 +136,12 @@ def screened(
     scale_tril : array (D, D)
     score : array (2 K, D)
     """
-    latest = jnp.square(halves(score) @ scale_tril).sum(-1).mean()
     covariance = before.block.score_covariance
-    seen = jnp.sum(scale_tril * (covariance @ scale_tril))
-    # Flat densities have no scores to compare with.
-    both = (seen > 0.0) & (latest > 0.0)
-    wild = both & (latest > _WILD * seen)
-    spoilt = both & (seen > _SPOILT * latest)
-    lenient = before._replace(block=before.block._replace(score_covariance=_LENIENCE * covariance))
+    latest = jnp.square(halves(score) @ scale_tril).sum(-1).mean()
+    verdict = judged(jnp.sum(scale_tril * (covariance @ scale_tril)), latest)
+    lenient = before._replace(block=before.block._replace(score_covariance=LENIENCE * covariance))
     fresh = initial_regression(before.mean_theta)
-    found = jax.tree.map(
-        lambda *values: jnp.where(wild, values[0], jnp.where(spoilt, values[1], values[2])),
-        lenient,
-        fresh,
-        after,
-    )
-    return found, ~(wild | spoilt)
+    return verdict.choose(lenient, fresh, after), verdict.sound
 
 
 def is_warm(regression: Regression) -> jax.Array:

@@ -42,6 +42,8 @@ started far away is approached more slowly where it is small.
 The fixed point is that of the evidence lower bound for any target. Where target and guide have the
 same form and there is no noise, no regression has a residual; otherwise what the family cannot
 follow acts as noise that vanishes with n.
+
+Pairs with scores that come from an overflow are left out, see :mod:`numpyro_ext.score.overflow`.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_ext.guides.flat_density import Parameters
+from numpyro_ext.score.overflow import LENIENCE, Verdict, judged
 from numpyro_ext.score.regression.base import ClosedForm
 from numpyro_ext.score.regression.full import (
     SPARE_PAIRS,
@@ -153,7 +156,9 @@ class LowRankForm(ClosedForm[LowRankRegression]):
         log_density: jax.Array | None = None,
     ) -> tuple[LowRankRegression, Parameters]:
         moments = self._moments(parameters)
-        state = observed(state, moments, theta, score, self.decay)
+        latest = observed(state, moments, theta, score, self.decay)
+        verdict = _verdict(state, moments, score)
+        state = verdict.choose(_lenient(state), self.initial(parameters), latest)
 
         def moved(
             state: LowRankRegression, parameters: Parameters
@@ -162,6 +167,7 @@ class LowRankForm(ClosedForm[LowRankRegression]):
             return state, self._set_moments(updated)
 
         warm = state.seen.num_pairs >= moments.factor.shape[1] + 1 + SPARE_PAIRS
+        warm &= verdict.sound
         after: tuple[LowRankRegression, Parameters] = lax.cond(
             warm, moved, lambda *same: same, state, parameters
         )
@@ -218,6 +224,25 @@ def observed(
     )
     seen = advanced(state.seen, pairs, weight)
     return LowRankRegression(seen, *means, *averaged(tuple(state[3:]), latest, weight))
+
+
+def _verdict(state: LowRankRegression, moments: LowRankMoments, score: jax.Array) -> Verdict:
+    """Of the latest scores (2 K, D) and those seen before, in units of the present guide.
+
+    What lies in the span of the factor is counted twice, which matters to no verdict.
+    """
+    frame, e = frame_of(moments), halves(score)
+    seen = (state.score_covariance * jnp.square(moments.scale)).sum()
+    latest = jnp.square(e * moments.scale).sum(-1) + jnp.square(e @ frame.from_factor).sum(-1)
+    return judged(seen + jnp.trace(state.factor_score), latest.mean())
+
+
+def _lenient(state: LowRankRegression) -> LowRankRegression:
+    """The state after pairs that were left out."""
+    return state._replace(
+        score_covariance=LENIENCE * state.score_covariance,
+        factor_score=LENIENCE * state.factor_score,
+    )
 
 
 def updated_guide(

@@ -37,6 +37,8 @@ Coordinates that belong to no matrix are regressions of one coordinate each.
 
 The fixed point has E_q[S] = 0, -E_q[S (W - M)^T] = p I and -E_q[S^T (W - M)] = n I in whitened
 coordinates, where the evidence lower bound is stationary.
+
+Pairs with scores that come from an overflow are left out, see :mod:`numpyro_ext.score.overflow`.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ from jax import lax
 from numpyro_ext.guides.flat_density import Parameters
 from numpyro_ext.guides.matrix_normal import Blocks, Factors, _join, _split
 from numpyro_ext.guides.normal import _solve_lower
+from numpyro_ext.score.overflow import LENIENCE, Verdict, judged
 from numpyro_ext.score.regression.base import TRUST, ClosedForm
 from numpyro_ext.score.regression.full import (
     SPARE_PAIRS,
@@ -177,14 +180,44 @@ class MatrixNormalForm(ClosedForm[MatrixNormalRegression]):
         log_density: jax.Array | None = None,
     ) -> tuple[MatrixNormalRegression, Parameters]:
         blocks, factors = self.density.blocks(), self.density.factors(parameters)
-        state = observe(state, factors, blocks, theta, score, self.decay, total)
+        observed = observe(state, factors, blocks, theta, score, self.decay, total)
+        verdict = _verdict(state, factors, blocks, score)
+        state = verdict.choose(_lenient(state), self.initial(parameters), observed)
 
         def moved(parameters: Parameters) -> Parameters:
             changed = updated_factors(state, factors, blocks, self.trust)
             updated: Parameters = self.density.set_factors(parameters, changed)
             return updated
 
-        return state, lax.cond(is_warm(state, blocks), moved, lambda same: same, parameters)
+        ready = verdict.sound & is_warm(state, blocks)
+        return state, lax.cond(ready, moved, lambda same: same, parameters)
+
+
+def _verdict(
+    state: MatrixNormalRegression, factors: Factors, blocks: Blocks, score: jax.Array
+) -> Verdict:
+    """Of the latest scores (2 K, D) and those seen before, whitened by the present guide."""
+    score_differences, rest = _split(halves(score), blocks)
+    latest = jnp.square(rest * factors.scale).sum(-1).mean()
+    seen = (state.rest.score_covariance * jnp.square(factors.scale)).sum()
+    matrices = zip(blocks.matrices, score_differences, state.matrices, strict=True)
+    for (name, _, (_, columns)), e, moments in matrices:
+        row, column = factors.matrices[name]
+        latest = latest + jnp.square(row.T @ e @ column).sum((-1, -2)).mean()
+        # The moments of the rows have been whitened by the column factor without its level.
+        row = row * _unit(column)[1]
+        seen = seen + columns * (row * (moments.rows.score_covariance @ row)).sum()
+    return judged(seen, latest)
+
+
+def _lenient(state: MatrixNormalRegression) -> MatrixNormalRegression:
+    """The state after pairs that were left out."""
+
+    def wider(block: BlockMoments) -> BlockMoments:
+        return block._replace(score_covariance=LENIENCE * block.score_covariance)
+
+    matrices = tuple(MatrixMoments(wider(one.rows), wider(one.columns)) for one in state.matrices)
+    return state._replace(matrices=matrices, rest=wider(state.rest))
 
 
 def updated_factors(

@@ -48,6 +48,10 @@ The steps fall to 0 along a half cosine.
 *Weights*. Scores tell weights only where components overlap, so values of f are used in both
 halves: log w_k moves by b (E_k[f] - E_q[f]), at most by 0.1, with b = 0.1 / (1 + 0.1 v) and v the
 mean square of E_k[f] - E_q[f] so far. Constants in log pi do not matter.
+
+Iterations with scores that come from an overflow are left out, see
+:mod:`numpyro_ext.score.overflow`: each component's scores are compared with its own earlier
+ones since it last started.
 """
 
 from __future__ import annotations
@@ -63,6 +67,7 @@ from jax.scipy.special import logsumexp
 
 from numpyro_ext.guides.flat_density import Parameters
 from numpyro_ext.guides.mixture import Components
+from numpyro_ext.score.overflow import LENIENCE, Verdict, judged
 from numpyro_ext.score.regression.base import ClosedForm
 from numpyro_ext.score.regression.pairs import averaged
 
@@ -108,7 +113,8 @@ class MixtureRegression(NamedTuple):
 
     ``cost`` (K,) is c, ``value_square`` (K,) the mean square v and ``residual`` () the mean
     square of R. ``num_updates`` and ``num_restarts`` are counts (). ``matching`` says whether the
-    search is over.
+    search is over. ``score_square`` (K,) is the mean square of each component's whitened scores, 0
+    before there are any.
     """
 
     num_updates: jax.Array
@@ -118,6 +124,7 @@ class MixtureRegression(NamedTuple):
     residual: jax.Array
     start: Start
     matching: jax.Array
+    score_square: jax.Array
 
 
 class Step(NamedTuple):
@@ -219,6 +226,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
             jnp.ones((), dtype),
             start,
             jnp.asarray(False),
+            jnp.zeros(number, dtype),
         )
 
     def update(
@@ -237,6 +245,8 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         own = jnp.arange(len(theta)) % number
         root = components.scale_tril
         residual = jnp.einsum("nji,nj->ni", root[own], score - points.score)
+        latest = jnp.square(jnp.einsum("nji,nj->ni", root[own], score)).sum(-1)
+        latest = latest.reshape(-1, number).mean(0)
         progress, length = _progress(state.num_updates, total, dim, dtype)
         # Steps after a run, or in a longer one, do not search again.
         least = jnp.where(state.matching, SEARCH_SHARE, 0.0).astype(dtype)
@@ -270,13 +280,33 @@ class MixtureForm(ClosedForm[MixtureRegression]):
             averaged(state.residual, jnp.square(residual).mean(), jnp.asarray(RECENT, dtype)),
             state.start,
             ~searching,
+            _seen(state.score_square, latest),
         )
         moved = move(components, step, self.trust)
         last = SEARCH_SHARE * jnp.where(total > 0, total, UNKNOWN_ITERATIONS)
         due = searching & (updated.num_updates % length == 0)
         due &= updated.num_updates + length <= last
         updated, moved = _restarted(updated, moved, points.standard, due)
+        each = judged(state.score_square, latest)
+        verdict = Verdict(each.wild.any(), each.spoilt.any())
+        later = state._replace(num_updates=state.num_updates + 1, matching=~searching)
+        lenient = later._replace(
+            score_square=jnp.where(each.wild, LENIENCE, 1.0) * state.score_square
+        )
+        fresh = later._replace(
+            value_square=jnp.zeros_like(state.value_square),
+            residual=jnp.ones_like(state.residual),
+            score_square=jnp.where(each.spoilt, latest, state.score_square),
+        )
+        updated = verdict.choose(lenient, fresh, updated)
+        moved = verdict.choose(components, components, moved)
         return updated, self.density.set_components(parameters, moved)
+
+
+def _seen(before: jax.Array, latest: jax.Array) -> jax.Array:
+    """Mean squares (K,) of scores, the latest among them."""
+    found: jax.Array = averaged(before, latest, jnp.asarray(RECENT, latest.dtype))
+    return jnp.where(before > 0.0, found, latest)
 
 
 def natural_step(standard: jax.Array, residual: jax.Array) -> Step:
@@ -474,7 +504,10 @@ def _restarted(
     fresh = due & (jnp.arange(number) == least)
     loc = jnp.where(fresh[:, None], loc, components.loc)
     root = jnp.where(fresh[:, None, None], root, components.scale_tril)
-    state = state._replace(num_restarts=state.num_restarts + due.astype(jnp.int32))
+    state = state._replace(
+        num_restarts=state.num_restarts + due.astype(jnp.int32),
+        score_square=jnp.where(fresh, 0.0, state.score_square),
+    )
     # Light: it is drawn to where the rest of the guide lacks mass, and gains weight there.
     others = logsumexp(jnp.where(fresh, -jnp.inf, components.logits))
     logits = jnp.where(fresh, others + FIRST_LOG_WEIGHT, components.logits)

@@ -60,6 +60,9 @@ tolerated in the mean, 20 above, is multiplied by 10^-lambda: coordinates with m
 early and average for longer, and those without it are left as they are. When T is unknown, rates
 are those in the middle of a run of 2 t iterations, and at least 2,000, with the steps of the mean
 falling as 1 / t.
+
+*Overflow.* Pairs with scores that are finite and yet many orders too large are left out, see
+:mod:`pyro_ext.score.overflow`; the schedule goes on.
 """
 
 from __future__ import annotations
@@ -71,6 +74,7 @@ import torch
 from torch import Tensor
 
 from pyro_ext.guides.flat_density import Moments, Parameters
+from pyro_ext.score.overflow import LENIENCE, Verdict, judged
 from pyro_ext.score.regression.base import ClosedForm
 from pyro_ext.score.regression.full import SPARE_PAIRS, free_share
 from pyro_ext.score.regression.pairs import Count, advanced, averaged, halves, next_weight
@@ -174,11 +178,34 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
             temperature=max(now.temperature, state.temperature),
             coldness=0.0 if warm else now.coldness,
         )
+        verdict = _verdict(state, moments, score)
+        if not verdict.sound:
+            return verdict.choose(*_left_out(state, now), state), parameters
         state = observe(state, moments, theta, score, self.decay, now)
         if state.seen.num_pairs < 1 + SPARE_PAIRS:
             return state, parameters
         moments = updated_moments(state, moments, now, self.trust)
         return state, self.density.set_moments(parameters, moments)
+
+
+def _verdict(state: DiagonalRegression, moments: Moments, score: Tensor) -> Verdict:
+    """Of the latest scores (2 K, D) and those seen before, in units of the present scales."""
+    seen = (state.response * moments.scale.square().square()).sum()
+    latest = (halves(score) * moments.scale).square().sum(-1).mean()
+    return judged(float(seen), float(latest))
+
+
+def _left_out(
+    state: DiagonalRegression, now: Schedule
+) -> tuple[DiagonalRegression, DiagonalRegression]:
+    """The next states without the latest pairs, and without any: the schedule goes on in both."""
+    later = state.seen._replace(num_updates=state.seen.num_updates + 1)
+    lenient = state._replace(
+        seen=later, response=LENIENCE * state.response, temperature=now.temperature
+    )
+    none = Count(later.num_updates)
+    square, slope, response, score, noise = (torch.zeros_like(x) for x in state[1:-1])
+    return lenient, DiagonalRegression(none, square, slope, response, score, noise, now.temperature)
 
 
 def observe(
@@ -192,10 +219,11 @@ def observe(
     """Add scores (2 K, D) taken at mirrored points theta (2 K, D), which this guide drew."""
     z, y = halves(theta) / moments.scale, -halves(score) / moments.scale
     center = score.mean(0)
-    weight = max(next_weight(state.seen, decay), now.rate)
+    first = state.seen.num_pairs == 0
+    weight = 1.0 if first else max(next_weight(state.seen, decay), now.rate)
     count = advanced(state.seen, len(z), weight)
     # The average of the first scores is a plain one, whatever its rate.
-    score_weight = max(now.score_rate, 1.0 / count.num_updates)
+    score_weight = max(now.score_rate, 1.0 if first else 1.0 / count.num_updates)
     before = state.square, state.slope, state.response, state.score_noise
     latest = (
         z.square().mean(0),

@@ -26,9 +26,9 @@ In its eigenbasis row i of the slope has noise variance r_i / n in each entry, s
   most one unit of Mahalanobis distance. These two averages forget faster at first, see
   :func:`~pyro_ext.score.regression.pairs.next_mean_weight`.
 
-*Overflow.* A draw far out can meet a density that overflows, with a score that is finite and yet
-thirty orders too large. It would rule V^-1 C for ever: the guide would shrink to nothing. So pairs
-whose scores are beyond all that was seen are left out, see :func:`screened`.
+*Overflow.* One score that is finite and yet thirty orders too large would rule V^-1 C for ever: the
+guide would shrink to nothing. Pairs with such scores are left out, see
+:mod:`pyro_ext.score.overflow`.
 
 The fixed point has E_q[score] = 0 and -E_q[grad score] = P, which by Stein's identity is where
 the evidence lower bound is stationary. Without noise it is reached exactly for a Normal target,
@@ -43,6 +43,7 @@ import torch
 from torch import Tensor
 
 from pyro_ext.guides.flat_density import Moments, Parameters
+from pyro_ext.score.overflow import LENIENCE, judged
 from pyro_ext.score.regression.base import TRUST, ClosedForm
 from pyro_ext.score.regression.pairs import (
     DECAY,
@@ -58,11 +59,6 @@ from pyro_ext.score.regression.pairs import (
 SPARE_PAIRS = 5
 # The share of the noise (in units of D r) that a guide may outrun when it widens.
 _HASTE = 3.0
-#: In mean square, the scores of a pair may be so many times those seen before; and those before so
-#: many times the pair's.
-_WILD, _SPOILT = 1e8, 1e12
-#: How much more is let in after each pair that was left out.
-_LENIENCE = 1.5
 
 
 class BlockMoments(NamedTuple):
@@ -128,11 +124,6 @@ def screened(
 ) -> tuple[Regression, bool]:
     """The next state without scores that come from an overflow, and whether it rests on the pairs.
 
-    Scores are compared in coordinates whitened by the present guide, in mean square, where noise
-    of finite variance is beyond ``_WILD`` times its mean with a probability below 1 / ``_WILD``.
-    A pair that is wilder counts for nothing but that the next may be wilder. Where it is the
-    earlier ones that are beyond ``_SPOILT`` times the latest, it was they, and all begins anew.
-
     Parameters
     ----------
     before, after : Regression
@@ -141,17 +132,11 @@ def screened(
     score : tensor (2 K, D)
     """
     covariance = before.block.score_covariance
-    latest = float((halves(score) @ scale_tril).square().sum(-1).mean())
-    seen = float((scale_tril * (covariance @ scale_tril)).sum())
-    # Flat densities have no scores to compare with.
-    if not (seen > 0.0 and latest > 0.0):
-        return after, True
-    if latest > _WILD * seen:
-        block = before.block._replace(score_covariance=_LENIENCE * covariance)
-        return before._replace(block=block), False
-    if seen > _SPOILT * latest:
-        return initial_regression(before.mean_theta), False
-    return after, True
+    latest = (halves(score) @ scale_tril).square().sum(-1).mean()
+    verdict = judged(float((scale_tril * (covariance @ scale_tril)).sum()), float(latest))
+    lenient = before._replace(block=before.block._replace(score_covariance=LENIENCE * covariance))
+    fresh = initial_regression(before.mean_theta)
+    return verdict.choose(lenient, fresh, after), verdict.sound
 
 
 def is_warm(regression: Regression) -> bool:

@@ -42,6 +42,8 @@ started far away is approached more slowly where it is small.
 The fixed point is that of the evidence lower bound for any target. Where target and guide have the
 same form and there is no noise, no regression has a residual; otherwise what the family cannot
 follow acts as noise that vanishes with n.
+
+Pairs with scores that come from an overflow are left out, see :mod:`pyro_ext.score.overflow`.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ from torch import Tensor
 from torch.distributions import transform_to
 
 from pyro_ext.guides.flat_density import Parameters
+from pyro_ext.score.overflow import LENIENCE, Verdict, judged
 from pyro_ext.score.regression.base import ClosedForm
 from pyro_ext.score.regression.full import (
     SPARE_PAIRS,
@@ -144,6 +147,9 @@ class LowRankForm(ClosedForm[LowRankRegression]):
         log_density: Tensor | None = None,
     ) -> tuple[LowRankRegression, Parameters]:
         moments = self._moments(parameters)
+        verdict = _verdict(state, moments, score)
+        if not verdict.sound:
+            return verdict.choose(_lenient(state), self.initial(parameters), state), parameters
         state = observed(state, moments, theta, score, self.decay)
         if state.seen.num_pairs < moments.factor.shape[1] + 1 + SPARE_PAIRS:
             return state, parameters
@@ -199,6 +205,25 @@ def observed(
     )
     seen = advanced(state.seen, pairs, weight)
     return LowRankRegression(seen, *means, *averaged(tuple(state[3:]), latest, weight))
+
+
+def _verdict(state: LowRankRegression, moments: LowRankMoments, score: Tensor) -> Verdict:
+    """Of the latest scores (2 K, D) and those seen before, in units of the present guide.
+
+    What lies in the span of the factor is counted twice, which matters to no verdict.
+    """
+    frame, e = frame_of(moments), halves(score)
+    seen = (state.score_covariance * moments.scale.square()).sum() + state.factor_score.trace()
+    latest = (e * moments.scale).square().sum(-1) + (e @ frame.from_factor).square().sum(-1)
+    return judged(float(seen), float(latest.mean()))
+
+
+def _lenient(state: LowRankRegression) -> LowRankRegression:
+    """The state after pairs that were left out."""
+    return state._replace(
+        score_covariance=LENIENCE * state.score_covariance,
+        factor_score=LENIENCE * state.factor_score,
+    )
 
 
 def updated_guide(

@@ -37,6 +37,8 @@ Coordinates that belong to no matrix are regressions of one coordinate each.
 
 The fixed point has E_q[S] = 0, -E_q[S (W - M)^T] = p I and -E_q[S^T (W - M)] = n I in whitened
 coordinates, where the evidence lower bound is stationary.
+
+Pairs with scores that come from an overflow are left out, see :mod:`pyro_ext.score.overflow`.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ from torch import Tensor
 from pyro_ext.guides.flat_density import Parameters
 from pyro_ext.guides.matrix_normal import Blocks, Factors, _join, _split
 from pyro_ext.guides.normal import _solve_lower
+from pyro_ext.score.overflow import LENIENCE, Verdict, judged
 from pyro_ext.score.regression.base import TRUST, ClosedForm
 from pyro_ext.score.regression.full import (
     SPARE_PAIRS,
@@ -168,11 +171,41 @@ class MatrixNormalForm(ClosedForm[MatrixNormalRegression]):
         log_density: Tensor | None = None,
     ) -> tuple[MatrixNormalRegression, Parameters]:
         blocks, factors = self.density.blocks(), self.density.factors(parameters)
+        verdict = _verdict(state, factors, blocks, score)
+        if not verdict.sound:
+            return verdict.choose(_lenient(state), self.initial(parameters), state), parameters
         state = observe(state, factors, blocks, theta, score, self.decay, total)
         if not is_warm(state, blocks):
             return state, parameters
         changed = updated_factors(state, factors, blocks, self.trust)
         return state, self.density.set_factors(parameters, changed)
+
+
+def _verdict(
+    state: MatrixNormalRegression, factors: Factors, blocks: Blocks, score: Tensor
+) -> Verdict:
+    """Of the latest scores (2 K, D) and those seen before, whitened by the present guide."""
+    score_differences, rest = _split(halves(score), blocks)
+    latest = (rest * factors.scale).square().sum(-1).mean()
+    seen = (state.rest.score_covariance * factors.scale.square()).sum()
+    matrices = zip(blocks.matrices, score_differences, state.matrices, strict=True)
+    for (name, _, (_, columns)), e, moments in matrices:
+        row, column = factors.matrices[name]
+        latest = latest + (row.T @ e @ column).square().sum((-1, -2)).mean()
+        # The moments of the rows have been whitened by the column factor without its level.
+        row = row * _unit(column)[1]
+        seen = seen + columns * (row * (moments.rows.score_covariance @ row)).sum()
+    return judged(float(seen), float(latest))
+
+
+def _lenient(state: MatrixNormalRegression) -> MatrixNormalRegression:
+    """The state after pairs that were left out."""
+
+    def wider(block: BlockMoments) -> BlockMoments:
+        return block._replace(score_covariance=LENIENCE * block.score_covariance)
+
+    matrices = tuple(MatrixMoments(wider(one.rows), wider(one.columns)) for one in state.matrices)
+    return state._replace(matrices=matrices, rest=wider(state.rest))
 
 
 def updated_factors(

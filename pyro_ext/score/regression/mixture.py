@@ -48,6 +48,10 @@ The steps fall to 0 along a half cosine.
 *Weights*. Scores tell weights only where components overlap, so values of f are used in both
 halves: log w_k moves by b (E_k[f] - E_q[f]), at most by 0.1, with b = 0.1 / (1 + 0.1 v) and v the
 mean square of E_k[f] - E_q[f] so far. Constants in log pi do not matter.
+
+Iterations with scores that come from an overflow are left out, see
+:mod:`pyro_ext.score.overflow`: each component's scores are compared with its own earlier
+ones since it last started.
 """
 
 from __future__ import annotations
@@ -60,6 +64,7 @@ from torch import Tensor
 
 from pyro_ext.guides.flat_density import Parameters
 from pyro_ext.guides.mixture import Components
+from pyro_ext.score.overflow import LENIENCE, Verdict, judged
 from pyro_ext.score.regression.base import ClosedForm
 
 #: Share of the run that is search, and step of the components in it.
@@ -103,7 +108,8 @@ class MixtureRegression(NamedTuple):
     """What was seen so far.
 
     ``cost`` (K,) is c, ``value_square`` (K,) the mean square v and ``residual`` () the mean
-    square of R. ``matching`` says whether the search is over.
+    square of R. ``matching`` says whether the search is over. ``score_square`` (K,) is the
+    mean square of each component's whitened scores, 0 before there are any.
     """
 
     num_updates: int
@@ -113,6 +119,7 @@ class MixtureRegression(NamedTuple):
     residual: Tensor
     start: Start
     matching: bool
+    score_square: Tensor
 
 
 class Step(NamedTuple):
@@ -204,7 +211,8 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         width = diagonal.log().mean(-1)
         start = Start(center, square.sqrt(), torch.stack([width.min(), width.max()]))
         of_components = center.new_ones(number), center.new_zeros(number)
-        return MixtureRegression(0, 0, *of_components, center.new_ones(()), start, False)
+        square = center.new_zeros(number)
+        return MixtureRegression(0, 0, *of_components, center.new_ones(()), start, False, square)
 
     def update(
         self,
@@ -217,13 +225,19 @@ class MixtureForm(ClosedForm[MixtureRegression]):
     ) -> tuple[MixtureRegression, Parameters]:
         components = self.density.components(parameters)
         number, dim = components.loc.shape
-        points = evaluate(components, theta)
         own = torch.arange(len(theta), device=theta.device) % number
         root = components.scale_tril
-        residual = torch.einsum("nji,nj->ni", root[own], score - points.score)
         progress, length = _progress(state.num_updates, total, dim)
         # Steps after a run, or in a longer one, do not search again.
         progress = max(progress, SEARCH_SHARE) if state.matching else progress
+        matching = progress >= SEARCH_SHARE
+        latest = torch.einsum("nji,nj->ni", root[own], score).square().sum(-1)
+        latest = latest.reshape(-1, number).mean(0)
+        left_out = _left_out(state._replace(matching=matching), latest)
+        if left_out is not None:
+            return left_out, parameters
+        points = evaluate(components, theta)
+        residual = torch.einsum("nji,nj->ni", root[own], score - points.score)
         late = max(progress - SEARCH_SHARE, 0.0) / (1.0 - SEARCH_SHARE)
         falling = 0.5 * (1.0 + math.cos(math.pi * late))
         if progress < SEARCH_SHARE:
@@ -244,7 +258,8 @@ class MixtureForm(ClosedForm[MixtureRegression]):
             value_square,
             torch.lerp(state.residual, residual.square().mean(), RECENT),
             state.start,
-            progress >= SEARCH_SHARE,
+            matching,
+            _seen(state.score_square, latest),
         )
         moved = move(components, step, self.trust)
         last = SEARCH_SHARE * (total if total > 0 else UNKNOWN_ITERATIONS)
@@ -252,6 +267,29 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         if due and updated.num_updates + length <= last:
             updated, moved = _restarted(updated, moved, points.standard)
         return updated, self.density.set_components(parameters, moved)
+
+
+def _seen(before: Tensor, latest: Tensor) -> Tensor:
+    """Mean squares (K,) of scores, the latest among them."""
+    return torch.where(before > 0.0, torch.lerp(before, latest, RECENT), latest)
+
+
+def _left_out(state: MixtureRegression, latest: Tensor) -> MixtureRegression | None:
+    """The next state without the latest scores, of mean squares (K,); None if they are sound."""
+    seen = state.score_square
+    each = [judged(*both) for both in zip(seen.tolist(), latest.tolist(), strict=True)]
+    verdict = Verdict(any(one.wild for one in each), any(one.spoilt for one in each))
+    if verdict.sound:
+        return None
+    later = state._replace(num_updates=state.num_updates + 1)
+    wild, spoilt = (seen.new_tensor(flags, dtype=torch.bool) for flags in zip(*each, strict=True))
+    lenient = later._replace(score_square=torch.where(wild, LENIENCE * seen, seen))
+    fresh = later._replace(
+        value_square=torch.zeros_like(state.value_square),
+        residual=torch.ones_like(state.residual),
+        score_square=torch.where(spoilt, latest, seen),
+    )
+    return verdict.choose(lenient, fresh, later)
 
 
 def natural_step(standard: Tensor, residual: Tensor) -> Step:
@@ -441,7 +479,9 @@ def _restarted(
         heaviest = int(components.logits.argmax())
         loc[least] = components.loc[heaviest] + REACH * components.scale_tril[heaviest] @ noise
         root[least] = math.exp(-share * NARROWEST) * components.scale_tril[heaviest]
-    state = state._replace(num_restarts=state.num_restarts + 1)
+    square = state.score_square.clone()
+    square[least] = 0.0
+    state = state._replace(num_restarts=state.num_restarts + 1, score_square=square)
     # Light: it is drawn to where the rest of the guide lacks mass, and gains weight there.
     logits = components.logits.clone()
     logits[least] = -math.inf
