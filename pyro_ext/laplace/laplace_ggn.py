@@ -19,7 +19,7 @@ from pyro_ext.laplace.gaussian import Precision, precision_of
 from pyro_ext.laplace.likelihood import LikelihoodCurvature
 from pyro_ext.laplace.prior import ConditionalPrior
 from pyro_ext.optim import OptimizerLike
-from pyro_ext.options import check_count, describe
+from pyro_ext.options import check_count, check_names, describe
 from pyro_ext.stein import DirectionEngine
 from pyro_ext.target import Data, LogDensity
 
@@ -118,9 +118,8 @@ class LaplaceGGN(DirectionEngine):
         hyperparameters_every: int = 20,
         **options: Any,
     ) -> None:
-        for name, value in (("sites", sites), ("hyperparameters", hyperparameters)):
-            if isinstance(value, str):
-                raise ArgumentError(f"Expected {name} to be a sequence of names, found {value!r}.")
+        check_names("sites", sites, optional=True)
+        check_names("hyperparameters", hyperparameters, optional=True)
         if prior not in (None, "diagonal", "hessian"):
             raise ArgumentError(
                 f"Expected prior to be 'diagonal', 'hessian' or None, found {prior!r}."

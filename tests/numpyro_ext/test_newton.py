@@ -404,8 +404,6 @@ def test_bad_options_are_refused() -> None:
         SVN(gaussian, system="half")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="optimizer with sites"):
         SVN(gaussian, sites=["z"])
-    with pytest.raises(ArgumentError, match="sequence of names"):
-        SVN(gaussian, optax.sgd(0.1), sites="z")
     with pytest.raises(ArgumentError, match="gradient at each pair"):
         SVN(gaussian, kernel=kernels.RandomFeature(3)).run(KEY, 1, progress_bar=False)
     with pytest.raises(ArgumentError, match="solver among"):

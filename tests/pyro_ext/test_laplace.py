@@ -374,8 +374,6 @@ def test_jacobians_of_constrained_sites_count() -> None:
     ("options", "message"),
     [
         ({"curvature": "dense"}, "curvature"),
-        ({"sites": "w"}, "sequence"),
-        ({"hyperparameters": "w"}, "sequence"),
         ({"prior": "full"}, "prior"),
         ({"sites": ["w"], "hyperparameters": ["w"]}, "both"),
         ({"hyperparameters_every": 0}, "hyperparameters_every"),
