@@ -194,7 +194,6 @@ class SVN(ParticleEngine):
         self.trust_radius = trust_radius
         self.curvature_every = curvature_every
         self._program: ProgramCurvature | None = None
-        self._optimizer: EngineOptimizer | None = None
         self._moved: Tensor | None = None
         self._others: Tensor | None = None
         self._cached: Curvature | None = None

@@ -397,6 +397,9 @@ def test_runs_go_on_exactly(options: dict[str, Any], tmp_path: Any) -> None:
     state = again.load(tmp_path / "state.npz", X, Y, 4)
     rest = again.run(KEY, 3, X, Y, 4, init_state=state, progress_bar=False)
     np.testing.assert_array_equal(again.particles(rest.state), engine.particles(whole.state))
+    other = SVN(network, num_particles=3, **{**options, "optim": optax.sgd(0.1, momentum=0.9)})
+    with pytest.raises(ArgumentError, match="optimizer"):
+        other.load(tmp_path / "state.npz", X, Y, 4)
 
 
 def test_bad_options_are_refused() -> None:

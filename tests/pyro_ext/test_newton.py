@@ -416,6 +416,10 @@ def test_runs_go_on_exactly(options: dict[str, Any], tmp_path: Any) -> None:
     again.load(tmp_path / "state.pt")
     again.run(3, *ARGUMENTS, progress_bar=False)
     torch.testing.assert_close(again.particles, whole.particles, rtol=0.0, atol=0.0)
+    other = SVN(network, num_particles=3, **{**options, "optim": pyro.optim.SGD({"lr": 0.1})})
+    other.load(tmp_path / "state.pt")
+    with pytest.raises(ArgumentError, match=r"other settings.*'optimizer': 'SGD'"):
+        other.setup(*ARGUMENTS)
 
 
 def test_bad_options_are_refused() -> None:
