@@ -314,6 +314,27 @@ def test_hyperparameters_maximise_the_evidence(tmp_path: Path) -> None:
         scaled_engine(curvature="diag").load(tmp_path / "state", X, Y, 8)
 
 
+def test_steps_that_are_not_finite_leave_the_gradient_of_the_determinant() -> None:
+    bad = X.copy()
+    bad[3, 1] = np.nan
+    engine = LaplaceGGN(
+        scaled_regression,
+        optax.sgd(1e-3),
+        hyperparameters=["tau", "noise"],
+        hyperparameters_every=3,
+        on_nonfinite="skip",
+    )
+    start, found = engine.init(KEY, X, Y), []
+    # Bad ones where the gradient is kept, and where it is to be renewed.
+    for designs in ((X, X, X, X, X), (X, bad, X, X, bad, X, X)):
+        state = start
+        for design in designs:
+            state, _ = engine.update(state, design, Y)
+        assert int(state.skipped) == len(designs) - 5
+        found.append(engine.particles(state))
+    np.testing.assert_array_equal(*found)
+
+
 def classification(x: Any, y: Any) -> None:
     w = numpyro.sample("w", dist.Normal(jnp.zeros(3), 1.5).to_event(1))
     b = numpyro.sample("b", dist.Normal(0.0, 3.0))

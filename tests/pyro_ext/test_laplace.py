@@ -310,6 +310,27 @@ def test_hyperparameters_maximise_the_evidence(tmp_path: Path) -> None:
         wrong.setup(x, y, 8)
 
 
+def test_steps_that_are_not_finite_leave_the_gradient_of_the_determinant() -> None:
+    bad = x.clone()
+    bad[3, 1] = torch.nan
+    found = []
+    # Bad ones where the gradient is kept, and where it is to be renewed.
+    for designs in ((x, x, x, x, x), (x, bad, x, x, bad, x, x)):
+        engine = LaplaceGGN(
+            scaled_regression,
+            pyro.optim.SGD({"lr": 1e-3}),
+            seed=0,
+            hyperparameters=["tau", "noise"],
+            hyperparameters_every=3,
+            on_nonfinite="skip",
+        )
+        for design in designs:
+            engine.step(design, y)
+        assert engine.num_skipped == len(designs) - 5
+        found.append(engine.particles)
+    np.testing.assert_array_equal(*found)
+
+
 def classification(x: Any, y: Any) -> None:
     w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.5).to_event(1))
     b = pyro.sample("b", dist.Normal(0.0, 3.0))
