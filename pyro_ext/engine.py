@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 
 from pyro_ext.errors import ArgumentError, NonFiniteError
 from pyro_ext.gradients import GradientEstimator, ScoreEstimate, default_estimator
-from pyro_ext.optim import OptimizerLike
+from pyro_ext.optim import EngineOptimizer, OptimizerLike
 from pyro_ext.options import check_count, describe, described, is_count
 from pyro_ext.target import Data, LogDensity
 
@@ -119,6 +119,7 @@ class Engine(ABC):
             )
         self.model = model
         self.optim = optim
+        self._optimizer: EngineOptimizer | None = None
         self.on_nonfinite = on_nonfinite
         self.num_steps_taken = 0
         self.num_skipped = 0
@@ -171,6 +172,7 @@ class Engine(ABC):
         return {
             "likelihood_temperature": repr(self.target.likelihood_temperature),
             "estimator": describe(self.estimator),
+            "optimizer": "none" if self._optimizer is None else self._optimizer.description,
         }
 
     @abstractmethod

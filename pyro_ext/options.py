@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,24 @@ def check_number(
         bound = "" if math.isinf(most) else f" and <= {most:g}"
         raise ArgumentError(
             f"Expected {name} to be a finite number > {above:g}{bound}, found {described(value)}."
+        )
+
+
+def check_names(name: str, value: Any, *, optional: bool = False) -> None:
+    """See that an option is a sequence of names, not one name; or None, if that is allowed.
+
+    Raises
+    ------
+    ArgumentError
+        It is not.
+    """
+    if value is None and optional:
+        return
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    if not several or not all(isinstance(each, str) for each in value):
+        raise ArgumentError(
+            f"Expected {name} to be a sequence of names of sites, such as ['w', 'b'], found "
+            f"{described(value)}."
         )
 
 

@@ -109,3 +109,16 @@ def test_kernels_of_users_need_not_be_dataclasses(package: str) -> None:
             return particles @ particles.T
 
     assert repr(Own()) == "Own()"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("name", ["sites", "hyperparameters"])
+@pytest.mark.parametrize("value", [3, "w", [3], ["w", None], np.ones(3), {"w": 1}])
+def test_sites_are_a_sequence_of_names(package: str, name: str, value: Any) -> None:
+    module, model = importlib.import_module(package), models(package).gaussian_five
+    wanted = f"Expected {name} to be a sequence of names"
+    with pytest.raises(module.errors.ArgumentError, match=wanted):
+        module.LaplaceGGN(model, None, **{name: value})
+    if name == "sites":
+        with pytest.raises(module.errors.ArgumentError, match=wanted):
+            module.SVN(model, sites=value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,6 +161,11 @@ class Trainer(Protocol):
 
     def said(self) -> dict[str, float]:
         """What the engine says about itself, such as how many steps were not finite."""
+
+
+@runtime_checkable
+class NewtonTrainer(Trainer, Protocol):
+    """Runs of Newton steps, which have a curvature."""
 
     def curvature(self) -> tuple[dict[str, slice], Floats]:
         """Where each site is, and the curvature of all rows at every particle, (P, D, D)."""

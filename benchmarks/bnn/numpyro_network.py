@@ -153,8 +153,12 @@ class EngineTrainer:
         """See :class:`~benchmarks.bnn.methods.Trainer`."""
         return {"skipped": float(self.state.skipped)}
 
+
+class NewtonTrainer(EngineTrainer):
+    """Runs of Newton steps; see :class:`~benchmarks.bnn.methods.NewtonTrainer`."""
+
     def curvature(self) -> tuple[dict[str, slice], Floats]:
-        """See :class:`~benchmarks.bnn.methods.Trainer`."""
+        """See :class:`~benchmarks.bnn.methods.NewtonTrainer`."""
         target, data = self.engine.target, self.engine.data
         found = ProgramCurvature(target, data, CurvatureOptions("full"))
         at = jax.jit(lambda z: found.at(target, z, data, None, self._key).dense())
@@ -202,12 +206,10 @@ class VariationalTrainer:
         """See :class:`~benchmarks.bnn.methods.Trainer`."""
         return {}
 
-    def curvature(self) -> tuple[dict[str, slice], Floats]:
-        """Not of a guide."""
-        raise NotImplementedError
-
 
 def trainer(method: Method, setting: Setting) -> EngineTrainer | VariationalTrainer:
     """Runs of a method."""
-    kind = VariationalTrainer if method.engine == "MFVI" else EngineTrainer
+    if method.family == "variational":
+        return VariationalTrainer(method, setting)
+    kind = NewtonTrainer if method.family == "Newton" else EngineTrainer
     return kind(method, setting)

@@ -12,7 +12,15 @@ import numpy as np
 from benchmarks import datasets, records
 from benchmarks.bnn import protocol, report
 from benchmarks.bnn.figures import figures, network_output, regression_figures
-from benchmarks.bnn.methods import KERNELS, METHODS, NEWTON_SHARE, Draws, Floats, Method
+from benchmarks.bnn.methods import (
+    KERNELS,
+    METHODS,
+    NEWTON_SHARE,
+    Draws,
+    Floats,
+    Method,
+    NewtonTrainer,
+)
 from benchmarks.bnn.protocol import Budget, Rows
 from benchmarks.datasets import Split
 from benchmarks.images.training import Book
@@ -265,6 +273,7 @@ def matrices(
 
     def work(record: Record) -> None:
         trainer = protocol.make_trainer(backend, method, setting)
+        assert isinstance(trainer, NewtonTrainer)
         trainer.start(rows.x, rows.y, 0, candidate)
         done, found = 0, []
         for epoch in shown:

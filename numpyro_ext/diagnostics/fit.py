@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax import Array, random
 
 from numpyro_ext.engine import EngineState, RunResult, key_of_draws
@@ -26,11 +25,12 @@ from numpyro_ext.guides.flat_density import (
 )
 from numpyro_ext.options import check_count, check_number
 from numpyro_ext.target import Data, LogDensity
-from numpyro_ext.target.replay import replay
 
 #: Draws evaluated at once unless told otherwise, and the most numbers that these may hold.
 DRAW_CHUNK = 100
 DRAW_ELEMENTS = 2**24
+#: What to do about a batch.
+PASS_ALL_ROWS = "Pass all rows, as args=(...) and kwargs={...}."
 
 
 class FittedGuide(NamedTuple):
@@ -153,7 +153,7 @@ def target_of_engine(
         data = engine.data
     else:
         data = target.bind(*(args or ()), **dict(kwargs or {}))
-    require_all_rows(target, data)
+    target.require_all_rows(data, PASS_ALL_ROWS)
     return target, data
 
 
@@ -188,26 +188,8 @@ def target_of_model(
     if fitted:
         target = target.with_held({**target.held, **fitted})
     data = target.bind(*args, **kwargs)
-    require_all_rows(target, data)
+    target.require_all_rows(data, PASS_ALL_ROWS)
     return target, data
-
-
-def require_all_rows(target: LogDensity, data: Data) -> None:
-    """See that the arguments hold every row of every plate.
-
-    Raises
-    ------
-    ArgumentError
-        They hold a batch.
-    """
-    if not target.batch_plates:
-        return
-    origin = jnp.zeros((1, target.dim), target.dtype)
-    try:
-        replay(target, target.constrain(origin, data), data, groups=("observed",))
-    except ArgumentError as error:
-        found = str(error).split(" Pass ")[0]
-        raise ArgumentError(f"{found} Pass all rows, as args=(...) and kwargs={{...}}.") from error
 
 
 def chunk_sizes(num: int, dim: int, draw_chunk: int | None) -> list[int]:

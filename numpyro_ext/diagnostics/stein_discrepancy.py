@@ -27,11 +27,11 @@ import numpy as np
 from jax import Array, lax
 
 from numpyro_ext.diagnostics.fit import (
+    PASS_ALL_ROWS,
     check_temperature,
     chunk_sizes,
     draws,
     fitted_guide,
-    require_all_rows,
     state_of_engine,
     target_of_engine,
     target_of_model,
@@ -362,7 +362,7 @@ def _points(
             target, data = target_of_model(model, args, kwargs)
         else:
             data = target.bind(*(args or ()), **dict(kwargs or {}))
-            require_all_rows(target, data)
+            target.require_all_rows(data, PASS_ALL_ROWS)
         positions = jnp.asarray(fit, target.dtype)
         if positions.ndim != 2 or positions.shape[1] != target.dim:
             raise ArgumentError(

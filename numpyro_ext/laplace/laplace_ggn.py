@@ -20,7 +20,7 @@ from numpyro_ext.laplace.coordinates import Coordinates
 from numpyro_ext.laplace.gaussian import Precision, precision_of
 from numpyro_ext.laplace.likelihood import LikelihoodCurvature
 from numpyro_ext.laplace.prior import ConditionalPrior
-from numpyro_ext.options import check_count, describe
+from numpyro_ext.options import check_count, check_names, describe
 from numpyro_ext.stein import DirectionEngine
 from numpyro_ext.target import Data, LogDensity
 
@@ -118,9 +118,8 @@ class LaplaceGGN(DirectionEngine):
         hyperparameters_every: int = 20,
         **options: Any,
     ) -> None:
-        for name, value in (("sites", sites), ("hyperparameters", hyperparameters)):
-            if isinstance(value, str):
-                raise ArgumentError(f"Expected {name} to be a sequence of names, found {value!r}.")
+        check_names("sites", sites, optional=True)
+        check_names("hyperparameters", hyperparameters, optional=True)
         if prior not in (None, "diagonal", "hessian"):
             raise ArgumentError(
                 f"Expected prior to be 'diagonal', 'hessian' or None, found {prior!r}."
@@ -228,10 +227,13 @@ class LaplaceGGN(DirectionEngine):
         Raises
         ------
         ArgumentError
-            The curvature is singular, or not finite.
+            The arguments are a batch; or the curvature is singular, or not finite.
         """
         self._check_state(state)
         data = self._bind(args, kwargs) if args or kwargs else self.data
+        self.target.require_all_rows(
+            data, "Call fit_curvature(state, *args) with the arguments of all rows."
+        )
         position = self.particles(state)[0]
         precision = self._precision_at(position, data)
         self._fitted = np.asarray(position), data, precision
@@ -251,9 +253,9 @@ class LaplaceGGN(DirectionEngine):
         ArgumentError
             The curvature is singular, or the last arguments were a batch.
         """
-        precision = self._precision_of(state)
+        data, precision = self._fit(state)
         target = self.target
-        prior, likelihood = target.full_log_prior_and_likelihood(self.particles(state), self.data)
+        prior, likelihood = target.full_log_prior_and_likelihood(self.particles(state), data)
         dim = len(self._posterior(target).coordinates)
         value: Array = (prior + likelihood / target.likelihood_temperature)[0]
         return value + 0.5 * dim * math.log(2.0 * math.pi) - 0.5 * precision.log_determinant()
@@ -267,7 +269,7 @@ class LaplaceGGN(DirectionEngine):
     ) -> Array:
         number = DRAWS if num_samples is None else num_samples
         check_count("num_samples", number)
-        precision = self._precision_of(state)
+        _, precision = self._fit(state)
         key = key_of_draws(state) if rng_key is None else rng_key
         draws: Array = self._posterior(target).draws(
             precision, self.particles(state)[0], key, number
@@ -278,22 +280,17 @@ class LaplaceGGN(DirectionEngine):
         """What ``to_arviz`` says of the draws."""
         return {"sample_kind": "independent draws"}
 
-    def _precision_of(self, state: EngineState) -> Precision:
-        """The precision that is kept for a state, or a new one from the last arguments."""
+    def _fit(self, state: EngineState) -> tuple[Data, Precision]:
+        """All rows and the precision that are kept for a state, or those of the last arguments."""
         self._check_state(state)
-        target, position = self.target, np.asarray(self.particles(state)[0])
         if self._fitted is not None:
-            fitted, data, precision = self._fitted
-            same_data = data is self._data or target.batch_arguments
-            if same_data and np.array_equal(fitted, position):
-                return precision
-        if target.batch_arguments:
-            raise ArgumentError(
-                f"Expected arguments with all rows for the curvature of {type(self).__name__}, but "
-                "the model's plate is larger than the arguments given last. Call fit_curvature("
-                "state, *args) with the arguments of all rows first."
-            )
-        return self.fit_curvature(state)
+            position, data, precision = self._fitted
+            # A batch does not put an end to what all rows have said.
+            serves = data is self._data or bool(self.target.partial_plates(self.data))
+            if serves and np.array_equal(position, self.particles(state)[0]):
+                return data, precision
+        precision = self.fit_curvature(state)
+        return self.data, precision
 
     def _precision_at(self, position: Array, data: Data) -> Precision:
         """The precision at a position (D,), found to be positive definite."""

@@ -31,7 +31,7 @@ from numpyro_ext.kernels import (
     default_kernel,
     mixture,
 )
-from numpyro_ext.options import check_count, check_number, describe
+from numpyro_ext.options import check_count, check_names, check_number, describe
 from numpyro_ext.stein.damping import damping_scale, judge, within_radius
 from numpyro_ext.stein.newton_system import (
     REPULSIONS,
@@ -193,8 +193,7 @@ class SVN(ParticleEngine):
         ):
             if value not in allowed:
                 raise ArgumentError(f"Expected {name} to be one of {allowed}, found {value!r}.")
-        if isinstance(sites, str):
-            raise ArgumentError(f"Expected sites to be a sequence of names, found {sites!r}.")
+        check_names("sites", sites, optional=True)
         if not callable(step_size):
             check_number("step_size", step_size, most=1.0)
         check_number("damping", damping)

@@ -356,29 +356,14 @@ class LogDensity:
             arrays' rows do not fit a plate, or when observations are missing.
         """
         assert self._admitted is not None
-        recorder: PlateRecorder | None = None
-
-        def look(position: Array, data: Data) -> Array:
-            nonlocal recorder
-            recorder = PlateRecorder(self._controlled(self.first_rows()))
-            substitution = unconstraining(
-                self.layout.split(position), self.first_rows(), set(), self.observed_sites
-            )
-            trace = run_trace(
-                handlers.substitute(recorder, substitute_fn=substitution), data.args, data.kwargs
-            )
-            prior, likelihood = _prior_and_likelihood(trace, self.dtype)
-            return prior + likelihood
-
         try:
-            jax.eval_shape(look, jax.ShapeDtypeStruct((self.dim,), self.dtype), data)
+            recorder = self._recorded(data)
         except (ArgumentError, ModelCheckError):
             raise
         except (TypeError, ValueError, IndexError) as error:
             held = handlers.substitute(self.model, data=self.held)
             raise_row_mismatch(held, data, error, self.init_strategy)
             raise
-        assert recorder is not None
         fresh = {name: sizes for name, sizes in recorder.requested.items() if sizes[0] != sizes[1]}
         if fresh:
             sizes = {**self._sizes, **{name: size for name, (size, _) in fresh.items()}}
@@ -402,6 +387,47 @@ class LogDensity:
                 self.batch_plates[name] = DataPlate(name, size, count, -1)
             self.batch_arguments = True
         self._admitted.add(data.signature())
+
+    def _recorded(self, data: Data) -> PlateRecorder:
+        """The plates that the model meets with these arguments; only shapes are computed."""
+        recorder = PlateRecorder(self._controlled(self.first_rows()))
+
+        def look(position: Array, data: Data) -> Array:
+            substitution = unconstraining(
+                self.layout.split(position), self.first_rows(), set(), self.observed_sites
+            )
+            trace = run_trace(
+                handlers.substitute(recorder, substitute_fn=substitution), data.args, data.kwargs
+            )
+            prior, likelihood = _prior_and_likelihood(trace, self.dtype)
+            return prior + likelihood
+
+        jax.eval_shape(look, jax.ShapeDtypeStruct((self.dim,), self.dtype), data)
+        return recorder
+
+    def partial_plates(self, data: Data) -> dict[str, tuple[int, int]]:
+        """Plates that arguments hold a batch of: name to all rows, and those that are held."""
+        return {
+            name: (size, rows)
+            for name, (size, rows) in self._recorded(self._ready(data)).sizes.items()
+            if rows < size and name not in self.plates
+        }
+
+    def require_all_rows(self, data: Data, advice: str) -> None:
+        """See that arguments hold every row of every plate whose rows the engine does not choose.
+
+        ``advice`` says in the error what to do.
+
+        Raises
+        ------
+        ArgumentError
+            They hold a batch.
+        """
+        for name, (size, rows) in self.partial_plates(data).items():
+            raise ArgumentError(
+                f"Expected the full data: plate '{name}' has {size} rows, found arguments with "
+                f"{rows}. {advice}"
+            )
 
     def _ready(self, data: Data) -> Data:
         if self.constants_reason is None or not data.arrays:

@@ -39,6 +39,11 @@ Array = NDArray[Any]
 #: What :func:`replay` can compute.
 GROUPS = ("deterministic", "predictive", "log_likelihood", "observed")
 
+#: What to do about a batch.
+_PASS_ALL_ROWS = (
+    "Pass the arrays of all rows instead of a batch, or switch off the groups that need them."
+)
+
 #: Rows of a subsampled plate, and draws, that are evaluated at once unless told otherwise.
 DEFAULT_DATA_CHUNK = 2048
 DEFAULT_DRAW_CHUNK = 128
@@ -266,7 +271,7 @@ def _changed_axes(before: tuple[int, ...], after: tuple[int, ...]) -> list[int]:
 
 
 def _describe(
-    target: LogDensity, data: Data, values: Mapping[str, jax.Array], *, need_all_rows: bool
+    target: LogDensity, data: Data, values: Mapping[str, jax.Array]
 ) -> tuple[dict[str, SiteDescription], dict[str, int]]:
     """Shapes and plates of every site on all rows.
 
@@ -276,13 +281,6 @@ def _describe(
     owned = target.plates
     first = {name: jnp.arange(plate.subsample_size) for name, plate in owned.items()}
     sites, plates = _shapes(target, data, values, first)
-    for name, (size, rows) in plates.items():
-        if need_all_rows and name not in owned and rows < size:
-            raise ArgumentError(
-                f"Expected the full data: plate '{name}' has {size} rows, found arguments with "
-                f"{rows}. Pass the arrays of all rows instead of a batch, or switch off the groups "
-                "that need them."
-            )
     for plate in owned.values():
         more = {**first, plate.name: jnp.arange(plate.subsample_size + 1)}
         for name, probe in _shapes(target, data, values, more)[0].items():
@@ -406,7 +404,9 @@ def replay(
         )
     values = {name: jnp.asarray(draws[name]) for name in target.layout.names}
     one = {name: value[0] for name, value in values.items()}
-    described, sizes = _describe(target, data, one, need_all_rows=bool(groups))
+    if groups:
+        target.require_all_rows(data, _PASS_ALL_ROWS)
+    described, sizes = _describe(target, data, one)
     result = Replay(described, sizes)
     if groups:
         rng_key = random.key(0) if rng_key is None else rng_key

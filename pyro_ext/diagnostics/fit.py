@@ -23,11 +23,12 @@ from pyro_ext.guides.flat_density import (
 )
 from pyro_ext.options import check_count, check_number
 from pyro_ext.target import Data, LogDensity
-from pyro_ext.target.replay import replay
 
 #: Draws evaluated at once unless told otherwise, and the most numbers that these may hold.
 DRAW_CHUNK = 100
 DRAW_ELEMENTS = 2**24
+#: What to do about a batch.
+PASS_ALL_ROWS = "Pass all rows, as args=(...) and kwargs={...}."
 
 # Tells the diagnostics' draws from those that an engine of the same seed takes.
 _STREAM = 2
@@ -109,7 +110,7 @@ def target_of_engine(
         data = engine.data
     else:
         data = target.bind(*(args or ()), **dict(kwargs or {}))
-    require_all_rows(target, data)
+    target.require_all_rows(data, PASS_ALL_ROWS)
     return target, data
 
 
@@ -131,24 +132,8 @@ def target_of_model(
             model, args, kwargs, dtype=dtype, allow_local_latents=allow_local_latents
         )
     data = target.bind(*args, **kwargs)
-    require_all_rows(target, data)
+    target.require_all_rows(data, PASS_ALL_ROWS)
     return target, data
-
-
-def require_all_rows(target: LogDensity, data: Data) -> None:
-    """See that the arguments hold every row of every plate.
-
-    Raises
-    ------
-    ArgumentError
-        They hold a batch.
-    """
-    origin = torch.zeros(1, target.dim, dtype=target.dtype, device=target.device)
-    try:
-        replay(target, target.constrain(origin, data), data, groups=("observed",))
-    except ArgumentError as error:
-        found = str(error).split(" Pass ")[0]
-        raise ArgumentError(f"{found} Pass all rows, as args=(...) and kwargs={{...}}.") from error
 
 
 def chunk_sizes(num: int, dim: int, draw_chunk: int | None) -> list[int]:

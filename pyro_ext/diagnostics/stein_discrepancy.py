@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from pyro_ext.diagnostics.fit import (
+    PASS_ALL_ROWS,
     check_temperature,
     chunk_sizes,
     diagnostic_generator,
     draw,
     fitted_guide,
-    require_all_rows,
     target_of_engine,
     target_of_model,
 )
@@ -296,7 +296,7 @@ def _points(
             target, data = target_of_model(model, args, kwargs)
         else:
             data = target.bind(*(args or ()), **dict(kwargs or {}))
-            require_all_rows(target, data)
+            target.require_all_rows(data, PASS_ALL_ROWS)
         positions = torch.as_tensor(fit, dtype=target.dtype, device=target.device).detach()
         if positions.dim() != 2 or positions.shape[1] != target.dim:
             raise ArgumentError(

@@ -19,7 +19,7 @@ from pyro_ext.laplace.gaussian import Precision, precision_of
 from pyro_ext.laplace.likelihood import LikelihoodCurvature
 from pyro_ext.laplace.prior import ConditionalPrior
 from pyro_ext.optim import OptimizerLike
-from pyro_ext.options import check_count, describe
+from pyro_ext.options import check_count, check_names, describe
 from pyro_ext.stein import DirectionEngine
 from pyro_ext.target import Data, LogDensity
 
@@ -118,9 +118,8 @@ class LaplaceGGN(DirectionEngine):
         hyperparameters_every: int = 20,
         **options: Any,
     ) -> None:
-        for name, value in (("sites", sites), ("hyperparameters", hyperparameters)):
-            if isinstance(value, str):
-                raise ArgumentError(f"Expected {name} to be a sequence of names, found {value!r}.")
+        check_names("sites", sites, optional=True)
+        check_names("hyperparameters", hyperparameters, optional=True)
         if prior not in (None, "diagonal", "hessian"):
             raise ArgumentError(
                 f"Expected prior to be 'diagonal', 'hessian' or None, found {prior!r}."
@@ -228,11 +227,14 @@ class LaplaceGGN(DirectionEngine):
         Raises
         ------
         ArgumentError
-            The curvature is singular, or not finite.
+            The arguments are a batch; or the curvature is singular, or not finite.
         """
         if args or kwargs:
             self.setup(*args, **kwargs)
         data, position = self.data, self.particles[0]
+        self.target.require_all_rows(
+            data, "Call fit_curvature(*args) with the arguments of all rows."
+        )
         precision = self._precision_at(position, data)
         self._fitted = position, data, precision
         return precision
@@ -251,11 +253,11 @@ class LaplaceGGN(DirectionEngine):
         ArgumentError
             The curvature is singular, or the last arguments were a batch.
         """
-        precision = self._precision()
+        data, precision = self._fit()
         assert self._posterior is not None
         target = self.target
         with torch.no_grad():
-            prior, likelihood = target.full_log_prior_and_likelihood(self.particles, self.data)
+            prior, likelihood = target.full_log_prior_and_likelihood(self.particles, data)
         dim = len(self._posterior.coordinates)
         value: Tensor = (prior + likelihood / target.likelihood_temperature)[0]
         return value + 0.5 * dim * math.log(2.0 * math.pi) - 0.5 * precision.log_determinant()
@@ -263,7 +265,7 @@ class LaplaceGGN(DirectionEngine):
     def _draw(self, num_samples: int | None) -> Tensor:
         number = DRAWS if num_samples is None else num_samples
         check_count("num_samples", number)
-        precision = self._precision()
+        _, precision = self._fit()
         assert self._posterior is not None
         where = self._posterior.coordinates.numbers
         mode = self.particles
@@ -276,21 +278,16 @@ class LaplaceGGN(DirectionEngine):
         """What ``to_arviz`` says of the draws."""
         return {"sample_kind": "independent draws"}
 
-    def _precision(self) -> Precision:
-        """The precision that is kept for the present mode, or one from the last arguments."""
-        target, position = self.target, self.particles[0]
+    def _fit(self) -> tuple[Data, Precision]:
+        """All rows and the precision that are kept for the present mode, or the last arguments'."""
         if self._fitted is not None:
-            fitted, data, precision = self._fitted
-            same_data = data is self._data or target.batch_arguments
-            if same_data and torch.equal(fitted, position):
-                return precision
-        if target.batch_arguments:
-            raise ArgumentError(
-                f"Expected arguments with all rows for the curvature of {type(self).__name__}, but "
-                "the model's plate is larger than the arguments given last. Call fit_curvature("
-                "*args) with the arguments of all rows first."
-            )
-        return self.fit_curvature()
+            position, data, precision = self._fitted
+            # A batch does not put an end to what all rows have said.
+            serves = data is self._data or bool(self.target.partial_plates(self.data))
+            if serves and torch.equal(position, self.particles[0]):
+                return data, precision
+        precision = self.fit_curvature()
+        return self.data, precision
 
     def _precision_at(self, position: Tensor, data: Data) -> Precision:
         """The precision at a position (D,), found to be positive definite."""

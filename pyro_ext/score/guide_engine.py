@@ -133,7 +133,6 @@ dtype
         self._density: FlatDensity | None = None
         self._warned = False
         self._parameters: Parameters = {}
-        self._optimizer: EngineOptimizer | None = None
         self._default_optimizers: list[torch.optim.Optimizer] = []
         self._draws = seeded_generator(self._generator.initial_seed(), 1)
 
@@ -164,9 +163,7 @@ dtype
         self._density, self._parameters = density, parameters
 
     def _settings(self) -> dict[str, str]:
-        optimizer = "none" if self._optimizer is None else self._optimizer.description
-        settings = {"guide": type(self.guide).__name__, "optimizer": optimizer}
-        return {**settings, **super()._settings()}
+        return {"guide": type(self.guide).__name__, **super()._settings()}
 
     def _algorithm_state(self) -> dict[str, Any]:
         return {

@@ -54,7 +54,6 @@ class DirectionEngine(ParticleEngine):
             # Which says what to pass instead.
             EngineOptimizer(optim, {_NAME: torch.zeros(1, 1)})
         super().__init__(model, optim, num_particles, **options)
-        self._optimizer: EngineOptimizer | None = None
 
     @abstractmethod
     def _direction(self, particles: Tensor, scores: Tensor) -> tuple[Tensor, Any]:
@@ -100,10 +99,6 @@ class DirectionEngine(ParticleEngine):
                 particles.copy_(before[0])
                 self._optimizer.load_state_dict(before[1])
         return Update(loss, {"force_norm": force_norm}, finite)
-
-    def _settings(self) -> dict[str, str]:
-        assert self._optimizer is not None
-        return {"optimizer": self._optimizer.description, **super()._settings()}
 
     def _algorithm_state(self) -> dict[str, Any]:
         assert self._optimizer is not None

@@ -23,7 +23,7 @@ from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients import Full, Minibatch, ScoreEstimate
 from pyro_ext.kernels import IMQ, Kernel, Linear, ProductMetric, as_kernel, default_kernel, mixture
 from pyro_ext.optim import EngineOptimizer, OptimizerLike
-from pyro_ext.options import check_count, check_number, describe
+from pyro_ext.options import check_count, check_names, check_number, describe
 from pyro_ext.stein.damping import Judgement, damping_scale, judge, within_radius
 from pyro_ext.stein.newton_system import (
     REPULSIONS,
@@ -164,8 +164,7 @@ class SVN(ParticleEngine):
         ):
             if value not in allowed:
                 raise ArgumentError(f"Expected {name} to be one of {allowed}, found {value!r}.")
-        if isinstance(sites, str):
-            raise ArgumentError(f"Expected sites to be a sequence of names, found {sites!r}.")
+        check_names("sites", sites, optional=True)
         if not callable(step_size):
             check_number("step_size", step_size, most=1.0)
         check_number("damping", damping)
@@ -195,7 +194,6 @@ class SVN(ParticleEngine):
         self.trust_radius = trust_radius
         self.curvature_every = curvature_every
         self._program: ProgramCurvature | None = None
-        self._optimizer: EngineOptimizer | None = None
         self._moved: Tensor | None = None
         self._others: Tensor | None = None
         self._cached: Curvature | None = None

@@ -262,14 +262,19 @@ class LogDensity:
 
     # -- one particle ------------------------------------------------------------------------
 
-    def run(self, handler: Any, arguments: Any) -> None:
-        """Run the model once under ``handler``, with (args, kwargs, row indices)."""
+    def run(self, handler: Any, arguments: Any) -> dict[str, tuple[int, int]]:
+        """Run the model once under ``handler``, with (args, kwargs, row indices).
+
+        Returns the size of each subsampled plate, and the number of rows that it asks for.
+        """
         args, kwargs, indices = arguments
-        with isolated_parameters(self._parameters), SubsampleControl(indices), handler:
+        control = SubsampleControl(indices)
+        with isolated_parameters(self._parameters), control, handler:
             try:
                 self.model(*args, **kwargs)
             except ValueError as error:
                 raise plate_shape_error(error) or error from error
+        return control.plates
 
     def _single_value(self, z: Tensor, arguments: Any) -> tuple[Tensor, Tensor]:
         handler = SiteHandler(self.layout.split(z), arguments[2])
@@ -349,6 +354,31 @@ class LogDensity:
                 f"{len(args)} positional arguments and keywords {sorted(kwargs)}."
             ) from None
         return Data(args, kwargs)
+
+    def partial_plates(self, data: Data) -> dict[str, tuple[int, int]]:
+        """Plates that arguments hold a batch of: name to all rows, and those that are held."""
+        origin = torch.zeros(self.dim, dtype=self.dtype, device=self.device)
+        indices = self.first_rows()
+        handler = SiteHandler(self.layout.split(origin), indices)
+        with torch.no_grad(), without_host_checks():
+            plates = self.run(handler, (data.args, data.kwargs, indices))
+        return {name: sizes for name, sizes in plates.items() if name not in self.plates}
+
+    def require_all_rows(self, data: Data, advice: str) -> None:
+        """See that arguments hold every row of every plate whose rows the engine does not choose.
+
+        ``advice`` says in the error what to do.
+
+        Raises
+        ------
+        ArgumentError
+            They hold a batch.
+        """
+        for name, (size, rows) in self.partial_plates(data).items():
+            raise ArgumentError(
+                f"Expected the full data: plate '{name}' has {size} rows, found arguments with "
+                f"{rows}. {advice}"
+            )
 
     def _arguments(self, data: Data, indices: Indices | None) -> Any:
         indices = dict(indices or {})

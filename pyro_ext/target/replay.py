@@ -37,6 +37,11 @@ Indices = Mapping[str, Tensor]
 #: What :func:`replay` can compute.
 GROUPS = ("deterministic", "predictive", "log_likelihood", "observed")
 
+#: What to do about a batch.
+_PASS_ALL_ROWS = (
+    "Pass the arrays of all rows instead of a batch, or switch off the groups that need them."
+)
+
 
 @dataclass(frozen=True)
 class SiteDescription:
@@ -260,17 +265,6 @@ def _describe(
     return described, sizes
 
 
-def _require_all_rows(sites: Mapping[str, dict[str, Any]], indices: Indices) -> None:
-    for site in sites.values():
-        for frame in plate_frames(site):
-            if frame.name not in indices and frame.size != frame.full_size:
-                raise ArgumentError(
-                    f"Expected the full data: plate '{frame.name}' has {frame.full_size} rows, "
-                    f"found arguments with {frame.size}. Pass the arrays "
-                    "of all rows instead of a batch, or switch off the groups that need them."
-                )
-
-
 def _host(value: Tensor) -> Array:
     return value.detach().cpu().numpy()
 
@@ -370,8 +364,7 @@ def replay(
         described, sizes = _describe(target, data, one)
         result = Replay(described, sizes)
         if groups:
-            rows = target.first_rows()
-            _require_all_rows(_run(target, data, one, rows), rows)
+            target.require_all_rows(data, _PASS_ALL_ROWS)
             _fill(result, target, data, values, groups, data_chunk)
     return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from scipy.stats import norm
 from benchmarks import __main__ as command_line
 from benchmarks import records
 from benchmarks.bnn import figures, protocol, report
-from benchmarks.bnn.methods import METHODS, Method, Setting
+from benchmarks.bnn.methods import METHODS, Method, NewtonTrainer, Setting
 from benchmarks.datasets import Dataset
 from benchmarks.records import Record
 
@@ -73,6 +74,7 @@ def test_a_newton_run_fits_and_is_of_the_model_that_is_described(backend: str) -
     y = (y - y.mean()) / y.std()
     setting = Setting("regression", 2, 120, 40, (6,), particles=3, steps=30)
     trainer = protocol.make_trainer(backend, METHODS["SVN"], setting)
+    assert isinstance(trainer, NewtonTrainer)
     trainer.start(x, y, 0, 1.0)
     shapes = {name: value.shape for name, value in trainer.draws().items()}
     expected = {"w1": (3, 2, 6), "b1": (3, 6), "w2": (3, 6, 1), "b2": (3, 1), "noise": (3,)}
@@ -99,6 +101,13 @@ def test_a_newton_run_fits_and_is_of_the_model_that_is_described(backend: str) -
     assert np.linalg.eigvalsh(curvature).min() > 0.0
     # Of the noise's logarithm: two for each row, and that of its prior.
     np.testing.assert_allclose(curvature[:, slices["noise"], slices["noise"]], 241.0, rtol=1e-4)
+
+
+def test_newton_steps_alone_have_a_curvature() -> None:
+    setting = Setting("classification", 3, 10, 10, (2,), particles=2)
+    for backend, (name, method) in itertools.product(("numpyro", "pyro"), METHODS.items()):
+        trainer = protocol.make_trainer(backend, method, setting)
+        assert isinstance(trainer, NewtonTrainer) == name.startswith("SVN"), name
 
 
 def test_weights_start_from_their_prior() -> None:
