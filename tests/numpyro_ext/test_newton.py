@@ -209,6 +209,8 @@ def test_structures_of_minibatches() -> None:
     np.testing.assert_allclose(part, whole[:, 6:, 6:], atol=1e-12)
 
     factored, whole = dense(4, Z, ROWS, structure="kfac") - PRIOR, whole - PRIOR
+    last = dense(4, Z, ROWS, structure="kfac", sites=("v", "noise"))
+    np.testing.assert_allclose(last - PRIOR[6:, 6:], factored[:, 6:, 6:], atol=1e-12)
     # Vectors keep their whole blocks, and nothing is between sites.
     np.testing.assert_allclose(factored[:, 6:9, 6:9], whole[:, 6:9, 6:9], atol=1e-12)
     assert not factored[:, :6, 6:].any()
