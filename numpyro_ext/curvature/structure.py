@@ -12,7 +12,9 @@ are, or summed up by one of
     For each site, the nearest A (x) B to its block of R' R in the Frobenius norm (Van Loan and
     Pitsianis 1993), found from the rows of that site as matrices. For a linear layer with one
     example it is exact, as the Kronecker-factored approximation of Martens and Grosse (2015) is.
-    A site that is no matrix has its whole block, or the diagonal of it where it is long.
+    A site that is no matrix has its whole block, or the diagonal of it where it is long. Over
+    all rows in several chunks the rows are computed again for each half step
+    (:mod:`.kronecker`), six or seven times in all.
 ``"low_rank"``
     The largest ``rank`` terms of the singular value decomposition of R, and the diagonal of what
     is left.
@@ -21,7 +23,7 @@ are, or summed up by one of
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -31,9 +33,10 @@ import numpy as np
 from jax import Array, random
 
 from numpyro_ext.curvature.gauss_newton import jacobian_rows
+from numpyro_ext.curvature.kronecker import Sums, kronecker_factors
 from numpyro_ext.curvature.prior import PriorForm, PriorStructure, prior_curvature, prior_structure
 from numpyro_ext.curvature.row_structure import row_structure
-from numpyro_ext.curvature.sum_of_parts import Curvature, KroneckerBlock
+from numpyro_ext.curvature.sum_of_parts import Curvature
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.options import check_count
 from numpyro_ext.target import Data, LogDensity
@@ -42,12 +45,6 @@ from numpyro_ext.target.layout import Indices
 Structure = Literal["full", "diag", "kfac", "low_rank"]
 STRUCTURES: tuple[str, ...] = get_args(Structure)
 
-#: Longest site that is no matrix whose whole block the structure ``"kfac"`` keeps.
-WHOLE_BLOCK_UP_TO = 500
-#: Widest side of a matrix site with a Kronecker factor; wider sites keep their diagonal.
-WIDEST_FACTOR = 2048
-#: Alternating steps to the nearest Kronecker product.
-KRONECKER_STEPS = 3
 #: Numbers of the Jacobians of all particles above which particles take turns.
 _LARGE = 50_000_000
 
@@ -185,12 +182,6 @@ class ProgramCurvature:
     def _sweep(self, target: LogDensity, z: Array, data: Data, rng_key: Array) -> Curvature:
         """The Gauss-Newton part of all rows, chunk by chunk."""
         chunks = target.sweep()
-        if self.options.structure == "kfac" and len(chunks) > 1:
-            raise ArgumentError(
-                'Expected minibatches with curvature="kfac", whose factors do not add up over '
-                f"chunks of the data, found {len(chunks)} chunks. Use Minibatch() as the "
-                "estimator, or raise data_chunk to the number of rows."
-            )
         if len(chunks) == 1:
             return self._likelihood(target, z, data, chunks[0][1], rng_key)
         count = sum(self._num_rows(target, z, data, indices) for _, indices in chunks)
@@ -198,12 +189,26 @@ class ProgramCurvature:
         if as_matrix or self.options.structure == "diag":
 
             def part(indices: Indices) -> Curvature:
-                first = next(iter(indices.values()))[0]
-                key = random.fold_in(rng_key, first)
+                key = _key_of_chunk(rng_key, indices)
                 return self._likelihood(target, z, data, indices, key, as_matrix)
 
             summed: Curvature = target.sum_over_rows(part)
             return summed
+        if self.options.structure == "kfac":
+
+            def factors(positions: Array, key: Array) -> Curvature:
+                def total(function: Callable[[Array], Sums]) -> Sums:
+                    def part(indices: Indices) -> Sums:
+                        # The same draws at every call.
+                        own = _key_of_chunk(key, indices)
+                        return function(self._jacobian(target, positions, data, indices, own))
+
+                    found: Sums = target.sum_over_rows(part)
+                    return found
+
+                return self._factored(total, target, positions)
+
+            return self._in_turns(factors, target, z, data, chunks[0][1], rng_key)
         return self._rows_of_all(target, z, data, rng_key, chunks)
 
     def _rows_of_all(
@@ -263,17 +268,31 @@ class ProgramCurvature:
             rows = self._jacobian(target, positions, data, indices, key)
             return self._summed_up(rows, target, as_matrix)
 
-        numbers = len(z) * self._num_rows(target, z, data, indices) * len(self.coordinates)
-        if numbers <= _LARGE or self.options.structure == "full":
+        if self.options.structure == "full":
             return found(z, rng_key)
+        return self._in_turns(found, target, z, data, indices, rng_key)
+
+    def _in_turns(
+        self,
+        function: Callable[[Array, Array], Curvature],
+        target: LogDensity,
+        z: Array,
+        data: Data,
+        indices: Indices,
+        rng_key: Array,
+    ) -> Curvature:
+        """A function of positions and a key at z; where batches are large, one by one."""
+        numbers = len(z) * self._num_rows(target, z, data, indices) * len(self.coordinates)
+        if numbers <= _LARGE:
+            return function(z, rng_key)
         one_by_one = jax.lax.map(
-            lambda pair: found(pair[0][None], pair[1]), (z, random.split(rng_key, len(z)))
+            lambda pair: function(pair[0][None], pair[1]), (z, random.split(rng_key, len(z)))
         )
         return jax.tree.map(lambda leaf: leaf[:, 0], one_by_one)
 
     def _summed_up(self, rows: Array, target: LogDensity, as_matrix: bool) -> Curvature:
         """Rows (P, R, D) in the wanted structure."""
-        number, count, dim = rows.shape
+        _, count, dim = rows.shape
         nothing = jnp.zeros((1, dim), rows.dtype)
         structure = self.options.structure
         if structure == "full":
@@ -284,16 +303,16 @@ class ProgramCurvature:
             return Curvature((rows**2).sum(axis=1))
         if structure == "low_rank":
             return _low_rank(rows, min(self.options.rank, count, dim))
-        blocks = []
-        for name, where in self.slices(target).items():
-            part = rows[:, :, where]
-            block = _kronecker(part, target.layout.shapes[name], where.start)
-            if block is None:
-                nothing = jnp.broadcast_to(nothing, (number, dim))
-                nothing = nothing.at[:, where].set((part**2).sum(axis=1))
-            else:
-                blocks.append(block)
-        return Curvature(nothing, blocks=tuple(blocks))
+        return self._factored(lambda function: function(rows), target, rows)
+
+    def _factored(
+        self, total: Callable[[Callable[[Array], Sums]], Sums], target: LogDensity, like: Array
+    ) -> Curvature:
+        return kronecker_factors(total, self.slices(target), target.layout.shapes, like)
+
+
+def _key_of_chunk(rng_key: Array, indices: Indices) -> Array:
+    return random.fold_in(rng_key, next(iter(indices.values()))[0])
 
 
 def _added(first: Curvature, second: Curvature) -> Curvature:
@@ -316,37 +335,3 @@ def _low_rank(rows: Array, rank: int) -> Curvature:
     kept = leading.mT @ rows
     rest = jnp.maximum((rows**2).sum(axis=1) - (kept**2).sum(axis=1), 0.0)
     return Curvature(rest, rows=kept)
-
-
-def kronecker_sides(shape: Collection[int]) -> tuple[int, int] | None:
-    """Rows and columns of a site's factors; one is 1 for a whole block, None for a diagonal."""
-    shape = tuple(shape)
-    size = math.prod(shape)
-    first = shape[0] if len(shape) > 1 else 1
-    last = size // max(first, 1)
-    if min(first, last) == 1:
-        return (1, size) if size <= WHOLE_BLOCK_UP_TO else None
-    return (first, last) if max(first, last) <= WIDEST_FACTOR else None
-
-
-def _kronecker(rows: Array, shape: Collection[int], start: int) -> KroneckerBlock | None:
-    """The nearest A (x) B to R' R of one site; None where its diagonal is to be kept."""
-    number, count, _ = rows.shape
-    sides = kronecker_sides(shape)
-    if sides is None:
-        return None
-    first, last = sides
-    if first == 1:
-        return KroneckerBlock(jnp.ones((number, 1, 1), rows.dtype), rows.mT @ rows, start)
-    matrices = rows.reshape(number, count, first, last)
-    # The nearest product is the leading singular pair of the rearranged matrix, by power
-    # iteration from B = identity; every iterate is positive semidefinite.
-    right = jnp.broadcast_to(jnp.eye(last, dtype=rows.dtype), (number, last, last))
-    left = jnp.zeros((number, first, first), rows.dtype)
-    tiny = jnp.finfo(rows.dtype).tiny
-    for _ in range(KRONECKER_STEPS):
-        size_right = jnp.maximum((right**2).sum(axis=(1, 2)), tiny)[:, None, None]
-        left = jnp.einsum("prab,pbc,prdc->pad", matrices, right, matrices) / size_right
-        size_left = jnp.maximum((left**2).sum(axis=(1, 2)), tiny)[:, None, None]
-        right = jnp.einsum("prab,pac,prcd->pbd", matrices, left, matrices) / size_left
-    return KroneckerBlock(left, right, start)

@@ -20,12 +20,11 @@ from jax import Array, lax, random
 from numpyro_ext.curvature import (
     Curvature,
     CurvatureOptions,
-    KroneckerBlock,
     RowStructure,
     jacobian_rows,
 )
 from numpyro_ext.curvature.fisher import root_for
-from numpyro_ext.curvature.structure import KRONECKER_STEPS, kronecker_sides
+from numpyro_ext.curvature.kronecker import kronecker_factors
 from numpyro_ext.laplace.coordinates import Coordinates
 from numpyro_ext.target import Data, LogDensity
 from numpyro_ext.target.layout import Indices
@@ -79,15 +78,19 @@ class LikelihoodCurvature:
         nothing = jnp.zeros((1, dim), dtype)
         if structure == "full":
             if dim <= MATRIX_UP_TO or rows.count >= dim:
-                matrix = rows.fold(lambda total, r: total + r.T @ r, jnp.zeros((dim, dim), dtype))
-                return Curvature(nothing, matrix[None])
+                return Curvature(nothing, rows.sum(lambda r: r.T @ r)[None])
             return Curvature(nothing, rows=rows.all()[None])
         if structure == "diag":
-            return Curvature(rows.fold(lambda total, r: total + (r**2).sum(0), nothing[0])[None])
+            return Curvature(rows.sum(lambda r: (r**2).sum(0))[None])
         if structure == "low_rank":
             rank = min(self.options.rank, rows.count, dim)
             return _low_rank(rows, rank, nothing[0])
-        return self._kronecker(rows, nothing[0])
+        return kronecker_factors(
+            lambda function: rows.sum(lambda r: function(r[None])),
+            self.coordinates.slices,
+            self.target.layout.shapes,
+            position[None],
+        )
 
     def rows_of_batch(self, position: Array, data: Data, indices: Indices, rng_key: Array) -> Array:
         """Rows F^(1/2) J of one batch at a position (D,), shape (R, D'), differentiable in it."""
@@ -96,66 +99,6 @@ class LikelihoodCurvature:
             self.target, position[None], data, indices, rng_key, self.structure, latents
         )
         return found[0]
-
-    def _kronecker(self, rows: _Rows, nothing: Array) -> Curvature:
-        """The nearest A (x) B to each site's block of R' R, in the Frobenius norm."""
-        slices = self.coordinates.slices
-        sides = {
-            name: sides
-            for name in slices
-            if (sides := kronecker_sides(self.target.layout.shapes[name])) is not None
-        }
-        factored = [name for name in sides if min(sides[name]) > 1]
-        whole = [name for name in sides if min(sides[name]) == 1]
-        rest = [name for name in slices if name not in sides]
-
-        def matrices(r: Array, name: str) -> Array:
-            return r[:, slices[name]].reshape(len(r), *sides[name])
-
-        def plain(total: Any, r: Array) -> Any:
-            own = {name: total[name] + r[:, slices[name]].T @ r[:, slices[name]] for name in whole}
-            own |= {name: total[name] + (r[:, slices[name]] ** 2).sum(0) for name in rest}
-            return own
-
-        zeros = {name: jnp.zeros((max(sides[name]),) * 2, nothing.dtype) for name in whole}
-        zeros |= {name: nothing[slices[name]] for name in rest}
-        sums = rows.fold(plain, zeros) if zeros else {}
-        # The nearest product is the leading singular pair of the rearranged matrix, by power
-        # iteration from B = identity; every iterate is positive semidefinite.
-        left = {name: jnp.zeros((sides[name][0],) * 2, nothing.dtype) for name in factored}
-        right = {name: jnp.eye(sides[name][1], dtype=nothing.dtype) for name in factored}
-
-        def half(equation: str, other: dict[str, Array], zero: dict[str, Array]) -> Any:
-            def add(total: Any, r: Array) -> Any:
-                return {
-                    name: total[name]
-                    + jnp.einsum(equation, matrices(r, name), other[name], matrices(r, name))
-                    for name in factored
-                }
-
-            tiny = jnp.finfo(nothing.dtype).tiny
-            found = rows.fold(add, jax.tree.map(jnp.zeros_like, zero))
-            return {
-                name: found[name] / jnp.maximum((other[name] ** 2).sum(), tiny) for name in factored
-            }
-
-        def both(_: Any, factors: tuple[Any, Any]) -> tuple[Any, Any]:
-            left = half("rab,bc,rdc->ad", factors[1], factors[0])
-            return left, half("rab,ac,rcd->bd", left, factors[1])
-
-        if factored:
-            left, right = lax.fori_loop(0, KRONECKER_STEPS, both, (left, right))
-        one = jnp.ones((1, 1, 1), nothing.dtype)
-        blocks = []
-        for name in slices:
-            start = slices[name].start
-            if name in factored:
-                blocks.append(KroneckerBlock(left[name][None], right[name][None], start))
-            elif name in whole:
-                blocks.append(KroneckerBlock(one, sums[name][None], start))
-            else:
-                nothing = nothing.at[slices[name]].set(sums[name])
-        return Curvature(nothing[None], blocks=tuple(blocks))
 
 
 def _low_rank(rows: _Rows, rank: int, nothing: Array) -> Curvature:
@@ -237,6 +180,14 @@ class _Rows:
         if self.only is not None:
             return function(initial, self.only)
         return self._scan(lambda carry, rows: (function(carry, rows), None), initial)[0]
+
+    def sum(self, function: Callable[[Array], Any]) -> Any:
+        """The sum of ``function(rows)`` over the chunks."""
+        none = jnp.zeros((0, len(self.curvature.coordinates)), self.position.dtype)
+        # What a sum over no rows is has the right shape.
+        return self.fold(
+            lambda total, rows: jax.tree.map(jnp.add, total, function(rows)), function(none)
+        )
 
     def all(self) -> Array:
         """All rows, (R, D')."""

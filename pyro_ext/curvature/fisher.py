@@ -14,7 +14,8 @@ without one have a Monte Carlo root, made of scores at values drawn from the dis
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyro.distributions as dist
@@ -81,6 +82,14 @@ def root_for(distribution: type) -> Root | None:
 def needs_draws(output: Output) -> bool:
     """Whether a site's Fisher information is made of values drawn from its distribution."""
     return root_for(output.distribution) is None and output.base is None
+
+
+@contextmanager
+def same_draws(seed: int) -> Iterator[None]:
+    """Context in which torch's global generator starts at ``seed``, and is put back after."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
 
 
 def fisher_root(output: Output, tangents: Parameters, values: Sequence[Tensor] = ()) -> Tensor:

@@ -12,7 +12,9 @@ are, or summed up by one of
     For each site, the nearest A (x) B to its block of R' R in the Frobenius norm (Van Loan and
     Pitsianis 1993), found from the rows of that site as matrices. For a linear layer with one
     example it is exact, as the Kronecker-factored approximation of Martens and Grosse (2015) is.
-    A site that is no matrix has its whole block, or the diagonal of it where it is long.
+    A site that is no matrix has its whole block, or the diagonal of it where it is long. Over
+    all rows in several chunks the rows are computed again for each half step
+    (:mod:`.kronecker`), six or seven times in all.
 ``"low_rank"``
     The largest ``rank`` terms of the singular value decomposition of R, and the diagonal of what
     is left.
@@ -21,15 +23,17 @@ are, or summed up by one of
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from pyro_ext.curvature.fisher import needs_draws
+from pyro_ext.curvature.fisher import needs_draws, same_draws
 from pyro_ext.curvature.gauss_newton import rows_of_one
+from pyro_ext.curvature.kronecker import OfRows, Sums, kronecker_factors
 from pyro_ext.curvature.prior import (
     PriorForm,
     PriorStructure,
@@ -49,12 +53,6 @@ from pyro_ext.target.log_density import Indices
 Structure = Literal["full", "diag", "kfac", "low_rank"]
 STRUCTURES: tuple[str, ...] = get_args(Structure)
 
-#: Longest site that is no matrix whose whole block the structure ``"kfac"`` keeps.
-WHOLE_BLOCK_UP_TO = 500
-#: Widest side of a matrix site with a Kronecker factor; wider sites keep their diagonal.
-WIDEST_FACTOR = 2048
-#: Alternating steps to the nearest Kronecker product.
-KRONECKER_STEPS = 3
 #: Numbers of the Jacobians of all particles above which particles take turns.
 _LARGE = 50_000_000
 
@@ -144,7 +142,7 @@ class ProgramCurvature:
         self.rows = row_structure(target, positions[0], data, indices)
         outputs = target.outputs(positions[0], data, indices)
         self._names = tuple(outputs)
-        drawing = any(needs_draws(output) for output in outputs.values())
+        self._drawing = any(needs_draws(output) for output in outputs.values())
 
         def rows(position: Tensor, arguments: Any) -> Tensor:
             args, kwargs, indices = arguments
@@ -156,7 +154,7 @@ class ProgramCurvature:
             data = Data(arguments[0], arguments[1])
             return prior_curvature_of_one(target, self.prior, position, data)
 
-        self._rows = target.lift(rows, drawing=drawing)
+        self._rows = target.lift(rows, drawing=self._drawing)
         self._prior = target.lift(prior)
 
     def _prior_form(self) -> PriorForm | None:
@@ -203,11 +201,21 @@ class ProgramCurvature:
         """The Gauss-Newton part of all rows, chunk by chunk."""
         chunks = target.sweep()
         if self.options.structure == "kfac" and len(chunks) > 1:
-            raise ArgumentError(
-                'Expected minibatches with curvature="kfac", whose factors do not add up over '
-                f"chunks of the data, found {len(chunks)} chunks. Use Minibatch() as the "
-                "estimator, or raise data_chunk to the number of rows."
-            )
+            seed = int(torch.randint(2**62, ())) if self._drawing else 0
+
+            def factors(positions: Tensor) -> Curvature:
+                def total(function: OfRows, held: Sums) -> Sums:
+                    sums: Sums = {}
+                    with same_draws(seed) if self._drawing else nullcontext():
+                        for weight, indices in chunks:
+                            rows = self._rows_of_chunk(positions, data, indices, weight)
+                            part = function(rows, held)
+                            sums = {n: sums[n] + part[n] if sums else part[n] for n in part}
+                    return sums
+
+                return self._factored(total, target, positions)
+
+            return self._in_turns(factors, z, chunks[0][1])
         total: Curvature | None = None
         for weight, indices in chunks:
             found = self._likelihood(target, z, data, indices, weight)
@@ -231,15 +239,23 @@ class ProgramCurvature:
         self, target: LogDensity, z: Tensor, data: Data, indices: Indices, weight: float = 1.0
     ) -> Curvature:
         """The Gauss-Newton part of one batch, in its structure."""
-        arguments = as_arguments(data.args, data.kwargs, indices)
-        per_particle = self._numbers_of_a_particle(indices)
-        if self.options.structure == "full" or len(z) * per_particle <= _LARGE:
-            return self._summed_up(math.sqrt(weight) * self._rows(z, arguments), target)
-        parts = [
-            self._summed_up(math.sqrt(weight) * self._rows(one[None], arguments), target)
-            for one in z
-        ]
-        return _stacked(parts)
+
+        def found(positions: Tensor) -> Curvature:
+            return self._summed_up(self._rows_of_chunk(positions, data, indices, weight), target)
+
+        return found(z) if self.options.structure == "full" else self._in_turns(found, z, indices)
+
+    def _rows_of_chunk(self, z: Tensor, data: Data, indices: Indices, weight: float) -> Tensor:
+        """Rows (P, R, D') of a batch, which count ``weight`` times."""
+        return math.sqrt(weight) * self._rows(z, as_arguments(data.args, data.kwargs, indices))
+
+    def _in_turns(
+        self, function: Callable[[Tensor], Curvature], z: Tensor, indices: Indices
+    ) -> Curvature:
+        """A function of positions at z; where batches are large, one by one."""
+        if len(z) * self._numbers_of_a_particle(indices) <= _LARGE:
+            return function(z)
+        return _stacked([function(one[None]) for one in z])
 
     def _numbers_of_a_particle(self, indices: Indices) -> int:
         """Entries of the Jacobian of one particle, by a guess of two outputs for each row."""
@@ -248,7 +264,7 @@ class ProgramCurvature:
 
     def _summed_up(self, rows: Tensor, target: LogDensity) -> Curvature:
         """Rows (P, R, D) in the wanted structure."""
-        number, count, dim = rows.shape
+        _, count, dim = rows.shape
         nothing = rows.new_zeros(1, dim)
         structure = self.options.structure
         if structure == "full":
@@ -259,16 +275,12 @@ class ProgramCurvature:
             return Curvature((rows**2).sum(dim=1))
         if structure == "low_rank":
             return _low_rank(rows, min(self.options.rank, count, dim))
-        blocks = []
-        for name, where in self.slices(target).items():
-            part = rows[:, :, where]
-            block = _kronecker(part, target.layout.shapes[name], where.start)
-            if block is None:
-                nothing = nothing.expand(number, dim).clone()
-                nothing[:, where] = part.square().sum(dim=1)
-            else:
-                blocks.append(block)
-        return Curvature(nothing, blocks=tuple(blocks))
+        return self._factored(lambda function, held: function(rows, held), target, rows)
+
+    def _factored(
+        self, total: Callable[[OfRows, Sums], Sums], target: LogDensity, like: Tensor
+    ) -> Curvature:
+        return kronecker_factors(total, self.slices(target), target.layout.shapes, like)
 
 
 def _added(first: Curvature, second: Curvature) -> Curvature:
@@ -310,37 +322,3 @@ def _low_rank(rows: Tensor, rank: int) -> Curvature:
     kept = leading.mT @ rows
     rest = ((rows**2).sum(dim=1) - (kept**2).sum(dim=1)).clamp_min(0.0)
     return Curvature(rest, rows=kept)
-
-
-def kronecker_sides(shape: Collection[int]) -> tuple[int, int] | None:
-    """Rows and columns of a site's factors; one is 1 for a whole block, None for a diagonal."""
-    shape = tuple(shape)
-    size = math.prod(shape)
-    first = shape[0] if len(shape) > 1 else 1
-    last = size // max(first, 1)
-    if min(first, last) == 1:
-        return (1, size) if size <= WHOLE_BLOCK_UP_TO else None
-    return (first, last) if max(first, last) <= WIDEST_FACTOR else None
-
-
-def _kronecker(rows: Tensor, shape: Collection[int], start: int) -> KroneckerBlock | None:
-    """The nearest A (x) B to R' R of one site; None where its diagonal is to be kept."""
-    number, count, _ = rows.shape
-    sides = kronecker_sides(shape)
-    if sides is None:
-        return None
-    first, last = sides
-    if first == 1:
-        return KroneckerBlock(rows.new_ones(number, 1, 1), rows.mT @ rows, start)
-    matrices = rows.reshape(number, count, first, last)
-    # The nearest product is the leading singular pair of the rearranged matrix, by power
-    # iteration from B = identity; every iterate is positive semidefinite.
-    right = torch.eye(last, dtype=rows.dtype, device=rows.device).expand(number, last, last)
-    left = rows.new_zeros(number, first, first)
-    tiny = torch.finfo(rows.dtype).tiny
-    for _ in range(KRONECKER_STEPS):
-        size_right = (right**2).sum(dim=(1, 2)).clamp_min(tiny)[:, None, None]
-        left = torch.einsum("prab,pbc,prdc->pad", matrices, right, matrices) / size_right
-        size_left = (left**2).sum(dim=(1, 2)).clamp_min(tiny)[:, None, None]
-        right = torch.einsum("prab,pac,prcd->pbd", matrices, left, matrices) / size_left
-    return KroneckerBlock(left, right, start)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_ext.curvature import Curvature, CurvatureOptions, Structure, row_structure
+from pyro_ext.curvature.fisher import same_draws
 from pyro_ext.curvature.prior import PriorForm
 from pyro_ext.engine import Update, seeded_generator
 from pyro_ext.errors import ArgumentError
@@ -293,8 +294,7 @@ class LaplaceGGN(DirectionEngine):
         """The precision at a position (D,), found to be positive definite."""
         assert self._posterior is not None
         # One seed, so that the curvature of a state is the same whenever it is taken.
-        with torch.random.fork_rng(), torch.no_grad():
-            torch.manual_seed(0)
+        with same_draws(0), torch.no_grad():
             curvature = self._posterior.at(position, data)
             precision = precision_of(curvature)
             finite = bool(torch.isfinite(precision.log_determinant()))

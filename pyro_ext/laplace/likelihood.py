@@ -19,22 +19,18 @@ from torch import Tensor
 from pyro_ext.curvature import (
     Curvature,
     CurvatureOptions,
-    KroneckerBlock,
     RowStructure,
     symmetric_eigen,
 )
-from pyro_ext.curvature.fisher import needs_draws
+from pyro_ext.curvature.fisher import needs_draws, same_draws
 from pyro_ext.curvature.gauss_newton import rows_of_one
-from pyro_ext.curvature.structure import KRONECKER_STEPS, kronecker_sides
+from pyro_ext.curvature.kronecker import Sums, kronecker_factors
 from pyro_ext.laplace.coordinates import Coordinates
 from pyro_ext.target import Data, LogDensity
 from pyro_ext.target.log_density import Indices
 
 #: Dimension up to which ``"full"`` is a matrix even where there are fewer rows than dimensions.
 MATRIX_UP_TO = 2000
-
-#: Sums over chunks of rows, by name.
-Sums = dict[str, Tensor]
 
 
 class LikelihoodCurvature:
@@ -83,68 +79,18 @@ class LikelihoodCurvature:
             return Curvature(rows.sum(lambda r, _: {"": r.square().sum(dim=0)})[""][None])
         if structure == "low_rank":
             return _low_rank(rows, min(self.options.rank, rows.count, len(nothing)), nothing)
-        return self._kronecker(rows, nothing)
+        return kronecker_factors(
+            lambda function, held: rows.sum(lambda r, held: function(r[None], held), held),
+            self.coordinates.slices,
+            self.target.layout.shapes,
+            position[None],
+        )
 
     def rows_of_batch(self, position: Tensor, data: Data, indices: Indices) -> Tensor:
         """Rows F^(1/2) J of one batch at a position (D,), shape (R, D'), differentiable in it."""
         names = self.target.outputs(position.detach(), data, indices)
         latents = tuple(self.coordinates.slices)
         return rows_of_one(self.target, position, data, indices, names, self.structure, latents)
-
-    def _kronecker(self, rows: _Rows, nothing: Tensor) -> Curvature:
-        """The nearest A (x) B to each site's block of R' R, in the Frobenius norm."""
-        slices = self.coordinates.slices
-        sides = {
-            name: sides
-            for name in slices
-            if (sides := kronecker_sides(self.target.layout.shapes[name])) is not None
-        }
-        factored = [name for name in sides if min(sides[name]) > 1]
-        whole = [name for name in sides if min(sides[name]) == 1]
-        rest = [name for name in slices if name not in sides]
-
-        def matrices(r: Tensor, name: str) -> Tensor:
-            return r[:, slices[name]].reshape(len(r), *sides[name])
-
-        def plain(r: Tensor, _: Sums) -> Sums:
-            own = {name: r[:, slices[name]].T @ r[:, slices[name]] for name in whole}
-            return own | {name: r[:, slices[name]].square().sum(dim=0) for name in rest}
-
-        sums = rows.sum(plain) if whole or rest else {}
-        # The nearest product is the leading singular pair of the rearranged matrix, by power
-        # iteration from B = identity; every iterate is positive semidefinite.
-        left: Sums = {}
-        right = {
-            name: torch.eye(sides[name][1], dtype=nothing.dtype, device=nothing.device)
-            for name in factored
-        }
-        tiny = torch.finfo(nothing.dtype).tiny
-
-        def half(equation: str, other: Sums) -> Sums:
-            def part(r: Tensor, held: Sums) -> Sums:
-                return {
-                    name: torch.einsum(equation, matrices(r, name), held[name], matrices(r, name))
-                    for name in factored
-                }
-
-            found = rows.sum(part, other)
-            return {
-                name: found[name] / other[name].square().sum().clamp_min(tiny) for name in factored
-            }
-
-        for _ in range(KRONECKER_STEPS if factored else 0):
-            left = half("rab,bc,rdc->ad", right)
-            right = half("rab,ac,rcd->bd", left)
-        blocks, diagonal = [], []
-        for name, where in slices.items():
-            inside = name in sides
-            diagonal.append(nothing[where] if inside else sums[name])
-            if name in factored:
-                blocks.append(KroneckerBlock(left[name][None], right[name][None], where.start))
-            elif inside:
-                one = nothing.new_ones(1, 1, 1)
-                blocks.append(KroneckerBlock(one, sums[name][None], where.start))
-        return Curvature(torch.cat(diagonal)[None], blocks=tuple(blocks))
 
 
 def _low_rank(rows: _Rows, rank: int, nothing: Tensor) -> Curvature:
@@ -222,7 +168,13 @@ class _Rows:
         held = held or {}
         if self.only is not None:
             return function(initial, self.only, held)
-        carry = initial
+        # A structure that takes several sweeps is that of one matrix.
+        with same_draws(0):
+            return self._folded(function, initial, held)
+
+    def _folded(
+        self, function: Callable[[Sums, Tensor, Sums], Sums], carry: Sums, held: Sums
+    ) -> Sums:
         for weight, indices in self.chunks:
 
             def chunk(

@@ -8,12 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as nd
 import pyro
+import pyro.distributions as pd
 import pytest
 import torch
 
+import numpyro_ext.gradients as ng
 import numpyro_ext.kernels as nk
 import numpyro_ext.stein as ns
+import pyro_ext.gradients as pg
 import pyro_ext.kernels as pk
 import pyro_ext.stein as ps
 from tests.models import numpyro_models, pyro_models, zoo
@@ -27,8 +31,41 @@ CASES: dict[str, dict[str, Any]] = {
     "full": {},
     "block_diagonal": {"system": "block_diagonal", "solver": "dense", "step_size": 0.3},
     "diag": {"curvature": "diag", "likelihood_temperature": 2.0, "solver": "cg"},
-    "kfac": {"curvature": "kfac", "curvature_every": 2, "repulsion": "all", "damping": 10.0},
+    "kfac": {
+        "curvature": "kfac",
+        "curvature_every": 2,
+        "repulsion": "all",
+        "damping": 10.0,
+        # All rows of a model that subsamples them, in chunks of two sizes.
+        "data_chunk": 5,
+    },
 }
+
+GENERATOR = np.random.default_rng(3)
+X, Y = GENERATOR.normal(size=(12, 2)), GENERATOR.poisson(2.0, size=12).astype(float)
+
+
+def network_of(package: Any, host: Any, tanh: Any, exp: Any, zeros: Any) -> Any:
+    """A network of one layer with a site of each kind of block, for either host."""
+
+    def network(x: Any, y: Any) -> None:
+        w = package.sample("w", host.Normal(zeros((2, 3)), 1.0).to_event(2))
+        v = package.sample("v", host.Normal(zeros(3), 2.0).to_event(1))
+        with package.plate("N", 12, subsample_size=4) as i:
+            package.sample("y", host.Poisson(exp(tanh(x[i] @ w) @ v)), obs=y[i])
+
+    return network
+
+
+def programs(name: str) -> tuple[Any, Any, Any, Any, int]:
+    """Model and arguments for Pyro and for NumPyro, and the number of dimensions."""
+    if name == "network":
+        ours = network_of(pyro, pd, torch.tanh, torch.exp, torch.zeros)
+        theirs = network_of(numpyro, nd, jnp.tanh, jnp.exp, jnp.zeros)
+        return ours, (torch.from_numpy(X), torch.from_numpy(Y)), theirs, (X, Y), 9
+    dim = sum(int(np.prod(shape)) for shape in zoo.ZOO[name].latents.values())
+    ours, theirs = pyro_models.build(name), numpyro_models.build(name)
+    return ours, pyro_models.arguments(name), theirs, numpyro_models.arguments(name), dim
 
 
 @pytest.mark.parametrize(
@@ -37,18 +74,18 @@ CASES: dict[str, dict[str, Any]] = {
         ("full", "logistic_regression"),
         ("block_diagonal", "gamma_poisson"),
         ("diag", "nested_plates"),
-        ("kfac", "logistic_regression"),
+        ("kfac", "network"),
     ],
 )
 def test_newton_steps_agree(case: str, name: str) -> None:
-    dim = sum(int(np.prod(shape)) for shape in zoo.ZOO[name].latents.values())
+    model, arguments, other_model, others, dim = programs(name)
     start = np.random.default_rng(11).gamma(2.0, size=(6, dim)) - 1.0
-    ours = ps.SVN(pyro_models.build(name), num_particles=6, **CASES[case])
-    arguments = pyro_models.arguments(name)
+    options: dict[str, Any] = {"num_particles": 6, **CASES[case]}
+    chunked = "data_chunk" in options
+    ours = ps.SVN(model, estimator=pg.Full() if chunked else None, **options)
     ours.setup(*arguments)
     ours._particles.copy_(torch.from_numpy(start))
-    theirs = ns.SVN(numpyro_models.build(name), num_particles=6, **CASES[case])
-    others = numpyro_models.arguments(name)
+    theirs = ns.SVN(other_model, estimator=ng.Full() if chunked else None, **options)
     state = theirs.init(jax.random.PRNGKey(0), *others)
     state = state._replace(algorithm=state.algorithm._replace(particles=jnp.asarray(start)))
     for _ in range(STEPS):

@@ -19,7 +19,10 @@ from pyro_ext.curvature import (
     KroneckerBlock,
     ProgramCurvature,
     conjugate_gradients,
+    gauss_newton,
 )
+from pyro_ext.curvature.fisher import drawn_values
+from pyro_ext.curvature.kronecker import KRONECKER_STEPS
 from pyro_ext.errors import ArgumentError, ModelCheckError
 from pyro_ext.stein import curvature_kernel
 from pyro_ext.stein.damping import judge, within_radius
@@ -194,6 +197,35 @@ def test_curvature_over_all_rows_is_summed_over_chunks() -> None:
     expected = np.stack([naive_curvature(z) for z in Z])
     for batch in (None, 4):
         np.testing.assert_allclose(dense(batch, Z), expected, rtol=1e-9, atol=1e-9)
+    factors = [dense(batch, Z, structure="kfac") for batch in (None, 4)]
+    np.testing.assert_allclose(*factors, rtol=1e-9, atol=1e-9)
+
+
+def test_sweeps_of_one_curvature_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model(x: Any) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros((2, 3)), 1.0).to_event(2))
+        with pyro.plate("N", 12, subsample_size=4) as i:
+            rate = torch.exp(torch.tanh(x[i] @ w).sum(-1))
+            # Its Fisher information is not known.
+            pyro.sample("y", dist.Pareto(1.0, rate), obs=2.0 + 0.0 * x[i, 0])
+
+    drawn = []
+
+    def spy(output: Any, *rest: Any) -> Any:
+        values = drawn_values(output, *rest)
+        drawn.append(torch.stack(list(values)).numpy().copy())
+        return values
+
+    target = LogDensity(model, (ARGUMENTS[0],), data_chunk=6)
+    data = target.bind(ARGUMENTS[0])
+    found = ProgramCurvature(target, data, CurvatureOptions("kfac"))
+    monkeypatch.setattr(gauss_newton, "drawn_values", spy)
+    found.at(target, torch.from_numpy(Z[:1, :6]), data, None)
+    first, second = drawn[:2]
+    assert (first != second).any()
+    for sweep in range(2, len(drawn), 2):
+        np.testing.assert_array_equal(drawn[sweep : sweep + 2], [first, second])
+    assert len(drawn) == 2 * 2 * KRONECKER_STEPS
 
 
 def test_structures_of_minibatches() -> None:
@@ -216,6 +248,8 @@ def test_structures_of_minibatches() -> None:
     np.testing.assert_allclose(part, whole[:, 6:, 6:], atol=1e-12)
 
     factored, whole = dense(4, Z, ROWS, structure="kfac") - PRIOR, whole - PRIOR
+    last = dense(4, Z, ROWS, structure="kfac", sites=("v", "noise"))
+    np.testing.assert_allclose(last - PRIOR[6:, 6:], factored[:, 6:, 6:], atol=1e-12)
     # Vectors keep their whole blocks, and nothing is between sites.
     np.testing.assert_allclose(factored[:, 6:9, 6:9], whole[:, 6:9, 6:9], atol=1e-12)
     assert not factored[:, :6, 6:].any()
@@ -234,8 +268,6 @@ def test_bad_curvature_is_refused() -> None:
         CurvatureOptions("hessian")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="latent sites"):
         program(4, sites=("u",))
-    with pytest.raises(ArgumentError, match="minibatches"):
-        dense(4, Z, structure="kfac")
 
     def factor() -> None:
         z = pyro.sample("z", dist.Normal(0.0, 1.0))

@@ -1,0 +1,112 @@
+"""The nearest Kronecker products to the blocks of a sum R' R whose rows come in chunks.
+
+For each site that is a matrix that is the A (x) B nearest to its block of R' R in the Frobenius
+norm (Van Loan and Pitsianis 1993), the leading singular pair of the rearranged block. It is found
+by power iteration from B = identity. Each half step is a sum over rows, so that nothing but the
+factors is kept from one chunk of rows to the next, and every iterate is positive semidefinite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from numpyro_ext.curvature.sum_of_parts import Curvature, KroneckerBlock
+
+#: Longest site that is no matrix whose whole block is kept.
+WHOLE_BLOCK_UP_TO = 500
+#: Widest side of a matrix site with a Kronecker factor; wider sites keep their diagonal.
+WIDEST_FACTOR = 2048
+#: Alternating steps to the nearest Kronecker product.
+KRONECKER_STEPS = 3
+
+#: Sums over rows, by site.
+Sums = dict[str, Array]
+
+
+def kronecker_factors(
+    total: Callable[[Callable[[Array], Sums]], Sums],
+    slices: Mapping[str, slice],
+    shapes: Mapping[str, Collection[int]],
+    like: Array,
+) -> Curvature:
+    """A sum R' R as Kronecker blocks of its sites, differentiable in the rows.
+
+    A site that is no matrix has its whole block, or the diagonal of it where it is long.
+
+    Parameters
+    ----------
+    total : callable
+        Takes a function of rows (P, r, D') to its sum over all chunks of rows. It is called for
+        every half step, and once for all sites that are not matrices.
+    slices : dict of str to slice
+        Where each site is among the D' coordinates.
+    shapes : dict of str to tuple of int
+        Shapes of the sites.
+    like : Array
+        Any array of P entries along its first axis, of the rows' dtype.
+    """
+    number, dtype = len(like), like.dtype
+    sides = {name: kronecker_sides(shapes[name]) for name in slices}
+    factored = {name: pair for name, pair in sides.items() if pair is not None and min(pair) > 1}
+
+    def plain(rows: Array) -> Sums:
+        parts = {name: rows[:, :, slices[name]] for name in slices if name not in factored}
+        return {
+            name: (part**2).sum(axis=1) if sides[name] is None else part.mT @ part
+            for name, part in parts.items()
+        }
+
+    def half(equation: str, other: Sums) -> Sums:
+        def part(rows: Array) -> Sums:
+            found = {}
+            for name, pair in factored.items():
+                matrices = rows[:, :, slices[name]].reshape(*rows.shape[:2], *pair)
+                found[name] = jnp.einsum(equation, matrices, other[name], matrices)
+            return found
+
+        sums, tiny = total(part), jnp.finfo(dtype).tiny
+        return {
+            name: sums[name] / jnp.maximum((other[name] ** 2).sum((1, 2), keepdims=True), tiny)
+            for name in factored
+        }
+
+    def both(_: Any, factors: tuple[Sums, Sums]) -> tuple[Sums, Sums]:
+        left = half("prab,pbc,prdc->pad", factors[1])
+        return left, half("prab,pac,prcd->pbd", left)
+
+    sums = total(plain) if len(factored) < len(slices) else {}
+    left = {name: jnp.zeros((number, rows, rows), dtype) for name, (rows, _) in factored.items()}
+    right = {
+        name: jnp.broadcast_to(jnp.eye(columns, dtype=dtype), (number, columns, columns))
+        for name, (_, columns) in factored.items()
+    }
+    if factored:
+        left, right = lax.fori_loop(0, KRONECKER_STEPS, both, (left, right))
+    diagonal = jnp.zeros((1, max(where.stop for where in slices.values())), dtype)
+    blocks = []
+    for name, where in slices.items():
+        if name in factored:
+            blocks.append(KroneckerBlock(left[name], right[name], where.start))
+        elif sides[name] is not None:
+            one = jnp.ones((number, 1, 1), dtype)
+            blocks.append(KroneckerBlock(one, sums[name], where.start))
+        else:
+            diagonal = jnp.broadcast_to(diagonal, (number, diagonal.shape[1]))
+            diagonal = diagonal.at[:, where].set(sums[name])
+    return Curvature(diagonal, blocks=tuple(blocks))
+
+
+def kronecker_sides(shape: Collection[int]) -> tuple[int, int] | None:
+    """Rows and columns of a site's factors; one is 1 for a whole block, None for a diagonal."""
+    shape = tuple(shape)
+    size = math.prod(shape)
+    first = shape[0] if len(shape) > 1 else 1
+    last = size // max(first, 1)
+    if min(first, last) == 1:
+        return (1, size) if size <= WHOLE_BLOCK_UP_TO else None
+    return (first, last) if max(first, last) <= WIDEST_FACTOR else None

@@ -1,0 +1,113 @@
+"""The nearest Kronecker products to the blocks of a sum R' R whose rows come in chunks.
+
+For each site that is a matrix that is the A (x) B nearest to its block of R' R in the Frobenius
+norm (Van Loan and Pitsianis 1993), the leading singular pair of the rearranged block. It is found
+by power iteration from B = identity. Each half step is a sum over rows, so that nothing but the
+factors is kept from one chunk of rows to the next, and every iterate is positive semidefinite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from pyro_ext.curvature.sum_of_parts import Curvature, KroneckerBlock
+
+#: Longest site that is no matrix whose whole block is kept.
+WHOLE_BLOCK_UP_TO = 500
+#: Widest side of a matrix site with a Kronecker factor; wider sites keep their diagonal.
+WIDEST_FACTOR = 2048
+#: Alternating steps to the nearest Kronecker product.
+KRONECKER_STEPS = 3
+
+#: Sums over rows, by site.
+Sums = dict[str, Tensor]
+#: Takes rows (P, r, D'), and tensors that are held, to their sums.
+OfRows = Callable[[Tensor, Sums], Sums]
+
+
+def kronecker_factors(
+    total: Callable[[OfRows, Sums], Sums],
+    slices: Mapping[str, slice],
+    shapes: Mapping[str, Collection[int]],
+    like: Tensor,
+) -> Curvature:
+    """A sum R' R as Kronecker blocks of its sites, differentiable in the rows.
+
+    A site that is no matrix has its whole block, or the diagonal of it where it is long.
+
+    Parameters
+    ----------
+    total : callable
+        Takes a function of rows (P, r, D') and of held tensors, and these, to its sum over all
+        chunks of rows. It is called for every half step, and once for all sites that are not
+        matrices. Held are the tensors of the function that may have a derivative.
+    slices : dict of str to slice
+        Where each site is among the D' coordinates.
+    shapes : dict of str to tuple of int
+        Shapes of the sites.
+    like : Tensor
+        Any tensor of P entries along its first axis, of the rows' dtype.
+    """
+    number, tiny = len(like), torch.finfo(like.dtype).tiny
+    sides = {name: kronecker_sides(shapes[name]) for name in slices}
+    factored = {name: pair for name, pair in sides.items() if pair is not None and min(pair) > 1}
+
+    def plain(rows: Tensor, _: Sums) -> Sums:
+        parts = {name: rows[:, :, slices[name]] for name in slices if name not in factored}
+        return {
+            name: part.square().sum(dim=1) if sides[name] is None else part.mT @ part
+            for name, part in parts.items()
+        }
+
+    def half(equation: str, other: Sums) -> Sums:
+        def part(rows: Tensor, held: Sums) -> Sums:
+            found = {}
+            for name, pair in factored.items():
+                matrices = rows[:, :, slices[name]].reshape(*rows.shape[:2], *pair)
+                found[name] = torch.einsum(equation, matrices, held[name], matrices)
+            return found
+
+        sums = total(part, other)
+        return {
+            name: sums[name] / other[name].square().sum((1, 2), keepdim=True).clamp_min(tiny)
+            for name in factored
+        }
+
+    sums = total(plain, {}) if len(factored) < len(slices) else {}
+    left: Sums = {}
+    right = {
+        name: torch.eye(columns, dtype=like.dtype, device=like.device).repeat(number, 1, 1)
+        for name, (_, columns) in factored.items()
+    }
+    for _ in range(KRONECKER_STEPS if factored else 0):
+        left = half("prab,pbc,prdc->pad", right)
+        right = half("prab,pac,prcd->pbd", left)
+    diagonals, blocks = [], []
+    for name, where in slices.items():
+        inside = sides[name] is not None
+        nothing = like.new_zeros(number, where.stop - where.start)
+        diagonals.append(nothing if inside else sums[name])
+        if name in factored:
+            blocks.append(KroneckerBlock(left[name], right[name], where.start))
+        elif inside:
+            one = like.new_ones(number, 1, 1)
+            blocks.append(KroneckerBlock(one, sums[name], where.start))
+    diagonal = torch.cat(diagonals, dim=1)
+    # The same for all particles, which solvers make use of.
+    diagonal = diagonal[:1] if len(blocks) == len(slices) else diagonal
+    return Curvature(diagonal, blocks=tuple(blocks))
+
+
+def kronecker_sides(shape: Collection[int]) -> tuple[int, int] | None:
+    """Rows and columns of a site's factors; one is 1 for a whole block, None for a diagonal."""
+    shape = tuple(shape)
+    size = math.prod(shape)
+    first = shape[0] if len(shape) > 1 else 1
+    last = size // max(first, 1)
+    if min(first, last) == 1:
+        return (1, size) if size <= WHOLE_BLOCK_UP_TO else None
+    return (first, last) if max(first, last) <= WIDEST_FACTOR else None
