@@ -91,7 +91,7 @@ class StanDensity:
         threads: int | None = None,
     ) -> None:
         check_count("threads", threads, optional=True)
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
+        if not (isinstance(seed, int | np.integer) and 0 <= seed < 2**32):
             raise ArgumentError(f"Expected a seed from 0 to 2**32 - 1, found {seed!r}.")
         self.name, self.seed, self.generated_quantities = name, seed, generated_quantities
         self.threads = threads or _processors()
