@@ -89,3 +89,32 @@ def assert_is_fisher(found: np.ndarray, scores: np.ndarray) -> None:
     spread = np.sqrt(np.maximum((scores**2).T @ (scores**2) / count - mean**2, 0.0) / count)
     # Hundreds of entries are compared in all, so five standard errors.
     np.testing.assert_array_less(np.abs(found - mean), 5.0 * spread + 1e-5 * np.abs(mean).max())
+
+
+#: Logit of the first weight, locations and logarithms of the scales of an overlapping mixture.
+MIXTURE = np.array([-0.7, -0.5, 1.0, -0.3, 0.4])
+
+
+def mixture_fisher() -> tuple[np.ndarray, np.ndarray]:
+    """Fisher information (5, 5) of ``MIXTURE`` by integration, and sd of one draw's outer product.
+
+    Scores are differences of the log density that is written out here.
+    """
+    x = np.linspace(-14.0, 16.0, 60_001)
+
+    def log_density(z: np.ndarray) -> np.ndarray:
+        weights = np.array([1.0, np.exp(-z[0])]) / (1.0 + np.exp(-z[0]))
+        scale = np.exp(z[3:])
+        standard = (x[:, None] - z[1:3]) / scale
+        each = weights * np.exp(-0.5 * standard**2) / (scale * np.sqrt(2.0 * np.pi))
+        return np.log(each.sum(1))
+
+    steps = 1e-5 * np.eye(5)
+    score = np.stack(
+        [(log_density(MIXTURE + h) - log_density(MIXTURE - h)) / 2e-5 for h in steps], -1
+    )
+    outer = score[:, :, None] * score[:, None, :]
+    density = np.exp(log_density(MIXTURE))[:, None, None]
+    mean = np.trapezoid(outer * density, x, axis=0)
+    square = np.trapezoid(outer**2 * density, x, axis=0)
+    return mean, np.sqrt(square - mean**2)

@@ -8,14 +8,14 @@ J_r^T J_r, which is positive semidefinite whatever the program (Martens 2020, "N
 perspectives on the natural gradient method", sections 6 and 8).
 
 Roots are found by the class of the distribution; :func:`register_output_fisher` adds one. Classes
-without one have a Monte Carlo root, made of scores at values drawn from the distribution.
+without one have a Monte Carlo root, made of scores at values drawn from the distribution. So have
+mixtures of one family, ``MixtureSameFamily``, in the parameters of their two parts.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -110,11 +110,8 @@ def _monte_carlo_root(output: Output, tangents: Parameters, rng_key: Array, draw
         if jnp.issubdtype(value.dtype, jnp.floating)
     }
 
-    def build(parameters: Parameters) -> Any:
-        return output.distribution(**{**output.parameters, **parameters})
-
     try:
-        built = build(moving)
+        built = output.built(moving)
         if tuple(built.event_shape) != output.event_shape:
             raise ValueError(f"events of shape {built.event_shape}, not {output.event_shape}")
         values = jax.lax.stop_gradient(built.sample(rng_key, (draws,)))
@@ -128,7 +125,7 @@ def _monte_carlo_root(output: Output, tangents: Parameters, rng_key: Array, draw
 
     def root(value: Array) -> Array:
         # The elements are independent: the gradient of the sum is that of each.
-        scores = jax.grad(lambda parameters: build(parameters).log_prob(value).sum())(moving)
+        scores = jax.grad(lambda parameters: output.built(parameters).log_prob(value).sum())(moving)
         return sum(
             (
                 (scores[name] * tangents[name]).reshape((*output.batch, -1)).sum(-1)

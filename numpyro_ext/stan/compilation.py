@@ -4,7 +4,8 @@ A library is found again by a hash of all that it depends on: the program's text
 versions of BridgeStan, of the C++ compiler and of the sources that BridgeStan builds from. The
 folder is that of ``PPL_EXT_STAN_CACHE``, by default ``ppl-ext/stan`` in ``XDG_CACHE_HOME`` or in
 ``~/.cache``. One process compiles at a time, which takes more than a gigabyte; the others wait
-and take what it has made.
+and take what it has made. Beside each library lies its checksum, without which, or with another,
+it is compiled anew.
 """
 
 from __future__ import annotations
@@ -111,10 +112,10 @@ def compiled(
         folder.mkdir(parents=True, exist_ok=True)
         home = _home(bridgestan, folder)
         library = folder / f"{_key(text, stanc_args, make_args, bridgestan, home)}.so"
-        if library.is_file():
+        if _is_whole(library):
             return library
         with _locked(folder / "lock"):
-            if not library.is_file():
+            if not _is_whole(library):
                 _compile(bridgestan, home, text, name, stanc_args, make_args, library)
     except OSError as error:
         raise ToolchainError(
@@ -213,8 +214,32 @@ def _compile(
             )
         except RuntimeError as error:
             raise _failure(str(error), name, home) from error
-        # Whole or not at all, for whoever looks at the same time.
+        # Whole or not at all, for whoever looks at the same time; the sum comes first, so that
+        # a library with the sum of another is made anew and never loaded.
+        made = Path(made)
+        sum_file = Path(folder) / "sum"
+        sum_file.write_text(_sum(made), encoding="ascii")
+        library.unlink(missing_ok=True)
+        os.replace(sum_file, _sum_of(library))
         os.replace(made, library)
+
+
+def _sum_of(library: Path) -> Path:
+    """The file that states a library's checksum."""
+    return library.with_suffix(".sha256")
+
+
+def _sum(library: Path) -> str:
+    with open(library, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a library is there as it was made: one that was cut off ends the process."""
+    stated = _sum_of(library)
+    if not (library.is_file() and stated.is_file()):
+        return False
+    return stated.read_text(encoding="ascii", errors="replace").strip() == _sum(library)
 
 
 def _failure(output: str, name: str, home: Path) -> Exception:

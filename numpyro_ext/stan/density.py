@@ -77,7 +77,7 @@ class StanDensity:
     Raises
     ------
     ArgumentError
-        The data do not fit the program, or it has no parameters.
+        The data do not fit the program, it has no parameters, or the seed is out of range.
     """
 
     def __init__(
@@ -91,6 +91,8 @@ class StanDensity:
         threads: int | None = None,
     ) -> None:
         check_count("threads", threads, optional=True)
+        if not (isinstance(seed, int | np.integer) and 0 <= seed < 2**32):
+            raise ArgumentError(f"Expected a seed from 0 to 2**32 - 1, found {seed!r}.")
         self.name, self.seed, self.generated_quantities = name, seed, generated_quantities
         self.threads = threads or _processors()
         self.rejection: str | None = None

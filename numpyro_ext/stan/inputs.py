@@ -68,7 +68,13 @@ def _read(path: Path, what: str) -> str:
 
 def _plain(name: str, value: Any) -> Any:
     """Numbers and nested lists of a value, as Stan's JSON has them."""
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise ArgumentError(
+            f"Expected numbers or a rectangular array for the Stan data '{name}', found rows of "
+            "different lengths or shapes. Stan's ragged arrays are one flat array and the lengths."
+        ) from None
     if array.dtype.kind == "b":
         array = array.astype(int)
     if array.dtype.kind not in "iufc":

@@ -7,8 +7,9 @@ batch shape, and one mask.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +21,30 @@ from numpyro.distributions.distribution import (
     Independent,
     MaskedDistribution,
 )
+from numpyro.distributions.mixtures import MixtureSameFamily
 
 from numpyro_ext.target.handlers import Site
 
 #: Before the names of a base distribution's parameters.
 BASE = "base_dist."
+#: Before the names of the parameters of a mixture's parts.
+MIXING, COMPONENT = "mixing.", "component."
+
+
+class Parts(NamedTuple):
+    """What a mixture of one family is made of.
+
+    Parameters
+    ----------
+    mixing, component : type
+        Classes of the distribution over components, and of the components.
+    declared : int
+        Rightmost dimensions of the components that ``to_event`` made event dimensions.
+    """
+
+    mixing: type
+    component: type
+    declared: int
 
 
 @jax.tree_util.register_dataclass
@@ -66,6 +86,9 @@ class Output:
     repeated : tuple of (str, tuple of int)
         Parameters that the model did not give for each element, and the axes of ``batch`` along
         which they are one.
+    parts : Parts or None
+        For a mixture: what it is made of. Its parameters are those of the parts, as ``mixing.NAME``
+        and ``component.NAME``.
     """
 
     parameters: dict[str, Array]
@@ -81,6 +104,23 @@ class Output:
     plates: tuple[str, ...] = field(metadata={"static": True})
     base: type | None = field(default=None, metadata={"static": True})
     repeated: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), metadata={"static": True})
+    parts: Parts | None = field(default=None, metadata={"static": True})
+
+    def built(self, parameters: Mapping[str, Array]) -> Any:
+        """The distribution, without its wrappers, with other values of some parameters."""
+        given = {**self.parameters, **parameters}
+        if self.parts is None:
+            return self.distribution(**given)
+
+        def of(kind: type, prefix: str) -> Any:
+            names = [name for name in given if name.startswith(prefix)]
+            return kind(**{name.removeprefix(prefix): given[name] for name in names})
+
+        mixing, kind, declared = self.parts
+        components = of(kind, COMPONENT)
+        if declared:
+            components = components.to_event(declared)
+        return self.distribution(of(mixing, MIXING), components)
 
     @property
     def weight(self) -> Array:
@@ -94,18 +134,29 @@ def output_of(site: Site) -> Output:
     """The distribution of an observed site, unwrapped."""
     fn = site["fn"]
     event_dim, outer_batch, outer_event = fn.event_dim, fn.batch_shape, fn.event_shape
-    declared = 0  # event dimensions that come from to_event, not from the distribution
-    masks: list[tuple[Any, int]] = []
-    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
-        if isinstance(fn, Independent):
-            declared += fn.reinterpreted_batch_ndims
-        elif isinstance(fn, MaskedDistribution):
-            masks.append((fn._mask, declared))
-        fn = fn.base_dist
+    fn, masks, declared = _unwrap(fn)
     batch = tuple(outer_batch) + tuple(outer_event[:declared])
 
     parameters, repeated = _parameters(fn, batch)
-    base = None
+    base, parts = None, None
+    if type(fn) is MixtureSameFamily:
+        component, inner_masks, levels = _unwrap(fn.component_distribution)
+        # Masked components are none of a family; without parameters they are refused by name.
+        if not inner_masks:
+            mixing = fn.mixing_distribution
+            parts = Parts(type(mixing), type(component), levels)
+            shape = tuple(fn.component_distribution.event_shape)[:levels]
+            count = tuple(fn.component_distribution.batch_shape[-1:])
+            of_parts = {
+                MIXING: _parameters(mixing, batch),
+                COMPONENT: _parameters(component, batch + count + shape),
+            }
+            for prefix, (values, axes) in of_parts.items():
+                parameters |= {f"{prefix}{name}": value for name, value in values.items()}
+                for name, ones in axes.items():
+                    own = tuple(axis for axis in ones if axis < len(batch))
+                    if own:
+                        repeated[f"{prefix}{name}"] = own
     inner = getattr(fn, "base_dist", None)
     if isinstance(fn, ZeroInflatedProbs) and isinstance(inner, Distribution):
         # Its parameters are latent as well as the gate; a class of its own may name them itself.
@@ -137,7 +188,21 @@ def output_of(site: Site) -> Output:
         plates=tuple(frame.name for frame in site["cond_indep_stack"]),
         base=base,
         repeated=tuple(repeated.items()),
+        parts=parts,
     )
+
+
+def _unwrap(fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
+    """Innermost distribution, masks with the declared dimensions outside them, and all of these."""
+    declared = 0  # event dimensions that come from to_event, not from the distribution
+    masks: list[tuple[Any, int]] = []
+    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
+        if isinstance(fn, Independent):
+            declared += fn.reinterpreted_batch_ndims
+        elif isinstance(fn, MaskedDistribution):
+            masks.append((fn._mask, declared))
+        fn = fn.base_dist
+    return fn, masks, declared
 
 
 def _parameters(

@@ -8,7 +8,8 @@ J_r^T J_r, which is positive semidefinite whatever the program (Martens 2020, "N
 perspectives on the natural gradient method", sections 6 and 8).
 
 Roots are found by the class of the distribution; :func:`register_output_fisher` adds one. Classes
-without one have a Monte Carlo root, made of scores at values drawn from the distribution.
+without one have a Monte Carlo root, made of scores at values drawn from the distribution. So have
+mixtures of one family, ``MixtureSameFamily``, in the parameters of their two parts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -112,10 +112,6 @@ def fisher_root(output: Output, tangents: Parameters, values: Sequence[Tensor] =
     return _monte_carlo_root(output, tangents, values)
 
 
-def _built(output: Output, parameters: Parameters) -> Any:
-    return output.distribution(**{**output.parameters, **parameters})
-
-
 def drawn_values(output: Output, draws: int = 16) -> list[Tensor]:
     """Values of a site drawn from its distribution, by torch's global generator.
 
@@ -130,7 +126,7 @@ def drawn_values(output: Output, draws: int = 16) -> list[Tensor]:
         for name, value in output.parameters.items():
             if value.shape[: len(output.batch)] != output.batch:
                 raise ValueError(f"{name} of shape {tuple(value.shape)}, not one per element")
-        built = _built(output, {})
+        built = output.built({})
         if tuple(built.event_shape) != output.event_shape:
             raise ValueError(f"events of shape {built.event_shape}, not {output.event_shape}")
         return [built.sample().detach() for _ in range(draws)]
@@ -149,9 +145,9 @@ def _monte_carlo_root(output: Output, tangents: Parameters, values: Sequence[Ten
 
     def root(value: Tensor) -> Tensor:
         # The elements are independent: the gradient of the sum is that of each.
-        scores = torch.func.grad(
-            lambda parameters: _built(output, parameters).log_prob(value).sum()
-        )(moving)
+        scores = torch.func.grad(lambda parameters: output.built(parameters).log_prob(value).sum())(
+            moving
+        )
         parts = [
             (scores[name] * tangents[name]).reshape((*output.batch, -1)).sum(-1) for name in moving
         ]

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from pyro.distributions import MaskedDistribution, ZeroInflatedDistribution
+from pyro.distributions import (
+    MaskedDistribution,
+    MixtureSameFamily,
+    ZeroInflatedDistribution,
+)
 from pyro.distributions.torch_distribution import ExpandedDistribution
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
@@ -23,6 +27,24 @@ from pyro_ext.target.handlers import SiteHandler, is_deterministic, is_factor, p
 BASE = "base_dist."
 #: Parameters of distributions that another one is kept as, and their event dimensions.
 _VECTORS = {"concentration": 1}
+#: Before the names of the parameters of a mixture's parts.
+MIXING, COMPONENT = "mixing.", "component."
+
+
+class Parts(NamedTuple):
+    """What a mixture of one family is made of.
+
+    Parameters
+    ----------
+    mixing, component : type
+        Classes of the distribution over components, and of the components.
+    declared : int
+        Rightmost dimensions of the components that ``to_event`` made event dimensions.
+    """
+
+    mixing: type
+    component: type
+    declared: int
 
 
 @dataclass(frozen=True)
@@ -60,6 +82,9 @@ class Output:
     base : type or None
         For a zero-inflated distribution: the class that it is made of, whose parameters are
         among this one's as ``base_dist.NAME``.
+    parts : Parts or None
+        For a mixture: what it is made of. Its parameters are those of the parts, as ``mixing.NAME``
+        and ``component.NAME``.
     """
 
     name: str
@@ -74,6 +99,23 @@ class Output:
     event_shape: tuple[int, ...]
     plates: tuple[str, ...]
     base: type | None = None
+    parts: Parts | None = None
+
+    def built(self, parameters: Mapping[str, Tensor]) -> Any:
+        """The distribution, without its wrappers, with other values of some parameters."""
+        given = {**self.parameters, **parameters}
+        if self.parts is None:
+            return self.distribution(**given)
+
+        def of(kind: type, prefix: str) -> Any:
+            names = [name for name in given if name.startswith(prefix)]
+            return kind(**{name.removeprefix(prefix): given[name] for name in names})
+
+        mixing, kind, declared = self.parts
+        components = of(kind, COMPONENT)
+        if declared:
+            components = components.to_event(declared)
+        return self.distribution(of(mixing, MIXING), components)
 
     def repeated_along(self, parameter: str) -> tuple[int, ...]:
         """Axes of ``batch`` along which a parameter is one, which the model gave once for all."""
@@ -134,6 +176,22 @@ def _broadcast(fn: Any, batch: tuple[int, ...]) -> dict[str, Tensor]:
     return found
 
 
+def _mixture(fn: Any, batch: tuple[int, ...]) -> tuple[Parts | None, dict[str, Tensor]]:
+    """What a mixture is made of, and the parameters of its parts, broadcast to batch + own."""
+    outer = fn.component_distribution
+    component, masks, inside = _unwrap(outer)
+    # Masked components are none of a family; without parameters they are refused by name.
+    if masks:
+        return None, {}
+    shape = tuple(outer.event_shape)[:inside]
+    each = _broadcast(component, batch + tuple(outer.batch_shape[-1:]) + shape)
+    found = {f"{COMPONENT}{name}": value for name, value in each.items()}
+    for name, value in _broadcast(fn.mixture_distribution, batch).items():
+        found[f"{MIXING}{name}"] = value
+    parts = Parts(type(fn.mixture_distribution), type(component), inside)
+    return parts, found
+
+
 def _can_expand(shape: Sequence[int], wanted: Sequence[int]) -> bool:
     """Whether ``Tensor.expand`` takes a tensor of a shape to another one."""
     pairs = zip(reversed(shape), reversed(wanted), strict=False)
@@ -192,6 +250,9 @@ class OutputHandler(SiteHandler):
             base = type(fn.base_dist)
             inside = _broadcast(fn.base_dist, batch)
             parameters |= {f"{BASE}{name}": value for name, value in inside.items()}
+        parts = None
+        if type(fn) is MixtureSameFamily:
+            parts, parameters = _mixture(fn, batch)
         self.outputs[msg["name"]] = Output(
             name=msg["name"],
             distribution=type(fn),
@@ -205,6 +266,7 @@ class OutputHandler(SiteHandler):
             event_shape=tuple(fn.event_shape),
             plates=tuple(frame.name for frame in msg["cond_indep_stack"]),
             base=base,
+            parts=parts,
         )
 
     def _pyro_post_sample(self, msg: Any) -> None:

@@ -118,3 +118,31 @@ def test_table() -> None:
 )
 def test_cells(value: object, cell: str) -> None:
     assert records.format_cell(value) == cell
+
+
+def test_a_cut_last_line_is_dropped_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "runs.jsonl"
+    for method in ("A", "B"):
+        records.append(path, Record("speed", method))
+    whole = path.read_text()
+    records.drop_cut_line(path)
+    assert path.read_text() == whole and capsys.readouterr().err == ""
+    path.write_text(whole[:-40])
+    records.drop_cut_line(path)
+    assert [record.method for record in records.read(path)] == ["A"]
+    assert capsys.readouterr().err.count("dropped line 2, which was cut off") == 1
+
+
+def test_earlier_records_are_moved_aside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "runs.jsonl"
+    assert records.moved_aside(path) is None
+    for number in (1, 2):
+        records.append(path, Record("speed", str(number)))
+        aside = records.moved_aside(path)
+        assert aside == tmp_path / f"runs-{number}.jsonl" and not path.exists()
+        assert [record.method for record in records.read(aside)] == [str(number)]
+        assert f"now in runs-{number}.jsonl" in capsys.readouterr().err

@@ -140,6 +140,19 @@ def test_two_at_once_compile_once(compiler: Compiler) -> None:
     assert len(found) == 3 and len(set(found)) == 1 and len(compiler.sources) == 1
 
 
+@pytest.mark.parametrize("kept", ["comp", "", None])
+def test_a_library_that_is_not_whole_is_made_again(compiler: Compiler, kept: str | None) -> None:
+    """Cut off, empty, or from before there were checksums: loading one could end the process."""
+    first = compilation.compiled("model {}", "one")
+    if kept is None:
+        first.with_suffix(".sha256").unlink()
+    else:
+        first.write_text(kept)
+    assert compilation.compiled("model {}", "one") == first
+    assert len(compiler.sources) == 2 and first.read_text() == "compiled"
+    assert compilation.compiled("model {}", "one") == first and len(compiler.sources) == 2
+
+
 def test_a_failure_leaves_nothing_behind(compiler: Compiler) -> None:
     compiler.fails = "Command make failed with code 2.\nstderr:\ng++: fatal error: Killed"
     with pytest.raises(px.stan.ToolchainError, match="fatal error: Killed") as caught:

@@ -30,7 +30,15 @@ from pyro_ext.errors import ArgumentError
 from pyro_ext.target import LogDensity
 from pyro_ext.target.handlers import without_host_checks
 from pyro_ext.target.outputs import Output, OutputHandler
-from tests.curvature_support import DRAWS, SHARED, assert_is_fisher, directions, flatten
+from tests.curvature_support import (
+    DRAWS,
+    MIXTURE,
+    SHARED,
+    assert_is_fisher,
+    directions,
+    flatten,
+    mixture_fisher,
+)
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -366,7 +374,8 @@ def test_arguments_that_are_lost_are_noticed() -> None:
 def test_distributions_made_of_others_are_refused_by_name(rows: int) -> None:
     def mixture() -> None:
         loc = pyro.sample("loc", dist.Normal(torch.zeros(2), 1.0).to_event(1))
-        mixed = dist.MixtureSameFamily(dist.Categorical(torch.ones(2)), dist.Normal(loc, 1.0))
+        parts = dist.Normal(loc, 1.0).mask(torch.tensor([True, False]))
+        mixed = dist.MixtureSameFamily(dist.Categorical(torch.ones(2)), parts)
         with pyro.plate("N", rows):
             pyro.sample("y", mixed, obs=torch.zeros(rows))
 
@@ -380,6 +389,41 @@ def test_distributions_made_of_others_are_refused_by_name(rows: int) -> None:
         gauss_newton(mixture, np.zeros(2))
     with pytest.raises(ArgumentError, match=expected.format("found DiscreteHMM")):
         gauss_newton(series, np.zeros(2))
+
+
+def test_fisher_information_of_a_mixture() -> None:
+    """Of one whose components overlap, by integration; 16 draws for each of 1,000 elements."""
+
+    def model() -> None:
+        z = pyro.sample("z", dist.Normal(torch.zeros(5), 1.0).to_event(1))
+        weights = dist.Categorical(logits=torch.stack([z[0], torch.tensor(0.0)]))
+        mixed = dist.MixtureSameFamily(weights, dist.Normal(z[1:3], torch.exp(z[3:])))
+        with pyro.plate("N", 1000):
+            pyro.sample("y", mixed, obs=torch.zeros(1000))
+
+    pyro.set_rng_seed(0)
+    expected, deviation = mixture_fisher()
+    found = gauss_newton(model, MIXTURE) / 1000
+    assert (np.abs(found - expected) < 5 * deviation / np.sqrt(16_000)).all()
+
+
+def test_fisher_information_of_a_mixture_of_vectors() -> None:
+    """Far apart it is that of the components times their weights."""
+
+    def model() -> None:
+        z = pyro.sample("z", dist.Normal(torch.zeros(2, 3), 1.0).to_event(2))
+        weights = dist.Categorical(probs=torch.tensor([0.3, 0.7]))
+        mixed = dist.MixtureSameFamily(weights, dist.Normal(z, 0.5).to_event(1))
+        pyro.sample("y", mixed.expand([1000]).to_event(1), obs=torch.zeros(1000, 3))
+
+    pyro.set_rng_seed(0)
+    found = gauss_newton(model, np.array([0.0, 0.1, 0.2, 90.0, 91.0, 92.0])) / 1000
+    weights = np.repeat([0.3, 0.7], 3)
+    # Of a squared standard normal number times an event of this chance, over the scale.
+    deviation = 4.0 * np.sqrt(3.0 * weights - weights**2)
+    error = 5 * deviation / np.sqrt(16_000)
+    assert (np.abs(np.diag(found) - 4.0 * weights) < error).all()
+    assert np.abs(found - np.diag(np.diag(found))).max() < error.max()
 
 
 def test_parameters_that_no_element_has_alone_are_noticed() -> None:

@@ -285,6 +285,17 @@ def test_an_invalid_program_is_told_with_stans_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("seed", [-1, 2**32, 0.5])
+def test_seeds_that_stan_does_not_take(seed: Any) -> None:
+    with pytest.raises(px.ArgumentError, match=r"from 0 to 2\*\*32 - 1, found"):
+        px.stan.density.StanDensity(Path("none.so"), "", name="one", seed=seed)
+
+
+def test_ragged_data_are_told() -> None:
+    with pytest.raises(px.ArgumentError, match="data 'y', found rows of different lengths"):
+        px.stan.inputs.read_data({"y": [[1.0, 2.0], [3.0]]})
+
+
 def test_a_program_that_cannot_be_read() -> None:
     with pytest.raises(px.ArgumentError, match="'no-such.stan': No such file"):
         px.stan.model("no-such.stan")

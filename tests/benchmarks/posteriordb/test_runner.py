@@ -337,13 +337,40 @@ def test_data_that_cannot_be_read_fail_alone(
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) // 2])
     words = ["posteriordb", "--database", str(folder), "--out", str(tmp_path / "out")]
-    words += ["--posteriors", "arK*", "blr*", "--budget", "300"]
+    words += ["--posteriors", "arK*", "blr*", "--budget", "300", "--jobs", "1"]
     assert main([*words, "--methods", "GSM"]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "arK_simulated" in line]
     assert any("DatabaseError" in line for line in lines)
     failed, done = records.read(tmp_path / "out" / "posteriordb.jsonl")
     assert failed.failed and not done.failed
     assert "failed" in (tmp_path / "out" / "posteriordb.md").read_text()
+
+
+def test_dense_guides_are_left_out_above_a_limit(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["posteriordb", "--database", "embedded", "--posteriors", "blr*", "--budget", "300"]
+    words += ["--out", str(out), "--methods", "GSM"]
+    # Six dimensions; a limit of six lets them through.
+    assert main([*words, "--dense-limit", "5"]) == 0
+    (left_out,) = records.read(out / "posteriordb.jsonl")
+    assert left_out.figures["not run"].startswith("not run: D=6 is above 5")
+    assert not left_out.failed and not list((out / "draws").glob("*"))
+    text = (out / "posteriordb.md").read_text()
+    assert "not run: D=6" in text and "0 of 0" in text
+    assert main([*words, "--dense-limit", "5", "--resume"]) == 0
+    assert len(records.read(out / "posteriordb.jsonl")) == 1
+    assert main([*words, "--dense-limit", "6", "--resume"]) == 0
+    assert "dimension" in records.read(out / "posteriordb.jsonl")[-1].figures
+    assert "0 of 1" in (out / "posteriordb.md").read_text()
+    assert [name for name in METHODS if METHODS[name].dense] == [
+        "ADVI, full",
+        "ProximalScoreVI, full",
+        "ProximalScoreVI, mixture",
+        "ProximalScoreVI, gradient",
+        "GSM",
+        "BaM",
+        "FisherVI",
+    ]
 
 
 def test_data_that_do_not_fit_are_named(tmp_path: Path) -> None:
