@@ -461,7 +461,9 @@ class _Rewriting:
         ArgumentError
             It was not.
         """
-        missed = sorted(set(sites or ()) - set(self._uses)) if self._uses or sites else sorted(weights)
+        missed = (
+            sorted(set(sites or ()) - set(self._uses)) if self._uses or sites else sorted(weights)
+        )
         if missed or not self._uses:
             found = {name: sorted(self._plain_uses.get(name, ())) for name in missed}
             raise ArgumentError(
@@ -498,9 +500,7 @@ def check_uses(
             )
 
 
-def check_rows(
-    name: str, uses: Mapping[str, Sequence[LinearUse]], shapes: Any
-) -> None:
+def check_rows(name: str, uses: Mapping[str, Sequence[LinearUse]], shapes: Any) -> None:
     """See that the rows of linear operations can be the rows of an observed site.
 
     Raises

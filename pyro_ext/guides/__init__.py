@@ -8,6 +8,9 @@ from pyro_ext.guides.flat_density import (
     refuse_flat_density,
     register_flat_density,
 )
+from pyro_ext.guides.flipout import flipout
+from pyro_ext.guides.linear_sites import RowNoiseELBO
+from pyro_ext.guides.local_reparameterization import local_reparameterization
 from pyro_ext.guides.matrix_normal import AutoMatrixNormal, MatrixNormalDensity
 from pyro_ext.guides.mixture import AutoGaussianMixture, GaussianMixtureDensity
 from pyro_ext.guides.normal import (
@@ -31,8 +34,11 @@ __all__ = [
     "MultivariateNormalDensity",
     "NormalDensity",
     "PlanarFlowDensity",
+    "RowNoiseELBO",
     "check_has_flat_density",
     "flat_density",
+    "flipout",
+    "local_reparameterization",
     "refuse_flat_density",
     "register_flat_density",
 ]
