@@ -20,10 +20,13 @@ from numpyro_ext.errors import (
 from numpyro_ext.gradients import SAGA, SVRG, Full, GradientEstimator, Minibatch, Noisy
 from numpyro_ext.guides import (
     AutoGaussianMixture,
+    AutoLayerLowRankNormal,
     AutoMatrixNormal,
     AutoPlanarFlow,
     FlatDensity,
     flat_density,
+    flipout,
+    local_reparameterization,
     register_flat_density,
 )
 from numpyro_ext.kernels import IMQ, RBF, Graphical, Kernel, Linear, Preconditioned, RandomFeature
@@ -61,10 +64,13 @@ __all__ = [
     "SVRG",
     # guides
     "AutoGaussianMixture",
+    "AutoLayerLowRankNormal",
     "AutoMatrixNormal",
     "AutoPlanarFlow",
     "FlatDensity",
     "flat_density",
+    "flipout",
+    "local_reparameterization",
     "register_flat_density",
     # target
     "LogDensity",

@@ -19,10 +19,13 @@ from pyro_ext.errors import (
 from pyro_ext.gradients import SAGA, SVRG, Full, GradientEstimator, Minibatch, Noisy
 from pyro_ext.guides import (
     AutoGaussianMixture,
+    AutoLayerLowRankNormal,
     AutoMatrixNormal,
     AutoPlanarFlow,
     FlatDensity,
     flat_density,
+    flipout,
+    local_reparameterization,
     register_flat_density,
 )
 from pyro_ext.kernels import IMQ, RBF, Graphical, Kernel, Linear, Preconditioned, RandomFeature
@@ -60,10 +63,13 @@ __all__ = [
     "SVRG",
     # guides
     "AutoGaussianMixture",
+    "AutoLayerLowRankNormal",
     "AutoMatrixNormal",
     "AutoPlanarFlow",
     "FlatDensity",
     "flat_density",
+    "flipout",
+    "local_reparameterization",
     "register_flat_density",
     # target
     "LogDensity",

@@ -9,6 +9,7 @@ from pyro_ext.guides.flat_density import (
     register_flat_density,
 )
 from pyro_ext.guides.flipout import flipout
+from pyro_ext.guides.layer_low_rank import AutoLayerLowRankNormal, LayerLowRankNormalDensity
 from pyro_ext.guides.linear_sites import RowNoiseELBO
 from pyro_ext.guides.local_reparameterization import local_reparameterization
 from pyro_ext.guides.matrix_normal import AutoMatrixNormal, MatrixNormalDensity
@@ -23,11 +24,13 @@ from pyro_ext.guides.planar_flow import AutoPlanarFlow, PlanarFlowDensity
 
 __all__ = [
     "AutoGaussianMixture",
+    "AutoLayerLowRankNormal",
     "AutoMatrixNormal",
     "AutoPlanarFlow",
     "DiagonalNormalDensity",
     "FlatDensity",
     "GaussianMixtureDensity",
+    "LayerLowRankNormalDensity",
     "LowRankNormalDensity",
     "MatrixNormalDensity",
     "Moments",
