@@ -1,4 +1,4 @@
-"""Conversion of a fitted engine to ArviZ, on the full data.
+"""Conversion of a fitted engine, or of a guide of the host's, to ArviZ, on the full data.
 
 Engines need three things for it: ``target`` (their log density), ``get_samples(num_samples)``,
 and, where they have more to say, any of the following, each looked up by name:
@@ -18,7 +18,7 @@ and, where they have more to say, any of the following, each looked up by name:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pyro_ext.diagnostics.host_fit import HostFit
 from pyro_ext.diagnostics.inference_data import (
     Variable,
     constant_variables,
@@ -68,9 +69,10 @@ def to_arviz(
     draw_chunk: int | None = None,
     data_chunk: int | None = None,
     seed: int = 0,
+    model: Callable[..., Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Convert a fitted engine to an ArviZ object.
+    """Convert a fitted engine, or a guide that the host has fitted, to an ArviZ object.
 
     Everything is computed on the full data, also when the model draws minibatches: the model
     is replayed over chunks of rows, and the rows come out in their order. When batches are
@@ -84,7 +86,8 @@ def to_arviz(
     Parameters
     ----------
     engine
-        A fitted engine of this package.
+        A fitted engine of this package; or, with ``model``, a guide fitted by Pyro's ``SVI`` under
+        any objective.
     *args, **kwargs
         The model's arguments, with all rows of the data.
     num_samples : int, optional
@@ -108,7 +111,9 @@ def to_arviz(
     draw_chunk, data_chunk : int, optional
         At most this many draws and rows are evaluated at once, which bounds memory.
     seed : int
-        Seed of the posterior predictive draws.
+        Seed of the posterior predictive draws, and of the draws of a guide.
+    model : callable, optional
+        The model of a guide; not with an engine.
 
     Returns
     -------
@@ -122,11 +127,15 @@ def to_arviz(
     ImportError
         ArviZ is not installed.
     """
-    if not hasattr(engine, "target") or not hasattr(engine, "get_samples"):
+    is_engine = hasattr(engine, "target") and hasattr(engine, "get_samples")
+    if is_engine == (model is not None) or not (is_engine or callable(engine)):
         raise ArgumentError(
-            f"Expected a fitted engine such as SVGD, found {type(engine).__name__}. Pass the "
-            "engine, then the model's arguments."
+            "Expected a fitted engine such as SVGD without model=, or a guide fitted by SVI with "
+            f"model=, found {type(engine).__name__} {'with' if model else 'without'} it. Pass "
+            "the engine, then the model's arguments."
         )
+    if model is not None:
+        engine = HostFit(engine, model, args, kwargs, seed)
     target = engine.target
     data = target.bind(*args, **kwargs)
     given = engine.get_samples() if num_samples is None else engine.get_samples(num_samples)

