@@ -29,10 +29,13 @@ from numpyro_ext.gradients import (
 )
 from numpyro_ext.guides import (
     AutoGaussianMixture,
+    AutoLayerLowRankNormal,
     AutoMatrixNormal,
     AutoPlanarFlow,
     FlatDensity,
     flat_density,
+    flipout,
+    local_reparameterization,
     register_flat_density,
 )
 from numpyro_ext.kernels import IMQ, RBF, Graphical, Kernel, Linear, Preconditioned, RandomFeature
@@ -87,10 +90,13 @@ __all__ = [
     "SVRG",
     # guides
     "AutoGaussianMixture",
+    "AutoLayerLowRankNormal",
     "AutoMatrixNormal",
     "AutoPlanarFlow",
     "FlatDensity",
     "flat_density",
+    "flipout",
+    "local_reparameterization",
     "register_flat_density",
     # target
     "LogDensity",

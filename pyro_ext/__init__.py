@@ -28,10 +28,13 @@ from pyro_ext.gradients import (
 )
 from pyro_ext.guides import (
     AutoGaussianMixture,
+    AutoLayerLowRankNormal,
     AutoMatrixNormal,
     AutoPlanarFlow,
     FlatDensity,
     flat_density,
+    flipout,
+    local_reparameterization,
     register_flat_density,
 )
 from pyro_ext.kernels import IMQ, RBF, Graphical, Kernel, Linear, Preconditioned, RandomFeature
@@ -88,10 +91,13 @@ __all__ = [
     "SVRG",
     # guides
     "AutoGaussianMixture",
+    "AutoLayerLowRankNormal",
     "AutoMatrixNormal",
     "AutoPlanarFlow",
     "FlatDensity",
     "flat_density",
+    "flipout",
+    "local_reparameterization",
     "register_flat_density",
     # target
     "LogDensity",

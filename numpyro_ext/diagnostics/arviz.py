@@ -1,4 +1,4 @@
-"""Conversion of a fitted engine to ArviZ, on the full data.
+"""Conversion of a fitted engine, or of a guide of the host's, to ArviZ, on the full data.
 
 Engines need two things for it: ``target`` (their log density) and ``get_samples(state,
 rng_key=..., num_samples=...)``. Where they have more to say, they define any of the following,
@@ -19,7 +19,7 @@ its losses.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from numpyro.infer import MCMC
 
 from numpyro_ext.diagnostics.chains import Chains
+from numpyro_ext.diagnostics.host_fit import HostFit
 from numpyro_ext.diagnostics.inference_data import (
     Variable,
     constant_variables,
@@ -74,9 +75,10 @@ def to_arviz(
     draw_chunk: int | None = None,
     data_chunk: int | None = None,
     rng_key: Any = None,
+    model: Callable[..., Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Convert a fitted engine, or a run of the host's ``MCMC``, to an ArviZ object.
+    """Convert a fitted engine, a run of the host's ``MCMC``, or a guide fitted by its ``SVI``.
 
     Everything is computed on the full data, also when the model draws minibatches: the model
     is replayed over chunks of rows, and the rows come out in their order. When batches are
@@ -90,11 +92,13 @@ def to_arviz(
     Parameters
     ----------
     engine
-        An engine of this package; or ``numpyro.infer.MCMC`` after ``run``, with any kernel of a
-        model. Then there is no ``state``, and without arguments those of its run are taken.
+        An engine of this package; ``numpyro.infer.MCMC`` after ``run``, with any kernel of a
+        model; or, with ``model``, a guide fitted by NumPyro's ``SVI`` under any objective. With
+        ``MCMC`` there is no ``state``, and without arguments those of its run are taken.
     state
         The :class:`~numpyro_ext.engine.RunResult` of its run, which ``result`` then need not
-        repeat, or its state alone: ``result.state``.
+        repeat, or its state alone: ``result.state``. With a guide the result of ``SVI.run``, or the
+        parameters as ``SVI.get_params`` gives them.
     *args, **kwargs
         The model's arguments, with all rows of the data.
     num_samples : int, optional
@@ -118,6 +122,8 @@ def to_arviz(
         At most this many draws and rows are evaluated at once, which bounds memory.
     rng_key : array, optional
         Key of the posterior and posterior predictive draws. Default: ``jax.random.key(0)``.
+    model : callable, optional
+        The model of a guide; not with an engine.
 
     Returns
     -------
@@ -140,11 +146,18 @@ def to_arviz(
         if not args and not kwargs:
             args, kwargs = engine._args, engine._kwargs
         engine, state = Chains(engine, args, kwargs), None
-    if not (callable(getattr(engine, "get_samples", None)) and hasattr(engine, "target")):
+    is_engine = callable(getattr(engine, "get_samples", None)) and hasattr(engine, "target")
+    if is_engine == (model is not None) or not (is_engine or callable(engine)):
         raise ArgumentError(
-            "Expected an engine with a target and get_samples, such as SVGD, found "
-            f"{type(engine).__name__}. Call to_arviz(engine, result, *args)."
+            "Expected an engine with a target and get_samples, such as SVGD, without model=, or a "
+            f"guide fitted by SVI with model=, found {type(engine).__name__} "
+            f"{'with' if model else 'without'} it. Call to_arviz(engine, result, *args)."
         )
+    if model is not None:
+        # The host's result has the losses of its run.
+        losses = getattr(state, "losses", None) if losses is None else losses
+        state = getattr(state, "params", state)
+        engine = HostFit(engine, state, model, args, kwargs)
     if isinstance(state, RunResult):
         result = state if result is None else result
         state = state.state

@@ -24,7 +24,7 @@ from numpyro_ext.errors import ArgumentError
 from numpyro_ext.target.layout import Layout
 
 Parameters = dict[str, Any]
-CovarianceStructure = Literal["diagonal", "full", "low_rank", "matrix_normal"]
+CovarianceStructure = Literal["diagonal", "full", "low_rank", "matrix_normal", "layer_low_rank"]
 
 
 class Moments(NamedTuple):
@@ -52,7 +52,7 @@ class FlatDensity:
 
     Attributes
     ----------
-    covariance_structure : {"diagonal", "full", "low_rank", "matrix_normal"} or None
+    covariance_structure : CovarianceStructure or None
         None when the guide is not a Normal.
     """
 

@@ -1,4 +1,4 @@
-"""Conversion of a fitted engine to ArviZ, on the full data.
+"""Conversion of a fitted engine, or of a guide of the host's, to ArviZ, on the full data.
 
 Engines need three things for it: ``target`` (their log density), ``get_samples(num_samples)``,
 and, where they have more to say, any of the following, each looked up by name:
@@ -18,7 +18,7 @@ and, where they have more to say, any of the following, each looked up by name:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from pyro.infer import MCMC
 
 from pyro_ext.diagnostics.chains import Chains
+from pyro_ext.diagnostics.host_fit import HostFit
 from pyro_ext.diagnostics.inference_data import (
     Variable,
     constant_variables,
@@ -70,9 +71,10 @@ def to_arviz(
     draw_chunk: int | None = None,
     data_chunk: int | None = None,
     seed: int = 0,
+    model: Callable[..., Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Convert a fitted engine, or a run of the host's ``MCMC``, to an ArviZ object.
+    """Convert a fitted engine, a run of the host's ``MCMC``, or a guide fitted by its ``SVI``.
 
     Everything is computed on the full data, also when the model draws minibatches: the model
     is replayed over chunks of rows, and the rows come out in their order. When batches are
@@ -86,8 +88,9 @@ def to_arviz(
     Parameters
     ----------
     engine
-        A fitted engine of this package; or ``pyro.infer.MCMC`` after ``run``, with any kernel of a
-        model. Without arguments those of its run are taken.
+        A fitted engine of this package; ``pyro.infer.MCMC`` after ``run``, with any kernel of a
+        model; or, with ``model``, a guide fitted by Pyro's ``SVI`` under any objective. With
+        ``MCMC`` and without arguments those of its run are taken.
     *args, **kwargs
         The model's arguments, with all rows of the data.
     num_samples : int, optional
@@ -111,7 +114,9 @@ def to_arviz(
     draw_chunk, data_chunk : int, optional
         At most this many draws and rows are evaluated at once, which bounds memory.
     seed : int
-        Seed of the posterior predictive draws.
+        Seed of the posterior predictive draws, and of the draws of a guide.
+    model : callable, optional
+        The model of a guide; not with an engine.
 
     Returns
     -------
@@ -133,11 +138,15 @@ def to_arviz(
             raise ArgumentError(
                 f"Expected no num_samples with MCMC, whose draws are given, found {num_samples}."
             )
-    if not hasattr(engine, "target") or not hasattr(engine, "get_samples"):
+    is_engine = hasattr(engine, "target") and hasattr(engine, "get_samples")
+    if is_engine == (model is not None) or not (is_engine or callable(engine)):
         raise ArgumentError(
-            f"Expected a fitted engine such as SVGD, found {type(engine).__name__}. Pass the "
-            "engine, then the model's arguments."
+            "Expected a fitted engine such as SVGD without model=, or a guide fitted by SVI with "
+            f"model=, found {type(engine).__name__} {'with' if model else 'without'} it. Pass "
+            "the engine, then the model's arguments."
         )
+    if model is not None:
+        engine = HostFit(engine, model, args, kwargs, seed)
     target = engine.target
     data = target.bind(*args, **kwargs)
     given = engine.get_samples() if num_samples is None else engine.get_samples(num_samples)

@@ -25,7 +25,7 @@ from pyro_ext.target.handlers import LARGE_SITE, isolated_parameters
 from pyro_ext.target.layout import Layout
 
 Parameters = dict[str, Tensor]
-CovarianceStructure = Literal["diagonal", "full", "low_rank", "matrix_normal"]
+CovarianceStructure = Literal["diagonal", "full", "low_rank", "matrix_normal", "layer_low_rank"]
 
 
 class Moments(NamedTuple):
@@ -54,7 +54,7 @@ class FlatDensity:
 
     Attributes
     ----------
-    covariance_structure : {"diagonal", "full", "low_rank", "matrix_normal"} or None
+    covariance_structure : CovarianceStructure or None
         None when the guide is not a Normal.
     """
 

@@ -22,7 +22,7 @@ import pyro_ext.guides.planar_flow as pyro_planar
 jax.config.update("jax_enable_x64", True)
 torch.set_default_dtype(torch.float64)
 
-ROWS, COLUMNS, REST, FLOWS, SAMPLES = 3, 2, 4, 3, 3
+ROWS, COLUMNS, REST, FLOWS, RANK, SAMPLES = 3, 2, 4, 3, 2, 3
 DIM = ROWS * COLUMNS + REST
 
 
@@ -65,7 +65,16 @@ def planar_parameters():
     return theirs, {f"auto_{name}": value for name, value in values.items()}
 
 
+def layer_parameters():
+    draws = np.random.default_rng(4)
+    shapes = {"loc": (DIM,), "scale": (DIM,), "cov_factor": (DIM, RANK)}
+    values = {name: draws.normal(size=shape) for name, shape in shapes.items()}
+    theirs = {("scale_unconstrained" if k == "scale" else k): v for k, v in values.items()}
+    return theirs, {f"auto_{name}": value for name, value in values.items()}
+
+
 CASES = {
+    "AutoLayerLowRankNormal": (layer_parameters, {"rank": RANK}),
     "AutoMatrixNormal": (matrix_parameters, {}),
     "AutoPlanarFlow": (planar_parameters, {"num_flows": FLOWS}),
 }

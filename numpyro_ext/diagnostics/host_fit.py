@@ -1,0 +1,104 @@
+"""A guide that the host's ``SVI`` has fitted, as ``to_arviz`` looks at an engine.
+
+Whichever objective fitted it (``Trace_ELBO``, ``TraceGraph_ELBO``, ``RenyiELBO``, ...), a guide is
+a distribution that can be drawn from. Its draws are those of its flat density where it has one,
+and the host's own otherwise, so that site-by-site and hand-written guides are taken too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jax import Array, random
+from numpyro.infer import Predictive
+
+from numpyro_ext.diagnostics.fit import FittedGuide, fitted_guide, target_of_model
+from numpyro_ext.errors import ArgumentError
+from numpyro_ext.guides.flat_density import check_has_flat_density
+
+#: Draws unless told otherwise.
+DRAWS = 1000
+
+
+class HostFit:
+    """A fitted guide with the model that it approximates.
+
+    Parameters
+    ----------
+    guide : callable
+        An autoguide or a hand-written guide, fitted by NumPyro's ``SVI``.
+    params : mapping
+        Its parameters, as ``SVI.get_params`` gives them.
+    model : callable
+        Its model.
+    args, kwargs
+        The model's arguments, with all rows of the data.
+
+    Raises
+    ------
+    ArgumentError
+        The parameters or the guide do not belong to the model, or the arguments hold only some
+        rows of a plate.
+    """
+
+    def __init__(
+        self,
+        guide: Callable[..., Any],
+        params: Any,
+        model: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        self.guide = guide
+        self._fitted: FittedGuide | None = None
+        if _has_flat_density(guide):
+            self._fitted = fitted_guide(guide, params, model, args, kwargs, None)
+            self.target, self._data = self._fitted.target, self._fitted.data
+            return
+        if not isinstance(params, Mapping):
+            raise ArgumentError(
+                f"Expected the guide's parameters, as svi.get_params(state) gives them, found "
+                f"{type(params).__name__}."
+            )
+        self.target, self._data = target_of_model(model, args, kwargs, held=params)
+
+    def get_samples(
+        self, params: Mapping[str, Any], rng_key: Array | None = None, num_samples: int = DRAWS
+    ) -> dict[str, Array]:
+        """Draws of the latent sites, leading dimension = draws."""
+        key = random.key(0) if rng_key is None else rng_key
+        if self._fitted is not None:
+            density, parameters = self._fitted.density, self._fitted.parameters
+            theta = density.sample(parameters, key, num_samples).astype(self.target.dtype)
+            return self.target.constrain(theta, self._data)
+        predictive = Predictive(self.guide, params=dict(params), num_samples=num_samples)
+        drawn = predictive(key, *self._data.args, **self._data.kwargs)
+        names = self.target.layout.names
+        missing = [name for name in names if name not in drawn]
+        if missing:
+            raise ArgumentError(
+                f"Expected a guide that draws every latent site of the model, found none of "
+                f"{missing} among {sorted(drawn)}. Pass the guide that was fitted with this model."
+            )
+        return {name: drawn[name] for name in names}
+
+    def sample_statistics(self, params: Mapping[str, Any], positions: Array) -> dict[str, Array]:
+        """Log density of the guide at flat positions (S, D), where it can be evaluated."""
+        if self._fitted is None:
+            return {}
+        density, parameters = self._fitted.density, self._fitted.parameters
+        return {"log_q": density.log_prob(parameters, positions)}
+
+    def arviz_attributes(self) -> dict[str, Any]:
+        """The host's engine and the guide."""
+        name = getattr(self.guide, "__name__", type(self.guide).__name__)
+        return {"engine": "SVI", "guide": name}
+
+
+def _has_flat_density(guide: Any) -> bool:
+    try:
+        check_has_flat_density(guide)
+    except ArgumentError:
+        return False
+    return True

@@ -1,0 +1,604 @@
+"""Linear operations of a program on weights that a mean-field guide has drawn.
+
+What flipout and the local reparameterisation share. Both replace ``x W``, with W a draw of a
+latent site whose guide is a factorised Normal, by something that has the same distribution in
+each row of x but not the same noise in all rows. Here such operations are found; what takes
+their place is the business of a :class:`RowNoise`.
+
+The guide runs under a handler that records its Normal draws. The model runs twice under handlers:
+once as it is, to take its latent sites through the host's own handlers, and once as a function
+from its weights to its observed distributions. That function is traced to a jaxpr, and evaluated
+equation by equation (a jaxpr interpreter, as in JAX's documentation) with every ``dot_general``
+and ``conv_general_dilated`` replaced that has a weight as an operand: flax, equinox and
+hand-written ``x @ w`` alike. The observed sites are then handed to the host with what came out.
+Model, guide and the values of all latent sites stay as they are, and so does every term of the
+objective but the likelihood.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from numpyro import handlers
+from numpyro.distributions import constraints
+from numpyro.infer import ELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoContinuous, AutoGuideList
+from numpyro.primitives import Messenger, apply_stack
+
+from numpyro_ext.errors import ArgumentError
+
+#: Objectives that are linear in the log likelihood: only then is the same distribution of each
+#: row enough for the same expectation.
+OBJECTIVES = (Trace_ELBO, TraceMeanField_ELBO, TraceGraph_ELBO)
+
+# Calls whose body is looked into, and operations that only lay a weight out otherwise.
+_CALLS = frozenset({"jit", "pjit", "closed_call"})
+_LAYOUT = frozenset({"convert_element_type", "copy", "copy_p", "reshape", "squeeze", "transpose"})
+
+
+class NormalDraw(NamedTuple):
+    """A draw of a factorised Normal: value, mean and standard deviations, all of one shape."""
+
+    value: jax.Array
+    mean: jax.Array
+    scale: jax.Array
+
+
+@dataclass(frozen=True)
+class LinearUse:
+    """One linear operation y = x W on a weight.
+
+    Attributes
+    ----------
+    site : str
+        The weight's site.
+    x : array
+        The other operand.
+    draw : NormalDraw
+        The weight, laid out as the operation takes it.
+    apply : callable
+        The operation: from x and a weight to y, linear in each.
+    rows : int
+        Number B of rows.
+    row_axes : (int, int)
+        Their axis in x and in y.
+    in_axes, out_axes : tuple of (label, axis)
+        Axes of the weight that belong to an axis of x (and are summed over), or of y; a label
+        names an axis of the site's value.
+    positions : int
+        Number of places of one row, such as the pixels of an image, at which the same weight is
+        applied.
+    """
+
+    site: str
+    x: jax.Array
+    draw: NormalDraw
+    apply: Callable[[jax.Array, jax.Array], jax.Array]
+    rows: int
+    row_axes: tuple[int, int]
+    in_axes: tuple[tuple[Any, int], ...]
+    out_axes: tuple[tuple[Any, int], ...]
+    positions: int
+
+
+class RowNoise(ABC):
+    """What takes the place of linear operations in one run of a model."""
+
+    #: Name in messages.
+    name: str
+
+    def __init__(self, rng_key: jax.Array) -> None:
+        self._rng_key = rng_key
+
+    def next_key(self) -> jax.Array:
+        """A new random key."""
+        self._rng_key, key = jax.random.split(self._rng_key)
+        return key
+
+    @abstractmethod
+    def __call__(self, use: LinearUse) -> jax.Array:
+        """The operation's result, with noise of its own in each row."""
+
+
+class RowNoiseELBO(ELBO):
+    """An objective of the host in which linear operations of the model have noise by row.
+
+    Parameters
+    ----------
+    elbo : Trace_ELBO, TraceMeanField_ELBO or TraceGraph_ELBO
+        The host's objective.
+    noise : callable
+        From a random key to the :class:`RowNoise` of one run.
+    sites : collection of str, optional
+        Weights that must be met in linear operations. Default: whichever are.
+
+    Raises
+    ------
+    ArgumentError
+        The objective is another one, or its guide proposes several draws at once.
+    """
+
+    def __init__(
+        self,
+        elbo: ELBO,
+        noise: Callable[[jax.Array], RowNoise],
+        sites: Collection[str] | None = None,
+    ) -> None:
+        if type(elbo) not in OBJECTIVES or getattr(elbo, "multi_sample_guide", False):
+            raise ArgumentError(
+                "Expected an objective that is linear in the log likelihood, one of "
+                f"{', '.join(kind.__name__ for kind in OBJECTIVES)} with a draw of the guide at a "
+                f"time, found {elbo!r}. Under another objective noise by row would change what is "
+                "maximised; pass that objective to SVI as it is."
+            )
+        if isinstance(sites, str):
+            raise ArgumentError(f"Expected sites to be a list of names, found {sites!r}.")
+        super().__init__(elbo.num_particles, elbo.vectorize_particles)
+        self.elbo = elbo
+        self.sites = None if sites is None else frozenset(sites)
+        self._noise = noise
+
+    def loss(
+        self, rng_key: Any, param_map: Any, model: Any, guide: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        model, guide = self._handled(model, guide)
+        return self.elbo.loss(rng_key, param_map, model, guide, *args, **kwargs)
+
+    def loss_with_mutable_state(
+        self, rng_key: Any, param_map: Any, model: Any, guide: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        model, guide = self._handled(model, guide)
+        return self.elbo.loss_with_mutable_state(rng_key, param_map, model, guide, *args, **kwargs)
+
+    def _handled(self, model: Any, guide: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        drawn: dict[str, Drawn] = {}
+
+        def recorded_guide(*args: Any, **kwargs: Any) -> Any:
+            with _Recorder() as recorder:
+                result = guide(*args, **kwargs)
+            drawn.clear()
+            drawn.update(_drawn(guide, recorder.sites))
+            return result
+
+        def noisy_model(*args: Any, **kwargs: Any) -> Any:
+            noise = self._noise(numpyro.prng_key())
+            return _run(model, args, kwargs, drawn, noise, self.sites)
+
+        return noisy_model, recorded_guide
+
+
+# -- the guide's draws -----------------------------------------------------------------------------
+
+
+class Drawn(NamedTuple):
+    """What the guide has drawn for a site: its value, the Normal's draw if it is one, and if not
+    a word on what it is."""
+
+    value: jax.Array
+    normal: NormalDraw | None
+    kind: str
+
+
+class _Recorder(Messenger):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sites: dict[str, dict[str, Any]] = {}
+
+    def __enter__(self) -> _Recorder:
+        super().__enter__()
+        return self
+
+    def postprocess_message(self, msg: Any) -> None:
+        if msg["type"] == "sample" and not msg["is_observed"]:
+            self.sites[msg["name"]] = msg
+
+
+def _drawn(guide: Any, sites: Mapping[str, Any]) -> dict[str, Drawn]:
+    drawn = {}
+    for name, site in sites.items():
+        value = site["value"]
+        drawn[name] = Drawn(value, _normal_draw(site["fn"], value), _kind(site["fn"]))
+    for flat in _flat_guides(guide):
+        latent = drawn.get(f"_{flat.prefix}_latent")
+        if latent is None:
+            continue
+        parts = (
+            None
+            if latent.normal is None
+            else [flat._unpack_latent(values) for values in latent.normal]
+        )
+        for name, site in flat.prototype_trace.items():
+            if name not in drawn or not _is_real(getattr(site["fn"], "support", None)):
+                continue
+            normal = None if parts is None else NormalDraw(*(part[name] for part in parts))
+            drawn[name] = Drawn(drawn[name].value, normal, latent.kind)
+    return drawn
+
+
+def _flat_guides(guide: Any) -> Iterator[Any]:
+    """Guides that draw all their sites as one flat vector."""
+    if isinstance(guide, AutoContinuous):
+        yield guide
+    elif isinstance(guide, AutoGuideList):
+        for part in guide._guides:
+            yield from _flat_guides(part)
+
+
+def _is_real(support: Any) -> bool:
+    if isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support is constraints.real
+
+
+def _base(fn: Any) -> Any:
+    """A distribution without the wrappers that change its batch shape, mask or event alone."""
+    while isinstance(fn, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
+        fn = fn.base_dist
+    return fn
+
+
+def _kind(fn: Any) -> str:
+    return type(_base(fn)).__name__
+
+
+def _normal_draw(fn: Any, value: jax.Array) -> NormalDraw | None:
+    base = _base(fn)
+    if not isinstance(base, dist.Normal):
+        return None
+    shape = jnp.shape(value)
+    return NormalDraw(value, jnp.broadcast_to(base.loc, shape), jnp.broadcast_to(base.scale, shape))
+
+
+# -- the model -------------------------------------------------------------------------------------
+
+
+class _Boundary(Messenger):
+    """Between the model and the host's handlers: keeps observed sites from the latter."""
+
+    def __init__(self, keys: Sequence[Any] | None = None) -> None:
+        super().__init__()
+        self.observed: dict[str, dict[str, Any]] = {}
+        self.values: dict[str, Any] = {}
+        self.latent: list[str] = []
+        self.keys: list[Any] = []
+        self._given = None if keys is None else list(keys)
+
+    def __enter__(self) -> _Boundary:
+        super().__enter__()
+        return self
+
+    def process_message(self, msg: Any) -> None:
+        kind = msg["type"]
+        if kind in ("control_flow", "mutable"):
+            raise ArgumentError(
+                f"Expected a model without {kind} statements under noise by row, found "
+                f"{msg.get('name', 'one')!r}: the rows have to be independent given the latent "
+                "sites, and each weight applied outside of loops. Use the objective as it is."
+            )
+        if kind == "sample" and msg["is_observed"]:
+            msg["stop"] = True
+            self.observed[msg["name"]] = msg
+        elif kind == "prng_key" and self._given is not None:
+            msg["value"] = self._given.pop(0)
+
+    def postprocess_message(self, msg: Any) -> None:
+        kind = msg["type"]
+        if kind == "prng_key":
+            self.keys.append(msg["value"])
+        elif kind in ("param", "plate") or (kind == "sample" and not msg["is_observed"]):
+            self.values[msg["name"]] = msg["value"]
+            if kind == "sample":
+                self.latent.append(msg["name"])
+
+
+def _run(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    drawn: Mapping[str, Drawn],
+    noise: RowNoise,
+    sites: frozenset[str] | None,
+) -> Any:
+    with _Boundary() as first:
+        result = model(*args, **kwargs)
+    unknown = sorted((sites or frozenset()) - set(first.latent))
+    if unknown:
+        raise ArgumentError(
+            f"Expected the names of latent sites for {noise.name}, found {unknown}. The model has "
+            f"{sorted(first.latent)}."
+        )
+    weights = {}
+    for name in first.latent:
+        if name in drawn and (sites is None or name in sites):
+            if drawn[name].value is not first.values[name]:
+                raise ArgumentError(
+                    f"Expected the model to be run with the guide's draws, found another value of "
+                    f"{name!r}. Pass {noise.name}(elbo) to SVI as its loss."
+                )
+            weights[name] = _Weight.of_site(name, drawn[name])
+
+    structure: list[Any] = []
+
+    def observed_distributions(values: dict[str, jax.Array]) -> list[Any]:
+        data = {**first.values, **values}
+        second = _Boundary(first.keys)
+        with handlers.block(), handlers.substitute(data=data), second:
+            model(*args, **kwargs)
+        distributions = {name: msg["fn"] for name, msg in second.observed.items()}
+        leaves, treedef = jax.tree.flatten(distributions)
+        structure.append(treedef)
+        return leaves
+
+    jaxpr = jax.make_jaxpr(observed_distributions)(
+        {name: weight.draw.value for name, weight in weights.items()}
+    )
+    rewriting = _Rewriting(noise)
+    # JAX orders dictionaries by their keys.
+    ordered = [weights[name] for name in sorted(weights)]
+    leaves = rewriting.evaluate(jaxpr.jaxpr, jaxpr.consts, ordered)
+    leaves = [rewriting.plain(leaf, "a distribution's parameter") for leaf in leaves]
+    distributions = jax.tree.unflatten(structure[-1], leaves)
+    rewriting.check(weights, sites, distributions)
+    for name, msg in first.observed.items():
+        msg["stop"] = False
+        msg["fn"] = distributions[name]
+        apply_stack(msg)
+    return result
+
+
+# -- the interpreter -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A weight, possibly transposed or reshaped, on its way to where it is used."""
+
+    site: str
+    kind: str
+    draw: NormalDraw
+    labels: tuple[Any, ...]
+    is_normal: bool
+
+    @staticmethod
+    def of_site(name: str, drawn: Drawn) -> _Weight:
+        value = jnp.asarray(drawn.value)
+        # A stand-in, so that the weight is followed to where its use is refused.
+        draw = NormalDraw(value, value, value) if drawn.normal is None else drawn.normal
+        return _Weight(name, drawn.kind, draw, tuple(range(value.ndim)), drawn.normal is not None)
+
+    def laid_out(self, eqn: JaxprEqn) -> _Weight:
+        draw = NormalDraw(*(eqn.primitive.bind(value, **eqn.params) for value in self.draw))
+        name = eqn.primitive.name
+        if name == "transpose":
+            labels = tuple(self.labels[axis] for axis in eqn.params["permutation"])
+        elif name == "squeeze":
+            gone = eqn.params["dimensions"]
+            labels = tuple(x for axis, x in enumerate(self.labels) if axis not in gone)
+        elif name == "reshape":
+            shape = draw.value.shape
+            labels = tuple((self.labels, shape, axis) for axis in range(len(shape)))
+        else:
+            labels = self.labels
+        return replace(self, draw=draw, labels=labels)
+
+
+class _Rewriting:
+    """Evaluates a jaxpr with other results for linear operations on weights."""
+
+    def __init__(self, noise: RowNoise) -> None:
+        self._noise = noise
+        self._uses: dict[str, list[LinearUse]] = {}
+        self._plain_uses: dict[str, set[str]] = {}
+
+    def plain(self, value: Any, use: str) -> Any:
+        """The value of a weight that is not used linearly."""
+        if not isinstance(value, _Weight):
+            return value
+        self._plain_uses.setdefault(value.site, set()).add(use)
+        return value.draw.value
+
+    def evaluate(self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        known = dict(zip(jaxpr.constvars, consts, strict=True))
+        known.update(zip(jaxpr.invars, args, strict=True))
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, Literal) else known[atom]
+
+        for eqn in _needed(jaxpr):
+            inputs = [read(atom) for atom in eqn.invars]
+            known.update(zip(eqn.outvars, self._equation(eqn, inputs), strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _equation(self, eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
+        weights = [value for value in inputs if isinstance(value, _Weight)]
+        name = eqn.primitive.name
+        if weights and name in _CALLS:
+            body: ClosedJaxpr = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
+            return self.evaluate(body.jaxpr, body.consts, inputs)
+        if len(weights) == 1:
+            if name in _LAYOUT and len(inputs) == 1:
+                return [weights[0].laid_out(eqn)]
+            use = _linear_use(eqn, inputs)
+            if use is not None:
+                return [self._linear(weights[0], use)]
+        values = [self.plain(value, name) for value in inputs]
+        bound = eqn.primitive.get_bind_params(eqn.params)
+        # Older versions of JAX give functions among the parameters apart.
+        functions, params = bound if isinstance(bound, tuple) else ((), bound)
+        outputs = eqn.primitive.bind(*functions, *values, **params)
+        return list(outputs) if eqn.primitive.multiple_results else [outputs]
+
+    def _linear(self, weight: _Weight, use: LinearUse) -> jax.Array:
+        if not weight.is_normal:
+            raise ArgumentError(
+                f"Expected the weights of linear operations to be drawn from a factorised Normal, "
+                f"found {weight.site!r} from {weight.kind}. Use a mean-field guide such as "
+                f"AutoNormal or AutoDiagonalNormal, or name in {self._noise.name}(elbo, sites=...) "
+                "those weights that have one."
+            )
+        self._uses.setdefault(weight.site, []).append(use)
+        return self._noise(use)
+
+    def check(
+        self,
+        weights: Mapping[str, _Weight],
+        sites: Collection[str] | None,
+        distributions: Mapping[str, Any],
+    ) -> None:
+        """See that what was asked for has happened, and that it was sound.
+
+        Raises
+        ------
+        ArgumentError
+            It was not.
+        """
+        missed = (
+            sorted(set(sites or ()) - set(self._uses)) if self._uses or sites else sorted(weights)
+        )
+        if missed or not self._uses:
+            found = {name: sorted(self._plain_uses.get(name, ())) for name in missed}
+            raise ArgumentError(
+                f"Expected {noun(missed, sites)} in a matrix product or convolution with rows of "
+                f"data along the first axis, found {found} (where each is used). "
+                f"{self._noise.name} would leave them as they are: apply the weight itself, as in "
+                "x @ w, or name other sites."
+            )
+        check_uses(self._noise.name, self._uses, self._plain_uses)
+        check_rows(self._noise.name, self._uses, map(_row_shape, distributions.values()))
+
+
+def noun(missed: Sequence[str], sites: Collection[str] | None) -> str:
+    """How a message speaks of weights that were not met."""
+    return f"each of {list(missed)}" if sites is not None else "at least one latent site"
+
+
+def check_uses(
+    name: str, uses: Mapping[str, Sequence[LinearUse]], plain: Mapping[str, Collection[str]]
+) -> None:
+    """See that no weight is used with noise by row in one place and without it in another.
+
+    Raises
+    ------
+    ArgumentError
+        One is.
+    """
+    for site in uses:
+        if plain.get(site):
+            raise ArgumentError(
+                f"Expected {site!r} in linear operations only, found it in "
+                f"{sorted(plain[site])} too. There it would be one draw for all rows, which "
+                f"{name} cannot know from the others. Name the other sites in sites=."
+            )
+
+
+def check_rows(name: str, uses: Mapping[str, Sequence[LinearUse]], shapes: Any) -> None:
+    """See that the rows of linear operations can be the rows of an observed site.
+
+    Raises
+    ------
+    ArgumentError
+        They cannot.
+    """
+    lengths = {length for shape in shapes for length in shape}
+    for site, of_site in uses.items():
+        for use in of_site:
+            if lengths and use.rows not in lengths:
+                raise ArgumentError(
+                    f"Expected the first axis of what {site!r} is applied to, of length "
+                    f"{use.rows}, to be the rows of the data, found observed sites with axes of "
+                    f"lengths {sorted(lengths)}. {name} is sound only for rows that are "
+                    "independent given the weights; name the other sites in sites=."
+                )
+
+
+def _row_shape(fn: Any) -> tuple[int, ...]:
+    """Axes over which the log density of an observed distribution is a sum."""
+    shape = tuple(fn.batch_shape)
+    while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
+        fn = fn.base_dist
+        shape += tuple(fn.batch_shape)
+    return shape
+
+
+def _needed(jaxpr: Jaxpr) -> list[JaxprEqn]:
+    """The equations on which the results depend, in order."""
+    wanted = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
+    kept = []
+    for eqn in reversed(jaxpr.eqns):
+        if eqn.effects or not wanted.isdisjoint(eqn.outvars):
+            kept.append(eqn)
+            wanted.update(atom for atom in eqn.invars if not isinstance(atom, Literal))
+    return kept[::-1]
+
+
+def _linear_use(eqn: JaxprEqn, inputs: Sequence[Any]) -> LinearUse | None:
+    """The use of a weight in an equation, if it is one in which rows can be told."""
+    if eqn.primitive.name == "dot_general":
+        return _product(eqn, inputs)
+    if eqn.primitive.name == "conv_general_dilated":
+        return _convolution(eqn, inputs)
+    return None
+
+
+def _product(eqn: JaxprEqn, inputs: Sequence[Any]) -> LinearUse | None:
+    contracted, batch = eqn.params["dimension_numbers"]
+    place = 0 if isinstance(inputs[0], _Weight) else 1
+    weight, x = inputs[place], jnp.asarray(inputs[1 - place])
+    of_weight, of_x = contracted[place], contracted[1 - place]
+    if any(batch) or x.ndim == len(of_x) or 0 in of_x:
+        return None
+    free = [axis for axis in range(len(weight.labels)) if axis not in of_weight]
+    free_of_x = [axis for axis in range(x.ndim) if axis not in of_x]
+    # The result has the free axes of the left operand, then those of the right one.
+    start, start_of_x = (0, len(free)) if place == 0 else (len(free_of_x), 0)
+
+    def apply(x: jax.Array, w: jax.Array) -> jax.Array:
+        return eqn.primitive.bind(*((w, x) if place == 0 else (x, w)), **eqn.params)
+
+    return LinearUse(
+        weight.site,
+        x,
+        weight.draw,
+        apply,
+        rows=x.shape[0],
+        row_axes=(0, start_of_x),
+        in_axes=tuple(
+            (weight.labels[axis], axis_of_x)
+            for axis, axis_of_x in zip(of_weight, of_x, strict=True)
+        ),
+        out_axes=tuple((weight.labels[axis], start + i) for i, axis in enumerate(free)),
+        positions=math.prod(x.shape[axis] for axis in free_of_x[1:]),
+    )
+
+
+def _convolution(eqn: JaxprEqn, inputs: Sequence[Any]) -> LinearUse | None:
+    numbers = eqn.params["dimension_numbers"]
+    x, weight = inputs
+    if not isinstance(weight, _Weight) or eqn.params["batch_group_count"] != 1:
+        return None
+    (row, channel, *_), (row_out, channel_out, *places) = numbers.lhs_spec, numbers.out_spec
+    shape = eqn.outvars[0].aval.shape
+
+    def apply(x: jax.Array, w: jax.Array) -> jax.Array:
+        return eqn.primitive.bind(x, w, **eqn.params)
+
+    return LinearUse(
+        weight.site,
+        x,
+        weight.draw,
+        apply,
+        rows=x.shape[row],
+        row_axes=(row, row_out),
+        in_axes=((weight.labels[numbers.rhs_spec[1]], channel),),
+        out_axes=((weight.labels[numbers.rhs_spec[0]], channel_out),),
+        positions=math.prod(shape[axis] for axis in places),
+    )

@@ -1,0 +1,111 @@
+"""A guide that the host's ``SVI`` has fitted, as ``to_arviz`` looks at an engine.
+
+Whichever objective fitted it (``Trace_ELBO``, ``TraceGraph_ELBO``, ``RenyiELBO``, ...), a guide is
+a distribution that can be drawn from. Its draws are those of its flat density where it has one,
+and the host's own otherwise, so that site-by-site and hand-written guides are taken too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from pyro.infer import Predictive
+from torch import Tensor
+
+from pyro_ext.diagnostics.fit import (
+    FittedGuide,
+    diagnostic_generator,
+    draw,
+    fitted_guide,
+    target_of_model,
+)
+from pyro_ext.errors import ArgumentError
+from pyro_ext.guides.flat_density import check_has_flat_density
+
+#: Draws unless told otherwise.
+DRAWS = 1000
+
+
+class HostFit:
+    """A fitted guide with the model that it approximates.
+
+    Parameters
+    ----------
+    guide : callable
+        An autoguide or a hand-written guide, fitted by Pyro's ``SVI``.
+    model : callable
+        Its model.
+    args, kwargs
+        The model's arguments, with all rows of the data.
+    seed : int
+        Seed of the draws, which leave torch's global generator as it is.
+
+    Raises
+    ------
+    ArgumentError
+        The guide has not been fitted or does not belong to the model, or the arguments hold only
+        some rows of a plate.
+    """
+
+    def __init__(
+        self,
+        guide: Callable[..., Any],
+        model: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        seed: int = 0,
+    ) -> None:
+        self.guide = guide
+        self._seed = seed
+        self._fitted: FittedGuide | None = None
+        if _has_flat_density(guide):
+            self._fitted = fitted_guide(guide, model, args, kwargs)
+            self.target, self._data = self._fitted.target, self._fitted.data
+        else:
+            parameters = guide.parameters() if isinstance(guide, torch.nn.Module) else iter(())
+            dtype = next((parameter.dtype for parameter in parameters), None)
+            self.target, self._data = target_of_model(model, args, kwargs, dtype=dtype)
+
+    @torch.no_grad()
+    def get_samples(self, num_samples: int = DRAWS) -> dict[str, Tensor]:
+        """Draws of the latent sites, leading dimension = draws."""
+        if self._fitted is not None:
+            theta = draw(self._fitted, diagnostic_generator(self._seed), num_samples)
+            return self.target.constrain(theta, self._data)
+        generator = diagnostic_generator(self._seed)
+        with torch.random.fork_rng():
+            torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+            drawn = Predictive(self.guide, num_samples=num_samples)(
+                *self._data.args, **self._data.kwargs
+            )
+        names = self.target.layout.names
+        missing = [name for name in names if name not in drawn]
+        if missing:
+            raise ArgumentError(
+                f"Expected a guide that draws every latent site of the model, found none of "
+                f"{missing} among {sorted(drawn)}. Pass the guide that was fitted with this model."
+            )
+        return {name: drawn[name] for name in names}
+
+    @torch.no_grad()
+    def sample_statistics(self, positions: Tensor) -> dict[str, Tensor]:
+        """Log density of the guide at flat positions (S, D), where it can be evaluated."""
+        if self._fitted is None:
+            return {}
+        density, parameters = self._fitted.density, self._fitted.parameters
+        return {"log_q": density.log_prob(parameters, positions)}
+
+    def arviz_attributes(self) -> dict[str, Any]:
+        """The host's engine and the guide."""
+        name = getattr(self.guide, "__name__", type(self.guide).__name__)
+        return {"engine": "SVI", "guide": name}
+
+
+def _has_flat_density(guide: Any) -> bool:
+    try:
+        check_has_flat_density(guide)
+    except ArgumentError:
+        return False
+    return True

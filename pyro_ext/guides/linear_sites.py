@@ -1,0 +1,527 @@
+"""Linear operations of a program on weights that a mean-field guide has drawn.
+
+What flipout and the local reparameterisation share. Both replace ``x W``, with W a draw of a
+latent site whose guide is a factorised Normal, by something that has the same distribution in
+each row of x but not the same noise in all rows. Here such operations are found; what takes
+their place is the business of a :class:`RowNoise`.
+
+The guide runs under a handler that records its Normal draws, the model under one that records
+its latent sites, and under a torch function mode that sees every torch function which the model
+calls. A weight is known by its storage: the values of an autoguide's unconstrained sites are
+views of a Normal draw, and so are transposes and other views of them, whose mean and standard
+deviations are read at the same places. Model, guide and the values of all latent sites stay as
+they are, and so does every term of the objective but the likelihood.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from pyro.infer import ELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from pyro_ext.errors import ArgumentError
+
+#: Objectives that are linear in the log likelihood: only then is the same distribution of each
+#: row enough for the same expectation.
+OBJECTIVES = (Trace_ELBO, TraceMeanField_ELBO, TraceGraph_ELBO)
+
+
+class NormalDraw(NamedTuple):
+    """A draw of a factorised Normal: value, mean and standard deviations, all of one shape."""
+
+    value: Tensor
+    mean: Tensor
+    scale: Tensor
+
+
+@dataclass(frozen=True)
+class LinearUse:
+    """One linear operation y = x W on a weight.
+
+    Attributes
+    ----------
+    site : str
+        The weight's site.
+    x : tensor
+        The other operand.
+    draw : NormalDraw
+        The weight, laid out as the operation takes it.
+    apply : callable
+        The operation: from x and a weight to y, linear in each.
+    rows : int
+        Number B of rows.
+    row_axes : (int, int)
+        Their axis in x and in y.
+    in_axes, out_axes : tuple of (label, axis)
+        Axes of the weight that belong to an axis of x (and are summed over), or of y; a label
+        names an axis of the site's value.
+    positions : int
+        Number of places of one row, such as the pixels of an image, at which the same weight is
+        applied.
+    """
+
+    site: str
+    x: Tensor
+    draw: NormalDraw
+    apply: Callable[[Tensor, Tensor], Tensor]
+    rows: int
+    row_axes: tuple[int, int]
+    in_axes: tuple[tuple[Any, int], ...]
+    out_axes: tuple[tuple[Any, int], ...]
+    positions: int
+
+
+class RowNoise(ABC):
+    """What takes the place of linear operations in one run of a model."""
+
+    #: Name in messages.
+    name: str
+
+    @abstractmethod
+    def __call__(self, use: LinearUse) -> Tensor:
+        """The operation's result, with noise of its own in each row."""
+
+
+class RowNoiseELBO(ELBO):
+    """An objective of the host in which linear operations of the model have noise by row.
+
+    Parameters
+    ----------
+    elbo : Trace_ELBO, TraceMeanField_ELBO or TraceGraph_ELBO
+        The host's objective.
+    noise : callable
+        Makes the :class:`RowNoise` of one run.
+    sites : collection of str, optional
+        Weights that must be met in linear operations. Default: whichever are.
+
+    Raises
+    ------
+    ArgumentError
+        The objective is another one, or draws its particles in one run of the model.
+    """
+
+    def __init__(
+        self,
+        elbo: ELBO,
+        noise: Callable[[], RowNoise],
+        sites: Collection[str] | None = None,
+    ) -> None:
+        if type(elbo) not in OBJECTIVES or (elbo.vectorize_particles and elbo.num_particles > 1):
+            raise ArgumentError(
+                "Expected an objective that is linear in the log likelihood, one of "
+                f"{', '.join(kind.__name__ for kind in OBJECTIVES)} with a draw of the guide at a "
+                f"time (vectorize_particles=False), found {elbo!r}. Under another objective noise "
+                "by row would change what is maximised; pass that objective to SVI as it is."
+            )
+        if isinstance(sites, str):
+            raise ArgumentError(f"Expected sites to be a list of names, found {sites!r}.")
+        super().__init__(num_particles=elbo.num_particles)
+        self.elbo = elbo
+        self.sites = None if sites is None else frozenset(sites)
+        self._noise = noise
+
+    def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.elbo.loss(*self._handled(model, guide), *args, **kwargs)
+
+    def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.elbo.loss_and_grads(*self._handled(model, guide), *args, **kwargs)
+
+    def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.elbo.differentiable_loss(*self._handled(model, guide), *args, **kwargs)
+
+    def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Any:
+        return self.elbo._get_trace(*self._handled(model, guide), args, kwargs)
+
+    def _handled(self, model: Any, guide: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        drawn = _Recorder()
+
+        def recorded_guide(*args: Any, **kwargs: Any) -> Any:
+            drawn.sites.clear()
+            with drawn:
+                return guide(*args, **kwargs)
+
+        def noisy_model(*args: Any, **kwargs: Any) -> Any:
+            weights = _Weights(drawn.sites, self.sites)
+            noise = self._noise()
+            uses = _LinearOperations(weights, noise)
+            with weights, uses:
+                result = model(*args, **kwargs)
+            uses.check(self.sites)
+            return result
+
+        return noisy_model, recorded_guide
+
+
+# -- draws and sites -------------------------------------------------------------------------------
+
+
+class _Recorder(Messenger):
+    """Keeps the latent sites of the guide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sites: dict[str, dict[str, Any]] = {}
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if not msg["is_observed"] and isinstance(msg["value"], Tensor):
+            self.sites[msg["name"]] = msg
+
+
+def _base(fn: Any) -> Any:
+    """A distribution without the wrappers that change its batch shape, mask or event alone."""
+    while hasattr(fn, "base_dist") and type(fn).__name__ in _WRAPPERS:
+        fn = fn.base_dist
+    return fn
+
+
+_WRAPPERS = frozenset({"Independent", "ExpandedDistribution", "MaskedDistribution"})
+
+
+def _storage(value: Tensor) -> int:
+    return int(value.untyped_storage().data_ptr())
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A latent site of the model: its value, and the guide's draw of which that is a view."""
+
+    site: str
+    value: Tensor
+    drawn: Tensor
+    fn: Any
+
+    @property
+    def kind(self) -> str:
+        return type(_base(self.fn)).__name__
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a view of this site's value."""
+        offset = tensor.storage_offset() - self.value.storage_offset()
+        return _storage(tensor) == _storage(self.value) and 0 <= offset < self.value.numel()
+
+    def draw(self, view: Tensor) -> NormalDraw | None:
+        """Mean and scale of a view of the draw; None if the draw is not a factorised Normal."""
+        base = _base(self.fn)
+        if not isinstance(base, torch.distributions.Normal) or not self.drawn.is_contiguous():
+            return None
+        offset = view.storage_offset() - self.drawn.storage_offset()
+        mean, scale = (
+            values.expand(self.drawn.shape)
+            .contiguous()
+            .as_strided(view.size(), view.stride(), offset)
+            for values in (base.loc, base.scale)
+        )
+        return NormalDraw(view, mean, scale)
+
+
+class _Weights(Messenger):
+    """Keeps the model's latent sites that the guide has drawn, and the observed ones' axes."""
+
+    def __init__(self, drawn: Mapping[str, dict[str, Any]], sites: frozenset[str] | None) -> None:
+        super().__init__()
+        self._drawn = drawn
+        self._wanted = sites
+        self.sites: dict[str, _Weight] = {}
+        self.latent: list[str] = []
+        self.row_shapes: list[tuple[int, ...]] = []
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        name, value = msg["name"], msg["value"]
+        if msg["is_observed"]:
+            self.row_shapes.append(_row_shape(msg["fn"]))
+            return
+        self.latent.append(name)
+        if name not in self._drawn or (self._wanted is not None and name not in self._wanted):
+            return
+        if self._drawn[name]["value"] is not value:
+            raise ArgumentError(
+                f"Expected the model to be run with the guide's draws, found another value of "
+                f"{name!r}. Pass flipout(elbo) or local_reparameterization(elbo) to SVI as its "
+                "loss."
+            )
+        if not value.numel():
+            return
+        # An autoguide draws an auxiliary site, and its sites are views of the draw.
+        sources = [
+            site for site in self._drawn.values() if _storage(site["value"]) == _storage(value)
+        ]
+        random = [site for site in sources if type(_base(site["fn"])).__name__ != "Delta"]
+        source = (random or sources)[0]
+        self.sites[name] = _Weight(name, value, source["value"], source["fn"])
+
+    def find(self, tensor: Any) -> _Weight | None:
+        """The site of which a tensor is a view."""
+        if not isinstance(tensor, Tensor) or not self.sites:
+            return None
+        return next((site for site in self.sites.values() if site.holds(tensor)), None)
+
+
+def _row_shape(fn: Any) -> tuple[int, ...]:
+    """Axes over which the log density of an observed distribution is a sum."""
+    shape = tuple(fn.batch_shape)
+    while type(fn).__name__ in _WRAPPERS:
+        fn = fn.base_dist
+        shape += tuple(fn.batch_shape)
+    return shape
+
+
+# -- linear operations -----------------------------------------------------------------------------
+
+
+class _Call(NamedTuple):
+    """A linear operation without its bias: operands and axes."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    apply: Callable[[Tensor, Tensor], Tensor]
+    in_axes: tuple[tuple[int, int], ...]
+    out_axes: tuple[tuple[int, int], ...]
+    channel: int
+    places: Callable[[Tensor], int]
+
+
+class _LinearOperations(TorchFunctionMode):
+    """Sees the torch functions that are called, and replaces linear ones on weights."""
+
+    def __init__(self, weights: _Weights, noise: RowNoise) -> None:
+        super().__init__()
+        self._weights = weights
+        self._noise = noise
+        self._uses: dict[str, list[LinearUse]] = {}
+        self._plain_uses: dict[str, set[str]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = {
+            id(site): site
+            for value in _tensors((*args, *kwargs.values()))
+            if (site := self._weights.find(value)) is not None
+        }
+        if not found:
+            return func(*args, **kwargs)
+        call = _OPERATIONS[func](func, *args, **kwargs) if func in _OPERATIONS else None
+        weight = None if call is None else self._weights.find(call.weight)
+        if call is not None and weight is not None and self._weights.find(call.x) is None:
+            result = self._linear(weight, call)
+            self._note_plain(_tensors((call.bias,)), func)
+            return result
+        result = func(*args, **kwargs)
+        # Views of a weight are still known by their storage.
+        computed = [value for value in _tensors((result,)) if self._weights.find(value) is None]
+        if computed:
+            self._note_plain(_tensors((*args, *kwargs.values())), func)
+        return result
+
+    def _note_plain(self, values: Iterable[Tensor], func: Any) -> None:
+        for value in values:
+            site = self._weights.find(value)
+            if site is not None:
+                name = getattr(func, "__name__", str(func))
+                self._plain_uses.setdefault(site.site, set()).add(name)
+
+    def _linear(self, weight: _Weight, call: _Call) -> Tensor:
+        draw = weight.draw(call.weight)
+        if draw is None:
+            raise ArgumentError(
+                f"Expected the weights of linear operations to be drawn from a factorised Normal, "
+                f"found {weight.site!r} from {weight.kind}. Use a mean-field guide such as "
+                f"AutoNormal or AutoDiagonalNormal, or name in {self._noise.name}(elbo, sites=...) "
+                "those weights that have one."
+            )
+
+        def labelled(axes: tuple[tuple[int, int], ...], role: str) -> tuple[tuple[Any, int], ...]:
+            # A stride names an axis of the site, whichever view is taken; of an axis of length
+            # one it means nothing.
+            return tuple(
+                (
+                    (call.weight.storage_offset(), call.weight.stride(axis))
+                    if call.weight.shape[axis] > 1
+                    else role,
+                    other,
+                )
+                for axis, other in axes
+            )
+
+        use = LinearUse(
+            weight.site,
+            call.x,
+            draw,
+            call.apply,
+            rows=len(call.x),
+            row_axes=(0, 0),
+            in_axes=labelled(call.in_axes, "in"),
+            out_axes=labelled(call.out_axes, "out"),
+            positions=call.places(call.x),
+        )
+        self._uses.setdefault(weight.site, []).append(use)
+        result = self._noise(use)
+        if call.bias is None:
+            return result
+        after = result.dim() - call.channel - 1
+        return result + call.bias.reshape(-1, *[1] * after)
+
+    def check(self, sites: Collection[str] | None) -> None:
+        """See that what was asked for has happened, and that it was sound.
+
+        Raises
+        ------
+        ArgumentError
+            It was not.
+        """
+        name = self._noise.name
+        unknown = sorted(set(sites or ()) - set(self._weights.latent))
+        if unknown:
+            raise ArgumentError(
+                f"Expected the names of latent sites for {name}, found {unknown}. The model has "
+                f"{sorted(self._weights.latent)}."
+            )
+        missed = sorted(set(self._weights.sites) - set(self._uses))
+        if not self._uses or (sites is not None and missed):
+            found = {site: sorted(self._plain_uses.get(site, ())) for site in missed}
+            raise ArgumentError(
+                f"Expected {noun(missed, sites)} in a matrix product or convolution with rows of "
+                f"data along the first axis, found {found} (where each is used). "
+                f"{name} would leave them as they are: apply the weight itself, as in "
+                "x @ w, or name other sites."
+            )
+        check_uses(name, self._uses, self._plain_uses)
+        check_rows(name, self._uses, self._weights.row_shapes)
+
+
+def noun(missed: Sequence[str], sites: Collection[str] | None) -> str:
+    """How a message speaks of weights that were not met."""
+    return f"each of {list(missed)}" if sites is not None else "at least one latent site"
+
+
+def check_uses(
+    name: str, uses: Mapping[str, Sequence[LinearUse]], plain: Mapping[str, Collection[str]]
+) -> None:
+    """See that no weight is used with noise by row in one place and without it in another.
+
+    Raises
+    ------
+    ArgumentError
+        One is.
+    """
+    for site in uses:
+        if plain.get(site):
+            raise ArgumentError(
+                f"Expected {site!r} in linear operations only, found it in "
+                f"{sorted(plain[site])} too. There it would be one draw for all rows, which "
+                f"{name} cannot know from the others. Name the other sites in sites=."
+            )
+
+
+def check_rows(
+    name: str, uses: Mapping[str, Sequence[LinearUse]], shapes: Iterable[tuple[int, ...]]
+) -> None:
+    """See that the rows of linear operations can be the rows of an observed site.
+
+    Raises
+    ------
+    ArgumentError
+        They cannot.
+    """
+    lengths = {length for shape in shapes for length in shape}
+    for site, of_site in uses.items():
+        for use in of_site:
+            if lengths and use.rows not in lengths:
+                raise ArgumentError(
+                    f"Expected the first axis of what {site!r} is applied to, of length "
+                    f"{use.rows}, to be the rows of the data, found observed sites with axes of "
+                    f"lengths {sorted(lengths)}. {name} is sound only for rows that are "
+                    "independent given the weights; name the other sites in sites=."
+                )
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value)
+
+
+def _linear(func: Any, input: Tensor, weight: Tensor, bias: Any = None) -> _Call | None:
+    if input.dim() < 2:
+        return None
+    last = input.dim() - 1
+    return _Call(
+        input,
+        weight,
+        bias,
+        lambda x, w: func(x, w),
+        in_axes=((weight.dim() - 1, last),),
+        out_axes=((0, last),) if weight.dim() == 2 else (),
+        channel=last,
+        places=lambda x: math.prod(x.shape[1:-1]),
+    )
+
+
+def _product(func: Any, input: Tensor, other: Tensor, **options: Any) -> _Call | None:
+    if input.dim() < 2 or other.dim() > 2:
+        return None
+    last = input.dim() - 1
+    return _Call(
+        input,
+        other,
+        None,
+        torch.matmul,
+        in_axes=((0, last),),
+        out_axes=((1, last),) if other.dim() == 2 else (),
+        channel=last,
+        places=lambda x: math.prod(x.shape[1:-1]),
+    )
+
+
+def _convolution(
+    func: Any, input: Tensor, weight: Tensor, bias: Any = None, *args: Any, **kwargs: Any
+) -> _Call | None:
+    if input.dim() < weight.dim():
+        return None
+    into, out = (0, 1) if func in _TRANSPOSED else (1, 0)
+
+    def apply(x: Tensor, w: Tensor) -> Tensor:
+        return func(x, w, None, *args, **kwargs)
+
+    def places(x: Tensor) -> int:
+        with torch.device("meta"):
+            shape = apply(x.to("meta"), weight.to("meta")).shape
+        return math.prod(shape[2:])
+
+    return _Call(
+        input,
+        weight,
+        bias,
+        apply,
+        in_axes=((into, 1),),
+        out_axes=((out, 1),),
+        channel=1,
+        places=places,
+    )
+
+
+_TRANSPOSED = (
+    functional.conv_transpose1d,
+    functional.conv_transpose2d,
+    functional.conv_transpose3d,
+)
+_OPERATIONS: dict[Any, Callable[..., _Call | None]] = {
+    functional.linear: _linear,
+    **dict.fromkeys((functional.conv1d, functional.conv2d, functional.conv3d), _convolution),
+    **dict.fromkeys(_TRANSPOSED, _convolution),
+    **dict.fromkeys(
+        (torch.matmul, torch.mm, torch.mv, Tensor.matmul, Tensor.mm, Tensor.mv, Tensor.__matmul__),
+        _product,
+    ),
+}
