@@ -94,8 +94,11 @@ class Output:
         return torch.where(self.mask, weight, torch.zeros_like(weight))
 
 
-def _unwrap(fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
-    """Innermost distribution, masks with the declared dimensions outside them, and all of these."""
+def unwrap(fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
+    """Innermost distribution, masks with the declared dimensions outside them, and all of these.
+
+    Declared are the event dimensions that come from ``to_event``, not from the distribution.
+    """
     masks: list[tuple[Any, int]] = []
     declared = 0
     while isinstance(fn, Independent | ExpandedDistribution | MaskedDistribution):
@@ -107,7 +110,7 @@ def _unwrap(fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
     return fn, masks, declared
 
 
-def _joint_mask(
+def joint_mask(
     masks: list[tuple[Any, int]], declared: int, batch: tuple[int, ...]
 ) -> Tensor | None:
     """The conjunction of masks, in the shape of the parameters' batch; None when all count."""
@@ -184,7 +187,7 @@ class OutputHandler(SiteHandler):
         ):
             return
         outer = msg["fn"]
-        fn, masks, declared = _unwrap(outer)
+        fn, masks, declared = unwrap(outer)
         batch = tuple(outer.batch_shape) + tuple(outer.event_shape[:declared])
         parameters = _broadcast(fn, batch)
         base = None
@@ -198,7 +201,7 @@ class OutputHandler(SiteHandler):
             parameters=parameters,
             value=msg["value"],
             scale=msg["scale"],
-            mask=_joint_mask([(msg["mask"], 0), *masks], declared, batch),
+            mask=joint_mask([(msg["mask"], 0), *masks], declared, batch),
             event_dim=outer.event_dim,
             declared=declared,
             batch=batch,
