@@ -106,8 +106,10 @@ def plot_selective_prediction(
     ImportError
         matplotlib is not installed.
     """
-    # xarray's Dataset is a mapping, too.
-    several = {"": predictive} if hasattr(predictive, "data_vars") else predictive
+    import xarray
+
+    # A dataset is a mapping, too.
+    several = {"": predictive} if isinstance(predictive, xarray.Dataset) else predictive
     curves = {
         name: selective_prediction_curve(each, measure=measure) for name, each in several.items()
     }

@@ -1,4 +1,4 @@
-"""Predictive distributions of NumPyro models at draws from engines and from NUTS."""
+"""Predictive distributions of NumPyro models at given draws and at those of a chain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.handlers import mask
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import MCMC, BarkerMH
 from scipy import special, stats
 
 import numpyro_ext as nx
@@ -55,10 +55,11 @@ def test_the_distribution_is_that_of_each_draw() -> None:
     np.testing.assert_allclose(score, mixture.mean(), rtol=1e-12)
 
 
-@pytest.mark.parametrize("chunks", [{}, {"data_chunk": 3, "draw_chunk": 2}])
-def test_a_subsampled_plate_is_evaluated_on_all_rows(chunks: dict[str, int]) -> None:
+def test_a_subsampled_plate_is_evaluated_on_all_rows_in_chunks() -> None:
     whole = nx.predictive_distribution(line, DRAWS, X, Y)
-    found = nx.predictive_distribution(line, DRAWS, X, Y, subsample_size=4, **chunks)
+    found = nx.predictive_distribution(
+        line, DRAWS, X, Y, subsample_size=4, data_chunk=3, draw_chunk=2
+    )
     for variable in whole:
         np.testing.assert_allclose(found[variable], whole[variable], rtol=1e-12)
 
@@ -134,18 +135,18 @@ def test_masked_rows_and_several_outputs() -> None:
     np.testing.assert_allclose(found["log_likelihood"], log_density, rtol=1e-10)
 
 
-def test_a_network_at_particles_of_an_engine() -> None:
+def test_a_network() -> None:
     model = numpyro_models.build("bnn_linen")
     x, y = numpyro_models.arguments("bnn_linen")
-    engine = nx.DeepEnsemble(model, numpyro.optim.Adam(0.01), num_particles=3)
-    draws = engine.get_samples(engine.run(jax.random.key(0), 2, x, y).state)
-    found = nx.predictive_distribution(model, draws, x[:4] + 1.0, y[:4])
-    replicated = numpyro.infer.Predictive(model, draws, return_sites=["y"])
-    assert replicated(jax.random.key(1), x[:4] + 1.0)["y"].shape == found["mean"].shape
-    idata = nx.to_arviz(engine, engine.run(jax.random.key(0), 2, x, y), x, y)
-    whole = nx.predictive_distribution(model, draws, x, y)
-    expected = support.values(idata, "log_likelihood", "y")
-    np.testing.assert_allclose(whole["log_likelihood"], expected, rtol=1e-8)
+    shapes = {"fc1.kernel": (2, 4), "fc1.bias": (4,), "fc2.kernel": (4, 1)}
+    weights = {name: RNG.normal(size=(3, *shape)) for name, shape in shapes.items()}
+    weights["fc2.bias"] = RNG.normal(size=(3, 1))
+    draws = {f"net/{name}": value for name, value in weights.items()}
+    found = nx.predictive_distribution(model, {**draws, "sigma": np.array([1.0, 0.1, 3.0])}, x, y)
+    hidden = np.tanh(x @ weights["fc1.kernel"] + weights["fc1.bias"][:, None])
+    mean = (hidden @ weights["fc2.kernel"] + weights["fc2.bias"][:, None])[..., 0]
+    np.testing.assert_allclose(found["mean"], mean, rtol=1e-10)
+    np.testing.assert_allclose(found["variance"][:, 0], [1.0, 0.01, 9.0], rtol=1e-10)
 
 
 def test_parameters_without_a_prior() -> None:
@@ -161,14 +162,14 @@ def test_parameters_without_a_prior() -> None:
 
 
 def test_draws_of_a_host_chain() -> None:
-    mcmc = MCMC(NUTS(line), num_warmup=10, num_samples=7, progress_bar=False)
-    mcmc.run(jax.random.key(0), X, Y)
-    draws = mcmc.get_samples()
-    found = nx.predictive_distribution(line, draws, X[:3], Y[:3])
-    expected = stats.norm.logpdf(Y[:3], draws["w"] @ X[:3].T, draws["noise"][:, None])
+    chain = MCMC(BarkerMH(line), num_warmup=1, num_samples=4, progress_bar=False)
+    chain.run(jax.random.key(0), X, Y)
+    draws = chain.get_samples()
+    found = nx.predictive_distribution(line, draws, X, Y)
+    expected = stats.norm.logpdf(Y, draws["w"] @ X.T, draws["noise"][:, None])
     np.testing.assert_allclose(found["log_likelihood"], expected, rtol=1e-10)
     with pytest.raises(ArgumentError, match="Chains must be one axis"):
-        nx.predictive_distribution(line, mcmc.get_samples(group_by_chain=True), X)
+        nx.predictive_distribution(line, chain.get_samples(group_by_chain=True), X, Y)
 
 
 def two_sites(x: Any, y: Any = None, z: Any = None) -> None:
