@@ -64,14 +64,14 @@ def plot_reliability(
     ax.plot([0, 1], [0, 1], color="0.5", linestyle=":", label="calibrated")
     error = f"calibration error {calibration_error(curve):.3f}"
     if "coverage" in curve:
-        ax.plot(curve["level"], curve["coverage"], marker="o", label=error)
+        ax.plot(curve["level"], curve["coverage"], marker="o", clip_on=False, label=error)
         ax.set(xlabel="probability of the central interval", ylabel="coverage")
     else:
         filled = curve.isel(bin=np.flatnonzero(curve["rows"].values))
         width = curve["upper"] - curve["lower"]
         share = curve["rows"] / curve["rows"].sum()
         ax.bar(curve["lower"], share, width, align="edge", color="0.85", label="share of the rows")
-        ax.plot(filled["confidence"], filled["frequency"], marker="o", label=error)
+        ax.plot(filled["confidence"], filled["frequency"], marker="o", clip_on=False, label=error)
         ax.set(
             xlabel="confidence" if label is None else f"probability of class {label}",
             ylabel="accuracy" if label is None else f"share of class {label}",
