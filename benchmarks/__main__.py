@@ -46,6 +46,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sgmcmc": ("benchmarks.sgmcmc", "stochastic gradient MCMC: speed, bias, modes, write out/"),
     "speed": ("benchmarks.speed", "time one step against hand-written code, the hosts and peers"),
     "synthetic": ("benchmarks.synthetic", "fit known targets, ours against its rivals, write out/"),
+    "uncertainty": (
+        "benchmarks.uncertainty",
+        "predictions of two small networks and their uncertainty, write out/",
+    ),
 }
 
 

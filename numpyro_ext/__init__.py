@@ -8,7 +8,24 @@
 
 from numpyro_ext import stan
 from numpyro_ext._clash import warn_on_clash
-from numpyro_ext.diagnostics import elbo, ksd, psis_khat, to_arviz
+from numpyro_ext.diagnostics import (
+    calibration_curve,
+    calibration_error,
+    elbo,
+    ksd,
+    out_of_distribution_score,
+    plot_reliability,
+    plot_selective_prediction,
+    plot_uncertainty,
+    predictive_distribution,
+    predictive_metrics,
+    psis_khat,
+    selective_prediction_curve,
+    to_arviz,
+    to_original_units,
+    uncertainty_score,
+    uncertainty_split,
+)
 from numpyro_ext.errors import (
     ArgumentError,
     EvaluationWarning,
@@ -105,6 +122,19 @@ __all__ = [
     "ksd",
     "psis_khat",
     "to_arviz",
+    # predictions
+    "predictive_distribution",
+    "predictive_metrics",
+    "to_original_units",
+    "calibration_curve",
+    "calibration_error",
+    "uncertainty_split",
+    "uncertainty_score",
+    "selective_prediction_curve",
+    "out_of_distribution_score",
+    "plot_reliability",
+    "plot_selective_prediction",
+    "plot_uncertainty",
     # Stan programs
     "stan",
     # errors and warnings

@@ -50,11 +50,12 @@ OPTIONAL = {
     "posteriordb": "stan",
     "blackjax": "bench",
     "flax": "bench",
-    "matplotlib": "bench",
+    "matplotlib": "diagnostics",
     "pandas": "bench",
-    "sklearn": "bench",
+    "sklearn": "diagnostics",
     "equinox": "dev",
     "scipy": "dev",
+    "torchmetrics": "dev",
 }
 
 PRECISION = pytest.StashKey[dict[str, Any]]()

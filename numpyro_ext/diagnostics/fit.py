@@ -164,9 +164,13 @@ def target_of_model(
     *,
     held: Mapping[str, Any] | None = None,
     allow_local_latents: bool = True,
+    all_rows: bool = True,
     owner: str = "LogDensity",
 ) -> tuple[LogDensity, Data]:
-    """A target for a model without an engine, with parameters of the model as in ``held``."""
+    """A target for a model without an engine, with parameters of the model as in ``held``.
+
+    Arguments that hold only some rows of a plate are refused where it has to be ``all_rows``.
+    """
     check_arguments(args, kwargs)
     args, kwargs = args or (), dict(kwargs or {})
     with warnings.catch_warnings(record=True) as caught:
@@ -188,7 +192,8 @@ def target_of_model(
     if fitted:
         target = target.with_held({**target.held, **fitted})
     data = target.bind(*args, **kwargs)
-    target.require_all_rows(data, PASS_ALL_ROWS)
+    if all_rows:
+        target.require_all_rows(data, PASS_ALL_ROWS)
     return target, data
 
 

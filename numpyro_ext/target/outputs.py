@@ -130,17 +130,46 @@ class Output:
         return weight if self.mask is None else jnp.where(self.mask, weight, 0.0)
 
 
+def unwrap(fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
+    """Innermost distribution, masks with the declared dimensions outside them, and all of these.
+
+    Declared are the event dimensions that come from ``to_event``, not from the distribution.
+    """
+    declared = 0
+    masks: list[tuple[Any, int]] = []
+    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
+        if isinstance(fn, Independent):
+            declared += fn.reinterpreted_batch_ndims
+        elif isinstance(fn, MaskedDistribution):
+            masks.append((fn._mask, declared))
+        fn = fn.base_dist
+    return fn, masks, declared
+
+
+def joint_mask(masks: list[tuple[Any, int]], declared: int, batch: tuple[int, ...]) -> Array | None:
+    """The conjunction of masks, in the shape of the parameters' batch; None when all count."""
+    mask: Array | None = None
+    for part, within in masks:
+        if part is True:
+            continue
+        array = jnp.asarray(part)
+        array = array.reshape(array.shape + (1,) * (declared - within))
+        array = jnp.broadcast_to(array, batch)
+        mask = array if mask is None else mask & array
+    return mask
+
+
 def output_of(site: Site) -> Output:
     """The distribution of an observed site, unwrapped."""
-    fn = site["fn"]
-    event_dim, outer_batch, outer_event = fn.event_dim, fn.batch_shape, fn.event_shape
-    fn, masks, declared = _unwrap(fn)
+    outer = site["fn"]
+    event_dim, outer_batch, outer_event = outer.event_dim, outer.batch_shape, outer.event_shape
+    fn, masks, declared = unwrap(outer)
     batch = tuple(outer_batch) + tuple(outer_event[:declared])
 
     parameters, repeated = _parameters(fn, batch)
     base, parts = None, None
     if type(fn) is MixtureSameFamily:
-        component, inner_masks, levels = _unwrap(fn.component_distribution)
+        component, inner_masks, levels = unwrap(fn.component_distribution)
         # Masked components are none of a family; without parameters they are refused by name.
         if not inner_masks:
             mixing = fn.mixing_distribution
@@ -165,20 +194,12 @@ def output_of(site: Site) -> Output:
             parameters[f"{BASE}{name}"] = parameters.pop(name, value)
         base = type(inner)
 
-    mask: Array | None = None
-    for part, within in masks:
-        if part is True:
-            continue
-        array = jnp.asarray(part)
-        array = array.reshape(array.shape + (1,) * (declared - within))
-        array = jnp.broadcast_to(array, batch)
-        mask = array if mask is None else mask & array
     scale = jnp.asarray(1.0 if site["scale"] is None else site["scale"])
     return Output(
         parameters=parameters,
         value=jnp.asarray(site["value"]),
         scale=scale,
-        mask=mask,
+        mask=joint_mask(masks, declared, batch),
         distribution=type(fn),
         event_dim=event_dim,
         name=site["name"],
@@ -190,19 +211,6 @@ def output_of(site: Site) -> Output:
         repeated=tuple(repeated.items()),
         parts=parts,
     )
-
-
-def _unwrap(fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
-    """Innermost distribution, masks with the declared dimensions outside them, and all of these."""
-    declared = 0  # event dimensions that come from to_event, not from the distribution
-    masks: list[tuple[Any, int]] = []
-    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
-        if isinstance(fn, Independent):
-            declared += fn.reinterpreted_batch_ndims
-        elif isinstance(fn, MaskedDistribution):
-            masks.append((fn._mask, declared))
-        fn = fn.base_dist
-    return fn, masks, declared
 
 
 def _parameters(

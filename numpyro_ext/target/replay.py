@@ -33,11 +33,12 @@ from numpyro_ext.target.handlers import (
 )
 from numpyro_ext.target.layout import Data, Indices
 from numpyro_ext.target.log_density import LogDensity
+from numpyro_ext.target.prediction import TERMS, prediction_of
 
 Array = NDArray[Any]
 
 #: What :func:`replay` can compute.
-GROUPS = ("deterministic", "predictive", "log_likelihood", "observed")
+GROUPS = ("deterministic", "predictive", "log_likelihood", "observed", "prediction")
 
 #: What to do about a batch.
 _PASS_ALL_ROWS = (
@@ -90,6 +91,9 @@ class Replay:
         observations that are masked out have 0.
     observed : dict of str to array
         Values of the observed sites.
+    prediction : dict of str to dict of str to array (S, *site shape)
+        For each term of :mod:`numpyro_ext.target.prediction` what the distributions of the observed
+        sites say, by site; class probabilities have one more axis.
     """
 
     sites: dict[str, SiteDescription]
@@ -98,6 +102,7 @@ class Replay:
     predictive: dict[str, Array] = field(default_factory=dict)
     log_likelihood: dict[str, Array] = field(default_factory=dict)
     observed: dict[str, Array] = field(default_factory=dict)
+    prediction: dict[str, dict[str, Array]] = field(default_factory=dict)
 
 
 @dataclass
@@ -166,6 +171,9 @@ def _setting(values: Mapping[str, jax.Array], indices: Indices) -> Callable[[Sit
             if frame.name in indices:
                 axis = frame.dim - fn.event_dim
                 value = jnp.take(value, indices[frame.name], axis=axis, mode="clip")
+        if step is None:
+            own = (*site["kwargs"].get("sample_shape", ()), *fn.shape())
+            _check_draw_shape(site["name"], jnp.shape(value), own)
         return value
 
     return substitute
@@ -359,12 +367,39 @@ class _Store:
         array[np.ix_(*rows)] = piece
 
 
+def check_numbers_of_draws(draws: Mapping[str, Any]) -> None:
+    """See that every site has as many draws as the others.
+
+    Raises
+    ------
+    ArgumentError
+        A site has none, or another number.
+    """
+    shapes = {name: np.shape(value) for name, value in draws.items()}
+    numbers = {name: shape[0] if shape else 0 for name, shape in shapes.items()}
+    if len(set(numbers.values())) > 1 or not min(numbers.values(), default=1):
+        raise ArgumentError(
+            "Expected draws of every site, as many as of the others, along the first axis, found "
+            f"{numbers}. Pass the dict that get_samples returns."
+        )
+
+
+def _check_draw_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if found != expected:
+        raise ArgumentError(
+            f"Expected every draw of site '{name}' in shape {expected}, found {found}. Chains "
+            "must be one axis with the draws, as get_samples returns them, and sites inside a "
+            "plate must have all its rows."
+        )
+
+
 def replay(
     target: LogDensity,
     draws: Mapping[str, Any],
     data: Data,
     *,
     groups: Collection[str] = GROUPS,
+    all_rows: bool = True,
     draw_chunk: int | None = None,
     data_chunk: int | None = None,
     rng_key: jax.Array | None = None,
@@ -380,6 +415,9 @@ def replay(
         The model's arguments, from ``target.bind``, holding the full data.
     groups : collection of str
         What to compute, from ``GROUPS``; with none the sites are described only.
+    all_rows : bool
+        Refuse arguments that hold only some rows of a plate. Predictions on new rows take those
+        that there are.
     draw_chunk : int, optional
         Draws evaluated at once. Default: 128.
     data_chunk : int, optional
@@ -394,7 +432,8 @@ def replay(
     Raises
     ------
     ArgumentError
-        A draw is missing for a latent site, or the arguments hold only some rows of a plate.
+        A draw is missing for a latent site or does not have its shape, or the arguments hold only
+        some rows of a plate.
     """
     missing = [name for name in target.layout.names if name not in draws]
     if missing:
@@ -402,11 +441,14 @@ def replay(
             f"Expected draws for every latent site, found none for {missing}. Pass the dict that "
             "get_samples returns."
         )
+    check_numbers_of_draws(draws)
     values = {name: jnp.asarray(draws[name]) for name in target.layout.names}
     one = {name: value[0] for name, value in values.items()}
-    if groups:
+    if groups and all_rows:
         target.require_all_rows(data, _PASS_ALL_ROWS)
     described, sizes = _describe(target, data, one)
+    for name, value in one.items():
+        _check_draw_shape(name, jnp.shape(value), described[name].shape)
     result = Replay(described, sizes)
     if groups:
         rng_key = random.key(0) if rng_key is None else rng_key
@@ -447,6 +489,10 @@ def _fill(
                 site.name: trace[site.name]["fn"].log_prob(trace[site.name]["value"])
                 for site in observed_sites
             }
+        if "prediction" in groups:
+            for site in observed_sites:
+                for term, value in prediction_of(trace[site.name]).items():
+                    computed.setdefault(term, {})[site.name] = value
         if "predictive" in groups and observed_sites:
             if separate:
                 again = _run(target, data, values, indices, resample=rng_key)
@@ -467,13 +513,14 @@ def _fill(
     num_draws = len(next(iter(values.values())))
     owned = tuple(target.plates)
     stores = {
-        name: _Store(num_draws, owned) for name in ("deterministic", "log_likelihood", "predictive")
+        name: _Store(num_draws, owned)
+        for name in ("deterministic", "log_likelihood", "predictive", *TERMS)
     }
     observed = _Store(None, owned)
     uncertain: set[str] = set()
     one = {name: value[0] for name, value in values.items()}
     per_draw = bool(deterministic_sites) or bool(
-        observed_sites and {"predictive", "log_likelihood"} & set(groups)
+        observed_sites and {"predictive", "log_likelihood", "prediction"} & set(groups)
     )
     starts = range(0, num_draws, draw_chunk) if per_draw else ()
     for number, (_, indices) in enumerate(target.sweep(data_chunk)):
@@ -493,6 +540,8 @@ def _fill(
                     shape, plates = site.shape, site.plates
                     if group == "log_likelihood":
                         shape, plates = site.batch_shape, site.batch_plates
+                    elif group == "probabilities":
+                        shape, plates = (*shape, jnp.shape(value)[-1]), (*plates, None)
                     if number == 0 or store.has_rows(plates) or group != "deterministic":
                         store.put(name, value, shape, plates, indices, part)
                     elif not np.allclose(
@@ -518,3 +567,4 @@ def _fill(
     result.predictive.update(stores["predictive"].arrays)
     result.log_likelihood.update(stores["log_likelihood"].arrays)
     result.observed.update(observed.arrays)
+    result.prediction.update({term: stores[term].arrays for term in TERMS})

@@ -121,8 +121,12 @@ def target_of_model(
     *,
     dtype: torch.dtype | None = None,
     allow_local_latents: bool = True,
+    all_rows: bool = True,
 ) -> tuple[LogDensity, Data]:
-    """A target for a model without an engine, with its parameters at their present values."""
+    """A target for a model without an engine, with its parameters at their present values.
+
+    Arguments that hold only some rows of a plate are refused where it has to be ``all_rows``.
+    """
     check_arguments(args, kwargs)
     args, kwargs = args or (), dict(kwargs or {})
     with warnings.catch_warnings():
@@ -132,7 +136,8 @@ def target_of_model(
             model, args, kwargs, dtype=dtype, allow_local_latents=allow_local_latents
         )
     data = target.bind(*args, **kwargs)
-    target.require_all_rows(data, PASS_ALL_ROWS)
+    if all_rows:
+        target.require_all_rows(data, PASS_ALL_ROWS)
     return target, data
 
 

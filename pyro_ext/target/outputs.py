@@ -136,8 +136,11 @@ class Output:
         return torch.where(self.mask, weight, torch.zeros_like(weight))
 
 
-def _unwrap(fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
-    """Innermost distribution, masks with the declared dimensions outside them, and all of these."""
+def unwrap(fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
+    """Innermost distribution, masks with the declared dimensions outside them, and all of these.
+
+    Declared are the event dimensions that come from ``to_event``, not from the distribution.
+    """
     masks: list[tuple[Any, int]] = []
     declared = 0
     while isinstance(fn, Independent | ExpandedDistribution | MaskedDistribution):
@@ -149,7 +152,7 @@ def _unwrap(fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
     return fn, masks, declared
 
 
-def _joint_mask(
+def joint_mask(
     masks: list[tuple[Any, int]], declared: int, batch: tuple[int, ...]
 ) -> Tensor | None:
     """The conjunction of masks, in the shape of the parameters' batch; None when all count."""
@@ -179,7 +182,7 @@ def _broadcast(fn: Any, batch: tuple[int, ...]) -> dict[str, Tensor]:
 def _mixture(fn: Any, batch: tuple[int, ...]) -> tuple[Parts | None, dict[str, Tensor]]:
     """What a mixture is made of, and the parameters of its parts, broadcast to batch + own."""
     outer = fn.component_distribution
-    component, masks, inside = _unwrap(outer)
+    component, masks, inside = unwrap(outer)
     # Masked components are none of a family; without parameters they are refused by name.
     if masks:
         return None, {}
@@ -242,7 +245,7 @@ class OutputHandler(SiteHandler):
         ):
             return
         outer = msg["fn"]
-        fn, masks, declared = _unwrap(outer)
+        fn, masks, declared = unwrap(outer)
         batch = tuple(outer.batch_shape) + tuple(outer.event_shape[:declared])
         parameters = _broadcast(fn, batch)
         base = None
@@ -259,7 +262,7 @@ class OutputHandler(SiteHandler):
             parameters=parameters,
             value=msg["value"],
             scale=msg["scale"],
-            mask=_joint_mask([(msg["mask"], 0), *masks], declared, batch),
+            mask=joint_mask([(msg["mask"], 0), *masks], declared, batch),
             event_dim=outer.event_dim,
             declared=declared,
             batch=batch,

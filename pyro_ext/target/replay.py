@@ -30,12 +30,13 @@ from pyro_ext.target.handlers import (
 )
 from pyro_ext.target.layout import Data
 from pyro_ext.target.log_density import LogDensity
+from pyro_ext.target.prediction import TERMS, prediction_of
 
 Array = NDArray[Any]
 Indices = Mapping[str, Tensor]
 
 #: What :func:`replay` can compute.
-GROUPS = ("deterministic", "predictive", "log_likelihood", "observed")
+GROUPS = ("deterministic", "predictive", "log_likelihood", "observed", "prediction")
 
 #: What to do about a batch.
 _PASS_ALL_ROWS = (
@@ -84,6 +85,9 @@ class Replay:
         observations that are masked out have 0.
     observed : dict of str to array
         Values of the observed sites.
+    prediction : dict of str to dict of str to array (S, *site shape)
+        For each term of :mod:`pyro_ext.target.prediction` what the distributions of the observed
+        sites say, by site; class probabilities have one more axis.
     """
 
     sites: dict[str, SiteDescription]
@@ -92,6 +96,7 @@ class Replay:
     predictive: dict[str, Array] = field(default_factory=dict)
     log_likelihood: dict[str, Array] = field(default_factory=dict)
     observed: dict[str, Array] = field(default_factory=dict)
+    prediction: dict[str, dict[str, Array]] = field(default_factory=dict)
 
 
 class _ReplayHandler(Messenger):
@@ -128,6 +133,7 @@ class _ReplayHandler(Messenger):
                 if frame.name in self.indices:
                     axis = value.dim() - msg["fn"].event_dim + frame.dim
                     value = value.index_select(axis, self.indices[frame.name])
+            _check_draw_shape(msg["name"], tuple(value.shape), tuple(msg["fn"].shape()))
             msg["value"] = value
         elif self.resample and _kind(msg) == "observed" and not is_factor(msg):
             msg["value"] = _new_observation(msg)
@@ -313,12 +319,39 @@ class _Store:
             self.arrays[name][position] = piece
 
 
+def check_numbers_of_draws(draws: Mapping[str, Any]) -> None:
+    """See that every site has as many draws as the others.
+
+    Raises
+    ------
+    ArgumentError
+        A site has none, or another number.
+    """
+    shapes = {name: np.shape(value) for name, value in draws.items()}
+    numbers = {name: shape[0] if shape else 0 for name, shape in shapes.items()}
+    if len(set(numbers.values())) > 1 or not min(numbers.values(), default=1):
+        raise ArgumentError(
+            "Expected draws of every site, as many as of the others, along the first axis, found "
+            f"{numbers}. Pass the dict that get_samples returns."
+        )
+
+
+def _check_draw_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if found != expected:
+        raise ArgumentError(
+            f"Expected every draw of site '{name}' in shape {expected}, found {found}. Chains "
+            "must be one axis with the draws, as get_samples returns them, and sites inside a "
+            "plate must have all its rows."
+        )
+
+
 def replay(
     target: LogDensity,
     draws: Mapping[str, Any],
     data: Data,
     *,
     groups: Collection[str] = GROUPS,
+    all_rows: bool = True,
     data_chunk: int | None = None,
     seed: int = 0,
 ) -> Replay:
@@ -333,6 +366,9 @@ def replay(
         The model's arguments, from ``target.bind``, holding the full data.
     groups : collection of str
         What to compute, from ``GROUPS``; with none the sites are described only.
+    all_rows : bool
+        Refuse arguments that hold only some rows of a plate. Predictions on new rows take those
+        that there are.
     data_chunk : int, optional
         Rows evaluated at once in models with subsampled plates. Default: that of the target.
     seed : int
@@ -345,7 +381,8 @@ def replay(
     Raises
     ------
     ArgumentError
-        A draw is missing for a latent site, or the arguments hold only some rows of a plate.
+        A draw is missing for a latent site or does not have its shape, or the arguments hold only
+        some rows of a plate.
     """
     missing = [name for name in target.layout.names if name not in draws]
     if missing:
@@ -353,6 +390,7 @@ def replay(
             f"Expected draws for every latent site, found none for {missing}. Pass the dict that "
             "get_samples returns."
         )
+    check_numbers_of_draws(draws)
     values = {
         name: torch.as_tensor(draws[name], dtype=target.dtype, device=target.device)
         for name in target.layout.names
@@ -362,9 +400,12 @@ def replay(
         torch.manual_seed(seed)
         one = {name: value[0] for name, value in values.items()}
         described, sizes = _describe(target, data, one)
+        for name, value in one.items():
+            _check_draw_shape(name, tuple(value.shape), described[name].shape)
         result = Replay(described, sizes)
         if groups:
-            target.require_all_rows(data, _PASS_ALL_ROWS)
+            if all_rows:
+                target.require_all_rows(data, _PASS_ALL_ROWS)
             _fill(result, target, data, values, groups, data_chunk)
     return result
 
@@ -389,9 +430,10 @@ def _fill(
     lead = (num_draws,)
     deterministic, predictive = _Store(lead, chunks[0]), _Store(lead, chunks[0])
     likelihood, observed = _Store(lead, chunks[0]), _Store((), chunks[0])
+    terms = {term: _Store(lead, chunks[0]) for term in TERMS}
     uncertain: set[str] = set()
     per_draw = bool(deterministic_sites) or bool(
-        observed_sites and {"predictive", "log_likelihood"} & set(groups)
+        observed_sites and {"predictive", "log_likelihood", "prediction"} & set(groups)
     )
     for chunk, indices in enumerate(chunks):
         for draw in range(num_draws if per_draw else 1):
@@ -414,6 +456,12 @@ def _fill(
                     likelihood.put(
                         name, _log_prob(message), site.batch_shape, site.batch_plates, indices, at
                     )
+                if "prediction" in groups:
+                    for term, value in prediction_of(message).items():
+                        shape, plates = site.shape, site.plates
+                        if term == "probabilities":
+                            shape, plates = (*shape, value.shape[-1]), (*plates, None)
+                        terms[term].put(name, value, shape, plates, indices, at)
             if "predictive" in groups and observed_sites:
                 if separate:
                     sites = _run(target, data, one, indices, resample=True)
@@ -432,3 +480,4 @@ def _fill(
     result.predictive.update(predictive.arrays)
     result.log_likelihood.update(likelihood.arrays)
     result.observed.update(observed.arrays)
+    result.prediction.update({term: store.arrays for term, store in terms.items()})

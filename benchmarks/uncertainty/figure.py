@@ -1,0 +1,107 @@
+"""The data, the judgement by the packages' figures, and one figure of four plots."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.datasets import shipped
+
+Floats = NDArray[np.float64]
+
+#: Digits from this one on are not among the training rows.
+UNSEEN = 8
+TRAINING_ROWS = 300
+ENGINES = ("DeepEnsemble", "SVGD")
+
+
+def curve_data(num: int = 60) -> tuple[Floats, Floats]:
+    """A noisy curve at places (n, 1), with no data between -0.5 and 2."""
+    generator = np.random.default_rng(0)
+    x = np.concatenate([generator.uniform(-4.0, -0.5, num // 2), generator.uniform(2.0, 4.0, num)])
+    y = np.sin(1.5 * x) + 0.2 * generator.normal(size=x.size)
+    return x[:, None], y
+
+
+def digits() -> dict[str, tuple[Floats, NDArray[np.int64]]]:
+    """Training and test rows of the digits below `UNSEEN`, and all rows of the others."""
+    data = shipped("digits")
+    order = np.random.default_rng(0).permutation(len(data.y))
+    x, y = data.x[order] / 16.0, data.y[order].astype(np.int64)
+    seen = y < UNSEEN
+    train, test = slice(TRAINING_ROWS), slice(TRAINING_ROWS, None)
+    return {
+        "train": (x[seen][train], y[seen][train]),
+        "test": (x[seen][test], y[seen][test]),
+        "unseen": (x[~seen], y[~seen]),
+    }
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Fit both networks, write `uncertainty.md` and `uncertainty.png`."""
+    fits = importlib.import_module(f"benchmarks.uncertainty.{arguments.backend}_network")
+    package = importlib.import_module(f"{arguments.backend}_ext")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+
+    x, y = curve_data()
+    grid = np.linspace(-5.0, 5.0, 200)[:, None]
+    curve = fits.fit("curve", ENGINES[0], x, y, arguments.steps)
+    band = fits.predict("curve", curve, grid)
+
+    rows = digits()
+    tested, scores, lines = {}, {}, []
+    for engine in ENGINES:
+        draws = fits.fit("digits", engine, *rows["train"], arguments.steps)
+        tested[engine] = fits.predict("digits", draws, *rows["test"])
+        unseen = fits.predict("digits", draws, rows["unseen"][0])
+        scores[engine] = package.out_of_distribution_score(tested[engine], unseen)
+        lines.append(_line(package, engine, tested[engine], scores[engine]))
+    head = [
+        "| engine | log likelihood | accuracy | calibration error | Brier | AUROC, other digits |",
+        "|---|---|---|---|---|---|",
+    ]
+    (arguments.out / "uncertainty.md").write_text("\n".join([*head, *lines, ""]))
+    print("\n".join([*head, *lines]))
+    _draw(package, (x, y, grid, band), tested, scores, arguments.out / "uncertainty.png")
+    return 0
+
+
+def _line(package: Any, engine: str, predictive: Any, score: Any) -> str:
+    found = package.predictive_metrics(predictive)
+    names = ("log_likelihood", "accuracy", "calibration_error", "brier")
+    cells = [*(found[name] for name in names), score["auroc"]]
+    return f"| `{engine}` | " + " | ".join(f"{float(cell):.3f}" for cell in cells) + " |"
+
+
+def _draw(package: Any, curve: Any, tested: Any, scores: Any, path: Path) -> None:
+    x, y, grid, band = curve
+    first = ENGINES[0]
+    figure, axes = plt.subplots(2, 2, figsize=(10, 7.5), layout="constrained")
+    package.plot_uncertainty(band, grid[:, 0], ax=axes[0, 0])
+    axes[0, 0].plot(x[:, 0], y, ".", color="0.2", label="training data")
+    axes[0, 0].set(xlabel="x", ylim=(-5, 5), title="a curve with a gap: two standard deviations")
+    axes[0, 0].legend(loc="lower left")
+    package.plot_reliability(tested[first], ax=axes[0, 1])
+    axes[0, 1].set_title(f"digits, {first}: reliability")
+    package.plot_selective_prediction(tested, ax=axes[1, 0])
+    axes[1, 0].set_title("digits: error of the least uncertain rows")
+    bins = np.linspace(0.0, np.log(UNSEEN), 25)
+    for name, label in (("inside", "digits 0 to 7"), ("outside", "digits 8 and 9")):
+        axes[1, 1].hist(scores[first][name], bins, density=True, alpha=0.6, label=label)
+    axes[1, 1].set(
+        xlabel="predictive entropy in nats",
+        ylabel="density",
+        title=f"digits, {first}: AUROC {float(scores[first]['auroc']):.3f}",
+    )
+    axes[1, 1].legend()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
