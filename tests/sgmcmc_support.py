@@ -295,7 +295,7 @@ def hamiltonian_covariance(
 
     By composing the matrices of the four parts of a step and solving for the fixed point.
     """
-    decay = np.exp(-friction * step_size / mass)
+    decay = np.exp(-friction * step_size)
     kick = np.array([[1.0, 0.0], [-step_size / variance, 1.0]])
     drift = np.array([[1.0, 0.5 * step_size / mass], [0.0, 1.0]])
     forget = np.diag([1.0, decay])

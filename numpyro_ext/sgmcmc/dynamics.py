@@ -45,14 +45,14 @@ def hamiltonian_step(
     score: Array,
     noise: Array,
     step_size: Array | float,
-    friction: Array | float,
+    friction: float,
     mass: Array | float = 1.0,
 ) -> tuple[Array, Array]:
     """A step of Langevin dynamics with momentum, by a symmetric splitting.
 
-    The dynamics dz = M^-1 r dt, dr = s dt - C M^-1 r dt + sqrt(2 C) dW is split into a kick by
-    the score, two half drifts, and friction with its noise between these, which is solved
-    exactly: r' = e^(-C ε / M) r + sqrt(M (1 - e^(-2 C ε / M))) ξ. The positions have the same
+    The dynamics dz = M^-1 r dt, dr = s dt - γ r dt + sqrt(2 γ M) dW is split into a kick by the
+    score, two half drifts, and friction with its noise between these, which is solved exactly:
+    r' = e^(-γ ε) r + sqrt(M (1 - e^(-2 γ ε))) ξ. The positions have the same
     distribution as those of the scheme BAOAB, which kicks by halves: exact for a Normal target
     with exact scores at every step size that is stable.
 
@@ -62,8 +62,8 @@ def hamiltonian_step(
         ``score`` is that at z.
     step_size : float
         ε, a time; stable below 2 sd sqrt(M).
-    friction : float or array (D,)
-        C.
+    friction : float
+        γ, an inverse time: C M^-1 of the paper.
     mass : float or array (D,)
         The diagonal of M.
 
@@ -77,7 +77,7 @@ def hamiltonian_step(
     B. Leimkuhler and C. Matthews, "Rational construction of stochastic numerical methods for
     molecular sampling", AMRX 2013.
     """
-    decay = jnp.exp(-friction * step_size / mass)
+    decay = jnp.exp(-friction * step_size)
     momentum = momentum + step_size * score
     z = z + 0.5 * step_size * momentum / mass
     momentum = decay * momentum + jnp.sqrt(mass * (1.0 - decay**2)) * noise

@@ -25,13 +25,13 @@ class _Momentum(NamedTuple):
 class SGHMC(StochasticGradientKernel):
     """Stochastic gradient Hamiltonian Monte Carlo: momentum, friction and the noise to it.
 
-        dz = M^-1 r dt,   dr = s(z) dt - C M^-1 r dt + sqrt(2 C) dW
+        dz = M^-1 r dt,   dr = s(z) dt - γ r dt + sqrt(2 γ M) dW
 
     Friction takes out the energy that the noise of minibatches puts in; without it chains heat
     up for ever. A step of size ε is a symmetric splitting (see
     :func:`~numpyro_ext.sgmcmc.dynamics.hamiltonian_step`), with exact scores right for a Normal
     target at every stable ε. Noise of variance V in the scores heats the momenta by about
-    ε V / (2 C), relative to one: more friction or shorter steps make it smaller.
+    ε V / (2 γ M), relative to one: more friction or shorter steps make it smaller.
 
     Parameters
     ----------
@@ -41,8 +41,8 @@ class SGHMC(StochasticGradientKernel):
         ε, a time, so that ε² plays the part of the step size of ``SGLD``: stable below twice the
         smallest posterior standard deviation, with unit mass.
     friction : float
-        C. With unit mass 1 / C is the time in which momentum is forgotten: of the order of a
-        posterior standard deviation is best.
+        γ = C M^-1: 1 / γ is the time in which momentum is forgotten. Of the order of a posterior
+        standard deviation, with unit mass, is best.
     mass : float, array (D,) or mapping of str to array, optional
         The diagonal of M, in unconstrained space, for all coordinates or by site. The inverse
         posterior variances make all coordinates alike. Default: 1.

@@ -55,9 +55,9 @@ def hamiltonian_step(
 ) -> tuple[Tensor, Tensor]:
     """A step of Langevin dynamics with momentum, by a symmetric splitting.
 
-    The dynamics dz = M^-1 r dt, dr = s dt - C M^-1 r dt + sqrt(2 C) dW is split into a kick by
-    the score, two half drifts, and friction with its noise between these, which is solved
-    exactly: r' = e^(-C ε / M) r + sqrt(M (1 - e^(-2 C ε / M))) ξ. The positions have the same
+    The dynamics dz = M^-1 r dt, dr = s dt - γ r dt + sqrt(2 γ M) dW is split into a kick by the
+    score, two half drifts, and friction with its noise between these, which is solved exactly:
+    r' = e^(-γ ε) r + sqrt(M (1 - e^(-2 γ ε))) ξ. The positions have the same
     distribution as those of the scheme BAOAB, which kicks by halves: exact for a Normal target
     with exact scores at every step size that is stable.
 
@@ -68,7 +68,7 @@ def hamiltonian_step(
     step_size : float
         ε, a time; stable below 2 sd sqrt(M).
     friction : float
-        C.
+        γ, an inverse time: C M^-1 of the paper.
     mass : tensor (D,), optional
         The diagonal of M, default one.
 
@@ -83,7 +83,7 @@ def hamiltonian_step(
     molecular sampling", AMRX 2013.
     """
     mass = torch.ones_like(z[0]) if mass is None else mass
-    decay = torch.exp(-friction * step_size / mass)
+    decay = math.exp(-friction * step_size)
     momentum = momentum + step_size * score
     z = torch.addcdiv(z, momentum, mass, value=0.5 * step_size)
     momentum = decay * momentum + (mass * (1.0 - decay**2)).sqrt() * noise

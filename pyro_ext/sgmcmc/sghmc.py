@@ -18,13 +18,13 @@ from pyro_ext.sgmcmc.schedules import Schedule
 class SGHMC(StochasticGradientKernel):
     """Stochastic gradient Hamiltonian Monte Carlo: momentum, friction and the noise to it.
 
-        dz = M^-1 r dt,   dr = s(z) dt - C M^-1 r dt + sqrt(2 C) dW
+        dz = M^-1 r dt,   dr = s(z) dt - γ r dt + sqrt(2 γ M) dW
 
     Friction takes out the energy that the noise of minibatches puts in; without it chains heat
     up for ever. A step of size ε is a symmetric splitting (see
     :func:`~pyro_ext.sgmcmc.dynamics.hamiltonian_step`), with exact scores right for a Normal
     target at every stable ε. Noise of variance V in the scores heats the momenta by about
-    ε V / (2 C), relative to one: more friction or shorter steps make it smaller.
+    ε V / (2 γ M), relative to one: more friction or shorter steps make it smaller.
 
     Parameters
     ----------
@@ -34,8 +34,8 @@ class SGHMC(StochasticGradientKernel):
         ε, a time, so that ε² plays the part of the step size of ``SGLD``: stable below twice the
         smallest posterior standard deviation, with unit mass.
     friction : float
-        C. With unit mass 1 / C is the time in which momentum is forgotten: of the order of a
-        posterior standard deviation is best.
+        γ = C M^-1: 1 / γ is the time in which momentum is forgotten. Of the order of a posterior
+        standard deviation, with unit mass, is best.
     mass : float, tensor (D,) or mapping of str to tensor, optional
         The diagonal of M, in unconstrained space, for all coordinates or by site. The inverse
         posterior variances make all coordinates alike. Default: 1.

@@ -39,7 +39,7 @@ def test_a_step_of_langevin_dynamics(temperature: float) -> None:
 
 def test_a_step_with_momentum() -> None:
     step, friction = 0.3, 1.7
-    decay = np.exp(-friction * step / MASS)
+    decay = np.exp(-friction * step)
     momentum = MOMENTUM + step * SCORE
     half = Z + 0.5 * step * momentum / MASS
     momentum = decay * momentum + np.sqrt(MASS * (1.0 - decay**2)) * NOISE
