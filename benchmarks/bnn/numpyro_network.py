@@ -162,7 +162,7 @@ class NewtonTrainer(EngineTrainer):
         target, data = self.engine.target, self.engine.data
         found = ProgramCurvature(target, data, CurvatureOptions("full"))
         at = jax.jit(lambda z: found.at(target, z, data, None, self._key).dense())
-        return found.slices(target), np.asarray(at(self.engine.particles(self.state)), np.float64)
+        return found.slices, np.asarray(at(self.engine.particles(self.state)), np.float64)
 
 
 class VariationalTrainer:

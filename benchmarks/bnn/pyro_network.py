@@ -140,7 +140,7 @@ class NewtonTrainer(EngineTrainer):
         target, data = self.engine.target, self.engine.data
         found = ProgramCurvature(target, data, CurvatureOptions("full"))
         at = found.at(target, self.engine.particles, data, None)
-        return found.slices(target), at.dense().double().numpy()
+        return found.slices, at.dense().double().numpy()
 
 
 class VariationalTrainer:

@@ -80,6 +80,11 @@ def root_for(distribution: type) -> Root | None:
     return _ROOTS.get(distribution)
 
 
+def needs_draws(output: Output) -> bool:
+    """Whether a site's Fisher information is made of values drawn from its distribution."""
+    return root_for(output.distribution) is None and output.base is None
+
+
 def fisher_root(output: Output, tangents: Parameters, rng_key: Array, draws: int = 16) -> Array:
     """Root of an observed site's Fisher information, shape batch + (R,).
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from types import MappingProxyType
 
 import jax
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
+from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.curvature.fisher import fisher_root
 from numpyro_ext.curvature.row_structure import NO_STRUCTURE, Repeated, RowStructure, merged
 from numpyro_ext.target import Data, LogDensity
@@ -102,8 +104,10 @@ def jacobian_rows(
     found = jax.eval_shape(target.outputs, z[0], data, indices)
     whole = set(found) - structure.by_row
 
+    where = Coordinates(target, target.layout.names if latents is None else latents)
+
     def rows(position: Array, key: Array) -> Array:
-        part, placed = _part_of(target, position, latents)
+        part, placed = where.part(position), partial(where.placed, position)
         parts = []
         if structure.by_row:
             parts.append(_row_by_row(target, position, part, placed, data, indices, key, structure))
@@ -117,27 +121,6 @@ def jacobian_rows(
         return jnp.concatenate(parts)
 
     return jax.vmap(rows)(z, random.split(rng_key, len(z)))
-
-
-def _part_of(
-    target: LogDensity, position: Array, latents: Collection[str] | None
-) -> tuple[Array, Callable[[Array], Array]]:
-    """The coordinates of some latent sites, and the map of their values to a whole position."""
-    layout = target.layout
-    if latents is None or set(latents) == set(layout.names):
-        return position, lambda values: values
-    chosen = [where for name, where in layout.slices.items() if name in latents]
-
-    def placed(values: Array) -> Array:
-        # By slices, so that compilers see that what depends on the others alone is not needed.
-        parts, end, taken = [], 0, 0
-        for where in chosen:
-            size = where.stop - where.start
-            parts += [position[end : where.start], values[taken : taken + size]]
-            end, taken = where.stop, taken + size
-        return jnp.concatenate([*parts, position[end:]])
-
-    return jnp.concatenate([position[where] for where in chosen]), placed
 
 
 def _row_by_row(

@@ -29,9 +29,9 @@ from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, random
 
+from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.curvature.gauss_newton import jacobian_rows
 from numpyro_ext.curvature.kronecker import Sums, kronecker_factors
 from numpyro_ext.curvature.prior import PriorForm, PriorStructure, prior_curvature, prior_structure
@@ -100,8 +100,10 @@ class ProgramCurvature:
     ----------
     coordinates : array of int
         The D' coordinates of the flat vector that have curvature.
+    slices : dict of str to slice
+        Where each of their latent sites is among them.
     sites : tuple of str
-        Their latent sites, in the order of the layout.
+        These sites, in the order of the layout.
 
     Raises
     ------
@@ -118,10 +120,9 @@ class ProgramCurvature:
                 f"Expected sites among the latent sites {list(layout.names)}, found {unknown}."
             )
         self.options = options
-        self.sites = tuple(name for name in layout.names if name in wanted)
-        self.coordinates = np.concatenate(
-            [np.arange(layout.slices[n].start, layout.slices[n].stop) for n in self.sites]
-        )
+        where = Coordinates(target, wanted)
+        self.coordinates, self.slices = where.numbers, where.slices
+        self.sites = tuple(self.slices)
         # Anywhere will do: these positions show the structure, and are not started from.
         key = random.PRNGKey(0)
         positions = random.uniform(key, (2, target.dim), target.dtype, -1.0, 1.0)
@@ -145,15 +146,6 @@ class ProgramCurvature:
                 "factor has no distribution whose Fisher information could give its curvature. "
                 "Write them as numpyro.sample(..., obs=...), or use SVGD."
             )
-
-    def slices(self, target: LogDensity) -> dict[str, slice]:
-        """Where each site is among the coordinates with curvature."""
-        found, start = {}, 0
-        for name in self.sites:
-            where = target.layout.slices[name]
-            found[name] = slice(start, start + where.stop - where.start)
-            start = found[name].stop
-        return found
 
     def at(
         self,
@@ -308,7 +300,7 @@ class ProgramCurvature:
     def _factored(
         self, total: Callable[[Callable[[Array], Sums]], Sums], target: LogDensity, like: Array
     ) -> Curvature:
-        return kronecker_factors(total, self.slices(target), target.layout.shapes, like)
+        return kronecker_factors(total, self.slices, target.layout.shapes, like)
 
 
 def _key_of_chunk(rng_key: Array, indices: Indices) -> Array:

@@ -13,10 +13,10 @@ import numpy as np
 from jax import Array, lax, random
 
 from numpyro_ext.curvature import Curvature, CurvatureOptions, Structure, row_structure
+from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.curvature.prior import PriorForm
 from numpyro_ext.engine import EngineState, key_of_draws
 from numpyro_ext.errors import ArgumentError
-from numpyro_ext.laplace.coordinates import Coordinates
 from numpyro_ext.laplace.gaussian import Precision, precision_of
 from numpyro_ext.laplace.likelihood import LikelihoodCurvature
 from numpyro_ext.laplace.prior import ConditionalPrior

@@ -23,9 +23,9 @@ from numpyro_ext.curvature import (
     RowStructure,
     jacobian_rows,
 )
-from numpyro_ext.curvature.fisher import root_for
+from numpyro_ext.curvature.coordinates import Coordinates
+from numpyro_ext.curvature.fisher import needs_draws
 from numpyro_ext.curvature.kronecker import kronecker_factors
-from numpyro_ext.laplace.coordinates import Coordinates
 from numpyro_ext.target import Data, LogDensity
 from numpyro_ext.target.layout import Indices
 
@@ -61,11 +61,7 @@ class LikelihoodCurvature:
         found = jax.eval_shape(
             self.target.outputs, position, data.on_device(), self.target.first_rows()
         )
-        return [
-            name
-            for name, output in found.items()
-            if root_for(output.distribution) is None and output.base is None
-        ]
+        return [name for name, output in found.items() if needs_draws(output)]
 
     def at(self, position: Array, data: Data, rng_key: Array) -> Curvature:
         """The matrix at a position (D,), of one position.

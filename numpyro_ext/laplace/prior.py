@@ -15,9 +15,9 @@ import numpy as np
 from jax import Array, lax
 
 from numpyro_ext.curvature import Curvature, CurvatureOptions
+from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.curvature.prior import DENSE_UP_TO
 from numpyro_ext.errors import ArgumentError
-from numpyro_ext.laplace.coordinates import Coordinates
 from numpyro_ext.target import Data, LogDensity
 from numpyro_ext.target.layout import Indices
 

@@ -31,6 +31,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.curvature.fisher import needs_draws, same_draws
 from pyro_ext.curvature.gauss_newton import rows_of_one
 from pyro_ext.curvature.kronecker import OfRows, Sums, kronecker_factors
@@ -108,8 +109,10 @@ class ProgramCurvature:
     ----------
     coordinates : tensor of int
         The D' coordinates of the flat vector that have curvature.
+    slices : dict of str to slice
+        Where each of their latent sites is among them.
     sites : tuple of str
-        Their latent sites, in the order of the layout.
+        These sites, in the order of the layout.
 
     Raises
     ------
@@ -126,10 +129,9 @@ class ProgramCurvature:
                 f"Expected sites among the latent sites {list(layout.names)}, found {unknown}."
             )
         self.options = options
-        self.sites = tuple(name for name in layout.names if name in wanted)
-        self.coordinates = torch.cat(
-            [torch.arange(layout.slices[n].start, layout.slices[n].stop) for n in self.sites]
-        ).to(target.device)
+        where = Coordinates(target, wanted)
+        self.coordinates, self.slices = where.numbers, where.slices
+        self.sites = tuple(self.slices)
         # Anywhere will do: these positions show the structure, and are not started from.
         generator = torch.Generator().manual_seed(0)
         uniform = torch.rand(2, target.dim, generator=generator, dtype=target.dtype)
@@ -171,15 +173,6 @@ class ProgramCurvature:
                 "factor has no distribution whose Fisher information could give its curvature. "
                 "Write them as pyro.sample(..., obs=...), or use SVGD."
             )
-
-    def slices(self, target: LogDensity) -> dict[str, slice]:
-        """Where each site is among the coordinates with curvature."""
-        found, start = {}, 0
-        for name in self.sites:
-            where = target.layout.slices[name]
-            found[name] = slice(start, start + where.stop - where.start)
-            start = found[name].stop
-        return found
 
     def at(self, target: LogDensity, z: Tensor, data: Data, indices: Indices | None) -> Curvature:
         """Curvature at positions z (P, D) of a batch of rows, or of all rows without one."""
@@ -280,7 +273,7 @@ class ProgramCurvature:
     def _factored(
         self, total: Callable[[OfRows, Sums], Sums], target: LogDensity, like: Tensor
     ) -> Curvature:
-        return kronecker_factors(total, self.slices(target), target.layout.shapes, like)
+        return kronecker_factors(total, self.slices, target.layout.shapes, like)
 
 
 def _added(first: Curvature, second: Curvature) -> Curvature:

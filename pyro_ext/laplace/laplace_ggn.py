@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from pyro_ext.curvature import Curvature, CurvatureOptions, Structure, row_structure
+from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.curvature.fisher import same_draws
 from pyro_ext.curvature.prior import PriorForm
 from pyro_ext.engine import Update, seeded_generator
 from pyro_ext.errors import ArgumentError
-from pyro_ext.laplace.coordinates import Coordinates
 from pyro_ext.laplace.gaussian import Precision, precision_of
 from pyro_ext.laplace.likelihood import LikelihoodCurvature
 from pyro_ext.laplace.prior import ConditionalPrior

@@ -22,10 +22,10 @@ from pyro_ext.curvature import (
     RowStructure,
     symmetric_eigen,
 )
+from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.curvature.fisher import needs_draws, same_draws
 from pyro_ext.curvature.gauss_newton import rows_of_one
 from pyro_ext.curvature.kronecker import Sums, kronecker_factors
-from pyro_ext.laplace.coordinates import Coordinates
 from pyro_ext.target import Data, LogDensity
 from pyro_ext.target.log_density import Indices
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from pyro_ext.curvature import Curvature, CurvatureOptions, symmetric_eigen
+from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.curvature.prior import DENSE_UP_TO
 from pyro_ext.errors import ArgumentError
-from pyro_ext.laplace.coordinates import Coordinates
 from pyro_ext.target import Data, LogDensity
 
 

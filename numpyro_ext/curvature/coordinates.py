@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import torch
-from torch import Tensor
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
 
-from pyro_ext.target import LogDensity
+from numpyro_ext.target import LogDensity
 
 
 class Coordinates:
@@ -21,7 +22,7 @@ class Coordinates:
 
     Attributes
     ----------
-    numbers : tensor of int, shape (D',)
+    numbers : array of int, shape (D',)
         Their numbers in the flat vector, rising.
     slices : dict of str to slice
         Where each of the sites is among the D'.
@@ -30,25 +31,29 @@ class Coordinates:
     def __init__(self, target: LogDensity, sites: Collection[str]) -> None:
         self._all = target.layout.slices
         self.slices: dict[str, slice] = {}
-        parts, start = [torch.zeros(0, dtype=torch.int64)], 0
+        parts, start = [np.zeros(0, int)], 0
         for name, where in self._all.items():
             if name in sites:
-                parts.append(torch.arange(where.start, where.stop))
+                parts.append(np.arange(where.start, where.stop))
                 self.slices[name] = slice(start, start + len(parts[-1]))
                 start = self.slices[name].stop
-        self.numbers = torch.cat(parts).to(target.device)
+        self.numbers = np.concatenate(parts)
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def part(self, position: Tensor) -> Tensor:
+    def part(self, position: Array) -> Array:
         """These coordinates (D',) of a position (D,)."""
-        return torch.cat([position[:0], *(position[self._all[name]] for name in self.slices)])
+        return jnp.concatenate(
+            [position[self._all[name]] for name in self.slices] or [jnp.zeros(0)]
+        )
 
-    def placed(self, position: Tensor, part: Tensor) -> Tensor:
+    def placed(self, position: Array, part: Array) -> Array:
         """The position (D,) with ``part`` (D',) for these coordinates."""
-        # By slices: what is computed from the other coordinates alone then needs no derivative.
-        return torch.cat(
+        if len(self.slices) == len(self._all):
+            return part
+        # By slices, not by a scatter: compilers then see that no other derivative is wanted.
+        return jnp.concatenate(
             [
                 part[self.slices[name]] if name in self.slices else position[where]
                 for name, where in self._all.items()

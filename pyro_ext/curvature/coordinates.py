@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import jax.numpy as jnp
-import numpy as np
-from jax import Array
+import torch
+from torch import Tensor
 
-from numpyro_ext.target import LogDensity
+from pyro_ext.target import LogDensity
 
 
 class Coordinates:
@@ -22,7 +21,7 @@ class Coordinates:
 
     Attributes
     ----------
-    numbers : array of int, shape (D',)
+    numbers : tensor of int, shape (D',)
         Their numbers in the flat vector, rising.
     slices : dict of str to slice
         Where each of the sites is among the D'.
@@ -31,27 +30,27 @@ class Coordinates:
     def __init__(self, target: LogDensity, sites: Collection[str]) -> None:
         self._all = target.layout.slices
         self.slices: dict[str, slice] = {}
-        parts, start = [np.zeros(0, int)], 0
+        parts, start = [torch.zeros(0, dtype=torch.int64)], 0
         for name, where in self._all.items():
             if name in sites:
-                parts.append(np.arange(where.start, where.stop))
+                parts.append(torch.arange(where.start, where.stop))
                 self.slices[name] = slice(start, start + len(parts[-1]))
                 start = self.slices[name].stop
-        self.numbers = np.concatenate(parts)
+        self.numbers = torch.cat(parts).to(target.device)
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def part(self, position: Array) -> Array:
+    def part(self, position: Tensor) -> Tensor:
         """These coordinates (D',) of a position (D,)."""
-        return jnp.concatenate(
-            [position[self._all[name]] for name in self.slices] or [jnp.zeros(0)]
-        )
+        return torch.cat([position[:0], *(position[self._all[name]] for name in self.slices)])
 
-    def placed(self, position: Array, part: Array) -> Array:
+    def placed(self, position: Tensor, part: Tensor) -> Tensor:
         """The position (D,) with ``part`` (D',) for these coordinates."""
-        # By slices, not by a scatter: compilers then see that no other derivative is wanted.
-        return jnp.concatenate(
+        if len(self.slices) == len(self._all):
+            return part
+        # By slices: what is computed from the other coordinates alone then needs no derivative.
+        return torch.cat(
             [
                 part[self.slices[name]] if name in self.slices else position[where]
                 for name, where in self._all.items()
