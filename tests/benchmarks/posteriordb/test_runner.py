@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 
 from benchmarks import records
 from benchmarks.__main__ import build_parser, main
-from benchmarks.posteriordb import figures, report, runner, start
+from benchmarks.posteriordb import figures, numpyro_fits, pyro_fits, report, runner, start
 from benchmarks.posteriordb.database import EMBEDDED, Database
 from benchmarks.posteriordb.methods import (
     METHODS,
@@ -24,6 +25,7 @@ from benchmarks.posteriordb.methods import (
     check_noise,
     cost_of,
     looks,
+    sweeps_of,
 )
 from benchmarks.records import Record
 
@@ -263,10 +265,26 @@ def test_what_cannot_be_begun_is_one_line(
 
 
 def test_what_a_gradient_is_charged() -> None:
-    assert cost_of(METHODS["ProximalScoreVI, full"], 7, True) == 1.0
-    assert cost_of(METHODS["SVN"], 7, True) == 2.0
+    assert cost_of(METHODS["ProximalScoreVI, full"], 7, None) == 1.0
+    assert cost_of(METHODS["FisherVI"], 7, None) == 2.0
+    assert cost_of(METHODS["SVN"], 7, 3) == 4.0
     # Seven products with a Hessian, each of two scores, and the score itself.
-    assert cost_of(METHODS["SVN"], 7, False) == 15.0
+    assert cost_of(METHODS["SVN"], 7, None) == 15.0
+    # Row by row one sweep for each output of a row; without rows one for each output of all.
+    assert sweeps_of(1, 0, 7) == 1 and sweeps_of(0, 100, 7) == 7 and sweeps_of(16, 2, 7) == 9
+
+
+@pytest.mark.parametrize("backend", [numpyro_fits, pyro_fits], ids=["numpyro", "pyro"])
+def test_sweeps_of_a_newton_step(backend: Any) -> None:
+    """As many as dimensions, but one by one for rows that the program can take by themselves."""
+    backend.configure()
+    posterior = Database.open("embedded")["blr_simulated-blr"]
+    whole = backend.native("blr", posterior.data())
+    assert backend.newton_sweeps(whole) == whole.dim == 6
+    make = backend.numpyro_program if backend is numpyro_fits else backend.pyro_program
+    model = partial(make("blr"), posterior.data(), subsample_size=10)
+    by_row = backend.NativeProgram(model, backend.site_map("blr"))
+    assert backend.newton_sweeps(by_row) == 1
 
 
 def test_noise_is_refused_where_it_has_no_meaning() -> None:
