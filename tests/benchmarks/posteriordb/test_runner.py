@@ -7,9 +7,11 @@ import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -145,6 +147,49 @@ def test_bound_of_the_target_itself_and_of_a_wide_guide() -> None:
         divergence, abs=4.0 * found["its error"]
     )
     assert found["k-hat"] > 0.5
+
+
+@pytest.mark.parametrize("log_q", [None, np.zeros(1500)], ids=["particles", "guide"])
+def test_stein_discrepancy_is_of_units_of_the_reference(log_q: Floats | None) -> None:
+    """The U-statistic is that of guides, whose draws are independent; some rows stand for all."""
+    asked: list[Any] = []
+
+    class Asked(Normal):
+        def stein_discrepancy(self, z: Floats, scales: Floats, independent: bool) -> float:
+            asked.extend([z, scales, independent])
+            return 0.25
+
+    z = draws(1500, 1)
+    found = figures.at_the_end(Asked(), Draws(z, log_q), reference())
+    assert found["KSD"] == 0.25 and asked[2] == (log_q is not None)
+    np.testing.assert_allclose(asked[1], reference().parameters["x"].std(0))
+    rows = np.unique(np.linspace(0, 1499, figures.STEIN_DRAWS).astype(int))
+    np.testing.assert_array_equal(asked[0], z[rows])
+
+
+@pytest.mark.parametrize("backend", [numpyro_fits, pyro_fits], ids=["numpyro", "pyro"])
+def test_stein_discrepancy_of_a_program(backend: Any) -> None:
+    """In units of the scales it does not depend on those of the program."""
+    z, scales = draws(60, 1), np.sqrt(np.diag(COVARIANCE))
+
+    def statistic(factor: float, independent: bool) -> float:
+        def score(x: Any) -> Floats:
+            return Normal().value_and_score(np.asarray(x) / factor)[1] / factor
+
+        program = SimpleNamespace(
+            data=None,
+            value_and_score=lambda x: (x[:, 0], score(x)),
+            target=SimpleNamespace(
+                score=lambda x, _: SimpleNamespace(score=torch.as_tensor(score(x)))
+            ),
+        )
+        kind = backend.NativeProgram.stein_discrepancy
+        return float(kind(program, factor * z, factor * scales, independent))
+
+    both = [statistic(1.0, independent) for independent in (True, False)]
+    np.testing.assert_allclose([statistic(30.0, i) for i in (True, False)], both, rtol=1e-9)
+    # The diagonal, which is positive, makes the V-statistic the larger one.
+    assert both[0] < 0.9 * both[1] and both[1] > 0.0
 
 
 # -- starts ---------------------------------------------------------------------------------------
@@ -307,6 +352,38 @@ def test_posteriors_of_one_name_in_two_databases_are_told_apart(tmp_path: Path) 
     )
     assert ours == again
     assert ours != other
+
+
+# -- evaluations and seconds ----------------------------------------------------------------------
+
+
+def test_evaluations_are_steps_times_their_cost() -> None:
+    """In whole steps that fit, after those that were spent; a look that says so ends the run."""
+    seen: list[tuple[int, int]] = []
+
+    def look(evaluations: int, seconds: float, drawn: Any) -> bool:
+        seen.append((evaluations, int(drawn(1).z[0, 0])))
+        return evaluations > 300
+
+    def drawn(state: Any, number: int) -> Draws:
+        return Draws(np.full((number, 1), float(state)))
+
+    advance = numpyro_fits.repeated(lambda state: state + 1)
+    points = [50, 100, 200, 400, 800]
+    numpyro_fits.follow(advance, jnp.asarray(0), 15.0, 70, points, look, drawn)
+    # 30, 130 and 330 evaluations are left for steps of 15 each.
+    assert seen == [(100, 2), (190, 8), (400, 22)]
+    assert pyro_fits.steps_of(points, 70, 15.0) == [2, 8, 22, 48]
+
+
+@pytest.mark.parametrize("backend", ["numpyro", "pyro"])
+def test_seconds_end_a_run_at_its_next_look(backend: str, tmp_path: Path) -> None:
+    words = ["posteriordb", "--database", "embedded", "--posteriors", "blr*", "--budget", "800"]
+    words += ["--methods", "GSM", "--start", "host", "--backend", backend]
+    assert main([*words, "--seconds", "0", "--out", str(tmp_path)]) == 0
+    (record,) = records.read(tmp_path / "posteriordb.jsonl")
+    # The first look, at 50 evaluations of two draws a step.
+    assert record.figures["curves"]["evaluations"] == [50]
 
 
 # -- whole runs -----------------------------------------------------------------------------------
