@@ -46,7 +46,7 @@ class Method:
         First step sizes of Adam. That with the highest bound in the end is taken, or with the
         lowest Stein discrepancy where there is no bound.
     cost : float
-        Score evaluations of one gradient that the engine takes; see :func:`cost_of`.
+        Score evaluations of one gradient that the engine takes; :func:`cost_of` has SVN's.
     """
 
     engine: str
@@ -87,10 +87,8 @@ METHODS: dict[str, Method] = {
     "BaM": Method("BaM", "guide", "full", {"num_samples": 2}),
     "FisherVI": Method("FisherVI", "guide", "full", cost=2.0),
     "SVGD": Method("SVGD", "particles", rates=RATES),
-    "SVN": Method("SVN", "particles", cost=2.0),
-    "SVN, block diagonal": Method(
-        "SVN", "particles", options={"system": "block_diagonal"}, cost=2.0
-    ),
+    "SVN": Method("SVN", "particles"),
+    "SVN, block diagonal": Method("SVN", "particles", options={"system": "block_diagonal"}),
     "Laplace": Method("SVI", "host", "Laplace", rates=RATES),
     "NUTS": Method("NUTS", "MCMC"),
 }
@@ -178,17 +176,32 @@ class Backend(Protocol):
         """A method on a program; ``noise`` is the level of the paper's equation 19."""
 
 
-def cost_of(method: Method, dim: int, with_outputs: bool) -> float:
+def sweeps_of(outputs_of_a_row: int, outputs_of_all: float, dim: int) -> int:
+    """Derivatives of the whole program that the rows of a Gauss-Newton matrix take.
+
+    Parameters
+    ----------
+    outputs_of_a_row : int
+        Whitened outputs of one row of data, of sites that are differentiated row by row: all rows
+        together take as many sweeps back, or a sweep forward for each dimension if that is less.
+    outputs_of_all : float
+        Those of all other sites together, each of which takes a sweep of its own.
+    dim : int
+    """
+    return int(min(outputs_of_a_row, dim) + min(outputs_of_all, dim))
+
+
+def cost_of(method: Method, dim: int, sweeps: int | None) -> float:
     """Score evaluations that a method is charged for one draw or particle and step.
 
-    Scores that are differentiated count two, and so do Newton steps, whose rows of the
-    Gauss-Newton matrix take about one sweep back besides. Where a density comes in one piece, as
-    Stan's does, a curvature is as many products with its Hessian as there are dimensions, each
-    as much as two scores.
+    Scores that are differentiated count two. A Newton step counts one and each of ``sweeps``
+    (:func:`sweeps_of`) besides, which take about as long as a score. Where a density comes in one
+    piece, as Stan's does, ``sweeps`` is None, and a curvature is as many products with its Hessian
+    as there are dimensions, each as much as two scores.
     """
-    if method.engine == "SVN" and not with_outputs:
-        return 1.0 + 2.0 * dim
-    return method.cost
+    if method.engine != "SVN":
+        return method.cost
+    return 1.0 + (2.0 * dim if sweeps is None else sweeps)
 
 
 def check_noise(method: Method, noise: float) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -33,12 +34,15 @@ from benchmarks.posteriordb.methods import (
     Method,
     check_noise,
     cost_of,
+    sweeps_of,
     warm_up,
 )
 from benchmarks.posteriordb.programs import numpyro_program, site_map
 from benchmarks.posteriordb.programs.sites import SiteMap
 from benchmarks.posteriordb.start import RADIUS, Start
 from benchmarks.synthetic.numpyro_fits import white_noise
+from numpyro_ext.curvature.gauss_newton import whitened_outputs
+from numpyro_ext.curvature.row_structure import row_structure
 from numpyro_ext.diagnostics.stein_discrepancy import stein_discrepancy
 from numpyro_ext.guides.mixture import AutoGaussianMixture
 from numpyro_ext.target import LogDensity
@@ -254,6 +258,29 @@ def follow(
             return
 
 
+def newton_sweeps(program: NativeProgram) -> int | None:
+    """See :func:`~benchmarks.posteriordb.methods.sweeps_of`; None where there are no outputs."""
+    target, data = program.target, program.data
+    if not target.observed_sites:
+        return None
+    z = jnp.asarray(np.random.default_rng(0).uniform(-1.0, 1.0, program.dim))
+    rows = target.first_rows()
+    structure = row_structure(target, z, data, rows)
+
+    def size(indices: Any, sites: Collection[str]) -> int:
+        options = structure.repeated, False
+        whitened = whitened_outputs(target, z, data, indices, random.key(0), sites, *options)
+        return int(jax.eval_shape(whitened, z).shape[0])
+
+    of_a_row = 0
+    if structure.by_row:
+        of_a_row = size({plate: found[:1] for plate, found in rows.items()}, structure.by_row)
+    others = set(target.outputs(z, data, rows)) - structure.by_row
+    # Of all rows, where some are taken here.
+    share = math.prod(target.plates[plate].size / len(found) for plate, found in rows.items())
+    return sweeps_of(of_a_row, share * size(rows, others), program.dim)
+
+
 class EngineFitter:
     """An engine of ours; see :class:`~benchmarks.posteriordb.methods.Fitter`."""
 
@@ -272,7 +299,8 @@ class EngineFitter:
             self._guide = method.guide
             self.engine = engine(model, make_guide(method.guide, model), **options)
             self._draw = jax.jit(self._guide_draws, static_argnums=1)
-        self._cost = cost_of(method, program.dim, bool(program.target.observed_sites))
+        sweeps = newton_sweeps(program) if method.engine == "SVN" else None
+        self._cost = cost_of(method, program.dim, sweeps)
         self._budget = budget
         self._advance = repeated(lambda state: self.engine.update(state)[0])
 

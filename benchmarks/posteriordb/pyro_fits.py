@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -33,12 +34,15 @@ from benchmarks.posteriordb.methods import (
     Method,
     check_noise,
     cost_of,
+    sweeps_of,
     warm_up,
 )
 from benchmarks.posteriordb.programs import pyro_program, site_map
 from benchmarks.posteriordb.programs.sites import SiteMap
 from benchmarks.posteriordb.start import RADIUS, Start
 from benchmarks.synthetic.pyro_fits import white_noise
+from pyro_ext.curvature.gauss_newton import whitened_outputs
+from pyro_ext.curvature.row_structure import row_structure
 from pyro_ext.diagnostics.stein_discrepancy import stein_discrepancy
 from pyro_ext.guides.mixture import AutoGaussianMixture
 from pyro_ext.target import LogDensity
@@ -199,13 +203,35 @@ def steps_of(points: list[int], spent: int, cost: float) -> list[int]:
     return sorted({count for count in counts if count > 0})
 
 
+def newton_sweeps(program: NativeProgram) -> int | None:
+    """See :func:`~benchmarks.posteriordb.methods.sweeps_of`; None where there are no outputs."""
+    target, data = program.target, program.data
+    if not target.observed_sites:
+        return None
+    z = as_tensor(np.random.default_rng(0).uniform(-1.0, 1.0, program.dim))
+    rows = target.first_rows()
+    structure = row_structure(target, z, data, rows)
+
+    def size(indices: Any, sites: Collection[str]) -> int:
+        return len(whitened_outputs(target, z, data, indices, sites, structure.repeated, False)(z))
+
+    of_a_row = 0
+    if structure.by_row:
+        of_a_row = size({plate: found[:1] for plate, found in rows.items()}, structure.by_row)
+    others = set(target.outputs(z, data, rows)) - structure.by_row
+    # Of all rows, where some are taken here.
+    share = math.prod(target.plates[plate].size / len(found) for plate, found in rows.items())
+    return sweeps_of(of_a_row, share * size(rows, others), program.dim)
+
+
 class EngineFitter:
     """An engine of ours; see :class:`~benchmarks.posteriordb.methods.Fitter`."""
 
     def __init__(self, program: NativeProgram, method: Method, budget: int, noise: float) -> None:
         self._program, self._method = program, method
         self._budget, self._noise = budget, noise
-        self._cost = cost_of(method, program.dim, bool(program.target.observed_sites))
+        sweeps = newton_sweeps(program) if method.engine == "SVN" else None
+        self._cost = cost_of(method, program.dim, sweeps)
 
     def fit(
         self, seed: int, rate: float | None, start: Start | None, points: list[int], look: Look

@@ -104,7 +104,7 @@ class Plan:
             backends,
             routes,
             arguments.budget,
-            arguments.seconds or math.inf,
+            math.inf if arguments.seconds is None else arguments.seconds,
             max(seeds, APPENDIX_SEEDS) if appendix and seeds == 1 else seeds,
             arguments.start,
             tuple(noise),

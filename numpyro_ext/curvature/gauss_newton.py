@@ -115,12 +115,18 @@ def jacobian_rows(
             whitened = whitened_outputs(
                 target, position, data, indices, key, whole, structure.repeated
             )
-            size = jax.eval_shape(whitened, position).shape[0]
-            derivative = jax.jacrev if size < part.shape[0] else jax.jacfwd
-            parts.append(derivative(lambda values: whitened(placed(values)))(part))
+            parts.append(_jacobian(lambda values: whitened(placed(values)), part))
         return jnp.concatenate(parts)
 
     return jax.vmap(rows)(z, random.split(rng_key, len(z)))
+
+
+def _jacobian(function: Callable[[Array], Array], position: Array) -> Array:
+    """Jacobian (R, D), by the cheaper of R reverse and D forward derivatives."""
+    size: int = jax.eval_shape(function, position).shape[0]
+    derivative = jax.jacrev if size < position.shape[0] else jax.jacfwd
+    found: Array = derivative(function)(position)
+    return found
 
 
 def _row_by_row(
@@ -148,7 +154,7 @@ def _row_by_row(
             structure.repeated,
             merge=False,
         )
-        return jax.jacrev(lambda values: share * whitened(placed(values)))(part)
+        return _jacobian(lambda values: share * whitened(placed(values)), part)
 
     jacobians = jax.vmap(row)(numbers, random.split(rng_key, len(numbers)))
     return jacobians.reshape(-1, part.shape[0])

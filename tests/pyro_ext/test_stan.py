@@ -7,6 +7,7 @@ import json
 import pickle
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -289,6 +290,23 @@ def test_an_invalid_program_is_told_with_stans_line(tmp_path: Path) -> None:
 def test_seeds_that_stan_does_not_take(seed: Any) -> None:
     with pytest.raises(px.ArgumentError, match=r"from 0 to 2\*\*32 - 1, found"):
         px.stan.density.StanDensity(Path("none.so"), "", name="one", seed=seed)
+
+
+def test_the_value_of_rejected_positions() -> None:
+    """Minus infinity where Stan raises an error or finds no number, and what it said is kept."""
+
+    def log_density(z: np.ndarray) -> float:
+        if z[0] < 0.0:
+            raise RuntimeError("log_density() failed: Exception: scale is negative")
+        return float("nan") if z[0] > 9.0 else float(z.sum())
+
+    density = object.__new__(px.stan.density.StanDensity)
+    density.dim, density.name, density.threads, density.rejection = 2, "one", 1, None
+    density._model = SimpleNamespace(log_density=log_density)
+    np.testing.assert_array_equal(
+        density.value([[1.0, 2.0], [-1.0, 2.0], [10.0, 2.0]]), [3.0, -np.inf, -np.inf]
+    )
+    assert density.rejection == "scale is negative"
 
 
 def test_ragged_data_are_told() -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
 from benchmarks import records
 from benchmarks.__main__ import build_parser, main
-from benchmarks.posteriordb import figures, report, runner, start
+from benchmarks.posteriordb import figures, numpyro_fits, pyro_fits, report, runner, start
 from benchmarks.posteriordb.database import EMBEDDED, Database
 from benchmarks.posteriordb.methods import (
     METHODS,
@@ -24,6 +27,7 @@ from benchmarks.posteriordb.methods import (
     check_noise,
     cost_of,
     looks,
+    sweeps_of,
 )
 from benchmarks.records import Record
 
@@ -145,6 +149,49 @@ def test_bound_of_the_target_itself_and_of_a_wide_guide() -> None:
     assert found["k-hat"] > 0.5
 
 
+@pytest.mark.parametrize("log_q", [None, np.zeros(1500)], ids=["particles", "guide"])
+def test_stein_discrepancy_is_of_units_of_the_reference(log_q: Floats | None) -> None:
+    """The U-statistic is that of guides, whose draws are independent; some rows stand for all."""
+    asked: list[Any] = []
+
+    class Asked(Normal):
+        def stein_discrepancy(self, z: Floats, scales: Floats, independent: bool) -> float:
+            asked.extend([z, scales, independent])
+            return 0.25
+
+    z = draws(1500, 1)
+    found = figures.at_the_end(Asked(), Draws(z, log_q), reference())
+    assert found["KSD"] == 0.25 and asked[2] == (log_q is not None)
+    np.testing.assert_allclose(asked[1], reference().parameters["x"].std(0))
+    rows = np.unique(np.linspace(0, 1499, figures.STEIN_DRAWS).astype(int))
+    np.testing.assert_array_equal(asked[0], z[rows])
+
+
+@pytest.mark.parametrize("backend", [numpyro_fits, pyro_fits], ids=["numpyro", "pyro"])
+def test_stein_discrepancy_of_a_program(backend: Any) -> None:
+    """In units of the scales it does not depend on those of the program."""
+    z, scales = draws(60, 1), np.sqrt(np.diag(COVARIANCE))
+
+    def statistic(factor: float, independent: bool) -> float:
+        def score(x: Any) -> Floats:
+            return Normal().value_and_score(np.asarray(x) / factor)[1] / factor
+
+        program = SimpleNamespace(
+            data=None,
+            value_and_score=lambda x: (x[:, 0], score(x)),
+            target=SimpleNamespace(
+                score=lambda x, _: SimpleNamespace(score=torch.as_tensor(score(x)))
+            ),
+        )
+        kind = backend.NativeProgram.stein_discrepancy
+        return float(kind(program, factor * z, factor * scales, independent))
+
+    both = [statistic(1.0, independent) for independent in (True, False)]
+    np.testing.assert_allclose([statistic(30.0, i) for i in (True, False)], both, rtol=1e-9)
+    # The diagonal, which is positive, makes the V-statistic the larger one.
+    assert both[0] < 0.9 * both[1] and both[1] > 0.0
+
+
 # -- starts ---------------------------------------------------------------------------------------
 
 
@@ -263,10 +310,26 @@ def test_what_cannot_be_begun_is_one_line(
 
 
 def test_what_a_gradient_is_charged() -> None:
-    assert cost_of(METHODS["ProximalScoreVI, full"], 7, True) == 1.0
-    assert cost_of(METHODS["SVN"], 7, True) == 2.0
+    assert cost_of(METHODS["ProximalScoreVI, full"], 7, None) == 1.0
+    assert cost_of(METHODS["FisherVI"], 7, None) == 2.0
+    assert cost_of(METHODS["SVN"], 7, 3) == 4.0
     # Seven products with a Hessian, each of two scores, and the score itself.
-    assert cost_of(METHODS["SVN"], 7, False) == 15.0
+    assert cost_of(METHODS["SVN"], 7, None) == 15.0
+    # Row by row one sweep for each output of a row; without rows one for each output of all.
+    assert sweeps_of(1, 0, 7) == 1 and sweeps_of(0, 100, 7) == 7 and sweeps_of(16, 2, 7) == 9
+
+
+@pytest.mark.parametrize("backend", [numpyro_fits, pyro_fits], ids=["numpyro", "pyro"])
+def test_sweeps_of_a_newton_step(backend: Any) -> None:
+    """As many as dimensions, but one by one for rows that the program can take by themselves."""
+    backend.configure()
+    posterior = Database.open("embedded")["blr_simulated-blr"]
+    whole = backend.native("blr", posterior.data())
+    assert backend.newton_sweeps(whole) == whole.dim == 6
+    make = backend.numpyro_program if backend is numpyro_fits else backend.pyro_program
+    model = partial(make("blr"), posterior.data(), subsample_size=10)
+    by_row = backend.NativeProgram(model, backend.site_map("blr"))
+    assert backend.newton_sweeps(by_row) == 1
 
 
 def test_noise_is_refused_where_it_has_no_meaning() -> None:
@@ -289,6 +352,38 @@ def test_posteriors_of_one_name_in_two_databases_are_told_apart(tmp_path: Path) 
     )
     assert ours == again
     assert ours != other
+
+
+# -- evaluations and seconds ----------------------------------------------------------------------
+
+
+def test_evaluations_are_steps_times_their_cost() -> None:
+    """In whole steps that fit, after those that were spent; a look that says so ends the run."""
+    seen: list[tuple[int, int]] = []
+
+    def look(evaluations: int, seconds: float, drawn: Any) -> bool:
+        seen.append((evaluations, int(drawn(1).z[0, 0])))
+        return evaluations > 300
+
+    def drawn(state: Any, number: int) -> Draws:
+        return Draws(np.full((number, 1), float(state)))
+
+    advance = numpyro_fits.repeated(lambda state: state + 1)
+    points = [50, 100, 200, 400, 800]
+    numpyro_fits.follow(advance, jnp.asarray(0), 15.0, 70, points, look, drawn)
+    # 30, 130 and 330 evaluations are left for steps of 15 each.
+    assert seen == [(100, 2), (190, 8), (400, 22)]
+    assert pyro_fits.steps_of(points, 70, 15.0) == [2, 8, 22, 48]
+
+
+@pytest.mark.parametrize("backend", ["numpyro", "pyro"])
+def test_seconds_end_a_run_at_its_next_look(backend: str, tmp_path: Path) -> None:
+    words = ["posteriordb", "--database", "embedded", "--posteriors", "blr*", "--budget", "800"]
+    words += ["--methods", "GSM", "--start", "host", "--backend", backend]
+    assert main([*words, "--seconds", "0", "--out", str(tmp_path)]) == 0
+    (record,) = records.read(tmp_path / "posteriordb.jsonl")
+    # The first look, at 50 evaluations of two draws a step.
+    assert record.figures["curves"]["evaluations"] == [50]
 
 
 # -- whole runs -----------------------------------------------------------------------------------
