@@ -193,9 +193,9 @@ def draws_first(predictive: Dataset, name: str) -> Array:
 
 
 def mixture_log_likelihood(predictive: Dataset) -> Array:
-    r"""Log density of each observed row (N,) under the mixture over draws.
+    """Log density of each observed row (N,) under the mixture over draws.
 
-    $\log \frac1S \sum_s p(y_n \mid \theta_s)$, and not the mean of the draws' log densities.
+    It is the logarithm of the draws' mean density, and not the mean of their log densities.
     """
     require_observed(predictive, "the log likelihood")
     log_likelihood = draws_first(predictive, "log_likelihood").astype(np.float64)

@@ -1,16 +1,16 @@
-r"""Uncertainty of predictions: what it consists of, and whether it is found where errors are.
+"""Uncertainty of predictions: what it consists of, and whether it is found where errors are.
 
-The total uncertainty of a predictive distribution $p(y \mid x) = E_\theta\, p(y \mid x, \theta)$
-is that of the draws' own distributions, on average (aleatoric: noise that no amount of data takes
-away), and that of which draw is right (epistemic). For classes, in nats,
+The total uncertainty of a predictive distribution, the mean over draws θ of p(y | x, θ), is that
+of the draws' own distributions, on average (aleatoric: noise that no amount of data takes away),
+and that of which draw is right (epistemic). For classes it is an entropy in nats, with I the
+mutual information of class and parameters,
 
-$$H[p(y \mid x)] = E_\theta H[p(y \mid x, \theta)] + I[y; \theta \mid x]$$
+    H[p(y | x)] = E[H[p(y | x, θ)]] + I[y; θ | x]
 
 (W. Chen, B. Li, R. Zhang and Y. Li, "Bayesian Computation in Deep Learning", equation 2.6), and
-for numbers, in squared units, the law of total variance
+for numbers a variance in squared units, by the law of total variance,
 
-$$\mathrm{Var}[y \mid x] = E_\theta \mathrm{Var}[y \mid x, \theta]
-+ \mathrm{Var}_\theta E[y \mid x, \theta].$$
+    Var[y | x] = E[Var[y | x, θ]] + Var[E[y | x, θ]].
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def uncertainty_score(predictive: Dataset, measure: str = "total") -> DataArray:
 
 
 def selective_prediction_curve(predictive: Dataset, *, measure: str = "total") -> Dataset:
-    r"""Error of the predictions that are kept when the most uncertain ones are withheld.
+    """Error of the predictions that are kept when the most uncertain ones are withheld.
 
     Also called risk-coverage curve (of classes) and sparsification plot (of numbers, E. Ilg et
     al., "Uncertainty Estimates and Multi-Hypotheses Networks for Optical Flow", 2018).
@@ -150,8 +150,8 @@ def selective_prediction_curve(predictive: Dataset, *, measure: str = "total") -
     Returns
     -------
     Dataset
-        Along ``coverage``, the share of the N rows that are kept, $k / N$ for $k = 1, \dots, N$:
-        ``risk``, the share of wrong classes or the root mean squared error among the $k$ least
+        Along ``coverage``, the share of the N rows that are kept, k / N for k = 1, ..., N:
+        ``risk``, the share of wrong classes or the root mean squared error among the k least
         uncertain rows, and ``oracle_risk``, that of the k rows with the smallest errors. Rows that
         are equally uncertain count with their mean loss, so their order does not matter.
         Scalars: ``area``, the mean of the risk over all coverages (AURC); ``oracle_area``;
