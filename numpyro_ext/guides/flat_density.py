@@ -196,7 +196,8 @@ class FlatDensity:
 ALTERNATIVES = (
     "Use AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal, "
     "AutoLayerLowRankNormal, AutoMatrixNormal, AutoGaussianMixture or AutoPlanarFlow, or another "
-    "AutoContinuous guide whose posterior has an evaluable log density; or register one with register_flat_density."
+    "AutoContinuous guide whose posterior has an evaluable log density; or register one "
+    "with register_flat_density."
 )
 
 Factory = Callable[..., FlatDensity]
