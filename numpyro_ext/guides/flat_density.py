@@ -195,8 +195,9 @@ class FlatDensity:
 
 ALTERNATIVES = (
     "Use AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal, "
-    "AutoMatrixNormal, AutoGaussianMixture or AutoPlanarFlow, or another AutoContinuous guide "
-    "whose posterior has an evaluable log density; or register one with register_flat_density."
+    "AutoLayerLowRankNormal, AutoMatrixNormal, AutoGaussianMixture or AutoPlanarFlow, or another "
+    "AutoContinuous guide whose posterior has an evaluable log density; or register one "
+    "with register_flat_density."
 )
 
 Factory = Callable[..., FlatDensity]

@@ -586,10 +586,11 @@ def _convolution(eqn: JaxprEqn, inputs: Sequence[Any]) -> LinearUse | None:
     if not isinstance(weight, _Weight) or eqn.params["batch_group_count"] != 1:
         return None
     (row, channel, *_), (row_out, channel_out, *places) = numbers.lhs_spec, numbers.out_spec
-    shape = eqn.outvars[0].aval.shape
 
     def apply(x: jax.Array, w: jax.Array) -> jax.Array:
         return eqn.primitive.bind(x, w, **eqn.params)
+
+    shape = jax.eval_shape(apply, x, weight.draw.value).shape
 
     return LinearUse(
         weight.site,

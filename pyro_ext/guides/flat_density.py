@@ -228,8 +228,8 @@ class _PosteriorAccess(nn.Module):
 
 ALTERNATIVES = (
     "Use AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal, "
-    "AutoMatrixNormal, AutoGaussianMixture or AutoPlanarFlow, or another AutoContinuous guide "
-    "whose get_posterior() has an evaluable log density; or register one with "
+    "AutoLayerLowRankNormal, AutoMatrixNormal, AutoGaussianMixture or AutoPlanarFlow, or another "
+    "AutoContinuous guide whose get_posterior() has an evaluable log density; or register one with "
     "register_flat_density."
 )
 

@@ -385,7 +385,7 @@ class _LinearOperations(TorchFunctionMode):
                 f"Expected the names of latent sites for {name}, found {unknown}. The model has "
                 f"{sorted(self._weights.latent)}."
             )
-        missed = sorted(set(self._weights.sites) - set(self._uses))
+        missed = sorted(set(self._weights.sites if sites is None else sites) - set(self._uses))
         if not self._uses or (sites is not None and missed):
             found = {site: sorted(self._plain_uses.get(site, ())) for site in missed}
             raise ArgumentError(

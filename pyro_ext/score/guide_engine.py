@@ -205,7 +205,8 @@ dtype
     @torch.no_grad()
     def _probe(self) -> Tensor | None:
         """Log density at two fixed points, of guides that may hold constants besides parameters."""
-        if self.density.covariance_structure is not None:
+        # Which sites are a layer is such a constant; the other Normal guides have none.
+        if self.density.covariance_structure not in (None, "layer_low_rank"):
             return None
         parameters = next(iter(self._parameters.values()))
         points = torch.arange(2 * self.density.dim, dtype=torch.float64).cos().reshape(2, -1)
