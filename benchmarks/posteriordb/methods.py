@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Family = Literal["host", "guide", "particles", "MCMC"]
+Family = Literal["host", "guide", "particles", "chains", "MCMC"]
 GuideName = Literal["diagonal", "full", "mixture", "Laplace"]
 
 #: Particles of SVGD and SVN: enough for standard deviations of a dozen of correlated parameters.
 PARTICLES = 100
+#: Chains of stochastic gradient MCMC, and the share of their draws that is warm-up.
+CHAINS, WARM_UP_SHARE = 10, 0.25
 #: Standard deviation of guides at the start, in unconstrained space.
 INITIAL_SCALE = 0.1
 #: Components of mixtures.
@@ -37,14 +39,16 @@ class Method:
     engine : str
         Class of the engine in both packages, or of the host.
     family : str
-        "host" is variational inference of the host's own, "guide" an engine of ours with a guide.
+        "host" is variational inference of the host's own, "guide" an engine of ours with a guide,
+        "chains" a kernel of ours, "MCMC" one of the host.
     guide : str, optional
         Family of the guide.
     options : dict
         Options of the engine.
     rates : tuple of float
-        First step sizes of Adam. That with the highest bound in the end is taken, or with the
-        lowest Stein discrepancy where there is no bound.
+        First step sizes of Adam, or step sizes of chains, in standard deviations. That with the
+        highest bound in the end is taken, or with the lowest Stein discrepancy where there is no
+        bound.
     cost : float
         Score evaluations of one gradient that the engine takes; :func:`cost_of` has SVN's.
     """
@@ -59,7 +63,7 @@ class Method:
     @property
     def ours(self) -> bool:
         """Whether the engine is one of this project."""
-        return self.family in ("guide", "particles")
+        return self.family in ("guide", "particles", "chains")
 
     @property
     def dense(self) -> bool:
@@ -90,6 +94,7 @@ METHODS: dict[str, Method] = {
     "SVN": Method("SVN", "particles"),
     "SVN, block diagonal": Method("SVN", "particles", options={"system": "block_diagonal"}),
     "Laplace": Method("SVI", "host", "Laplace", rates=RATES),
+    "SGHMC": Method("SGHMC", "chains", options={"friction": 1.0}, rates=(0.5, 0.25)),
     "NUTS": Method("NUTS", "MCMC"),
 }
 #: Methods of the quick budget: one of each kind.
@@ -166,6 +171,9 @@ class Backend(Protocol):
     def configure(self) -> None:
         """Double precision from here on."""
 
+    def release(self) -> None:
+        """Let go of what was compiled for programs that are done with."""
+
     def native(self, model_name: str, data: Mapping[str, Any]) -> Program:
         """The native program of a model."""
 
@@ -219,6 +227,14 @@ def check_noise(method: Method, noise: float) -> None:
 def warm_up(budget: int) -> int:
     """Iterations of NUTS that adapt within a budget."""
     return min(300, max(50, budget // 40))
+
+
+def after_warm_up(positions: Floats) -> Floats:
+    """Draws (n, D) of chains (steps, C, D) without their warm-up, at most ``DRAWS``."""
+    kept = positions[int(WARM_UP_SHARE * len(positions)) :]
+    flat = kept.reshape(-1, kept.shape[-1])
+    rows = np.linspace(0, len(flat) - 1, min(DRAWS, len(flat))).astype(int)
+    return flat[rows]
 
 
 def looks(budget: int) -> list[int]:

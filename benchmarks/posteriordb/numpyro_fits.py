@@ -24,6 +24,7 @@ from numpyro.infer.autoguide import (
 
 import numpyro_ext as nx
 from benchmarks.posteriordb.methods import (
+    CHAINS,
     COMPONENTS,
     INITIAL_SCALE,
     PARTICLES,
@@ -32,6 +33,7 @@ from benchmarks.posteriordb.methods import (
     Floats,
     Look,
     Method,
+    after_warm_up,
     check_noise,
     cost_of,
     sweeps_of,
@@ -47,7 +49,7 @@ from numpyro_ext.diagnostics.stein_discrepancy import stein_discrepancy
 from numpyro_ext.guides.mixture import AutoGaussianMixture
 from numpyro_ext.target import LogDensity
 
-#: Iterations of NUTS after which a budget is looked at.
+#: Iterations of chains after which a budget is looked at.
 BLOCK = 50
 #: Numbers of positions that programs are evaluated at.
 SIZES = (128, 2_048, 16_384)
@@ -56,6 +58,11 @@ SIZES = (128, 2_048, 16_384)
 def configure() -> None:
     """Double precision from here on."""
     jax.config.update("jax_enable_x64", True)
+
+
+def release() -> None:
+    """Let go of what was compiled."""
+    jax.clear_caches()
 
 
 def padded(z: Floats) -> Array:
@@ -169,7 +176,7 @@ def fitter(program: NativeProgram, method: Method, budget: int, noise: float) ->
     """A method on a program."""
     check_noise(method, noise)
     kind: dict[str, Any] = {"host": HostFitter, "guide": EngineFitter}
-    kind |= {"particles": EngineFitter, "MCMC": ChainFitter}
+    kind |= {"particles": EngineFitter, "chains": StochasticGradientFitter, "MCMC": ChainFitter}
     made: Fitter = kind[method.family](program, method, budget, noise)
     return made
 
@@ -387,6 +394,55 @@ class HostFitter:
 def _all(drawn: Draws, number: int) -> Draws:
     """What a chain has, however many draws are asked for."""
     return drawn
+
+
+class StochasticGradientFitter:
+    """Stochastic gradient MCMC, with masses that make the start's coordinates alike."""
+
+    def __init__(self, program: NativeProgram, method: Method, budget: int, noise: float) -> None:
+        self._program, self._method = program, method
+        self._estimator = nx.Noisy(nx.Full(), level=noise) if noise else None
+
+    def fit(
+        self, seed: int, rate: float | None, start: Start | None, points: list[int], look: Look
+    ) -> None:
+        """See the protocol."""
+        program, options = self._program, dict(self._method.options)
+        assert rate is not None
+        if start is None:
+            spent, scale = 0, np.ones(program.dim)
+            generator = np.random.default_rng([5, seed])
+            z = generator.uniform(-RADIUS, RADIUS, (CHAINS, program.dim))
+        else:
+            spent, scale, z = start.evaluations, start.scale, start.draw(CHAINS, seed)
+        kind: Any = getattr(nx, self._method.engine)
+        kernel = kind(program.model, rate, mass=scale**-2, estimator=self._estimator, **options)
+        layout = program.target.layout
+        keys = random.split(random.key(seed), CHAINS)
+        state = kernel.init(keys, 0, layout.split(jnp.asarray(z)), (), {})
+
+        @jax.jit
+        def block(state: Any) -> Any:
+            def step(now: Any, _: None) -> Any:
+                now = kernel.sample(now, (), {})
+                return now, layout.join(now.z)
+
+            return lax.scan(step, state, None, length=BLOCK)
+
+        jax.block_until_ready(block(state))
+        positions, seconds = np.zeros((0, CHAINS, program.dim)), 0.0
+        for point in points:
+            steps = (point - spent) // CHAINS
+            if steps < 1:
+                continue
+            while len(positions) < steps:
+                started = time.perf_counter()
+                state, drawn = jax.block_until_ready(block(state))
+                seconds += time.perf_counter() - started
+                positions = np.concatenate([positions, np.asarray(drawn, np.float64)])
+            draws = Draws(after_warm_up(positions[:steps]))
+            if look(spent + steps * CHAINS, seconds, partial(_all, draws)):
+                return
 
 
 class ChainFitter:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 import pyro_ext as px
 from benchmarks.posteriordb.methods import (
+    CHAINS,
     COMPONENTS,
     INITIAL_SCALE,
     PARTICLES,
@@ -32,6 +33,7 @@ from benchmarks.posteriordb.methods import (
     Floats,
     Look,
     Method,
+    after_warm_up,
     check_noise,
     cost_of,
     sweeps_of,
@@ -51,6 +53,10 @@ from pyro_ext.target import LogDensity
 def configure() -> None:
     """Double precision from here on."""
     torch.set_default_dtype(torch.float64)
+
+
+def release() -> None:
+    """Nothing: graphs belong to the programs."""
 
 
 def as_tensor(values: Any) -> Tensor:
@@ -158,7 +164,7 @@ def fitter(program: NativeProgram, method: Method, budget: int, noise: float) ->
     """A method on a program."""
     check_noise(method, noise)
     kind: dict[str, Any] = {"host": HostFitter, "guide": EngineFitter}
-    kind |= {"particles": EngineFitter, "MCMC": ChainFitter}
+    kind |= {"particles": EngineFitter, "chains": StochasticGradientFitter, "MCMC": ChainFitter}
     made: Fitter = kind[method.family](program, method, budget, noise)
     return made
 
@@ -342,6 +348,46 @@ class HostFitter:
 def _all(drawn: Draws, number: int) -> Draws:
     """What a chain has, however many draws are asked for."""
     return drawn
+
+
+class StochasticGradientFitter:
+    """Stochastic gradient MCMC, with masses that make the start's coordinates alike."""
+
+    def __init__(self, program: NativeProgram, method: Method, budget: int, noise: float) -> None:
+        self._program, self._method = program, method
+        self._estimator = px.Noisy(px.Full(), level=noise) if noise else None
+
+    def fit(
+        self, seed: int, rate: float | None, start: Start | None, points: list[int], look: Look
+    ) -> None:
+        """See the protocol."""
+        program, options = self._program, dict(self._method.options)
+        assert rate is not None
+        if start is None:
+            spent, scale = 0, np.ones(program.dim)
+            generator = np.random.default_rng([5, seed])
+            z = generator.uniform(-RADIUS, RADIUS, (CHAINS, program.dim))
+        else:
+            spent, scale, z = start.evaluations, start.scale, start.draw(CHAINS, seed)
+        kind: Any = getattr(px, self._method.engine)
+        kernel = kind(program.model, rate, mass=scale**-2, estimator=self._estimator, **options)
+        pyro.set_rng_seed(seed)
+        kernel.initial_params = program.target.layout.split(as_tensor(z))
+        kernel.setup_chains(CHAINS, 0)
+        positions: list[Floats] = []
+        clock = _Clock()
+        clock.start()
+        for point in points:
+            steps = (point - spent) // CHAINS
+            if steps < 1:
+                continue
+            while len(positions) < steps:
+                positions.append(as_array(kernel.draw().z))
+            clock.stop()
+            draws = Draws(after_warm_up(np.stack(positions)))
+            if look(spent + steps * CHAINS, clock.seconds, partial(_all, draws)):
+                return
+            clock.start()
 
 
 class ChainFitter:

@@ -237,11 +237,14 @@ def listing(database: Database, names: Sequence[str]) -> str:
 def compare(book: Book, database: Database, case: Case, plan: Plan) -> Iterator[Record]:
     """Records of all methods on one posterior."""
     own = _Case(book, database[case.posterior], case.backend, case.route, plan)
-    for noise in plan.noise:
-        for name, method in plan.methods.items():
-            for seed in range(plan.seeds):
-                for rate in method.rates:
-                    yield own.run(name, method, seed, rate, noise)
+    try:
+        for noise in plan.noise:
+            for name, method in plan.methods.items():
+                for seed in range(plan.seeds):
+                    for rate in method.rates:
+                        yield own.run(name, method, seed, rate, noise)
+    finally:
+        own.release()
 
 
 def digest(data: Mapping[str, Any], draws: Mapping[str, Any] | None) -> str:
@@ -325,6 +328,11 @@ class _Case:
         if dim <= limit:
             return None
         return f"not run: D={dim} is above {limit} for a dense covariance (--dense-limit)"
+
+    def release(self) -> None:
+        """Let go of what was compiled, a gigabyte or so: the next case shares nothing of it."""
+        self._made, self._fitter = None, (None, None)
+        self._backend.release()
 
     def _program(self) -> Program:
         """The program, made once; an error in it is an error of every run."""

@@ -1,7 +1,7 @@
 """Where runs start: the best local Normal approximation along the way to a mode.
 
 The first steps of Pathfinder (L. Zhang, B. Carpenter, A. Gelman and A. Vehtari, "Pathfinder:
-Parallel quasi-Newton variational inference", 2022): L-BFGS from a random point towards a mode, a
+Parallel quasi-Newton variational inference", 2022): L-BFGS from random points towards modes, a
 Normal approximation at several points of its path, and of these the one with the highest bound on
 the evidence. Modes of hierarchical models may be useless, far down a funnel; points on the way are
 not. C. Modi et al., "Variational inference with Gaussian score matching" (2023), start their runs
@@ -22,6 +22,11 @@ from benchmarks.posteriordb.methods import Floats, Program
 RADIUS = 1.0
 #: Iterations of L-BFGS, and points of its path at which an approximation is made.
 ITERATIONS, CANDIDATES = 200, 5
+#: Paths from random points; more than one, since some end in modes of little mass.
+PATHS = 4
+#: A mode whose log density is so much below the best one's, with an allowance for each dimension,
+#: has next to no mass.
+WORSE, WORSE_PER_DIMENSION = 10.0, 1.0
 #: Draws of an approximation that its bound is estimated with.
 DRAWS = 20
 #: Nats of the bound that do not count.
@@ -81,21 +86,30 @@ def find(program: Program, seed: int) -> Start:
             return 1e100, np.zeros_like(z)
         return -float(value[0]), -score[0]
 
-    for _ in range(100):
-        start = generator.uniform(-RADIUS, RADIUS, program.dim)
-        if negated(start)[0] < 1e99:
-            break
-    else:
-        raise ArithmeticError("no random starting point has a finite density and score")
-    path = [start]
-    minimize(
-        negated,
-        start,
-        jac=True,
-        method="L-BFGS-B",
-        callback=lambda z: path.append(z.copy()),
-        options={"maxiter": ITERATIONS, "maxcor": 20, "ftol": 1e-13, "gtol": 1e-8},
-    )
+    def follow() -> tuple[float, list[Floats]]:
+        """A path to a mode, and the log density there."""
+        for _ in range(100):
+            start = generator.uniform(-RADIUS, RADIUS, program.dim)
+            if negated(start)[0] < 1e99:
+                break
+        else:
+            raise ArithmeticError("no random starting point has a finite density and score")
+        path = [start]
+        found = minimize(
+            negated,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            callback=lambda z: path.append(z.copy()),
+            options={"maxiter": ITERATIONS, "maxcor": 20, "ftol": 1e-13, "gtol": 1e-8},
+        )
+        return -float(found.fun), path
+
+    paths = [follow() for _ in range(PATHS)]
+    # The first that is not far below the best: densities of modes tell little of their mass, and
+    # in a funnel the highest has none.
+    least = max(height for height, _ in paths) - WORSE - WORSE_PER_DIMENSION * program.dim
+    path = next(path for height, path in paths if height >= least)
     noise = generator.normal(size=(DRAWS, program.dim))
     candidates: list[tuple[float, Floats, Floats]] = []
     # Close together at first: a path down a funnel leaves what is worth having early.
