@@ -210,6 +210,20 @@ def test_guide_is_usable_in_the_host() -> None:
         assert 0 < moved.max() < 1.1e-3, name
 
 
+def test_a_saved_state_belongs_to_its_layers(tmp_path: Any) -> None:
+    def engine(**options: Any) -> ProximalScoreVI:
+        guide = AutoLayerLowRankNormal(model, **options)
+        found = ProximalScoreVI(model, guide, num_inner_steps=1, total_steps=4, seed=0)
+        found.step()
+        return found
+
+    first = engine()
+    first.save(tmp_path / "state")
+    engine().load(tmp_path / "state")
+    with pytest.raises(ArgumentError, match="belongs to another AutoLayerLowRankNormal"):
+        engine(layers={"a": "b"}).load(tmp_path / "state")
+
+
 def test_fit_of_a_layer() -> None:
     """One layer of low rank, from the guide's own start, which is more than 10 nats off."""
     draws = np.random.default_rng(5)
