@@ -24,6 +24,7 @@ from benchmarks.posteriordb.methods import (
     METHODS,
     Draws,
     Floats,
+    after_warm_up,
     check_noise,
     cost_of,
     looks,
@@ -236,6 +237,27 @@ def test_start_leaves_out_a_mode_that_is_down_a_funnel() -> None:
     assert found.mean[0] > -20.0 and np.isfinite(found.factor).all()
 
 
+def test_start_leaves_out_a_path_to_a_mode_of_little_mass() -> None:
+    class TwoModes(Normal):
+        """Unit modes at -1 and 1, of which the second is 30 nats lower, with a ridge between."""
+
+        dim = 1
+
+        def value_and_score(self, z: Floats) -> tuple[Floats, Floats]:
+            # A quartic well with a slope; the walls are 200 nats high.
+            x = z[:, 0]
+            value = -200.0 * (x**2 - 1.0) ** 2 - 15.0 * x
+            return value, (-800.0 * x * (x**2 - 1.0) - 15.0)[:, None]
+
+        def log_density(self, z: Floats) -> Floats:
+            return self.value_and_score(z)[0]
+
+    starts = [start.find(TwoModes(), seed) for seed in range(8)]
+    # One path ends in the lower mode about every other time, four about once in sixteen.
+    assert sum(found.mean[0] < 0 for found in starts) >= 7
+    assert all(abs(abs(found.mean[0]) - 1.0) < 0.1 for found in starts)
+
+
 def test_start_counts_every_evaluation() -> None:
     class Counting(Normal):
         """Counts the rows that it is evaluated at."""
@@ -387,6 +409,27 @@ def test_seconds_end_a_run_at_its_next_look(backend: str, tmp_path: Path) -> Non
 
 
 # -- whole runs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["numpyro", "pyro"])
+def test_chains_find_a_posterior_and_are_charged_each_step(backend: str, tmp_path: Path) -> None:
+    words = ["posteriordb", "--database", "embedded", "--posteriors", "blr*", "--budget", "8000"]
+    words += ["--backend", backend, "--out", str(tmp_path), "--methods", "SGHMC"]
+    assert main(words) == 0
+    runs = records.read(tmp_path / "posteriordb.jsonl")
+    assert [run.settings["rate"] for run in runs] == [0.5, 0.25]
+    # Correlated draws: about two hundred independent ones.
+    assert runs[0].figures["worst mean error"] < 0.3
+    assert 0.8 < runs[0].figures["least sd ratio"] < runs[0].figures["greatest sd ratio"] < 1.2
+    spent = runs[0].figures["start evaluations"]
+    assert runs[0].figures["evaluations"] == spent + (8000 - spent) // 10 * 10
+
+
+def test_the_first_quarter_of_chains_is_their_warm_up() -> None:
+    positions = np.arange(80.0)[:, None, None] + np.zeros((80, 3, 1))
+    kept = after_warm_up(positions)
+    assert kept.shape == (180, 1) and kept.min() == 20.0 and kept.max() == 79.0
+    assert len(after_warm_up(np.zeros((8000, 3, 2)))) == 2048
 
 
 @pytest.mark.parametrize("backend", ["numpyro", "pyro"])
