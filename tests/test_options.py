@@ -83,7 +83,7 @@ def test_descriptions_are_the_same_in_every_process(package: str) -> None:
 
     rows = torch.zeros(3) if package == "pyro_ext" else np.zeros(3)
     anchored = module.SVRG(5, full_data=(rows, rows))
-    assert describe(anchored) == "SVRG(anchor_every=5, sampling='reshuffle')"
+    assert describe(anchored) == "SVRG(anchor_every=5, sampling='reshuffle', own_rows=False)"
     assert describe(module.IMQ(metric="variance")) == repr(module.IMQ(metric="variance"))
     assert describe(Plain()) == "Plain"
     assert describe(len) == "len"
