@@ -61,3 +61,31 @@ def _save(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=90)
     plt.close(figure)
+
+
+def draw_improved(
+    pictures: dict[str, Array], results: dict[str, Any], side: int, num_draws: int, path: Path
+) -> None:
+    """log p(x, z) along the chains, bounds by the encoder and by the chains' Gaussians, images."""
+    figure, (left, middle, right) = plt.subplots(
+        1, 3, figsize=(13, 3.6), layout="constrained", gridspec_kw={"width_ratios": [1, 0.7, 1.7]}
+    )
+    for key, label in (("log_likelihood", "log p(x | z)"), ("log_joint", "log p(x, z)")):
+        left.plot(results[key], label=label)
+    left.set(xlabel="steps of SGHMC", ylabel="nats an image", title="from the encoder's draws")
+    left.legend()
+    names, places = list(results["bounds"]), np.arange(2)
+    for shift, (key, label) in zip(
+        (-0.2, 0.2), (("elbo", "ELBO"), ("iwae", f"{num_draws} draws")), strict=True
+    ):
+        heights = [results["bounds"][name][key] for name in names]
+        middle.plot(places + shift, heights, "o", label=label)
+        for place, height in zip(places + shift, heights, strict=True):
+            middle.annotate(f"{height:.1f}", (place, height), (0, 6), textcoords="offset points", ha="center")
+    middle.set(xlim=(-0.6, 1.6), title="bounds of held-out images")
+    middle.margins(y=0.2)
+    middle.set_xticks(places, [f"q: {name}" for name in names])
+    middle.legend(loc="lower right")
+    show_rows(right, pictures, side)
+    right.set_title("images whose ELBO gains most")
+    _save(figure, path)
