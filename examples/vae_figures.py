@@ -51,16 +51,21 @@ def draw_vae(
     _save(figure, path)
 
 
-def _panels(ratio: float) -> tuple[Figure, Any]:
-    return plt.subplots(
-        1, 2, figsize=(11, 4), layout="constrained", gridspec_kw={"width_ratios": [1, ratio]}
-    )
-
-
-def _save(figure: Figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
+def draw_hierarchical(
+    pictures: dict[str, Array], results: dict[str, Any], side: int, num_draws: int, path: Path
+) -> None:
+    """Bounds of held-out images by epoch for one and two levels, and images from either level."""
+    figure, (left, right) = _panels(1.4)
+    for name, colour in (("one level", "C0"), ("two levels", "C1")):
+        history = results[name]["history"][1:]
+        epochs = np.arange(1, len(history) + 1)
+        left.plot(epochs, [each["elbo"] for each in history], f"{colour}--", label=f"{name}: ELBO")
+        iwae = [each["iwae"] for each in history]
+        left.plot(epochs, iwae, colour, label=f"{name}: {num_draws} draws")
+    left.set(xlabel="epoch", ylabel="nats an image", title="bounds of held-out images")
+    left.legend()
+    show_rows(right, pictures, side)
+    _save(figure, path)
 
 
 def draw_improved(
@@ -81,7 +86,9 @@ def draw_improved(
         heights = [results["bounds"][name][key] for name in names]
         middle.plot(places + shift, heights, "o", label=label)
         for place, height in zip(places + shift, heights, strict=True):
-            middle.annotate(f"{height:.1f}", (place, height), (0, 6), textcoords="offset points", ha="center")
+            middle.annotate(
+                f"{height:.1f}", (place, height), (0, 6), textcoords="offset points", ha="center"
+            )
     middle.set(xlim=(-0.6, 1.6), title="bounds of held-out images")
     middle.margins(y=0.2)
     middle.set_xticks(places, [f"q: {name}" for name in names])
@@ -89,3 +96,15 @@ def draw_improved(
     show_rows(right, pictures, side)
     right.set_title("images whose ELBO gains most")
     _save(figure, path)
+
+
+def _panels(ratio: float) -> tuple[Figure, Any]:
+    return plt.subplots(
+        1, 2, figsize=(11, 4), layout="constrained", gridspec_kw={"width_ratios": [1, ratio]}
+    )
+
+
+def _save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=90)
+    plt.close(figure)

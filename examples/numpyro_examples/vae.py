@@ -139,7 +139,12 @@ class VAE:
         return self.prior().log_prob(z) + self.decode(weights, z).log_prob(x)
 
     def log_weights(
-        self, weights: Weights, x: Array, key: Array, num_draws: int, decoders: Weights | None = None
+        self,
+        weights: Weights,
+        x: Array,
+        key: Array,
+        num_draws: int,
+        decoders: Weights | None = None,
     ) -> Array:
         """log p(x, z) - log q(z | x) at draws from the encoder, (num_draws, images).
 

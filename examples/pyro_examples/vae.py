@@ -194,9 +194,7 @@ def fit_decoders(vae: VAE, weights: Weights, digits: Digits, epochs: int, seed: 
     optim = pyro.optim.CosineAnnealingLR(
         {"optimizer": torch.optim.Adam, "optim_args": {"lr": RATE}, "T_max": steps}
     )
-    engine = px.SVGD(
-        model, optim, num_particles=PARTICLES, init_strategy=init_to_sample, seed=seed
-    )
+    engine = px.SVGD(model, optim, num_particles=PARTICLES, init_strategy=init_to_sample, seed=seed)
     order = np.random.default_rng(seed)
     for _ in range(epochs):
         for batch in torch.as_tensor(digits.batches(order, BATCH)):
