@@ -43,6 +43,8 @@ from examples.vae_options import parse_options
 Weights = dict[str, Array]
 
 BATCH, RATE, IWAE_DRAWS, PARTICLES = 50, 2e-3, 5, 5
+#: SVGD starts at the prior, further from where it goes.
+SVGD_RATE = 1e-2
 
 
 def layer_shapes(name: str, inputs: int, hidden: int, outputs: int) -> dict[str, tuple[int, ...]]:
@@ -187,7 +189,7 @@ def fit_decoders(vae: VAE, weights: Weights, digits: Digits, epochs: int, seed: 
     steps = epochs * (num_images // BATCH)
     engine = nx.SVGD(
         model,
-        optax.adam(optax.cosine_decay_schedule(RATE, steps)),
+        optax.adam(optax.cosine_decay_schedule(SVGD_RATE, steps)),
         num_particles=PARTICLES,
         init_strategy=init_to_sample,
     )

@@ -42,6 +42,8 @@ from examples.vae_options import parse_options
 Weights = dict[str, Tensor]
 
 BATCH, RATE, IWAE_DRAWS, PARTICLES = 50, 2e-3, 5, 5
+#: SVGD starts at the prior, further from where it goes.
+SVGD_RATE = 1e-2
 
 
 def layer_shapes(name: str, inputs: int, hidden: int, outputs: int) -> dict[str, tuple[int, ...]]:
@@ -192,7 +194,7 @@ def fit_decoders(vae: VAE, weights: Weights, digits: Digits, epochs: int, seed: 
 
     steps = epochs * (num_images // BATCH)
     optim = pyro.optim.CosineAnnealingLR(
-        {"optimizer": torch.optim.Adam, "optim_args": {"lr": RATE}, "T_max": steps}
+        {"optimizer": torch.optim.Adam, "optim_args": {"lr": SVGD_RATE}, "T_max": steps}
     )
     engine = px.SVGD(model, optim, num_particles=PARTICLES, init_strategy=init_to_sample, seed=seed)
     order = np.random.default_rng(seed)
