@@ -20,7 +20,7 @@ FOREIGN = {
     "pyro_ext": {"numpyro_ext", "jax", "jaxlib", "numpyro", "optax", "flax", "equinox"},
     "numpyro_ext": {"pyro_ext", "torch", "pyro"},
 }
-NEVER = {"tests", "benchmarks"}
+NEVER = {"tests", "benchmarks", "examples"}
 
 # Rooms that may be imported from everywhere.
 EVERYWHERE = {"errors", "options"}

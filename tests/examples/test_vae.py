@@ -1,0 +1,149 @@
+"""The examples with latent variables: they train, their bounds are bounds, and SGHMC helps."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from examples.vae_bounds import bounds, log_mean_exp
+from examples.vae_data import load_digits
+
+HOSTS = ("pyro", "numpyro")
+
+
+def run(host: str, name: str, out: Path) -> dict[str, Any]:
+    """The numbers of an example's reduced run."""
+    example = importlib.import_module(f"examples.{host}_examples.{name}")
+    assert example.main(["--small", "--out", str(out)]) == 0
+    assert (out / f"{name}.png").stat().st_size > 10_000
+    found: dict[str, Any] = json.loads((out / f"{name}.json").read_text())
+    return found
+
+
+def test_bounds_of_known_weights() -> None:
+    """Two draws of weights 1 and 3 have the mean 2; equal draws have one bound."""
+    found = bounds(np.log([[1.0, 5.0], [3.0, 5.0]]))
+    assert found["elbo"] == pytest.approx((np.log(3.0) / 2 + np.log(5.0)) / 2)
+    assert found["iwae"] == pytest.approx((np.log(2.0) + np.log(5.0)) / 2)
+    shifted = np.array([[-1000.0], [-1000.0 + np.log(3.0)]])
+    assert log_mean_exp(shifted, 0)[0] == pytest.approx(-1000.0 + np.log(2.0))
+
+
+def test_digits_are_binary_and_held_out_ones_are_others() -> None:
+    digits = load_digits(100, 50, small=True)
+    assert digits.train.shape == (100, 64) and digits.test.shape == (50, 64) and digits.side == 8
+    assert set(np.unique(digits.train)) == {0.0, 1.0}
+    batches = digits.batches(np.random.default_rng(0), 30)
+    assert batches.shape == (3, 30, 64)
+    with pytest.raises(ValueError, match="Expected at least 200 training images"):
+        digits.batches(np.random.default_rng(0), 200)
+    with pytest.raises(ValueError, match="Expected at most 1747 training images"):
+        load_digits(1748, 50, small=True)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_vae(host: str, tmp_path: Path) -> None:
+    found = run(host, "vae", tmp_path)
+    # Pixels that are each on with their own share, which is what no latent variable can learn.
+    digits = load_digits(1000, 200, small=True)
+    share = (digits.train.sum(0) + 1.0) / (len(digits.train) + 2.0)
+    pixels = np.where(digits.test > 0, np.log(share), np.log1p(-share)).sum(1).mean()
+    for name in ("ELBO", "IWAE", "SVGD"):
+        assert found[name]["elbo"] <= found[name]["iwae"]
+        assert found[name]["iwae"] > pixels + 2.0
+    for name in ("ELBO", "IWAE"):
+        history = found[name]["history"]
+        assert history[-1]["iwae"] > history[0]["iwae"] + 10.0
+    # The density of the mixture of decoders is at least the mean of theirs (Jensen).
+    assert found["SVGD"]["iwae"] >= found["SVGD"]["single_iwae"]
+
+
+def host_bound(host: str, weights: dict[str, Any], vae: Any, x: Any, num_draws: int) -> float:
+    """The host's own importance-weighted bound, a mean over images, by ``RenyiELBO``."""
+    if host == "pyro":
+        import pyro
+        import torch
+        from pyro.infer import RenyiELBO
+
+        for name, value in weights.items():
+            pyro.param(name, value)
+        elbo = RenyiELBO(0.0, num_draws, max_plate_nesting=1, vectorize_particles=True)
+        return -elbo.loss(vae.model, vae.guide, torch.as_tensor(x)) / len(x)
+    from jax import random
+    from numpyro.infer import RenyiELBO as Renyi
+
+    found = Renyi(0.0, num_draws).loss(random.key(3), weights, vae.model, vae.guide, x)
+    return -float(found) / len(x)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_weights_and_sghmc(host: str) -> None:
+    """The bound agrees with the host's, and SGHMC leaves an encoder that is wrong behind."""
+    module = importlib.import_module(f"examples.{host}_examples.improved_vae")
+    digits = load_digits(200, 100, small=True)
+    vae = module.VAE(64, 16, 2)
+    infer = importlib.import_module("pyro.infer" if host == "pyro" else "numpyro.infer")
+    weights, _ = module.fit(vae, digits, infer.Trace_ELBO(), 20, 5)
+    if host == "pyro":
+        import torch
+
+        x, args, improve_args = torch.as_tensor(digits.test), (400,), (0,)
+    else:
+        from jax import numpy as jnp
+        from jax import random
+
+        x, args, improve_args = jnp.asarray(digits.test), (random.key(1), 400), (random.key(0),)
+    log_weights = np.asarray(vae.log_weights(weights, x, *args))
+    # The standard error of the mean over images, by the draws of each one.
+    relative = np.exp(log_weights - log_mean_exp(log_weights, 0))
+    error = np.sqrt((relative.var(0) / len(relative)).sum()) / len(x)
+    expected = host_bound(host, weights, vae, x, 400)
+    assert abs(bounds(log_weights)["iwae"] - expected) < 5.0 * 2.0**0.5 * error
+
+    # Means that are wrong by one: the chains forget it, and end where those of the encoder end.
+    wrong = {name: value + 0.0 for name, value in weights.items()}
+    shift = np.concatenate([np.ones(2), np.zeros(2)]).astype(np.float32)
+    wrong["encoder_b2"] = wrong["encoder_b2"] + (
+        torch.as_tensor(shift) if host == "pyro" else shift
+    )
+    joints = {}
+    for name, encoder in (("right", weights), ("wrong", wrong)):
+        draws = module.improve(vae, encoder, x, *improve_args)
+        joints[name] = np.stack(
+            [np.asarray(vae.log_joint(weights, draws[:, t], x)).mean(1) for t in range(101)]
+        )
+    gain = joints["wrong"][-1] - joints["wrong"][0]
+    assert gain.mean() > 10.0 * gain.std(ddof=1) / len(gain) ** 0.5
+    late = {name: values[51:].mean(0) for name, values in joints.items()}
+    error = np.sqrt(sum(values.var(ddof=1) / len(values) for values in late.values()))
+    # Ten chains give an error that is itself uncertain.
+    assert abs(late["wrong"].mean() - late["right"].mean()) < 6.0 * error
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_improved_vae(host: str, tmp_path: Path) -> None:
+    found = run(host, "improved_vae", tmp_path)
+    assert len(found["log_joint"]) == 101
+    for values in found["bounds"].values():
+        assert values["elbo"] <= values["iwae"]
+    # Both are bounds of the same log likelihood, close to it with 20 draws of 4 latents.
+    encoder, chains = (found["bounds"][name]["iwae"] for name in ("encoder", "SGHMC"))
+    assert abs(encoder - chains) < 0.5
+    assert found["bounds"]["SGHMC"]["elbo"] > encoder - 2.0
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_hierarchical_vae(host: str, tmp_path: Path) -> None:
+    found = run(host, "hierarchical_vae", tmp_path)
+    for name in ("one level", "two levels"):
+        history = found[name]["history"]
+        assert history[-1]["elbo"] > history[0]["elbo"] + 10.0
+        assert found[name]["elbo"] <= found[name]["iwae"]
+    # A divergence is not negative; the draws' mean may be so by its error alone.
+    assert found["two levels"]["divergence"]["z1"] > 0.5
+    assert found["two levels"]["divergence"]["z2"] > -0.1
