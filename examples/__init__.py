@@ -1,0 +1,1 @@
+"""Worked examples, one script each; run as python -m examples.<host>_examples.<name>."""
