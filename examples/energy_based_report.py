@@ -63,7 +63,7 @@ def read_options(description: str, argv: Sequence[str] | None) -> Options:
         chains=64 if small else 256,
         langevin_steps=10 if small else 20,
         step_size=0.005,
-        rate=5e-3 if small else 2e-3,
+        rate=5e-3 if small else 1e-2,
         generation_steps=300 if small else 2000,
         seed=given.seed,
         out=given.out,
