@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -39,8 +40,8 @@ Parameters = list[tuple[Array, Array]]
 
 def initial_parameters(key: Array) -> Parameters:
     """Weights of variance 1 / inputs, and no biases, for every layer."""
-    layers = zip(WIDTHS, WIDTHS[1:], random.split(key, len(WIDTHS) - 1), strict=False)
-    return [(random.normal(k, (i, o)) / jnp.sqrt(i), jnp.zeros(o)) for i, o, k in layers]
+    layers = zip(pairwise(WIDTHS), random.split(key, len(WIDTHS) - 1), strict=True)
+    return [(random.normal(k, (i, o)) / jnp.sqrt(i), jnp.zeros(o)) for (i, o), k in layers]
 
 
 def energy(parameters: Parameters, x: Array) -> Array:
@@ -100,9 +101,7 @@ def train(options: shared.Options, data: Array, key: Array) -> tuple[nx.SGLD, Pa
     return kernel, run(begin, random.split(loop, options.steps))[0]
 
 
-def generate(
-    kernel: nx.SGLD, parameters: Parameters, key: Array, chains: int, steps: int
-) -> Array:
+def generate(kernel: nx.SGLD, parameters: Parameters, key: Array, chains: int, steps: int) -> Array:
     """Samples (chains, 2) of the trained model, from fresh chains."""
     state = start_chains(kernel, key, parameters, chains)
     return jax.jit(partial(langevin, kernel, steps=steps))(state, parameters).z["x"]

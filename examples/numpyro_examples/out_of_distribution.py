@@ -25,7 +25,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
@@ -130,35 +129,32 @@ def last_layer_svn(settings: Settings, x: Array, y: Array) -> Draws:
     return particles(engine, steps, settings, x, y)
 
 
-def chains(kernel: Any, thinning: int, settings: Settings, x: Array, y: Array) -> Draws:
-    """Draws of one chain, the first half of the run left out, every so many kept."""
-    num = settings.draws * thinning
+def chain(kernel: Any, warmup: int, every: int, settings: Settings, x: Array, y: Array) -> Draws:
+    """Draws of one chain after a warm-up, every so many kept."""
     mcmc = MCMC(
-        kernel, num_warmup=num, num_samples=num, thinning=thinning, progress_bar=False
+        kernel,
+        num_warmup=warmup,
+        num_samples=settings.draws * every,
+        thinning=every,
+        progress_bar=False,
     )
     mcmc.run(random.key(settings.seed), x, y, settings.batch)
     return dict(mcmc.get_samples())
 
 
 def sgld(settings: Settings, x: Array, y: Array) -> Draws:
-    """One chain with a constant step."""
+    """One chain with a constant step; the first half is left out, then every so many are kept."""
     kernel = nx.SGLD(network, 5e-5, init_strategy=init_to_sample)
-    return chains(kernel, settings.long_steps // (2 * settings.draws), settings, x, y)
+    half = settings.long_steps // 2
+    return chain(kernel, half, half // settings.draws, settings, x, y)
 
 
 def cyclical_sgld(settings: Settings, x: Array, y: Array) -> Draws:
     """A chain whose steps rise and fall; its draws come from the end of each cycle."""
     cycle = settings.long_steps // settings.particles
     kernel = nx.CyclicalSGLD(network, 2e-4, cycle, init_strategy=init_to_sample)
-    mcmc = MCMC(
-        kernel,
-        num_warmup=0,
-        num_samples=kernel.draws_per_cycle * settings.particles,
-        progress_bar=False,
-    )
-    mcmc.run(random.key(settings.seed), x, y, settings.batch)
     every = kernel.draws_per_cycle * settings.particles // settings.draws
-    return {name: values[every - 1 :: every] for name, values in mcmc.get_samples().items()}
+    return chain(kernel, 0, every, settings, x, y)
 
 
 def proximal_score_vi(settings: Settings, x: Array, y: Array) -> Draws:
@@ -167,10 +163,8 @@ def proximal_score_vi(settings: Settings, x: Array, y: Array) -> Draws:
     engine = nx.ProximalScoreVI(network, guide)
     fit_key, draw_key = random.split(random.key(settings.seed))
     result = engine.run(fit_key, settings.long_steps, x, y, settings.batch, progress_bar=False)
-    posterior = guide.sample_posterior(
-        draw_key, result.params, sample_shape=(settings.draws,)
-    )
-    return {name: np.asarray(values) for name, values in posterior.items()}
+    posterior = guide.sample_posterior(draw_key, result.params, sample_shape=(settings.draws,))
+    return dict(posterior)
 
 
 METHODS: dict[str, shared.Method] = {

@@ -19,6 +19,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pyro
@@ -35,10 +36,7 @@ Parameters = list[tuple[Tensor, Tensor]]
 
 def initial_parameters() -> Parameters:
     """Weights of variance 1 / inputs, and no biases, for every layer."""
-    return [
-        (torch.randn(i, o) / i**0.5, torch.zeros(o))
-        for i, o in zip(WIDTHS, WIDTHS[1:], strict=False)
-    ]
+    return [(torch.randn(i, o) / i**0.5, torch.zeros(o)) for i, o in pairwise(WIDTHS)]
 
 
 def energy(parameters: Parameters, x: Tensor) -> Tensor:
