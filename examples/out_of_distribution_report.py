@@ -49,8 +49,8 @@ class Settings:
     """Sizes of the data and of the fits.
 
     `steps` are those of the methods that follow gradients by an optimiser; Markov chains and
-    variational inference, whose steps cost less, take `long_steps`, and Newton steps are
-    `newton_steps`. `particles` is the number of networks of ensembles and of chains, `draws` that
+    variational inference, whose steps cost less, take `long_steps`, and Newton's method, whose
+    steps cost more, `newton_steps`. `particles` is the number of networks of ensembles and of chains, `draws` that
     of the draws from dropout, chains and guides.
     """
 
@@ -134,9 +134,9 @@ def run(
     parser.add_argument("--methods", nargs="+", choices=list(methods), default=list(methods))
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(argv)
-    settings = Settings(2000, 2000, 100, 1500, 4000, 200, 8, 32, given.seed)
+    settings = Settings(2000, 2000, 100, 1500, 4000, 500, 8, 32, given.seed)
     if given.small:
-        settings = Settings(400, 300, 50, 60, 240, 15, 5, 10, given.seed)
+        settings = Settings(400, 300, 50, 60, 240, 40, 5, 10, given.seed)
     if given.rows is not None:
         settings = dataclasses.replace(settings, rows=given.rows)
 
@@ -199,6 +199,7 @@ def _draw(package: Any, tested: Any, scores: Any, path: Path) -> None:
         above.set_title(f"{name}\nAUROC {float(score['auroc']):.3f}", fontsize=9)
         above.set(xlabel="entropy in nats", yticks=[])
         package.plot_reliability(predictive, num_bins=10, ax=below)
+        below.set_xticks([0.0, 0.5, 1.0])
         error = float(package.calibration_error(package.calibration_curve(predictive)))
         below.get_legend().remove()
         below.set_title(f"calibration error {error:.3f}", fontsize=9)

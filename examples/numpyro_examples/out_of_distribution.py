@@ -115,7 +115,7 @@ def svgd_vr(settings: Settings, x: Array, y: Array) -> Draws:
 
 def last_layer_svn(settings: Settings, x: Array, y: Array) -> Draws:
     """Newton steps for the last layer, SVGD's direction for the first."""
-    steps = settings.steps
+    steps = settings.newton_steps
     engine = nx.SVN(
         network,
         adam(3e-3, steps),
@@ -123,6 +123,9 @@ def last_layer_svn(settings: Settings, x: Array, y: Array) -> Draws:
         sites=["w2", "b2"],
         curvature="kfac",
         curvature_every=10,
+        system="block_diagonal",
+        damping=3.0,
+        adapt_damping=False,
         step_size=optax.cosine_decay_schedule(0.3, steps),
         init_strategy=init_to_sample,
     )

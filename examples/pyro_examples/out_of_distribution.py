@@ -124,7 +124,7 @@ def svgd_vr(settings: Settings, x: Tensor, y: Tensor) -> Draws:
 
 def last_layer_svn(settings: Settings, x: Tensor, y: Tensor) -> Draws:
     """Newton steps for the last layer, SVGD's direction for the first."""
-    steps = settings.steps
+    steps = settings.newton_steps
 
     def falling(step: int) -> float:
         return 0.15 * (1.0 + math.cos(math.pi * min(step / steps, 1.0)))
@@ -136,6 +136,9 @@ def last_layer_svn(settings: Settings, x: Tensor, y: Tensor) -> Draws:
         sites=["w2", "b2"],
         curvature="kfac",
         curvature_every=10,
+        system="block_diagonal",
+        damping=3.0,
+        adapt_damping=False,
         step_size=falling,
         init_strategy=init_to_sample,
         seed=settings.seed,
