@@ -50,8 +50,8 @@ class Settings:
 
     `steps` are those of the methods that follow gradients by an optimiser; Markov chains and
     variational inference, whose steps cost less, take `long_steps`, and Newton's method, whose
-    steps cost more, `newton_steps`. `particles` is the number of networks of ensembles and of chains, `draws` that
-    of the draws from dropout, chains and guides.
+    steps cost more, `newton_steps`. `particles` is the number of networks of ensembles and of
+    cycles, `draws` that of the draws from dropout, chains and guides.
     """
 
     rows: int

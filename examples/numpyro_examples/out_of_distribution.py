@@ -123,7 +123,6 @@ def last_layer_svn(settings: Settings, x: Array, y: Array) -> Draws:
         sites=["w2", "b2"],
         curvature="kfac",
         curvature_every=10,
-        system="block_diagonal",
         damping=3.0,
         adapt_damping=False,
         step_size=optax.cosine_decay_schedule(0.3, steps),

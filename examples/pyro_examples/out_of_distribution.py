@@ -136,7 +136,6 @@ def last_layer_svn(settings: Settings, x: Tensor, y: Tensor) -> Draws:
         sites=["w2", "b2"],
         curvature="kfac",
         curvature_every=10,
-        system="block_diagonal",
         damping=3.0,
         adapt_damping=False,
         step_size=falling,
