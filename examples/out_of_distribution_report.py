@@ -144,7 +144,9 @@ def run(
     given.out.mkdir(parents=True, exist_ok=True)
     stem = f"out-of-distribution-{host}"
     records.moved_aside(given.out / f"{stem}.jsonl")
-    found, tested, scores = [], {}, {}
+    found: list[records.Record] = []
+    tested: dict[str, Any] = {}
+    scores: dict[str, Any] = {}
     for name in given.methods:
         record = records.Record(
             "out_of_distribution",
