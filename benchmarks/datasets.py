@@ -32,6 +32,9 @@ SHIPPED: dict[str, tuple[str, Task]] = {
 }
 
 
+# Images that OpenML holds: the benchmarks' name -> OpenML's.
+OPENML_IMAGES = {"mnist": "mnist_784", "fashion_mnist": "Fashion-MNIST"}
+
 # Public copies of the time series that the benchmarks know, for the message when one is missing.
 SERIES_SOURCES = {
     "exchange_rate": "daily exchange rates of 8 countries (exchange_rate.csv), linked at "
@@ -246,7 +249,7 @@ class Images:
 
 
 def images(name: str) -> Images:
-    """The images in `$PPL_EXT_DATA/NAME.npz`; MNIST is fetched from OpenML when it is not there.
+    """The images in `$PPL_EXT_DATA/NAME.npz`, else, of those in `OPENML_IMAGES`, from OpenML.
 
     The file holds `X_train` (n, height, width) and `X_test`, uint8, and the labels `y_train` and
     `y_test`.
@@ -254,12 +257,12 @@ def images(name: str) -> Images:
     Raises
     ------
     MissingDataError
-        When there is no such file and, for "mnist", OpenML cannot be reached.
+        When there is no such file and, for those, OpenML cannot be reached.
     ValueError
         When the file has other arrays.
     """
-    if name == "mnist" and not has_external(name):
-        return _mnist_from_openml()
+    if name in OPENML_IMAGES and not has_external(name):
+        return _images_from_openml(name)
     arrays = _read_file(
         name, ". The file holds X_train and X_test, uint8 (n, height, width), y_train and y_test."
     )
@@ -279,34 +282,35 @@ def images(name: str) -> Images:
     )
 
 
-def _mnist_from_openml() -> Images:
-    """MNIST by scikit-learn's downloader, which keeps a copy in its own cache."""
+def _images_from_openml(name: str) -> Images:
+    """Images by scikit-learn's downloader, which keeps a copy in its own cache."""
     try:
         from sklearn.datasets import fetch_openml
     except ModuleNotFoundError as error:
         raise MissingDataError(
-            "MNIST is fetched with scikit-learn, which is not installed: install it with "
+            f"{name} is fetched with scikit-learn, which is not installed: install it with "
             "pip install 'ppl-ext[bench]'."
         ) from error
+    public = OPENML_IMAGES[name]
     try:
-        x, y = fetch_openml("mnist_784", version=1, as_frame=False, return_X_y=True)
+        x, y = fetch_openml(public, version=1, as_frame=False, return_X_y=True)
     # Its own errors are ValueErrors, those of the network OSErrors.
     except (OSError, ValueError) as error:
         raise MissingDataError(
-            f"expected mnist.npz in the folder that {FOLDER_VARIABLE} names, or OpenML within "
+            f"expected {name}.npz in the folder that {FOLDER_VARIABLE} names, or OpenML within "
             f"reach, found neither ({type(error).__name__}: {error}). Set {FOLDER_VARIABLE} to a "
-            "folder with mnist.npz, holding X_train (60000, 28, 28) and X_test (10000, 28, 28), "
+            f"folder with {name}.npz, holding X_train (60000, 28, 28) and X_test (10000, 28, 28), "
             "uint8, y_train and y_test, or try again with a network."
         ) from error
     # OpenML keeps the published order: 60,000 training images, then 10,000 of the test set.
     shaped, labels = x.astype(np.uint8).reshape(-1, 28, 28), y.astype(np.int64)
     return Images(
-        "mnist",
+        name,
         shaped[:60_000],
         labels[:60_000],
         shaped[60_000:],
         labels[60_000:],
-        source="OpenML, mnist_784, version 1",
+        source=f"OpenML, {public}, version 1",
     )
 
 

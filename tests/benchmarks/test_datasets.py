@@ -141,7 +141,10 @@ def test_images_keep_their_shape_and_number_their_labels(folder: Path) -> None:
         datasets.images("table")
 
 
-def test_mnist_from_openml_is_split_where_it_was_published(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name, public", datasets.OPENML_IMAGES.items())
+def test_images_from_openml_are_split_where_they_were_published(
+    name: str, public: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PPL_EXT_DATA", raising=False)
     asked = []
 
@@ -152,8 +155,8 @@ def test_mnist_from_openml_is_split_where_it_was_published(monkeypatch: pytest.M
         return x, np.array(["0", "1"] * 35_000)
 
     monkeypatch.setattr(sklearn.datasets, "fetch_openml", fetch)
-    data = datasets.images("mnist")
-    assert asked == [("mnist_784", 1)]
+    data = datasets.images(name)
+    assert asked == [(public, 1)]
     assert data.x_train.shape == (60_000, 28, 28) and data.x_test.shape == (10_000, 28, 28)
     assert data.x_test[0, 1, 0] == 9 and not data.x_train.any()
     np.testing.assert_array_equal(data.y_test[:3], [0, 1, 0])

@@ -273,9 +273,9 @@ def test_missing_images_are_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("PPL_EXT_DATA", raising=False)
-    arguments = argparse.Namespace(step_cost=False, full=False, dataset="fashion_mnist")
+    arguments = argparse.Namespace(step_cost=False, full=False, dataset="tiny")
     assert lenet.main(arguments) == 1
-    assert "fashion_mnist.npz" in capsys.readouterr().err
+    assert "tiny.npz" in capsys.readouterr().err
 
 
 def test_empty_plots_are_drawn(tmp_path: Path) -> None:
