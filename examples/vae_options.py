@@ -42,14 +42,14 @@ def parse_options(argv: Sequence[str] | None, description: str | None) -> Option
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--images", type=count, help="training images (10000; small: 1000)")
-    parser.add_argument("--epochs", type=count, help="of the training (20; small: 15)")
+    parser.add_argument("--epochs", type=count, help="of the training (20; small: 60)")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
     parser.add_argument("--small", action="store_true", help="seconds: 8 x 8 digits, no download")
     found = parser.parse_args(argv)
     small = found.small
     return Options(
         images=found.images or (1000 if small else 10_000),
-        epochs=found.epochs or (15 if small else 20),
+        epochs=found.epochs or (60 if small else 20),
         held_out=200 if small else 300,
         hidden=32 if small else 128,
         latent=4 if small else 10,

@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     digits = load_digits(options.images, options.held_out, small=options.small)
     upper = max(1, round(UPPER_SHARE * options.latent))
     two = HierarchicalVAE(digits.pixels, options.hidden, options.latent, upper)
-    programs = {
+    programs: dict[str, Any] = {
         "one level": VAE(digits.pixels, options.hidden, options.latent),
         "two levels": two,
     }

@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, proposal in proposals.items():
         z = proposal.sample(random.key(2), (options.num_draws,))
         ratios[name] = np.asarray(joint(z) - proposal.log_prob(z))
-    results = {
+    results: dict[str, Any] = {
         "log_joint": [float(each.mean()) for each in by_step],
         "log_likelihood": [float(each.mean()) for each in likelihood],
         "bounds": {name: bounds(values) for name, values in ratios.items()},

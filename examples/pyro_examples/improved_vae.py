@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyro
@@ -86,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, proposal in proposals.items():
         z = proposal.sample((options.num_draws,))
         ratios[name] = (vae.log_joint(weights, z, x) - proposal.log_prob(z)).numpy()
-    results = {
+    results: dict[str, Any] = {
         "log_joint": [float(each.mean()) for each in by_step],
         "log_likelihood": [float(each.mean()) for each in likelihood],
         "bounds": {name: bounds(values) for name, values in ratios.items()},
