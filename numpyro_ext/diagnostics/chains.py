@@ -11,7 +11,6 @@ from numpyro.infer import MCMC
 
 from numpyro_ext.diagnostics.fit import target_of_model
 from numpyro_ext.errors import ArgumentError
-from numpyro_ext.target import LogDensity
 
 #: ArviZ's names of what NumPyro's kernels report of each draw.
 _NAMES = {"num_steps": "n_steps", "accept_prob": "acceptance_rate"}
@@ -39,14 +38,12 @@ class Chains:
         self.mcmc = mcmc
         self.num_chains = int(mcmc.num_chains)
         kernel = mcmc.sampler
-        target = getattr(kernel, "target", None)
-        if not isinstance(target, LogDensity):
-            if getattr(kernel, "model", None) is None:
-                raise ArgumentError(
-                    f"Expected a kernel with a model, found {type(kernel).__name__} without one."
-                )
-            target, _ = target_of_model(kernel.model, args, kwargs)
-        self.target = target
+        if getattr(kernel, "model", None) is None:
+            raise ArgumentError(
+                f"Expected a kernel with a model, found {type(kernel).__name__} without one."
+            )
+        # Not the kernel's target: the kernel may have served other data since.
+        self.target, _ = target_of_model(kernel.model, args, kwargs)
 
     def get_samples(self, state: Any, rng_key: Any = None) -> dict[str, Array]:
         """Draws of all chains, one chain after another."""

@@ -97,19 +97,27 @@ class SGHMC(StochasticGradientKernel):
                     f"Expected mass for the latent sites {list(layout.names)}, found "
                     f"{sorted(mass)}."
                 )
-            mass = np.concatenate(
-                [
-                    np.broadcast_to(np.asarray(mass[name]), layout.shapes[name]).reshape(-1)
-                    for name in layout.names
-                ]
-            )
-        mass = np.asarray(mass, np.float64)
+            mass = np.concatenate([self._of_site(name, mass[name]) for name in layout.names])
+        try:
+            mass = np.asarray(mass, np.float64)
+        except (TypeError, ValueError):
+            raise ArgumentError(f"Expected mass to hold numbers, found {mass!r}.") from None
         if mass.shape not in ((), (layout.dim,)) or not (np.isfinite(mass) & (mass > 0)).all():
             raise ArgumentError(
                 f"Expected mass to be positive: one number, {layout.dim} of them, or a mapping "
                 f"from sites to arrays, found {'shape ' + str(mass.shape)}."
             )
         return jnp.broadcast_to(jnp.asarray(mass, self.target.dtype), (layout.dim,))
+
+    def _of_site(self, name: str, mass: Any) -> np.ndarray:
+        shape = self.target.layout.shapes[name]
+        try:
+            return np.broadcast_to(np.asarray(mass, np.float64), shape).reshape(-1)
+        except (TypeError, ValueError):
+            raise ArgumentError(
+                f"Expected mass of site '{name}' to be numbers of shape {shape}, or one for all, "
+                f"found {mass!r}."
+            ) from None
 
     def _init_dynamics(self, num_chains: int, dim: int, dtype: Any) -> Any:
         self._mass()

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from pyro_ext.diagnostics.fit import target_of_model
 from pyro_ext.errors import ArgumentError
-from pyro_ext.target import LogDensity
 
 
 class Chains:
@@ -36,14 +35,12 @@ class Chains:
         self.mcmc = mcmc
         self.num_chains = int(mcmc.num_chains)
         kernel = mcmc.kernel
-        target = getattr(kernel, "_target", None)
-        if not isinstance(target, LogDensity):
-            if getattr(kernel, "model", None) is None:
-                raise ArgumentError(
-                    f"Expected a kernel with a model, found {type(kernel).__name__} without one."
-                )
-            target, _ = target_of_model(kernel.model, args, kwargs)
-        self.target = target
+        if getattr(kernel, "model", None) is None:
+            raise ArgumentError(
+                f"Expected a kernel with a model, found {type(kernel).__name__} without one."
+            )
+        # Not the kernel's target: the kernel may have served other data since.
+        self.target, _ = target_of_model(kernel.model, args, kwargs)
 
     def get_samples(self) -> dict[str, Tensor]:
         """Draws of all chains, one chain after another."""

@@ -19,6 +19,7 @@ import pyro
 import torch
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients import GradientEstimator, default_estimator
@@ -130,6 +131,7 @@ class StochasticGradientKernel(MCMCKernel):
             "dtype": dtype,
         }
         self._target: LogDensity | None = None
+        self._signature: Any = None
         self._data: Data | None = None
         self._state: KernelState | None = None
         self._start: Mapping[str, Tensor] | None = None
@@ -208,11 +210,7 @@ class StochasticGradientKernel(MCMCKernel):
 
     def setup_chains(self, num_chains: int, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
         """As :meth:`setup`, for chains that are run as one."""
-        if self._target is None:
-            # MCMC switches validation off, which is where a model's faults get good messages.
-            with pyro.validation_enabled(True):
-                self._target = LogDensity(self.model, args, kwargs, **self._target_options)
-        target = self._target
+        target = self._target_of(args, kwargs)
         self._data = data = target.bind(*args, **kwargs)
         estimator = default_estimator(target) if self._estimator is None else self._estimator
         if estimator.needs_new_arguments(target):
@@ -241,6 +239,16 @@ class StochasticGradientKernel(MCMCKernel):
             diverging=torch.zeros(num_chains, dtype=torch.bool, device=target.device),
             num_diverging=torch.zeros(num_chains, dtype=torch.int64, device=target.device),
         )
+
+    def _target_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LogDensity:
+        """The target, made anew unless these arguments are of the same form as the last."""
+        signature = _signature(args, kwargs)
+        if self._target is None or self._signature != signature:
+            # MCMC switches validation off, which is where a model's faults get good messages.
+            with pyro.validation_enabled(True):
+                self._target = LogDensity(self.model, args, dict(kwargs), **self._target_options)
+            self._signature = signature
+        return self._target
 
     def _initial_positions(self, num_chains: int, data: Data) -> Tensor:
         target, layout = self.target, self.target.layout
@@ -414,3 +422,15 @@ class StochasticGradientKernel(MCMCKernel):
             diverging=diverging,
             num_diverging=num_diverging,
         )
+
+
+def _signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a target depends on: shapes and types of tensors, and all other values."""
+    leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
+    forms = tuple(
+        (tuple(leaf.shape), str(leaf.dtype), str(getattr(leaf, "device", "")))
+        if hasattr(leaf, "shape")
+        else repr(leaf)
+        for leaf in leaves
+    )
+    return str(spec), forms

@@ -1,9 +1,13 @@
-"""Step sizes by step number, for kernels whose ``step_size`` is a function."""
+"""Step sizes by step number, for kernels whose ``step_size`` is a function.
+
+They are objects, not closures, so that kernels can be sent to other processes.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from pyro_ext.options import check_count, check_number
@@ -26,10 +30,37 @@ def as_schedule(step_size: float | Schedule) -> Schedule:
     return constant(step_size)
 
 
+@dataclass(frozen=True)
+class _Constant:
+    value: float
+
+    def __call__(self, step: int) -> float:
+        return self.value
+
+
+@dataclass(frozen=True)
+class _PolynomialDecay:
+    scale: float
+    offset: float
+    power: float
+
+    def __call__(self, step: int) -> float:
+        return self.scale * (self.offset + 1.0 + step) ** -self.power
+
+
+@dataclass(frozen=True)
+class _CosineCycles:
+    step_size: float
+    cycle_length: int
+
+    def __call__(self, step: int) -> float:
+        angle = math.pi * (step % self.cycle_length) / self.cycle_length
+        return 0.5 * self.step_size * (math.cos(angle) + 1.0)
+
+
 def constant(step_size: float) -> Schedule:
     """The same step size at every step."""
-    value = float(step_size)
-    return lambda step: value
+    return _Constant(float(step_size))
 
 
 def polynomial_decay(scale: float, offset: float = 1.0, power: float = 0.55) -> Schedule:
@@ -57,8 +88,7 @@ def polynomial_decay(scale: float, offset: float = 1.0, power: float = 0.55) -> 
     if offset:
         check_number("offset", offset)
     check_number("power", power, 0.5, most=1.0)
-    a, b, gamma = float(scale), float(offset), float(power)
-    return lambda step: a * (b + 1.0 + step) ** -gamma
+    return _PolynomialDecay(float(scale), float(offset), float(power))
 
 
 def cosine_cycles(step_size: float, cycle_length: int) -> Schedule:
@@ -87,12 +117,7 @@ def cosine_cycles(step_size: float, cycle_length: int) -> Schedule:
     """
     check_number("step_size", step_size)
     check_count("cycle_length", cycle_length)
-    largest = float(step_size)
-
-    def at(step: int) -> float:
-        return 0.5 * largest * (math.cos(math.pi * (step % cycle_length) / cycle_length) + 1.0)
-
-    return at
+    return _CosineCycles(float(step_size), int(cycle_length))
 
 
 __all__ = ["Schedule", "as_schedule", "constant", "cosine_cycles", "polynomial_decay"]

@@ -95,12 +95,11 @@ class SGHMC(StochasticGradientKernel):
                     f"Expected mass for the latent sites {list(layout.names)}, found "
                     f"{sorted(mass)}."
                 )
-            sites = {
-                name: torch.as_tensor(mass[name], dtype=target.dtype).expand(layout.shapes[name])
-                for name in layout.names
-            }
-            mass = layout.join(sites)
-        mass = torch.as_tensor(mass, dtype=target.dtype).to(target.device)
+            mass = layout.join({name: self._of_site(name, mass[name]) for name in layout.names})
+        try:
+            mass = torch.as_tensor(mass, dtype=target.dtype).to(target.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise ArgumentError(f"Expected mass to hold numbers, found {mass!r}.") from None
         sound = bool((torch.isfinite(mass) & (mass > 0)).all())
         if tuple(mass.shape) not in ((), (layout.dim,)) or not sound:
             raise ArgumentError(
@@ -108,6 +107,16 @@ class SGHMC(StochasticGradientKernel):
                 f"from sites to tensors, found {'shape ' + str(tuple(mass.shape))}."
             )
         return mass.expand(layout.dim)
+
+    def _of_site(self, name: str, mass: Any) -> Tensor:
+        shape = self.target.layout.shapes[name]
+        try:
+            return torch.as_tensor(mass, dtype=self.target.dtype).expand(shape)
+        except (TypeError, ValueError, RuntimeError):
+            raise ArgumentError(
+                f"Expected mass of site '{name}' to be numbers of shape {tuple(shape)}, or one for "
+                f"all, found {mass!r}."
+            ) from None
 
     def _init_dynamics(self, num_chains: int) -> dict[str, Tensor]:
         target = self.target
