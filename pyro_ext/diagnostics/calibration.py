@@ -20,7 +20,7 @@ from pyro_ext.diagnostics.predictive_data import (
     require_observed,
 )
 from pyro_ext.errors import ArgumentError
-from pyro_ext.options import check_count
+from pyro_ext.options import check_count, is_count
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -108,7 +108,7 @@ def _confidence(predictive: Dataset, label: int | None) -> tuple[Array, Array]:
     if label is None:
         return probabilities.max(1), (probabilities.argmax(1) == classes).astype(np.float64)
     number = probabilities.shape[1]
-    if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < number:
+    if not is_count(label, 0) or label >= number:
         raise ArgumentError(f"Expected label to be a class from 0 to {number - 1}, found {label}.")
     return probabilities[:, label], (classes == label).astype(np.float64)
 

@@ -160,7 +160,7 @@ def test_figures_of_classes_agree_with_other_libraries(number: int) -> None:
 @pytest.mark.parametrize("binning, strategy", [("width", "uniform"), ("mass", "quantile")])
 def test_calibration_curve_is_that_of_scikit_learn(binning: str, strategy: str) -> None:
     predictive = some_classes(2)
-    curve = px.calibration_curve(predictive, num_bins=7, binning=binning, label=1)
+    curve = px.calibration_curve(predictive, num_bins=7, binning=binning, label=np.int64(1))
     frequency, confidence = calibration.calibration_curve(
         predictive["observed"].values,
         predictive["probabilities"].mean("draw").values[:, 1],
