@@ -436,8 +436,8 @@ class LogDensity:
             Rows of each subsampled plate; needed exactly when the model subsamples itself. Of
             shape (rows,), for all particles, or (P, rows), those of each.
         """
-        arguments, in_dims = self._arguments(data, indices), self._in_dims(z, indices)
-        return self._value(self._particles(z), arguments, in_dims)
+        z, in_dims = self._particles(z), self._in_dims(z, indices)
+        return self._value(z, self._arguments(data, indices), in_dims)
 
     def log_density(self, z: Tensor, data: Data, indices: Indices | None = None) -> Tensor:
         """Log prior + log likelihood / temperature, (P,)."""
@@ -445,13 +445,13 @@ class LogDensity:
 
     def score(self, z: Tensor, data: Data, indices: Indices | None = None) -> Score:
         """Gradient of :meth:`log_density` for one batch of rows."""
-        arguments, in_dims = self._arguments(data, indices), self._in_dims(z, indices)
-        return Score(*self._particle_scores(self._particles(z), arguments, in_dims))
+        z, in_dims = self._particles(z), self._in_dims(z, indices)
+        return Score(*self._particle_scores(z, self._arguments(data, indices), in_dims))
 
     def score_parts(self, z: Tensor, data: Data, indices: Indices | None = None) -> ScoreParts:
         """Gradients of the prior part and of the likelihood part, for one batch of rows."""
-        arguments, in_dims = self._arguments(data, indices), self._in_dims(z, indices)
-        return ScoreParts(*self._score_parts(self._particles(z), arguments, in_dims))
+        z, in_dims = self._particles(z), self._in_dims(z, indices)
+        return ScoreParts(*self._score_parts(z, self._arguments(data, indices), in_dims))
 
     # -- all rows ------------------------------------------------------------------------------
 

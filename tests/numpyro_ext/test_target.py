@@ -581,6 +581,19 @@ def test_methods_run_inside_jit_without_retracing() -> None:
     assert_close(target.score(z, data, {"N": jnp.array([1, 3])}).score, inside[0])
 
 
+def test_rows_of_each_position_apart() -> None:
+    model, args, options = SUBSAMPLED["network"]
+    target = LogDensity(model, KEY, args, options)
+    data = target.bind(*args, **options)
+    z = random.normal(random.key(5), (2, target.dim))
+    rows = jnp.array([[0, 3, 4], [6, 1, 1]])
+    found = target.score(z, data, {"N": rows})
+    for p in range(2):
+        alone = target.score(z[p : p + 1], data, {"N": rows[p]})
+        for one, other in zip(found, alone, strict=True):
+            assert_close(one[p], other[0])
+
+
 def test_arguments_are_checked() -> None:
     model, args, options = SUBSAMPLED["network"]
     target = LogDensity(model, KEY, args, options)
@@ -593,7 +606,9 @@ def test_arguments_are_checked() -> None:
     with pytest.raises(ArgumentError, match=r"\['N'\]; found \['M'\]"):
         target.score(z, data, {"M": jnp.arange(2)})
     with pytest.raises(ArgumentError, match="vector of integers"):
-        target.score(z, data, {"N": jnp.zeros((2, 2), int)})
+        target.score(z, data, {"N": jnp.zeros((1, 2, 2), int)})
+    with pytest.raises(ArgumentError, match=r"\(P, rows\) for every plate at P = 2"):
+        target.score(z, data, {"N": jnp.zeros((3, 2), int)})
     with pytest.raises(ArgumentError, match="Positions"):
         target.score(z[0], data, {"N": jnp.arange(2)})
     with pytest.raises(ArgumentError, match="expected to have 7 rows"):

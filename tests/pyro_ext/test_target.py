@@ -360,6 +360,23 @@ def test_initial_positions_follow_the_strategy_and_leave_global_randomness(strat
     assert torch.isfinite(target.log_density(z, target.bind())).all()
 
 
+def test_rows_of_each_particle_apart():
+    """In a graph, in chunks of particles, and by a loop; local latents among the sites."""
+    for options in ({}, {"particle_chunk": 2}, {"evaluation": "loop"}):
+        target = LogDensity(local, (X, Y), dtype=torch.float64, **options)
+        data = target.bind(X, Y)
+        z = torch.randn(3, target.dim, dtype=torch.float64, generator=torch.Generator())
+        batch = target.plates["N"].subsample_size
+        rows = torch.stack([torch.arange(batch), torch.arange(batch) + 3, torch.arange(batch) * 2])
+        found = target.score(z, data, {"N": rows})
+        for p in range(3):
+            alone = target.score(z[p : p + 1], data, {"N": rows[p]})
+            for one, other in zip(found, alone, strict=True):
+                torch.testing.assert_close(one[p], other[0])
+    with pytest.raises(ValueError, match=r"of shape \(P, rows\) for every plate at P = 3"):
+        target.score(z, data, {"N": rows[:2]})
+
+
 def test_wrong_calls_say_what_was_expected():
     target = LogDensity(local, (X, Y))
     data = target.bind(X, Y)
