@@ -67,7 +67,9 @@ class PyroBackend:
         """Exact scores with Normal noise of this variance."""
         import torch
 
-        class Estimator(self.public.Full):  # type: ignore[misc,name-defined]
+        from pyro_ext import Full
+
+        class Estimator(Full):
             def estimate(self, target: Any, state: Any, z: Any, data: Any, generator: Any) -> Any:
                 found, state = super().estimate(target, state, z, data, generator)
                 noise = torch.randn(z.shape, generator=generator, dtype=z.dtype)
@@ -79,7 +81,9 @@ class PyroBackend:
         """Scores that are NaN for the second of two chains at every third step."""
         import torch
 
-        class Estimator(self.public.Full):  # type: ignore[misc,name-defined]
+        from pyro_ext import Full
+
+        class Estimator(Full):
             def init(self, target: Any, data: Any, generator: Any) -> Any:
                 return {"step": 0}
 
@@ -175,7 +179,9 @@ class NumPyroBackend:
         """Exact scores with Normal noise of this variance."""
         from jax import random
 
-        class Estimator(self.public.Full):  # type: ignore[misc,name-defined]
+        from numpyro_ext import Full
+
+        class Estimator(Full):
             def init(self, target: Any, data: Any, rng_key: Any, num_positions: int) -> Any:
                 return {"rng_key": rng_key}
 
@@ -191,7 +197,9 @@ class NumPyroBackend:
         """Scores that are NaN for the second of two chains at every third step."""
         import jax.numpy as jnp
 
-        class Estimator(self.public.Full):  # type: ignore[misc,name-defined]
+        from numpyro_ext import Full
+
+        class Estimator(Full):
             def init(self, target: Any, data: Any, rng_key: Any, num_positions: int) -> Any:
                 return {"step": jnp.asarray(0)}
 

@@ -7,7 +7,6 @@ and the batches have to come from somewhere else.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ from jax import Array, lax, random
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from numpyro_ext.gradients.full_data import FullData, batches_of, check_rows, num_rows
+from numpyro_ext.gradients.minibatch import advance
 from numpyro_ext.target import Data, LogDensity, Score
 
 
@@ -75,17 +75,8 @@ class BatchArguments(GradientEstimator):
     def draw(self, state: EstimatorState) -> tuple[Array, EstimatorState]:
         """Number of the next batch, or (P,) of them, and the next state."""
         rng_key, key = random.split(state["rng_key"])
-        order, position, number = state["order"], state["position"], state["order"].shape[-1]
-
-        def fresh() -> tuple[Array, Array]:
-            shuffle = partial(random.permutation, x=number)
-            if order.ndim == 1:
-                drawn = shuffle(key)
-            else:
-                drawn = jax.vmap(shuffle)(random.split(key, len(order)))
-            return drawn.astype(jnp.int32), jnp.zeros((), jnp.int32)
-
-        order, position = lax.cond(position >= number, fresh, lambda: (order, position))
+        number = state["order"].shape[-1]
+        order, position = advance(key, number, 1, state["order"], state["position"])
         following = {"rng_key": rng_key, "order": order, "position": position + 1}
         return lax.dynamic_index_in_dim(order, position, axis=-1, keepdims=False), following
 

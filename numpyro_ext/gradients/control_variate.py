@@ -12,7 +12,12 @@ from jax import Array
 
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients.batch_arguments import BatchArguments
-from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
+from numpyro_ext.gradients.estimator import (
+    EstimatorState,
+    GradientEstimator,
+    ScoreEstimate,
+    corrected,
+)
 from numpyro_ext.gradients.full_data import FullData, batches_of, check_rows, score_of_all_rows
 from numpyro_ext.gradients.minibatch import Minibatch, Sampling
 from numpyro_ext.gradients.svrg import check_no_local_latents
@@ -120,12 +125,7 @@ class ControlVariate(GradientEstimator):
             chosen, minibatch = given.draw(state["minibatch"])
             here = given.score(target, chosen, z, data)
             there = given.score(target, chosen, anchor, data)
-        score = ScoreEstimate(
-            here.score - there.score + exact.score,
-            here.log_prior,
-            here.log_likelihood - there.log_likelihood + exact.log_likelihood,
-            indices,
-        )
+        score = corrected(here, there, exact, indices)
         return score, {**state, "minibatch": minibatch}
 
     def needs_new_arguments(self, target: LogDensity) -> bool:

@@ -35,6 +35,24 @@ class ScoreEstimate(NamedTuple):
     indices: Indices | None
 
 
+def corrected(here: Score, there: Score, exact: Score, indices: Indices | None) -> ScoreEstimate:
+    """The scores of a batch at positions, less the noise that they share with those at an anchor.
+
+    Parameters
+    ----------
+    here, there : Score
+        Of the batch, at the positions and at the anchor.
+    exact : Score
+        Of all rows, at the anchor.
+    """
+    return ScoreEstimate(
+        here.score - there.score + exact.score,
+        here.log_prior,
+        here.log_likelihood - there.log_likelihood + exact.log_likelihood,
+        indices,
+    )
+
+
 class GradientEstimator(ABC):
     """An unbiased estimator of the target's score.
 

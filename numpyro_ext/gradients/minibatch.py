@@ -17,7 +17,7 @@ from jax import Array, lax, random
 
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
-from numpyro_ext.target import Data, DataPlate, Indices, LogDensity
+from numpyro_ext.target import Data, Indices, LogDensity
 
 Sampling = Literal["reshuffle", "replacement", "cyclic"]
 SAMPLING: tuple[str, ...] = get_args(Sampling)
@@ -114,8 +114,12 @@ class Minibatch(GradientEstimator):
                 indices[name] = (position + jnp.arange(plate.subsample_size)) % plate.size
                 state[f"position {name}"] = (position + plate.subsample_size) % plate.size
                 continue
-            permutation, position = _advance(
-                key, plate, state[f"permutation {name}"], state[f"position {name}"]
+            permutation, position = advance(
+                key,
+                plate.size,
+                plate.subsample_size,
+                state[f"permutation {name}"],
+                state[f"position {name}"],
             )
             indices[name] = lax.dynamic_slice_in_dim(
                 permutation, position, plate.subsample_size, axis=-1
@@ -140,20 +144,20 @@ class Minibatch(GradientEstimator):
         return math.prod(plate.subsample_size / plate.size for plate in target.plates.values())
 
 
-def _advance(
-    key: Array, plate: DataPlate, permutation: Array, position: Array
+def advance(
+    key: Array, size: int, taken: int, order: Array, position: Array
 ) -> tuple[Array, Array]:
-    """Permutation and position of the next batch; a new permutation when rows run out."""
+    """Order (size,) or (P, size) of what is drawn, and the position of the next ``taken`` in it.
+
+    A new order is drawn, and the position is 0, when fewer are left.
+    """
 
     def fresh() -> tuple[Array, Array]:
-        shuffle = partial(random.permutation, x=plate.size)
-        if permutation.ndim == 1:
-            rows = shuffle(key)
+        shuffle = partial(random.permutation, x=size)
+        if order.ndim == 1:
+            drawn = shuffle(key)
         else:
-            rows = jax.vmap(shuffle)(random.split(key, len(permutation)))
-        return rows.astype(jnp.int32), jnp.zeros((), jnp.int32)
+            drawn = jax.vmap(shuffle)(random.split(key, len(order)))
+        return drawn.astype(jnp.int32), jnp.zeros((), jnp.int32)
 
-    def kept() -> tuple[Array, Array]:
-        return permutation, position
-
-    return jax.lax.cond(position + plate.subsample_size > plate.size, fresh, kept)
+    return lax.cond(position + taken > size, fresh, lambda: (order, position))

@@ -9,7 +9,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_ext.errors import ArgumentError
-from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
+from numpyro_ext.gradients.estimator import (
+    EstimatorState,
+    GradientEstimator,
+    ScoreEstimate,
+    corrected,
+)
 from numpyro_ext.gradients.full import Full
 from numpyro_ext.gradients.full_data import (
     FullData,
@@ -116,17 +121,12 @@ class SVRG(GradientEstimator):
             indices, minibatch = self._minibatch().draw(target, minibatch, len(z))
         here = target.score(z, data, indices)
         there = target.score(anchor, data, indices)
-        score = ScoreEstimate(
-            here.score - there.score + exact.score,
-            here.log_prior,
-            here.log_likelihood - there.log_likelihood + exact.log_likelihood,
-            indices,
-        )
+        score = corrected(here, there, exact, indices)
         since = jnp.where(due, 1, state["since"] + 1)
         following = {"minibatch": minibatch, "anchor": anchor, "exact": exact, "since": since}
         return score, following
 
-    def with_own_rows(self, target: LogDensity) -> SVRG:
+    def with_own_rows(self, target: LogDensity) -> GradientEstimator:
         """The same, with minibatches drawn for each position apart.
 
         Raises
@@ -135,7 +135,7 @@ class SVRG(GradientEstimator):
             The minibatches are the model's arguments, one for all positions.
         """
         if self.full_data is not None:
-            return super().with_own_rows(target)  # type: ignore[return-value]
+            return super().with_own_rows(target)
         return replace(self, own_rows=True)
 
     def evaluations_per_step(self, target: LogDensity) -> float:

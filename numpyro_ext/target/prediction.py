@@ -8,6 +8,7 @@ known. :class:`ObserveMissing` lets a model without observations of a site be ru
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any
 
 import jax.numpy as jnp
@@ -76,16 +77,13 @@ def prediction_of(site: Site) -> dict[str, Array]:
     elif isinstance(fn, CategoricalProbs | CategoricalLogits):
         found["probabilities"] = fn.probs
     else:
+        # A host's base class raises this where a distribution does not have what is asked for.
         for name in ("mean", "variance"):
-            try:
+            with suppress(NotImplementedError):
                 found[name] = jnp.broadcast_to(getattr(outer, name), shape)
-            except (NotImplementedError, AttributeError):
-                continue
         if not fn.event_shape and not fn.support.is_discrete:
-            try:
+            with suppress(NotImplementedError):
                 found["cdf"] = jnp.broadcast_to(fn.cdf(value), shape)
-            except NotImplementedError:
-                pass
     if "probabilities" in found:
         classes = found["probabilities"].shape[-1:]
         found["probabilities"] = jnp.broadcast_to(found["probabilities"], shape + classes)

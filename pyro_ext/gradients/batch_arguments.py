@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from pyro_ext.gradients.full_data import FullData, batches_of, check_rows, num_rows
+from pyro_ext.gradients.minibatch import shuffled
 from pyro_ext.target import Data, LogDensity, Score
 
 
@@ -58,11 +59,8 @@ class BatchArguments(GradientEstimator):
         """Number of the next batch, or (P,) of them, and the next state."""
         order, position, number = state["order"], state["position"], len(tuple(self.batches))
         if position >= number:
-            shuffled = [
-                torch.randperm(number, generator=generator)
-                for _ in range(num_positions if self.own_rows else 1)
-            ]
-            order, position = torch.stack(shuffled) if self.own_rows else shuffled[0], 0
+            lead = (num_positions,) if self.own_rows else ()
+            order, position = shuffled(number, lead, generator), 0
         return order[..., position], {"order": order, "position": position + 1}
 
     def score(self, target: LogDensity, chosen: Tensor, z: Tensor, data: Data) -> Score:

@@ -11,11 +11,16 @@ from torch import Tensor
 
 from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients.batch_arguments import BatchArguments
-from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
+from pyro_ext.gradients.estimator import (
+    EstimatorState,
+    GradientEstimator,
+    ScoreEstimate,
+    corrected,
+)
 from pyro_ext.gradients.full_data import FullData, batches_of, check_rows, score_of_all_rows
 from pyro_ext.gradients.minibatch import Minibatch
 from pyro_ext.gradients.svrg import check_no_local_latents
-from pyro_ext.target import Data, LogDensity
+from pyro_ext.target import Data, LogDensity, Score
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,6 @@ class ControlVariate(GradientEstimator):
         data: Data,
         generator: torch.Generator,
     ) -> tuple[ScoreEstimate, EstimatorState]:
-        exact_score, _, exact_likelihood = state["exact"]
         # One anchor for all, unless every position has rows of its own to compare at.
         anchor = state["anchor"].expand_as(z) if self.own_rows else state["anchor"]
         indices = None
@@ -123,12 +127,7 @@ class ControlVariate(GradientEstimator):
             chosen, minibatch = given.draw(state["minibatch"], generator, len(z))
             here = given.score(target, chosen, z, data)
             there = given.score(target, chosen, anchor, data)
-        score = ScoreEstimate(
-            here.score - there.score + exact_score,
-            here.log_prior,
-            here.log_likelihood - there.log_likelihood + exact_likelihood,
-            indices,
-        )
+        score = corrected(here, there, Score(*state["exact"]), indices)
         return score, {**state, "minibatch": minibatch}
 
     def needs_new_arguments(self, target: LogDensity) -> bool:

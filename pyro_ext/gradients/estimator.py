@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_ext.errors import ArgumentError
-from pyro_ext.target import Data, LogDensity
+from pyro_ext.target import Data, LogDensity, Score
 
 EstimatorState = dict[str, Any]
 
@@ -28,6 +28,26 @@ class ScoreEstimate(NamedTuple):
     log_prior: Tensor
     log_likelihood: Tensor
     indices: Mapping[str, Tensor] | None
+
+
+def corrected(
+    here: Score, there: Score, exact: Score, indices: Mapping[str, Tensor] | None
+) -> ScoreEstimate:
+    """The scores of a batch at positions, less the noise that they share with those at an anchor.
+
+    Parameters
+    ----------
+    here, there : Score
+        Of the batch, at the positions and at the anchor.
+    exact : Score
+        Of all rows, at the anchor.
+    """
+    return ScoreEstimate(
+        here.score - there.score + exact.score,
+        here.log_prior,
+        here.log_likelihood - there.log_likelihood + exact.log_likelihood,
+        indices,
+    )
 
 
 class GradientEstimator(ABC):

@@ -97,7 +97,7 @@ class Minibatch(GradientEstimator):
             else:
                 order, position = state[name]["order"], state[name]["position"]
                 if position + count > size:
-                    order, position = _shuffled(size, lead, generator), 0
+                    order, position = shuffled(size, lead, generator), 0
                 rows = order[..., position : position + count]
                 following[name] = {"order": order, "position": position + count}
             indices[name] = rows.to(target.device)
@@ -122,8 +122,8 @@ class Minibatch(GradientEstimator):
         return target.batch_fraction
 
 
-def _shuffled(size: int, lead: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """A permutation of the rows, or one for each position."""
+def shuffled(size: int, lead: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """A permutation of so many numbers, or ``lead`` of them."""
     if not lead:
         return torch.randperm(size, generator=generator)
     return torch.stack([torch.randperm(size, generator=generator) for _ in range(lead[0])])

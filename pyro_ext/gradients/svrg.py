@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from pyro_ext.errors import ArgumentError
-from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
+from pyro_ext.gradients.estimator import (
+    EstimatorState,
+    GradientEstimator,
+    ScoreEstimate,
+    corrected,
+)
 from pyro_ext.gradients.full import Full
 from pyro_ext.gradients.full_data import (
     FullData,
@@ -19,7 +24,7 @@ from pyro_ext.gradients.full_data import (
 )
 from pyro_ext.gradients.minibatch import Minibatch
 from pyro_ext.options import check_count
-from pyro_ext.target import Data, LogDensity
+from pyro_ext.target import Data, LogDensity, Score
 
 
 @dataclass(frozen=True)
@@ -110,17 +115,11 @@ class SVRG(GradientEstimator):
             indices, minibatch = self._minibatch().draw(target, minibatch, generator, len(z))
         here = target.score(z, data, indices)
         there = target.score(anchor, data, indices)
-        exact_score, _, exact_likelihood = exact
-        score = ScoreEstimate(
-            here.score - there.score + exact_score,
-            here.log_prior,
-            here.log_likelihood - there.log_likelihood + exact_likelihood,
-            indices,
-        )
+        score = corrected(here, there, Score(*exact), indices)
         following = {"minibatch": minibatch, "anchor": anchor, "exact": exact, "since": since + 1}
         return score, following
 
-    def with_own_rows(self, target: LogDensity) -> SVRG:
+    def with_own_rows(self, target: LogDensity) -> GradientEstimator:
         """The same, with minibatches drawn for each position apart.
 
         Raises
@@ -129,7 +128,7 @@ class SVRG(GradientEstimator):
             The minibatches are the model's arguments, one for all positions.
         """
         if self.full_data is not None:
-            return super().with_own_rows(target)  # type: ignore[return-value]
+            return super().with_own_rows(target)
         return replace(self, own_rows=True)
 
     def evaluations_per_step(self, target: LogDensity) -> float:

@@ -164,7 +164,7 @@ def _array(z: Tensor) -> np.ndarray[Any, Any]:
     return z.detach().cpu().to(torch.float64).numpy()
 
 
-@torch.library.custom_op("ppl_ext::stan_log_density", mutates_args=())
+@torch.library.custom_op("pyro_ext::stan_log_density", mutates_args=())
 def _log_density(z: Tensor, number: int) -> tuple[Tensor, Tensor]:
     values, gradients = _programs[number].value_and_gradient(_array(z))
     return torch.as_tensor(values).to(z), torch.as_tensor(gradients).to(z)
@@ -175,7 +175,7 @@ def _(z: Tensor, number: int) -> tuple[Tensor, Tensor]:
     return z.new_empty(z.shape[:-1]), z.new_empty(z.shape)
 
 
-@torch.library.custom_op("ppl_ext::stan_parameters", mutates_args=())
+@torch.library.custom_op("pyro_ext::stan_parameters", mutates_args=())
 def _parameters(z: Tensor, number: int, count: int) -> Tensor:
     return torch.as_tensor(_programs[number].constrain(_array(z))).to(z)
 
@@ -185,7 +185,7 @@ def _(z: Tensor, number: int, count: int) -> Tensor:
     return z.new_empty((*z.shape[:-1], count))
 
 
-@torch.library.custom_op("ppl_ext::stan_hessian_product", mutates_args=())
+@torch.library.custom_op("pyro_ext::stan_hessian_product", mutates_args=())
 def _hessian_product(z: Tensor, vector: Tensor, number: int) -> Tensor:
     return torch.as_tensor(_programs[number].hessian_product(_array(z), _array(vector))).to(z)
 

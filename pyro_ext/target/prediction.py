@@ -8,8 +8,8 @@ known. :class:`ObserveMissing` lets a model without observations of a site be ru
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -44,14 +44,15 @@ class ObserveMissing(Messenger):
     def over(self, model: Callable[..., Any]) -> Callable[..., Any]:
         """The model, run under this handler; its signature stays."""
 
+        # A module is called through its forward, which has the signature.
+        named = model.forward if isinstance(model, torch.nn.Module) else model
+
+        @functools.wraps(named)
         def run(*args: Any, **kwargs: Any) -> Any:
             with self:
                 return model(*args, **kwargs)
 
-        if isinstance(model, torch.nn.Module):
-            run.__signature__ = inspect.signature(model.forward)  # type: ignore[attr-defined]
-            return run
-        return functools.wraps(model)(run)
+        return run
 
     def _pyro_sample(self, msg: Any) -> None:
         if site_is_subsample(msg) or msg["is_observed"] or msg["value"] is not None:
@@ -86,16 +87,13 @@ def prediction_of(site: Mapping[str, Any]) -> dict[str, Tensor]:
     elif isinstance(fn, Categorical):
         found["probabilities"] = fn.probs
     else:
+        # A host's base class raises this where a distribution does not have what is asked for.
         for name in ("mean", "variance"):
-            try:
+            with suppress(NotImplementedError):
                 found[name] = getattr(outer, name).expand(shape)
-            except (NotImplementedError, AttributeError):
-                continue
         if not fn.event_shape and not fn.support.is_discrete:
-            try:
+            with suppress(NotImplementedError):
                 found["cdf"] = fn.cdf(value).expand(shape)
-            except NotImplementedError:
-                pass
     if "probabilities" in found:
         classes = found["probabilities"].shape[-1:]
         found["probabilities"] = found["probabilities"].expand(shape + classes)

@@ -13,6 +13,7 @@ import pytest
 from benchmarks import records
 from benchmarks.images.training import Book
 from benchmarks.posteriordb import report
+from benchmarks.posteriordb.database import Database
 from benchmarks.posteriordb.workers import ONE_THREAD, Case, spread
 from benchmarks.records import Record
 
@@ -75,6 +76,6 @@ def test_reports_do_not_depend_on_the_order_of_records(tmp_path: Path) -> None:
         record.figures = {"curves": {}, "negative ELBO": float(number % 5), "right": True}
     texts = []
     for order in (found, found[::-1]):
-        report.write(order, None, tmp_path, pages=())  # type: ignore[arg-type]
+        report.write(order, Database.open("embedded"), tmp_path, pages=())
         texts.append((tmp_path / "posteriordb.md").read_text())
     assert texts[0] == texts[1] and texts[0].index("### one") < texts[0].index("### two")
