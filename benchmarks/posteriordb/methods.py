@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ PARTICLES = 100
 CHAINS, WARM_UP_SHARE = 10, 0.25
 #: Standard deviation of guides at the start, in unconstrained space.
 INITIAL_SCALE = 0.1
+#: Steps of SVN that one curvature serves, which takes most of a step's derivatives and changes
+#: slowly.
+CURVATURE_EVERY = 5
 #: Components of mixtures.
 COMPONENTS = 3
 #: Draws that figures of guides are made of.
@@ -91,8 +94,10 @@ METHODS: dict[str, Method] = {
     "BaM": Method("BaM", "guide", "full", {"num_samples": 2}),
     "FisherVI": Method("FisherVI", "guide", "full", cost=2.0),
     "SVGD": Method("SVGD", "particles", rates=RATES),
-    "SVN": Method("SVN", "particles"),
-    "SVN, block diagonal": Method("SVN", "particles", options={"system": "block_diagonal"}),
+    "SVN": Method("SVN", "particles", options={"curvature_every": CURVATURE_EVERY}),
+    "SVN, block diagonal": Method(
+        "SVN", "particles", options={"curvature_every": CURVATURE_EVERY, "system": "block_diagonal"}
+    ),
     "Laplace": Method("SVI", "host", "Laplace", rates=RATES),
     "SGHMC": Method("SGHMC", "chains", options={"friction": 1.0}, rates=(0.5, 0.25)),
     "NUTS": Method("NUTS", "MCMC"),
@@ -199,17 +204,36 @@ def sweeps_of(outputs_of_a_row: int, outputs_of_all: float, dim: int) -> int:
     return int(min(outputs_of_a_row, dim) + min(outputs_of_all, dim))
 
 
-def cost_of(method: Method, dim: int, sweeps: int | None) -> float:
-    """Score evaluations that a method is charged for one draw or particle and step.
+class Cost(NamedTuple):
+    """Score evaluations that a method is charged for each draw, particle or chain.
 
-    Scores that are differentiated count two. A Newton step counts one and each of ``sweeps``
-    (:func:`sweeps_of`) besides, which take about as long as a score. Where a density comes in one
-    piece, as Stan's does, ``sweeps`` is None, and a curvature is as many products with its Hessian
-    as there are dimensions, each as much as two scores.
+    Attributes
+    ----------
+    start : float
+        Before the first step.
+    step : float
+        For each step.
+    """
+
+    start: float
+    step: float
+
+
+def cost_of(method: Method, dim: int, sweeps: int | None) -> Cost:
+    """What a method is charged.
+
+    Scores that are differentiated count two. A Newton step counts one and its curvature each of
+    ``sweeps`` (:func:`sweeps_of`), which take about as long as a score. Where a density comes in
+    one piece, as Stan's does, ``sweeps`` is None, and a curvature is as many products with its
+    Hessian as there are dimensions, each as much as two scores. A curvature that serves several
+    steps is shared between them, and the first one's rest is charged at the start: so no run is
+    ever charged less than it took.
     """
     if method.engine != "SVN":
-        return method.cost
-    return 1.0 + (2.0 * dim if sweeps is None else sweeps)
+        return Cost(0.0, method.cost)
+    curvature = 2.0 * dim if sweeps is None else float(sweeps)
+    share = curvature / method.options.get("curvature_every", 1)
+    return Cost(curvature - share, 1.0 + share)
 
 
 def check_noise(method: Method, noise: float) -> None:

@@ -41,7 +41,7 @@ from benchmarks.posteriordb.methods import (
 )
 from benchmarks.posteriordb.programs import numpyro_program, site_map
 from benchmarks.posteriordb.programs.sites import SiteMap
-from benchmarks.posteriordb.start import RADIUS, Start
+from benchmarks.posteriordb.start import RADIUS, Start, of_chains, uniform
 from benchmarks.synthetic.numpyro_fits import white_noise
 from numpyro_ext.curvature.gauss_newton import whitened_outputs
 from numpyro_ext.curvature.row_structure import row_structure
@@ -317,10 +317,10 @@ class EngineFitter:
         """See the protocol."""
         state = self.engine.init(random.key(seed))
         each = PARTICLES if self._particles else int(self.engine.num_samples)
-        cost = self._cost * each
-        spent = 0
+        cost = self._cost.step * each
+        spent = round(self._cost.start * each)
         if start is not None:
-            spent = start.evaluations
+            spent += start.evaluations
             state = state._replace(algorithm=self._started(state.algorithm, start, seed))
         # Schedules over the run need its end.
         steps = max(1, int((self._budget - spent) / cost))
@@ -370,8 +370,8 @@ class HostFitter:
         """See the protocol."""
         if start is None:
             # The guide would keep the point that it drew for the first seed.
-            uniform = np.random.default_rng([5, seed]).uniform(-RADIUS, RADIUS, self._dim)
-            spent, found = self._spare, {"auto_loc": jnp.asarray(uniform)}
+            (point,) = uniform(self._dim, seed, 1)
+            spent, found = self._spare, {"auto_loc": jnp.asarray(point)}
         else:
             spent = self._spare + start.evaluations
             found = host_parameters(start, self._guide_name, seed)
@@ -409,12 +409,7 @@ class StochasticGradientFitter:
         """See the protocol."""
         program, options = self._program, dict(self._method.options)
         assert rate is not None
-        if start is None:
-            spent, scale = 0, np.ones(program.dim)
-            generator = np.random.default_rng([5, seed])
-            z = generator.uniform(-RADIUS, RADIUS, (CHAINS, program.dim))
-        else:
-            spent, scale, z = start.evaluations, start.scale, start.draw(CHAINS, seed)
+        spent, scale, z = of_chains(start, program.dim, seed, CHAINS)
         kind: Any = getattr(nx, self._method.engine)
         kernel = kind(program.model, rate, mass=scale**-2, estimator=self._estimator, **options)
         layout = program.target.layout

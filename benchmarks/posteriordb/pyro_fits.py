@@ -41,7 +41,7 @@ from benchmarks.posteriordb.methods import (
 )
 from benchmarks.posteriordb.programs import pyro_program, site_map
 from benchmarks.posteriordb.programs.sites import SiteMap
-from benchmarks.posteriordb.start import RADIUS, Start
+from benchmarks.posteriordb.start import RADIUS, Start, of_chains
 from benchmarks.synthetic.pyro_fits import white_noise
 from pyro_ext.curvature.gauss_newton import whitened_outputs
 from pyro_ext.curvature.row_structure import row_structure
@@ -248,11 +248,12 @@ class EngineFitter:
         options = dict(method.options) | {"on_nonfinite": "skip", "seed": seed}
         if self._noise:
             options["estimator"] = px.Noisy(px.Full(), level=self._noise)
-        spent = 0 if start is None else start.evaluations
         pyro.set_rng_seed(seed)
         each = PARTICLES
+        spent = 0 if start is None else start.evaluations
         if method.family == "particles":
-            steps = int((self._budget - spent) / (PARTICLES * self._cost))
+            spent += round(self._cost.start * each)
+            steps = int((self._budget - spent) / (self._cost.step * each))
             optim = () if method.engine == "SVN" else (adam(rate, steps),)
             engine = kind(model, *optim, num_particles=PARTICLES, **options)
             engine.setup()
@@ -264,7 +265,7 @@ class EngineFitter:
             engine = kind(model, guide, **options)
             engine.setup()
             each = int(engine.num_samples)
-        cost = self._cost * each
+        cost = self._cost.step * each
         wanted = steps_of(points, spent, cost)
         clock = _Clock()
 
@@ -363,12 +364,7 @@ class StochasticGradientFitter:
         """See the protocol."""
         program, options = self._program, dict(self._method.options)
         assert rate is not None
-        if start is None:
-            spent, scale = 0, np.ones(program.dim)
-            generator = np.random.default_rng([5, seed])
-            z = generator.uniform(-RADIUS, RADIUS, (CHAINS, program.dim))
-        else:
-            spent, scale, z = start.evaluations, start.scale, start.draw(CHAINS, seed)
+        spent, scale, z = of_chains(start, program.dim, seed, CHAINS)
         kind: Any = getattr(px, self._method.engine)
         kernel = kind(program.model, rate, mass=scale**-2, estimator=self._estimator, **options)
         pyro.set_rng_seed(seed)

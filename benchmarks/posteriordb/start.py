@@ -66,6 +66,18 @@ class Start:
         return self.mean + noise @ self.factor.T
 
 
+def uniform(dim: int, seed: int, number: int) -> Floats:
+    """Points (number, D) of the host's kind of start."""
+    return np.random.default_rng([5, seed]).uniform(-RADIUS, RADIUS, (number, dim))
+
+
+def of_chains(start: Start | None, dim: int, seed: int, number: int) -> tuple[int, Floats, Floats]:
+    """Evaluations spent, scales (D,) and points (number, D) of chains; None is the host's start."""
+    if start is None:
+        return 0, np.ones(dim), uniform(dim, seed, number)
+    return start.evaluations, start.scale, start.draw(number, seed)
+
+
 def find(program: Program, seed: int) -> Start:
     """The start of a program's runs with a seed.
 

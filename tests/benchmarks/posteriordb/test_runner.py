@@ -24,6 +24,7 @@ from benchmarks.posteriordb.methods import (
     METHODS,
     Draws,
     Floats,
+    Method,
     after_warm_up,
     check_noise,
     cost_of,
@@ -332,11 +333,17 @@ def test_what_cannot_be_begun_is_one_line(
 
 
 def test_what_a_gradient_is_charged() -> None:
-    assert cost_of(METHODS["ProximalScoreVI, full"], 7, None) == 1.0
-    assert cost_of(METHODS["FisherVI"], 7, None) == 2.0
-    assert cost_of(METHODS["SVN"], 7, 3) == 4.0
+    assert cost_of(METHODS["ProximalScoreVI, full"], 7, None) == (0.0, 1.0)
+    assert cost_of(METHODS["FisherVI"], 7, None) == (0.0, 2.0)
+    every_step = Method("SVN", "particles")
+    assert cost_of(every_step, 7, 3) == (0.0, 4.0)
     # Seven products with a Hessian, each of two scores, and the score itself.
-    assert cost_of(METHODS["SVN"], 7, None) == 15.0
+    assert cost_of(every_step, 7, None) == (0.0, 15.0)
+    # One to five steps with one curvature, and the sixth with the next.
+    start, step = cost_of(METHODS["SVN"], 7, 10)
+    taken = [start + steps * step for steps in (1, 5, 6)]
+    assert METHODS["SVN"].options["curvature_every"] == 5
+    assert taken == pytest.approx([1 + 10, 23.0, 6 + 2 * 10])
     # Row by row one sweep for each output of a row; without rows one for each output of all.
     assert sweeps_of(1, 0, 7) == 1 and sweeps_of(0, 100, 7) == 7 and sweeps_of(16, 2, 7) == 9
 
