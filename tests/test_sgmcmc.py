@@ -120,16 +120,16 @@ def test_minibatches_of_a_conjugate_normal(package: str) -> None:
 def test_batches_from_a_list(package: str) -> None:
     found = backend(package)
     model, args, _ = arguments(found, "logistic_regression_batch_arguments")
-    size = len(args[0]) // 4
-    batches = [tuple(a[k * size : (k + 1) * size] for a in args) for k in range(4)]
+    size = len(args[0]) // 2
+    batches = [tuple(a[k * size : (k + 1) * size] for a in args) for k in range(2)]
     estimator = found.public.BatchArguments(batches)
     kernel = found.public.SGHMC(model, 0.1, friction=10.0, estimator=estimator, num_steps=5)
-    run = found.sample(kernel, batches[0], num_samples=1000, warmup=100, num_chains=4)
+    run = found.sample(kernel, batches[0], num_samples=300, warmup=50, num_chains=12)
     _near_logistic(found, run.draws)
     mode = {name: value.mean((0, 1)).astype(np.float32) for name, value in run.draws.items()}
     estimator = found.public.ControlVariate(mode, batches=batches)
     kernel = found.public.SGHMC(model, 0.1, friction=10.0, estimator=estimator, num_steps=5)
-    run = found.sample(kernel, batches[0], num_samples=1000, warmup=100, num_chains=4)
+    run = found.sample(kernel, batches[0], num_samples=300, warmup=50, num_chains=12)
     _near_logistic(found, run.draws)
 
 

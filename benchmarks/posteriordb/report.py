@@ -19,6 +19,8 @@ from benchmarks.records import Record
 
 #: Nats above the best bound that any run found at which a run counts as arrived.
 ARRIVED = 0.5
+#: Errors in standard deviations, or their ratios, from which no figure is given.
+FAR_OFF = 10.0
 #: Parameters on a page's plots.
 SHOWN = 12
 
@@ -160,6 +162,56 @@ def leaderboard(runs: Sequence[Record]) -> str:
     return records.markdown_table(rows)
 
 
+def overview(runs: Sequence[Record]) -> str:
+    """Posteriors against methods: worst mean error, and least and greatest sd ratio.
+
+    Figures are medians over seeds, bold where every seed is right. Empty without reference draws.
+    """
+    known = dict.fromkeys(
+        r.model for r in runs if not r.failed and r.figures.get("right") is not None
+    )
+    if not known:
+        return ""
+    judged = sorted((r for r in runs if r.model in known), key=order)
+    columns = grouped(judged, lambda r: (r.method, r.backend, r.settings["route"]))
+    several = len({key[1:] for key in columns}) > 1
+    cells: dict[str, dict[str, Any]] = {model: {"posterior": model} for model in sorted(known)}
+    total: dict[str, Any] = {"posterior": f"right, of {len(known)}"}
+    ours: set[str] = set()
+    for key, own in columns.items():
+        header = ", ".join(key) if several else key[0]
+        right = set()
+        for (model,), same in grouped(own, lambda r: (r.model,)).items():
+            cells[model][header] = _overview_cell(same)
+            if all(bool(r.figures.get("right")) for r in same):
+                right.add(model)
+        total[header] = len(right)
+        if key[0] in METHODS and METHODS[key[0]].ours:
+            ours |= right
+    table = records.markdown_table([*cells.values(), total], list(total))
+    return (
+        "Worst mean error, and least and greatest ratio of standard deviations; bold is right. "
+        f"Some engine of this project is right on **{len(ours)} of {len(known)}** posteriors with "
+        f"reference draws.\n\n{table}"
+    )
+
+
+def _overview_cell(runs: Sequence[Record]) -> str:
+    """What one method reached on one posterior."""
+    if any(not was_run(r) for r in runs):
+        return "not run"
+    if any(r.failed for r in runs):
+        return "failed"
+    error, least, greatest = (
+        float(np.median([r.figures[name] for r in runs]))
+        for name in ("worst mean error", "least sd ratio", "greatest sd ratio")
+    )
+    if not max(error, greatest) < FAR_OFF:
+        return "far off"
+    found = f"{error:.2g}, {least:.2f}-{greatest:.2f}"
+    return f"**{found}**" if all(r.figures["right"] for r in runs) else found
+
+
 def posterior_table(runs: Sequence[Record]) -> str:
     """One line for each run on a posterior."""
     rows = []
@@ -266,7 +318,7 @@ def write(
         text += [f"## {budget:,} score evaluations, from {where}"]
         exact = [record for record in same if not record.settings["noise"]]
         if exact:
-            text += [leaderboard(exact)]
+            text += [part for part in (leaderboard(exact), overview(exact)) if part]
         if exact and plots:
             plot_curves(exact, out / f"convergence-{budget}-{start}.png", "worst mean error")
             plot_curves(exact, out / f"bounds-{budget}-{start}.png", "negative ELBO")
@@ -335,6 +387,8 @@ def plot_curves(runs: Sequence[Record], path: Path, figure_name: str) -> None:
         if figure_name == "worst mean error":
             axis.axhline(MEAN_ERROR, color="black", lw=0.7, ls=":")
         axis.set(xscale="log", yscale="log", title=name)
+        # Over little more than a decade the labels between powers of ten run into each other.
+        axis.xaxis.set_minor_formatter(plt.NullFormatter())
         axis.title.set_fontsize(8)
         axis.set_ylim(top=min(axis.get_ylim()[1], 1e4))
         axis.grid(alpha=0.3)

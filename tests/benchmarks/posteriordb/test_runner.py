@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 from collections.abc import Mapping
 from functools import partial
@@ -579,6 +580,32 @@ def test_a_run_that_failed_is_infinitely_far_off() -> None:
     board = report.leaderboard(runs)
     (line,) = [row for row in board.splitlines() if "GSM" in row]
     assert "1 of 2" in line
+
+
+def test_overview_of_posteriors_and_methods() -> None:
+    methods = ["GSM", "GSM", "BaM", "SVN", "NUTS", "ADVI, full"]
+    runs = [made(method, None, 10.0) for method in methods]
+    runs[1].seed, runs[1].figures["right"] = 1, False
+    runs[1].figures["worst mean error"] = 0.32
+    runs[2].figures["greatest sd ratio"] = math.inf
+    runs[2].figures["right"] = runs[4].figures["right"] = False
+    runs[3].error, runs[3].figures = "ArithmeticError: none", {}
+    runs[4].figures["not run"] = "too large"
+    without_reference = made("GSM", None, 1.0)
+    without_reference.model, without_reference.figures = "other", {"negative ELBO": 1.0}
+    assert report.overview([without_reference]) == ""
+    lines = report.overview([*runs, without_reference]).splitlines()
+    # The host's alone is right with every seed.
+    assert "right on **0 of 1**" in lines[0]
+    names, found, right = ([cell.strip() for cell in lines[i].split("|")[1:-1]] for i in (2, 4, 5))
+    assert len(lines) == 6
+    error = (made("GSM", None, 10.0).figures["worst mean error"] + 0.32) / 2
+    cells = dict(zip(names, zip(found, right, strict=True), strict=True))
+    assert cells["posterior"] == ("some", "right, of 1")
+    assert cells["ADVI, full"][0].startswith("**") and cells["ADVI, full"][1] == "1"
+    assert cells["GSM"] == (f"{error:.2g}, 0.96-1.00", "0")
+    assert cells["BaM"][0] == "far off" and cells["SVN"][0] == "failed"
+    assert cells["NUTS"][0] == "not run"
 
 
 def test_bounds_compare_within_a_route_only() -> None:
