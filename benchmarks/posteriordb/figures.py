@@ -22,6 +22,9 @@ STEIN_DRAWS = 500
 #: A fit is right where no parameter's mean is farther off than this, in standard deviations of
 #: the reference, and no standard deviation outside of these ratios.
 MEAN_ERROR, RATIOS = 0.1, (0.9, 1.1)
+#: Nats between log densities of a guide at its own draws, hundreds at most in a thousand
+#: dimensions, from which they are taken for rounding: that of a guide whose spread has burst.
+ROUNDED = 1e5
 
 
 @dataclass(frozen=True)
@@ -94,11 +97,14 @@ def is_right(figures: Mapping[str, Any]) -> bool:
 
 
 def bound(program: Program, draws: Draws) -> dict[str, float]:
-    """Negative evidence lower bound in nats, its standard error, and Pareto's k-hat."""
+    """Negative evidence lower bound in nats, its standard error, and Pareto's k-hat.
+
+    All are infinite where a density is not finite or is mostly rounding.
+    """
     if draws.log_q is None:
         return {}
     ratios = program.log_density(draws.z) - draws.log_q
-    if not np.isfinite(ratios).all():
+    if not (np.isfinite(ratios).all() and np.ptp(draws.log_q) < ROUNDED):
         return {"negative ELBO": math.inf, "its error": math.inf, "k-hat": math.inf}
     error = ratios.std() / math.sqrt(len(ratios))
     return {
