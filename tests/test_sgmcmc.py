@@ -456,6 +456,17 @@ def test_what_arviz_gets_of_the_hosts_kernels(package: str) -> None:
     assert data.sample_stats["diverging"].shape == (1, 5)
 
 
+def test_statistics_alone_are_no_draws() -> None:
+    from pyro.infer.mcmc import HMC, StreamingMCMC
+
+    import pyro_ext as px
+
+    model, args, _ = arguments(backend("pyro"), "conjugate_normal")
+    mcmc = StreamingMCMC(HMC(model, step_size=0.1, num_steps=2), 2, warmup_steps=1)
+    with pytest.raises(px.ArgumentError, match="statistics of them alone"):
+        px.to_arviz(mcmc, *args)
+
+
 @both
 def test_schedules(package: str) -> None:
     public = backend(package).public

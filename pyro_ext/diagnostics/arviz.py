@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pyro.infer import MCMC
+from pyro.infer.mcmc import StreamingMCMC
 
 from pyro_ext.diagnostics.chains import Chains
 from pyro_ext.diagnostics.host_fit import HostFit
@@ -130,6 +131,11 @@ def to_arviz(
     ImportError
         ArviZ is not installed.
     """
+    if isinstance(engine, StreamingMCMC):
+        raise ArgumentError(
+            "Expected draws, found StreamingMCMC, which keeps statistics of them alone. Run "
+            "pyro.infer.MCMC."
+        )
     if isinstance(engine, MCMC):
         if not args and not kwargs:
             args, kwargs = engine._args, engine._kwargs
