@@ -184,16 +184,19 @@ def make_guide(name: str, model: Callable[[], Any], start: Start | None, seed: i
     guide()
     if start is None:
         return guide
+    diagonal = np.diag(start.factor)
+    unit = start.factor / diagonal[:, None]
     if name == "mixture":
         guide.loc.data.copy_(as_tensor(start.draw(COMPONENTS, seed)))
-        guide.scale_tril = as_tensor(np.tile(start.factor, (COMPONENTS, 1, 1)))
+        guide.scale = as_tensor(np.tile(diagonal, (COMPONENTS, 1)))
+        guide.scale_tril = as_tensor(np.tile(unit, (COMPONENTS, 1, 1)))
         return guide
     guide.loc.data.copy_(as_tensor(start.mean))
     if name == "diagonal":
         guide.scale = as_tensor(start.scale)
     elif name == "full":
-        guide.scale = as_tensor(np.diag(start.factor).copy())
-        guide.scale_tril = as_tensor(start.factor / np.diag(start.factor)[:, None])
+        guide.scale = as_tensor(diagonal.copy())
+        guide.scale_tril = as_tensor(unit)
     return guide
 
 

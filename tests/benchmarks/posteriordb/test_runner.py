@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 import torch
 
+import pyro_ext as px
 from benchmarks import records
 from benchmarks.__main__ import build_parser, main
 from benchmarks.posteriordb import figures, numpyro_fits, pyro_fits, report, runner, start
 from benchmarks.posteriordb.database import EMBEDDED, Database
 from benchmarks.posteriordb.methods import (
+    COMPONENTS,
     METHODS,
     Draws,
     Floats,
@@ -350,6 +352,40 @@ def test_what_a_gradient_is_charged() -> None:
     assert taken == pytest.approx([1 + 10, 23.0, 6 + 2 * 10])
     # Row by row one sweep for each output of a row; without rows one for each output of all.
     assert sweeps_of(1, 0, 7) == 1 and sweeps_of(0, 100, 7) == 7 and sweeps_of(16, 2, 7) == 9
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "full", "mixture"])
+@pytest.mark.parametrize("backend", [numpyro_fits, pyro_fits], ids=["numpyro", "pyro"])
+def test_guides_begin_at_the_start(backend: Any, kind: str) -> None:
+    backend.configure()
+    program = backend.native("blr", Database.open("embedded")["blr_simulated-blr"].data())
+    generator = np.random.default_rng(0)
+    factor = np.tril(generator.normal(size=(6, 6)), -1) + np.diag(np.geomspace(0.01, 3.0, 6))
+    begin = start.Start(generator.normal(size=6), factor, 0)
+    if backend is numpyro_fits:
+        method = METHODS[f"ProximalScoreVI, {kind}"]
+        fitter = numpyro_fits.EngineFitter(program, method, 100, 0.0)
+        state = fitter.engine.init(jax.random.key(0))
+        state = state._replace(algorithm=fitter._started(state.algorithm, begin, 0))
+        z = fitter._draws(state, 40_000).z
+    else:
+        guide = pyro_fits.make_guide(kind, program.model, begin, 0)
+        engine = px.ProximalScoreVI(program.model, guide, seed=0)
+        engine.setup()
+        found = engine.density.live_parameters()
+        drawn = engine.density.sample(found, torch.Generator().manual_seed(0), 40_000)
+        z = drawn.detach().numpy()
+    mean, covariance = begin.mean, factor @ factor.T
+    if kind == "diagonal":
+        covariance = np.diag(begin.scale**2)
+    if kind == "mixture":
+        centres = begin.draw(COMPONENTS, 0)
+        mean = centres.mean(0)
+        covariance = covariance + np.cov(centres.T, bias=True)
+    # White but for Monte Carlo error, in all directions alike.
+    white = np.linalg.solve(np.linalg.cholesky(covariance), (z - mean).T)
+    np.testing.assert_allclose(white.mean(1), 0.0, atol=0.05)
+    np.testing.assert_allclose(np.cov(white), np.eye(6), atol=0.06)
 
 
 @pytest.mark.parametrize("backend", [numpyro_fits, pyro_fits], ids=["numpyro", "pyro"])
