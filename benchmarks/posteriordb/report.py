@@ -167,9 +167,7 @@ def overview(runs: Sequence[Record]) -> str:
 
     Figures are medians over seeds, bold where every seed is right. Empty without reference draws.
     """
-    known = dict.fromkeys(
-        r.model for r in runs if not r.failed and r.figures.get("right") is not None
-    )
+    known = {r.model for r in runs if not r.failed and "worst mean error" in r.figures}
     if not known:
         return ""
     judged = sorted((r for r in runs if r.model in known), key=order)
@@ -200,7 +198,7 @@ def _overview_cell(runs: Sequence[Record]) -> str:
     """What one method reached on one posterior."""
     if any(not was_run(r) for r in runs):
         return "not run"
-    if any(r.failed for r in runs):
+    if any(r.failed or "worst mean error" not in r.figures for r in runs):
         return "failed"
     error, least, greatest = (
         float(np.median([r.figures[name] for r in runs]))

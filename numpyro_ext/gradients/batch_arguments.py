@@ -12,12 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax, random
+from jax import Array, random
 
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from numpyro_ext.gradients.full_data import FullData, batches_of, check_rows, num_rows
 from numpyro_ext.gradients.minibatch import advance
+from numpyro_ext.gradients.permutation import draw_order, permuted
 from numpyro_ext.target import Data, LogDensity, Score
 
 
@@ -64,10 +65,9 @@ class BatchArguments(GradientEstimator):
         """State: a key, the order of the batches and the position in it."""
         batches = tuple(self.batches)
         check_rows(target, data, batches)
-        shape = (num_positions, len(batches)) if self.own_rows else (len(batches),)
         return {
             "rng_key": rng_key,
-            "order": jnp.zeros(shape, jnp.int32),
+            "order": draw_order(rng_key, (num_positions,) if self.own_rows else ()),
             # A position past the end makes the first draw start with a fresh order.
             "position": jnp.asarray(len(batches), jnp.int32),
         }
@@ -75,10 +75,10 @@ class BatchArguments(GradientEstimator):
     def draw(self, state: EstimatorState) -> tuple[Array, EstimatorState]:
         """Number of the next batch, or (P,) of them, and the next state."""
         rng_key, key = random.split(state["rng_key"])
-        number = state["order"].shape[-1]
+        number = len(list(self.batches))
         order, position = advance(key, number, 1, state["order"], state["position"])
         following = {"rng_key": rng_key, "order": order, "position": position + 1}
-        return lax.dynamic_index_in_dim(order, position, axis=-1, keepdims=False), following
+        return permuted(order, position, number), following
 
     def score(self, target: LogDensity, chosen: Array, z: Array, data: Data) -> Score:
         """Score at positions (P, D) of the batch ``chosen``, or of (P,) batches."""

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal, get_args
 
-import jax
 import jax.numpy as jnp
-from jax import Array, lax, random
+from jax import Array, random
 
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
+from numpyro_ext.gradients.permutation import draw_order, permuted
 from numpyro_ext.target import Data, Indices, LogDensity
 
 Sampling = Literal["reshuffle", "replacement", "cyclic"]
@@ -63,7 +62,7 @@ class Minibatch(GradientEstimator):
     def init(
         self, target: LogDensity, data: Data, rng_key: Array, num_positions: int
     ) -> EstimatorState:
-        """State: a key, each plate's position and, for ``"reshuffle"``, its permutation.
+        """State: a key, each plate's position and, for ``"reshuffle"``, its order.
 
         Raises
         ------
@@ -89,8 +88,8 @@ class Minibatch(GradientEstimator):
                 state[f"position {name}"] = jnp.asarray(0, jnp.int32)
             elif self.sampling == "reshuffle":
                 # A position past the end makes the first draw start with a fresh permutation.
-                shape = (num_positions, plate.size) if self.own_rows else (plate.size,)
-                state[f"permutation {name}"] = jnp.zeros(shape, jnp.int32)
+                lead = (num_positions,) if self.own_rows else ()
+                state[f"order {name}"] = draw_order(rng_key, lead)
                 state[f"position {name}"] = jnp.asarray(plate.size, jnp.int32)
         return state
 
@@ -114,17 +113,16 @@ class Minibatch(GradientEstimator):
                 indices[name] = (position + jnp.arange(plate.subsample_size)) % plate.size
                 state[f"position {name}"] = (position + plate.subsample_size) % plate.size
                 continue
-            permutation, position = advance(
+            order, position = advance(
                 key,
                 plate.size,
                 plate.subsample_size,
-                state[f"permutation {name}"],
+                state[f"order {name}"],
                 state[f"position {name}"],
             )
-            indices[name] = lax.dynamic_slice_in_dim(
-                permutation, position, plate.subsample_size, axis=-1
-            )
-            state[f"permutation {name}"] = permutation
+            places = position + jnp.arange(plate.subsample_size)
+            indices[name] = permuted(order, places, plate.size)
+            state[f"order {name}"] = order
             state[f"position {name}"] = position + plate.subsample_size
         return indices, state
 
@@ -147,17 +145,10 @@ class Minibatch(GradientEstimator):
 def advance(
     key: Array, size: int, taken: int, order: Array, position: Array
 ) -> tuple[Array, Array]:
-    """Order (size,) or (P, size) of what is drawn, and the position of the next ``taken`` in it.
+    """Order or (P,) orders that are gone through, and the position of the next ``taken`` in it.
 
     A new order is drawn, and the position is 0, when fewer are left.
     """
-
-    def fresh() -> tuple[Array, Array]:
-        shuffle = partial(random.permutation, x=size)
-        if order.ndim == 1:
-            drawn = shuffle(key)
-        else:
-            drawn = jax.vmap(shuffle)(random.split(key, len(order)))
-        return drawn.astype(jnp.int32), jnp.zeros((), jnp.int32)
-
-    return lax.cond(position + taken > size, fresh, lambda: (order, position))
+    ended = position + taken > size
+    fresh = draw_order(key, order.shape[:-1])
+    return jnp.where(ended, fresh, order), jnp.where(ended, 0, position)
