@@ -255,7 +255,11 @@ def test_spread_and_paired_differences() -> None:
     np.testing.assert_array_equal(training.paired(ours, others, "NLL"), [-9.0, -18.0])
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=["numpyro", "pyro"])
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param(numpyro_networks, marks=pytest.mark.slow), pyro_networks],
+    ids=["numpyro", "pyro"],
+)
 def test_trainers_learn_start_equal_and_go_back(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,7 +73,7 @@ def test_variance_falls_with_the_distance_to_the_anchor(backend: str) -> None:
     assert ratios[1] < 1e-3 < 0.1 < ratios[100]
 
 
-@pytest.mark.parametrize("backend", ["numpyro", "pyro"])
+@pytest.mark.parametrize("backend", [pytest.param("numpyro", marks=pytest.mark.slow), "pyro"])
 def test_both_protocols(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -68,7 +68,7 @@ def test_the_leaked_set_has_the_other_response_as_a_feature(
         datasets.external_array("energy", "other")
 
 
-@pytest.mark.parametrize("backend", ["numpyro", "pyro"])
+@pytest.mark.parametrize("backend", [pytest.param("numpyro", marks=pytest.mark.slow), "pyro"])
 def test_a_run(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

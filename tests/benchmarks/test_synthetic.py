@@ -316,7 +316,11 @@ def small_case(methods: Sequence[Method], **options: object) -> Case:
     return Case("small", "small target", 2, methods=tuple(methods), **settings)  # type: ignore
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.BACKEND)
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param(numpyro_fits, marks=pytest.mark.slow), pyro_fits],
+    ids=lambda b: b.BACKEND,
+)
 def test_every_method_runs_from_one_start_on_one_budget(
     backend: ModuleType, tmp_path: Path
 ) -> None:
