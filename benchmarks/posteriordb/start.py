@@ -158,5 +158,7 @@ def local_factor(program: Program, point: Floats) -> tuple[Floats, int]:
         return 0.1 * np.eye(dim), 2 * dim
     values, vectors = np.linalg.eigh(0.5 * (hessian + hessian.T))
     values = np.maximum(np.abs(values), WIDEST**-2)
-    covariance = (vectors / values) @ vectors.T
-    return np.linalg.cholesky(0.5 * (covariance + covariance.T)), 2 * dim
+    # Of a root of the covariance, since of the covariance itself, as in the neck of a funnel,
+    # rounding leaves nothing of the narrow directions.
+    upper = np.linalg.qr((vectors / np.sqrt(values)).T, mode="r")
+    return upper.T * np.where(np.diag(upper) < 0.0, -1.0, 1.0), 2 * dim

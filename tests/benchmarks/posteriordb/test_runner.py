@@ -354,6 +354,28 @@ def test_what_a_gradient_is_charged() -> None:
     assert sweeps_of(1, 0, 7) == 1 and sweeps_of(0, 100, 7) == 7 and sweeps_of(16, 2, 7) == 9
 
 
+def test_the_local_covariance_at_a_point() -> None:
+    factor, evaluations = start.local_factor(Normal(), MEAN + 0.3)
+    np.testing.assert_allclose(factor, np.linalg.cholesky(COVARIANCE), rtol=1e-4, atol=1e-6)
+    assert evaluations == 6
+
+
+def test_directions_of_very_unequal_width_have_a_factor() -> None:
+    """As in the neck of a funnel, where a covariance is not positive definite but for rounding."""
+    axes = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
+    precision = (axes * np.array([1e30, 1.0, 1e-3])) @ axes.T
+
+    class Neck(Normal):
+        def value_and_score(self, z: Floats) -> tuple[Floats, Floats]:
+            return -0.5 * np.einsum("ni,ij,nj->n", z, precision, z), -z @ precision
+
+    factor, _ = start.local_factor(Neck(), np.zeros(3))
+    assert np.isfinite(factor).all() and (np.diag(factor) > 0.0).all()
+    np.testing.assert_array_equal(factor, np.tril(factor))
+    # Across the wide directions nearly nothing moves.
+    assert np.abs(axes[:, 0] @ factor).max() < 1e-6
+
+
 @pytest.mark.parametrize("kind", ["diagonal", "full", "mixture"])
 @pytest.mark.parametrize("backend", [numpyro_fits, pyro_fits], ids=["numpyro", "pyro"])
 def test_guides_begin_at_the_start(backend: Any, kind: str) -> None:
