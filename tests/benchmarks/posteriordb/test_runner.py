@@ -360,10 +360,11 @@ def test_the_local_covariance_at_a_point() -> None:
     assert evaluations == 6
 
 
-def test_directions_of_very_unequal_width_have_a_factor() -> None:
-    """As in the neck of a funnel, where a covariance is not positive definite but for rounding."""
-    axes = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
-    precision = (axes * np.array([1e30, 1.0, 1e-3])) @ axes.T
+@pytest.mark.parametrize("seed", range(20))
+def test_directions_of_very_unequal_width_have_a_factor(seed: int) -> None:
+    """As in the neck of a funnel, whose covariance is often indefinite by rounding."""
+    narrow = np.random.default_rng(seed).normal(size=(3, 2))
+    precision = 1e20 * narrow @ narrow.T
 
     class Neck(Normal):
         def value_and_score(self, z: Floats) -> tuple[Floats, Floats]:
@@ -372,8 +373,6 @@ def test_directions_of_very_unequal_width_have_a_factor() -> None:
     factor, _ = start.local_factor(Neck(), np.zeros(3))
     assert np.isfinite(factor).all() and (np.diag(factor) > 0.0).all()
     np.testing.assert_array_equal(factor, np.tril(factor))
-    # Across the wide directions nearly nothing moves.
-    assert np.abs(axes[:, 0] @ factor).max() < 1e-6
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "full", "mixture"])
