@@ -160,5 +160,5 @@ def local_factor(program: Program, point: Floats) -> tuple[Floats, int]:
     values = np.maximum(np.abs(values), WIDEST**-2)
     # Of a root of the covariance, since of the covariance itself, as in the neck of a funnel,
     # rounding leaves nothing of the narrow directions.
-    upper = np.linalg.qr((vectors / np.sqrt(values)).T, mode="r")
+    upper = np.linalg.qr((vectors / np.sqrt(values)).T).R
     return upper.T * np.where(np.diag(upper) < 0.0, -1.0, 1.0), 2 * dim
