@@ -310,7 +310,7 @@ REGISTRY = {
         _pyro_proximal("gradient"),
         _numpyro_proximal("gradient"),
         2000,
-        bias={"gaussian_five": (0.02, 0.02)},
+        bias={"conjugate_normal": (0.02, 0.02), "gaussian_five": (0.02, 0.02)},
         draws=4000,
     ),
     "GSM": Row(

@@ -20,7 +20,9 @@ WIRING = ("gaussian_two_sites", "nested_plates", "masked_observations", "scaled_
 
 def _marks(row: str, model: str) -> list[pytest.MarkDecorator]:
     needed = row in ("SVGD", "LaplaceGGN") or set(REGISTRY[row].bias) <= set(WIRING)
-    return [pytest.mark.slow] if model in WIRING and not needed else []
+    # The gradient solver takes a minute for what its other Normal shows as well.
+    twin = (row, model) == ("ProximalScoreVI, gradient", "conjugate_normal")
+    return [pytest.mark.slow] if twin or (model in WIRING and not needed) else []
 
 
 CLAIMS = [

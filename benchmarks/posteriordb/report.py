@@ -128,12 +128,17 @@ def median(values: Sequence[float]) -> float | None:
     return float(np.median(kept)) if kept else None
 
 
+def judged_posteriors(runs: Sequence[Record]) -> set[str]:
+    """Posteriors with reference draws, known by the runs that were held against them."""
+    return {r.model for r in runs if not r.failed and "worst mean error" in r.figures}
+
+
 def leaderboard(runs: Sequence[Record]) -> str:
     """One line for each method, over all posteriors and seeds.
 
     Of the posteriors without reference draws no run is right or wrong.
     """
-    known = {r.model for r in runs if not r.failed and "worst mean error" in r.figures}
+    known = judged_posteriors(runs)
     rows = []
     groups = grouped(runs, lambda r: (r.method, r.backend, r.settings["route"]))
     for (method, backend, route), own in sorted(groups.items(), key=lambda item: order(item[1][0])):
@@ -167,7 +172,7 @@ def overview(runs: Sequence[Record]) -> str:
 
     Figures are medians over seeds, bold where every seed is right. Empty without reference draws.
     """
-    known = {r.model for r in runs if not r.failed and "worst mean error" in r.figures}
+    known = judged_posteriors(runs)
     if not known:
         return ""
     judged = sorted((r for r in runs if r.model in known), key=order)

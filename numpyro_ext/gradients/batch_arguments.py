@@ -75,7 +75,7 @@ class BatchArguments(GradientEstimator):
     def draw(self, state: EstimatorState) -> tuple[Array, EstimatorState]:
         """Number of the next batch, or (P,) of them, and the next state."""
         rng_key, key = random.split(state["rng_key"])
-        number = len(list(self.batches))
+        number = len(tuple(self.batches))
         order, position = advance(key, number, 1, state["order"], state["position"])
         following = {"rng_key": rng_key, "order": order, "position": position + 1}
         return permuted(order, position, number), following
