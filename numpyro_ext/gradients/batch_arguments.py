@@ -17,8 +17,7 @@ from jax import Array, random
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from numpyro_ext.gradients.full_data import FullData, batches_of, check_rows, num_rows
-from numpyro_ext.gradients.minibatch import advance
-from numpyro_ext.gradients.permutation import draw_order, permuted
+from numpyro_ext.gradients.permutation import draw_order, next_rows
 from numpyro_ext.target import Data, LogDensity, Score
 
 
@@ -76,9 +75,8 @@ class BatchArguments(GradientEstimator):
         """Number of the next batch, or (P,) of them, and the next state."""
         rng_key, key = random.split(state["rng_key"])
         number = len(tuple(self.batches))
-        order, position = advance(key, number, 1, state["order"], state["position"])
-        following = {"rng_key": rng_key, "order": order, "position": position + 1}
-        return permuted(order, position, number), following
+        chosen, order, position = next_rows(key, number, 1, state["order"], state["position"])
+        return chosen[..., 0], {"rng_key": rng_key, "order": order, "position": position}
 
     def score(self, target: LogDensity, chosen: Array, z: Array, data: Data) -> Score:
         """Score at positions (P, D) of the batch ``chosen``, or of (P,) batches."""

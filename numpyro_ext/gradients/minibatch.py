@@ -15,7 +15,7 @@ from jax import Array, random
 
 from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
-from numpyro_ext.gradients.permutation import draw_order, permuted
+from numpyro_ext.gradients.permutation import draw_order, next_rows
 from numpyro_ext.target import Data, Indices, LogDensity
 
 Sampling = Literal["reshuffle", "replacement", "cyclic"]
@@ -113,17 +113,13 @@ class Minibatch(GradientEstimator):
                 indices[name] = (position + jnp.arange(plate.subsample_size)) % plate.size
                 state[f"position {name}"] = (position + plate.subsample_size) % plate.size
                 continue
-            order, position = advance(
+            indices[name], state[f"order {name}"], state[f"position {name}"] = next_rows(
                 key,
                 plate.size,
                 plate.subsample_size,
                 state[f"order {name}"],
                 state[f"position {name}"],
             )
-            places = position + jnp.arange(plate.subsample_size)
-            indices[name] = permuted(order, places, plate.size)
-            state[f"order {name}"] = order
-            state[f"position {name}"] = position + plate.subsample_size
         return indices, state
 
     def estimate(
@@ -140,15 +136,3 @@ class Minibatch(GradientEstimator):
     def evaluations_per_step(self, target: LogDensity) -> float:
         """Share of the rows in one batch, over all plates."""
         return math.prod(plate.subsample_size / plate.size for plate in target.plates.values())
-
-
-def advance(
-    key: Array, size: int, taken: int, order: Array, position: Array
-) -> tuple[Array, Array]:
-    """Order or (P,) orders that are gone through, and the position of the next ``taken`` in it.
-
-    A new order is drawn, and the position is 0, when fewer are left.
-    """
-    ended = position + taken > size
-    fresh = draw_order(key, order.shape[:-1])
-    return jnp.where(ended, fresh, order), jnp.where(ended, 0, position)

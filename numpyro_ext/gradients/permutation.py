@@ -84,6 +84,26 @@ def permuted(order: Array, places: Array, size: int) -> Array:
     return lax.while_loop(outside, again, rows).astype(jnp.int32)
 
 
+def next_rows(
+    key: Array, size: int, count: int, order: Array, position: Array
+) -> tuple[Array, Array, Array]:
+    """The next rows of an order that is gone through, and where that leaves it.
+
+    A new order is drawn, and begun at its start, when fewer than ``count`` rows are left.
+
+    Returns
+    -------
+    rows : Array
+        Shape (``count``,), or (P, ``count``) for P orders.
+    order, position : Array
+        For the next call.
+    """
+    ended = position + count > size
+    order = jnp.where(ended, draw_order(key, order.shape[:-1]), order)
+    position = jnp.where(ended, 0, position)
+    return permuted(order, position + jnp.arange(count), size), order, position + count
+
+
 def _shifted(coordinate: Array, bits: Array, extent: int) -> Array:
     """The coordinate plus a number below its extent that random bits stand for, going round."""
     # Sixteen bits suffice, as extents are below 2^16, and their product stays within 32.
@@ -99,4 +119,4 @@ def _hash(value: Array, key: Array) -> Array:
     return mixed ^ (mixed >> 16)
 
 
-__all__ = ["draw_order", "permuted"]
+__all__ = ["draw_order", "next_rows", "permuted"]
