@@ -80,7 +80,7 @@ def pyro_score_cases(inductor: bool) -> dict[str, Callable[[], object]]:
     from pyro.nn import PyroModule, PyroSample
     from torch import Tensor
 
-    from pyro_ext.target import LogDensity
+    from pyro_ext.density import LogDensity
 
     class Network(PyroModule):
         def __init__(self) -> None:
@@ -143,7 +143,7 @@ def numpyro_score_cases() -> dict[str, Callable[[], object]]:
     from jax import Array
     from numpyro.contrib.module import random_nnx_module
 
-    from numpyro_ext.target import LogDensity
+    from numpyro_ext.density import LogDensity
 
     class Network(nnx.Module):
         def __init__(self, rngs: nnx.Rngs) -> None:

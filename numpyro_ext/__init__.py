@@ -8,6 +8,7 @@
 
 from numpyro_ext import stan
 from numpyro_ext._clash import warn_on_clash
+from numpyro_ext.density import LogDensity
 from numpyro_ext.diagnostics import (
     calibration_curve,
     calibration_error,
@@ -25,14 +26,6 @@ from numpyro_ext.diagnostics import (
     to_original_units,
     uncertainty_score,
     uncertainty_split,
-)
-from numpyro_ext.errors import (
-    ArgumentError,
-    EvaluationWarning,
-    HeldParameterWarning,
-    ModelCheckError,
-    NoisyScoreWarning,
-    NonFiniteError,
 )
 from numpyro_ext.gradients import (
     SAGA,
@@ -67,7 +60,14 @@ from numpyro_ext.sgmcmc import (
     polynomial_decay,
 )
 from numpyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
-from numpyro_ext.target import LogDensity
+from ppl_ext.errors import (
+    ArgumentError,
+    EvaluationWarning,
+    HeldParameterWarning,
+    ModelCheckError,
+    NoisyScoreWarning,
+    NonFiniteError,
+)
 
 __all__ = [
     # engines

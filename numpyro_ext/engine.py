@@ -45,10 +45,10 @@ from numpyro import optim as numpyro_optim
 from numpyro.util import is_prng_key
 from tqdm.auto import tqdm
 
-from numpyro_ext.errors import ArgumentError, NonFiniteError
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.gradients import GradientEstimator, default_estimator
-from numpyro_ext.options import check_count, describe, described, is_count
-from numpyro_ext.target import Data, LogDensity
+from ppl_ext.errors import ArgumentError, NonFiniteError
+from ppl_ext.options import check_count, describe, described, is_count
 
 FORMAT = 1
 ON_NONFINITE = ("raise", "skip")
@@ -418,7 +418,7 @@ class Engine(ABC):
         Raises
         ------
         ModelCheckError
-            The model cannot be fitted; see :mod:`numpyro_ext.target.check`.
+            The model cannot be fitted; see :mod:`numpyro_ext.density.check`.
         ArgumentError
             The arguments do not fit the model.
         """

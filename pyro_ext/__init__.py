@@ -6,7 +6,16 @@
 >>> draws = engine.get_samples()  # doctest: +SKIP
 """
 
+from ppl_ext.errors import (
+    ArgumentError,
+    EvaluationWarning,
+    HeldParameterWarning,
+    ModelCheckError,
+    NoisyScoreWarning,
+    NonFiniteError,
+)
 from pyro_ext import stan
+from pyro_ext.density import LogDensity
 from pyro_ext.diagnostics import (
     calibration_curve,
     calibration_error,
@@ -24,14 +33,6 @@ from pyro_ext.diagnostics import (
     to_original_units,
     uncertainty_score,
     uncertainty_split,
-)
-from pyro_ext.errors import (
-    ArgumentError,
-    EvaluationWarning,
-    HeldParameterWarning,
-    ModelCheckError,
-    NoisyScoreWarning,
-    NonFiniteError,
 )
 from pyro_ext.gradients import (
     SAGA,
@@ -67,7 +68,6 @@ from pyro_ext.sgmcmc import (
     polynomial_decay,
 )
 from pyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
-from pyro_ext.target import LogDensity
 
 __all__ = [
     # engines

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_ext.errors import ArgumentError, NonFiniteError
+from ppl_ext.errors import ArgumentError, NonFiniteError
+from ppl_ext.options import check_count, describe, described, is_count
+from pyro_ext.density import Data, LogDensity
 from pyro_ext.gradients import GradientEstimator, ScoreEstimate, default_estimator
 from pyro_ext.optim import EngineOptimizer, OptimizerLike
-from pyro_ext.options import check_count, describe, described, is_count
-from pyro_ext.target import Data, LogDensity
 
 FORMAT = 1
 ON_NONFINITE = ("raise", "skip")
@@ -81,7 +81,7 @@ class Engine(ABC):
     particle_chunk, data_chunk : int, optional
         Bounds on the particles and on the rows evaluated at once.
     evaluation : {"graph", "inductor", "handlers", "loop"}
-        How scores are evaluated; see :class:`~pyro_ext.target.LogDensity`.
+        How scores are evaluated; see :class:`~pyro_ext.density.LogDensity`.
     on_nonfinite : {"raise", "skip"}
         What to do when a step is not finite. The previous state is kept in both cases.
     seed : int, optional
@@ -217,7 +217,7 @@ class Engine(ABC):
         Raises
         ------
         ModelCheckError
-            The model cannot be fitted; see :mod:`pyro_ext.target.check`.
+            The model cannot be fitted; see :mod:`pyro_ext.density.check`.
         ArgumentError
             The arguments do not fit the model.
         """

@@ -14,7 +14,7 @@ import torch
 from pyro.optim import PyroLRScheduler, PyroOptim
 from torch import Tensor
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 
 # PyroOptim, a callable from tensors to a torch optimizer, or a mapping from site patterns to these
 OptimizerLike: TypeAlias = Any

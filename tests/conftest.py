@@ -1,8 +1,8 @@
 """Rules for every test module: one thread, its own precision, and no silently missing backend.
 
 - Each test process computes on one thread, so that results do not depend on the machine's cores.
-- What JAX has compiled in a test process is not compiled again there: equal programs share it, of
-  one module or of several. Nothing is kept after the process.
+- What JAX has compiled once is not compiled again: test processes share a folder, which is kept
+  from run to run (`JAX_COMPILATION_CACHE_DIR` names another).
 - A module that wants float64 says so at import, as a user's script would
   (`jax.config.update("jax_enable_x64", True)`, `torch.set_default_dtype(torch.float64)`). What it
   sets holds for its own tests and for no other module's.
@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -28,9 +27,10 @@ os.environ.setdefault(
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
-# A folder of this process alone, since JAX writes its files in place, where others would read half.
-COMPILED = tempfile.mkdtemp(prefix="ppl-ext-tests-")
-os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
+# Kept from run to run and shared by all test processes.
+COMPILED = os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/ppl-ext/tests/jax")
+)
 # Most time goes to the many small programs, which JAX would not keep by itself.
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
@@ -61,8 +61,26 @@ OPTIONAL = {
 PRECISION = pytest.StashKey[dict[str, Any]]()
 
 
-def pytest_unconfigure() -> None:
-    shutil.rmtree(COMPILED, ignore_errors=True)
+def _write_whole_files() -> None:
+    """Have JAX put a file of the cache in place when it is complete: others may be reading."""
+    try:
+        from jax._src.lru_cache import LRUCache
+    except ImportError:
+        return
+
+    def put(self: Any, key: str, value: bytes) -> None:
+        path = self.path / f"{key}-cache"
+        if path.exists():
+            return
+        handle, temporary = tempfile.mkstemp(dir=self.path, suffix=".part")
+        with os.fdopen(handle, "wb") as file:
+            file.write(value)
+        os.replace(temporary, path)
+
+    LRUCache.put = put
+
+
+_write_whole_files()
 
 
 def _get_precision() -> dict[str, Any]:

@@ -1,51 +1,50 @@
 """The import rules of docs/architecture.md, read from the source by `ast` without running it.
 
-Rules: neither package imports the other or the other's framework; every room imports only the
-rooms it may; only `target/` and `guides/` know the hosts' effect handlers; both packages have the
-same files.
+Rules: `ppl_ext` knows no framework; neither package imports the other or the other's framework;
+every room imports only the rooms it may; only `density/` and `guides/` know the hosts' effect
+handlers; both packages have the same files.
 """
 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+#: The mirrors, and with the neutral package all.
 PACKAGES = ("pyro_ext", "numpyro_ext")
+ALL = (*PACKAGES, "ppl_ext")
 
 # Top-level modules that a package must never import: the other package and its framework.
-FOREIGN = {
-    "pyro_ext": {"numpyro_ext", "jax", "jaxlib", "numpyro", "optax", "flax", "equinox"},
-    "numpyro_ext": {"pyro_ext", "torch", "pyro"},
-}
-NEVER = {"tests", "benchmarks", "examples"}
+OF_PYRO = {"pyro_ext", "torch", "pyro"}
+OF_NUMPYRO = {"numpyro_ext", "jax", "jaxlib", "numpyro", "optax", "flax", "equinox"}
+FOREIGN = {"pyro_ext": OF_NUMPYRO, "numpyro_ext": OF_PYRO, "ppl_ext": OF_PYRO | OF_NUMPYRO}
+NEVER = {"tests", "benchmarks", "docs"}
 
-# Rooms that may be imported from everywhere.
-EVERYWHERE = {"errors", "options"}
-# Room -> the rooms it may import besides itself and those.
+# Room -> the rooms of its package that it may import besides itself; all may import `ppl_ext`.
 MAY_IMPORT = {
-    "errors": set(),
-    "options": set(),
-    "target": set(),
+    "density": set(),
     "kernels": set(),
-    "guides": {"target"},
-    "gradients": {"target"},
-    "curvature": {"target"},
+    "guides": {"density"},
+    "gradients": {"density"},
+    "curvature": {"density"},
     "optim": set(),
-    "engine": {"target", "gradients", "optim"},
-    "stein": {"engine", "target", "gradients", "kernels", "curvature", "optim"},
-    "laplace": {"engine", "stein", "target", "curvature", "optim"},
-    "score": {"engine", "target", "gradients", "guides", "optim"},
-    "sgmcmc": {"target", "gradients"},
-    "diagnostics": {"target", "engine", "guides", "kernels"},
+    "engine": {"density", "gradients", "optim"},
+    "stein": {"engine", "density", "gradients", "kernels", "curvature", "optim"},
+    "laplace": {"engine", "stein", "density", "curvature", "optim"},
+    "score": {"engine", "density", "gradients", "guides", "optim"},
+    "sgmcmc": {"density", "gradients"},
+    "diagnostics": {"density", "engine", "guides", "kernels"},
     "stan": set(),
     "_clash": set(),
 }
 
 # Where the hosts' program effects (handlers, traces, plates) are handled; nowhere else.
-EFFECT_ROOMS = {"target", "guides"}
+EFFECT_ROOMS = {"density", "guides"}
 EFFECT_MODULES = {
     "pyro.poutine",
     "pyro.primitives",
@@ -57,10 +56,10 @@ EFFECT_MODULES = {
 
 # Files that one package has and the other need not, with the reason.
 ONE_SIDED = {
-    "pyro_ext/target/graph.py": "JAX traces by itself; torch needs a traced graph",
+    "pyro_ext/density/graph.py": "JAX traces by itself; torch needs a traced graph",
     "pyro_ext/sgmcmc/mcmc.py": "NumPyro's MCMC has chain_method='vectorized'; Pyro's has no such",
     "pyro_ext/optim.py": "Pyro's optimisers keep global state, which NumPyro's do not have",
-    "numpyro_ext/target/index_use.py": "JAX clamps a row that is out of range without a word",
+    "numpyro_ext/density/index_use.py": "JAX clamps a row that is out of range without a word",
     "numpyro_ext/gradients/permutation.py": "torch.randperm takes no longer than a step or two",
     "numpyro_ext/guides/threefry.py": "torch draws long vectors fast enough by itself",
     "numpyro_ext/score/long_vectors.py": "in Pyro the optimiser works by part, see optim.py",
@@ -125,7 +124,7 @@ def under(name: str, prefixes: set[str]) -> bool:
     return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", ALL)
 def test_no_package_imports_the_other_framework(package: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
@@ -145,7 +144,7 @@ def test_rooms_import_only_what_they_may(package: str) -> None:
         if not room:
             continue
         assert room in MAY_IMPORT, f"{path.relative_to(ROOT)}: room {room!r} is in no rule"
-        allowed = {room, *EVERYWHERE} | MAY_IMPORT[room]
+        allowed = {room} | MAY_IMPORT[room]
         for name in sorted(imported):
             inside = name.startswith(package + ".") and not name.startswith(package + ".__")
             if inside and room_of(name) not in allowed:
@@ -182,9 +181,29 @@ def test_the_packages_mirror_each_other() -> None:
         assert known[package] <= files[package], "a listed exception is gone: remove its line"
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_both_packages_are_marked_as_typed(package: str) -> None:
+@pytest.mark.parametrize("package", ALL)
+def test_packages_are_marked_as_typed(package: str) -> None:
     assert (ROOT / package / "py.typed").is_file()
+
+
+@pytest.mark.parametrize(
+    ("package", "never"),
+    [
+        ("ppl_ext", OF_PYRO | OF_NUMPYRO),
+        ("pyro_ext", OF_NUMPYRO),
+        ("numpyro_ext", OF_PYRO),
+    ],
+)
+def test_importing_a_package_loads_no_other_framework(package: str, never: set[str]) -> None:
+    modules = [package]
+    if package == "ppl_ext":
+        modules = sorted(module_name(path) for path in sources(package))
+    script = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert not {name.partition(".")[0] for name in run.stdout.split()} & never
 
 
 def test_the_rules_see_what_they_look_for() -> None:
@@ -212,7 +231,7 @@ def test_the_rules_see_what_they_look_for() -> None:
     assert "pyro.poutine.trace" in attribute_chains(tree)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", ALL)
 def test_the_api_pages_name_every_public_module(package: str) -> None:
     page = (ROOT / "docs" / "api" / f"{package}.md").read_text(encoding="utf-8")
     named = {

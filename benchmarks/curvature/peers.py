@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from benchmarks.curvature import network
 from pyro_ext.curvature import CurvatureOptions, ProgramCurvature, gauss_newton_products
-from pyro_ext.target import LogDensity
+from pyro_ext.density import LogDensity
 
 
 class Network:

@@ -45,9 +45,9 @@ from benchmarks.posteriordb.start import RADIUS, Start, of_chains
 from benchmarks.synthetic.pyro_fits import white_noise
 from pyro_ext.curvature.gauss_newton import whitened_outputs
 from pyro_ext.curvature.row_structure import row_structure
+from pyro_ext.density import LogDensity
 from pyro_ext.diagnostics.stein_discrepancy import stein_discrepancy
 from pyro_ext.guides.mixture import AutoGaussianMixture
-from pyro_ext.target import LogDensity
 
 
 def configure() -> None:

@@ -18,8 +18,8 @@ import pyro_ext as px
 from benchmarks.synthetic.experiments import Case, Method, iterations_to_look_at
 from benchmarks.synthetic.fits import Diverged, Fitter, Look, show
 from benchmarks.synthetic.targets import Mixture
+from ppl_ext.errors import NonFiniteError
 from pyro_ext.engine import Engine
-from pyro_ext.errors import NonFiniteError
 from pyro_ext.guides.mixture import AutoGaussianMixture
 from pyro_ext.score.bam import BaM
 from pyro_ext.score.fisher import FisherVI

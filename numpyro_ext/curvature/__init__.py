@@ -1,5 +1,6 @@
 """Curvature of programs: Fisher information of their outputs, and what is built on it."""
 
+from numpyro_ext.curvature.curvature import Curvature, KroneckerBlock
 from numpyro_ext.curvature.fisher import fisher_root, register_output_fisher
 from numpyro_ext.curvature.gauss_newton import (
     gauss_newton_products,
@@ -7,6 +8,12 @@ from numpyro_ext.curvature.gauss_newton import (
     whitened_outputs,
 )
 from numpyro_ext.curvature.prior import PriorStructure, prior_curvature, prior_structure
+from numpyro_ext.curvature.program_curvature import (
+    STRUCTURES,
+    CurvatureOptions,
+    ProgramCurvature,
+    Structure,
+)
 from numpyro_ext.curvature.row_structure import RowStructure, row_structure
 from numpyro_ext.curvature.solvers import (
     SOLVERS,
@@ -16,13 +23,6 @@ from numpyro_ext.curvature.solvers import (
     conjugate_gradients,
     woodbury,
 )
-from numpyro_ext.curvature.structure import (
-    STRUCTURES,
-    CurvatureOptions,
-    ProgramCurvature,
-    Structure,
-)
-from numpyro_ext.curvature.sum_of_parts import Curvature, KroneckerBlock
 
 __all__ = [
     "SOLVERS",

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_ext.target import LogDensity
+from numpyro_ext.density import LogDensity
 
 
 class Coordinates:

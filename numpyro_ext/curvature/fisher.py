@@ -23,8 +23,8 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.special import polygamma
 
-from numpyro_ext.errors import ArgumentError
-from numpyro_ext.target.outputs import BASE, Output
+from numpyro_ext.density.outputs import BASE, Output
+from ppl_ext.errors import ArgumentError
 
 Parameters = Mapping[str, Array]
 #: Maps parameters and their changes, each of shape batch + own, to roots (batch + (R,)).

@@ -21,9 +21,9 @@ from jax import Array, random
 from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.curvature.fisher import fisher_root
 from numpyro_ext.curvature.row_structure import NO_STRUCTURE, Repeated, RowStructure, merged
-from numpyro_ext.target import Data, LogDensity
-from numpyro_ext.target.layout import Indices
-from numpyro_ext.target.outputs import Output
+from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.layout import Indices
+from numpyro_ext.density.outputs import Output
 
 
 def whitened_outputs(

@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ext.curvature.sum_of_parts import Curvature, KroneckerBlock
+from numpyro_ext.curvature.curvature import Curvature, KroneckerBlock
 
 #: Longest site that is no matrix whose whole block is kept.
 WHOLE_BLOCK_UP_TO = 500

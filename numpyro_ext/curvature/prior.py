@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 
-from numpyro_ext.errors import ArgumentError
-from numpyro_ext.target import Data, LogDensity
+from numpyro_ext.density import Data, LogDensity
+from ppl_ext.errors import ArgumentError
 
 PriorForm = Literal["diagonal", "hessian"]
 

@@ -17,9 +17,9 @@ import numpy as np
 from jax import Array, random
 
 from numpyro_ext.curvature.fisher import fisher_root, root_for
-from numpyro_ext.target import Data, LogDensity
-from numpyro_ext.target.layout import Indices
-from numpyro_ext.target.outputs import Output
+from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.layout import Indices
+from numpyro_ext.density.outputs import Output
 
 
 class Repeated(NamedTuple):

@@ -1,18 +1,18 @@
 """Looking at a fit: conversion to ArviZ, how far the fit is from its target, what it predicts."""
 
 from numpyro_ext.diagnostics.arviz import to_arviz
-from numpyro_ext.diagnostics.calibration import calibration_curve, calibration_error
 from numpyro_ext.diagnostics.importance import elbo, psis_khat
-from numpyro_ext.diagnostics.plots import (
+from numpyro_ext.diagnostics.predictive import predictive_distribution
+from numpyro_ext.diagnostics.stein_discrepancy import ksd
+from ppl_ext.diagnostics.calibration import calibration_curve, calibration_error
+from ppl_ext.diagnostics.plots import (
     plot_reliability,
     plot_selective_prediction,
     plot_uncertainty,
 )
-from numpyro_ext.diagnostics.predictive import predictive_distribution
-from numpyro_ext.diagnostics.predictive_data import to_original_units
-from numpyro_ext.diagnostics.predictive_metrics import predictive_metrics
-from numpyro_ext.diagnostics.stein_discrepancy import ksd
-from numpyro_ext.diagnostics.uncertainty import (
+from ppl_ext.diagnostics.predictive_data import to_original_units
+from ppl_ext.diagnostics.predictive_metrics import predictive_metrics
+from ppl_ext.diagnostics.uncertainty import (
     out_of_distribution_score,
     selective_prediction_curve,
     uncertainty_score,

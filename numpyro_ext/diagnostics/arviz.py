@@ -31,18 +31,18 @@ from jax import random
 from numpy.typing import NDArray
 from numpyro.infer import MCMC
 
+from numpyro_ext.density.replay import Replay, replay
 from numpyro_ext.diagnostics.chains import Chains
 from numpyro_ext.diagnostics.host_fit import HostFit
-from numpyro_ext.diagnostics.inference_data import (
+from numpyro_ext.engine import RunResult
+from ppl_ext.diagnostics.inference_data import (
     Variable,
     constant_variables,
     inference_data,
     leading_plate,
     named_arguments,
 )
-from numpyro_ext.engine import RunResult
-from numpyro_ext.errors import ArgumentError
-from numpyro_ext.target.replay import Replay, replay
+from ppl_ext.errors import ArgumentError
 
 Array = NDArray[Any]
 

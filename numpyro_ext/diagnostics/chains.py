@@ -10,7 +10,7 @@ from jax import Array
 from numpyro.infer import MCMC
 
 from numpyro_ext.diagnostics.fit import target_of_model
-from numpyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 
 #: ArviZ's names of what NumPyro's kernels report of each draw.
 _NAMES = {"num_steps": "n_steps", "accept_prob": "acceptance_rate"}

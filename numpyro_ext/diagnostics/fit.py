@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import jax
 from jax import Array, random
 
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.engine import EngineState, RunResult, key_of_draws
-from numpyro_ext.errors import ArgumentError, HeldParameterWarning
 from numpyro_ext.guides.flat_density import (
     FlatDensity,
     Parameters,
@@ -23,8 +23,8 @@ from numpyro_ext.guides.flat_density import (
     check_same_layout,
     flat_density,
 )
-from numpyro_ext.options import check_count, check_number
-from numpyro_ext.target import Data, LogDensity
+from ppl_ext.errors import ArgumentError, HeldParameterWarning
+from ppl_ext.options import check_count, check_number
 
 #: Draws evaluated at once unless told otherwise, and the most numbers that these may hold.
 DRAW_CHUNK = 100

@@ -14,8 +14,8 @@ from jax import Array, random
 from numpyro.infer import Predictive
 
 from numpyro_ext.diagnostics.fit import FittedGuide, fitted_guide, target_of_model
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.guides.flat_density import check_has_flat_density
+from ppl_ext.errors import ArgumentError
 
 #: Draws unless told otherwise.
 DRAWS = 1000

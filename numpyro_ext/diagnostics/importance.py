@@ -22,8 +22,8 @@ from numpyro_ext.diagnostics.fit import (
     draws,
     fitted_guide,
 )
-from numpyro_ext.errors import ArgumentError
-from numpyro_ext.options import check_count
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
 
 Array = NDArray[np.float64]
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
+from numpyro_ext.density.prediction import ObserveMissing
+from numpyro_ext.density.replay import check_numbers_of_draws, replay
 from numpyro_ext.diagnostics.fit import target_of_model
-from numpyro_ext.diagnostics.predictive_data import predictive_dataset, site_to_predict
-from numpyro_ext.errors import ArgumentError
-from numpyro_ext.options import check_count
-from numpyro_ext.target.prediction import ObserveMissing
-from numpyro_ext.target.replay import check_numbers_of_draws, replay
+from ppl_ext.diagnostics.predictive_data import predictive_dataset, site_to_predict
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -57,7 +57,7 @@ def predictive_distribution(
     -------
     Dataset
         With the dimensions draw, row and class, see
-        :mod:`numpyro_ext.diagnostics.predictive_data`. Rows that a mask hides are left out.
+        :mod:`ppl_ext.diagnostics.predictive_data`. Rows that a mask hides are left out.
 
     Raises
     ------

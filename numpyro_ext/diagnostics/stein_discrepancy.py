@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.diagnostics.fit import (
     PASS_ALL_ROWS,
     check_temperature,
@@ -36,10 +37,9 @@ from numpyro_ext.diagnostics.fit import (
     target_of_engine,
     target_of_model,
 )
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels.base import centre
-from numpyro_ext.options import check_count
-from numpyro_ext.target import Data, LogDensity
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
 
 #: Draws of a guide unless told otherwise.
 KSD_SAMPLES = 1000

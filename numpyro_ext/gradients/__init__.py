@@ -1,5 +1,6 @@
 """Estimators of the score: exact sweeps and minibatches."""
 
+from numpyro_ext.density import LogDensity, Score, ScoreParts
 from numpyro_ext.gradients.batch_arguments import BatchArguments
 from numpyro_ext.gradients.control_variate import ControlVariate
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
@@ -8,7 +9,6 @@ from numpyro_ext.gradients.minibatch import Minibatch
 from numpyro_ext.gradients.noisy import Noisy
 from numpyro_ext.gradients.saga import SAGA
 from numpyro_ext.gradients.svrg import SVRG
-from numpyro_ext.target import LogDensity, Score, ScoreParts
 
 
 def default_estimator(target: LogDensity) -> GradientEstimator:

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from numpyro_ext.errors import ArgumentError
+from numpyro_ext.density import Data, LogDensity, Score
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from numpyro_ext.gradients.full_data import FullData, batches_of, check_rows, num_rows
 from numpyro_ext.gradients.permutation import draw_order, next_rows
-from numpyro_ext.target import Data, LogDensity, Score
+from ppl_ext.errors import ArgumentError
 
 
 @dataclass(frozen=True)

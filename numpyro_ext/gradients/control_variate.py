@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_ext.errors import ArgumentError
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.gradients.batch_arguments import BatchArguments
 from numpyro_ext.gradients.estimator import (
     EstimatorState,
@@ -21,7 +21,7 @@ from numpyro_ext.gradients.estimator import (
 from numpyro_ext.gradients.full_data import FullData, batches_of, check_rows, score_of_all_rows
 from numpyro_ext.gradients.minibatch import Minibatch, Sampling
 from numpyro_ext.gradients.svrg import check_no_local_latents
-from numpyro_ext.target import Data, LogDensity
+from ppl_ext.errors import ArgumentError
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from jax import Array
 
-from numpyro_ext.errors import ArgumentError
-from numpyro_ext.target import Data, Indices, LogDensity, Score, ScoreParts
+from numpyro_ext.density import Data, Indices, LogDensity, Score, ScoreParts
+from ppl_ext.errors import ArgumentError
 
 EstimatorState = Any
 

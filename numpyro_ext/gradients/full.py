@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from jax import Array
 
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
-from numpyro_ext.target import Data, LogDensity
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_ext.errors import ArgumentError
-from numpyro_ext.target import Data, LogDensity, Score
+from numpyro_ext.density import Data, LogDensity, Score
+from ppl_ext.errors import ArgumentError
 
 #: The model's positional arguments with all rows, or those of each batch.
 FullData: TypeAlias = tuple[Any, ...] | Iterable[tuple[Any, ...]]

@@ -13,10 +13,10 @@ from typing import Literal, get_args
 import jax.numpy as jnp
 from jax import Array, random
 
-from numpyro_ext.errors import ArgumentError
+from numpyro_ext.density import Data, Indices, LogDensity
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from numpyro_ext.gradients.permutation import draw_order, next_rows
-from numpyro_ext.target import Data, Indices, LogDensity
+from ppl_ext.errors import ArgumentError
 
 Sampling = Literal["reshuffle", "replacement", "cyclic"]
 SAMPLING: tuple[str, ...] = get_args(Sampling)

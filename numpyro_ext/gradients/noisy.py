@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 import jax.numpy as jnp
 from jax import Array, lax, random
 
-from numpyro_ext.errors import ArgumentError
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
-from numpyro_ext.target import Data, LogDensity
+from ppl_ext.errors import ArgumentError
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ext.errors import ArgumentError
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from numpyro_ext.gradients.minibatch import Minibatch, Sampling
 from numpyro_ext.gradients.svrg import check_no_local_latents
-from numpyro_ext.options import check_count
-from numpyro_ext.target import Data, LogDensity
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
 
 #: Rows whose gradients are computed at once when the table is made.
 ROWS_AT_ONCE = 256

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ext.errors import ArgumentError
+from numpyro_ext.density import Data, LogDensity, Score
 from numpyro_ext.gradients.estimator import (
     EstimatorState,
     GradientEstimator,
@@ -23,8 +23,8 @@ from numpyro_ext.gradients.full_data import (
     score_of_all_rows,
 )
 from numpyro_ext.gradients.minibatch import Minibatch, Sampling
-from numpyro_ext.options import check_count
-from numpyro_ext.target import Data, LogDensity, Score
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
 
 
 @dataclass(frozen=True)

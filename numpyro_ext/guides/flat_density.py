@@ -20,8 +20,8 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import biject_to
 from numpyro.infer import autoguide
 
-from numpyro_ext.errors import ArgumentError
-from numpyro_ext.target.layout import Layout
+from numpyro_ext.density.layout import Layout
+from ppl_ext.errors import ArgumentError
 
 Parameters = dict[str, Any]
 CovarianceStructure = Literal["diagonal", "full", "low_rank", "matrix_normal", "layer_low_rank"]

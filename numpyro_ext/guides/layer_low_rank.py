@@ -28,11 +28,11 @@ from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.guides.flat_density import Moments, Parameters, register_flat_density
 from numpyro_ext.guides.matrix_normal import check_init_scale
 from numpyro_ext.guides.normal import LOG_TWO_PI, NormalDensity
-from numpyro_ext.options import check_count
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
 
 
 class Layer(NamedTuple):

@@ -34,7 +34,7 @@ from numpyro.infer import ELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoContinuous, AutoGuideList
 from numpyro.primitives import Messenger, apply_stack
 
-from numpyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 
 #: Objectives that are linear in the log likelihood: only then is the same distribution of each
 #: row enough for the same expectation.

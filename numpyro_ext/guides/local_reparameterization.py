@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 from numpyro.infer import ELBO
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.guides.linear_sites import LinearUse, RowNoise, RowNoiseELBO
+from ppl_ext.errors import ArgumentError
 
 
 def local_reparameterization(

@@ -28,9 +28,9 @@ from numpyro.distributions.transforms import Transform
 from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.guides.flat_density import Moments, Parameters, register_flat_density
 from numpyro_ext.guides.normal import LOG_TWO_PI, NormalDensity, _solve_lower
+from ppl_ext.errors import ArgumentError
 
 
 class MatrixBlock(NamedTuple):

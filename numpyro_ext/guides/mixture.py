@@ -26,14 +26,14 @@ from numpyro.distributions import constraints
 from numpyro.infer import autoguide
 from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.guides.flat_density import (
     FlatDensity,
     Moments,
     Parameters,
     register_flat_density,
 )
-from numpyro_ext.options import check_count
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
 COVARIANCES = ("diag", "full", "low_rank")

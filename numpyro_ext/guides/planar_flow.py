@@ -42,7 +42,7 @@ from numpyro.infer.initialization import init_to_median
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters, register_flat_density
 from numpyro_ext.guides.matrix_normal import check_init_scale
 from numpyro_ext.guides.normal import LOG_TWO_PI
-from numpyro_ext.options import check_count
+from ppl_ext.options import check_count
 
 #: softplus(SHIFT) = 1, so that u = 0 gives the identity.
 SHIFT = math.log(math.expm1(1.0))

@@ -30,9 +30,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels.base import centre, squared_distances
 from numpyro_ext.kernels.metric import Coordinates
+from ppl_ext.errors import ArgumentError
 
 Bandwidth: TypeAlias = str | float | Callable[[Array], Array | float]
 

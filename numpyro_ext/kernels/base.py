@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_ext.errors import ArgumentError
-from numpyro_ext.options import describe
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import describe
 
 if TYPE_CHECKING:
     from numpyro_ext.kernels.combination import Scaled, Sum

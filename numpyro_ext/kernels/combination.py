@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels.base import Interactions, Kernel, KernelState, check_kernel
 from numpyro_ext.kernels.metric import Frames, ProductMetric
+from ppl_ext.errors import ArgumentError
 
 
 @dataclass(frozen=True, init=False, repr=False)

@@ -12,9 +12,9 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels.base import Kernel, KernelState, check_kernel
 from numpyro_ext.kernels.rbf import RBF
+from ppl_ext.errors import ArgumentError
 
 
 @dataclass(frozen=True, eq=False, repr=False)

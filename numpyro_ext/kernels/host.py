@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from numpyro.contrib.einstein.stein_kernels import ProbabilityProductKernel, SteinKernel
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels.base import Kernel, KernelState
 from numpyro_ext.kernels.default import default_kernel
+from ppl_ext.errors import ArgumentError
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from jax import Array, lax
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels.bandwidth import Bandwidth, check_bandwidth, scaled_pairs
 from numpyro_ext.kernels.base import Interactions, KernelState
 from numpyro_ext.kernels.metric import Coordinates, Frames, Metric, check_metric, coordinates
 from numpyro_ext.kernels.metric_kernel import MetricKernel, radial_interactions
+from ppl_ext.errors import ArgumentError
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -28,8 +28,8 @@ import numpy as np
 from jax import Array
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels.base import centre
+from ppl_ext.errors import ArgumentError
 
 Metric: TypeAlias = "str | Array | Callable[[Array], Array] | ProductMetric | None"
 

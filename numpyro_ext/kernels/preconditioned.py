@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from jax import Array
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels.base import Kernel, KernelState, check_kernel
 from numpyro_ext.kernels.metric import Metric, check_metric, coordinates
+from ppl_ext.errors import ArgumentError
 
 
 @dataclass(frozen=True, eq=False, repr=False)

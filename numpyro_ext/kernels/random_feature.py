@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels.bandwidth import Bandwidth, bandwidth, check_bandwidth
 from numpyro_ext.kernels.base import Kernel, KernelState
 from numpyro_ext.kernels.metric import Metric, check_metric, coordinates
-from numpyro_ext.options import check_count
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -15,14 +15,14 @@ from jax import Array, lax, random
 from numpyro_ext.curvature import Curvature, CurvatureOptions, Structure, row_structure
 from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.curvature.prior import PriorForm
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.engine import EngineState, key_of_draws
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.laplace.gaussian import Precision, precision_of
 from numpyro_ext.laplace.likelihood import LikelihoodCurvature
 from numpyro_ext.laplace.prior import ConditionalPrior
-from numpyro_ext.options import check_count, check_names, describe
 from numpyro_ext.stein import DirectionEngine
-from numpyro_ext.target import Data, LogDensity
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count, check_names, describe
 
 #: Draws that ``get_samples`` returns unless told otherwise.
 DRAWS = 1000
@@ -46,10 +46,11 @@ class LaplaceGGN(DirectionEngine):
     optim : optimizer
         NumPyro or optax optimizer, such as ``numpyro.optim.Adam(0.01)``.
     curvature : {"full", "diag", "kfac", "low_rank"}
-        Structure of the likelihood's curvature; see :mod:`numpyro_ext.curvature.structure`. Nothing
-        of D x D numbers is formed but for ``"full"``. With ``"kfac"`` the prior of a matrix site
-        joins its Kronecker factors exactly where its curvature is the same for the whole site, or
-        differs by rows and by columns; see :func:`~numpyro_ext.laplace.precision_of`.
+        Structure of the likelihood's curvature; see
+        :mod:`numpyro_ext.curvature.program_curvature`. Nothing of D x D numbers is formed but for
+        ``"full"``. With ``"kfac"`` the prior of a matrix site joins its Kronecker factors exactly
+        where its curvature is the same for the whole site, or differs by rows and by columns; see
+        :func:`~numpyro_ext.laplace.precision_of`.
     sites : sequence of str, optional
         Latent sites that have a Gaussian, such as those of a network's last layer; all others are
         fixed at the mode. Default: all.

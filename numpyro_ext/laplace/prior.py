@@ -17,9 +17,9 @@ from jax import Array, lax
 from numpyro_ext.curvature import Curvature, CurvatureOptions
 from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.curvature.prior import DENSE_UP_TO
-from numpyro_ext.errors import ArgumentError
-from numpyro_ext.target import Data, LogDensity
-from numpyro_ext.target.layout import Indices
+from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.layout import Indices
+from ppl_ext.errors import ArgumentError
 
 
 class ConditionalPrior:

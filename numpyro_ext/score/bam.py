@@ -12,10 +12,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import GradientEstimator
 from numpyro_ext.guides.flat_density import Moments
 from numpyro_ext.score.gaussian_matching import GaussianMatching
+from ppl_ext.errors import ArgumentError
 
 Regularization = str | float | Callable[[Any], Any]
 
@@ -80,7 +80,7 @@ class BaM(GaussianMatching):
 
     Exact for Normal posteriors, and settles on others if lambda_t falls. It needs exact scores:
     noise, as of minibatches, is followed like the score itself
-    (:class:`~numpyro_ext.errors.NoisyScoreWarning`). Noise looks like curvature and shrinks the
+    (:class:`~ppl_ext.errors.NoisyScoreWarning`). Noise looks like curvature and shrinks the
     covariance: on a correlated Normal in five dimensions it ends at a few hundredths of the
     target's with :class:`~numpyro_ext.gradients.noisy.Noisy` of level 1.
 

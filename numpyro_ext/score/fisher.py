@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.engine import EngineState
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import GradientEstimator
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters
-from numpyro_ext.options import check_count
 from numpyro_ext.score.guide_engine import GuideEngine, GuideState
-from numpyro_ext.target import Data, LogDensity
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
 
 NORMS = ("euclidean", "covariance")
 #: Models with more latent dimensions are refused unless told otherwise.

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 from jax import Array, random
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.engine import EngineState
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import Full, GradientEstimator
 from numpyro_ext.guides.flat_density import FlatDensity, Moments, Parameters
 from numpyro_ext.score.guide_engine import GuideEngine
 from numpyro_ext.score.overflow import LENIENCE, judged
-from numpyro_ext.target import Data, LogDensity
+from ppl_ext.errors import ArgumentError
 
 #: Weight of the latest step in the mean square of the scores.
 RECENT = 0.1

@@ -62,7 +62,7 @@ class GSM(GaussianMatching):
     Exact for Normal posteriors. For others it does not settle: as the fit goes on matching the
     latest draws, it keeps moving around the best Normal. It needs exact scores: noise, as of
     minibatches, is followed like the score itself
-    (:class:`~numpyro_ext.errors.NoisyScoreWarning`): on a correlated Normal in five dimensions
+    (:class:`~ppl_ext.errors.NoisyScoreWarning`): on a correlated Normal in five dimensions
     nine tenths of the covariance are lost to :class:`~numpyro_ext.gradients.noisy.Noisy` of
     level 1.
 

@@ -22,8 +22,9 @@ import optax
 from jax import Array, lax
 from numpyro.infer.autoguide import AutoGuide
 
+from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.layout import Layout
 from numpyro_ext.engine import Engine, EngineState, as_optimizer, key_of_draws
-from numpyro_ext.errors import ArgumentError, NoisyScoreWarning
 from numpyro_ext.gradients import GradientEstimator
 from numpyro_ext.guides.flat_density import (
     FlatDensity,
@@ -31,9 +32,8 @@ from numpyro_ext.guides.flat_density import (
     check_has_flat_density,
     flat_density,
 )
-from numpyro_ext.options import check_count, check_number
-from numpyro_ext.target import Data, LogDensity
-from numpyro_ext.target.layout import Layout
+from ppl_ext.errors import ArgumentError, NoisyScoreWarning
+from ppl_ext.options import check_count, check_number
 
 # The default optimizer without its learning rate, which depends on the length of the run and so
 # is known only when the run starts.

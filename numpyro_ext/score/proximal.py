@@ -18,14 +18,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.engine import EngineState
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import GradientEstimator
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters
 from numpyro_ext.guides.mixture import AutoGaussianMixture
 from numpyro_ext.guides.normal import LONG, DiagonalNormalDensity
 from numpyro_ext.guides.planar_flow import AutoPlanarFlow
-from numpyro_ext.options import check_count, check_number, described, is_number
 from numpyro_ext.score.guide_engine import DRAWS as DRAWS
 from numpyro_ext.score.guide_engine import LEARNING_RATE as LEARNING_RATE
 from numpyro_ext.score.guide_engine import GuideEngine
@@ -39,7 +38,8 @@ from numpyro_ext.score.regression import (
     group_of,
     structure_of,
 )
-from numpyro_ext.target import Data, LogDensity
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count, check_number, described, is_number
 
 SOLVERS = ("gradient", "regression")
 

@@ -8,10 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_ext.errors import ArgumentError
-from numpyro_ext.options import check_count, is_number
 from numpyro_ext.sgmcmc.schedules import cosine_cycles
 from numpyro_ext.sgmcmc.sgld import SGLD
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count, is_number
 
 
 class CyclicalSGLD(SGLD):

@@ -20,10 +20,10 @@ from jax import Array, lax, random
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
-from numpyro_ext.errors import ArgumentError
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.sgmcmc.schedules import Schedule, as_schedule
-from numpyro_ext.target import Data, LogDensity
+from ppl_ext.errors import ArgumentError
 
 
 class KernelState(NamedTuple):

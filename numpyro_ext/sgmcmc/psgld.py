@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_ext.errors import ArgumentError
-from numpyro_ext.options import check_number
 from numpyro_ext.sgmcmc.dynamics import langevin_step
 from numpyro_ext.sgmcmc.kernel import StochasticGradientKernel
 from numpyro_ext.sgmcmc.schedules import Schedule
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_number
 
 ADAPT = ("warmup", "always")
 

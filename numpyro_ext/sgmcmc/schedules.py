@@ -12,7 +12,7 @@ from typing import TypeAlias
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_ext.options import check_count, check_number
+from ppl_ext.options import check_count, check_number
 
 #: Step size of a step, from the number of steps before it (an int array without axes).
 Schedule: TypeAlias = Callable[[Array], Array]

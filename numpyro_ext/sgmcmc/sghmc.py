@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_ext.errors import ArgumentError
-from numpyro_ext.options import check_count, check_number
 from numpyro_ext.sgmcmc.dynamics import hamiltonian_step
 from numpyro_ext.sgmcmc.kernel import StochasticGradientKernel
 from numpyro_ext.sgmcmc.schedules import Schedule
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count, check_number
 
 
 class _Momentum(NamedTuple):

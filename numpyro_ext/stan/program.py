@@ -21,9 +21,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from numpy.typing import ArrayLike
 
-from numpyro_ext.stan.compilation import compiled
-from numpyro_ext.stan.density import StanDensity
-from numpyro_ext.stan.inputs import read_data, read_program
+from ppl_ext.stan.compilation import compiled
+from ppl_ext.stan.density import StanDensity
+from ppl_ext.stan.inputs import read_data, read_program
 
 #: The latent site and the factor. Stan lets no name of a program end in two underscores.
 POSITION, LOG_DENSITY = "unconstrained__", "lp__"
@@ -42,7 +42,7 @@ def model(
     """A Stan program with data as a NumPyro program without arguments.
 
     The program is compiled by BridgeStan unless that has been done before; see
-    :mod:`numpyro_ext.stan.compilation` for where it is kept.
+    :mod:`ppl_ext.stan.compilation` for where it is kept.
 
     Parameters
     ----------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jax import Array
 
+from numpyro_ext.density import LogDensity
 from numpyro_ext.stein.direction import DirectionEngine
-from numpyro_ext.target import LogDensity
 
 
 class DeepEnsemble(DirectionEngine):

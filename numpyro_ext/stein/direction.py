@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.engine import EngineState
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.stein.particles import ParticleEngine
-from numpyro_ext.target import Data, LogDensity
+from ppl_ext.errors import ArgumentError
 
 
 class ParticleState(NamedTuple):

@@ -7,10 +7,10 @@ from typing import Any
 
 from jax import Array
 
+from numpyro_ext.density import LogDensity
 from numpyro_ext.kernels import Kernel, KernelState
-from numpyro_ext.options import describe
 from numpyro_ext.stein.direction import DirectionEngine
-from numpyro_ext.target import LogDensity
+from ppl_ext.options import describe
 
 
 class KernelEngine(DirectionEngine):

@@ -8,10 +8,10 @@ from typing import Any
 
 from jax import Array
 
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.engine import Engine, EngineState
-from numpyro_ext.errors import ArgumentError
-from numpyro_ext.options import check_count
-from numpyro_ext.target import Data, LogDensity
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
 
 
 class ParticleEngine(Engine):

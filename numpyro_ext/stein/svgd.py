@@ -15,10 +15,10 @@ from typing import Any
 from jax import Array
 from numpyro.contrib.einstein.stein_kernels import SteinKernel
 
-from numpyro_ext.errors import ArgumentError
+from numpyro_ext.density import LogDensity
 from numpyro_ext.kernels import Kernel, KernelState, as_kernel
 from numpyro_ext.stein.kernel_engine import KernelEngine
-from numpyro_ext.target import LogDensity
+from ppl_ext.errors import ArgumentError
 
 Annealing = Callable[[Array], Array | float]
 

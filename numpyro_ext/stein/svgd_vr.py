@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from jax import Array
 from numpyro.contrib.einstein.stein_kernels import SteinKernel
 
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.engine import EngineState
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import SVRG
 from numpyro_ext.gradients.full_data import FullData
 from numpyro_ext.gradients.minibatch import Sampling
 from numpyro_ext.kernels import Kernel
 from numpyro_ext.stein.svgd import SVGD, Annealing
-from numpyro_ext.target import Data, LogDensity
+from ppl_ext.errors import ArgumentError
 
 
 class SVGDVR(SVGD):

@@ -19,8 +19,9 @@ from numpyro_ext.curvature import (
     Solver,
     Structure,
 )
+from numpyro_ext.density import Data, LogDensity, Score
+from numpyro_ext.density.layout import Indices
 from numpyro_ext.engine import EngineState
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import Full, Minibatch, Noisy, ScoreEstimate
 from numpyro_ext.kernels import (
     IMQ,
@@ -31,7 +32,6 @@ from numpyro_ext.kernels import (
     default_kernel,
     mixture,
 )
-from numpyro_ext.options import check_count, check_names, check_number, describe
 from numpyro_ext.stein.damping import damping_scale, judge, within_radius
 from numpyro_ext.stein.newton_system import (
     REPULSIONS,
@@ -44,8 +44,8 @@ from numpyro_ext.stein.newton_system import (
     solver_costs,
 )
 from numpyro_ext.stein.particles import ParticleEngine
-from numpyro_ext.target import Data, LogDensity, Score
-from numpyro_ext.target.layout import Indices
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count, check_names, check_number, describe
 
 
 class NewtonState(NamedTuple):
@@ -103,7 +103,7 @@ class SVN(ParticleEngine):
     num_particles : int, default 32
         Number P of particles. One particle is a MAP estimate in unconstrained space.
     curvature : {"full", "diag", "kfac", "low_rank"}
-        Structure of the likelihood's curvature; see :mod:`numpyro_ext.curvature.structure`.
+        Structure of the likelihood's curvature; see :mod:`numpyro_ext.curvature.program_curvature`.
     sites : sequence of str, optional
         Latent sites that take Newton steps, such as those of a network's last layer; all others
         follow SVGD's direction. Default: all.

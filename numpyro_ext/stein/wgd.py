@@ -8,10 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_ext.errors import ArgumentError
+from numpyro_ext.density import LogDensity
 from numpyro_ext.kernels import RBF, Kernel, KernelState, as_kernel
 from numpyro_ext.stein.kernel_engine import KernelEngine
-from numpyro_ext.target import LogDensity
+from ppl_ext.errors import ArgumentError
 
 
 class WGD(KernelEngine):

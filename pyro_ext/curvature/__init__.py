@@ -1,5 +1,6 @@
 """Curvature of programs: Fisher information of their outputs, and what is built on it."""
 
+from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
 from pyro_ext.curvature.fisher import fisher_root, register_output_fisher
 from pyro_ext.curvature.gauss_newton import (
     gauss_newton_products,
@@ -7,6 +8,12 @@ from pyro_ext.curvature.gauss_newton import (
     whitened_outputs,
 )
 from pyro_ext.curvature.prior import PriorStructure, prior_curvature, prior_structure
+from pyro_ext.curvature.program_curvature import (
+    STRUCTURES,
+    CurvatureOptions,
+    ProgramCurvature,
+    Structure,
+)
 from pyro_ext.curvature.row_structure import RowStructure, row_structure
 from pyro_ext.curvature.solvers import (
     SOLVERS,
@@ -17,13 +24,6 @@ from pyro_ext.curvature.solvers import (
     symmetric_eigen,
     woodbury,
 )
-from pyro_ext.curvature.structure import (
-    STRUCTURES,
-    CurvatureOptions,
-    ProgramCurvature,
-    Structure,
-)
-from pyro_ext.curvature.sum_of_parts import Curvature, KroneckerBlock
 
 __all__ = [
     "SOLVERS",

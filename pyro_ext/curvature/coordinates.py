@@ -7,7 +7,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from pyro_ext.target import LogDensity
+from pyro_ext.density import LogDensity
 
 
 class Coordinates:

@@ -22,8 +22,8 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_ext.errors import ArgumentError
-from pyro_ext.target.outputs import BASE, Output
+from ppl_ext.errors import ArgumentError
+from pyro_ext.density.outputs import BASE, Output
 
 Parameters = Mapping[str, Tensor]
 #: Maps parameters and their changes, each of shape batch + own, to roots (batch + (R,)).

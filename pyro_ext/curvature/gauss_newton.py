@@ -18,9 +18,9 @@ from torch import Tensor
 
 from pyro_ext.curvature.fisher import drawn_values, fisher_root, needs_draws
 from pyro_ext.curvature.row_structure import NO_STRUCTURE, Repeated, RowStructure, merged
-from pyro_ext.target import Data, LogDensity
-from pyro_ext.target.log_density import Indices
-from pyro_ext.target.outputs import Output
+from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.log_density import Indices
+from pyro_ext.density.outputs import Output
 
 #: A flat vector (D,), or the unconstrained values of the latent sites.
 Position: TypeAlias = Tensor | Mapping[str, Tensor]

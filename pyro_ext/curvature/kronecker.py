@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
-from pyro_ext.curvature.sum_of_parts import Curvature, KroneckerBlock
+from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
 
 #: Longest site that is no matrix whose whole block is kept.
 WHOLE_BLOCK_UP_TO = 500

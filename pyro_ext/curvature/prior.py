@@ -19,9 +19,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ppl_ext.errors import ArgumentError
 from pyro_ext.curvature.solvers import symmetric_eigen
-from pyro_ext.errors import ArgumentError
-from pyro_ext.target import Data, LogDensity
+from pyro_ext.density import Data, LogDensity
 
 PriorForm = Literal["diagonal", "hessian"]
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from pyro_ext.curvature.fisher import fisher_root, needs_draws, root_for
-from pyro_ext.target import Data, LogDensity
-from pyro_ext.target.log_density import Indices
-from pyro_ext.target.outputs import Output
+from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.log_density import Indices
+from pyro_ext.density.outputs import Output
 
 
 class Repeated(NamedTuple):

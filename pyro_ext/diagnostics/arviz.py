@@ -29,18 +29,18 @@ from numpy.typing import NDArray
 from pyro.infer import MCMC
 from pyro.infer.mcmc import StreamingMCMC
 
-from pyro_ext.diagnostics.chains import Chains
-from pyro_ext.diagnostics.host_fit import HostFit
-from pyro_ext.diagnostics.inference_data import (
+from ppl_ext.diagnostics.inference_data import (
     Variable,
     constant_variables,
     inference_data,
     leading_plate,
     named_arguments,
 )
+from ppl_ext.errors import ArgumentError
+from pyro_ext.density.replay import Replay, replay
+from pyro_ext.diagnostics.chains import Chains
+from pyro_ext.diagnostics.host_fit import HostFit
 from pyro_ext.engine import RunResult
-from pyro_ext.errors import ArgumentError
-from pyro_ext.target.replay import Replay, replay
 
 Array = NDArray[Any]
 

@@ -9,8 +9,8 @@ import torch
 from pyro.infer import MCMC
 from torch import Tensor
 
+from ppl_ext.errors import ArgumentError
 from pyro_ext.diagnostics.fit import target_of_model
-from pyro_ext.errors import ArgumentError
 
 
 class Chains:

@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ppl_ext.errors import ArgumentError, HeldParameterWarning
+from ppl_ext.options import check_count, check_number
+from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import seeded_generator
-from pyro_ext.errors import ArgumentError, HeldParameterWarning
 from pyro_ext.guides.flat_density import (
     FlatDensity,
     Parameters,
     check_has_flat_density,
     flat_density,
 )
-from pyro_ext.options import check_count, check_number
-from pyro_ext.target import Data, LogDensity
 
 #: Draws evaluated at once unless told otherwise, and the most numbers that these may hold.
 DRAW_CHUNK = 100

@@ -14,6 +14,7 @@ import torch
 from pyro.infer import Predictive
 from torch import Tensor
 
+from ppl_ext.errors import ArgumentError
 from pyro_ext.diagnostics.fit import (
     FittedGuide,
     diagnostic_generator,
@@ -21,7 +22,6 @@ from pyro_ext.diagnostics.fit import (
     fitted_guide,
     target_of_model,
 )
-from pyro_ext.errors import ArgumentError
 from pyro_ext.guides.flat_density import check_has_flat_density
 
 #: Draws unless told otherwise.

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
 from pyro_ext.diagnostics.fit import (
     check_temperature,
     chunk_sizes,
@@ -22,8 +24,6 @@ from pyro_ext.diagnostics.fit import (
     draw,
     fitted_guide,
 )
-from pyro_ext.errors import ArgumentError
-from pyro_ext.options import check_count
 
 Array = NDArray[np.float64]
 

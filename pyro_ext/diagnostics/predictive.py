@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ppl_ext.diagnostics.predictive_data import predictive_dataset, site_to_predict
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
+from pyro_ext.density.prediction import ObserveMissing
+from pyro_ext.density.replay import check_numbers_of_draws, replay
 from pyro_ext.diagnostics.fit import target_of_model
-from pyro_ext.diagnostics.predictive_data import predictive_dataset, site_to_predict
-from pyro_ext.errors import ArgumentError
-from pyro_ext.options import check_count
-from pyro_ext.target.prediction import ObserveMissing
-from pyro_ext.target.replay import check_numbers_of_draws, replay
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -53,7 +53,7 @@ def predictive_distribution(
     -------
     Dataset
         With the dimensions draw, row and class, see
-        :mod:`pyro_ext.diagnostics.predictive_data`. Rows that a mask hides are left out.
+        :mod:`ppl_ext.diagnostics.predictive_data`. Rows that a mask hides are left out.
 
     Raises
     ------

@@ -24,6 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
+from pyro_ext.density import Data, LogDensity
 from pyro_ext.diagnostics.fit import (
     PASS_ALL_ROWS,
     check_temperature,
@@ -34,10 +37,7 @@ from pyro_ext.diagnostics.fit import (
     target_of_engine,
     target_of_model,
 )
-from pyro_ext.errors import ArgumentError
 from pyro_ext.kernels.base import centre
-from pyro_ext.options import check_count
-from pyro_ext.target import Data, LogDensity
 
 #: Draws of a guide unless told otherwise.
 KSD_SAMPLES = 1000

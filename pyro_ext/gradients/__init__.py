@@ -1,5 +1,6 @@
 """Score estimators: how an engine gets gradients of the log density, apart from its dynamics."""
 
+from pyro_ext.density import LogDensity, Score, ScoreParts
 from pyro_ext.gradients.batch_arguments import BatchArguments
 from pyro_ext.gradients.control_variate import ControlVariate
 from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
@@ -8,7 +9,6 @@ from pyro_ext.gradients.minibatch import Minibatch
 from pyro_ext.gradients.noisy import Noisy
 from pyro_ext.gradients.saga import SAGA
 from pyro_ext.gradients.svrg import SVRG
-from pyro_ext.target import LogDensity, Score, ScoreParts
 
 
 def default_estimator(target: LogDensity) -> GradientEstimator:

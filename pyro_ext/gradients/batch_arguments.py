@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_ext.density import Data, LogDensity, Score
 from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from pyro_ext.gradients.full_data import FullData, batches_of, check_rows, num_rows
 from pyro_ext.gradients.minibatch import shuffled
-from pyro_ext.target import Data, LogDensity, Score
 
 
 @dataclass(frozen=True)

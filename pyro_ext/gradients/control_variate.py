@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
+from pyro_ext.density import Data, LogDensity, Score
 from pyro_ext.gradients.batch_arguments import BatchArguments
 from pyro_ext.gradients.estimator import (
     EstimatorState,
@@ -20,7 +21,6 @@ from pyro_ext.gradients.estimator import (
 from pyro_ext.gradients.full_data import FullData, batches_of, check_rows, score_of_all_rows
 from pyro_ext.gradients.minibatch import Minibatch
 from pyro_ext.gradients.svrg import check_no_local_latents
-from pyro_ext.target import Data, LogDensity, Score
 
 
 @dataclass(frozen=True)

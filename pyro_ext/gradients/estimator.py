@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_ext.errors import ArgumentError
-from pyro_ext.target import Data, LogDensity, Score
+from ppl_ext.errors import ArgumentError
+from pyro_ext.density import Data, LogDensity, Score
 
 EstimatorState = dict[str, Any]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyro_ext.density import Data, LogDensity
 from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
-from pyro_ext.target import Data, LogDensity
 
 
 class Full(GradientEstimator):

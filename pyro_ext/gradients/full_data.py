@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_ext.errors import ArgumentError
-from pyro_ext.target import Data, LogDensity, Score
+from ppl_ext.errors import ArgumentError
+from pyro_ext.density import Data, LogDensity, Score
 
 #: The model's positional arguments with all rows, or those of each batch.
 FullData: TypeAlias = tuple[Any, ...] | Iterable[tuple[Any, ...]]

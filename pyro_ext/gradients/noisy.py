@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
+from pyro_ext.density import Data, LogDensity
 from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
-from pyro_ext.target import Data, LogDensity
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
+from pyro_ext.density import Data, LogDensity, ScoreParts
 from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from pyro_ext.gradients.minibatch import Minibatch
 from pyro_ext.gradients.svrg import check_no_local_latents
-from pyro_ext.options import check_count
-from pyro_ext.target import Data, LogDensity, ScoreParts
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
+from pyro_ext.density import Data, LogDensity, Score
 from pyro_ext.gradients.estimator import (
     EstimatorState,
     GradientEstimator,
@@ -23,8 +25,6 @@ from pyro_ext.gradients.full_data import (
     score_of_all_rows,
 )
 from pyro_ext.gradients.minibatch import Minibatch
-from pyro_ext.options import check_count
-from pyro_ext.target import Data, LogDensity, Score
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from pyro.infer.autoguide.structured import AutoStructured
 from torch import Tensor, nn
 from torch.distributions import biject_to
 
-from pyro_ext.errors import ArgumentError
-from pyro_ext.target.handlers import LARGE_SITE, isolated_parameters
-from pyro_ext.target.layout import Layout
+from ppl_ext.errors import ArgumentError
+from pyro_ext.density.handlers import LARGE_SITE, isolated_parameters
+from pyro_ext.density.layout import Layout
 
 Parameters = dict[str, Tensor]
 CovarianceStructure = Literal["diagonal", "full", "low_rank", "matrix_normal", "layer_low_rank"]

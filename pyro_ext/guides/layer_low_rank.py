@@ -25,11 +25,11 @@ from pyro.infer.autoguide.initialization import init_to_median
 from pyro.nn.module import PyroParam
 from torch import Tensor, nn
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
 from pyro_ext.guides.flat_density import Moments, Parameters, register_flat_density
 from pyro_ext.guides.matrix_normal import check_init_scale
 from pyro_ext.guides.normal import LOG_TWO_PI, NormalDensity
-from pyro_ext.options import check_count
 
 
 class Layer(NamedTuple):

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 
 #: Objectives that are linear in the log likelihood: only then is the same distribution of each
 #: row enough for the same expectation.

@@ -20,7 +20,7 @@ import torch
 from pyro.infer import ELBO
 from torch import Tensor
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 from pyro_ext.guides.linear_sites import LinearUse, RowNoise, RowNoiseELBO
 
 

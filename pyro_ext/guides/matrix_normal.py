@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.distributions import transform_to
 from torch.distributions.transforms import Transform
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 from pyro_ext.guides.flat_density import Moments, Parameters, register_flat_density
 from pyro_ext.guides.normal import LOG_TWO_PI, NormalDensity, _solve_lower
 

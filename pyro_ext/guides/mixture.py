@@ -23,14 +23,14 @@ from pyro.nn.module import PyroParam
 from torch import Tensor, nn
 from torch.distributions import biject_to, constraints, transform_to
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
 from pyro_ext.guides.flat_density import (
     FlatDensity,
     Moments,
     Parameters,
     register_flat_density,
 )
-from pyro_ext.options import check_count
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
 COVARIANCES = ("diag", "full", "low_rank")

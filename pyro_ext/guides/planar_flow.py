@@ -37,10 +37,10 @@ from torch.distributions import transform_to
 from torch.distributions.transforms import AffineTransform, ComposeTransform, Transform
 from torch.nn.functional import softplus
 
+from ppl_ext.options import check_count
 from pyro_ext.guides.flat_density import FlatDensity, Parameters, register_flat_density
 from pyro_ext.guides.matrix_normal import check_init_scale
 from pyro_ext.guides.normal import LOG_TWO_PI
-from pyro_ext.options import check_count
 
 #: softplus(SHIFT) = 1, so that u = 0 gives the identity.
 SHIFT = math.log(math.expm1(1.0))

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 from pyro_ext.kernels.base import centre, squared_distances
 from pyro_ext.kernels.metric import Coordinates
 

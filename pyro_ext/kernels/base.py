@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_ext.errors import ArgumentError
-from pyro_ext.options import describe
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import describe
 
 if TYPE_CHECKING:
     from pyro_ext.kernels.combination import Scaled, Sum

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 from pyro_ext.kernels.base import Interactions, Kernel, KernelState, check_kernel
 from pyro_ext.kernels.metric import Frames, ProductMetric
 

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 from pyro_ext.kernels.base import Kernel, KernelState, check_kernel
 from pyro_ext.kernels.rbf import RBF
 

@@ -15,7 +15,7 @@ import torch
 from pyro.infer.svgd import SteinKernel
 from torch import Tensor
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 from pyro_ext.kernels.base import Kernel, KernelState
 from pyro_ext.kernels.default import default_kernel
 

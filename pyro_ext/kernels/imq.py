@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 from pyro_ext.kernels.bandwidth import Bandwidth, check_bandwidth, scaled_pairs
 from pyro_ext.kernels.base import Interactions, KernelState
 from pyro_ext.kernels.metric import Coordinates, Frames, Metric, check_metric, coordinates

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 from pyro_ext.kernels.base import centre
 
 Metric: TypeAlias = "str | Tensor | Callable[[Tensor], Tensor] | ProductMetric | None"

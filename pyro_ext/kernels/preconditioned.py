@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 from pyro_ext.kernels.base import Kernel, KernelState, check_kernel
 from pyro_ext.kernels.metric import Metric, check_metric, coordinates
 

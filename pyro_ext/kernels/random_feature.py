@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
 from pyro_ext.kernels.bandwidth import Bandwidth, bandwidth, check_bandwidth
 from pyro_ext.kernels.base import Kernel, KernelState
 from pyro_ext.kernels.metric import Metric, check_metric, coordinates
-from pyro_ext.options import check_count
 
 
 @dataclass(frozen=True, eq=False, repr=False)

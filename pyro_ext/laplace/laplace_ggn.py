@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count, check_names, describe
 from pyro_ext.curvature import Curvature, CurvatureOptions, Structure, row_structure
 from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.curvature.fisher import same_draws
 from pyro_ext.curvature.prior import PriorForm
+from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import Update, seeded_generator
-from pyro_ext.errors import ArgumentError
 from pyro_ext.laplace.gaussian import Precision, precision_of
 from pyro_ext.laplace.likelihood import LikelihoodCurvature
 from pyro_ext.laplace.prior import ConditionalPrior
 from pyro_ext.optim import OptimizerLike
-from pyro_ext.options import check_count, check_names, describe
 from pyro_ext.stein import DirectionEngine
-from pyro_ext.target import Data, LogDensity
 
 #: Draws that ``get_samples`` returns unless told otherwise.
 DRAWS = 1000
@@ -46,10 +46,11 @@ class LaplaceGGN(DirectionEngine):
     optim : PyroOptim or callable
         See :class:`~pyro_ext.stein.ParticleEngine`.
     curvature : {"full", "diag", "kfac", "low_rank"}
-        Structure of the likelihood's curvature; see :mod:`pyro_ext.curvature.structure`. Nothing of
-        D x D numbers is formed but for ``"full"``. With ``"kfac"`` the prior of a matrix site joins
-        its Kronecker factors exactly where its curvature is the same for the whole site, or differs
-        by rows and by columns; see :func:`~pyro_ext.laplace.precision_of`.
+        Structure of the likelihood's curvature; see
+        :mod:`pyro_ext.curvature.program_curvature`. Nothing of D x D numbers is formed but for
+        ``"full"``. With ``"kfac"`` the prior of a matrix site joins its Kronecker factors exactly
+        where its curvature is the same for the whole site, or differs by rows and by columns; see
+        :func:`~pyro_ext.laplace.precision_of`.
     sites : sequence of str, optional
         Latent sites that have a Gaussian, such as those of a network's last layer; all others are
         fixed at the mode. Default: all.

@@ -1,10 +1,11 @@
 """The Gauss-Newton matrix of all rows at one position, in its structure, differentiable.
 
-The structures are those of :mod:`pyro_ext.curvature.structure`. Here they are those of the whole
-likelihood, however many chunks the rows come in: the nearest Kronecker product is found by a sweep
-for each half step, and the leading terms of ``"low_rank"`` are updated chunk by chunk (exact for
-one chunk, else those of a merged decomposition; the diagonal is exact always). And they follow the
-change of the Fisher information with the position, which the gradient of the log determinant needs.
+The structures are those of :mod:`pyro_ext.curvature.program_curvature`. Here they are those of
+the whole likelihood, however many chunks the rows come in: the nearest Kronecker product is found
+by a sweep for each half step, and the leading terms of ``"low_rank"`` are updated chunk by chunk
+(exact for one chunk, else those of a merged decomposition; the diagonal is exact always). And they
+follow the change of the Fisher information with the position, which the gradient of the log
+determinant needs.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.curvature.fisher import needs_draws, same_draws
 from pyro_ext.curvature.gauss_newton import rows_of_one
 from pyro_ext.curvature.kronecker import Sums, kronecker_factors
-from pyro_ext.target import Data, LogDensity
-from pyro_ext.target.log_density import Indices
+from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.log_density import Indices
 
 #: Dimension up to which ``"full"`` is a matrix even where there are fewer rows than dimensions.
 MATRIX_UP_TO = 2000

@@ -12,11 +12,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ppl_ext.errors import ArgumentError
 from pyro_ext.curvature import Curvature, CurvatureOptions, symmetric_eigen
 from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.curvature.prior import DENSE_UP_TO
-from pyro_ext.errors import ArgumentError
-from pyro_ext.target import Data, LogDensity
+from pyro_ext.density import Data, LogDensity
 
 
 class ConditionalPrior:

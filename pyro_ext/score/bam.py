@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 from pyro_ext.gradients import GradientEstimator
 from pyro_ext.guides.flat_density import Moments
 from pyro_ext.score.gaussian_matching import GaussianMatching
@@ -80,7 +80,7 @@ class BaM(GaussianMatching):
 
     Exact for Normal posteriors, and settles on others if lambda_t falls. It needs exact scores:
     noise, as of minibatches, is followed like the score itself
-    (:class:`~pyro_ext.errors.NoisyScoreWarning`). Noise looks like curvature and shrinks the
+    (:class:`~ppl_ext.errors.NoisyScoreWarning`). Noise looks like curvature and shrinks the
     covariance: on a correlated Normal in five dimensions it ends at a few hundredths of the
     target's with :class:`~pyro_ext.gradients.noisy.Noisy` of level 1.
 

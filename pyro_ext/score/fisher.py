@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
+from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.graph import BatchedFunction, as_arguments
+from pyro_ext.density.handlers import SiteHandler
 from pyro_ext.engine import Update
-from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients import GradientEstimator, Score, ScoreEstimate
 from pyro_ext.guides.flat_density import FlatDensity, Parameters
 from pyro_ext.optim import OptimizerLike
-from pyro_ext.options import check_count
 from pyro_ext.score.guide_engine import GuideEngine
-from pyro_ext.target import Data, LogDensity
-from pyro_ext.target.graph import BatchedFunction, as_arguments
-from pyro_ext.target.handlers import SiteHandler
 
 NORMS = ("euclidean", "covariance")
 #: Models with more latent dimensions are refused unless told otherwise.
@@ -127,7 +127,7 @@ class DifferentiableTarget:
         return getattr(self._target, name)
 
     def score(self, z: Tensor, data: Data, indices: Any = None) -> Score:
-        """As :meth:`~pyro_ext.target.LogDensity.score`."""
+        """As :meth:`~pyro_ext.density.LogDensity.score`."""
 
         def product(z: Tensor, vectors: Tensor) -> Tensor:
             return self._times_hessian(z, vectors, data, indices or {})
@@ -136,7 +136,7 @@ class DifferentiableTarget:
         return found._replace(score=_WithProduct.apply(z, found.score, product))
 
     def full_score(self, z: Tensor, data: Data) -> Score:
-        """As :meth:`~pyro_ext.target.LogDensity.full_score`."""
+        """As :meth:`~pyro_ext.density.LogDensity.full_score`."""
 
         def product(z: Tensor, vectors: Tensor) -> Tensor:
             total = torch.zeros_like(vectors)

@@ -17,13 +17,13 @@ import torch
 from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor
 
+from ppl_ext.errors import ArgumentError
+from pyro_ext.density import Data
 from pyro_ext.engine import Update
-from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients import Full, GradientEstimator
 from pyro_ext.guides.flat_density import FlatDensity, Moments, Parameters
 from pyro_ext.score.guide_engine import GuideEngine, all_finite
 from pyro_ext.score.overflow import LENIENCE, judged
-from pyro_ext.target import Data
 
 #: Weight of the latest step in the mean square of the scores.
 RECENT = 0.1

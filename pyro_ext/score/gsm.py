@@ -64,7 +64,7 @@ class GSM(GaussianMatching):
     Exact for Normal posteriors. For others it does not settle: as the fit goes on matching the
     latest draws, it keeps moving around the best Normal. It needs exact scores: noise, as of
     minibatches, is followed like the score itself
-    (:class:`~pyro_ext.errors.NoisyScoreWarning`): on a correlated Normal in five dimensions
+    (:class:`~ppl_ext.errors.NoisyScoreWarning`): on a correlated Normal in five dimensions
     nine tenths of the covariance are lost to :class:`~pyro_ext.gradients.noisy.Noisy` of level 1.
 
     Far from the posterior all scores are large and nearly equal. They shrink the covariance along

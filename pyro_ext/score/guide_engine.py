@@ -19,8 +19,10 @@ import torch
 from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 
+from ppl_ext.errors import ArgumentError, NoisyScoreWarning
+from ppl_ext.options import check_count, check_number
+from pyro_ext.density import Data
 from pyro_ext.engine import Engine, seeded_generator
-from pyro_ext.errors import ArgumentError, NoisyScoreWarning
 from pyro_ext.gradients import GradientEstimator
 from pyro_ext.guides.flat_density import (
     FlatDensity,
@@ -29,8 +31,6 @@ from pyro_ext.guides.flat_density import (
     flat_density,
 )
 from pyro_ext.optim import Coordinates, EngineOptimizer, OptimizerLike
-from pyro_ext.options import check_count, check_number
-from pyro_ext.target import Data
 
 #: Learning rate of the default optimizer (Adam) at the start of a run.
 LEARNING_RATE = 1e-2

@@ -19,15 +19,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count, check_number, described, is_number
+from pyro_ext.density import Data
 from pyro_ext.engine import Update
-from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients import GradientEstimator
 from pyro_ext.guides.flat_density import FlatDensity, Parameters
 from pyro_ext.guides.mixture import AutoGaussianMixture
 from pyro_ext.guides.normal import DiagonalNormalDensity
 from pyro_ext.guides.planar_flow import AutoPlanarFlow
 from pyro_ext.optim import OptimizerLike, Plan
-from pyro_ext.options import check_count, check_number, described, is_number
 from pyro_ext.score.guide_engine import DRAWS as DRAWS
 from pyro_ext.score.guide_engine import LEARNING_RATE as LEARNING_RATE
 from pyro_ext.score.guide_engine import GuideEngine, all_finite
@@ -42,7 +43,6 @@ from pyro_ext.score.regression import (
     saved,
     structure_of,
 )
-from pyro_ext.target import Data
 
 SOLVERS = ("gradient", "regression")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pyro_ext.errors import ArgumentError
-from pyro_ext.options import check_count, is_number
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count, is_number
 from pyro_ext.sgmcmc.schedules import cosine_cycles
 from pyro_ext.sgmcmc.sgld import SGLD
 

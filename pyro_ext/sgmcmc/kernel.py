@@ -21,11 +21,11 @@ from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import describe
+from pyro_ext.density import Data, LogDensity
 from pyro_ext.gradients import GradientEstimator, default_estimator
-from pyro_ext.options import describe
 from pyro_ext.sgmcmc.schedules import Schedule, as_schedule
-from pyro_ext.target import Data, LogDensity
 
 
 class KernelState(NamedTuple):
@@ -90,7 +90,7 @@ class StochasticGradientKernel(MCMCKernel):
     data_chunk : int, optional
         Bound on the rows evaluated at once in a sweep over all.
     evaluation : {"graph", "inductor", "handlers", "loop"}
-        How scores are evaluated; see :class:`~pyro_ext.target.LogDensity`.
+        How scores are evaluated; see :class:`~pyro_ext.density.LogDensity`.
     dtype : torch.dtype, optional
         Default: torch's default dtype.
 

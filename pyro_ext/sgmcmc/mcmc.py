@@ -10,8 +10,8 @@ from pyro import infer
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_ext.errors import ArgumentError
-from pyro_ext.options import check_count
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
 from pyro_ext.sgmcmc.kernel import StochasticGradientKernel
 
 #: Draws that are put into their supports at once.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pyro_ext.options import check_count, check_number
+from ppl_ext.options import check_count, check_number
 
 #: Step size of a step, from the number of steps before it.
 Schedule: TypeAlias = Callable[[int], float]

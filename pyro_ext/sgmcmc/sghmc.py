@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_ext.errors import ArgumentError
-from pyro_ext.options import check_count, check_number
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count, check_number
 from pyro_ext.sgmcmc.dynamics import hamiltonian_step
 from pyro_ext.sgmcmc.kernel import StochasticGradientKernel
 from pyro_ext.sgmcmc.schedules import Schedule

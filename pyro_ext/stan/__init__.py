@@ -1,6 +1,6 @@
 """Stan programs as Pyro programs, by BridgeStan: every engine fits them unchanged."""
 
-from pyro_ext.stan.compilation import ToolchainError
+from ppl_ext.stan.compilation import ToolchainError
 from pyro_ext.stan.program import StanProgram, model
 
 __all__ = ["StanProgram", "ToolchainError", "model"]

@@ -20,9 +20,9 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from pyro_ext.stan.compilation import compiled
-from pyro_ext.stan.density import StanDensity
-from pyro_ext.stan.inputs import read_data, read_program
+from ppl_ext.stan.compilation import compiled
+from ppl_ext.stan.density import StanDensity
+from ppl_ext.stan.inputs import read_data, read_program
 
 #: The latent site and the factor. Stan lets no name of a program end in two underscores.
 POSITION, LOG_DENSITY = "unconstrained__", "lp__"
@@ -45,7 +45,7 @@ def model(
     """A Stan program with data as a Pyro program without arguments.
 
     The program is compiled by BridgeStan unless that has been done before; see
-    :mod:`pyro_ext.stan.compilation` for where it is kept.
+    :mod:`ppl_ext.stan.compilation` for where it is kept.
 
     Parameters
     ----------

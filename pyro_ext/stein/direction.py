@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_ext.density import Data
 from pyro_ext.engine import Update
 from pyro_ext.optim import EngineOptimizer, OptimizerLike
 from pyro_ext.stein.particles import ParticleEngine
-from pyro_ext.target import Data
 
 _NAME = "particles"
 

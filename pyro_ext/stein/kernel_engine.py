@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ppl_ext.options import describe
+from pyro_ext.density import Data
 from pyro_ext.kernels import Kernel, KernelState
 from pyro_ext.optim import OptimizerLike
-from pyro_ext.options import describe
 from pyro_ext.stein.direction import DirectionEngine
-from pyro_ext.target import Data
 
 
 class KernelEngine(DirectionEngine):

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
+from pyro_ext.density import Data
 from pyro_ext.engine import Engine
-from pyro_ext.errors import ArgumentError
 from pyro_ext.optim import EngineOptimizer, OptimizerLike
-from pyro_ext.options import check_count
-from pyro_ext.target import Data
 
 
 class ParticleEngine(Engine):

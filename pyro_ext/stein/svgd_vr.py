@@ -7,14 +7,14 @@ from typing import Any
 
 from pyro.infer.svgd import SteinKernel
 
+from ppl_ext.errors import ArgumentError
+from pyro_ext.density import Data
 from pyro_ext.engine import Update
-from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients import SVRG
 from pyro_ext.gradients.full_data import FullData
 from pyro_ext.kernels import Kernel
 from pyro_ext.optim import OptimizerLike
 from pyro_ext.stein.svgd import SVGD, Annealing
-from pyro_ext.target import Data
 
 
 class SVGDVR(SVGD):

@@ -10,6 +10,8 @@ import torch
 from pyro.infer.svgd import SteinKernel
 from torch import Tensor
 
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count, check_names, check_number, describe
 from pyro_ext.curvature import (
     SOLVERS,
     Curvature,
@@ -18,12 +20,12 @@ from pyro_ext.curvature import (
     Solver,
     Structure,
 )
+from pyro_ext.density import Data, Score
+from pyro_ext.density.log_density import Indices
 from pyro_ext.engine import Update
-from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients import Full, Minibatch, ScoreEstimate
 from pyro_ext.kernels import IMQ, Kernel, Linear, ProductMetric, as_kernel, default_kernel, mixture
 from pyro_ext.optim import EngineOptimizer, OptimizerLike
-from pyro_ext.options import check_count, check_names, check_number, describe
 from pyro_ext.stein.damping import Judgement, damping_scale, judge, within_radius
 from pyro_ext.stein.newton_system import (
     REPULSIONS,
@@ -36,8 +38,6 @@ from pyro_ext.stein.newton_system import (
     solver_costs,
 )
 from pyro_ext.stein.particles import ParticleEngine
-from pyro_ext.target import Data, Score
-from pyro_ext.target.log_density import Indices
 
 
 def curvature_kernel() -> Kernel:
@@ -74,7 +74,7 @@ class SVN(ParticleEngine):
     num_particles : int, default 32
         Number P of particles. One particle is a MAP estimate in unconstrained space.
     curvature : {"full", "diag", "kfac", "low_rank"}
-        Structure of the likelihood's curvature; see :mod:`pyro_ext.curvature.structure`.
+        Structure of the likelihood's curvature; see :mod:`pyro_ext.curvature.program_curvature`.
     sites : sequence of str, optional
         Latent sites that take Newton steps, such as those of a network's last layer; all others
         follow SVGD's direction. Default: all.

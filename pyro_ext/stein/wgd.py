@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 from pyro_ext.kernels import RBF, Kernel, KernelState, as_kernel
 from pyro_ext.optim import OptimizerLike
 from pyro_ext.stein.kernel_engine import KernelEngine

@@ -16,8 +16,8 @@ import torch
 from pyro.infer import Trace_ELBO as PyroTraceELBO
 from scipy import integrate, stats
 
-import numpyro_ext.target as numpyro_target
-import pyro_ext.target as pyro_target
+import numpyro_ext.density as numpyro_target
+import pyro_ext.density as pyro_target
 from benchmarks import __main__ as command_line
 from benchmarks import records
 from benchmarks.records import Record

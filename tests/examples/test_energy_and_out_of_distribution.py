@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import records
 from benchmarks.datasets import Images, shipped
-from examples import out_of_distribution_report as report
+from docs.examples import out_of_distribution_report as report
 from tests import arviz_support as support
 
 # xarray uses what NumPy has deprecated.
@@ -21,7 +21,7 @@ HOSTS = ("pyro", "numpyro")
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_energy_is_low_and_samples_are_where_the_data_are(host: str, tmp_path: Path) -> None:
-    example = importlib.import_module(f"examples.{host}_examples.energy_based_model")
+    example = importlib.import_module(f"docs.examples.{host}_examples.energy_based_model")
     found = example.main(["--small", "--out", str(tmp_path)])
     # The base alone gives uniform noise less than half a nat more than the data.
     assert found["energy_gap"] > 2.0
@@ -50,7 +50,7 @@ def test_seven_methods_learn_digits_and_doubt_patchwork(
     host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "images", stand_in)
-    example = importlib.import_module(f"examples.{host}_examples.out_of_distribution")
+    example = importlib.import_module(f"docs.examples.{host}_examples.out_of_distribution")
     found = example.main(["--small", "--out", str(tmp_path)])
     stem = tmp_path / f"out-of-distribution-{host}"
     written = records.read(stem.with_suffix(".jsonl"))

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from examples.vae_bounds import bounds, log_mean_exp
-from examples.vae_data import load_digits
+from docs.examples.vae_bounds import bounds, log_mean_exp
+from docs.examples.vae_data import load_digits
 
 HOSTS = ("pyro", "numpyro")
 
 
 def run(host: str, name: str, out: Path) -> dict[str, Any]:
     """The numbers of an example's reduced run."""
-    example = importlib.import_module(f"examples.{host}_examples.{name}")
+    example = importlib.import_module(f"docs.examples.{host}_examples.{name}")
     assert example.main(["--small", "--out", str(out)]) == 0
     assert (out / f"{name}.png").stat().st_size > 10_000
     found: dict[str, Any] = json.loads((out / f"{name}.json").read_text())
@@ -84,7 +84,7 @@ def host_bound(host: str, weights: dict[str, Any], vae: Any, x: Any, num_draws: 
 @pytest.mark.parametrize("host", HOSTS)
 def test_weights_and_sghmc(host: str) -> None:
     """The bound agrees with the host's, and SGHMC leaves an encoder that is wrong behind."""
-    module = importlib.import_module(f"examples.{host}_examples.improved_vae")
+    module = importlib.import_module(f"docs.examples.{host}_examples.improved_vae")
     digits = load_digits(200, 100, small=True)
     vae = module.VAE(64, 16, 2)
     infer = importlib.import_module("pyro.infer" if host == "pyro" else "numpyro.infer")

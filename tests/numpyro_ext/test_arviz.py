@@ -12,10 +12,10 @@ import numpyro.distributions as dist
 import pytest
 from scipy import stats
 
+from numpyro_ext.density import LogDensity
 from numpyro_ext.diagnostics import to_arviz
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.stein.svgd import SVGD
-from numpyro_ext.target import LogDensity
+from ppl_ext.errors import ArgumentError
 from tests import arviz_support as support
 from tests.models import numpyro_models, zoo
 

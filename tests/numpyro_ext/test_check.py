@@ -20,8 +20,8 @@ from numpyro.contrib.einstein import SVGD, RBFKernel
 from numpyro.contrib.module import random_flax_module, random_nnx_module
 from numpyro.infer.autoguide import AutoDiagonalNormal
 
-from numpyro_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
-from numpyro_ext.target import LogDensity, check_model
+from numpyro_ext.density import LogDensity, check_model
+from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 
 KEY = random.key(0)
 X, Y = jnp.ones((5, 2)), jnp.arange(5.0)

@@ -26,9 +26,9 @@ from numpyro_ext.curvature import (
     whitened_outputs,
 )
 from numpyro_ext.curvature import fisher as fisher_module
-from numpyro_ext.errors import ArgumentError
-from numpyro_ext.target import LogDensity
-from numpyro_ext.target.outputs import Output, output_of
+from numpyro_ext.density import LogDensity
+from numpyro_ext.density.outputs import Output, output_of
+from ppl_ext.errors import ArgumentError
 from tests.curvature_support import (
     DRAWS,
     MIXTURE,

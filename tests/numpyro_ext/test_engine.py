@@ -17,10 +17,10 @@ import optax
 import pytest
 from jax import random
 
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.engine import Engine, EngineState, as_optimizer
-from numpyro_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError
 from numpyro_ext.gradients import Full, Minibatch
-from numpyro_ext.target import Data, LogDensity
+from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError
 
 KEY = random.key(0)
 Y = np.random.default_rng(0).normal(size=40)

@@ -27,7 +27,7 @@ from numpyro.infer.autoguide import (
     AutoNormal,
 )
 
-from numpyro_ext.errors import ArgumentError
+from numpyro_ext.density.layout import Layout
 from numpyro_ext.guides import (
     DiagonalNormalDensity,
     FlatDensity,
@@ -40,7 +40,7 @@ from numpyro_ext.guides import (
 )
 from numpyro_ext.guides.flat_density import _FACTORIES
 from numpyro_ext.guides.threefry import threefry_normal
-from numpyro_ext.target.layout import Layout
+from ppl_ext.errors import ArgumentError
 
 jax.config.update("jax_enable_x64", True)
 

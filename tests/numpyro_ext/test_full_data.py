@@ -11,11 +11,11 @@ import optax
 import pytest
 from jax import random
 
-from numpyro_ext.errors import ArgumentError
+from numpyro_ext.density import LogDensity
 from numpyro_ext.gradients import SVRG
 from numpyro_ext.gradients.full_data import exact_score
 from numpyro_ext.stein import SVGD, SVGDVR
-from numpyro_ext.target import LogDensity
+from ppl_ext.errors import ArgumentError
 
 jax.config.update("jax_enable_x64", True)
 

@@ -14,9 +14,9 @@ import pytest
 from jax import random
 from numpyro import handlers
 
-from numpyro_ext.errors import ArgumentError
+from numpyro_ext.density import LogDensity
 from numpyro_ext.gradients import Full, Minibatch, default_estimator
-from numpyro_ext.target import LogDensity
+from ppl_ext.errors import ArgumentError
 
 jax.config.update("jax_enable_x64", True)
 

@@ -21,8 +21,8 @@ from numpyro.infer.autoguide import (
 from scipy import stats
 
 from numpyro_ext.diagnostics import elbo, ksd, psis_khat, to_arviz
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.guides import AutoLayerLowRankNormal
+from ppl_ext.errors import ArgumentError
 from tests import arviz_support as support
 
 jax.config.update("jax_enable_x64", True)

@@ -25,8 +25,8 @@ from numpyro_ext import SVGD, ProximalScoreVI, elbo, ksd, psis_khat
 from numpyro_ext.diagnostics import fit as diagnostics_fit
 from numpyro_ext.diagnostics import importance
 from numpyro_ext.diagnostics.importance import ELBO, ParetoKHat
-from numpyro_ext.errors import ArgumentError, HeldParameterWarning
 from numpyro_ext.guides import Moments, flat_density
+from ppl_ext.errors import ArgumentError, HeldParameterWarning
 from tests import arviz_support as support
 
 jax.config.update("jax_enable_x64", True)

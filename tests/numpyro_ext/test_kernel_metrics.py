@@ -12,7 +12,6 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels import (
     IMQ,
     RBF,
@@ -25,6 +24,7 @@ from numpyro_ext.kernels import (
     mixture,
 )
 from numpyro_ext.stein import SVGD
+from ppl_ext.errors import ArgumentError
 from tests.numpyro_kernel_support import cloud, largest_array, loop_direction
 
 jax.config.update("jax_enable_x64", True)

@@ -22,7 +22,6 @@ from numpyro.contrib.einstein.stein_kernels import RadialGaussNewtonKernel, Stei
 from numpyro.contrib.einstein.stein_util import median_bandwidth
 from numpyro.infer.autoguide import AutoNormal
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.kernels import (
     BANDWIDTH_RULES,
     IMQ,
@@ -36,6 +35,7 @@ from numpyro_ext.kernels import (
     default_kernel,
 )
 from numpyro_ext.kernels.bandwidth import order_statistic
+from ppl_ext.errors import ArgumentError
 from tests.numpyro_kernel_support import cloud, largest_array, loop_direction
 
 jax.config.update("jax_enable_x64", True)

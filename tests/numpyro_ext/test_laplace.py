@@ -19,11 +19,11 @@ from scipy.stats import betabinom
 from numpyro_ext import Full, LaplaceGGN, Minibatch
 from numpyro_ext.curvature import Curvature, CurvatureOptions, KroneckerBlock, row_structure
 from numpyro_ext.curvature.coordinates import Coordinates
-from numpyro_ext.errors import ArgumentError
+from numpyro_ext.density import LogDensity
 from numpyro_ext.laplace import precision_of
 from numpyro_ext.laplace.likelihood import LikelihoodCurvature
 from numpyro_ext.laplace.prior import ConditionalPrior, without_negative
-from numpyro_ext.target import LogDensity
+from ppl_ext.errors import ArgumentError
 
 jax.config.update("jax_enable_x64", True)
 

@@ -15,7 +15,6 @@ from numpyro.contrib.module import random_flax_module
 from numpyro.infer import SVI, Predictive, Trace_ELBO
 from scipy import linalg, stats
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.guides import (
     AutoLayerLowRankNormal,
     FlatDensity,
@@ -24,6 +23,7 @@ from numpyro_ext.guides import (
 )
 from numpyro_ext.guides.layer_low_rank import Layer, find_layers
 from numpyro_ext.score import ProximalScoreVI
+from ppl_ext.errors import ArgumentError
 
 jax.config.update("jax_enable_x64", True)
 

@@ -15,10 +15,10 @@ from numpyro.infer import SVI, Predictive, Trace_ELBO
 from scipy import linalg, stats
 
 from numpyro_ext.diagnostics import to_arviz
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.guides import AutoMatrixNormal, FlatDensity, MatrixNormalDensity, flat_density
 from numpyro_ext.guides.matrix_normal import Blocks, Factors, MatrixBlock, find_blocks
 from numpyro_ext.score import ProximalScoreVI
+from ppl_ext.errors import ArgumentError
 from tests import arviz_support as support
 
 jax.config.update("jax_enable_x64", True)

@@ -16,13 +16,13 @@ from scipy import optimize, special, stats
 
 from numpyro_ext import ProximalScoreVI
 from numpyro_ext.diagnostics import to_arviz
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.guides import (
     AutoGaussianMixture,
     FlatDensity,
     GaussianMixtureDensity,
     flat_density,
 )
+from ppl_ext.errors import ArgumentError
 
 jax.config.update("jax_enable_x64", True)
 

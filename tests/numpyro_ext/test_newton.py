@@ -22,11 +22,11 @@ from numpyro_ext.curvature import (
     ProgramCurvature,
     conjugate_gradients,
 )
-from numpyro_ext.errors import ArgumentError, ModelCheckError
+from numpyro_ext.density import LogDensity
 from numpyro_ext.stein import curvature_kernel
 from numpyro_ext.stein.damping import judge, within_radius
 from numpyro_ext.stein.newton_system import NewtonSystem, choose_solver, solver_costs
-from numpyro_ext.target import LogDensity
+from ppl_ext.errors import ArgumentError, ModelCheckError
 from tests import newton_support as support
 
 jax.config.update("jax_enable_x64", True)

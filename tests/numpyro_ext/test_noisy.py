@@ -9,9 +9,9 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_ext.errors import ArgumentError
+from numpyro_ext.density import LogDensity
 from numpyro_ext.gradients import Full, Minibatch, Noisy
-from numpyro_ext.target import LogDensity
+from ppl_ext.errors import ArgumentError
 
 jax.config.update("jax_enable_x64", True)
 

@@ -18,10 +18,10 @@ from numpyro.infer.initialization import init_to_uniform
 from scipy import optimize
 
 from numpyro_ext.diagnostics import to_arviz
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.guides import AutoPlanarFlow, FlatDensity, PlanarFlowDensity, flat_density
 from numpyro_ext.guides.planar_flow import PlanarTransform, invertible_direction, solve_planar
 from numpyro_ext.score import ProximalScoreVI
+from ppl_ext.errors import ArgumentError
 from tests import arviz_support as support
 
 jax.config.update("jax_enable_x64", True)

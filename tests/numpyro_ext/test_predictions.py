@@ -16,7 +16,7 @@ from numpyro.infer import MCMC, BarkerMH
 from scipy import special, stats
 
 import numpyro_ext as nx
-from numpyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 from tests import arviz_support as support
 from tests.models import numpyro_models
 

@@ -23,7 +23,6 @@ from numpyro.infer.autoguide import (
 )
 
 from numpyro_ext.diagnostics import elbo
-from numpyro_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
 from numpyro_ext.gradients import Full
 from numpyro_ext.guides import (
     AutoGaussianMixture,
@@ -36,6 +35,7 @@ from numpyro_ext.score import ProximalScoreVI, long_vectors, proximal
 from numpyro_ext.score.objective import blended_target, proximal_gradient
 from numpyro_ext.score.regression import CLOSED_FORMS
 from numpyro_ext.score.regression.mixture import MixtureForm
+from ppl_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
 from tests.models import numpyro_models, zoo
 
 jax.config.update("jax_enable_x64", True)

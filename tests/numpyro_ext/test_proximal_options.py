@@ -15,11 +15,11 @@ import pytest
 from numpyro.infer import autoguide
 
 from numpyro_ext.diagnostics import elbo
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.guides import AutoGaussianMixture, AutoMatrixNormal, AutoPlanarFlow, normal
 from numpyro_ext.score import ProximalScoreVI, long_vectors, proximal
 from numpyro_ext.score.long_vectors import lean_adam_step
 from numpyro_ext.score.proximal import Reused, _remember, _with_reused
+from ppl_ext.errors import ArgumentError
 from tests.models import numpyro_models
 
 jax.config.update("jax_enable_x64", True)

@@ -14,7 +14,6 @@ import pytest
 from jax import lax, random
 from numpyro.infer.autoguide import AutoLowRankMultivariateNormal
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.guides import flat_density
 from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.score.regression.low_rank import (
@@ -26,6 +25,7 @@ from numpyro_ext.score.regression.low_rank import (
     updated_guide,
 )
 from numpyro_ext.score.regression.pairs import antithetic, initial_count
+from ppl_ext.errors import ArgumentError
 from tests.low_rank_support import (
     covariance_of,
     divergence,

@@ -13,13 +13,13 @@ import numpyro.distributions as dist
 import pytest
 from jax.scipy.special import logsumexp
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.gradients import Noisy
 from numpyro_ext.guides import AutoGaussianMixture
 from numpyro_ext.guides.flat_density import flat_density
 from numpyro_ext.guides.mixture import Components
 from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.score.regression.mixture import MixtureForm, _progress
+from ppl_ext.errors import ArgumentError
 from tests import mixture_support as support
 
 jax.config.update("jax_enable_x64", True)

@@ -26,14 +26,14 @@ from numpyro.infer.autoguide import (
 from numpyro.infer.initialization import init_to_value
 from scipy.linalg import sqrtm
 
-from numpyro_ext.errors import ArgumentError, ModelCheckError, NoisyScoreWarning, NonFiniteError
+from numpyro_ext.density import LogDensity
 from numpyro_ext.gradients import Full, Minibatch, Noisy
 from numpyro_ext.guides import Moments, flat_density
 from numpyro_ext.score import GSM, BaM, FisherVI, bam, gsm
 from numpyro_ext.score.bam import bam_update
 from numpyro_ext.score.fisher import NORMS, fisher_gradient
 from numpyro_ext.score.gsm import gsm_update
-from numpyro_ext.target import LogDensity
+from ppl_ext.errors import ArgumentError, ModelCheckError, NoisyScoreWarning, NonFiniteError
 from tests.models import numpyro_models, zoo
 
 jax.config.update("jax_enable_x64", True)

@@ -17,9 +17,9 @@ from numpyro.contrib.module import random_eqx_module, random_flax_module, random
 from numpyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal, AutoNormal
 
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.guides import flipout, local_reparameterization
 from numpyro_ext.guides.local_reparameterization import _sqrt
+from ppl_ext.errors import ArgumentError
 
 jax.config.update("jax_enable_x64", True)
 

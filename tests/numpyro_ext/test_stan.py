@@ -124,7 +124,7 @@ def test_a_batch_is_its_rows(program: nx.stan.StanProgram, chunk: int | None) ->
 def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = nx.stan.model(PROGRAM, DATA, threads=1)
     several = nx.stan.model(PROGRAM, DATA, threads=3)
-    monkeypatch.setattr("numpyro_ext.stan.density.WORTH_A_THREAD", 0.0)
+    monkeypatch.setattr("ppl_ext.stan.density.WORTH_A_THREAD", 0.0)
     z = positions(20)
     np.testing.assert_array_equal(alone.log_density(z), several.log_density(z))
     np.testing.assert_array_equal(alone.constrain(z)["c"], several.constrain(z)["c"])

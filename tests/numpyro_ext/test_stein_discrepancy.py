@@ -17,8 +17,8 @@ from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro_ext import SVGD, DeepEnsemble, LogDensity, ProximalScoreVI, ksd
 from numpyro_ext.diagnostics import stein_discrepancy as module
 from numpyro_ext.diagnostics.stein_discrepancy import SteinDiscrepancy, stein_discrepancy
-from numpyro_ext.errors import ArgumentError
 from numpyro_ext.guides import Moments, flat_density
+from ppl_ext.errors import ArgumentError
 from tests.models import numpyro_models, zoo
 
 jax.config.update("jax_enable_x64", True)

@@ -23,11 +23,11 @@ from numpyro.contrib.einstein import GraphicalKernel, IMQKernel, RandomFeatureKe
 from numpyro.infer import Predictive, init_to_value
 from scipy.special import digamma, polygamma
 
-from numpyro_ext.errors import ArgumentError, NonFiniteError
 from numpyro_ext.gradients import Full, Minibatch
 from numpyro_ext.kernels import IMQ, RBF, Linear, default_kernel
 from numpyro_ext.stein import SVGD, DeepEnsemble
 from numpyro_ext.stein.direction import ParticleState
+from ppl_ext.errors import ArgumentError, NonFiniteError
 from tests.models import numpyro_models, zoo
 
 jax.config.update("jax_enable_x64", True)

@@ -22,13 +22,13 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.infer import init_to_median, init_to_value
 from numpyro.infer.util import potential_energy
 
-from numpyro_ext.errors import (
+from numpyro_ext.density import Data, LogDensity
+from ppl_ext.errors import (
     ArgumentError,
     EvaluationWarning,
     HeldParameterWarning,
     ModelCheckError,
 )
-from numpyro_ext.target import Data, LogDensity
 
 jax.config.update("jax_enable_x64", True)
 

@@ -15,11 +15,11 @@ import pytest
 from jax import random
 from numpyro.infer.autoguide import AutoDiagonalNormal
 
-from numpyro_ext.errors import ArgumentError
+from numpyro_ext.density import LogDensity
 from numpyro_ext.gradients import SAGA, SVRG, GradientEstimator, Noisy
 from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.stein import SVGD, SVGDVR
-from numpyro_ext.target import LogDensity
+from ppl_ext.errors import ArgumentError
 
 jax.config.update("jax_enable_x64", True)
 

@@ -16,8 +16,8 @@ import torch
 
 import numpyro_ext.curvature as nc
 import pyro_ext.curvature as pc
-from numpyro_ext.target import LogDensity as NumPyroTarget
-from pyro_ext.target import LogDensity as PyroTarget
+from numpyro_ext.density import LogDensity as NumPyroTarget
+from pyro_ext.density import LogDensity as PyroTarget
 
 jax.config.update("jax_enable_x64", True)
 

@@ -12,8 +12,8 @@ import torch
 
 import numpyro_ext.diagnostics
 import pyro_ext.diagnostics
-from numpyro_ext.target import LogDensity as NumPyroLogDensity
-from pyro_ext.target import LogDensity as PyroLogDensity
+from numpyro_ext.density import LogDensity as NumPyroLogDensity
+from pyro_ext.density import LogDensity as PyroLogDensity
 from tests import arviz_support as support
 from tests.models import numpyro_models, pyro_models, zoo
 

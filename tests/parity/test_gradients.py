@@ -12,8 +12,8 @@ import torch
 
 import numpyro_ext.gradients
 import pyro_ext.gradients
-from numpyro_ext.target import LogDensity as NumPyroLogDensity
-from pyro_ext.target import LogDensity as PyroLogDensity
+from numpyro_ext.density import LogDensity as NumPyroLogDensity
+from pyro_ext.density import LogDensity as PyroLogDensity
 from tests.models import numpyro_models, pyro_models
 
 jax.config.update("jax_enable_x64", True)

@@ -17,8 +17,8 @@ from torchmetrics.functional import classification, regression
 
 import numpyro_ext as nx
 import pyro_ext as px
-from pyro_ext.diagnostics.predictive_data import mixture_log_likelihood, predictive_dataset
-from pyro_ext.errors import ArgumentError
+from ppl_ext.diagnostics.predictive_data import mixture_log_likelihood, predictive_dataset
+from ppl_ext.errors import ArgumentError
 from tests import arviz_support as support
 from tests.models import numpyro_models, pyro_models
 

@@ -12,18 +12,18 @@ import pyro.infer.autoguide as pyro_guides
 import pytest
 import torch
 
+import numpyro_ext.density as numpyro_target
 import numpyro_ext.guides as numpyro_density
 import numpyro_ext.score.bam as numpyro_bam
 import numpyro_ext.score.fisher as numpyro_fisher
 import numpyro_ext.score.gsm as numpyro_gsm
 import numpyro_ext.score.guide_engine as numpyro_engine
-import numpyro_ext.target as numpyro_target
+import pyro_ext.density as pyro_target
 import pyro_ext.guides as pyro_density
 import pyro_ext.score.bam as pyro_bam
 import pyro_ext.score.fisher as pyro_fisher
 import pyro_ext.score.gsm as pyro_gsm
 import pyro_ext.score.guide_engine as pyro_engine
-import pyro_ext.target as pyro_target
 from tests.models import numpyro_models, pyro_models, zoo
 
 jax.config.update("jax_enable_x64", True)

@@ -19,8 +19,8 @@ from numpyro import handlers
 from numpyro.infer.util import potential_energy
 from pyro.infer.mcmc.util import initialize_model
 
-from numpyro_ext.target import LogDensity as NumPyroLogDensity
-from pyro_ext.target import LogDensity as PyroLogDensity
+from numpyro_ext.density import LogDensity as NumPyroLogDensity
+from pyro_ext.density import LogDensity as PyroLogDensity
 from tests.models import numpyro_models, pyro_models, zoo
 
 jax.config.update("jax_enable_x64", True)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from scipy import stats
 
+from ppl_ext.errors import ArgumentError
+from pyro_ext.density import LogDensity
 from pyro_ext.diagnostics import to_arviz
-from pyro_ext.errors import ArgumentError
 from pyro_ext.stein.svgd import SVGD
-from pyro_ext.target import LogDensity
 from tests import arviz_support as support
 from tests.models import pyro_models, zoo
 

@@ -10,8 +10,8 @@ from pyro.infer.autoguide import AutoDiagonalNormal, init_to_value
 from pyro.nn import PyroModule, PyroSample
 from pyro.optim import Adam
 
-from pyro_ext.errors import ArgumentError, ModelCheckError
-from pyro_ext.target import LogDensity
+from ppl_ext.errors import ArgumentError, ModelCheckError
+from pyro_ext.density import LogDensity
 
 HOST_ERRORS = (ValueError, RuntimeError, NotImplementedError, TypeError, AttributeError)
 

@@ -13,6 +13,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from ppl_ext.errors import ArgumentError
 from pyro_ext.curvature import (
     PriorStructure,
     fisher_root,
@@ -26,10 +27,9 @@ from pyro_ext.curvature import (
     whitened_outputs,
 )
 from pyro_ext.curvature import fisher as fisher_module
-from pyro_ext.errors import ArgumentError
-from pyro_ext.target import LogDensity
-from pyro_ext.target.handlers import without_host_checks
-from pyro_ext.target.outputs import Output, OutputHandler
+from pyro_ext.density import LogDensity
+from pyro_ext.density.handlers import without_host_checks
+from pyro_ext.density.outputs import Output, OutputHandler
 from tests.curvature_support import (
     DRAWS,
     MIXTURE,

@@ -10,8 +10,8 @@ import pytest
 import torch
 from pyro.optim import Adam, ClippedAdam, ExponentialLR
 
+from ppl_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
 from pyro_ext.engine import Engine, Update
-from pyro_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
 from pyro_ext.optim import EngineOptimizer
 
 Y = torch.linspace(-1.0, 3.0, 12)

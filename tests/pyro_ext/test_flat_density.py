@@ -26,7 +26,8 @@ from pyro.infer.autoguide import (
 from torch.distributions import constraints, transform_to
 from torch.distributions.transforms import ExpTransform
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
+from pyro_ext.density.layout import Layout
 from pyro_ext.guides import (
     DiagonalNormalDensity,
     FlatDensity,
@@ -36,7 +37,6 @@ from pyro_ext.guides import (
     register_flat_density,
 )
 from pyro_ext.guides.flat_density import _FACTORIES
-from pyro_ext.target.layout import Layout
 
 torch.set_default_dtype(torch.float64)
 

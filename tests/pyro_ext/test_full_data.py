@@ -8,11 +8,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
+from pyro_ext.density import LogDensity
 from pyro_ext.gradients import SVRG
 from pyro_ext.gradients.full_data import exact_score
 from pyro_ext.stein import SVGD, SVGDVR
-from pyro_ext.target import LogDensity
 
 torch.set_default_dtype(torch.float64)
 

@@ -5,9 +5,9 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
+from pyro_ext.density import LogDensity
 from pyro_ext.gradients import Full, Minibatch, default_estimator
-from pyro_ext.target import LogDensity
 
 Y = torch.arange(11.0)
 

@@ -21,8 +21,8 @@ from pyro.infer.autoguide import (
 from scipy import stats
 from torch.distributions import constraints
 
+from ppl_ext.errors import ArgumentError
 from pyro_ext.diagnostics import elbo, ksd, psis_khat, to_arviz
-from pyro_ext.errors import ArgumentError
 from pyro_ext.guides import AutoLayerLowRankNormal
 from tests import arviz_support as support
 

@@ -19,11 +19,11 @@ from pyro.infer.autoguide import (
 )
 from scipy import stats
 
+from ppl_ext.errors import ArgumentError
 from pyro_ext import SVGD, ProximalScoreVI, elbo, ksd, psis_khat
 from pyro_ext.diagnostics import fit as diagnostics_fit
 from pyro_ext.diagnostics import importance
 from pyro_ext.diagnostics.importance import ELBO, ParetoKHat
-from pyro_ext.errors import ArgumentError
 from pyro_ext.guides import Moments, flat_density
 from tests import arviz_support as support
 

@@ -11,7 +11,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 from pyro_ext.kernels import (
     IMQ,
     RBF,

@@ -12,7 +12,7 @@ import torch
 from pyro.infer import SVGD as HostSVGD
 from pyro.infer.svgd import IMQSteinKernel, RBFSteinKernel
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 from pyro_ext.kernels import (
     BANDWIDTH_RULES,
     IMQ,

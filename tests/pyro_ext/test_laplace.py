@@ -16,14 +16,14 @@ from scipy.optimize import minimize
 from scipy.stats import betabinom
 from torch import Tensor
 
+from ppl_ext.errors import ArgumentError
 from pyro_ext import Full, LaplaceGGN, Minibatch
 from pyro_ext.curvature import Curvature, CurvatureOptions, KroneckerBlock, row_structure
 from pyro_ext.curvature.coordinates import Coordinates
-from pyro_ext.errors import ArgumentError
+from pyro_ext.density import LogDensity
 from pyro_ext.laplace import precision_of
 from pyro_ext.laplace.likelihood import LikelihoodCurvature
 from pyro_ext.laplace.prior import ConditionalPrior, without_negative
-from pyro_ext.target import LogDensity
 
 torch.set_default_dtype(torch.float64)
 

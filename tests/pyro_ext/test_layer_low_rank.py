@@ -13,7 +13,7 @@ from pyro.infer import SVI, Predictive, Trace_ELBO
 from pyro.nn import PyroModule, PyroSample
 from torch import Tensor, nn
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 from pyro_ext.guides import (
     AutoLayerLowRankNormal,
     FlatDensity,

@@ -14,9 +14,9 @@ from pyro.nn import PyroModule, PyroSample
 from scipy import linalg, stats
 from torch import nn
 
+from ppl_ext.errors import ArgumentError
 from pyro_ext.diagnostics import to_arviz
 from pyro_ext.engine import seeded_generator
-from pyro_ext.errors import ArgumentError
 from pyro_ext.guides import AutoMatrixNormal, FlatDensity, MatrixNormalDensity, flat_density
 from pyro_ext.guides.matrix_normal import Blocks, Factors, MatrixBlock, find_blocks
 from pyro_ext.score import ProximalScoreVI

@@ -15,10 +15,10 @@ from pyro.infer import SVI, Predictive, Trace_ELBO
 from pyro.infer.autoguide import init_to_value
 from scipy import optimize, special, stats
 
+from ppl_ext.errors import ArgumentError
 from pyro_ext import ProximalScoreVI
 from pyro_ext.diagnostics import to_arviz
 from pyro_ext.engine import seeded_generator
-from pyro_ext.errors import ArgumentError
 from pyro_ext.guides import (
     AutoGaussianMixture,
     FlatDensity,

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import pyro_ext.kernels as kernels
+from ppl_ext.errors import ArgumentError, ModelCheckError
 from pyro_ext import SVN, SVRG, Minibatch
 from pyro_ext.curvature import (
     Curvature,
@@ -23,11 +24,10 @@ from pyro_ext.curvature import (
 )
 from pyro_ext.curvature.fisher import drawn_values
 from pyro_ext.curvature.kronecker import KRONECKER_STEPS
-from pyro_ext.errors import ArgumentError, ModelCheckError
+from pyro_ext.density import LogDensity
 from pyro_ext.stein import curvature_kernel
 from pyro_ext.stein.damping import judge, within_radius
 from pyro_ext.stein.newton_system import NewtonSystem, choose_solver, solver_costs
-from pyro_ext.target import LogDensity
 from tests import newton_support as support
 
 

@@ -7,10 +7,10 @@ import pyro.distributions as dist
 import pytest
 import torch
 
+from ppl_ext.errors import ArgumentError
+from pyro_ext.density import LogDensity
 from pyro_ext.engine import seeded_generator
-from pyro_ext.errors import ArgumentError
 from pyro_ext.gradients import Full, Minibatch, Noisy
-from pyro_ext.target import LogDensity
 
 torch.set_default_dtype(torch.float64)
 

@@ -14,9 +14,9 @@ from pyro.infer.autoguide import AutoDiagonalNormal
 from pyro.optim import CosineAnnealingLR
 from scipy import optimize
 
+from ppl_ext.errors import ArgumentError
 from pyro_ext.diagnostics import to_arviz
 from pyro_ext.engine import seeded_generator
-from pyro_ext.errors import ArgumentError
 from pyro_ext.guides import AutoPlanarFlow, FlatDensity, PlanarFlowDensity, flat_density
 from pyro_ext.guides.planar_flow import PlanarTransform, invertible_direction, solve_planar
 from pyro_ext.score import ProximalScoreVI

@@ -15,7 +15,7 @@ from pyro.poutine import mask
 from scipy import special, stats
 
 import pyro_ext as px
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 from tests import arviz_support as support
 from tests.models import pyro_models
 

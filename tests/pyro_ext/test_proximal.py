@@ -22,8 +22,8 @@ from pyro.infer.autoguide import (
 )
 from torch.distributions import MultivariateNormal, kl_divergence
 
+from ppl_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
 from pyro_ext.diagnostics import elbo
-from pyro_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
 from pyro_ext.gradients import Full, Noisy
 from pyro_ext.guides import AutoGaussianMixture, AutoMatrixNormal, AutoPlanarFlow, flat_density
 from pyro_ext.score import ProximalScoreVI, proximal

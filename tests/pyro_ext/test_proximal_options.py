@@ -12,11 +12,11 @@ import pytest
 import torch
 from pyro.infer import autoguide
 
+from ppl_ext.errors import ArgumentError
+from pyro_ext.density import handlers, log_density
 from pyro_ext.diagnostics import elbo
-from pyro_ext.errors import ArgumentError
 from pyro_ext.guides import AutoGaussianMixture, AutoMatrixNormal, AutoPlanarFlow
 from pyro_ext.score import ProximalScoreVI, objective, proximal
-from pyro_ext.target import handlers, log_density
 from tests.models import pyro_models
 
 torch.set_default_dtype(torch.float64)

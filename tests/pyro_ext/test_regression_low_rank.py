@@ -13,7 +13,7 @@ import torch
 from pyro.infer.autoguide import AutoLowRankMultivariateNormal
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 from pyro_ext.guides import flat_density
 from pyro_ext.score import ProximalScoreVI
 from pyro_ext.score.regression.base import restored, saved

@@ -11,7 +11,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 from pyro_ext.gradients import Noisy
 from pyro_ext.guides import AutoGaussianMixture
 from pyro_ext.guides.flat_density import flat_density

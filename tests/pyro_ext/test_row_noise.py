@@ -17,7 +17,7 @@ from pyro.nn.module import to_pyro_module_
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
 from pyro_ext.guides import flipout, local_reparameterization
 from pyro_ext.guides.local_reparameterization import _sqrt
 

@@ -122,7 +122,7 @@ def test_every_evaluation_gives_the_same(program: px.stan.StanProgram, evaluatio
 def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = px.stan.model(PROGRAM, DATA, threads=1)
     several = px.stan.model(PROGRAM, DATA, threads=3)
-    monkeypatch.setattr("pyro_ext.stan.density.WORTH_A_THREAD", 0.0)
+    monkeypatch.setattr("ppl_ext.stan.density.WORTH_A_THREAD", 0.0)
     z = positions(20)
     assert torch.equal(alone.log_density(z), several.log_density(z))
     assert torch.equal(alone.constrain(z)["c"], several.constrain(z)["c"])

@@ -13,11 +13,11 @@ import torch
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch import Tensor
 
+from ppl_ext.errors import ArgumentError
 from pyro_ext import SVGD, DeepEnsemble, LogDensity, ProximalScoreVI, ksd
 from pyro_ext.diagnostics import stein_discrepancy as module
 from pyro_ext.diagnostics.stein_discrepancy import SteinDiscrepancy, stein_discrepancy
 from pyro_ext.engine import seeded_generator
-from pyro_ext.errors import ArgumentError
 from pyro_ext.guides import Moments, flat_density
 from tests.models import pyro_models, zoo
 

@@ -22,7 +22,7 @@ from pyro.infer.autoguide import init_to_value
 from pyro.infer.svgd import IMQSteinKernel, RBFSteinKernel
 from scipy.special import digamma, polygamma
 
-from pyro_ext.errors import ArgumentError, NonFiniteError
+from ppl_ext.errors import ArgumentError, NonFiniteError
 from pyro_ext.gradients import Full, Minibatch
 from pyro_ext.kernels import IMQ, RBF, Linear
 from pyro_ext.stein import SVGD, DeepEnsemble

@@ -10,8 +10,8 @@ from pyro import poutine
 from pyro.infer.autoguide import initialization
 from pyro.nn import PyroModule, PyroSample
 
-from pyro_ext.errors import ArgumentError, EvaluationWarning, HeldParameterWarning
-from pyro_ext.target import LogDensity
+from ppl_ext.errors import ArgumentError, EvaluationWarning, HeldParameterWarning
+from pyro_ext.density import LogDensity
 
 X = torch.linspace(-1.0, 2.0, 20, dtype=torch.float64)
 Y = torch.sin(3.0 * X) + 0.1 * X**2

@@ -12,11 +12,11 @@ import pytest
 import torch
 from pyro.infer.autoguide import AutoDiagonalNormal
 
-from pyro_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError
+from pyro_ext.density import LogDensity
 from pyro_ext.gradients import SAGA, SVRG, GradientEstimator, Noisy
 from pyro_ext.score import ProximalScoreVI
 from pyro_ext.stein import SVGD, SVGDVR
-from pyro_ext.target import LogDensity
 
 torch.set_default_dtype(torch.float64)
 

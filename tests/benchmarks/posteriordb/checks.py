@@ -109,14 +109,14 @@ class Native:
         if backend == "numpyro":
             import jax
 
-            from numpyro_ext.target import LogDensity as NumPyroLogDensity
+            from numpyro_ext.density import LogDensity as NumPyroLogDensity
 
             assert jax.config.read("jax_enable_x64"), "the test module has to set float64"
             self.target = NumPyroLogDensity(self.model, jax.random.key(0), particle_chunk=chunk)
         else:
             import torch
 
-            from pyro_ext.target import LogDensity as PyroLogDensity
+            from pyro_ext.density import LogDensity as PyroLogDensity
 
             assert torch.get_default_dtype() == torch.float64, "the test module has to set float64"
             self.target = PyroLogDensity(self.model, particle_chunk=chunk)
@@ -514,7 +514,7 @@ def stan_difference_is_constant(
     """
     import bridgestan
 
-    from pyro_ext.stan.compilation import compiled
+    from ppl_ext.stan.compilation import compiled
 
     program = posterior.stan_program()
     assert program is not None, f"there is no Stan program of {posterior.model_name}"

@@ -15,7 +15,7 @@ from scipy.integrate import solve_ivp
 
 from benchmarks.posteriordb.programs import numpyro_program
 from benchmarks.posteriordb.programs.steps import drug_times, turns
-from pyro_ext.target import LogDensity
+from pyro_ext.density import LogDensity
 from tests.benchmarks.posteriordb import checks, plain
 
 jax.config.update("jax_enable_x64", True)

@@ -1,0 +1,329 @@
+"""Structures of a program's curvature: whole, diagonal, Kronecker factored, of low rank.
+
+The curvature of -log pi at a particle is that of the prior (:mod:`.prior`) and the Gauss-Newton
+matrix J' F J of the likelihood (:mod:`.gauss_newton`), whose rows R = F^(1/2) J are kept as they
+are, or summed up by one of
+
+``"full"``
+    R' R, exact: as rows, or as a matrix where that is smaller.
+``"diag"``
+    The diagonal of R' R.
+``"kfac"``
+    For each site, the nearest A (x) B to its block of R' R in the Frobenius norm (Van Loan and
+    Pitsianis 1993), found from the rows of that site as matrices. For a linear layer with one
+    example it is exact, as the Kronecker-factored approximation of Martens and Grosse (2015) is.
+    A site that is no matrix has its whole block, or the diagonal of it where it is long. Over
+    all rows in several chunks the rows are computed again for each half step
+    (:mod:`.kronecker`), six or seven times in all.
+``"low_rank"``
+    The largest ``rank`` terms of the singular value decomposition of R, and the diagonal of what
+    is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from jax import Array, random
+
+from numpyro_ext.curvature.coordinates import Coordinates
+from numpyro_ext.curvature.curvature import Curvature
+from numpyro_ext.curvature.gauss_newton import jacobian_rows
+from numpyro_ext.curvature.kronecker import Sums, kronecker_factors
+from numpyro_ext.curvature.prior import PriorForm, PriorStructure, prior_curvature, prior_structure
+from numpyro_ext.curvature.row_structure import row_structure
+from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.layout import Indices
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
+
+Structure = Literal["full", "diag", "kfac", "low_rank"]
+STRUCTURES: tuple[str, ...] = get_args(Structure)
+
+#: Numbers of the Jacobians of all particles above which particles take turns.
+_LARGE = 50_000_000
+
+
+@dataclass(frozen=True)
+class CurvatureOptions:
+    """What curvature to compute.
+
+    Parameters
+    ----------
+    structure : {"full", "diag", "kfac", "low_rank"}
+    sites : tuple of str, optional
+        Latent sites whose coordinates have curvature; default all.
+    rank : int
+        Terms kept by ``"low_rank"``.
+    prior : {"diagonal", "hessian"}, optional
+        See :func:`~numpyro_ext.curvature.prior_structure`.
+
+    Raises
+    ------
+    ArgumentError
+        An option is not one of those listed.
+    """
+
+    structure: Structure = "full"
+    sites: tuple[str, ...] | None = None
+    rank: int = 10
+    prior: PriorForm | None = None
+
+    def __post_init__(self) -> None:
+        if self.structure not in STRUCTURES:
+            raise ArgumentError(
+                f"Expected curvature to be one of {STRUCTURES}, found {self.structure!r}."
+            )
+        check_count("rank", self.rank)
+        if self.sites is not None and (not self.sites):
+            raise ArgumentError(
+                f"Expected sites to be a non-empty tuple of site names, found {self.sites!r}."
+            )
+
+
+class ProgramCurvature:
+    """The curvature of a program, with all that is found once: what is diagonal, what is apart.
+
+    Parameters
+    ----------
+    target : LogDensity
+    data : Data
+        Concrete arguments of the model.
+    options : CurvatureOptions
+
+    Attributes
+    ----------
+    coordinates : array of int
+        The D' coordinates of the flat vector that have curvature.
+    slices : dict of str to slice
+        Where each of their latent sites is among them.
+    sites : tuple of str
+        These sites, in the order of the layout.
+
+    Raises
+    ------
+    ArgumentError
+        A site is not latent, or the model's likelihood has factors, which have no outputs.
+    """
+
+    def __init__(self, target: LogDensity, data: Data, options: CurvatureOptions) -> None:
+        layout = target.layout
+        wanted = options.sites if options.sites is not None else tuple(layout.names)
+        unknown = [name for name in wanted if name not in layout.slices]
+        if unknown:
+            raise ArgumentError(
+                f"Expected sites among the latent sites {list(layout.names)}, found {unknown}."
+            )
+        self.options = options
+        where = Coordinates(target, wanted)
+        self.coordinates, self.slices = where.numbers, where.slices
+        self.sites = tuple(self.slices)
+        # Anywhere will do: these positions show the structure, and are not started from.
+        key = random.PRNGKey(0)
+        positions = random.uniform(key, (2, target.dim), target.dtype, -1.0, 1.0)
+        self._check_likelihood(target, positions[0], data)
+        self.prior: PriorStructure = prior_structure(
+            target, positions, data, key, self._prior_form(target), self.sites
+        )
+        self.rows = row_structure(target, positions[0], data, target.first_rows())
+
+    def _prior_form(self, target: LogDensity) -> PriorForm | None:
+        if self.options.prior is not None:
+            return self.options.prior
+        # A matrix for the prior would undo what these structures are for.
+        return None if self.options.structure == "full" else "diagonal"
+
+    def _check_likelihood(self, target: LogDensity, position: Array, data: Data) -> None:
+        factors = target.likelihood_factors(position, data, target.first_rows())
+        if factors:
+            raise ArgumentError(
+                f"Expected a likelihood of observed sample sites, found the factors {factors}: a "
+                "factor has no distribution whose Fisher information could give its curvature. "
+                "Write them as numpyro.sample(..., obs=...), or use SVGD."
+            )
+
+    def at(
+        self,
+        target: LogDensity,
+        z: Array,
+        data: Data,
+        indices: Indices | None,
+        rng_key: Array,
+    ) -> Curvature:
+        """Curvature at positions z (P, D) of a batch of rows, or of all rows without one.
+
+        ``rng_key`` serves distributions without a registered Fisher information.
+        """
+        if indices is None:
+            likelihood = self._sweep(target, z, data, rng_key)
+        else:
+            likelihood = self._likelihood(target, z, data, indices, rng_key)
+        return _added(self._prior_part(target, z, data), likelihood)
+
+    def _prior_part(self, target: LogDensity, z: Array, data: Data) -> Curvature:
+        found = prior_curvature(target, self.prior, z, data)
+        if found.ndim == 2:
+            return Curvature(found)
+        return Curvature(jnp.zeros((1, found.shape[1]), z.dtype), found)
+
+    def _sweep(self, target: LogDensity, z: Array, data: Data, rng_key: Array) -> Curvature:
+        """The Gauss-Newton part of all rows, chunk by chunk."""
+        chunks = target.sweep()
+        if len(chunks) == 1:
+            return self._likelihood(target, z, data, chunks[0][1], rng_key)
+        count = sum(self._num_rows(target, z, data, indices) for _, indices in chunks)
+        as_matrix = self.options.structure == "full" and count > len(self.coordinates)
+        if as_matrix or self.options.structure == "diag":
+
+            def part(indices: Indices) -> Curvature:
+                key = _key_of_chunk(rng_key, indices)
+                return self._likelihood(target, z, data, indices, key, as_matrix)
+
+            summed: Curvature = target.sum_over_rows(part)
+            return summed
+        if self.options.structure == "kfac":
+
+            def factors(positions: Array, key: Array) -> Curvature:
+                def total(function: Callable[[Array], Sums]) -> Sums:
+                    def part(indices: Indices) -> Sums:
+                        # The same draws at every call.
+                        own = _key_of_chunk(key, indices)
+                        return function(self._jacobian(target, positions, data, indices, own))
+
+                    found: Sums = target.sum_over_rows(part)
+                    return found
+
+                return self._factored(total, target, positions)
+
+            return self._in_turns(factors, target, z, data, chunks[0][1], rng_key)
+        return self._rows_of_all(target, z, data, rng_key, chunks)
+
+    def _rows_of_all(
+        self,
+        target: LogDensity,
+        z: Array,
+        data: Data,
+        rng_key: Array,
+        chunks: list[tuple[float, Indices]],
+    ) -> Curvature:
+        """The Gauss-Newton part of all rows where the rows of the chunks are kept side by side."""
+        groups: dict[tuple[int, ...], list[tuple[float, Indices]]] = {}
+        for weight, indices in chunks:
+            groups.setdefault(tuple(len(rows) for rows in indices.values()), []).append(
+                (weight, indices)
+            )
+        total: Curvature | None = None
+        for number, group in enumerate(groups.values()):
+            weight = group[0][0]
+            stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *(rows for _, rows in group))
+            keys = random.split(random.fold_in(rng_key, number), len(group))
+
+            def chunk(pair: tuple[Indices, Array]) -> Curvature:
+                return self._likelihood(target, z, data, *pair)
+
+            parts = jax.lax.map(chunk, (stacked, keys))
+            assert parts.rows is not None
+            rows = jnp.moveaxis(parts.rows, 0, 1).reshape(len(z), -1, parts.rows.shape[-1])
+            found = Curvature(weight * parts.diagonal.sum(axis=0), rows=math.sqrt(weight) * rows)
+            total = found if total is None else _added(total, found)
+        assert total is not None
+        return total
+
+    def _num_rows(self, target: LogDensity, z: Array, data: Data, indices: Indices) -> int:
+        found = jax.eval_shape(
+            lambda: self._jacobian(target, z[:1], data, indices, random.PRNGKey(0))
+        )
+        return int(found.shape[1])
+
+    def _jacobian(
+        self, target: LogDensity, z: Array, data: Data, indices: Indices, rng_key: Array
+    ) -> Array:
+        return jacobian_rows(target, z, data, indices, rng_key, self.rows, self.sites)
+
+    def _likelihood(
+        self,
+        target: LogDensity,
+        z: Array,
+        data: Data,
+        indices: Indices,
+        rng_key: Array,
+        as_matrix: bool = False,
+    ) -> Curvature:
+        """The Gauss-Newton part of one batch, in its structure."""
+
+        def found(positions: Array, key: Array) -> Curvature:
+            rows = self._jacobian(target, positions, data, indices, key)
+            return self._summed_up(rows, target, as_matrix)
+
+        if self.options.structure == "full":
+            return found(z, rng_key)
+        return self._in_turns(found, target, z, data, indices, rng_key)
+
+    def _in_turns(
+        self,
+        function: Callable[[Array, Array], Curvature],
+        target: LogDensity,
+        z: Array,
+        data: Data,
+        indices: Indices,
+        rng_key: Array,
+    ) -> Curvature:
+        """A function of positions and a key at z; where batches are large, one by one."""
+        numbers = len(z) * self._num_rows(target, z, data, indices) * len(self.coordinates)
+        if numbers <= _LARGE:
+            return function(z, rng_key)
+        one_by_one = jax.lax.map(
+            lambda pair: function(pair[0][None], pair[1]), (z, random.split(rng_key, len(z)))
+        )
+        return jax.tree.map(lambda leaf: leaf[:, 0], one_by_one)
+
+    def _summed_up(self, rows: Array, target: LogDensity, as_matrix: bool) -> Curvature:
+        """Rows (P, R, D) in the wanted structure."""
+        _, count, dim = rows.shape
+        nothing = jnp.zeros((1, dim), rows.dtype)
+        structure = self.options.structure
+        if structure == "full":
+            if as_matrix or count > dim:
+                return Curvature(nothing, matrix=rows.mT @ rows)
+            return Curvature(nothing, rows=rows)
+        if structure == "diag":
+            return Curvature((rows**2).sum(axis=1))
+        if structure == "low_rank":
+            return _low_rank(rows, min(self.options.rank, count, dim))
+        return self._factored(lambda function: function(rows), target, rows)
+
+    def _factored(
+        self, total: Callable[[Callable[[Array], Sums]], Sums], target: LogDensity, like: Array
+    ) -> Curvature:
+        return kronecker_factors(total, self.slices, target.layout.shapes, like)
+
+
+def _key_of_chunk(rng_key: Array, indices: Indices) -> Array:
+    return random.fold_in(rng_key, next(iter(indices.values()))[0])
+
+
+def _added(first: Curvature, second: Curvature) -> Curvature:
+    """The sum of two curvatures, of which one at most has blocks."""
+    rows = [part.rows for part in (first, second) if part.rows is not None]
+    matrices = [part.matrix for part in (first, second) if part.matrix is not None]
+    return Curvature(
+        first.diagonal + second.diagonal,
+        sum(matrices[1:], start=matrices[0]) if matrices else None,
+        jnp.concatenate(rows, axis=1) if rows else None,
+        first.blocks + second.blocks,
+    )
+
+
+def _low_rank(rows: Array, rank: int) -> Curvature:
+    """The leading ``rank`` terms of R' R, and the diagonal of the others."""
+    # Through the smaller Gram matrix: a singular value decomposition of R costs more.
+    _, vectors = jnp.linalg.eigh(rows @ rows.mT)
+    leading = vectors[:, :, -rank:]
+    kept = leading.mT @ rows
+    rest = jnp.maximum((rows**2).sum(axis=1) - (kept**2).sum(axis=1), 0.0)
+    return Curvature(rest, rows=kept)

@@ -1,0 +1,18 @@
+"""The target layer: from a NumPyro program and its arguments to a flat log density."""
+
+from numpyro_ext.density.check import check_model
+from numpyro_ext.density.layout import Data, DataPlate, Indices, Layout
+from numpyro_ext.density.log_density import LogDensity, Score, ScoreParts
+from numpyro_ext.density.outputs import Output
+
+__all__ = [
+    "Data",
+    "DataPlate",
+    "Indices",
+    "Layout",
+    "LogDensity",
+    "Output",
+    "Score",
+    "ScoreParts",
+    "check_model",
+]

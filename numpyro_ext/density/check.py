@@ -1,0 +1,428 @@
+"""The model check: everything that would make an engine fail or answer wrongly is found before
+the first step, with what was expected, what was found and what to do.
+
+Where NumPyro has words for a fault, its own leading words are kept, so that a search for the
+message finds NumPyro's documentation as well.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpyro import distributions as dist
+from numpyro import handlers
+from numpyro.infer.util import helpful_support_errors
+
+from numpyro_ext.density.handlers import (
+    FixedKey,
+    OneRow,
+    PlateControl,
+    is_latent,
+    run_trace,
+    site_log_prob,
+    transform_of,
+)
+from numpyro_ext.density.index_use import index_use
+from numpyro_ext.density.initialization import (
+    FirstRun,
+    InitStrategy,
+    Structure,
+    as_init_strategy,
+    first_run,
+    structure_of,
+)
+from numpyro_ext.density.layout import Data
+from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
+
+_RANDOM_MODULES = "random_flax_module, random_nnx_module or random_eqx_module"
+
+
+def check_model(
+    model: Callable[..., Any],
+    rng_key: Array,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    init_strategy: InitStrategy | None = None,
+    allow_local_latents: bool = True,
+    engine: str = "This engine",
+) -> Structure:
+    """Check that an engine can fit ``model`` with these arguments.
+
+    Parameters
+    ----------
+    model : callable
+        The NumPyro program.
+    rng_key : array
+        Key for the first run.
+    args, kwargs
+        Arguments of the model.
+    init_strategy : callable, optional
+        NumPyro init strategy; default ``init_to_uniform``.
+    allow_local_latents : bool
+        Whether the engine can carry latent sites inside a subsampled plate.
+    engine : str
+        Name of the engine, for messages.
+
+    Returns
+    -------
+    Structure
+        Latent sites, plates and held values.
+
+    Raises
+    ------
+    ModelCheckError
+        When the engine cannot fit the model; the message says what to change.
+    """
+    return check_data(
+        model,
+        rng_key,
+        Data(args, kwargs),
+        init_strategy=init_strategy,
+        allow_local_latents=allow_local_latents,
+        engine=engine,
+    )
+
+
+def check_data(
+    model: Callable[..., Any],
+    rng_key: Array,
+    data: Data,
+    *,
+    init_strategy: InitStrategy | None = None,
+    allow_local_latents: bool = True,
+    engine: str = "This engine",
+) -> Structure:
+    """:func:`check_model` for arguments that are already bound."""
+    run = first_run(model, rng_key, data, init_strategy)
+    _check_networks(run)
+    if run.error is not None:
+        raise_first_error(run, model, data, init_strategy)
+    _check_supports(run)
+    _check_scans(run)
+    structure = structure_of(run)
+    if not structure.layout.names or not structure.layout.dim:
+        raise ModelCheckError(
+            f"{engine} found no latent variables; every sample site is observed or has no "
+            "entries. Add a latent numpyro.sample site, for example a prior over a parameter "
+            "that is now a numpyro.param."
+        )
+    _check_states(run)
+    return resolve_plates(
+        model, structure, data, allow_local_latents=allow_local_latents, engine=engine
+    )
+
+
+def raise_first_error(
+    run: FirstRun, model: Callable[..., Any], data: Data, init_strategy: InitStrategy | None
+) -> None:
+    """Raise what stopped the first run, explained where the cause is known.
+
+    Raises
+    ------
+    ModelCheckError
+        For causes the check knows.
+    ArgumentError
+        The arrays' rows do not fit a plate.
+    Exception
+        The model's own error otherwise.
+    """
+    error = run.error
+    assert error is not None
+    text = str(error)
+    if isinstance(error, ModelCheckError):
+        raise error
+    for site in run.trace.values():
+        # A discrete or spherical site met on the way explains a later failure.
+        if is_latent(site):
+            _check_support(site)
+    if isinstance(error, AssertionError) and text.startswith("all sites must have unique names"):
+        raise ModelCheckError(
+            f"{text}. Give every sample and deterministic site its own name, for example with "
+            "numpyro.handlers.scope(prefix=...) around the repeated part."
+        ) from error
+    if isinstance(error, TypeError) and "'plate' object is not iterable" in text:
+        raise ModelCheckError(
+            "'plate' object is not iterable: NumPyro has no sequential plates. Use "
+            "'with numpyro.plate(...) as indices:' and write the body for whole arrays, or "
+            "numpyro.contrib.control_flow.scan for steps that depend on each other."
+        ) from error
+    discrete = "Continuous inference cannot handle" in text
+    if isinstance(error, ValueError) and discrete:
+        raise ModelCheckError(f"{text} {_support_advice(text)}".rstrip()) from error
+    if run.plates.sizes and isinstance(error, ValueError | TypeError | IndexError):
+        raise_row_mismatch(model, data, error, init_strategy)
+    if run.plates.requested and isinstance(error, ValueError | TypeError | IndexError):
+        plates = ", ".join(
+            f"'{name}' (size {size}, subsample_size {rows})"
+            for name, (size, rows) in run.plates.requested.items()
+        )
+        lengths = [tuple(jnp.shape(array)) for array in data.arrays]
+        raise ModelCheckError(
+            f"The model failed inside or after its subsampled plates {plates} with array "
+            f"arguments of shapes {lengths}: {type(error).__name__}: {text} Either pass the full "
+            "data and look rows up by the plate's indices ('with plate(...) as i: ... y[i]'), or "
+            "pass a batch whose number of rows is the plate's subsample_size."
+        ) from error
+    raise error
+
+
+def raise_row_mismatch(
+    model: Callable[..., Any], data: Data, error: Exception, init_strategy: InitStrategy | None
+) -> None:
+    """Raise ArgumentError where ``error`` comes from arrays whose rows do not fit a plate.
+
+    The model is run again with one row in each plate, which fits arrays of any length, so that
+    the sites show their own lengths. Nothing is raised when they explain nothing.
+
+    Raises
+    ------
+    ArgumentError
+        A site and a plate disagree; the message names both.
+    """
+    probe = OneRow(FixedKey(model))
+    seeded = handlers.substitute(
+        handlers.seed(probe, jax.random.key(0)), substitute_fn=as_init_strategy(init_strategy)
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trace = run_trace(seeded, data.args, data.kwargs)
+    except (TypeError, ValueError, IndexError, AssertionError):
+        return
+    for name, site in trace.items():
+        if site["type"] != "sample":
+            continue
+        batch = tuple(site["fn"].batch_shape)
+        found = [(f"a distribution of batch shape {batch}", batch)]
+        if site["is_observed"]:
+            shape = tuple(jnp.shape(site["value"]))
+            batch = shape[: len(shape) - site["fn"].event_dim]
+            found.insert(0, (f"observations of shape {shape}", batch))
+        for frame in site["cond_indep_stack"]:
+            if frame.name not in probe.requested:
+                continue
+            size, rows = probe.requested[frame.name]
+            for what, batch in found:
+                if len(batch) < -frame.dim or batch[frame.dim] in (1, rows):
+                    continue
+                asked = f", subsample_size {rows}" if rows != size else ""
+                raise ArgumentError(
+                    f"Site '{name}' does not fit plate '{frame.name}' (size {size}{asked}): "
+                    f"expected {rows} rows, found {what}. When batches are passed as "
+                    "arguments, give all arrays the same rows and write "
+                    f"numpyro.plate('{frame.name}', {size}, subsample_size=x.shape[0]), x being "
+                    "one of them. When the engine is to choose the rows, pass the full data and "
+                    "look rows up by the plate's indices ('with plate(...) as i: ... y[i]'). "
+                    f"{type(error).__name__}: {str(error).strip()}"
+                ) from error
+
+
+def _check_networks(run: FirstRun) -> None:
+    networks = [
+        name.removesuffix("$params")
+        for name, site in run.trace.items()
+        if site["type"] == "param" and name.endswith("$params")
+    ]
+    observed_in = {
+        frame.name
+        for site in run.trace.values()
+        if site["type"] == "sample" and site["is_observed"]
+        for frame in site["cond_indep_stack"]
+    }
+    for name, site in run.trace.items():
+        if not is_latent(site) or not site["cond_indep_stack"]:
+            continue
+        for network in networks:
+            if not (name.startswith(network) and name != network):
+                continue
+            plates = [frame.name for frame in site["cond_indep_stack"]]
+            if run.error is None and not observed_in.intersection(plates):
+                continue
+            raise ModelCheckError(
+                f"Network '{network}' is made inside data plate '{plates[0]}', which gives weight "
+                f"'{name}' one copy per row (shape {tuple(jnp.shape(site['value']))}). Call "
+                f"{_RANDOM_MODULES} before the plate and only apply the network inside it."
+            ) from run.error
+
+
+def _support_advice(text: str) -> str:
+    if "discrete" in text:
+        return (
+            "Sum the site out by hand (for example dist.MixtureSameFamily in place of a mixture "
+            "indicator), replace it by a continuous relaxation, or use NumPyro's DiscreteHMCGibbs "
+            "or enumeration."
+        )
+    return ""
+
+
+def _check_support(site: dict[str, Any]) -> None:
+    name, fn = site["name"], site["fn"]
+    base = fn
+    while hasattr(base, "base_dist") and not isinstance(base, dist.Delta):
+        base = base.base_dist
+    if isinstance(base, dist.Delta):
+        raise ModelCheckError(
+            f"Sample site '{name}' has a delta distribution; use `numpyro.deterministic` to add "
+            "this value to the trace instead."
+        )
+    if fn.support is not None and fn.support.is_discrete:
+        text = f"Continuous inference cannot handle discrete sample site '{name}'."
+        raise ModelCheckError(f"{text} {_support_advice(text)}")
+    try:
+        transform_of(site)
+    except ValueError as error:
+        raise ModelCheckError(f"{error} {_support_advice(str(error))}".rstrip()) from error
+    except NotImplementedError as error:
+        raise ModelCheckError(
+            f"Sample site '{name}' has support {fn.support!r}, for which NumPyro has no map from "
+            "unconstrained space. Register one with numpyro.distributions.biject_to, or write the "
+            "site through a transformed distribution."
+        ) from error
+    with helpful_support_errors(site, raise_warnings=True):
+        pass
+
+
+def _check_supports(run: FirstRun) -> None:
+    for site in run.trace.values():
+        if is_latent(site):
+            _check_support(site)
+
+
+def _check_scans(run: FirstRun) -> None:
+    for name, site in run.trace.items():
+        if site["type"] != "sample" or not site.get("_control_flow_done", False):
+            continue
+        if site["scale"] is None or not site["cond_indep_stack"]:
+            continue
+        # NumPyro hides plates inside scan; what the scale handlers do not explain is theirs.
+        by_handlers = site.get("plate_to_scale", {}).get(None, 1.0)
+        if np.allclose(site["scale"], by_handlers, rtol=1e-5):
+            continue
+        plates = ", ".join(f"'{frame.name}'" for frame in site["cond_indep_stack"])
+        raise ModelCheckError(
+            f"Sample site '{name}' lies in a plate with subsample_size (one of {plates}) inside "
+            "numpyro.contrib.control_flow.scan, where no engine can choose the rows: NumPyro would "
+            "use the same random rows at every evaluation. Open the plate without subsample_size."
+        )
+
+
+def _changed(before: Any, after: Any) -> list[tuple[str, Any]]:
+    old, _ = jax.tree.flatten_with_path(before)
+    new = jax.tree.leaves(after)
+    if len(old) != len(new):
+        return []
+    changed = []
+    for (path, left), right in zip(old, new, strict=True):
+        if jnp.issubdtype(jnp.result_type(left), jax.dtypes.prng_key):
+            left, right = jax.random.key_data(left), jax.random.key_data(right)
+        left, right = np.asarray(left), np.asarray(right)
+        floating = jnp.issubdtype(left.dtype, jnp.floating)
+        if left.shape != right.shape or not np.array_equal(left, right, equal_nan=bool(floating)):
+            changed.append((jax.tree_util.keystr(path, simple=True, separator="."), left))
+    return changed
+
+
+def _check_states(run: FirstRun) -> None:
+    for name, before in run.states.items():
+        site = run.trace.get(name)
+        if site is None:
+            continue
+        changed = _changed(before, site["value"])
+        statistics = [p for p, leaf in changed if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        if statistics:
+            raise ModelCheckError(
+                f"Mutable site '{name}' changes while the model runs ({', '.join(statistics)}): a "
+                "batch normalisation layer in train mode. Its output depends on the other rows of "
+                "the batch, so the program has no fixed density. Put it in evaluation mode "
+                "(module.eval() in flax.nnx, use_running_average=True), or use LayerNorm."
+            )
+        if changed:
+            warnings.warn(
+                f"Mutable site '{name}' draws random numbers while the model runs "
+                f"({', '.join(path for path, _ in changed)}), as dropout in train mode does. Its "
+                "state is held, so every evaluation uses the same draw; put the network in "
+                "evaluation mode if that is not meant.",
+                EvaluationWarning,
+                stacklevel=2,
+            )
+
+
+def resolve_plates(
+    model: Callable[..., Any],
+    structure: Structure,
+    data: Data,
+    *,
+    allow_local_latents: bool = True,
+    engine: str = "This engine",
+) -> Structure:
+    """Tell plates whose rows the engine chooses from those whose batch came as arguments.
+
+    Raises
+    ------
+    ModelCheckError
+        For local latent sites where they cannot be carried, and for arrays that the plate's
+        indices overrun.
+    """
+    if not structure.plates:
+        return structure
+    if structure.local_sites and not allow_local_latents:
+        names = ", ".join(f"'{name}'" for name in structure.local_sites)
+        raise ModelCheckError(
+            f"{engine} does not support local latent variables: latent sites {names} lie inside a "
+            "subsampled plate. Use an engine that keeps them at full length (SVGD), leave "
+            "subsample_size out, or sum the local latents out."
+        )
+    sizes = {name: plate.size for name, plate in structure.plates.items()}
+    indices = {name: jnp.arange(plate.subsample_size) for name, plate in structure.plates.items()}
+    held = {**structure.held, **structure.latent_values}
+
+    def log_joint(indices: dict[str, Array], data: Data) -> Array:
+        controlled = PlateControl(handlers.substitute(FixedKey(model), data=held), indices, sizes)
+        trace = run_trace(controlled, data.args, data.kwargs)
+        terms = [site_log_prob(site) for site in trace.values() if site["type"] == "sample"]
+        return jnp.stack([jnp.asarray(term, float) for term in terms])
+
+    try:
+        used, short = index_use(log_joint, indices, sizes, data)
+    except jax.errors.TracerArrayConversionError:
+        try:
+            used, short = index_use(log_joint, indices, sizes, data.as_constants())
+        except jax.errors.TracerArrayConversionError as error:
+            raise closure_error(structure) from error
+    except (TypeError, IndexError):
+        used, short = index_use(log_joint, indices, sizes, data.as_constants())
+    for name, rows in short.items():
+        raise ModelCheckError(
+            f"Plate '{name}' has {sizes[name]} rows, but the model looks its indices up in an "
+            f"array of only {rows} rows; JAX would read the last row for every index beyond. Pass "
+            f"the full arrays of {sizes[name]} rows, or, to pass batches as arguments, use the "
+            "batch as it is without indexing it."
+        )
+    batch = {name: plate for name, plate in structure.plates.items() if name not in used}
+    if batch and structure.local_sites:
+        names = ", ".join(f"'{name}'" for name in structure.local_sites)
+        plates = ", ".join(f"'{name}'" for name in batch)
+        raise ModelCheckError(
+            f"Latent sites {names} lie inside a subsampled plate, but the batch of plate {plates} "
+            "is passed as arguments, so nothing says which rows it holds. Pass the full data and "
+            "look rows up by the plate's indices ('with plate(...) as i: ... y[i]')."
+        )
+    owned = {name: plate for name, plate in structure.plates.items() if name in used}
+    return replace(structure, plates=owned, batch_plates=batch)
+
+
+def closure_error(structure: Structure) -> ModelCheckError:
+    """The message for a NumPy array that the model closes over and indexes by a plate."""
+    plates = ", ".join(f"'{name}'" for name in structure.plates)
+    return ModelCheckError(
+        f"A NumPy array is indexed by the indices of plate {plates}, which are traced by JAX. Pass "
+        "the array as an argument of the model, or make it a JAX array with jnp.asarray."
+    )

@@ -1,0 +1,277 @@
+"""NumPyro effect handlers of the target layer: subsample control, unconstraining at run time,
+and the log density's terms with the part (prior or likelihood) that each belongs to.
+
+Everything is built on ``numpyro.handlers.substitute`` with a function, because that is the one
+handler that ``numpyro.contrib.control_flow.scan`` carries into its body. The log determinant of
+a transform is emitted as an observed ``Unit`` site at the place of the latent site, so that
+plate scales, masks and ``handlers.scale`` apply to it exactly as they do in
+``numpyro.infer.util.potential_energy``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from jax import Array, random
+from numpyro import handlers
+from numpyro.distributions import biject_to, constraints
+from numpyro.distributions.distribution import Unit
+from numpyro.distributions.util import is_identically_one, sum_rightmost
+from numpyro.infer.util import helpful_support_errors
+from numpyro.primitives import Messenger
+
+from numpyro_ext.density.layout import Indices
+from ppl_ext.errors import ArgumentError, ModelCheckError
+
+Site = dict[str, Any]
+Trace = dict[str, Site]
+
+# Key in a site's ``infer`` dictionary that marks a log determinant and names its latent site.
+LOG_DETERMINANT = "_log_determinant_of"
+
+
+class PlateControl(Messenger):
+    """Gives the plates named in ``indices`` those rows, however many there are.
+
+    The plate's scale becomes size / number of rows, and NumPyro's warning about a changed
+    subsample size does not appear, because the message's own arguments are rewritten. A plate
+    whose batch came as arguments (``batch_plates``) gets as many rows as it asks for; nobody
+    looks at which.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        indices: Indices,
+        sizes: Mapping[str, int],
+        batch_plates: Collection[str] = (),
+    ) -> None:
+        self.indices = indices
+        self.sizes = sizes
+        self.batch_plates = batch_plates
+        super().__init__(fn)
+
+    def process_message(self, msg: Site) -> None:
+        """Answer a plate's request for rows."""
+        if msg["type"] != "plate":
+            return
+        name, size = msg["name"], msg["args"][0]
+        if name in self.indices:
+            if size != self.sizes[name]:
+                raise ArgumentError(
+                    f"Plate '{name}' was expected to have {self.sizes[name]} rows, as when the "
+                    f"engine was initialised, but these arguments give it {size}. Pass arguments "
+                    "of the same full size, or initialise the engine again."
+                )
+            rows = self.indices[name]
+            msg["value"], msg["args"] = rows, (size, rows.shape[0])
+        elif name in self.batch_plates and msg["value"] is None:
+            msg["value"] = jnp.arange(msg["args"][1])
+
+
+class PlateRecorder(Messenger):
+    """Records the plates that ask for a subsample and answers with their first rows.
+
+    The first rows are as good as any for finding the model's structure, and cheaper and more
+    repeatable than a random draw. Every plate met is recorded, with its full and subsample
+    size; ``requested`` holds those that left the choice of rows to the engine.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.sizes: dict[str, tuple[int, int]] = {}
+        self.requested: dict[str, tuple[int, int]] = {}
+        super().__init__(fn)
+
+    def process_message(self, msg: Site) -> None:
+        """Record a plate and answer its request for rows."""
+        if msg["type"] != "plate":
+            return
+        size, subsample_size = msg["args"]
+        if subsample_size is None:
+            subsample_size = size
+        name = msg["name"]
+        self.sizes[name] = (size, subsample_size)
+        if msg["value"] is None:
+            if subsample_size > size:
+                raise ModelCheckError(
+                    f"Plate '{name}' has size {size} but asks for subsample_size={subsample_size}. "
+                    "A minibatch cannot be larger than the plate: pass the full number of rows as "
+                    "the plate's size."
+                )
+            self.requested[name] = (size, subsample_size)
+            msg["value"] = jnp.arange(subsample_size)
+
+
+class OneRow(Messenger):
+    """Gives every plate its first row, which goes with arrays of any length.
+
+    A model whose arrays do not fit its plates can so be run to the end. ``requested`` holds the
+    size of each plate and the number of rows that it asks for.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.requested: dict[str, tuple[int, int]] = {}
+        super().__init__(fn)
+
+    def process_message(self, msg: Site) -> None:
+        """Record a plate and answer with one row."""
+        if msg["type"] != "plate":
+            return
+        size, rows = msg["args"]
+        self.requested[msg["name"]] = (size, size if rows is None else rows)
+        msg["value"], msg["args"] = jnp.arange(1), (size, 1)
+
+
+class InitialStates(Messenger):
+    """Keeps a copy of every ``mutable`` site as it is before the model changes it."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.states: dict[str, Any] = {}
+        super().__init__(fn)
+
+    def postprocess_message(self, msg: Site) -> None:
+        """Copy the container of a mutable site; its arrays cannot change."""
+        if msg["type"] == "mutable" and msg["value"] is not None:
+            self.states[msg["name"]] = jax.tree.map(lambda leaf: leaf, msg["value"])
+
+
+class FixedKey(Messenger):
+    """Answers ``numpyro.prng_key()`` with one fixed key, as NumPyro's own potentials do."""
+
+    def process_message(self, msg: Site) -> None:
+        """Supply the key."""
+        if msg["type"] == "prng_key" and msg["value"] is None:
+            msg["value"] = random.key(0)
+
+
+def missing_observations(name: str) -> ArgumentError:
+    """The error for a site that was observed at set-up and is not in a later call."""
+    return ArgumentError(
+        f"Expected the observations of site '{name}', which was observed when the engine was set "
+        "up, found none in these arguments. For predictions on new data use Predictive(model, "
+        "posterior_samples=engine.get_samples(...))."
+    )
+
+
+def is_latent(site: Site) -> bool:
+    """Whether a trace entry is a latent sample site."""
+    return site["type"] == "sample" and not site["is_observed"]
+
+
+def is_factor(site: Site) -> bool:
+    """Whether a trace entry comes from ``numpyro.factor`` (or is a log determinant)."""
+    if site["type"] != "sample" or not site["is_observed"]:
+        return False
+    fn = site["fn"]
+    while hasattr(fn, "base_dist") and not isinstance(fn, Unit):
+        fn = fn.base_dist
+    return isinstance(fn, Unit)
+
+
+def is_observation(site: Site) -> bool:
+    """Whether a trace entry is an observed sample site other than a factor."""
+    return site["type"] == "sample" and site["is_observed"] and not is_factor(site)
+
+
+def transform_of(site: Site) -> Any:
+    """The bijection from unconstrained space to the site's present support."""
+    with helpful_support_errors(site):
+        return biject_to(site["fn"].support)
+
+
+def _is_real(support: Any) -> bool:
+    if isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support is constraints.real
+
+
+def unconstraining(
+    values: Mapping[str, Array],
+    indices: Indices,
+    seen: set[str],
+    observed: Collection[str] = (),
+) -> Callable[[Site], Array | None]:
+    """A ``substitute_fn`` that maps unconstrained values into each latent site's support.
+
+    Parameters
+    ----------
+    values : mapping of str to array
+        Unconstrained values at full length, without batch dimensions.
+    indices : dict of str to array
+        Rows of the subsampled plates; sites inside them take only these rows.
+    seen : set of str
+        Collects the latent sites met, so that a changed structure is noticed.
+    observed : collection of str
+        Sites that must be observed.
+    """
+
+    def substitute(site: Site) -> Array | None:
+        if not is_latent(site):
+            return None
+        name = site["name"]
+        if name in observed:
+            raise missing_observations(name)
+        if name not in values:
+            raise ModelCheckError(
+                f"Latent sample site '{name}' was not there when the model was first run: its "
+                "structure changes between runs. Give the model the same latent sites on every "
+                "run; use jnp.where or numpyro.handlers.mask in place of Python control flow."
+            )
+        seen.add(name)
+        support, position = site["fn"].support, values[name]
+        transform = transform_of(site)
+        step = site["infer"].get("_scan_current_index")
+        if step is not None:
+            # Inside scan a site sees one time step; its unconstrained values carry them all.
+            shift = transform.codomain.event_dim - transform.domain.event_dim
+            if jnp.ndim(position) > len(site["fn"].shape()) - shift:
+                position = position[step]
+        for frame in site["cond_indep_stack"]:
+            if frame.name in indices:
+                axis = frame.dim - transform.domain.event_dim
+                position = jnp.take(position, indices[frame.name], axis=axis, mode="clip")
+        if _is_real(support):
+            return position
+        value = transform(position)
+        log_determinant = transform.log_abs_det_jacobian(position, value)
+        extra = jnp.ndim(log_determinant) - jnp.ndim(value) + len(site["fn"].event_shape)
+        log_determinant = sum_rightmost(log_determinant, extra)
+        unit = Unit(log_determinant)
+        numpyro.sample(
+            f"_{name}_log_det",
+            unit,
+            obs=unit.sample(None),
+            infer={"is_auxiliary": True, LOG_DETERMINANT: name},
+        )
+        return value
+
+    return substitute
+
+
+def site_log_prob(site: Site) -> Array:
+    """Scaled and masked log probability of one trace entry, summed over its batch."""
+    log_prob = site["fn"].log_prob(site["value"])
+    scale = site["scale"]
+    if scale is not None and not is_identically_one(scale):
+        log_prob = scale * log_prob
+    return jnp.sum(log_prob)
+
+
+def belongs_to_prior(site: Site) -> bool:
+    """Whether a sample site counts as prior rather than likelihood.
+
+    Prior: latent sites, their log determinants, and factors outside every plate.
+    Likelihood: observed sites, and factors inside a plate.
+    """
+    if is_latent(site) or LOG_DETERMINANT in site["infer"]:
+        return True
+    return is_factor(site) and not site["cond_indep_stack"]
+
+
+def run_trace(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Trace:
+    """Run ``model`` and return its trace."""
+    return handlers.trace(model).get_trace(*args, **kwargs)

@@ -1,0 +1,242 @@
+"""First run of a model: its structure, and the values its parameters are held at.
+
+The run uses the engine's own initialisation strategy at every latent site, so that sites which
+cannot be sampled (``ImproperUniform``) work, and it is eager, so that Python code in the model
+sees concrete values once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from numpyro import handlers
+from numpyro.infer import init_to_uniform
+
+from numpyro_ext.density.handlers import (
+    InitialStates,
+    PlateRecorder,
+    Site,
+    Trace,
+    belongs_to_prior,
+    is_latent,
+    is_observation,
+    site_log_prob,
+    transform_of,
+)
+from numpyro_ext.density.layout import Data, DataPlate, Layout
+from ppl_ext.errors import ArgumentError
+
+InitStrategy = Callable[..., Any]
+
+
+def as_init_strategy(strategy: InitStrategy | None) -> Callable[[Site], Any]:
+    """A NumPyro init strategy as a function of one site (default ``init_to_uniform``).
+
+    Accepts the strategies of ``numpyro.infer`` with or without having been called, and any
+    function that maps a site to an initial (constrained) value or None.
+    """
+    if strategy is None:
+        return partial(init_to_uniform)
+    if not callable(strategy):
+        raise ArgumentError(
+            f"init_strategy must be a callable, such as numpyro.infer.init_to_median or "
+            f"init_to_value(values=...); found {type(strategy).__name__}."
+        )
+    return strategy
+
+
+@dataclass
+class FirstRun:
+    """What one seeded run of the model showed.
+
+    Parameters
+    ----------
+    trace : dict
+        The trace, as far as the run came.
+    plates : PlateRecorder
+        Plates met, and which of them left the choice of rows to the engine.
+    states : dict
+        ``mutable`` sites as they were before the run changed them.
+    nonfinite_sites : tuple of str
+        Sites whose log probability was not finite.
+    error : Exception or None
+        What stopped the run, if anything did.
+    """
+
+    trace: Trace
+    plates: PlateRecorder
+    states: dict[str, Any]
+    nonfinite_sites: tuple[str, ...] = ()
+    error: Exception | None = None
+
+
+def first_run(
+    model: Callable[..., Any], rng_key: Array, data: Data, init_strategy: InitStrategy | None
+) -> FirstRun:
+    """Run ``model`` once with its latent sites at the strategy's initial values.
+
+    An error inside the model is kept in the result rather than raised, so that the model check
+    can explain it with what was met before it.
+    """
+    plates = PlateRecorder(model)
+    states = InitialStates(plates)
+    seeded = handlers.substitute(
+        handlers.seed(states, rng_key), substitute_fn=as_init_strategy(init_strategy)
+    )
+    tracer = handlers.trace(seeded)
+    arguments = data.on_device()
+    nonfinite: list[str] = []
+    with _KeptError() as kept, warnings.catch_warnings():
+        # The engine reports the site itself when no initial value helps.
+        warnings.filterwarnings("ignore", "Out-of-support values provided to log prob method")
+        tracer(*arguments.args, **arguments.kwargs)
+        for name, site in tracer.trace.items():
+            if site["type"] == "sample" and not bool(jnp.isfinite(site_log_prob(site))):
+                nonfinite.append(name)
+    return FirstRun(
+        getattr(tracer, "trace", {}), plates, states.states, tuple(nonfinite), kept.error
+    )
+
+
+class _KeptError(AbstractContextManager["_KeptError"]):
+    """Keeps an error for the model check to explain; the check raises it again."""
+
+    error: Exception | None = None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if isinstance(error, Exception):
+            self.error = error
+            return True
+        return False
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The fixed structure of a model with given arguments.
+
+    Parameters
+    ----------
+    layout : Layout
+        Latent sites and their unconstrained shapes at full length.
+    plates : dict of str to DataPlate
+        Subsampled plates whose rows the model looks up by the plate's indices.
+    batch_plates : dict of str to DataPlate
+        Plates smaller than their size because a batch was passed as arguments.
+    local_sites : tuple of str
+        Latent sites inside a subsampled plate.
+    observed_sites : tuple of str
+        Observed sites other than factors.
+    has_likelihood : bool
+        Whether there are observed sites or factors inside a plate.
+    held : dict
+        Values of ``param`` and ``mutable`` sites.
+    states : tuple of str
+        Which of them are ``mutable`` sites.
+    latent_values : dict
+        Constrained initial values of the latent sites, as the first run met them.
+    nonfinite_sites : tuple of str
+        Sites whose log probability at those values is not finite.
+    """
+
+    layout: Layout
+    plates: dict[str, DataPlate]
+    local_sites: tuple[str, ...]
+    observed_sites: tuple[str, ...]
+    held: dict[str, Any]
+    states: tuple[str, ...] = ()
+    batch_plates: dict[str, DataPlate] = field(default_factory=dict)
+    latent_values: dict[str, Any] = field(default_factory=dict)
+    nonfinite_sites: tuple[str, ...] = ()
+    has_likelihood: bool = True
+
+
+def structure_of(run: FirstRun) -> Structure:
+    """Read the structure off a completed first run.
+
+    Every subsampled plate is listed under ``plates``; telling apart those whose indices the
+    model does not use needs a second look (:func:`numpyro_ext.density.index_use.index_use`).
+    """
+    requested = {
+        name: sizes for name, sizes in run.plates.requested.items() if sizes[0] != sizes[1]
+    }
+    dims = {
+        frame.name: frame.dim
+        for site in run.trace.values()
+        for frame in site.get("cond_indep_stack", ())
+    }
+    plates = {
+        name: DataPlate(name, size, subsample_size, dims.get(name, -1))
+        for name, (size, subsample_size) in requested.items()
+    }
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    local: list[str] = []
+    latent_values: dict[str, Any] = {}
+    for name, site in run.trace.items():
+        if not is_latent(site):
+            continue
+        transform = transform_of(site)
+        latent_values[name] = site["value"]
+        shape = list(jnp.shape(transform.inv(site["value"])))
+        for frame in site["cond_indep_stack"]:
+            if frame.name in plates:
+                shape[frame.dim - transform.domain.event_dim] = plates[frame.name].size
+                if name not in local:
+                    local.append(name)
+        shapes[name] = tuple(shape)
+
+    held = {name: site["value"] for name, site in run.trace.items() if site["type"] == "param"}
+    held.update({name: state for name, state in run.states.items() if name in run.trace})
+    return Structure(
+        layout=Layout(tuple(shapes), shapes),
+        plates=plates,
+        local_sites=tuple(local),
+        observed_sites=tuple(n for n, site in run.trace.items() if is_observation(site)),
+        held=held,
+        states=tuple(name for name in run.states if name in run.trace),
+        latent_values=latent_values,
+        nonfinite_sites=run.nonfinite_sites,
+        has_likelihood=any(
+            site["type"] == "sample" and not belongs_to_prior(site) for site in run.trace.values()
+        ),
+    )
+
+
+def held_without_prior(structure: Structure) -> list[str]:
+    """Names of ``param`` values that stay at their initial values for want of a prior.
+
+    The random modules replace each parameter that has a prior by a shape; Equinox modules keep
+    it, and are told apart by the name of the latent site.
+    """
+    names: list[str] = []
+    for name, value in structure.held.items():
+        if name in structure.states:
+            continue
+        leaves, _ = jax.tree.flatten_with_path(value)
+        prefix = name.removesuffix("$params")
+        for path, leaf in leaves:
+            if not jnp.size(leaf):
+                continue
+            key = jax.tree_util.keystr(path)[1:]
+            replaced = key and any(
+                latent.startswith(prefix) and latent.endswith(key)
+                for latent in structure.layout.names
+            )
+            if not replaced:
+                label = jax.tree_util.keystr(path, simple=True, separator=".")
+                names.append(f"{name}.{label}" if label else name)
+    return names

@@ -1,0 +1,233 @@
+"""Observed distributions and their parameters, for curvature (Gauss-Newton, Fisher) methods.
+
+Wrappers that NumPyro puts around a distribution (``Independent``, ``ExpandedDistribution``,
+``MaskedDistribution``) are taken off; what is left has one class, parameters broadcast to one
+batch shape, and one mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from numpyro.distributions.discrete import ZeroInflatedProbs
+from numpyro.distributions.distribution import (
+    Distribution,
+    ExpandedDistribution,
+    Independent,
+    MaskedDistribution,
+)
+from numpyro.distributions.mixtures import MixtureSameFamily
+
+from numpyro_ext.density.handlers import Site
+
+#: Before the names of a base distribution's parameters.
+BASE = "base_dist."
+#: Before the names of the parameters of a mixture's parts.
+MIXING, COMPONENT = "mixing.", "component."
+
+
+class Parts(NamedTuple):
+    """What a mixture of one family is made of.
+
+    Parameters
+    ----------
+    mixing, component : type
+        Classes of the distribution over components, and of the components.
+    declared : int
+        Rightmost dimensions of the components that ``to_event`` made event dimensions.
+    """
+
+    mixing: type
+    component: type
+    declared: int
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Output:
+    """One observed site: a distribution's parameters at a latent position, and the data.
+
+    The batch shape of the parameters counts the dimensions that ``to_event`` declared as event
+    dimensions, because the elements along them are independent.
+
+    Parameters
+    ----------
+    parameters : dict of str to array
+        The distribution's own arguments, each broadcast to batch shape + its event shape.
+    value : array
+        Observed value.
+    scale : array
+        Factor on the log probability (subsampling, ``handlers.scale``), broadcastable to the
+        site's batch shape.
+    mask : array or None
+        Which elements count, in the shape of the parameters' batch; None when all do.
+    distribution : type
+        Class of the distribution without its wrappers.
+    event_dim : int
+        Rightmost dimensions of the site that are event dimensions, ``to_event`` included.
+    name : str
+        Name of the site.
+    declared : int
+        Rightmost dimensions of ``batch`` that ``to_event`` made event dimensions.
+    batch : tuple of int
+        Shape of the elements that are independent given the parameters.
+    event_shape : tuple of int
+        Event shape of the distribution without its wrappers.
+    plates : tuple of str
+        Plates around the site.
+    base : type or None
+        For a zero-inflated distribution: the class that it is made of, whose parameters are
+        among this one's as ``base_dist.NAME``.
+    repeated : tuple of (str, tuple of int)
+        Parameters that the model did not give for each element, and the axes of ``batch`` along
+        which they are one.
+    parts : Parts or None
+        For a mixture: what it is made of. Its parameters are those of the parts, as ``mixing.NAME``
+        and ``component.NAME``.
+    """
+
+    parameters: dict[str, Array]
+    value: Array
+    scale: Array
+    mask: Array | None
+    distribution: type = field(metadata={"static": True})
+    event_dim: int = field(metadata={"static": True})
+    name: str = field(metadata={"static": True})
+    declared: int = field(metadata={"static": True})
+    batch: tuple[int, ...] = field(metadata={"static": True})
+    event_shape: tuple[int, ...] = field(metadata={"static": True})
+    plates: tuple[str, ...] = field(metadata={"static": True})
+    base: type | None = field(default=None, metadata={"static": True})
+    repeated: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), metadata={"static": True})
+    parts: Parts | None = field(default=None, metadata={"static": True})
+
+    def built(self, parameters: Mapping[str, Array]) -> Any:
+        """The distribution, without its wrappers, with other values of some parameters."""
+        given = {**self.parameters, **parameters}
+        if self.parts is None:
+            return self.distribution(**given)
+
+        def of(kind: type, prefix: str) -> Any:
+            names = [name for name in given if name.startswith(prefix)]
+            return kind(**{name.removeprefix(prefix): given[name] for name in names})
+
+        mixing, kind, declared = self.parts
+        components = of(kind, COMPONENT)
+        if declared:
+            components = components.to_event(declared)
+        return self.distribution(of(mixing, MIXING), components)
+
+    @property
+    def weight(self) -> Array:
+        """Factor on each element's log probability, scale and mask together, shape ``batch``."""
+        scale = self.scale.reshape(self.scale.shape + (1,) * self.declared)
+        weight = jnp.broadcast_to(scale, self.batch)
+        return weight if self.mask is None else jnp.where(self.mask, weight, 0.0)
+
+
+def unwrap(fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
+    """Innermost distribution, masks with the declared dimensions outside them, and all of these.
+
+    Declared are the event dimensions that come from ``to_event``, not from the distribution.
+    """
+    declared = 0
+    masks: list[tuple[Any, int]] = []
+    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
+        if isinstance(fn, Independent):
+            declared += fn.reinterpreted_batch_ndims
+        elif isinstance(fn, MaskedDistribution):
+            masks.append((fn._mask, declared))
+        fn = fn.base_dist
+    return fn, masks, declared
+
+
+def joint_mask(masks: list[tuple[Any, int]], declared: int, batch: tuple[int, ...]) -> Array | None:
+    """The conjunction of masks, in the shape of the parameters' batch; None when all count."""
+    mask: Array | None = None
+    for part, within in masks:
+        if part is True:
+            continue
+        array = jnp.asarray(part)
+        array = array.reshape(array.shape + (1,) * (declared - within))
+        array = jnp.broadcast_to(array, batch)
+        mask = array if mask is None else mask & array
+    return mask
+
+
+def output_of(site: Site) -> Output:
+    """The distribution of an observed site, unwrapped."""
+    outer = site["fn"]
+    event_dim, outer_batch, outer_event = outer.event_dim, outer.batch_shape, outer.event_shape
+    fn, masks, declared = unwrap(outer)
+    batch = tuple(outer_batch) + tuple(outer_event[:declared])
+
+    parameters, repeated = _parameters(fn, batch)
+    base, parts = None, None
+    if type(fn) is MixtureSameFamily:
+        component, inner_masks, levels = unwrap(fn.component_distribution)
+        # Masked components are none of a family; without parameters they are refused by name.
+        if not inner_masks:
+            mixing = fn.mixing_distribution
+            parts = Parts(type(mixing), type(component), levels)
+            shape = tuple(fn.component_distribution.event_shape)[:levels]
+            count = tuple(fn.component_distribution.batch_shape[-1:])
+            of_parts = {
+                MIXING: _parameters(mixing, batch),
+                COMPONENT: _parameters(component, batch + count + shape),
+            }
+            for prefix, (values, axes) in of_parts.items():
+                parameters |= {f"{prefix}{name}": value for name, value in values.items()}
+                for name, ones in axes.items():
+                    own = tuple(axis for axis in ones if axis < len(batch))
+                    if own:
+                        repeated[f"{prefix}{name}"] = own
+    inner = getattr(fn, "base_dist", None)
+    if isinstance(fn, ZeroInflatedProbs) and isinstance(inner, Distribution):
+        # Its parameters are latent as well as the gate; a class of its own may name them itself.
+        inside, _ = _parameters(inner, batch)
+        for name, value in inside.items():
+            parameters[f"{BASE}{name}"] = parameters.pop(name, value)
+        base = type(inner)
+
+    scale = jnp.asarray(1.0 if site["scale"] is None else site["scale"])
+    return Output(
+        parameters=parameters,
+        value=jnp.asarray(site["value"]),
+        scale=scale,
+        mask=joint_mask(masks, declared, batch),
+        distribution=type(fn),
+        event_dim=event_dim,
+        name=site["name"],
+        declared=declared,
+        batch=batch,
+        event_shape=tuple(fn.event_shape),
+        plates=tuple(frame.name for frame in site["cond_indep_stack"]),
+        base=base,
+        repeated=tuple(repeated.items()),
+        parts=parts,
+    )
+
+
+def _parameters(
+    fn: Any, batch: tuple[int, ...]
+) -> tuple[dict[str, Array], dict[str, tuple[int, ...]]]:
+    """The arguments of a distribution, each broadcast to batch + its event shape.
+
+    Also the axes of the batch along which each has been broadcast.
+    """
+    parameters, repeated = {}, {}
+    for name, value in fn.get_args().items():
+        own = fn.arg_constraints[name].event_dim if name in fn.arg_constraints else 0
+        value = jnp.asarray(value)
+        trailing = value.shape[value.ndim - own :] if own else ()
+        given = (1,) * (len(batch) + own - value.ndim) + value.shape
+        axes = tuple(axis for axis, size in enumerate(batch) if given[axis] == 1 < size)
+        if axes:
+            repeated[name] = axes
+        parameters[name] = jnp.broadcast_to(value, batch + trailing)
+    return parameters, repeated

@@ -1,0 +1,95 @@
+"""What the distribution of an observed site says of values that are yet to be seen.
+
+Predictions on test rows need no random numbers: at a draw of the latent sites the observed site
+has a distribution, whose class probabilities, or mean, variance and distribution function, are
+known. :class:`ObserveMissing` lets a model without observations of a site be run so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, random
+from numpyro.distributions import (
+    BernoulliLogits,
+    BernoulliProbs,
+    CategoricalLogits,
+    CategoricalProbs,
+)
+from numpyro.primitives import Messenger
+
+from numpyro_ext.density.handlers import Site, is_latent
+from numpyro_ext.density.outputs import joint_mask, unwrap
+
+#: What :func:`prediction_of` may find.
+TERMS = ("probabilities", "mean", "variance", "cdf", "mask")
+
+
+class ObserveMissing(Messenger):
+    """Makes observed sites of those that are neither observed nor among the given names.
+
+    They get a value from their distribution, which is only there for the model to run on.
+
+    Attributes
+    ----------
+    missing : list of str
+        Those sites, in the order in which they were met.
+    """
+
+    def __init__(self, fn: Callable[..., Any], given: Collection[str]) -> None:
+        self.given = frozenset(given)
+        self.missing: list[str] = []
+        super().__init__(fn)
+
+    def process_message(self, msg: Site) -> None:
+        """Observe a site for which nobody has a value."""
+        if msg["type"] != "sample" or not is_latent(msg) or msg["value"] is not None:
+            return
+        name = msg["name"]
+        if name in self.given:
+            return
+        if name not in self.missing:
+            self.missing.append(name)
+        msg["value"] = msg["fn"].sample(random.key(0), msg["kwargs"].get("sample_shape", ()))
+        msg["is_observed"] = True
+
+
+def prediction_of(site: Site) -> dict[str, Array]:
+    """The observed site's distribution at one draw, as arrays in the shape of its value.
+
+    Returns
+    -------
+    dict of str to array
+        For Bernoulli and categorical sites ``probabilities``, with a last axis for the classes.
+        For others ``mean`` and ``variance``, where the distribution has them, and for continuous
+        ones ``cdf``, the distribution function at the observed value, likewise. ``mask`` says
+        which elements count, where some do not.
+    """
+    outer, value = site["fn"], jnp.asarray(site["value"])
+    fn, masks, declared = unwrap(outer)
+    shape = jnp.broadcast_shapes(value.shape, outer.shape())
+    found: dict[str, Array] = {}
+    if isinstance(fn, BernoulliProbs | BernoulliLogits):
+        found["probabilities"] = jnp.stack([1.0 - fn.probs, fn.probs], -1)
+    elif isinstance(fn, CategoricalProbs | CategoricalLogits):
+        found["probabilities"] = fn.probs
+    else:
+        # A host's base class raises this where a distribution does not have what is asked for.
+        for name in ("mean", "variance"):
+            with suppress(NotImplementedError):
+                found[name] = jnp.broadcast_to(getattr(outer, name), shape)
+        if not fn.event_shape and not fn.support.is_discrete:
+            with suppress(NotImplementedError):
+                found["cdf"] = jnp.broadcast_to(fn.cdf(value), shape)
+    if "probabilities" in found:
+        classes = found["probabilities"].shape[-1:]
+        found["probabilities"] = jnp.broadcast_to(found["probabilities"], shape + classes)
+    batch = tuple(outer.batch_shape) + tuple(outer.event_shape[:declared])
+    mask = joint_mask(masks, declared, batch)
+    if mask is not None:
+        own = (1,) * len(fn.event_shape)
+        found["mask"] = jnp.broadcast_to(mask.reshape(mask.shape + own), shape)
+    return found

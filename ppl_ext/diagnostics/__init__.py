@@ -1,0 +1,1 @@
+"""Figures and plots of predictions, and ArviZ objects from arrays."""

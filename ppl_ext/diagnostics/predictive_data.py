@@ -1,0 +1,271 @@
+"""Predictive distributions of rows as an xarray dataset, and the mixture over its draws.
+
+The predictive distribution of a row is the equal mixture, over S draws of the parameters, of the
+observed site's distributions. Everything that judges it starts from the dataset made here, whose
+coordinate ``row`` numbers the rows; those that are masked out are not in it.
+
+==================  ============================  ============================================
+variable            dimensions                    meaning
+==================  ============================  ============================================
+``log_likelihood``  draw, row                     log density of the observed row
+``observed``        row [, output]                observed value, or class
+``probabilities``   draw, row [, output], class   class probabilities
+``mean``            draw, row [, output]          mean of the distribution
+``variance``        draw, row [, output]          its variance
+``cdf``             draw, row [, output]          distribution function at the observed value
+==================  ============================  ============================================
+
+A dataset has either ``probabilities`` (classification) or ``mean`` and ``variance`` (regression);
+``log_likelihood``, ``observed`` and ``cdf`` are there when the observations are. ``output`` runs
+over the elements of one observation (``to_event``), which its log density adds up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppl_ext.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+Array = NDArray[Any]
+
+
+def site_to_predict(site: str | None, observed: tuple[str, ...], missing: list[str]) -> str:
+    """The site that is meant, and a check that all that comes before it is known.
+
+    Parameters
+    ----------
+    site : str or None
+        What the caller named.
+    observed : tuple of str
+        Sites without draws, observed or not, in trace order.
+    missing : list of str
+        Those of them that are not observed.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such site, several are possible, or sites before it have no draws.
+    """
+    seen = [name for name in observed if name not in missing]
+    if site is None:
+        if not observed:
+            raise ArgumentError(
+                "Expected a model with an observed site, found none. Only sites with a "
+                "distribution of their own can be predicted."
+            )
+        if seen and missing:
+            raise ArgumentError(
+                f"Expected draws of every latent site, found none for {missing}. Pass the dict "
+                f"that get_samples returns; if one of them is what to predict, name it by site=..."
+            )
+        if len(observed) > 1:
+            raise ArgumentError(
+                f"Expected one site to predict, found {list(observed)} without draws. Name one by "
+                "site=..., and pass draws of the latent ones."
+            )
+        return observed[0]
+    if site not in observed:
+        raise ArgumentError(
+            f"Expected site to be one of {list(observed)}, which have no draws, found '{site}'."
+        )
+    before = [name for name in observed[: observed.index(site)] if name in missing]
+    if before:
+        raise ArgumentError(
+            f"Expected draws of every site before '{site}', found none for {before}. Pass the "
+            "dict that get_samples returns, or the observations of these sites."
+        )
+    return site
+
+
+def predictive_dataset(
+    site: str,
+    batch_shape: tuple[int, ...],
+    prediction: Mapping[str, Array],
+    log_likelihood: Array | None,
+    observed: Array | None,
+) -> Dataset:
+    """The dataset of one observed site.
+
+    Parameters
+    ----------
+    site : str
+    batch_shape : tuple of int
+        Shape of the site's independent rows, which become one axis in C order.
+    prediction : mapping of str to array
+        Probabilities (S, *shape, K), or mean, variance and cdf (S, *shape); ``mask`` (S, *shape)
+        where some rows do not count.
+    log_likelihood : array (S, *batch shape), optional
+    observed : array (shape), optional
+
+    Raises
+    ------
+    ArgumentError
+        The distribution has neither classes nor moments, or a mask hides part of a row.
+    """
+    import xarray
+
+    rows = math.prod(batch_shape)
+    variables: dict[str, tuple[tuple[str, ...], Array]] = {}
+    outputs = 1
+    for name in ("probabilities", "mean", "variance", "cdf"):
+        if name not in prediction or (name == "cdf" and observed is None):
+            continue
+        values = prediction[name]
+        last = values.shape[-1:] if name == "probabilities" else ()
+        event = values.shape[1 + len(batch_shape) : values.ndim - len(last)]
+        outputs = math.prod(event)
+        dims = ("draw", "row", *(["output"] if event else []), *(["class"] if last else []))
+        shape = (len(values), rows, *([outputs] if event else []), *last)
+        variables[name] = (dims, values.reshape(shape))
+    if "probabilities" not in variables and not {"mean", "variance"} <= set(variables):
+        raise ArgumentError(
+            f"Expected the distribution of site '{site}' to be Bernoulli or categorical, or to "
+            "have a mean and a variance, found neither. Predict another site with site=..."
+        )
+    if log_likelihood is not None and observed is not None:
+        flat = log_likelihood.reshape(len(log_likelihood), rows)
+        variables["log_likelihood"] = (("draw", "row"), flat)
+        split = observed.shape != batch_shape
+        shape = (rows, outputs) if split else (rows,)
+        variables["observed"] = (("row", "output") if split else ("row",), observed.reshape(shape))
+    attributes: dict[str, Any] = {"site": site}
+    if len(batch_shape) > 1:
+        attributes["row_shape"] = list(batch_shape)
+    dataset = xarray.Dataset(variables, {"row": np.arange(rows)}, attributes)
+    if "mask" not in prediction:
+        return dataset
+    # Rows count that do so at every draw: the others have no mixture.
+    counts = prediction["mask"].all(0).reshape(rows, -1)
+    if (counts.any(1) != counts.all(1)).any():
+        raise ArgumentError(
+            f"Expected the mask of site '{site}' to hide whole rows, found rows of which it hides "
+            "a part. Declare the elements as rows of a plate instead of an event."
+        )
+    return dataset.isel(row=np.flatnonzero(counts.all(1)))
+
+
+def is_classification(predictive: Dataset) -> bool:
+    """Whether the dataset holds class probabilities; else it holds means and variances.
+
+    Raises
+    ------
+    ArgumentError
+        It holds neither.
+    """
+    names = set(getattr(predictive, "data_vars", ()))
+    if "probabilities" in names:
+        return True
+    if {"mean", "variance"} <= names:
+        return False
+    raise ArgumentError(
+        "Expected the dataset that predictive_distribution returns, found "
+        f"{type(predictive).__name__} with {sorted(map(str, names))}."
+    )
+
+
+def require_observed(predictive: Dataset, purpose: str) -> None:
+    """See that the observations are there.
+
+    Raises
+    ------
+    ArgumentError
+        They are not.
+    """
+    if "observed" not in predictive:
+        raise ArgumentError(
+            f"Expected the observations of site '{predictive.attrs.get('site')}' for {purpose}, "
+            "found none. Pass them to predictive_distribution with the model's other arguments."
+        )
+
+
+def draws_first(predictive: Dataset, name: str) -> Array:
+    """A variable as an array with its draws first, its rows next, and its classes last."""
+    order = [dim for dim in ("draw", "row", "output", "class") if dim in predictive[name].dims]
+    return np.asarray(predictive[name].transpose(*order).values)
+
+
+def mixture_log_likelihood(predictive: Dataset) -> Array:
+    """Log density of each observed row (N,) under the mixture over draws.
+
+    It is the logarithm of the draws' mean density, and not the mean of their log densities.
+    """
+    require_observed(predictive, "the log likelihood")
+    log_likelihood = draws_first(predictive, "log_likelihood").astype(np.float64)
+    return np.asarray(np.logaddexp.reduce(log_likelihood, axis=0) - np.log(len(log_likelihood)))
+
+
+def mixture_probabilities(predictive: Dataset) -> Array:
+    """Class probabilities (N [, outputs], K) of the mixture over draws."""
+    return np.asarray(draws_first(predictive, "probabilities").mean(0, dtype=np.float64))
+
+
+def mixture_mean(predictive: Dataset) -> Array:
+    """Mean (N [, outputs]) of the mixture over draws."""
+    return np.asarray(draws_first(predictive, "mean").mean(0, dtype=np.float64))
+
+
+def observed_classes(predictive: Dataset) -> NDArray[np.int64]:
+    """The observed class (N [, outputs]) of each row.
+
+    Raises
+    ------
+    ArgumentError
+        Some are no classes.
+    """
+    values = np.asarray(predictive["observed"].values)
+    classes = values.astype(np.int64)
+    number = predictive.sizes["class"]
+    if (classes != values).any() or classes.min(initial=0) < 0 or classes.max(initial=0) >= number:
+        raise ArgumentError(
+            f"Expected observed classes 0 to {number - 1}, found values from {values.min()} to "
+            f"{values.max()}."
+        )
+    return classes
+
+
+def to_original_units(
+    predictive: Dataset, location: float | Array, scale: float | Array
+) -> Dataset:
+    """The predictive distribution of scale * y + location, where y is what was modelled.
+
+    Targets that were standardised before the fit come back in their own units, in which
+    likelihoods and errors are compared: the log density loses log(scale) for each element.
+
+    Parameters
+    ----------
+    predictive : Dataset
+        Of a continuous site, from ``predictive_distribution``.
+    location, scale : float or array (outputs,)
+        What was subtracted from the targets and what they were divided by.
+
+    Raises
+    ------
+    ArgumentError
+        The dataset holds classes, or the scale is not positive.
+    """
+    if is_classification(predictive):
+        raise ArgumentError("Expected the predictions of a continuous site, found classes.")
+    if not (np.asarray(scale) > 0).all():
+        raise ArgumentError(f"Expected a positive scale, found {scale}.")
+    import xarray
+
+    outputs = predictive.sizes.get("output", 1)
+    dims = ["output"] if np.ndim(scale) or np.ndim(location) else []
+    shift = xarray.DataArray(np.broadcast_to(location, (outputs,) if dims else ()), dims=dims)
+    factor = xarray.DataArray(np.broadcast_to(scale, (outputs,) if dims else ()), dims=dims)
+    result = predictive.copy()
+    result["mean"] = predictive["mean"] * factor + shift
+    result["variance"] = predictive["variance"] * factor**2
+    if "observed" in predictive:
+        result["observed"] = predictive["observed"] * factor + shift
+        lost = float(np.log(np.broadcast_to(scale, (outputs,))).sum())
+        result["log_likelihood"] = predictive["log_likelihood"] - lost
+    return result

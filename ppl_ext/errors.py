@@ -1,0 +1,45 @@
+"""Errors and warnings raised on purpose, so that callers can tell them from faults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ModelCheckError(ValueError):
+    """The model cannot be fitted by this engine; raised before any step is taken."""
+
+
+class ArgumentError(ValueError):
+    """The arguments given to an engine do not fit the model or the engine's state."""
+
+
+class NonFiniteError(RuntimeError):
+    """A step produced a non-finite value.
+
+    Parameters
+    ----------
+    message : str
+        What was found and what to do.
+    step : int
+        Number of the step that failed, counted from the engine's first.
+    state : object
+        The last finite state, from which a run can be continued, for example with a smaller step
+        size; None where the engine itself still holds it.
+    """
+
+    def __init__(self, message: str, step: int, state: Any = None) -> None:
+        super().__init__(message)
+        self.step = step
+        self.state = state
+
+
+class EvaluationWarning(UserWarning):
+    """A model is evaluated in a slower way than usual; the message says why."""
+
+
+class HeldParameterWarning(UserWarning):
+    """Parameters without a prior are held at their present values."""
+
+
+class NoisyScoreWarning(UserWarning):
+    """An engine that needs exact scores is given noisy ones; the message names alternatives."""

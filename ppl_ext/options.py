@@ -1,0 +1,127 @@
+"""Checks of the options of engines and guides, made before any work is done."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ppl_ext.errors import ArgumentError
+
+
+def is_count(value: Any, least: float = 1) -> bool:
+    """Whether a value is a whole number of at least ``least``; truth values are not."""
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return whole and int(value) >= least
+
+
+def check_count(name: str, value: Any, least: int = 1, *, optional: bool = False) -> None:
+    """See that an option is a whole number of at least ``least``; or None, if that is allowed.
+
+    Raises
+    ------
+    ArgumentError
+        It is not.
+    """
+    if value is None and optional:
+        return
+    if not is_count(value, least):
+        raise ArgumentError(f"Expected {name} to be an int >= {least}, found {described(value)}.")
+
+
+def described(value: Any) -> str:
+    """A value in a message: itself where that is short, else its type."""
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else type(value).__name__
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is one real number, which an array without axes may hold too."""
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, numbers.Real) or getattr(value, "shape", None) == ()
+
+
+def check_number(
+    name: str,
+    value: Any,
+    above: float = 0.0,
+    *,
+    most: float = math.inf,
+    optional: bool = False,
+) -> None:
+    """See that an option is one finite number greater than ``above`` and at most ``most``.
+
+    With ``optional`` it may be None.
+
+    Raises
+    ------
+    ArgumentError
+        It is not.
+    """
+    if value is None and optional:
+        return
+    if not is_number(value) or not above < float(value) <= most or math.isinf(float(value)):
+        bound = "" if math.isinf(most) else f" and <= {most:g}"
+        raise ArgumentError(
+            f"Expected {name} to be a finite number > {above:g}{bound}, found {described(value)}."
+        )
+
+
+def check_names(name: str, value: Any, *, optional: bool = False) -> None:
+    """See that an option is a sequence of names, not one name; or None, if that is allowed.
+
+    Raises
+    ------
+    ArgumentError
+        It is not.
+    """
+    if value is None and optional:
+        return
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    if not several or not all(isinstance(each, str) for each in value):
+        raise ArgumentError(
+            f"Expected {name} to be a sequence of names of sites, such as ['w', 'b'], found "
+            f"{described(value)}."
+        )
+
+
+#: Arrays with more numbers are described by a digest.
+_SHOWN = 8
+
+
+def describe(value: Any) -> str:
+    """An option in words that are the same in every process, for saved states.
+
+    Dataclasses, such as kernels and estimators, are described by those fields that are shown and
+    compared, functions by their names, objects that do not describe themselves by their classes.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        shown = [field.name for field in dataclasses.fields(value) if field.repr and field.compare]
+        pairs = [f"{name}={describe(getattr(value, name))}" for name in shown]
+        return f"{type(value).__name__}({', '.join(pairs)})"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(describe(item) for item in value)})"
+    if isinstance(value, set | frozenset):
+        return f"({', '.join(sorted(describe(item) for item in value))})"
+    if isinstance(value, Mapping):
+        pairs = sorted(f"{describe(key)}: {describe(item)}" for key, item in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if hasattr(value, "__array__"):
+        detached = value.detach().cpu() if hasattr(value, "detach") else value
+        array = np.asarray(detached)
+        if array.size <= _SHOWN:
+            return str(array.tolist())
+        digest = hashlib.blake2b(array.tobytes(), digest_size=8).hexdigest()
+        return f"<{array.dtype} array of shape {array.shape}, digest {digest}>"
+    kind: Any = type(value)
+    if kind.__repr__ is object.__repr__:
+        return str(kind.__name__)
+    if callable(value):
+        return str(getattr(value, "__qualname__", kind.__name__))
+    return repr(value)

@@ -1,0 +1,1 @@
+"""Stan programs compiled by BridgeStan, as functions of NumPy arrays."""

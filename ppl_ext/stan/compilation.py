@@ -1,0 +1,283 @@
+"""Stan programs as shared libraries: compiled by BridgeStan once and kept in the user's cache.
+
+A library is found again by a hash of all that it depends on: the program's text, the flags, the
+versions of BridgeStan, of the C++ compiler and of the sources that BridgeStan builds from. The
+folder is that of ``PPL_EXT_STAN_CACHE``, by default ``ppl-ext/stan`` in ``XDG_CACHE_HOME`` or in
+``~/.cache``. One process compiles at a time, which takes more than a gigabyte; the others wait
+and take what it has made. Beside each library lies its checksum, without which, or with another,
+it is compiled anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ppl_ext.errors import ArgumentError
+
+#: Environment variable that names the folder of compiled programs.
+CACHE_VARIABLE = "PPL_EXT_STAN_CACHE"
+
+_TWO_WAYS = (
+    "Either set the environment variable BRIDGESTAN to a folder with BridgeStan's sources (its "
+    "Makefile among them), or give this machine access to the network, from where they are "
+    "fetched once."
+)
+#: Seconds without an answer after which a download is given up.
+_PATIENCE = 30.0
+#: What stanc says of a program: what is wrong, where, and below it the reason.
+_FAULT = re.compile(
+    r"^(?P<kind>\w+ error) in '(?P<file>[^']*)', (?P<where>[^\n]*?):?$", re.MULTILINE
+)
+
+
+class ToolchainError(RuntimeError):
+    """Stan programs cannot be compiled here; the message says what is missing and what to do."""
+
+
+def import_bridgestan() -> Any:
+    """The package ``bridgestan``.
+
+    Raises
+    ------
+    ImportError
+        It is not installed.
+    """
+    try:
+        import bridgestan
+        import bridgestan.compile
+    except ImportError as error:
+        raise ImportError(
+            "Stan programs need the package bridgestan, which is not installed: "
+            'pip install "ppl-ext[stan]"'
+        ) from error
+    return bridgestan
+
+
+def cache_folder() -> Path:
+    """Where compiled programs are kept."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "ppl-ext" / "stan"
+
+
+def compiled(
+    text: str,
+    name: str,
+    stanc_args: Sequence[str] = (),
+    make_args: Sequence[str] = (),
+) -> Path:
+    """The shared library of a Stan program, compiled unless the cache has it.
+
+    Parameters
+    ----------
+    text : str
+        The program.
+    name : str
+        What messages call it, such as its file name.
+    stanc_args, make_args : sequence of str
+        Further arguments for the Stan compiler and for make.
+
+    Raises
+    ------
+    ArgumentError
+        The program is no valid Stan program.
+    ToolchainError
+        BridgeStan's sources, make or the C++ compiler are missing, or a folder cannot be written.
+    ImportError
+        The package ``bridgestan`` is not installed.
+    """
+    bridgestan = import_bridgestan()
+    # Threads evaluate the particles. A home that takes its headers from an installed Python
+    # package has to know which Python; others do not read PYTHON.
+    make_args = ["STAN_THREADS=True", f"PYTHON={sys.executable}", *make_args]
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        home = _home(bridgestan, folder)
+        library = folder / f"{_key(text, stanc_args, make_args, bridgestan, home)}.so"
+        if _is_whole(library):
+            return library
+        with _locked(folder / "lock"):
+            if not _is_whole(library):
+                _compile(bridgestan, home, text, name, stanc_args, make_args, library)
+    except OSError as error:
+        raise ToolchainError(
+            f"Compiling a Stan program failed: {error}. Expected a folder for compiled programs "
+            f"that can be written, found {folder}; name another one by {CACHE_VARIABLE}. The "
+            "folder of BRIDGESTAN has to be writable as well."
+        ) from error
+    return library
+
+
+def _home(bridgestan: Any, folder: Path) -> Path:
+    """BridgeStan's sources: those of BRIDGESTAN, or fetched once by the package itself."""
+    named = os.environ.get("BRIDGESTAN", "")
+    if named:
+        if not (Path(named) / "Makefile").is_file():
+            raise ToolchainError(
+                f"BRIDGESTAN={named} has no Makefile: Stan programs cannot be compiled. {_TWO_WAYS}"
+            )
+        return Path(named).resolve()
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_PATIENCE)
+    try:
+        with _locked(folder / "lock"), redirect_stdout(io.StringIO()):
+            return Path(bridgestan.compile.get_bridgestan_path()).resolve()
+    except (ValueError, OSError) as error:
+        raise ToolchainError(
+            f"BridgeStan's sources are not here and could not be fetched ({_line(error)}): Stan "
+            f"programs cannot be compiled. {_TWO_WAYS}"
+        ) from error
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _key(
+    text: str, stanc_args: Sequence[str], make_args: Sequence[str], bridgestan: Any, home: Path
+) -> str:
+    """A hash of all that a library depends on."""
+    parts = [text, *stanc_args, "--", *make_args, str(home)]
+    # What a home builds from beside the headers; the headers are told by its version.
+    sources = [*sorted(home.iterdir()), home / "make" / "local"]
+    for path in sources:
+        if path.is_file():
+            parts += [path.name, hashlib.sha256(path.read_bytes()).hexdigest()]
+    parts += [_version(package) for package in ("bridgestan", "httpstan")]
+    parts.append(_compiler_version(make_args))
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(f"{len(part)}:{part}".encode())
+    return digest.hexdigest()[:32]
+
+
+def _version(distribution: str) -> str:
+    try:
+        return f"{distribution} {metadata.version(distribution)}"
+    except metadata.PackageNotFoundError:
+        return distribution
+
+
+def _compiler_version(make_args: Sequence[str]) -> str:
+    """What the C++ compiler calls itself; make's own default unless it is told another."""
+    given = [argument[4:] for argument in make_args if argument.startswith("CXX=")]
+    command = shlex.split(given[-1] if given else os.environ.get("CXX", "g++")) or ["g++"]
+    if shutil.which(command[0]) is None:
+        return "none"
+    found = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    return found.stdout.partition("\n")[0]
+
+
+def _compile(
+    bridgestan: Any,
+    home: Path,
+    text: str,
+    name: str,
+    stanc_args: Sequence[str],
+    make_args: Sequence[str],
+    library: Path,
+) -> None:
+    make = shlex.split(os.environ.get("MAKE", "make"))[0]
+    if shutil.which(make) is None:
+        raise ToolchainError(
+            f"Stan programs need make and a C++ compiler, found no '{make}'. Install them (for "
+            "example `apt install build-essential`)."
+        )
+    makefile = (home / "Makefile").read_text(encoding="utf-8", errors="replace")
+    if "httpstan" in makefile and importlib.util.find_spec("httpstan") is None:
+        raise ToolchainError(
+            f"BRIDGESTAN={home} takes Stan's headers from the package httpstan, which is not "
+            "installed: `pip install --no-deps httpstan`, of which only the files are used."
+        )
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix="compiling-") as folder:
+        source = Path(folder) / "program.stan"
+        source.write_text(text, encoding="utf-8")
+        try:
+            made = bridgestan.compile_model(
+                source, stanc_args=list(stanc_args), make_args=list(make_args)
+            )
+        except RuntimeError as error:
+            raise _failure(str(error), name, home) from error
+        # Whole or not at all, for whoever looks at the same time; the sum comes first, so that
+        # a library with the sum of another is made anew and never loaded.
+        made = Path(made)
+        sum_file = Path(folder) / "sum"
+        sum_file.write_text(_sum(made), encoding="ascii")
+        library.unlink(missing_ok=True)
+        os.replace(sum_file, _sum_of(library))
+        os.replace(made, library)
+
+
+def _sum_of(library: Path) -> Path:
+    """The file that states a library's checksum."""
+    return library.with_suffix(".sha256")
+
+
+def _sum(library: Path) -> str:
+    with open(library, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a library is there as it was made: one that was cut off ends the process."""
+    stated = _sum_of(library)
+    if not (library.is_file() and stated.is_file()):
+        return False
+    return stated.read_text(encoding="ascii", errors="replace").strip() == _sum(library)
+
+
+def _failure(output: str, name: str, home: Path) -> Exception:
+    """What make's output says, in one line."""
+    fault = _FAULT.search(output)
+    if fault is not None:
+        # The excerpt between dashes shows what the line number says; the reason follows it.
+        rest = output[fault.end() :].rpartition("-----\n")[2]
+        rest = rest.partition("\nmake")[0]
+        reason = " ".join(rest.split())
+        return ArgumentError(f"{fault['kind']} in '{name}', {fault['where']}: {reason}")
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    wrong = [
+        line
+        for line in lines
+        if re.search(r"not found|no such file|permission|error|killed|read-only", line.lower())
+        and not line.startswith("Command ")
+    ]
+    # make's own summary, which comes last, only says that something failed.
+    said = next((line for line in wrong if "***" not in line), (wrong or lines)[-1])
+    return ToolchainError(
+        f"Compiling the Stan program '{name}' failed: {said.rstrip('.')}. Expected make, "
+        f"a C++ compiler and BridgeStan's complete and writable sources in {home}. {_TWO_WAYS}"
+    )
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Wait until no other process is here; where the system has no such locks, go on."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with open(path, "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,317 @@
+"""Structures of a program's curvature: whole, diagonal, Kronecker factored, of low rank.
+
+The curvature of -log pi at a particle is that of the prior (:mod:`.prior`) and the Gauss-Newton
+matrix J' F J of the likelihood (:mod:`.gauss_newton`), whose rows R = F^(1/2) J are kept as they
+are, or summed up by one of
+
+``"full"``
+    R' R, exact: as rows, or as a matrix where that is smaller.
+``"diag"``
+    The diagonal of R' R.
+``"kfac"``
+    For each site, the nearest A (x) B to its block of R' R in the Frobenius norm (Van Loan and
+    Pitsianis 1993), found from the rows of that site as matrices. For a linear layer with one
+    example it is exact, as the Kronecker-factored approximation of Martens and Grosse (2015) is.
+    A site that is no matrix has its whole block, or the diagonal of it where it is long. Over
+    all rows in several chunks the rows are computed again for each half step
+    (:mod:`.kronecker`), six or seven times in all.
+``"low_rank"``
+    The largest ``rank`` terms of the singular value decomposition of R, and the diagonal of what
+    is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
+from pyro_ext.curvature.coordinates import Coordinates
+from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
+from pyro_ext.curvature.fisher import needs_draws, same_draws
+from pyro_ext.curvature.gauss_newton import rows_of_one
+from pyro_ext.curvature.kronecker import OfRows, Sums, kronecker_factors
+from pyro_ext.curvature.prior import (
+    PriorForm,
+    PriorStructure,
+    prior_curvature_of_one,
+    prior_structure,
+    without_negative,
+)
+from pyro_ext.curvature.row_structure import row_structure
+from pyro_ext.curvature.solvers import symmetric_eigen
+from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.graph import as_arguments
+from pyro_ext.density.log_density import Indices
+
+Structure = Literal["full", "diag", "kfac", "low_rank"]
+STRUCTURES: tuple[str, ...] = get_args(Structure)
+
+#: Numbers of the Jacobians of all particles above which particles take turns.
+_LARGE = 50_000_000
+
+
+@dataclass(frozen=True)
+class CurvatureOptions:
+    """What curvature to compute.
+
+    Parameters
+    ----------
+    structure : {"full", "diag", "kfac", "low_rank"}
+    sites : tuple of str, optional
+        Latent sites whose coordinates have curvature; default all.
+    rank : int
+        Terms kept by ``"low_rank"``.
+    prior : {"diagonal", "hessian"}, optional
+        See :func:`~pyro_ext.curvature.prior_structure`.
+
+    Raises
+    ------
+    ArgumentError
+        An option is not one of those listed.
+    """
+
+    structure: Structure = "full"
+    sites: tuple[str, ...] | None = None
+    rank: int = 10
+    prior: PriorForm | None = None
+
+    def __post_init__(self) -> None:
+        if self.structure not in STRUCTURES:
+            raise ArgumentError(
+                f"Expected curvature to be one of {STRUCTURES}, found {self.structure!r}."
+            )
+        check_count("rank", self.rank)
+        if self.sites is not None and (not self.sites):
+            raise ArgumentError(
+                f"Expected sites to be a non-empty tuple of site names, found {self.sites!r}."
+            )
+
+
+class ProgramCurvature:
+    """The curvature of a program, with all that is found once: what is diagonal, what is apart.
+
+    Parameters
+    ----------
+    target : LogDensity
+    data : Data
+        Concrete arguments of the model.
+    options : CurvatureOptions
+
+    Attributes
+    ----------
+    coordinates : tensor of int
+        The D' coordinates of the flat vector that have curvature.
+    slices : dict of str to slice
+        Where each of their latent sites is among them.
+    sites : tuple of str
+        These sites, in the order of the layout.
+
+    Raises
+    ------
+    ArgumentError
+        A site is not latent, or the model's likelihood has factors, which have no outputs.
+    """
+
+    def __init__(self, target: LogDensity, data: Data, options: CurvatureOptions) -> None:
+        layout = target.layout
+        wanted = options.sites if options.sites is not None else tuple(layout.names)
+        unknown = [name for name in wanted if name not in layout.slices]
+        if unknown:
+            raise ArgumentError(
+                f"Expected sites among the latent sites {list(layout.names)}, found {unknown}."
+            )
+        self.options = options
+        where = Coordinates(target, wanted)
+        self.coordinates, self.slices = where.numbers, where.slices
+        self.sites = tuple(self.slices)
+        # Anywhere will do: these positions show the structure, and are not started from.
+        generator = torch.Generator().manual_seed(0)
+        uniform = torch.rand(2, target.dim, generator=generator, dtype=target.dtype)
+        positions = (2.0 * uniform - 1.0).to(target.device)
+        self._check_likelihood(target, positions[0], data)
+        self.prior: PriorStructure = prior_structure(
+            target, positions, data, generator, self._prior_form(), self.sites
+        )
+        indices = target.first_rows()
+        self.rows = row_structure(target, positions[0], data, indices)
+        outputs = target.outputs(positions[0], data, indices)
+        self._names = tuple(outputs)
+        self._drawing = any(needs_draws(output) for output in outputs.values())
+
+        def rows(position: Tensor, arguments: Any) -> Tensor:
+            args, kwargs, indices = arguments
+            return rows_of_one(
+                target, position, Data(args, kwargs), indices, self._names, self.rows, self.sites
+            )
+
+        def prior(position: Tensor, arguments: Any) -> Tensor:
+            data = Data(arguments[0], arguments[1])
+            return prior_curvature_of_one(target, self.prior, position, data)
+
+        self._rows = target.lift(rows, drawing=self._drawing)
+        self._prior = target.lift(prior)
+
+    def _prior_form(self) -> PriorForm | None:
+        if self.options.prior is not None:
+            return self.options.prior
+        # A matrix for the prior would undo what these structures are for.
+        return None if self.options.structure == "full" else "diagonal"
+
+    def _check_likelihood(self, target: LogDensity, position: Tensor, data: Data) -> None:
+        factors = target.likelihood_factors(position, data, target.first_rows())
+        if factors:
+            raise ArgumentError(
+                f"Expected a likelihood of observed sample sites, found the factors {factors}: a "
+                "factor has no distribution whose Fisher information could give its curvature. "
+                "Write them as pyro.sample(..., obs=...), or use SVGD."
+            )
+
+    def at(self, target: LogDensity, z: Tensor, data: Data, indices: Indices | None) -> Curvature:
+        """Curvature at positions z (P, D) of a batch of rows, or of all rows without one."""
+        if indices is None:
+            likelihood = self._sweep(target, z, data)
+        else:
+            likelihood = self._likelihood(target, z, data, indices)
+        return _added(self._prior_part(target, z, data), likelihood)
+
+    def _prior_part(self, target: LogDensity, z: Tensor, data: Data) -> Curvature:
+        positions = z[:1] if self.prior.constant else z
+        arguments = as_arguments(data.args, data.kwargs, target.first_rows())
+        found = without_negative(self._prior(positions, arguments))
+        if found.dim() == 2:
+            return Curvature(found)
+        return Curvature(z.new_zeros(1, found.shape[1]), found)
+
+    def _sweep(self, target: LogDensity, z: Tensor, data: Data) -> Curvature:
+        """The Gauss-Newton part of all rows, chunk by chunk."""
+        chunks = target.sweep()
+        if self.options.structure == "kfac" and len(chunks) > 1:
+            seed = int(torch.randint(2**62, ())) if self._drawing else 0
+
+            def factors(positions: Tensor) -> Curvature:
+                def total(function: OfRows, held: Sums) -> Sums:
+                    sums: Sums = {}
+                    with same_draws(seed) if self._drawing else nullcontext():
+                        for weight, indices in chunks:
+                            rows = self._rows_of_chunk(positions, data, indices, weight)
+                            part = function(rows, held)
+                            sums = {n: sums[n] + part[n] if sums else part[n] for n in part}
+                    return sums
+
+                return self._factored(total, target, positions)
+
+            return self._in_turns(factors, z, chunks[0][1])
+        total: Curvature | None = None
+        for weight, indices in chunks:
+            found = self._likelihood(target, z, data, indices, weight)
+            total = found if total is None else self._shortened(_added(total, found))
+        assert total is not None
+        return total
+
+    def _shortened(self, found: Curvature) -> Curvature:
+        """The same with a matrix for rows where that is smaller."""
+        rows, size = found.rows, len(self.coordinates)
+        if self.options.structure != "full" or rows is None:
+            return found
+        if found.matrix is None and rows.shape[1] <= size:
+            return found
+        gram = rows.mT @ rows
+        return Curvature(
+            found.diagonal, gram if found.matrix is None else found.matrix + gram, None
+        )
+
+    def _likelihood(
+        self, target: LogDensity, z: Tensor, data: Data, indices: Indices, weight: float = 1.0
+    ) -> Curvature:
+        """The Gauss-Newton part of one batch, in its structure."""
+
+        def found(positions: Tensor) -> Curvature:
+            return self._summed_up(self._rows_of_chunk(positions, data, indices, weight), target)
+
+        return found(z) if self.options.structure == "full" else self._in_turns(found, z, indices)
+
+    def _rows_of_chunk(self, z: Tensor, data: Data, indices: Indices, weight: float) -> Tensor:
+        """Rows (P, R, D') of a batch, which count ``weight`` times."""
+        return math.sqrt(weight) * self._rows(z, as_arguments(data.args, data.kwargs, indices))
+
+    def _in_turns(
+        self, function: Callable[[Tensor], Curvature], z: Tensor, indices: Indices
+    ) -> Curvature:
+        """A function of positions at z; where batches are large, one by one."""
+        if len(z) * self._numbers_of_a_particle(indices) <= _LARGE:
+            return function(z)
+        return _stacked([function(one[None]) for one in z])
+
+    def _numbers_of_a_particle(self, indices: Indices) -> int:
+        """Entries of the Jacobian of one particle, by a guess of two outputs for each row."""
+        rows = math.prod(len(numbers) for numbers in indices.values()) if indices else 1
+        return 2 * rows * len(self.coordinates)
+
+    def _summed_up(self, rows: Tensor, target: LogDensity) -> Curvature:
+        """Rows (P, R, D) in the wanted structure."""
+        _, count, dim = rows.shape
+        nothing = rows.new_zeros(1, dim)
+        structure = self.options.structure
+        if structure == "full":
+            if count > dim:
+                return Curvature(nothing, matrix=rows.mT @ rows)
+            return Curvature(nothing, rows=rows)
+        if structure == "diag":
+            return Curvature((rows**2).sum(dim=1))
+        if structure == "low_rank":
+            return _low_rank(rows, min(self.options.rank, count, dim))
+        return self._factored(lambda function, held: function(rows, held), target, rows)
+
+    def _factored(
+        self, total: Callable[[OfRows, Sums], Sums], target: LogDensity, like: Tensor
+    ) -> Curvature:
+        return kronecker_factors(total, self.slices, target.layout.shapes, like)
+
+
+def _added(first: Curvature, second: Curvature) -> Curvature:
+    """The sum of two curvatures, of which one at most has blocks."""
+    rows = [part.rows for part in (first, second) if part.rows is not None]
+    matrices = [part.matrix for part in (first, second) if part.matrix is not None]
+    return Curvature(
+        first.diagonal + second.diagonal,
+        sum(matrices[1:], start=matrices[0]) if matrices else None,
+        torch.cat(rows, dim=1) if rows else None,
+        first.blocks + second.blocks,
+    )
+
+
+def _stacked(parts: list[Curvature]) -> Curvature:
+    """Curvatures of single particles as one."""
+    first = parts[0]
+    blocks = tuple(
+        KroneckerBlock(
+            torch.cat([part.blocks[i].left for part in parts]),
+            torch.cat([part.blocks[i].right for part in parts]),
+            block.start,
+        )
+        for i, block in enumerate(first.blocks)
+    )
+    rows = [part.rows for part in parts if part.rows is not None]
+    return Curvature(
+        torch.cat([part.diagonal for part in parts]),
+        rows=torch.cat(rows) if rows else None,
+        blocks=blocks,
+    )
+
+
+def _low_rank(rows: Tensor, rank: int) -> Curvature:
+    """The leading ``rank`` terms of R' R, and the diagonal of the others."""
+    # Through the smaller Gram matrix: a singular value decomposition of R costs more.
+    _, vectors = symmetric_eigen(rows @ rows.mT)
+    leading = vectors[:, :, -rank:]
+    kept = leading.mT @ rows
+    rest = ((rows**2).sum(dim=1) - (kept**2).sum(dim=1)).clamp_min(0.0)
+    return Curvature(rest, rows=kept)

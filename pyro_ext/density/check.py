@@ -1,0 +1,364 @@
+"""The model check: run the model a few times, find its structure, refuse what cannot work.
+
+Every refusal happens here, before any step is taken, and says what was expected, what was
+found and what to do. Where Pyro has a message of its own for the case, ours begins with it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+import torch
+from pyro.distributions import Delta
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from ppl_ext.errors import ArgumentError, ModelCheckError
+from pyro_ext.density.handlers import (
+    DiscoveryHandler,
+    SubsampleControl,
+    is_deterministic,
+    is_factor,
+    isolated_parameters,
+    plate_frames,
+    plate_shape_error,
+    without_host_checks,
+)
+from pyro_ext.density.layout import DataPlate, Layout
+
+_CIRCULAR = ("VonMises",)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What the model check found; see :class:`~pyro_ext.density.log_density.LogDensity`."""
+
+    layout: Layout
+    plates: dict[str, DataPlate]
+    batch_plates: dict[str, DataPlate]
+    local_sites: tuple[str, ...]
+    observed_sites: tuple[str, ...]
+    has_likelihood: bool
+    parameters: Any
+    parameter_names: tuple[str, ...]
+    device: torch.device
+
+
+class _CheckHandler(DiscoveryHandler):
+    """Discovery that also names the site at fault."""
+
+    def __init__(
+        self,
+        indices: Mapping[str, Tensor],
+        plates: Mapping[str, tuple[int, int]],
+        modules: list[torch.nn.Module],
+    ) -> None:
+        super().__init__(indices, plates)
+        self.modules = modules
+        self.parameter_names: list[str] = []
+
+    def _pyro_param(self, msg: Any) -> None:
+        self.parameter_names.append(msg["name"])
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if not site_is_subsample(msg) and not msg["is_observed"]:
+            self._check_latent(msg)
+        super()._pyro_sample(msg)
+
+    def _check_latent(self, msg: Any) -> None:
+        name, fn = msg["name"], msg["fn"]
+        while hasattr(fn, "base_dist") and not isinstance(fn, Delta):
+            fn = fn.base_dist
+        if isinstance(fn, Delta):
+            raise ModelCheckError(
+                f"Sample site '{name}' has a delta distribution, found as a latent site. Expected "
+                "a distribution with a density; use pyro.deterministic for a value that is "
+                "computed from other sites."
+            )
+        if type(fn).__name__ in _CIRCULAR:
+            warnings.warn(
+                f"Continuous inference poorly handles circular sample site '{name}': its density "
+                "is periodic, so that the posterior on the real line is improper. Consider "
+                f"poutine.reparam(config={{'{name}': CircularReparam()}}).",
+                UserWarning,
+                stacklevel=2,
+            )
+        frames = plate_frames(msg)
+        module = self.modules[-1] if self.modules else None
+        if frames and module is not None and _is_network_layer(module):
+            raise ModelCheckError(
+                f"A network is called inside plate '{frames[0].name}': its weights '{name}' would "
+                f"be drawn once for each of the plate's {frames[0].size} rows. Expected weights "
+                "outside the plate; make the plate first, call the network, then enter it: "
+                f"`plate = pyro.plate({frames[0].name!r}, ...); out = net(x); with plate: ...`."
+            )
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        try:
+            super()._pyro_post_sample(msg)
+        except (ValueError, RuntimeError) as error:
+            if isinstance(error, ModelCheckError):
+                raise
+            raise ModelCheckError(
+                f"Error while computing log_prob at site '{msg['name']}': {error}\n"
+                "Expected values inside the distribution's support and of a shape that broadcasts "
+                f"with {tuple(msg['fn'].shape())}; check the data and the shapes at this site."
+            ) from error
+
+
+def _is_network_layer(module: torch.nn.Module) -> bool:
+    return any(
+        kind.__module__.startswith("torch.nn.modules") and kind is not torch.nn.Module
+        for kind in type(module).__mro__
+    )
+
+
+@contextmanager
+def _watch_modules() -> Iterator[list[torch.nn.Module]]:
+    """Keep a stack of the modules that are being called, and refuse batch norm in train mode."""
+    stack: list[torch.nn.Module] = []
+
+    def enter(module: torch.nn.Module, inputs: Any) -> None:
+        if isinstance(module, _BatchNorm) and module.training and module.track_running_stats:
+            raise ModelCheckError(
+                f"Found {type(module).__name__} in train mode. Its running statistics would "
+                "change at every evaluation of the log density. Expected a model without side "
+                "effects; call .eval() on the module, or use LayerNorm or GroupNorm."
+            )
+        stack.append(module)
+
+    def leave(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if stack and stack[-1] is module:
+            stack.pop()
+
+    hooks = [
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield stack
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@dataclass
+class _Run:
+    handler: _CheckHandler
+    control: SubsampleControl
+    parameters: Any
+
+
+def _run(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    indices: Mapping[str, Tensor],
+    seed: int,
+    radius: float,
+    parameters: Any = None,
+    validate: bool = True,
+) -> _Run:
+    with (
+        nullcontext() if validate else without_host_checks(),
+        torch.random.fork_rng(devices=[]),
+        torch.no_grad(),
+        isolated_parameters(parameters),
+        SubsampleControl(indices) as control,
+        _watch_modules() as modules,
+    ):
+        torch.manual_seed(seed)
+        handler = _CheckHandler(indices, control.plates, modules)
+        handler.radius, handler.validate = radius, validate
+        try:
+            with handler:
+                model(*args, **kwargs)
+        except ValueError as error:
+            shape_error = None if indices else plate_shape_error(error)
+            if shape_error is not None:
+                raise shape_error from error
+            if "to satisfy the constraint" in str(error):
+                raise ModelCheckError(
+                    f"The model failed with all latent sites near zero in unconstrained space: "
+                    f"{error}\nExpected valid parameters of every distribution there; check the "
+                    "data for NaN, and the supports."
+                ) from error
+            raise
+        parameters = {key: dict(value) for key, value in pyro.get_param_store().get_state().items()}
+    return _Run(handler, control, parameters)
+
+
+def check_model(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    allow_local_latents: bool = True,
+) -> Structure:
+    """Check ``model`` and find its structure.
+
+    Parameters
+    ----------
+    model : callable
+    args, kwargs
+        Arguments of one run of the model.
+    allow_local_latents : bool
+        Whether latents inside a subsampled plate are accepted.
+
+    Returns
+    -------
+    Structure
+
+    Raises
+    ------
+    ModelCheckError
+        Discrete, spherical or delta latents; no latents; repeated names; structure that changes
+        between runs; a network called inside a plate; batch norm in train mode; latents inside
+        a subsampled plate where they cannot be handled; values outside a support.
+    ArgumentError
+        Rows passed as arguments do not fit the model's plates.
+    """
+    first = _run(model, args, kwargs, {}, seed=0, radius=0.1)
+    handler, control = first.handler, first.control
+    if not handler.shapes:
+        raise ModelCheckError(
+            f"{_name(model)} found no latent variables. Expected at least one sample site without "
+            "obs=; check that the sites are not observed or hidden by poutine.block."
+        )
+    for name, site in handler.sites.items():
+        for frame in site["cond_indep_stack"]:
+            if frame.name in control.plates and not frame.vectorized:
+                raise ModelCheckError(
+                    f"Site '{name}' is inside plate '{frame.name}', which is subsampled and used "
+                    "as a Python loop, so that the sites differ from minibatch to minibatch. "
+                    "Expected a vectorized plate: `with pyro.plate(name, size, "
+                    "subsample_size=B) as rows:`."
+                )
+    layout = Layout(tuple(handler.shapes), dict(handler.shapes))
+    batch_arguments = bool(control.plates) and _rows_are_arguments(model, args, kwargs, first)
+    local_sites = tuple(
+        name
+        for name, site in handler.sites.items()
+        if not site["is_observed"] and any(f.name in control.plates for f in plate_frames(site))
+    )
+    if local_sites and batch_arguments:
+        raise ModelCheckError(
+            f"Latent sites {list(local_sites)} are inside a subsampled plate whose rows are "
+            "passed as arguments, so that nothing says which rows they belong to. Expected the "
+            "model to index its data by the plate: `with pyro.plate(name, size, "
+            "subsample_size=B) as rows: ... obs=y[rows]`."
+        )
+    if local_sites and not allow_local_latents:
+        raise ModelCheckError(
+            f"Latent sites {list(local_sites)} are inside a subsampled plate. This engine's guide "
+            "would take the minibatch for the full plate. Expected latents outside subsampled "
+            "plates; drop subsample_size, or use SVGD, which keeps such sites at full length."
+        )
+    # Branches on a latent show as other sites or shapes at other values. Values out here may
+    # well be invalid, which is no fault of the model.
+    for seed in (1, 2, 3):
+        again = _run(model, args, kwargs, {}, seed, 2.0, first.parameters, validate=False)
+        if again.handler.shapes != handler.shapes:
+            raise ModelCheckError(
+                "The model's structure changes between runs: latent sites "
+                f"{_shapes(handler.shapes)} in one run, {_shapes(again.handler.shapes)} in "
+                "another. Expected the same latent sites and shapes in every run; write the "
+                "choice with torch.where or as a mixture instead of a Python branch."
+            )
+    observed = tuple(
+        name
+        for name, site in handler.sites.items()
+        if site["is_observed"] and not is_deterministic(site) and not is_factor(site)
+    )
+    dims = {
+        frame.name: frame.dim for site in handler.sites.values() for frame in plate_frames(site)
+    }
+    plates = {
+        name: DataPlate(name, size, subsample_size, dims.get(name))
+        for name, (size, subsample_size) in control.plates.items()
+    }
+    return Structure(
+        layout=layout,
+        plates={} if batch_arguments else plates,
+        batch_plates=plates if batch_arguments else {},
+        local_sites=local_sites,
+        observed_sites=observed,
+        has_likelihood=bool(observed)
+        or any(is_factor(site) and plate_frames(site) for site in handler.sites.values()),
+        parameters=first.parameters,
+        parameter_names=tuple(dict.fromkeys(handler.parameter_names)),
+        device=_device(handler),
+    )
+
+
+def _rows_are_arguments(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], first: _Run
+) -> bool:
+    """Whether the plates' rows come with the arguments instead of being indexed by the model.
+
+    Each plate is given another number of rows: a model that indexes its data follows, one that
+    got a batch as an argument keeps the batch's rows.
+    """
+    plates = first.control.plates
+    if first.control.given:
+        return True
+    indices = {
+        name: torch.arange(size if declared + 1 > size else declared + 1)
+        for name, (size, declared) in plates.items()
+    }
+    try:
+        probe = _run(model, args, kwargs, indices, 0, radius=0.1, parameters=first.parameters)
+    except IndexError as error:
+        raise _too_few_rows(plates) from error
+    except (ValueError, RuntimeError):
+        return True
+    for name, site in probe.handler.sites.items():
+        if not site["is_observed"] or is_factor(site) or is_deterministic(site):
+            continue
+        value, before = site["value"], first.handler.sites[name]["value"]
+        for frame in plate_frames(site):
+            if frame.name in plates and isinstance(value, Tensor) and value.shape == before.shape:
+                return True
+    last = {name: torch.arange(size - declared, size) for name, (size, declared) in plates.items()}
+    try:
+        _run(model, args, kwargs, last, 0, 0.1, first.parameters, validate=False)
+    except IndexError as error:
+        raise _too_few_rows(plates) from error
+    return False
+
+
+def _too_few_rows(plates: Mapping[str, tuple[int, int]]) -> ArgumentError:
+    sizes = ", ".join(f"'{name}' of {size} rows" for name, (size, _) in plates.items())
+    return ArgumentError(
+        f"The model indexes its data by the rows of plate {sizes}, and the data have fewer rows. "
+        "Expected as many rows as the plate has; write pyro.plate(name, len(x), subsample_size=B) "
+        "and pass all rows."
+    )
+
+
+def _device(handler: DiscoveryHandler) -> torch.device:
+    for site in handler.sites.values():
+        if isinstance(site["value"], Tensor):
+            return site["value"].device
+    return torch.device("cpu")
+
+
+def _shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return "{" + ", ".join(f"{name}: {shape}" for name, shape in shapes.items()) + "}"
+
+
+def _name(model: Callable[..., Any]) -> str:
+    if inspect.isfunction(model):
+        return f"Model '{model.__name__}'"
+    return f"Model of type {type(model).__name__}"

@@ -1,0 +1,400 @@
+"""Evaluating one function of a particle for many particles at once.
+
+A function of a single flat vector is lifted to a batch in the fastest way that the model
+allows: ``torch.func.vmap`` over particles traced once to an ATen graph (optionally compiled by
+Inductor), the same ``vmap`` run through Pyro's handlers at every call, or a Python loop. A
+traced graph replays tensor operations only: parameters, row indices and tensors passed as
+arguments are its inputs, whereas tensors that the model closes over become constants. Every
+new graph is compared with the handlers at other parameters than those it was traced at.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
+from pyro_ext.density.handlers import without_host_checks
+
+MODES = ("inductor", "graph", "handlers", "loop")
+
+#: Graphs kept by one function; the oldest makes room.
+MAX_GRAPHS = 32
+
+# What vmap, functorch's grad and make_fx raise when a model does something that they cannot
+# express. The model itself has been run eagerly before, so its own faults come up there.
+_LIFT_FAILURES = (RuntimeError, TypeError, ValueError, AssertionError, KeyError)
+
+Single = Callable[[Tensor, Any], Any]
+
+
+def _static_key(leaf: Any) -> Hashable:
+    if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), torch.dtype)):
+        return type(leaf), leaf
+    return type(leaf), id(leaf)
+
+
+class _Inputs:
+    """Arguments split into tensors, which a graph takes as inputs, and everything else."""
+
+    def __init__(self, arguments: Any) -> None:
+        leaves, self.spec = pytree.tree_flatten(arguments)
+        self.leaves = leaves
+        self.positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self.tensors = [leaves[i] for i in self.positions]
+        # Identity keys are safe only while the objects live, so whoever keeps the key keeps them.
+        self.static = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+        self.key: Hashable = (
+            str(self.spec),
+            tuple(_static_key(leaf) for leaf in self.static),
+            tuple((tuple(t.shape), t.dtype, t.device) for t in self.tensors),
+        )
+
+    def rebuild(self, tensors: list[Tensor] | tuple[Tensor, ...]) -> Any:
+        leaves = list(self.leaves)
+        for position, tensor in zip(self.positions, tensors, strict=True):
+            leaves[position] = tensor
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+class Memory:
+    """Memory for a long result, which the caller may lend, for one use.
+
+    Memory that a program holds already is several times faster to write than memory that the
+    system has to hand out, and a result of the last evaluation is often of no use any more.
+    """
+
+    def __init__(self) -> None:
+        self._lent: Tensor | None = None
+
+    def lend(self, tensor: Tensor | None) -> None:
+        """Let the next result be written into ``tensor``, if it fits; None takes it back."""
+        self._lent = tensor
+
+    def empty(self, shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor with any content: the lent one or a new one."""
+        lent, self._lent = self._lent, None
+        if (
+            lent is not None
+            and list(lent.shape) == shape
+            and (lent.dtype, lent.device) == (dtype, device)
+            and lent.is_contiguous()
+        ):
+            return lent
+        return torch.empty(shape, dtype=dtype, device=device)
+
+
+class BatchedFunction:
+    """Lift ``single(z, arguments)`` from one flat vector (D,) to particles (P, D).
+
+    Parameters
+    ----------
+    single : callable
+        Function of one flat vector and a pytree of arguments, returning a pytree of tensors.
+    mode : {"inductor", "graph", "handlers", "loop"}
+        Fastest way to try; slower ones follow when a model does not allow it, with one
+        :class:`~ppl_ext.errors.EvaluationWarning` that gives the reason.
+    particle_chunk : int, optional
+        Evaluate at most this many particles at once, which bounds memory.
+    """
+
+    def __init__(self, single: Single, mode: str = "graph", particle_chunk: int | None = None):
+        if mode not in MODES:
+            raise ArgumentError(f"Expected evaluation to be one of {MODES}, found {mode!r}.")
+        self.single = single
+        self.mode = mode
+        self.particle_chunk = particle_chunk
+        self.memory = Memory()
+        self._graphs: dict[Hashable, tuple[Callable[..., Any], _Inputs]] = {}
+        self._told_many = False
+
+    def retrace(self) -> None:
+        """Forget the traced graphs, for example after changing a tensor the model closes over."""
+        self._graphs.clear()
+
+    def __call__(self, z: Tensor, arguments: Any, in_dims: Any = None) -> Any:
+        """Results at particles (P, D), each with a leading axis of P.
+
+        ``in_dims`` says which tensors of the arguments have a leading axis of particles too, as
+        for ``torch.func.vmap``; default none, so that all particles share them.
+        """
+        chunk = self.particle_chunk
+        if chunk is None or z.shape[0] <= chunk:
+            return self._evaluate(z, arguments, in_dims)
+        parts = [
+            self._evaluate(
+                z[start : start + chunk], _part(arguments, in_dims, start, chunk), in_dims
+            )
+            for start in range(0, len(z), chunk)
+        ]
+        return pytree.tree_map(lambda *pieces: torch.cat(pieces), *parts)
+
+    def _evaluate(self, z: Tensor, arguments: Any, in_dims: Any) -> Any:
+        z = z.detach()
+        with torch.no_grad():
+            if self.mode in ("graph", "inductor"):
+                inputs = _Inputs(arguments)
+                key = (tuple(z.shape), z.dtype, z.device, inputs.key, in_dims)
+                entry = self._graphs.get(key)
+                if entry is not None:
+                    return entry[0](z, *inputs.tensors)
+                try:
+                    graph = self._trace(z, inputs, in_dims)
+                except (ModelCheckError, ArgumentError):
+                    raise
+                except _LIFT_FAILURES as error:
+                    self._fall_back("graph" if self.mode == "inductor" else "handlers", error)
+                    return self._evaluate(z, arguments, in_dims)
+                else:
+                    self._keep(key, graph, inputs)
+                    return graph(z, *inputs.tensors)
+            if self.mode == "handlers":
+                try:
+                    return self._through_handlers(z, arguments, in_dims)
+                except (ModelCheckError, ArgumentError):
+                    raise
+                except _LIFT_FAILURES as error:
+                    self._fall_back("loop", error)
+            return self._loop(z, arguments, in_dims)
+
+    def _keep(self, key: Hashable, graph: Callable[..., Any], inputs: _Inputs) -> None:
+        if len(self._graphs) == MAX_GRAPHS:
+            if not self._told_many:
+                self._told_many = True
+                warnings.warn(
+                    f"The model was traced for {MAX_GRAPHS} kinds of arguments, which is slow. A "
+                    "new graph is needed for every new shape, Python number and NumPy array: pass "
+                    "data that change as torch tensors, in batches of few different lengths.",
+                    EvaluationWarning,
+                    stacklevel=2,
+                )
+            del self._graphs[next(iter(self._graphs))]
+        self._graphs[key] = (graph, inputs)
+
+    def _fall_back(self, mode: str, error: Exception) -> None:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        explanation = {
+            "graph": "Inductor could not compile the model, so its graph is replayed as it is",
+            "handlers": "the model could not be traced to a graph, so each evaluation runs it "
+            "through Pyro's handlers",
+            "loop": "the model could not be vectorized over particles, so each evaluation loops "
+            "over them",
+        }[mode]
+        warnings.warn(
+            f"Slower evaluation: {explanation}. Reason: {reason}",
+            EvaluationWarning,
+            stacklevel=2,
+        )
+        self.mode = mode
+        self._graphs.clear()
+
+    def _through_handlers(self, z: Tensor, arguments: Any, in_dims: Any) -> Any:
+        with without_host_checks(), _without_batching_rule_warnings():
+            return torch.func.vmap(self.single, in_dims=(0, in_dims))(z, arguments)
+
+    def _loop(self, z: Tensor, arguments: Any, in_dims: Any) -> Any:
+        with without_host_checks():
+            rows = [
+                self.single(row, _part(arguments, in_dims, number)) for number, row in enumerate(z)
+            ]
+        return pytree.tree_map(lambda *pieces: torch.stack(pieces), *rows)
+
+    def _trace(self, z: Tensor, inputs: _Inputs, in_dims: Any) -> Callable[..., Any]:
+        def batched(z: Tensor, *tensors: Tensor) -> Any:
+            return torch.func.vmap(self.single, in_dims=(0, in_dims))(z, inputs.rebuild(tensors))
+
+        with without_host_checks(), _without_batching_rule_warnings():
+            module = make_fx(batched)(z, *inputs.tensors)
+        module.graph.eliminate_dead_code()
+        _drop_identities(module.graph)
+        if self.mode == "inductor":
+            _materialize_accumulators(module.graph)
+        else:
+            _join_in_place(module.graph, self.memory)
+        module.recompile()
+        self._require_same_result(module, z, inputs, in_dims)
+        if self.mode == "inductor":
+            compiled = torch.compile(module)
+            self._require_same_result(compiled, z, inputs, in_dims)
+            return compiled
+        return module
+
+    def _require_same_result(
+        self, module: Callable[..., Any], z: Tensor, inputs: _Inputs, in_dims: Any
+    ) -> None:
+        """Compare the graph with the handlers away from the point where it was traced."""
+        other = z + 0.125 * torch.cos(torch.arange(z.numel(), dtype=z.dtype).reshape(z.shape)).to(z)
+        traced = pytree.tree_leaves(module(other, *inputs.tensors))
+        direct = pytree.tree_leaves(
+            self._through_handlers(other, inputs.rebuild(inputs.tensors), in_dims)
+        )
+        for one, two in zip(traced, direct, strict=True):
+            if not _close(one, two):
+                raise RuntimeError(
+                    "the graph gives another result than the model at other parameters, so the "
+                    "model's computation depends on values, or was compiled wrongly"
+                )
+
+
+def _close(one: Tensor, two: Tensor) -> bool:
+    """Whether two results agree; compared in pieces, since the comparison makes copies."""
+    pieces = zip(one.reshape(-1).split(2**20), two.reshape(-1).split(2**20), strict=True)
+    return all(torch.allclose(*pair, rtol=1e-3, atol=1e-5, equal_nan=True) for pair in pieces)
+
+
+def _materialize_accumulators(graph: torch.fx.Graph) -> None:
+    """Give every tensor that is accumulated into memory of its own.
+
+    Zeros that are expanded over particles share their memory, and Inductor (torch 2.13) adds all
+    particles' entries into it.
+    """
+    for node in list(graph.nodes):
+        name = str(node.target)
+        if name.startswith(("aten.index_add.", "aten.index_put.", "aten.scatter")):
+            with graph.inserting_before(node):
+                own = graph.call_function(
+                    torch.ops.aten.clone.default,
+                    (node.args[0],),
+                    {"memory_format": torch.contiguous_format},
+                )
+            node.update_arg(0, own)
+
+
+_ATEN: Any = torch.ops.aten
+_VIEWS = (
+    _ATEN.view.default,
+    _ATEN._unsafe_view.default,
+    _ATEN.transpose.int,
+    _ATEN.squeeze.dim,
+    _ATEN.unsqueeze.default,
+)
+
+
+_SAME = (
+    _ATEN.view.default,
+    _ATEN._unsafe_view.default,
+    _ATEN.expand.default,
+    _ATEN.permute.default,
+    _ATEN.detach.default,
+    _ATEN.alias.default,
+)
+
+
+def _drop_identities(graph: torch.fx.Graph) -> None:
+    """Take out views that are the tensor that they are of.
+
+    Vectorizing and differentiating leave many, and for small models each costs as much as an
+    operation.
+    """
+    for node in list(graph.nodes):
+        if node.target not in _SAME or not node.all_input_nodes:
+            continue
+        source = node.args[0]
+        ours, theirs = node.meta["val"], source.meta.get("val")
+        if (
+            isinstance(theirs, Tensor)
+            and ours.shape == theirs.shape
+            and ours.stride() == theirs.stride()
+        ):
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+
+
+def _join_in_place(graph: torch.fx.Graph, memory: Memory) -> None:
+    """Write the pieces of a joined result to their places as soon as each is computed.
+
+    The gradient of a flat vector is joined from those of the sites, at the end and by copying, so
+    that it is in memory twice. Here the joined tensor is made first, every piece is copied into it
+    and freed, and matrix products, the gradients of large sites, are computed in it. Nothing may
+    remove dead code from the graph afterwards.
+    """
+    order = {node: position for position, node in enumerate(graph.nodes)}
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    for join in output.all_input_nodes:
+        if join.target is not _ATEN.cat.default or join.args[1:] != (1,) or len(join.users) != 1:
+            continue
+        pieces: list[Any] = list(join.args[0])
+        whole = join.meta["val"]
+        # Each piece is a view, or a view of a view, of what its source has computed.
+        views = {piece: _views_of_source(piece) for piece in pieces}
+        sources = {piece: (chain[-1].args[0] if chain else piece) for piece, chain in views.items()}
+        if len(views) < len(pieces) or any(
+            sources[piece].op != "call_function" or piece.meta["val"].dtype != whole.dtype
+            for piece in pieces
+        ):
+            continue
+        with graph.inserting_before(min(sources.values(), key=order.__getitem__)):
+            description = (list(whole.shape), whole.dtype, whole.device)
+            joined = graph.call_function(memory.empty, description)
+        join.replace_all_uses_with(joined)
+        graph.erase_node(join)
+        stop = 0
+        for piece in pieces:
+            start, stop = stop, stop + piece.meta["val"].shape[1]
+            source, chain = sources[piece], views[piece]
+            with graph.inserting_before(source):
+                place = graph.call_function(_ATEN.slice.Tensor, (joined, 1, start, stop))
+            if _same_memory(source, piece) and source.target is _ATEN.bmm.default:
+                with graph.inserting_before(source):
+                    shape = list(source.meta["val"].shape)
+                    out = graph.call_function(_ATEN.view.default, (place, shape))
+                    graph.call_function(_ATEN.bmm.out, source.args, {"out": out})
+                for node in (*chain, source):
+                    graph.erase_node(node)
+                continue
+            latest = source
+            for node in reversed(chain):
+                latest.append(node)
+                latest = node
+            with graph.inserting_after(piece):
+                graph.call_function(_ATEN.copy_.default, (place, piece))
+
+
+def _views_of_source(piece: Any) -> list[Any]:
+    """The views that lead to ``piece``, and to nothing else, last one first."""
+    chain, node = [], piece
+    while node.target in _VIEWS and len(node.users) == 1:
+        chain.append(node)
+        node = node.args[0]
+    return chain
+
+
+def _same_memory(source: torch.fx.Node, piece: torch.fx.Node) -> bool:
+    """Whether a piece, a view of its source, has the source's entries in the source's order."""
+    alone = len(source.users) == (0 if source is piece else 1)
+    return alone and source.meta["val"].is_contiguous() and piece.meta["val"].is_contiguous()
+
+
+@contextmanager
+def _without_batching_rule_warnings() -> Iterator[None]:
+    """Hide functorch's notes on operations that it loops over; results are the same."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
+
+
+#: For ``BatchedFunction``: particles share the arguments but have row indices of their own.
+OWN_ROWS = (None, None, 0)
+
+
+def _part(arguments: Any, in_dims: Any, start: int, count: int | None = None) -> Any:
+    """The arguments of one particle, or of ``count`` from ``start`` on."""
+    if in_dims is None:
+        return arguments
+    args, kwargs, indices = arguments
+    where = start if count is None else slice(start, start + count)
+    return args, kwargs, {name: rows[where] for name, rows in indices.items()}
+
+
+def as_arguments(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], indices: Mapping[str, Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Tensor]]:
+    """The pytree that single functions take: positional, keyword arguments and row indices."""
+    return (tuple(args), dict(kwargs), dict(indices))

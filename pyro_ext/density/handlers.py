@@ -1,0 +1,447 @@
+"""Effect handlers between a Pyro model and the flat vector; nothing else touches a trace.
+
+``SubsampleControl`` lets the caller own the row indices of every subsampled plate,
+``SiteHandler`` and its kinds set the latent sites from unconstrained values, choosing each
+transform at run time from the site's own support, and collect the parts of the log density.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pyro
+import torch
+from pyro.distributions import Delta, Unit
+from pyro.distributions.util import scale_and_mask, sum_rightmost
+from pyro.infer.autoguide.utils import helpful_support_errors
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.subsample_messenger import SubsampleMessenger
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+from torch.distributions import Distribution, Independent, Normal, biject_to
+from torch.distributions.transforms import ComposeTransform, IndependentTransform, Transform
+
+from ppl_ext.errors import ArgumentError, ModelCheckError
+
+Indices = Mapping[str, Tensor]
+
+#: Entries of a latent site from which on its prior's gradient is worth adding in place.
+LARGE_SITE = 2**16
+
+_patch_lock = threading.RLock()
+
+
+class SubsampleControl:
+    """Context that gives every subsampled plate the row indices named for it.
+
+    Pyro lets a handler replace a plate's indices only by others of the same number, because
+    the plate compares lengths after the handlers have run. A full-data sweep and its ragged
+    last chunk need other lengths, so this context replaces the plate's index function for the
+    calling thread while it is active; other threads keep the original.
+
+    Parameters
+    ----------
+    indices : mapping of str to int64 tensor
+        Row indices for each plate name. A subsampled plate that is not named takes its first
+        ``subsample_size`` rows.
+
+    Attributes
+    ----------
+    plates : dict of str to (int, int)
+        Size and declared subsample size of each subsampled plate that was met.
+    given : set of str
+        Plates whose indices the model gave itself (``subsample=``).
+    """
+
+    def __init__(self, indices: Indices | None = None) -> None:
+        self.indices = dict(indices or {})
+        self.plates: dict[str, tuple[int, int]] = {}
+        self.given: set[str] = set()
+
+    def __enter__(self) -> SubsampleControl:
+        _patch_lock.acquire()
+        self._thread = threading.get_ident()
+        self._original = SubsampleMessenger.__dict__["_subsample"]
+        SubsampleMessenger._subsample = staticmethod(self._subsample)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        SubsampleMessenger._subsample = self._original
+        _patch_lock.release()
+
+    def _subsample(
+        self,
+        name: str,
+        size: int | None = None,
+        subsample_size: int | None = None,
+        subsample: Any = None,
+        use_cuda: bool | None = None,
+        device: Any = None,
+    ) -> tuple[int, int, Any]:
+        original = self._original.__func__
+        if threading.get_ident() != self._thread or size is None:
+            return original(name, size, subsample_size, subsample, use_cuda, device)
+        if subsample is not None:
+            count = len(subsample)
+            if count < size:
+                self.given.add(name)
+                self.plates[name] = (int(size), count)
+            return size, count, subsample
+        declared = size if subsample_size is None else min(int(subsample_size), int(size))
+        if declared < size:
+            self.plates[name] = (int(size), declared)
+        rows = self.indices.get(name)
+        if rows is None:
+            rows = torch.arange(declared, device=device)
+        return size, len(rows), rows
+
+
+def without_validation(fn: Any) -> Any:
+    """A copy of distribution ``fn`` that does not validate its values.
+
+    Validation reads values back to Python, which neither ``vmap`` nor tracing can do; it has
+    been done once, eagerly, by the model check. Distributions built before (the priors of a
+    ``PyroModule``) keep a flag of their own, so switching off the global default is not enough.
+    """
+    if not isinstance(fn, Distribution) and not hasattr(fn, "base_dist"):
+        return fn
+    fn = copy.copy(fn)
+    if hasattr(fn, "_validate_args"):
+        fn._validate_args = False
+    base = fn.__dict__.get("base_dist")
+    if base is not None:
+        fn.base_dist = without_validation(base)
+    return fn
+
+
+def transform_to_support(site: Mapping[str, Any]) -> Transform:
+    """The bijection from unconstrained space to the support that ``site`` has now.
+
+    Raises
+    ------
+    ModelCheckError
+        The support has no such bijection: discrete sites and spheres.
+    """
+    try:
+        with helpful_support_errors(site):
+            return biject_to(site["fn"].support)
+    except ValueError as error:
+        raise ModelCheckError(str(error)) from None
+    except NotImplementedError as error:
+        raise ModelCheckError(
+            f"Continuous inference cannot handle sample site '{site['name']}': expected a "
+            "support with a bijection from unconstrained space, found "
+            f"{site['fn'].support}. Reparameterize the site with poutine.reparam."
+        ) from error
+
+
+def _is_identity(transform: Transform) -> bool:
+    """Whether the support is all of unconstrained space, so that there is no Jacobian to add."""
+    if isinstance(transform, IndependentTransform):
+        return _is_identity(transform.base_transform)
+    return isinstance(transform, ComposeTransform) and not transform.parts
+
+
+def unconstrained_shape(site: Mapping[str, Any], transform: Transform) -> torch.Size:
+    """Unconstrained shape of a latent site with its rows as they are in this run."""
+    return torch.Size(transform.inverse_shape(site["fn"].shape()))
+
+
+def is_factor(site: Mapping[str, Any]) -> bool:
+    """Whether the site is a ``pyro.factor`` statement."""
+    fn = site["fn"]
+    while hasattr(fn, "base_dist") and not isinstance(fn, Unit):
+        fn = fn.base_dist
+    return isinstance(fn, Unit)
+
+
+def is_deterministic(site: Mapping[str, Any]) -> bool:
+    """Whether the site only records a value (``pyro.deterministic`` or a reparameterized site)."""
+    if site["infer"] and site["infer"].get("_deterministic"):
+        return True
+    fn = site["fn"]
+    while hasattr(fn, "base_dist") and not isinstance(fn, Delta):
+        fn = fn.base_dist
+    return site["is_observed"] and isinstance(fn, Delta)
+
+
+def plate_frames(site: Mapping[str, Any]) -> list[Any]:
+    """The vectorized plates around a site."""
+    return [frame for frame in site["cond_indep_stack"] if frame.vectorized]
+
+
+def common_normal(fn: Any) -> tuple[Tensor, Tensor] | None:
+    """Location and scale that all entries of a Normal share, two scalars; None for other ``fn``.
+
+    None as well where either is differentiated, and so depends on another latent site.
+    """
+    while isinstance(fn, Independent):
+        fn = fn.base_dist
+    if type(fn).log_prob is not Normal.log_prob:
+        return None
+    scalars = []
+    for value in (fn.loc, fn.scale):
+        expanded = zip(value.shape, value.stride(), strict=True)
+        if value.requires_grad or any(size > 1 and stride != 0 for size, stride in expanded):
+            return None
+        scalars.append(value[(0,) * value.dim()])
+    return scalars[0], scalars[1]
+
+
+def plate_shape_error(error: ValueError) -> ArgumentError | None:
+    """Pyro's complaint about rows that do not fit a plate, with the fix; None for other errors."""
+    if "Shape mismatch inside plate" not in str(error):
+        return None
+    return ArgumentError(
+        f"{error}\nThe rows passed as arguments do not fit the plate. When minibatches are passed "
+        "as arguments, write pyro.plate(name, size, subsample_size=len(x))."
+    )
+
+
+class SiteHandler(Messenger):
+    """Sets every latent site from an unconstrained value and adds up the log density.
+
+    Parameters
+    ----------
+    unconstrained : mapping of str to tensor
+        Unconstrained value of each latent site, at full length for sites inside a subsampled
+        plate.
+    indices : mapping of str to tensor
+        Row indices of the subsampled plates in this run.
+    leave_normals : bool
+        Leave large sites whose prior is one Normal for all entries out of ``log_prior``, for the
+        caller to add: automatic differentiation makes ten tensors of a site's size for them.
+
+    Attributes
+    ----------
+    normals : dict of str to (scalar tensor, scalar tensor)
+        Location and scale of each site that was left out.
+    log_prior : scalar tensor
+        Latent sites with log|det J| of their transforms, and factors outside every plate.
+    log_likelihood : scalar tensor
+        Observed sites, and factors inside a plate.
+    values : dict of str to tensor
+        Constrained value of each latent site.
+    recorded : dict of str to tensor
+        Value of each deterministic site.
+    """
+
+    def __init__(
+        self,
+        unconstrained: Mapping[str, Tensor],
+        indices: Indices,
+        leave_normals: bool = False,
+    ) -> None:
+        super().__init__()
+        self.unconstrained = unconstrained
+        self.indices = indices
+        self.leave_normals = leave_normals
+        self.normals: dict[str, tuple[Tensor, Tensor]] = {}
+        self.log_prior: Any = 0.0
+        self.log_likelihood: Any = 0.0
+        self.values: dict[str, Tensor] = {}
+        self.recorded: dict[str, Tensor] = {}
+        self.validate = False
+
+    def unconstrained_value(self, msg: Any, transform: Transform) -> Tensor:
+        """Unconstrained value of the site for the rows that this run draws."""
+        try:
+            value = self.unconstrained[msg["name"]]
+        except KeyError:
+            raise ModelCheckError(
+                f"The model's structure changes: latent site '{msg['name']}' was not drawn in "
+                "the first run of the model. Expected the same latent sites in every run; write "
+                "the choice with torch.where or as a mixture instead of a Python branch."
+            ) from None
+        domain_dim = transform.domain.event_dim
+        for frame in plate_frames(msg):
+            rows = self.indices.get(frame.name)
+            if rows is not None:
+                value = value.index_select(frame.dim - domain_dim + value.dim(), rows)
+        return value
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if site_is_subsample(msg):
+            return
+        if not self.validate:
+            msg["fn"] = without_validation(msg["fn"])
+        if msg["is_observed"] or msg["value"] is not None:
+            return
+        transform = transform_to_support(msg)
+        unconstrained = self.unconstrained_value(msg, transform)
+        if _is_identity(transform):
+            msg["value"] = unconstrained
+            return
+        value = transform(unconstrained)
+        log_det = transform.log_abs_det_jacobian(unconstrained, value)
+        # Elementwise transforms give one term for each entry; the rest of the event is summed.
+        surplus = log_det.dim() - (value.dim() - msg["fn"].event_dim)
+        msg["value"] = value
+        msg["infer"] = {**(msg["infer"] or {}), "_log_det": sum_rightmost(log_det, surplus)}
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if site_is_subsample(msg):
+            return
+        if is_deterministic(msg):
+            self.recorded[msg["name"]] = msg["value"]
+            return
+        if self.leave_normals and self._leave_normal(msg):
+            return
+        log_prob = msg["fn"].log_prob(msg["value"])
+        log_prob = scale_and_mask(log_prob, msg["scale"], msg["mask"]).sum()
+        if msg["is_observed"]:
+            if is_factor(msg) and not plate_frames(msg):
+                self.log_prior = self.log_prior + log_prob
+            else:
+                self.log_likelihood = self.log_likelihood + log_prob
+            return
+        self.log_prior = self.log_prior + log_prob
+        log_det = msg["infer"].get("_log_det")
+        if log_det is not None:
+            log_det = scale_and_mask(log_det, msg["scale"], msg["mask"])
+            self.log_prior = self.log_prior + log_det.sum()
+        self.values[msg["name"]] = msg["value"]
+
+    def _leave_normal(self, msg: Any) -> bool:
+        name, value = msg["name"], msg["value"]
+        # The very tensor: not observed, not transformed, and not some rows of it.
+        if name not in self.unconstrained or value is not self.unconstrained[name]:
+            return False
+        plain = isinstance(msg["scale"], (int, float)) and msg["scale"] == 1
+        whole = msg["mask"] is None or msg["mask"] is True
+        if not (plain and whole) or value.numel() < LARGE_SITE:
+            return False
+        normal = common_normal(msg["fn"])
+        if normal is None:
+            return False
+        self.normals[name] = normal
+        self.values[name] = value
+        return True
+
+
+class UnconstrainHandler(SiteHandler):
+    """Sets every latent site to a given constrained value and records the unconstrained one."""
+
+    def __init__(self, constrained: Mapping[str, Tensor]) -> None:
+        super().__init__({}, {})
+        self.constrained = constrained
+        self.positions: dict[str, Tensor] = {}
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if site_is_subsample(msg):
+            return
+        msg["fn"] = without_validation(msg["fn"])
+        if msg["is_observed"] or msg["value"] is not None:
+            return
+        value = self.constrained[msg["name"]]
+        self.positions[msg["name"]] = transform_to_support(msg).inv(value)
+        msg["value"] = value
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        return
+
+
+class InitializationHandler(SiteHandler):
+    """Sets every latent site by a strategy of ``pyro.infer.autoguide.initialization``."""
+
+    def __init__(self, strategy: Any, indices: Indices) -> None:
+        super().__init__({}, indices)
+        self.strategy = strategy
+        self.positions: dict[str, Tensor] = {}
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if site_is_subsample(msg) or msg["is_observed"] or msg["value"] is not None:
+            return
+        with helpful_support_errors(msg):
+            value = self.strategy(msg)
+        self.positions[msg["name"]] = transform_to_support(msg).inv(value)
+        msg["value"] = value
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        return
+
+
+class SiteTermsHandler(SiteHandler):
+    """Keeps the log density of each site apart, to name the one at fault."""
+
+    def __init__(self, unconstrained: Mapping[str, Tensor], indices: Indices) -> None:
+        super().__init__(unconstrained, indices)
+        self.terms: dict[str, Tensor] = {}
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if site_is_subsample(msg) or is_deterministic(msg):
+            return
+        before = self.log_prior + self.log_likelihood
+        super()._pyro_post_sample(msg)
+        self.terms[msg["name"]] = self.log_prior + self.log_likelihood - before
+
+
+class DiscoveryHandler(SiteHandler):
+    """Runs a model whose sites are not known yet, at small random unconstrained values.
+
+    Attributes
+    ----------
+    shapes : dict of str to tuple of int
+        Full-length unconstrained shape of each latent site, in trace order.
+    sites : dict of str to dict
+        Every sample message that was met.
+    """
+
+    def __init__(self, indices: Indices, plates: Mapping[str, tuple[int, int]]) -> None:
+        super().__init__({}, indices)
+        self.plates = plates
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.sites: dict[str, dict[str, Any]] = {}
+        self.radius = 0.1
+        self.validate = True
+
+    def unconstrained_value(self, msg: Any, transform: Transform) -> Tensor:
+        name = msg["name"]
+        try:
+            shape = unconstrained_shape(msg, transform)
+        except NotImplementedError:
+            shape = transform.inv(msg["fn"].sample()).shape
+        full = list(shape)
+        for frame in plate_frames(msg):
+            if frame.name in self.plates:
+                full[frame.dim - transform.domain.event_dim] = self.plates[frame.name][0]
+        self.shapes[name] = tuple(full)
+        return (2.0 * torch.rand(shape) - 1.0) * self.radius
+
+    def _pyro_sample(self, msg: Any) -> None:
+        super()._pyro_sample(msg)
+        if not site_is_subsample(msg):
+            if msg["name"] in self.sites:
+                raise ModelCheckError(
+                    f"Multiple sample sites named '{msg['name']}'. Expected every sample site to "
+                    "have a name of its own; rename one of them."
+                )
+            self.sites[msg["name"]] = msg
+
+
+@contextmanager
+def isolated_parameters(state: Any = None) -> Iterator[Any]:
+    """Run with a parameter store of its own, so that the global one stays as it is.
+
+    Yields the store's state, which holds the model's parameters after the run.
+    """
+    store = pyro.get_param_store()
+    state = store.get_state() if state is None else state
+    with store.scope({key: dict(value) for key, value in state.items()}) as scoped:
+        yield scoped
+
+
+@contextmanager
+def without_host_checks() -> Iterator[None]:
+    """Switch off the hosts' checks that read values back to Python."""
+    with pyro.settings.context(
+        validate_poutine=False,
+        validate_infer=False,
+        validate_distributions_pyro=False,
+        validate_distributions_torch=False,
+    ):
+        yield

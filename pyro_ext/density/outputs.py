@@ -1,0 +1,276 @@
+"""Distributions of the observed sites, as parameters that can be differentiated.
+
+Curvature needs the outputs of a model: the parameters of each observed distribution as a
+function of the flat vector, with the scale and mask that the log density applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from pyro.distributions import (
+    MaskedDistribution,
+    MixtureSameFamily,
+    ZeroInflatedDistribution,
+)
+from pyro.distributions.torch_distribution import ExpandedDistribution
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+from torch.distributions import Distribution, Independent
+
+from pyro_ext.density.handlers import SiteHandler, is_deterministic, is_factor, plate_frames
+
+#: Before the names of a base distribution's parameters.
+BASE = "base_dist."
+#: Parameters of distributions that another one is kept as, and their event dimensions.
+_VECTORS = {"concentration": 1}
+#: Before the names of the parameters of a mixture's parts.
+MIXING, COMPONENT = "mixing.", "component."
+
+
+class Parts(NamedTuple):
+    """What a mixture of one family is made of.
+
+    Parameters
+    ----------
+    mixing, component : type
+        Classes of the distribution over components, and of the components.
+    declared : int
+        Rightmost dimensions of the components that ``to_event`` made event dimensions.
+    """
+
+    mixing: type
+    component: type
+    declared: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """One observed site: a distribution's parameters at a latent position, and the data.
+
+    The batch shape of the parameters counts the dimensions that ``to_event`` declared as event
+    dimensions, because the elements along them are independent.
+
+    Parameters
+    ----------
+    name : str
+    distribution : type
+        Class of the distribution without its wrappers (independent, expanded, masked).
+    parameters : dict of str to tensor
+        What the distribution was built from, each broadcast to ``batch`` + its event shape. Left
+        as it is where that is impossible, as of a distribution with fewer batch dimensions than
+        its parameter has.
+    value : tensor
+        Observed value.
+    scale : float or tensor
+        Factor of the log density (plates, ``poutine.scale``).
+    mask : bool tensor or None
+        Which elements count, in the shape of the parameters' batch; None when all do.
+    event_dim : int
+        Number of rightmost dimensions that belong to one observation, ``to_event`` included.
+    declared : int
+        Rightmost dimensions of ``batch`` that ``to_event`` made event dimensions.
+    batch : tuple of int
+        Shape of the elements that are independent given the parameters.
+    event_shape : tuple of int
+        Event shape of the distribution without its wrappers.
+    plates : tuple of str
+        Plates around the site.
+    base : type or None
+        For a zero-inflated distribution: the class that it is made of, whose parameters are
+        among this one's as ``base_dist.NAME``.
+    parts : Parts or None
+        For a mixture: what it is made of. Its parameters are those of the parts, as ``mixing.NAME``
+        and ``component.NAME``.
+    """
+
+    name: str
+    distribution: type
+    parameters: dict[str, Tensor]
+    value: Tensor
+    scale: Any
+    mask: Tensor | None
+    event_dim: int
+    declared: int
+    batch: tuple[int, ...]
+    event_shape: tuple[int, ...]
+    plates: tuple[str, ...]
+    base: type | None = None
+    parts: Parts | None = None
+
+    def built(self, parameters: Mapping[str, Tensor]) -> Any:
+        """The distribution, without its wrappers, with other values of some parameters."""
+        given = {**self.parameters, **parameters}
+        if self.parts is None:
+            return self.distribution(**given)
+
+        def of(kind: type, prefix: str) -> Any:
+            names = [name for name in given if name.startswith(prefix)]
+            return kind(**{name.removeprefix(prefix): given[name] for name in names})
+
+        mixing, kind, declared = self.parts
+        components = of(kind, COMPONENT)
+        if declared:
+            components = components.to_event(declared)
+        return self.distribution(of(mixing, MIXING), components)
+
+    def repeated_along(self, parameter: str) -> tuple[int, ...]:
+        """Axes of ``batch`` along which a parameter is one, which the model gave once for all."""
+        # What was broadcast has no stride; this does not hold of what was computed in between.
+        strides = self.parameters[parameter].stride()
+        return tuple(
+            axis for axis, size in enumerate(self.batch) if size > 1 and strides[axis] == 0
+        )
+
+    @property
+    def weight(self) -> Tensor:
+        """Factor on each element's log probability, scale and mask together, shape ``batch``."""
+        dtype = next(iter(self.parameters.values())).dtype
+        scale = torch.as_tensor(self.scale, dtype=dtype)
+        weight = scale.reshape(scale.shape + (1,) * self.declared).expand(self.batch)
+        if self.mask is None:
+            return weight
+        return torch.where(self.mask, weight, torch.zeros_like(weight))
+
+
+def unwrap(fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
+    """Innermost distribution, masks with the declared dimensions outside them, and all of these.
+
+    Declared are the event dimensions that come from ``to_event``, not from the distribution.
+    """
+    masks: list[tuple[Any, int]] = []
+    declared = 0
+    while isinstance(fn, Independent | ExpandedDistribution | MaskedDistribution):
+        if isinstance(fn, Independent):
+            declared += fn.reinterpreted_batch_ndims
+        elif isinstance(fn, MaskedDistribution):
+            masks.append((fn._mask, declared))
+        fn = fn.base_dist
+    return fn, masks, declared
+
+
+def joint_mask(
+    masks: list[tuple[Any, int]], declared: int, batch: tuple[int, ...]
+) -> Tensor | None:
+    """The conjunction of masks, in the shape of the parameters' batch; None when all count."""
+    joint: Tensor | None = None
+    for part, within in masks:
+        if part is None or part is True:
+            continue
+        mask = torch.as_tensor(part)
+        mask = mask.reshape(mask.shape + (1,) * (declared - within)).expand(batch)
+        joint = mask if joint is None else joint & mask
+    return joint
+
+
+def _broadcast(fn: Any, batch: tuple[int, ...]) -> dict[str, Tensor]:
+    """The parameters of a distribution, each broadcast to batch + its event shape."""
+    found = {}
+    for name, value in output_parameters(fn).items():
+        constraint = fn.arg_constraints.get(name)
+        # Beta is kept as a Dirichlet, whose parameter is a vector.
+        own = constraint.event_dim if constraint is not None else _VECTORS.get(name, 0)
+        shape = batch + (tuple(value.shape[value.dim() - own :]) if own else ())
+        # Fisher information refuses by name a site whose parameters are not of single elements.
+        found[name] = value.expand(shape) if _can_expand(value.shape, shape) else value
+    return found
+
+
+def _mixture(fn: Any, batch: tuple[int, ...]) -> tuple[Parts | None, dict[str, Tensor]]:
+    """What a mixture is made of, and the parameters of its parts, broadcast to batch + own."""
+    outer = fn.component_distribution
+    component, masks, inside = unwrap(outer)
+    # Masked components are none of a family; without parameters they are refused by name.
+    if masks:
+        return None, {}
+    shape = tuple(outer.event_shape)[:inside]
+    each = _broadcast(component, batch + tuple(outer.batch_shape[-1:]) + shape)
+    found = {f"{COMPONENT}{name}": value for name, value in each.items()}
+    for name, value in _broadcast(fn.mixture_distribution, batch).items():
+        found[f"{MIXING}{name}"] = value
+    parts = Parts(type(fn.mixture_distribution), type(component), inside)
+    return parts, found
+
+
+def _can_expand(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether ``Tensor.expand`` takes a tensor of a shape to another one."""
+    pairs = zip(reversed(shape), reversed(wanted), strict=False)
+    return len(shape) <= len(wanted) and all(size in (1, other) for size, other in pairs)
+
+
+def output_parameters(fn: Distribution) -> dict[str, Tensor]:
+    """The parameters that ``fn`` was built from, in the parameterization that the model chose.
+
+    A class such as Bernoulli names both ``probs`` and ``logits``; only the one that was given
+    is stored on a new instance, and the other is computed on demand and stored then.
+    """
+    stored = fn.__dict__
+    found = {
+        name: stored[name] for name in fn.arg_constraints if isinstance(stored.get(name), Tensor)
+    }
+    if "probs" in found and "logits" in found:
+        given = "probs" if stored.get("_param") is stored["probs"] else "logits"
+        del found["logits" if given == "probs" else "probs"]
+    # A mixture declares no parameters: those of its parts are not its own.
+    if fn.arg_constraints and not found:
+        # Distributions built on another one, such as Multinomial, keep their parameters there.
+        inner = next((each for each in stored.values() if isinstance(each, Distribution)), None)
+        found = {} if inner is None else output_parameters(inner)
+    # A number of draws may be kept as a plain number.
+    if found and isinstance(stored.get("total_count"), int):
+        found["total_count"] = torch.tensor(stored["total_count"])
+    return found
+
+
+class OutputHandler(SiteHandler):
+    """Collects the distributions of the observed sites, before anything is evaluated on them."""
+
+    def __init__(self, unconstrained: Mapping[str, Tensor], indices: Mapping[str, Tensor]) -> None:
+        super().__init__(unconstrained, indices)
+        self.outputs: dict[str, Output] = {}
+        self.factors: list[str] = []
+
+    def _pyro_sample(self, msg: Any) -> None:
+        super()._pyro_sample(msg)
+        if is_factor(msg) and plate_frames(msg):
+            self.factors.append(msg["name"])
+        if (
+            not msg["is_observed"]
+            or site_is_subsample(msg)
+            or is_factor(msg)
+            or is_deterministic(msg)
+        ):
+            return
+        outer = msg["fn"]
+        fn, masks, declared = unwrap(outer)
+        batch = tuple(outer.batch_shape) + tuple(outer.event_shape[:declared])
+        parameters = _broadcast(fn, batch)
+        base = None
+        if isinstance(fn, ZeroInflatedDistribution):
+            base = type(fn.base_dist)
+            inside = _broadcast(fn.base_dist, batch)
+            parameters |= {f"{BASE}{name}": value for name, value in inside.items()}
+        parts = None
+        if type(fn) is MixtureSameFamily:
+            parts, parameters = _mixture(fn, batch)
+        self.outputs[msg["name"]] = Output(
+            name=msg["name"],
+            distribution=type(fn),
+            parameters=parameters,
+            value=msg["value"],
+            scale=msg["scale"],
+            mask=joint_mask([(msg["mask"], 0), *masks], declared, batch),
+            event_dim=outer.event_dim,
+            declared=declared,
+            batch=batch,
+            event_shape=tuple(fn.event_shape),
+            plates=tuple(frame.name for frame in msg["cond_indep_stack"]),
+            base=base,
+            parts=parts,
+        )
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        return

@@ -1,0 +1,105 @@
+"""What the distribution of an observed site says of values that are yet to be seen.
+
+Predictions on test rows need no random numbers: at a draw of the latent sites the observed site
+has a distribution, whose class probabilities, or mean, variance and distribution function, are
+known. :class:`ObserveMissing` lets a model without observations of a site be run so.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+from torch.distributions import Bernoulli, Categorical
+
+from pyro_ext.density.outputs import joint_mask, unwrap
+
+#: What :func:`prediction_of` may find.
+TERMS = ("probabilities", "mean", "variance", "cdf", "mask")
+
+
+class ObserveMissing(Messenger):
+    """Makes observed sites of those that are neither observed nor among the given names.
+
+    They get a value from their distribution, which is only there for the model to run on; torch's
+    global generator is left as it was.
+
+    Attributes
+    ----------
+    missing : list of str
+        Those sites, in the order in which they were met.
+    """
+
+    def __init__(self, given: Collection[str]) -> None:
+        super().__init__()
+        self.given = frozenset(given)
+        self.missing: list[str] = []
+
+    def over(self, model: Callable[..., Any]) -> Callable[..., Any]:
+        """The model, run under this handler; its signature stays."""
+
+        # A module is called through its forward, which has the signature.
+        named = model.forward if isinstance(model, torch.nn.Module) else model
+
+        @functools.wraps(named)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return model(*args, **kwargs)
+
+        return run
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if site_is_subsample(msg) or msg["is_observed"] or msg["value"] is not None:
+            return
+        name = msg["name"]
+        if name in self.given:
+            return
+        if name not in self.missing:
+            self.missing.append(name)
+        with torch.random.fork_rng(), torch.no_grad():
+            msg["value"] = msg["fn"].sample()
+        msg["is_observed"] = True
+
+
+def prediction_of(site: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The observed site's distribution at one draw, as tensors in the shape of its value.
+
+    Returns
+    -------
+    dict of str to tensor
+        For Bernoulli and categorical sites ``probabilities``, with a last axis for the classes.
+        For others ``mean`` and ``variance``, where the distribution has them, and for continuous
+        ones ``cdf``, the distribution function at the observed value, likewise. ``mask`` says
+        which elements count, where some do not.
+    """
+    outer, value = site["fn"], site["value"]
+    fn, masks, declared = unwrap(outer)
+    shape = torch.broadcast_shapes(value.shape, outer.shape())
+    found: dict[str, Tensor] = {}
+    if isinstance(fn, Bernoulli):
+        found["probabilities"] = torch.stack([1.0 - fn.probs, fn.probs], -1)
+    elif isinstance(fn, Categorical):
+        found["probabilities"] = fn.probs
+    else:
+        # A host's base class raises this where a distribution does not have what is asked for.
+        for name in ("mean", "variance"):
+            with suppress(NotImplementedError):
+                found[name] = getattr(outer, name).expand(shape)
+        if not fn.event_shape and not fn.support.is_discrete:
+            with suppress(NotImplementedError):
+                found["cdf"] = fn.cdf(value).expand(shape)
+    if "probabilities" in found:
+        classes = found["probabilities"].shape[-1:]
+        found["probabilities"] = found["probabilities"].expand(shape + classes)
+    batch = tuple(outer.batch_shape) + tuple(outer.event_shape[:declared])
+    mask = joint_mask([(site["mask"], 0), *masks], declared, batch)
+    if mask is not None:
+        own = (1,) * len(fn.event_shape)
+        found["mask"] = mask.reshape(mask.shape + own).expand(shape)
+    return found
