@@ -152,3 +152,17 @@ def clean_pyro() -> Iterator[None]:
     yield
     if "pyro" in sys.modules:
         sys.modules["pyro"].clear_param_store()
+
+
+@pytest.fixture(params=["pyro", "numpyro"])
+def backend(request: pytest.FixtureRequest) -> Any:
+    """Each package in turn, behind the face of ``tests/backends.py``."""
+    from tests.backends import backend_of
+
+    try:
+        return backend_of(request.param)
+    except ImportError as error:
+        part = missing_part(error)
+        if part is None or IN_CI:
+            raise
+        pytest.skip(f"{part} is not installed (pip install 'ppl-ext[{OPTIONAL[part]}]')")

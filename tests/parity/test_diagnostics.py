@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,14 +30,6 @@ class Fixed:
 
     def get_samples(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return self.draws
-
-
-def test_the_backend_neutral_part_is_the_same_file() -> None:
-    files = [
-        Path(package.diagnostics.__file__).with_name("inference_data.py").read_text()
-        for package in (pyro_ext, numpyro_ext)
-    ]
-    assert files[0] == files[1]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,18 +25,6 @@ jax.config.update("jax_enable_x64", True)
 torch.set_default_dtype(torch.float64)
 
 pytestmark = [pytest.mark.filterwarnings(rule) for rule in support.IGNORED]
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-NEUTRAL = ("calibration", "plots", "predictive_data", "predictive_metrics", "uncertainty")
-
-
-@pytest.mark.parametrize("name", NEUTRAL)
-def test_what_is_neither_pyros_nor_numpyros_is_the_same(name: str) -> None:
-    one, two = (
-        (ROOT / package / "diagnostics" / f"{name}.py").read_text(encoding="utf-8")
-        for package in ("pyro_ext", "numpyro_ext")
-    )
-    assert one.replace("pyro_ext", "numpyro_ext") == two
 
 
 @pytest.mark.parametrize("name", ["nested_plates", "bnn"])

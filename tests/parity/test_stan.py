@@ -17,26 +17,16 @@ import torch
 
 import numpyro_ext as nx
 import pyro_ext as px
-from pyro_ext.stan import compilation
+from ppl_ext.stan import compilation
 from tests.stan_support import DATA, DIM, PROGRAM, needs_stan
 
 jax.config.update("jax_enable_x64", True)
 torch.set_default_dtype(torch.float64)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-NEUTRAL = ("compilation", "density", "inputs")
 
 
-@pytest.mark.parametrize("name", NEUTRAL)
-def test_what_is_neither_pyros_nor_numpyros_is_the_same(name: str) -> None:
-    one, two = (
-        (ROOT / package / "stan" / f"{name}.py").read_text(encoding="utf-8")
-        for package in ("pyro_ext", "numpyro_ext")
-    )
-    assert one.replace("pyro_ext", "numpyro_ext") == two
-
-
-@pytest.mark.parametrize("package", ["pyro_ext", "numpyro_ext"])
+@pytest.mark.parametrize("package", ["ppl_ext", "pyro_ext", "numpyro_ext"])
 def test_importing_needs_no_bridgestan(package: str) -> None:
     for path in (ROOT / package / "stan").glob("*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:

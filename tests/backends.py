@@ -1,0 +1,179 @@
+"""Both packages behind one face, so that a test of one idea is one text.
+
+The fixture ``backend`` (in ``conftest.py``) runs a test once for each package. What a test says in
+NumPy goes in by :meth:`array` and comes out by :meth:`numpy`; models of both hosts have one name in
+``tests.models``. What only one room needs stands in that room's own support module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tests.models import zoo
+
+
+@dataclass
+class Fit:
+    """An engine that has run: draws by site and losses as NumPy arrays, and the host's objects."""
+
+    engine: Any
+    state: Any
+    losses: np.ndarray
+    samples: dict[str, np.ndarray]
+
+
+class PyroBackend:
+    """``pyro_ext`` on torch."""
+
+    name = "pyro"
+
+    def __init__(self) -> None:
+        import pyro_ext as public
+        from tests.models import pyro_models as models
+
+        self.public, self.models = public, models
+
+    def array(self, value: Any, dtype: Any = None) -> Any:
+        """A torch tensor, floats in torch's default precision unless told otherwise."""
+        import torch
+
+        array = np.asarray(value)
+        if dtype is None and array.dtype.kind == "f":
+            return torch.as_tensor(array, dtype=torch.get_default_dtype())
+        return torch.as_tensor(array, dtype=None if dtype is None else getattr(torch, dtype))
+
+    def numpy(self, value: Any) -> np.ndarray:
+        """A NumPy array of a tensor."""
+        return np.asarray(value.detach() if hasattr(value, "detach") else value)
+
+    def key(self, seed: int = 0) -> Any:
+        """A random generator."""
+        import torch
+
+        return torch.Generator().manual_seed(seed)
+
+    def adam(self, rate: float) -> Any:
+        """The host's Adam."""
+        from pyro.optim import Adam
+
+        return Adam({"lr": rate})
+
+    def target(
+        self,
+        model: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> tuple[Any, Any]:
+        """Log density of a model, and its data."""
+        target = self.public.LogDensity(model, args, kwargs, **options)
+        return target, target.bind(*args, **(kwargs or {}))
+
+    def fit(
+        self,
+        engine: str,
+        model: Any,
+        *options: Any,
+        steps: int,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        draws: int | None = None,
+        **named: Any,
+    ) -> Fit:
+        """Make the engine of this public name, run it and draw."""
+        made = getattr(self.public, engine)(model, *options, seed=seed, **named)
+        made.run(steps, *args, progress_bar=False, **(kwargs or {}))
+        samples = {name: self.numpy(value) for name, value in made.get_samples(draws).items()}
+        return Fit(made, None, np.asarray(made.losses), samples)
+
+
+class NumPyroBackend:
+    """``numpyro_ext`` on JAX."""
+
+    name = "numpyro"
+
+    def __init__(self) -> None:
+        import numpyro_ext as public
+        from tests.models import numpyro_models as models
+
+        self.public, self.models = public, models
+
+    def array(self, value: Any, dtype: Any = None) -> Any:
+        """A JAX array, in JAX's default precision unless told otherwise."""
+        import jax.numpy as jnp
+
+        return jnp.asarray(value, dtype)
+
+    def numpy(self, value: Any) -> np.ndarray:
+        """A NumPy array of a JAX one."""
+        return np.asarray(value)
+
+    def key(self, seed: int = 0) -> Any:
+        """A random key."""
+        import jax
+
+        return jax.random.key(seed)
+
+    def adam(self, rate: float) -> Any:
+        """The host's Adam."""
+        from numpyro.optim import Adam
+
+        return Adam(rate)
+
+    def target(
+        self,
+        model: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> tuple[Any, Any]:
+        """Log density of a model, and its data."""
+        target = self.public.LogDensity(model, self.key(), args, kwargs, **options)
+        return target, target.bind(*args, **(kwargs or {}))
+
+    def fit(
+        self,
+        engine: str,
+        model: Any,
+        *options: Any,
+        steps: int,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        draws: int | None = None,
+        **named: Any,
+    ) -> Fit:
+        """Make the engine of this public name, run it and draw."""
+        made = getattr(self.public, engine)(model, *options, **named)
+        run = made.run(self.key(seed), steps, *args, progress_bar=False, **(kwargs or {}))
+        samples = made.get_samples(run.state, num_samples=draws)
+        return Fit(
+            made,
+            run.state,
+            np.asarray(run.losses),
+            {name: self.numpy(value) for name, value in samples.items()},
+        )
+
+
+PACKAGES = ("pyro", "numpyro")
+
+
+@cache
+def backend_of(package: str) -> Any:
+    """The backend of a package: "pyro" or "numpyro"."""
+    return {"pyro": PyroBackend, "numpyro": NumPyroBackend}[package]()
+
+
+def from_zoo(backend: Any, name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Model of the zoo, its arguments and its options."""
+    return (
+        backend.models.build(name),
+        backend.models.arguments(name),
+        dict(zoo.ZOO[name].options),
+    )
