@@ -188,7 +188,7 @@ class GuideEngine(Engine):
         density = flat_density(self.guide, rng_key, data.args, data.kwargs, layout=target.layout)
         optim = self.optim
         if isinstance(optim, SiteOptimizers):
-            parameters = jax.eval_shape(density.initial_parameters)
+            parameters = density.initial_parameters()
             optim = optim.divided(parameters, target.layout, self.guide.prefix)
         return GuidePlan(
             target,
