@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+from jax import lax
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import (
@@ -37,21 +38,27 @@ CovarianceStructure = Literal["diagonal", "full", "low_rank", "matrix_normal", "
 
 
 class _ScaledUnitLowerCholesky(ScaledUnitLowerCholeskyTransform):
-    """The host's transform, with places from NumPy: JAX's are computed one operation at a time."""
+    """The host's transform, by indices: XLA compiles its scatter several times as slowly, and it
+    finds the places with operations that are compiled one by one."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        number = round((math.sqrt(1 + 8 * x.shape[-1]) - 1) / 2)
-        rows, columns = np.tril_indices(number, -1)
-        below = jnp.zeros((*x.shape[:-1], number, number), x.dtype)
-        below = below.at[..., rows, columns].set(x[..., :-number], unique_indices=True)
-        unit = below + np.eye(number, dtype=x.dtype)
-        return unit * jax.nn.softplus(x[..., -number:])[..., None]
+        size = math.isqrt(2 * x.shape[-1])
+        row, column = (lax.broadcasted_iota(jnp.int32, (size, size), axis) for axis in (0, 1))
+        below = x[..., row * (row - 1) // 2 + column]
+        unit = jnp.where(row > column, below, jnp.where(row == column, 1.0, 0.0))
+        return unit * jax.nn.softplus(x[..., -size:])[..., None]
 
     def _inverse(self, y: jax.Array) -> jax.Array:
         diagonal = jnp.diagonal(y, axis1=-2, axis2=-1)
         rows, columns = np.tril_indices(y.shape[-1], -1)
         below = (y / diagonal[..., None])[..., rows, columns]
         return jnp.concatenate([below, SoftplusTransform().inv(diagonal)], -1)
+
+
+def _transform_to(constraint: Any) -> Any:
+    transform = biject_to(constraint)
+    scatters = type(transform) is ScaledUnitLowerCholeskyTransform
+    return _ScaledUnitLowerCholesky() if scatters else transform
 
 
 class Moments(NamedTuple):
@@ -92,10 +99,8 @@ class FlatDensity:
 
         def learn_transforms(arrays: dict[str, Any], rng_key: jax.Array) -> None:
             for name, site in self._statements(arrays, rng_key).items():
-                transform = biject_to(site["kwargs"].get("constraint", constraints.real))
-                if type(transform) is ScaledUnitLowerCholeskyTransform:
-                    transform = _ScaledUnitLowerCholesky()
-                self._transforms[name] = transform
+                constraint = site["kwargs"].get("constraint", constraints.real)
+                self._transforms[name] = _transform_to(constraint)
 
         jax.eval_shape(learn_transforms, self._arrays, rng_key)
         self._check_evaluable()
