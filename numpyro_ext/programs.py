@@ -30,6 +30,9 @@ MAX_KEPT = 256
 #: Programs with longer texts hold large constants, which must not outlive their engine.
 MAX_LENGTH = 2**21
 
+#: Settings under which a function becomes another program.
+_SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_device")
+
 _kept: OrderedDict[Hashable, Any] = OrderedDict()
 _lock = threading.Lock()
 
@@ -76,9 +79,7 @@ class Program:
         signature = (
             tree,
             tuple((jax.typeof(leaf), getattr(leaf, "sharding", None)) for leaf in leaves),
-            jax.config.jax_enable_x64,
-            jax.config.jax_default_matmul_precision,
-            jax.config.jax_default_device,
+            *(getattr(jax.config, name) for name in _SETTINGS),
         )
         compiled = self._compiled.get(signature)
         if compiled is None:

@@ -151,7 +151,7 @@ def structure_of_model(
             with warnings.catch_warnings(record=True) as heard:
                 form = data.as_constants() if constants else data
                 found = _traced(look, model, rng_key, form, init_strategy)
-        except Exception:  # whatever it is, the run below meets it and says it better
+        except Exception:  # noqa: BLE001 the run below meets it, and says it better
             continue
         for warning in heard:
             warnings.warn_explicit(

@@ -891,7 +891,9 @@ class LogDensity:
 
     def _nowhere_finite(self, position: Array, data: Data) -> ModelCheckError:
         indices = self.first_rows()
-        log_probs = self._run("site_log_probs", self._log_probs, rarely=True)(position, data, indices)
+        log_probs = self._run("site_log_probs", self._log_probs, rarely=True)(
+            position, data, indices
+        )
         faults = [
             f"'{n}' (log density {float(v)})"
             for n, v in log_probs.items()
