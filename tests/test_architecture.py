@@ -68,6 +68,7 @@ ONE_SIDED = {
     "numpyro_ext/draws.py": "torch compiles no programs of its generator",
     "numpyro_ext/density/index_use.py": "JAX clamps a row that is out of range without a word",
     "numpyro_ext/gradients/permutation.py": "torch.randperm takes no longer than a step or two",
+    "numpyro_ext/guides/set_up.py": "Pyro's guides run the model once, and nothing is compiled",
     "numpyro_ext/guides/threefry.py": "torch draws long vectors fast enough by itself",
     "numpyro_ext/score/long_vectors.py": "in Pyro the optimiser works by part, see optim.py",
     "numpyro_ext/programs.py": "Pyro compiles nothing; its graphs are in density/graph.py",
