@@ -88,6 +88,11 @@ def check(header: Mapping[str, Any], belongs_to: Mapping[str, Any]) -> None:
     ArgumentError
         It does not.
     """
+    if header["sites"] != belongs_to["sites"]:
+        raise ArgumentError(
+            "The saved state belongs to another model or other arguments: expected latent sites "
+            f"{belongs_to['sites']}, found {header['sites']}. Make the engine with the same model."
+        )
     own, saved = belongs_to["settings"], header["settings"]
     for name in {**own, **saved}:
         if saved.get(name) != own.get(name):
@@ -96,11 +101,6 @@ def check(header: Mapping[str, Any], belongs_to: Mapping[str, Any]) -> None:
                 f"{own.get(name)}, found {saved.get(name)}. Make the engine with the same {name} "
                 "as when it was saved."
             )
-    if header["sites"] != belongs_to["sites"]:
-        raise ArgumentError(
-            "The saved state belongs to another model or other arguments: expected latent sites "
-            f"{belongs_to['sites']}, found {header['sites']}. Make the engine with the same model."
-        )
 
 
 def check_leaves(label: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
