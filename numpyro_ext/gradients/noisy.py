@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.draws import standard_normal
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from ppl_ext.errors import ArgumentError
 
@@ -68,7 +69,7 @@ class Noisy(GradientEstimator):
         """Score at positions (P, D) with noise, and the next state."""
         found, inner = self.inner(target).estimate(target, state["inner"], z, data)
         rng_key, noise_key = random.split(state["rng_key"])
-        noise = random.normal(noise_key, found.score.shape, found.score.dtype)
+        noise = standard_normal(noise_key, found.score.shape, found.score.dtype)
         # Whoever differentiates scores gets the derivative of the score itself: with noise that
         # follows the parameters the derivative would not be unbiased.
         size = lax.stop_gradient(jnp.abs(found.score).max(-1, keepdims=True))

@@ -28,6 +28,7 @@ from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_uniform
 
+from numpyro_ext.draws import standard_normal
 from numpyro_ext.guides.flat_density import Moments, Parameters, register_flat_density
 from numpyro_ext.guides.matrix_normal import check_init_scale
 from numpyro_ext.guides.normal import LOG_TWO_PI, NormalDensity
@@ -130,8 +131,8 @@ class LayerLowRankNormal(dist.Distribution):
         key_diagonal, key_factor = jax.random.split(key)
         dtype = jnp.result_type(self.loc)
         shape = (*sample_shape, len(self.layers), self.cov_factor.shape[-1])
-        noise = jax.random.normal(key_diagonal, (*sample_shape, *self.event_shape), dtype)
-        noise += _lifted(jax.random.normal(key_factor, shape, dtype), self.cov_factor, self.layers)
+        noise = standard_normal(key_diagonal, (*sample_shape, *self.event_shape), dtype)
+        noise += _lifted(standard_normal(key_factor, shape, dtype), self.cov_factor, self.layers)
         return self.loc + self.scale * noise
 
     def log_prob(self, value: jax.Array) -> jax.Array:

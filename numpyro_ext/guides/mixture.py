@@ -26,6 +26,7 @@ from numpyro.distributions import constraints
 from numpyro.infer import autoguide
 from numpyro.infer.initialization import init_to_uniform
 
+from numpyro_ext.draws import standard_gumbel, standard_normal
 from numpyro_ext.guides.flat_density import (
     FlatDensity,
     Moments,
@@ -93,7 +94,7 @@ class GaussianMixture(dist.Distribution):
         key_choice, key_diagonal, key_factor = jax.random.split(key, 3)
         number, dim = self.loc.shape
         dtype = jnp.result_type(self.loc)
-        noise = jax.random.normal(key_diagonal, (*sample_shape, dim), dtype)
+        noise = standard_normal(key_diagonal, (*sample_shape, dim), dtype)
         # Every component's draw from the same noise: only one of them is used.
         if self.scale_tril is not None:
             draws = self.loc + jnp.einsum("kde,...e->...kd", self.scale_tril, noise)
@@ -102,10 +103,10 @@ class GaussianMixture(dist.Distribution):
             draws = noise[..., None, :]
             if self.cov_factor is not None:
                 rank = self.cov_factor.shape[-1]
-                noise = jax.random.normal(key_factor, (*sample_shape, rank), dtype)
+                noise = standard_normal(key_factor, (*sample_shape, rank), dtype)
                 draws = draws + jnp.einsum("kdr,...r->...kd", self.cov_factor, noise)
             draws = self.loc + self.scale * draws
-        perturbed = self.logits + jax.random.gumbel(key_choice, (*sample_shape, number), dtype)
+        perturbed = self.logits + standard_gumbel(key_choice, (*sample_shape, number), dtype)
         chosen = jax.nn.one_hot(jnp.argmax(perturbed, -1), number, dtype=dtype)
         soft = jax.nn.softmax(perturbed / self.temperature, -1)
         # In value exactly the choice; in the gradient the choice's soft stand-in.

@@ -13,6 +13,7 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 from numpyro.distributions.transforms import ExpTransform, SoftplusTransform
 from numpyro.infer import autoguide
 
+from numpyro_ext.draws import standard_normal
 from numpyro_ext.guides.flat_density import (
     FlatDensity,
     Moments,
@@ -42,7 +43,7 @@ class NormalDensity(FlatDensity):
         return self._get(parameters, "loc")
 
     def _noise(self, parameters: Parameters, rng_key: jax.Array, shape: tuple[int, ...]) -> Any:
-        return jax.random.normal(rng_key, shape, self._get(parameters, "loc").dtype)
+        return standard_normal(rng_key, shape, self._get(parameters, "loc").dtype)
 
     def _set(self, **values: jax.Array) -> Parameters:
         return self.from_host(

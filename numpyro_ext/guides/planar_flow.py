@@ -39,6 +39,7 @@ from numpyro.distributions.transforms import AffineTransform, Transform
 from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_median
 
+from numpyro_ext.draws import standard_normal
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters, register_flat_density
 from numpyro_ext.guides.matrix_normal import check_init_scale
 from numpyro_ext.guides.normal import LOG_TWO_PI
@@ -295,7 +296,7 @@ class PlanarFlowDensity(FlatDensity):
 
     def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
         flow = self._flow(parameters)
-        y = jax.random.normal(rng_key, (num, self.dim), flow.loc.dtype)
+        y = standard_normal(rng_key, (num, self.dim), flow.loc.dtype)
         argument = y @ flow.weight.T + flow.bias
         earlier = jnp.tril(flow.products, -1)
 

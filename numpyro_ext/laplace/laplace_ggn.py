@@ -16,6 +16,7 @@ from numpyro_ext.curvature import Curvature, CurvatureOptions, Structure, row_st
 from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.curvature.prior import PriorForm
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.draws import standard_normal
 from numpyro_ext.engine import EngineState, key_of_draws
 from numpyro_ext.laplace.gaussian import Precision, precision_of
 from numpyro_ext.laplace.likelihood import LikelihoodCurvature
@@ -383,7 +384,7 @@ class _Posterior:
             return found, curvature, found.definite(), jnp.isfinite(found.log_determinant())
 
         def draws(precision: Precision, mode: Array, key: Array, number: int) -> Array:
-            noise = random.normal(key, (number, len(coordinates)), mode.dtype)
+            noise = standard_normal(key, (number, len(coordinates)), mode.dtype)
             moves = precision.draws(noise)
             return jnp.broadcast_to(mode, (number, len(mode))).at[:, coordinates.numbers].add(moves)
 

@@ -65,6 +65,7 @@ from jax import lax
 from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
 from jax.scipy.special import logsumexp
 
+from numpyro_ext.draws import standard_normal
 from numpyro_ext.guides.flat_density import Parameters
 from numpyro_ext.guides.mixture import Components
 from numpyro_ext.score.overflow import LENIENCE, Verdict, judged
@@ -199,7 +200,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         components = self.density.components(parameters)
         number, dim = components.loc.shape
         shape = (num // (2 * number), number, dim)
-        noise = jax.random.normal(rng_key, shape, components.loc.dtype)
+        noise = standard_normal(rng_key, shape, components.loc.dtype)
         difference = jnp.einsum("kij,pkj->pki", components.scale_tril, noise)
         both = jnp.concatenate([components.loc + difference, components.loc - difference])
         return both.reshape(-1, dim)
