@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from pyro.distributions.transforms import SoftplusTransform
+from pyro.distributions.transforms import SoftplusTransform, UnitLowerCholeskyTransform
 from pyro.infer import autoguide
 from torch import Tensor
 from torch.distributions import transform_to
@@ -196,11 +197,25 @@ class MultivariateNormalDensity(NormalDensity):
     """``AutoMultivariateNormal``: closed forms by two triangular solves."""
 
     covariance_structure = "full"
+    _masks: tuple[Any, tuple[Tensor, Tensor]] | None = None
 
     def _scale_tril(self, parameters: Parameters) -> Tensor:
-        constraint = self.guide.scale_tril_constraint
-        unit = transform_to(constraint)(parameters["scale_tril_unconstrained"])
-        return self._scale(parameters).unsqueeze(-1) * unit
+        transform = transform_to(self.guide.scale_tril_constraint)
+        scale, unit = self._scale(parameters), parameters["scale_tril_unconstrained"]
+        if isinstance(transform, UnitLowerCholeskyTransform):
+            # One operation, where the host's tril starts all threads for the smallest matrix.
+            below, identity = self._unit_lower(unit)
+            return torch.where(below, unit, identity).mul(scale.unsqueeze(-1))
+        return scale.unsqueeze(-1) * transform(unit)
+
+    def _unit_lower(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Which entries are below the diagonal, and the identity, (D, D) each."""
+        kind = like.dtype, like.device
+        if self._masks is None or self._masks[0] != kind:
+            identity = torch.eye(self.dim, dtype=like.dtype, device=like.device)
+            below = torch.ones_like(identity, dtype=torch.bool).tril(-1)
+            self._masks = kind, (below, identity)
+        return self._masks[1]
 
     @torch.no_grad()
     def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
@@ -209,14 +224,18 @@ class MultivariateNormalDensity(NormalDensity):
 
     def log_prob(self, parameters: Parameters, theta: Tensor) -> Tensor:
         scale_tril = self._scale_tril(parameters)
-        standard = _solve_lower(scale_tril, theta - parameters["loc"])
-        log_determinant = scale_tril.diagonal().log().sum()
-        return -0.5 * (standard.square().sum(-1) + self.dim * LOG_TWO_PI) - log_determinant
+        return _log_prob(scale_tril, _solve_lower(scale_tril, theta - parameters["loc"]))
 
     def score(self, parameters: Parameters, theta: Tensor) -> Tensor:
         scale_tril = self._scale_tril(parameters)
         standard = _solve_lower(scale_tril, parameters["loc"] - theta)
         return _solve_lower(scale_tril, standard, transpose=True)
+
+    def log_prob_and_score(self, parameters: Parameters, theta: Tensor) -> tuple[Tensor, Tensor]:
+        scale_tril = self._scale_tril(parameters)
+        standard = _solve_lower(scale_tril, parameters["loc"] - theta)
+        score = _solve_lower(scale_tril, standard, transpose=True)
+        return _log_prob(scale_tril, standard), score
 
     def moments(self, parameters: Parameters) -> Moments:
         return Moments(parameters["loc"], self._scale_tril(parameters))
@@ -306,15 +325,21 @@ def _sum_draws(values: Tensor) -> Tensor:
     return values[0] if len(values) == 1 else values.sum(0)
 
 
+def _log_prob(scale_tril: Tensor, standard: Tensor) -> Tensor:
+    """Log density (...,) of a Normal at points in its standard coordinates (..., D)."""
+    constant = scale_tril.diagonal().log().sum() + 0.5 * len(scale_tril) * LOG_TWO_PI
+    return -0.5 * standard.square().sum(-1) - constant
+
+
 def _solve_lower(scale_tril: Tensor, vectors: Tensor, transpose: bool = False) -> Tensor:
     """Solve L x = v, or L^T x = v, for vectors v in the rows of ``vectors`` (..., D)."""
-    rows = vectors.reshape(-1, vectors.shape[-1])
+    rows = vectors if vectors.dim() == 2 else vectors.reshape(-1, vectors.shape[-1])
     # x^T = v^T L^{-T}: the rows are solved from the right, by an upper triangular matrix for L.
     if transpose:
         solved = torch.linalg.solve_triangular(scale_tril, rows, upper=False, left=False)
     else:
         solved = torch.linalg.solve_triangular(scale_tril.T, rows, upper=True, left=False)
-    return solved.reshape(vectors.shape)
+    return solved.reshape(vectors.shape) if vectors.dim() != 2 else solved
 
 
 register_flat_density(autoguide.AutoDiagonalNormal)(DiagonalNormalDensity)

@@ -281,13 +281,12 @@ dtype
         assert self.num_samples is not None
         with torch.no_grad():
             theta = self._sample(density)
-            present = density.score(self._parameters, theta)
+            log_q, present = density.log_prob_and_score(self._parameters, theta)
             weights = self._closed_form.weights(self._parameters, self.num_samples)
-            log_q = weights @ density.log_prob(self._parameters, theta)
         score, log_prior, log_likelihood = self._score(theta, data)[:3]
         log_p = log_prior + log_likelihood / self.target.likelihood_temperature
         loss = float(weights @ (present - score).square().sum(-1))
-        info = {"log_p": float(weights @ log_p), "log_q": float(log_q)}
+        info = {"log_p": float(weights @ log_p), "log_q": float(weights @ log_q)}
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
         if finite:
             finite = self._regression_step(theta, score, log_p)
