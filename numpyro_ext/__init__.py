@@ -60,6 +60,7 @@ from numpyro_ext.sgmcmc import (
     polynomial_decay,
 )
 from numpyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
+from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import (
     ArgumentError,
     EvaluationWarning,
@@ -68,6 +69,7 @@ from ppl_ext.errors import (
     NoisyScoreWarning,
     NonFiniteError,
 )
+from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 
 __all__ = [
     # engines
@@ -81,6 +83,10 @@ __all__ = [
     "BaM",
     "FisherVI",
     "LaplaceGGN",
+    # parts of Newton's method
+    "GaussNewton",
+    "LevenbergMarquardt",
+    "NewtonSystem",
     # stochastic gradient MCMC
     "PSGLD",
     "SGHMC",

@@ -73,18 +73,34 @@ def check_number(
         )
 
 
-def check_names(name: str, value: Any, *, optional: bool = False) -> None:
-    """See that an option is a sequence of names, not one name; or None, if that is allowed.
+def check_choice(name: str, value: Any, allowed: Sequence[Any], other: str = "") -> None:
+    """See that an option is one of those allowed; ``other`` says what else might have been given.
 
     Raises
     ------
     ArgumentError
         It is not.
     """
+    if not any(value is each or (isinstance(value, str) and value == each) for each in allowed):
+        choices = ", ".join(repr(each) for each in allowed)
+        raise ArgumentError(
+            f"Expected {name} to be one of {choices}{f' or {other}' if other else ''}, found "
+            f"{described(value)}."
+        )
+
+
+def check_names(name: str, value: Any, *, optional: bool = False, empty: bool = True) -> None:
+    """See that an option is a sequence of names, not one name; or None, if that is allowed.
+
+    Raises
+    ------
+    ArgumentError
+        It is not, or it has no names and may not be ``empty``.
+    """
     if value is None and optional:
         return
     several = isinstance(value, Sequence) and not isinstance(value, str)
-    if not several or not all(isinstance(each, str) for each in value):
+    if not several or not all(isinstance(each, str) for each in value) or not (value or empty):
         raise ArgumentError(
             f"Expected {name} to be a sequence of names of sites, such as ['w', 'b'], found "
             f"{described(value)}."

@@ -6,6 +6,7 @@
 >>> draws = engine.get_samples()  # doctest: +SKIP
 """
 
+from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import (
     ArgumentError,
     EvaluationWarning,
@@ -14,6 +15,7 @@ from ppl_ext.errors import (
     NoisyScoreWarning,
     NonFiniteError,
 )
+from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 from pyro_ext import stan
 from pyro_ext.density import LogDensity
 from pyro_ext.diagnostics import (
@@ -81,6 +83,10 @@ __all__ = [
     "BaM",
     "FisherVI",
     "LaplaceGGN",
+    # parts of Newton's method
+    "GaussNewton",
+    "LevenbergMarquardt",
+    "NewtonSystem",
     # stochastic gradient MCMC
     "MCMC",
     "PSGLD",

@@ -110,4 +110,4 @@ def test_sites_are_a_sequence_of_names(package: str, name: str, value: Any) -> N
         module.LaplaceGGN(model, None, **{name: value})
     if name == "sites":
         with pytest.raises(module.ArgumentError, match=wanted):
-            module.SVN(model, sites=value)
+            module.GaussNewton(sites=value)

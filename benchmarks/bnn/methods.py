@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.datasets import Task
+from ppl_ext.curvature import GaussNewton
+from ppl_ext.newton import LevenbergMarquardt
 
 Floats = NDArray[np.float64]
 #: Weights w1 (S, features, units), w2, ... and biases b1 (S, units), b2, ... of S networks, layer
@@ -131,9 +133,13 @@ def engine_options(method: Method, setting: Setting) -> dict[str, Any]:
     if method.family == "Newton":
         # A minibatch's change of the density is nearly as its curvature foretold however wrong
         # that is for the other rows, so that damping that adapts to it falls to nothing.
-        options |= {"adapt_damping": False, "num_particles": setting.particles}
+        options |= {
+            "damping": LevenbergMarquardt(adapt=False),
+            "num_particles": setting.particles,
+        }
     elif method.family == "last layer":
-        options |= {"sites": (*setting.last_layer, *setting.with_noise)}
+        sites = (*setting.last_layer, *setting.with_noise)
+        options |= {"curvature": GaussNewton(sites=sites)}
         options |= {"num_particles": setting.particles}
     elif method.family == "Laplace":
         options["hyperparameters"] = setting.with_noise or None

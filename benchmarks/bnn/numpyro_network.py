@@ -30,7 +30,7 @@ from benchmarks.bnn.methods import (
     Setting,
     engine_options,
 )
-from numpyro_ext.curvature import CurvatureOptions, ProgramCurvature
+from numpyro_ext.curvature import GaussNewton, ProgramCurvature
 
 
 def program(setting: Setting) -> Callable[[Array, Array], None]:
@@ -160,7 +160,7 @@ class NewtonTrainer(EngineTrainer):
     def curvature(self) -> tuple[dict[str, slice], Floats]:
         """See :class:`~benchmarks.bnn.methods.NewtonTrainer`."""
         target, data = self.engine.target, self.engine.data
-        found = ProgramCurvature(target, data, CurvatureOptions("full"))
+        found = ProgramCurvature(target, data, GaussNewton("full"))
         at = jax.jit(lambda z: found.at(target, z, data, None, self._key).dense())
         return found.slices, np.asarray(at(self.engine.particles(self.state)), np.float64)
 

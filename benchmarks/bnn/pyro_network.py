@@ -27,7 +27,7 @@ from benchmarks.bnn.methods import (
     Setting,
     engine_options,
 )
-from pyro_ext.curvature import CurvatureOptions, ProgramCurvature
+from pyro_ext.curvature import GaussNewton, ProgramCurvature
 
 
 def program(setting: Setting) -> Callable[[Tensor, Tensor], None]:
@@ -138,7 +138,7 @@ class NewtonTrainer(EngineTrainer):
     def curvature(self) -> tuple[dict[str, slice], Floats]:
         """See :class:`~benchmarks.bnn.methods.NewtonTrainer`."""
         target, data = self.engine.target, self.engine.data
-        found = ProgramCurvature(target, data, CurvatureOptions("full"))
+        found = ProgramCurvature(target, data, GaussNewton("full"))
         at = found.at(target, self.engine.particles, data, None)
         return found.slices, at.dense().double().numpy()
 

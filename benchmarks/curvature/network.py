@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ppl_ext.curvature import GaussNewton
+
 ROWS, FEATURES, HIDDEN, BATCH, PARTICLES = 277, 8, 50, 32, 5
 #: Latent sites of the last layer.
 LAST_LAYER = ["w3", "b3"]
@@ -20,14 +22,16 @@ SHAPES = {
     "b3": (1,),
 }
 
+#: The form that needs an optimizer besides.
+LAST = "SVN, last layer"
 #: Forms of SVN by name: options, and the largest multiple of SVGD's step that they may take.
 STEPS: dict[str, tuple[dict[str, Any], float | None]] = {
     "SVN": ({}, 6.0),
-    "SVN, last layer": ({"sites": LAST_LAYER}, 1.5),
+    LAST: ({"curvature": GaussNewton(sites=LAST_LAYER)}, 1.5),
     "SVN, block diagonal": ({"system": "block_diagonal"}, None),
     "SVN, diagonal curvature": ({"curvature": "diag"}, None),
     "SVN, Kronecker factors": ({"curvature": "kfac"}, None),
-    "SVN, curvature every 5 steps": ({"curvature_every": 5}, None),
+    "SVN, curvature every 5 steps": ({"curvature": GaussNewton(every=5)}, None),
 }
 
 

@@ -36,7 +36,7 @@ def cases() -> dict[str, Callable[[], object]]:
     shared: dict[str, Any] = {"num_particles": network.PARTICLES, "estimator": nx.Minibatch()}
     engines: dict[str, Any] = {"SVGD": nx.SVGD(model, adam, **shared)}
     for name, (options, _) in network.STEPS.items():
-        optim = adam if "sites" in options else None
+        optim = adam if name == network.LAST else None
         engines[name] = nx.SVN(model, optim, **shared, **options)
 
     def case(engine: Any) -> Callable[[], object]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.curvature import network
-from pyro_ext.curvature import CurvatureOptions, ProgramCurvature, gauss_newton_products
+from pyro_ext.curvature import GaussNewton, ProgramCurvature, gauss_newton_products
 from pyro_ext.density import LogDensity
 
 
@@ -34,7 +34,7 @@ class Network:
         shape = (network.PARTICLES, self.target.dim)
         self.z = 0.2 * torch.randn(shape, generator=generator)
         self.vector = torch.randn(self.target.dim, generator=generator)
-        self.curvature = ProgramCurvature(self.target, self.data, CurvatureOptions())
+        self.curvature = ProgramCurvature(self.target, self.data, GaussNewton())
 
     def _model(self, x: Tensor, y: Tensor) -> None:
         weights = {

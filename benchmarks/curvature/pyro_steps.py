@@ -38,7 +38,7 @@ def cases() -> dict[str, Callable[[], object]]:
 
     engines: dict[str, Any] = {"SVGD": px.SVGD(model, adam(), **shared)}
     for name, (options, _) in network.STEPS.items():
-        optim = adam() if "sites" in options else None
+        optim = adam() if name == network.LAST else None
         engines[name] = px.SVN(model, optim, **shared, **options)
 
     def case(engine: Any) -> Callable[[], object]:

@@ -37,6 +37,8 @@ from benchmarks.images.training import (
 )
 from benchmarks.records import Record
 from benchmarks.score_vi.memory import release_freed, reset_peak, resident
+from ppl_ext.curvature import GaussNewton
+from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 
 #: The network: channels of the convolutions, units of the linear layers, classes.
 CHANNELS, UNITS, CLASSES = (6, 16), (120, 84), 10
@@ -74,11 +76,14 @@ class Method:
     damping: float | None = None
     adam: bool = False
 
-    def newton_options(self) -> dict[str, Any]:
+    def newton_options(self, every: int = 1, sites: Any = None) -> dict[str, Any]:
         """Arguments of ``SVN`` on both backends."""
-        options = {"curvature": self.curvature, "system": self.system, "solver": self.solver}
+        options: dict[str, Any] = {
+            "curvature": GaussNewton(self.curvature, sites, every=every),
+            "system": NewtonSystem(self.system, solver=self.solver),
+        }
         if self.damping is not None:
-            options |= {"damping": self.damping, "adapt_damping": False}
+            options["damping"] = LevenbergMarquardt(self.damping, adapt=False)
         return options
 
 

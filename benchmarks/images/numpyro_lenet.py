@@ -131,18 +131,16 @@ def make_engine(model: Callable[..., Any], method: Method, plan: Plan, rate: flo
         taken = {"optim": optim} if method.adam else {"step_size": falling}
         return nx.SVN(
             model,
-            curvature_every=plan.curvature_every,
             **taken,
-            **method.newton_options(),
+            **method.newton_options(plan.curvature_every),
             **options,
         )
     if method.engine == "LL-SVN":
         return nx.SVN(
             model,
             optim,
-            sites=LAST_LAYER,
             step_size=optax.cosine_decay_schedule(plan.newton_share, plan.steps),
-            **method.newton_options(),
+            **method.newton_options(sites=LAST_LAYER),
             **options,
         )
     engines: dict[str, Any] = {"DeepEnsemble": nx.DeepEnsemble, "WGD": nx.WGD, "SVGD": nx.SVGD}

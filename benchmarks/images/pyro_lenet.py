@@ -111,18 +111,16 @@ def make_engine(
         taken: dict[str, Any] = {"optim": optim} if method.adam else {"step_size": falling(rate)}
         return px.SVN(
             model,
-            curvature_every=plan.curvature_every,
             **taken,
-            **method.newton_options(),
+            **method.newton_options(plan.curvature_every),
             **options,
         )
     if method.engine == "LL-SVN":
         return px.SVN(
             model,
             optim,
-            sites=LAST_LAYER,
             step_size=falling(plan.newton_share),
-            **method.newton_options(),
+            **method.newton_options(sites=LAST_LAYER),
             **options,
         )
     engines: dict[str, Any] = {"DeepEnsemble": px.DeepEnsemble, "WGD": px.WGD, "SVGD": px.SVGD}

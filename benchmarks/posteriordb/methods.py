@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ppl_ext.curvature import GaussNewton, as_curvature
+
 Floats = NDArray[np.float64]
 Family = Literal["host", "guide", "particles", "chains", "MCMC"]
 GuideName = Literal["diagonal", "full", "mixture", "Laplace"]
@@ -94,9 +96,11 @@ METHODS: dict[str, Method] = {
     "BaM": Method("BaM", "guide", "full", {"num_samples": 2}),
     "FisherVI": Method("FisherVI", "guide", "full", cost=2.0),
     "SVGD": Method("SVGD", "particles", rates=RATES),
-    "SVN": Method("SVN", "particles", options={"curvature_every": CURVATURE_EVERY}),
+    "SVN": Method("SVN", "particles", options={"curvature": GaussNewton(every=CURVATURE_EVERY)}),
     "SVN, block diagonal": Method(
-        "SVN", "particles", options={"curvature_every": CURVATURE_EVERY, "system": "block_diagonal"}
+        "SVN",
+        "particles",
+        options={"curvature": GaussNewton(every=CURVATURE_EVERY), "system": "block_diagonal"},
     ),
     "Laplace": Method("SVI", "host", "Laplace", rates=RATES),
     "SGHMC": Method("SGHMC", "chains", options={"friction": 1.0}, rates=(0.5, 0.25)),
@@ -232,7 +236,7 @@ def cost_of(method: Method, dim: int, sweeps: int | None) -> Cost:
     if method.engine != "SVN":
         return Cost(0.0, method.cost)
     curvature = 2.0 * dim if sweeps is None else float(sweeps)
-    share = curvature / method.options.get("curvature_every", 1)
+    share = curvature / as_curvature(method.options.get("curvature", "full")).every
     return Cost(curvature - share, 1.0 + share)
 
 

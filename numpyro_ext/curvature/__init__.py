@@ -7,34 +7,26 @@ from numpyro_ext.curvature.gauss_newton import (
     jacobian_rows,
     whitened_outputs,
 )
-from numpyro_ext.curvature.prior import PriorStructure, prior_curvature, prior_structure
-from numpyro_ext.curvature.program_curvature import (
-    STRUCTURES,
-    CurvatureOptions,
-    ProgramCurvature,
-    Structure,
-)
-from numpyro_ext.curvature.row_structure import RowStructure, row_structure
+from numpyro_ext.curvature.prior import prior_curvature, prior_structure
+from numpyro_ext.curvature.program_curvature import ProgramCurvature
+from numpyro_ext.curvature.row_structure import row_structure
 from numpyro_ext.curvature.solvers import (
-    SOLVERS,
     Iterated,
-    Solver,
     cholesky_solve,
     conjugate_gradients,
     woodbury,
 )
+from ppl_ext.curvature import STRUCTURES, GaussNewton, PriorStructure, RowStructure, Structure
 
 __all__ = [
-    "SOLVERS",
     "STRUCTURES",
     "Curvature",
-    "CurvatureOptions",
     "Iterated",
+    "GaussNewton",
     "KroneckerBlock",
     "PriorStructure",
     "ProgramCurvature",
     "RowStructure",
-    "Solver",
     "Structure",
     "cholesky_solve",
     "conjugate_gradients",

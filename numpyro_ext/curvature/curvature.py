@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ppl_ext.newton import CurvatureSizes
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -68,6 +70,16 @@ class Curvature:
         """Number P of particles; 1 where all have the same diagonal and nothing else."""
         leaves = [self.diagonal, self.matrix, self.rows, *(block.left for block in self.blocks)]
         return max(len(leaf) for leaf in leaves if leaf is not None)
+
+    @property
+    def sizes(self) -> CurvatureSizes:
+        """The sizes of the parts."""
+        return CurvatureSizes(
+            0 if self.rows is None else self.rows.shape[1],
+            self.matrix is not None,
+            tuple((block.left.shape[1], block.right.shape[1]) for block in self.blocks),
+            len(self.diagonal) == 1,
+        )
 
     def product(self, vectors: Array) -> Array:
         """H_p v_p for one vector of each particle, (P, D)."""

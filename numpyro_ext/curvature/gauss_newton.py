@@ -20,10 +20,11 @@ from jax import Array, random
 
 from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.curvature.fisher import fisher_root
-from numpyro_ext.curvature.row_structure import NO_STRUCTURE, Repeated, RowStructure, merged
+from numpyro_ext.curvature.row_structure import merged
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.density.outputs import Output
+from ppl_ext.curvature import NO_STRUCTURE, RepeatedComponent, RowStructure
 
 
 def whitened_outputs(
@@ -33,7 +34,7 @@ def whitened_outputs(
     indices: Indices,
     rng_key: Array,
     sites: Collection[str] | None = None,
-    repeated: Mapping[str, tuple[Repeated, ...]] = MappingProxyType({}),
+    repeated: Mapping[str, tuple[RepeatedComponent, ...]] = MappingProxyType({}),
     merge: bool = True,
 ) -> Callable[[Array], Array]:
     """The map w of a position (D,) to whitened outputs (R,), whitened at ``z`` (D,).
@@ -66,7 +67,7 @@ def _whitened(
     output: Output,
     temperature: float,
     rng_key: Array,
-    left_out: tuple[Repeated, ...],
+    left_out: tuple[RepeatedComponent, ...],
 ) -> Array:
     # The root is linear in the changes, so that of the parameters themselves has the Jacobian
     # that is wanted; parameters that are whole numbers do not change.

@@ -8,7 +8,6 @@ factors is kept from one chunk of rows to the next, and every iterate is positiv
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -16,13 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_ext.curvature.curvature import Curvature, KroneckerBlock
-
-#: Longest site that is no matrix whose whole block is kept.
-WHOLE_BLOCK_UP_TO = 500
-#: Widest side of a matrix site with a Kronecker factor; wider sites keep their diagonal.
-WIDEST_FACTOR = 2048
-#: Alternating steps to the nearest Kronecker product.
-KRONECKER_STEPS = 3
+from ppl_ext.curvature import KRONECKER_STEPS, kronecker_sides
 
 #: Sums over rows, by site.
 Sums = dict[str, Array]
@@ -99,14 +92,3 @@ def kronecker_factors(
             diagonal = jnp.broadcast_to(diagonal, (number, diagonal.shape[1]))
             diagonal = diagonal.at[:, where].set(sums[name])
     return Curvature(diagonal, blocks=tuple(blocks))
-
-
-def kronecker_sides(shape: Collection[int]) -> tuple[int, int] | None:
-    """Rows and columns of a site's factors; one is 1 for a whole block, None for a diagonal."""
-    shape = tuple(shape)
-    size = math.prod(shape)
-    first = shape[0] if len(shape) > 1 else 1
-    last = size // max(first, 1)
-    if min(first, last) == 1:
-        return (1, size) if size <= WHOLE_BLOCK_UP_TO else None
-    return (first, last) if max(first, last) <= WIDEST_FACTOR else None

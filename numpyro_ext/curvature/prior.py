@@ -13,46 +13,13 @@ diagonal where the scale of its weights is a latent site that is not among them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array, random
 
 from numpyro_ext.density import Data, LogDensity
-from ppl_ext.errors import ArgumentError
-
-PriorForm = Literal["diagonal", "hessian"]
-
-#: Largest dimension at which the whole matrix is formed for each position, unless told otherwise.
-DENSE_UP_TO = 500
-
-
-@dataclass(frozen=True)
-class PriorStructure:
-    """How the curvature of a program's log prior is computed.
-
-    Parameters
-    ----------
-    sites : tuple of str
-        Latent sites, in the order of the layout, that have D' coordinates.
-    form : {"diagonal", "hessian"}
-        Whether a diagonal (P, D') or matrices (P, D', D') come out.
-    exact : bool
-        Whether nothing but negative curvature is left out.
-    apart : tuple of str
-        Those within which the curvature is diagonal: one product gives all of their
-        entries. Entries of other sites take a product each.
-    constant : bool
-        Whether it is diagonal and the same at all positions, as for Normals with fixed scales.
-    """
-
-    sites: tuple[str, ...]
-    form: PriorForm
-    exact: bool
-    apart: tuple[str, ...]
-    constant: bool
+from ppl_ext.curvature import DENSE_PRIOR_UP_TO, PriorForm, PriorStructure
 
 
 def prior_structure(
@@ -69,19 +36,10 @@ def prior_structure(
     ----------
     form : {"diagonal", "hessian"}, optional
         What to compute; default the diagonal where that is exact, the Hessian up to a dimension of
-        ``DENSE_UP_TO``, and the diagonal above.
+        ``DENSE_PRIOR_UP_TO``, and the diagonal above.
     sites : collection of str, optional
         Latent sites that have curvature; default all.
-
-    Raises
-    ------
-    ArgumentError
-        There is no such form.
     """
-    if form not in (None, "diagonal", "hessian"):
-        raise ArgumentError(
-            f"Expected the prior's curvature to be 'diagonal', 'hessian' or None, found {form!r}."
-        )
     product = jax.jit(jax.vmap(_products(target, data), (0, None)))
     slices = {
         name: where
@@ -113,7 +71,7 @@ def prior_structure(
     found = product(z, inside) * inside
     constant = whole and len(z) > 1 and bool((found == found[0]).all())
     if form is None:
-        form = "hessian" if not whole and inside.sum() <= DENSE_UP_TO else "diagonal"
+        form = "hessian" if not whole and inside.sum() <= DENSE_PRIOR_UP_TO else "diagonal"
     exact = whole or form == "hessian"
     return PriorStructure(tuple(slices), form, exact, apart, constant and form == "diagonal")
 

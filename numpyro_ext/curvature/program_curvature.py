@@ -24,8 +24,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -35,55 +33,12 @@ from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.curvature.curvature import Curvature
 from numpyro_ext.curvature.gauss_newton import jacobian_rows
 from numpyro_ext.curvature.kronecker import Sums, kronecker_factors
-from numpyro_ext.curvature.prior import PriorForm, PriorStructure, prior_curvature, prior_structure
+from numpyro_ext.curvature.prior import prior_curvature, prior_structure
 from numpyro_ext.curvature.row_structure import row_structure
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
+from ppl_ext.curvature import LARGEST_JACOBIANS, GaussNewton
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_count
-
-Structure = Literal["full", "diag", "kfac", "low_rank"]
-STRUCTURES: tuple[str, ...] = get_args(Structure)
-
-#: Numbers of the Jacobians of all particles above which particles take turns.
-_LARGE = 50_000_000
-
-
-@dataclass(frozen=True)
-class CurvatureOptions:
-    """What curvature to compute.
-
-    Parameters
-    ----------
-    structure : {"full", "diag", "kfac", "low_rank"}
-    sites : tuple of str, optional
-        Latent sites whose coordinates have curvature; default all.
-    rank : int
-        Terms kept by ``"low_rank"``.
-    prior : {"diagonal", "hessian"}, optional
-        See :func:`~numpyro_ext.curvature.prior_structure`.
-
-    Raises
-    ------
-    ArgumentError
-        An option is not one of those listed.
-    """
-
-    structure: Structure = "full"
-    sites: tuple[str, ...] | None = None
-    rank: int = 10
-    prior: PriorForm | None = None
-
-    def __post_init__(self) -> None:
-        if self.structure not in STRUCTURES:
-            raise ArgumentError(
-                f"Expected curvature to be one of {STRUCTURES}, found {self.structure!r}."
-            )
-        check_count("rank", self.rank)
-        if self.sites is not None and (not self.sites):
-            raise ArgumentError(
-                f"Expected sites to be a non-empty tuple of site names, found {self.sites!r}."
-            )
 
 
 class ProgramCurvature:
@@ -94,7 +49,7 @@ class ProgramCurvature:
     target : LogDensity
     data : Data
         Concrete arguments of the model.
-    options : CurvatureOptions
+    options : GaussNewton
 
     Attributes
     ----------
@@ -111,7 +66,7 @@ class ProgramCurvature:
         A site is not latent, or the model's likelihood has factors, which have no outputs.
     """
 
-    def __init__(self, target: LogDensity, data: Data, options: CurvatureOptions) -> None:
+    def __init__(self, target: LogDensity, data: Data, options: GaussNewton) -> None:
         layout = target.layout
         wanted = options.sites if options.sites is not None else tuple(layout.names)
         unknown = [name for name in wanted if name not in layout.slices]
@@ -127,16 +82,8 @@ class ProgramCurvature:
         key = random.PRNGKey(0)
         positions = random.uniform(key, (2, target.dim), target.dtype, -1.0, 1.0)
         self._check_likelihood(target, positions[0], data)
-        self.prior: PriorStructure = prior_structure(
-            target, positions, data, key, self._prior_form(target), self.sites
-        )
+        self.prior = prior_structure(target, positions, data, key, options.prior_form, self.sites)
         self.rows = row_structure(target, positions[0], data, target.first_rows())
-
-    def _prior_form(self, target: LogDensity) -> PriorForm | None:
-        if self.options.prior is not None:
-            return self.options.prior
-        # A matrix for the prior would undo what these structures are for.
-        return None if self.options.structure == "full" else "diagonal"
 
     def _check_likelihood(self, target: LogDensity, position: Array, data: Data) -> None:
         factors = target.likelihood_factors(position, data, target.first_rows())
@@ -275,7 +222,7 @@ class ProgramCurvature:
     ) -> Curvature:
         """A function of positions and a key at z; where batches are large, one by one."""
         numbers = len(z) * self._num_rows(target, z, data, indices) * len(self.coordinates)
-        if numbers <= _LARGE:
+        if numbers <= LARGEST_JACOBIANS:
             return function(z, rng_key)
         one_by_one = jax.lax.map(
             lambda pair: function(pair[0][None], pair[1]), (z, random.split(rng_key, len(z)))

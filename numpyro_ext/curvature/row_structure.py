@@ -8,9 +8,6 @@ the same r' r.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,44 +17,7 @@ from numpyro_ext.curvature.fisher import fisher_root, root_for
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.density.outputs import Output
-
-
-class Repeated(NamedTuple):
-    """A component of the Fisher root that depends on one parameter, the same along some axes.
-
-    Parameters
-    ----------
-    component : int
-        Number of the component.
-    parameter : str
-        Name of the parameter.
-    axes : tuple of int
-        Axes of the batch along which the parameter is one.
-    """
-
-    component: int
-    parameter: str
-    axes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class RowStructure:
-    """Observed sites whose rows have structure.
-
-    Parameters
-    ----------
-    by_row : frozenset of str
-        Sites whose rows can be differentiated one by one.
-    repeated : dict of str to tuple of Repeated
-        Components of sites whose rows are merged.
-    """
-
-    by_row: frozenset[str] = frozenset()
-    repeated: dict[str, tuple[Repeated, ...]] = field(default_factory=dict)
-
-
-#: All rows are whole, and none are merged.
-NO_STRUCTURE = RowStructure()
+from ppl_ext.curvature import RepeatedComponent, RowStructure
 
 
 def row_structure(target: LogDensity, z: Array, data: Data, indices: Indices) -> RowStructure:
@@ -89,7 +49,7 @@ def row_structure(target: LogDensity, z: Array, data: Data, indices: Indices) ->
     return RowStructure(by_row, found)
 
 
-def _repeated(output: Output) -> tuple[Repeated, ...]:
+def _repeated(output: Output) -> tuple[RepeatedComponent, ...]:
     if root_for(output.distribution) is None:
         return ()
     axes = dict(output.repeated)
@@ -112,12 +72,16 @@ def _repeated(output: Output) -> tuple[Repeated, ...]:
         names = [name for name in floating if depends[name][component]]
         # Parameters that are vectors or matrices mix their own elements.
         if len(names) == 1 and nothing[names[0]].shape == output.batch and names[0] in axes:
-            found.append(Repeated(component, names[0], axes[names[0]]))
+            found.append(RepeatedComponent(component, names[0], axes[names[0]]))
     return tuple(found)
 
 
 def merged(
-    point: Output, output: Output, weight: Array, repeated: tuple[Repeated, ...], rng_key: Array
+    point: Output,
+    output: Output,
+    weight: Array,
+    repeated: tuple[RepeatedComponent, ...],
+    rng_key: Array,
 ) -> list[Array]:
     """The merged whitened outputs of a site, one vector for each repeated component.
 
@@ -129,7 +93,7 @@ def merged(
         The site at the position.
     weight : Array
         Factor on each element, in the shape of the batch.
-    repeated : tuple of Repeated
+    repeated : tuple of RepeatedComponent
     rng_key : Array
         As :func:`~numpyro_ext.curvature.fisher.fisher_root` takes it.
     """

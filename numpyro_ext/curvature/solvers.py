@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.linalg import cho_solve
-
-Solver = Literal["dense", "dual", "cg"]
-SOLVERS: tuple[str, ...] = get_args(Solver)
 
 
 def cholesky_solve(matrices: Array, right_sides: Array) -> Array:

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 
-from numpyro_ext.curvature import Curvature, CurvatureOptions, Structure, row_structure
+from numpyro_ext.curvature import Curvature, GaussNewton, Structure, row_structure
 from numpyro_ext.curvature.coordinates import Coordinates
-from numpyro_ext.curvature.prior import PriorForm
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.draws import standard_normal
 from numpyro_ext.engine import EngineState, key_of_draws
@@ -22,6 +21,7 @@ from numpyro_ext.laplace.gaussian import Precision, precision_of
 from numpyro_ext.laplace.likelihood import LikelihoodCurvature
 from numpyro_ext.laplace.prior import ConditionalPrior
 from numpyro_ext.stein import DirectionEngine
+from ppl_ext.curvature import PriorForm
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count, check_names, describe
 
@@ -135,8 +135,8 @@ class LaplaceGGN(DirectionEngine):
         super().__init__(model, optim, 1, **options)
         self.hyperparameters = tuple(hyperparameters or ())
         self.hyperparameters_every = hyperparameters_every
-        self._options = CurvatureOptions(
-            curvature, None if sites is None else tuple(sites), rank, prior
+        self._options = GaussNewton(
+            curvature, None if sites is None else tuple(sites), rank, prior=prior
         )
         shared = [name for name in self.hyperparameters if name in (sites or ())]
         if shared:
@@ -345,7 +345,7 @@ class _Posterior:
         cls,
         target: LogDensity,
         data: Data,
-        options: CurvatureOptions,
+        options: GaussNewton,
         hyperparameters: tuple[str, ...],
     ) -> _Posterior:
         chosen = _chosen(target, options, hyperparameters)
@@ -432,7 +432,7 @@ class _Posterior:
 
 
 def _chosen(
-    target: LogDensity, options: CurvatureOptions, hyperparameters: tuple[str, ...]
+    target: LogDensity, options: GaussNewton, hyperparameters: tuple[str, ...]
 ) -> tuple[str, ...]:
     """The sites that have a Gaussian."""
     if target.parameter_sites and not target.observed_sites:
@@ -449,7 +449,7 @@ def _chosen(
                 f"Expected {label} among the latent sites {list(names)}, found {unknown}."
             )
     if options.sites is not None:
-        return options.sites
+        return tuple(options.sites)
     left = tuple(name for name in names if name not in hyperparameters)
     if not left:
         raise ArgumentError(

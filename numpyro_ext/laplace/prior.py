@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_ext.curvature import Curvature, CurvatureOptions
+from numpyro_ext.curvature import Curvature, GaussNewton
 from numpyro_ext.curvature.coordinates import Coordinates
-from numpyro_ext.curvature.prior import DENSE_UP_TO
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
+from ppl_ext.curvature import DENSE_PRIOR_UP_TO
 from ppl_ext.errors import ArgumentError
 
 
@@ -32,7 +32,7 @@ class ConditionalPrior:
         Concrete arguments of the model.
     coordinates : Coordinates
         D' in number.
-    options : CurvatureOptions
+    options : GaussNewton
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class ConditionalPrior:
     """
 
     def __init__(
-        self, target: LogDensity, data: Data, coordinates: Coordinates, options: CurvatureOptions
+        self, target: LogDensity, data: Data, coordinates: Coordinates, options: GaussNewton
     ) -> None:
         if options.prior == "hessian" and options.structure != "full":
             raise ArgumentError(
@@ -86,7 +86,7 @@ class ConditionalPrior:
             for name, where in coordinates.slices.items()
             if self.whole or is_diagonal(only(where))
         )
-        wants_matrix = not self.whole and options.structure == "full" and dim <= DENSE_UP_TO
+        wants_matrix = not self.whole and options.structure == "full" and dim <= DENSE_PRIOR_UP_TO
         self.form = options.prior or ("hessian" if wants_matrix else "diagonal")
         self.exact = self.whole or self.form == "hessian"
 

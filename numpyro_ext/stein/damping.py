@@ -15,11 +15,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-#: Disagreement below which damping falls, and above which it grows.
-GOOD, POOR = 0.05, 0.2
-FALL, GROWTH = 1.0 / 3.0, 2.0
-#: Bounds on the damping, in units of the curvature.
-LEAST, MOST = 1e-6, 1e8
+from ppl_ext.newton import FALL, GOOD, GROWTH, LEAST_DAMPING, MOST_DAMPING, POOR
 
 
 class Judgement(NamedTuple):
@@ -93,4 +89,4 @@ def judge(
     mean = disagreement.mean()
     factor = jnp.where(mean < GOOD, FALL, jnp.where(mean > POOR, GROWTH, 1.0))
     factor = jnp.where(solved & accepted.any(), factor, GROWTH**2)
-    return Judgement(accepted, jnp.clip(damping * factor, LEAST, MOST), mean)
+    return Judgement(accepted, jnp.clip(damping * factor, LEAST_DAMPING, MOST_DAMPING), mean)

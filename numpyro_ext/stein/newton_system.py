@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,23 +35,12 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_ext.curvature import (
     Curvature,
-    Solver,
     cholesky_solve,
     conjugate_gradients,
     woodbury,
 )
 from numpyro_ext.kernels import Interactions
-
-System = Literal["full", "block_diagonal"]
-SYSTEMS: tuple[str, ...] = get_args(System)
-Repulsion = Literal["diagonal", "all"]
-REPULSIONS: tuple[str, ...] = get_args(Repulsion)
-
-#: Added to the diagonal of the kernel matrix, in units of its mean: a kernel that is larger where
-#: two particles are one. Smooth kernels of many particles have no inverse in floating point.
-NUGGET = 1e-3
-#: Largest system that is formed as one matrix.
-_LARGEST_DENSE = 6000
+from ppl_ext.newton import NUGGET, NewtonSystem, Solver
 
 
 class Solution(NamedTuple):
@@ -76,7 +65,7 @@ class Solution(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NewtonSystem:
+class LinearSystem:
     """The system of one step.
 
     Parameters
@@ -89,21 +78,14 @@ class NewtonSystem:
         s, shape (P, D).
     damping : Array
         Diagonal that is added to every H_p, shape (D,).
-    system : {"full", "block_diagonal"}
-    repulsion : {"diagonal", "all"}
-        Blocks that the repulsion of the full system is on.
-    tolerance, max_iterations : float, int
-        Of conjugate gradients.
+    options : NewtonSystem
     """
 
     interactions: Interactions
     curvature: Curvature
     scores: Array
     damping: Array
-    system: System = "full"
-    repulsion: Repulsion = "diagonal"
-    tolerance: float = 1e-4
-    max_iterations: int = 50
+    options: NewtonSystem
 
     # -- pieces -------------------------------------------------------------------------------
 
@@ -127,7 +109,7 @@ class NewtonSystem:
 
     def solve(self, solver: Solver) -> Solution:
         """The moves of the particles."""
-        solve = self._solve_full if self.system == "full" else self._solve_blocks
+        solve = self._solve_full if self.options.coupling == "full" else self._solve_blocks
         moves, residual, iterations, definite = solve(solver)
         solved = definite & jnp.isfinite(moves).all()
         return Solution(jnp.where(solved, moves, 0.0), solved, residual, iterations)
@@ -145,7 +127,7 @@ class NewtonSystem:
                 self._full_product(gram), right, self._full_diagonal(gram)
             )
             return gram @ weights, residual, iterations, definite
-        if self.repulsion == "all" or (solver == "dense" and dim <= number):
+        if self.options.repulsion == "all" or (solver == "dense" and dim <= number):
             return _direct(self._solve_matrix(gram, repulsion))
         inverse = cholesky_solve(gram, jnp.eye(number, dtype=gram.dtype))
         right = self.scores + inverse @ repulsion
@@ -186,7 +168,7 @@ class NewtonSystem:
 
         def product(weights: Array) -> Array:
             inner = weights @ basis.T  # alpha_m . b_q
-            if self.repulsion == "diagonal":
+            if self.options.repulsion == "diagonal":
                 seen = jnp.einsum("mjq,mq->mj", features, inner)
                 back = jnp.einsum("mjq,mj->mq", features, seen)
             else:
@@ -212,7 +194,7 @@ class NewtonSystem:
         factor = jnp.linalg.cholesky(gram)
         inverse = solve_triangular(factor, jnp.eye(number, dtype=gram.dtype), lower=True)
         gradients = self._features() @ self.interactions.basis  # g_jm at [m, j]
-        if self.repulsion == "diagonal":
+        if self.options.repulsion == "diagonal":
             blocks = gradients.mT @ gradients
             coupled = jnp.einsum("pm,mab,qm->paqb", inverse, blocks, inverse)
         else:
@@ -305,7 +287,7 @@ class NewtonSystem:
         self, product: Callable[[Array], Array], right: Array, preconditioner: Array
     ) -> tuple[Array, Array, Array, Array]:
         found = conjugate_gradients(
-            product, right, preconditioner, self.tolerance, self.max_iterations
+            product, right, preconditioner, self.options.tolerance, self.options.max_iterations
         )
         return found.solution, found.residual, found.iterations, found.definite
 
@@ -317,54 +299,3 @@ def _direct(moves: Array) -> tuple[Array, Array, Array, Array]:
         jnp.asarray(0, jnp.int32),
         jnp.asarray(True),
     )
-
-
-def solver_costs(
-    system: System,
-    repulsion: Repulsion,
-    curvature: Curvature,
-    number: int,
-    dim: int,
-    num_basis: int,
-    max_iterations: int,
-) -> dict[str, float]:
-    """Multiplications that each solver takes, for those that can solve the system."""
-    rows = 0 if curvature.rows is None else curvature.rows.shape[1]
-    own = 2.0 * rows * dim + (0 if curvature.matrix is None else dim**2)
-    own += sum(
-        block.left.shape[1] * block.right.shape[1] * (block.left.shape[1] + block.right.shape[1])
-        for block in curvature.blocks
-    )
-    wide = curvature.matrix is not None or bool(curvature.blocks)
-    coupling = 2.0 * number * num_basis * (dim + number) + number**2 * dim
-    forming = rows * dim**2 + dim**3 / 3.0
-    costs: dict[str, float] = {}
-    if system == "block_diagonal":
-        costs["cg"] = max_iterations * (number**2 * own + coupling)
-        costs["dense"] = number * (forming + (number + num_basis) * dim**2)
-        size = number * rows + number
-        width = number * rows + num_basis
-        times = 1 if len(curvature.diagonal) == 1 else number
-        costs["dual"] = times * width**2 * dim + number * (2.0 * size * width**2 + size**3 / 3.0)
-    else:
-        costs["cg"] = max_iterations * (number * own + coupling)
-        capacity = 2.0 * number**2 * (number * num_basis) * number + number**6 / 3.0
-        if dim <= number or repulsion == "all":
-            costs["dense"] = (number * dim) ** 3 / 3.0 + number**3 * dim**2
-        else:
-            costs["dense"] = number * (forming + num_basis * dim**2) + capacity
-        if repulsion == "diagonal":
-            costs["dual"] = number * (rows**2 + 2.0 * rows * num_basis) * dim + capacity
-    if wide:
-        costs.pop("dual", None)
-    formed = number * dim if system == "full" and (dim <= number or repulsion == "all") else dim
-    if formed > _LARGEST_DENSE:
-        costs.pop("dense", None)
-    return costs
-
-
-def choose_solver(costs: dict[str, float]) -> str:
-    """The cheapest solver; conjugate gradients only where they are ten times as cheap."""
-    # They stop at a tolerance, and the others are exact.
-    weighted = {name: cost * (10.0 if name == "cg" else 1.0) for name, cost in costs.items()}
-    return min(weighted, key=lambda name: weighted[name])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,14 +11,7 @@ import numpy as np
 from jax import Array, lax, random
 from numpyro.contrib.einstein.stein_kernels import SteinKernel
 
-from numpyro_ext.curvature import (
-    SOLVERS,
-    Curvature,
-    CurvatureOptions,
-    ProgramCurvature,
-    Solver,
-    Structure,
-)
+from numpyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature, Structure
 from numpyro_ext.density import Data, LogDensity, Score
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.engine import EngineState
@@ -33,19 +26,20 @@ from numpyro_ext.kernels import (
     mixture,
 )
 from numpyro_ext.stein.damping import damping_scale, judge, within_radius
-from numpyro_ext.stein.newton_system import (
-    REPULSIONS,
-    SYSTEMS,
+from numpyro_ext.stein.newton_system import LinearSystem, Solution
+from numpyro_ext.stein.particles import ParticleEngine
+from ppl_ext.curvature import as_curvature
+from ppl_ext.errors import ArgumentError
+from ppl_ext.newton import (
+    Coupling,
+    LevenbergMarquardt,
     NewtonSystem,
-    Repulsion,
-    Solution,
-    System,
+    as_damping,
+    as_system,
     choose_solver,
     solver_costs,
 )
-from numpyro_ext.stein.particles import ParticleEngine
-from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_count, check_names, check_number, describe
+from ppl_ext.options import check_number, describe
 
 
 class NewtonState(NamedTuple):
@@ -91,50 +85,27 @@ class SVN(ParticleEngine):
     model : callable
         NumPyro model, used as it is. Its likelihood is made of observed sample sites.
     optim : optimizer, optional
-        NumPyro or optax optimizer. With ``sites`` it moves all other sites, along SVGD's
-        direction, and is needed. Otherwise it takes the Newton direction in place of
+        NumPyro or optax optimizer. With sites in ``curvature`` it moves all other sites, along
+        SVGD's direction, and is needed. Otherwise it takes the Newton direction in place of
         ``step_size``; adaptive optimizers undo the direction's scaling.
     kernel : Kernel or numpyro SteinKernel, optional
         ``RBF``, ``IMQ``, ``Linear``, or sums and multiples of them. With
         ``metric="curvature"`` distances are taken in the mean curvature of the particles, as in
         equation 17 of Leviyev et al. (2022), which is ``RBF("dimension", metric="curvature")``.
-        Default: :func:`~numpyro_ext.stein.curvature_kernel`. With ``sites`` it is the kernel of
-        these; the others have that of ``SVGD``.
+        Default: :func:`~numpyro_ext.stein.curvature_kernel`. With sites in ``curvature`` it is the
+        kernel of these; the others have that of ``SVGD``.
     num_particles : int, default 32
         Number P of particles. One particle is a MAP estimate in unconstrained space.
-    curvature : {"full", "diag", "kfac", "low_rank"}
-        Structure of the likelihood's curvature; see :mod:`numpyro_ext.curvature.program_curvature`.
-    sites : sequence of str, optional
-        Latent sites that take Newton steps, such as those of a network's last layer; all others
-        follow SVGD's direction. Default: all.
-    rank : int
-        Terms of ``curvature="low_rank"``.
-    system : {"full", "block_diagonal"}
-        Whether the moves of the particles are solved for together.
-    repulsion : {"diagonal", "all"}
-        Blocks of the full system that hold the kernel's gradients. With ``"all"`` it need not be
-        positive definite.
-    solver : {"dense", "dual", "cg"}, optional
-        Cholesky of the system, Woodbury's identity, or conjugate gradients. Default: by cost; it
-        is ``self.solver`` after the first step.
-    tolerance : float
-        Residual, relative to the right side, at which conjugate gradients stop.
-    max_iterations : int
-        Products of conjugate gradients.
+    curvature : GaussNewton or {"full", "diag", "kfac", "low_rank"}
+        Curvature of the likelihood, which may be that of some sites alone, such as those of a
+        network's last layer: these take Newton steps, and all others follow SVGD's direction.
+    system : NewtonSystem or {"full", "block_diagonal"}
+        The linear system of a step and how it is solved.
     step_size : float or callable
         Share of the Newton move that is taken, or a map of the number of steps taken to it, which
         should fall to zero where minibatches are to be averaged out.
-    damping : float
-        Levenberg-Marquardt damping at the start, in units of the mean curvature of each
-        coordinate.
-    adapt_damping : bool
-        Whether damping adapts, and bad moves are taken back. It costs one more evaluation of the
-        density.
-    trust_radius : float, optional
-        Largest move of a particle, as root mean square over coordinates in units of the standard
-        deviations that the curvature suggests; default no bound, as damping bounds moves already.
-    curvature_every : int
-        Steps that one curvature serves.
+    damping : LevenbergMarquardt or float
+        Damping of the steps, or its value at the start.
     **options
         Options of every engine; see :class:`~numpyro_ext.engine.Engine`.
 
@@ -150,7 +121,7 @@ class SVN(ParticleEngine):
     score is one. ``info`` holds ``damping``, ``solved`` (0 where the system was singular or
     indefinite: the particles stay and damping grows), ``residual`` and ``iterations`` of conjugate
     gradients, and ``force_norm``, the root mean square over particles of SVGD's direction; with
-    ``adapt_damping`` also ``accepted`` (the share of particles that moved) and ``disagreement``
+    damping that adapts also ``accepted`` (the share of particles that moved) and ``disagreement``
     (of the quadratic model with the density, from 0 to 2).
 
     References
@@ -171,78 +142,40 @@ class SVN(ParticleEngine):
         kernel: Kernel | SteinKernel | None = None,
         num_particles: int = 32,
         *,
-        curvature: Structure = "full",
-        sites: Sequence[str] | None = None,
-        rank: int = 10,
-        system: System = "full",
-        repulsion: Repulsion = "diagonal",
-        solver: Solver | None = None,
-        tolerance: float = 1e-4,
-        max_iterations: int = 50,
+        curvature: Structure | GaussNewton = "full",
+        system: Coupling | NewtonSystem = "full",
         step_size: float | Callable[[Any], Any] = 0.5,
-        damping: float = 1.0,
-        adapt_damping: bool = True,
-        trust_radius: float | None = None,
-        curvature_every: int = 1,
+        damping: float | LevenbergMarquardt = 1.0,
         **options: Any,
     ) -> None:
-        for name, value, allowed in (
-            ("system", system, SYSTEMS),
-            ("repulsion", repulsion, REPULSIONS),
-            ("solver", solver, (*SOLVERS, None)),
-        ):
-            if value not in allowed:
-                raise ArgumentError(f"Expected {name} to be one of {allowed}, found {value!r}.")
-        check_names("sites", sites, optional=True)
         if not callable(step_size):
             check_number("step_size", step_size, most=1.0)
-        check_number("damping", damping)
-        check_number("trust_radius", trust_radius, optional=True)
-        check_number("tolerance", tolerance, most=1.0)
-        check_count("max_iterations", max_iterations)
-        check_count("curvature_every", curvature_every)
-        if sites is not None and optim is None:
+        curvature = as_curvature(curvature)
+        if curvature.sites is not None and optim is None:
             raise ArgumentError(
                 "Expected an optimizer with sites, such as numpyro.optim.Adam(0.01): it moves the "
-                f"sites other than {list(sites)} along SVGD's direction. Found None."
+                f"sites other than {list(curvature.sites)} along SVGD's direction. Found None."
             )
         super().__init__(model, optim, num_particles, **options)
         self.kernel = curvature_kernel() if kernel is None else as_kernel(kernel)
-        self._curvature_options = CurvatureOptions(
-            curvature, None if sites is None else tuple(sites), rank
-        )
-        self.system: System = system
-        self.repulsion: Repulsion = repulsion
-        self.solver = solver
-        self._given_solver = solver
-        self.tolerance = tolerance
-        self.max_iterations = max_iterations
+        self.curvature = curvature
+        self.system = as_system(system)
+        self.damping = as_damping(damping)
         self.step_size = step_size
-        self.damping = damping
-        self.adapt_damping = adapt_damping
-        self.trust_radius = trust_radius
-        self.curvature_every = curvature_every
         self._of_program: tuple[LogDensity, ProgramCurvature] | None = None
 
     def _settings(self) -> dict[str, str]:
         own = {
-            name: repr(getattr(self, name))
-            for name in ("system", "repulsion", "adapt_damping", "trust_radius")
+            name: describe(getattr(self, name))
+            for name in ("kernel", "curvature", "system", "step_size", "damping")
         }
-        return {
-            "kernel": describe(self.kernel),
-            "curvature": describe(self._curvature_options),
-            "curvature_every": repr(self.curvature_every),
-            "step_size": describe(self.step_size),
-            **own,
-            **super()._settings(),
-        }
+        return {**own, **super()._settings()}
 
     def _program_curvature(self, target: LogDensity) -> ProgramCurvature:
         """What is found once about the program; the engine's last arguments serve as data."""
         if self._of_program is None or self._of_program[0] is not target:
             with jax.ensure_compile_time_eval():
-                found = ProgramCurvature(target, self.data, self._curvature_options)
+                found = ProgramCurvature(target, self.data, self.curvature)
             self._of_program = target, found
         return self._of_program[1]
 
@@ -253,7 +186,7 @@ class SVN(ParticleEngine):
     def _others(self, target: LogDensity) -> np.ndarray:
         """Coordinates that the optimizer moves."""
         newton = self._program_curvature(target).coordinates
-        if self._curvature_options.sites is None:
+        if self.curvature.sites is None:
             return newton
         return np.setdiff1d(np.arange(target.dim), newton)
 
@@ -269,7 +202,7 @@ class SVN(ParticleEngine):
         if self.optim is not None:
             optimizer = self.optim.init(particles[:, self._others(target)])
         cached = None
-        if self.curvature_every > 1:
+        if self.curvature.every > 1:
             shape = jax.eval_shape(
                 lambda: program.at(target, particles, data, self._some_rows(target), rng_key)
             )
@@ -277,10 +210,10 @@ class SVN(ParticleEngine):
         return NewtonState(
             particles,
             optimizer,
-            jnp.asarray(self.damping, particles.dtype),
+            jnp.asarray(self.damping.damping, particles.dtype),
             cached,
             # The first step finds a curvature.
-            jnp.asarray(self.curvature_every, jnp.int32),
+            jnp.asarray(self.curvature.every, jnp.int32),
         )
 
     def _some_rows(self, target: LogDensity) -> Indices | None:
@@ -320,7 +253,7 @@ class SVN(ParticleEngine):
         if before.curvature is None:
             curvature = fresh()
         else:
-            due = before.since >= self.curvature_every
+            due = before.since >= self.curvature.every
             cached = before.curvature
             if jax.tree.map(jnp.shape, jax.eval_shape(fresh)) != jax.tree.map(jnp.shape, cached):
                 raise ArgumentError(
@@ -343,7 +276,7 @@ class SVN(ParticleEngine):
             "force_norm": jnp.sqrt((phi**2).sum(axis=1).mean()),
         }
         damping = before.damping
-        if self.adapt_damping:
+        if self.damping.adapt:
             accepted, damping, figures["disagreement"] = self._judged(
                 target,
                 data,
@@ -359,7 +292,7 @@ class SVN(ParticleEngine):
             figures["accepted"] = accepted.mean(dtype=loss.dtype)
             proposed = jnp.where(accepted[:, None], proposed, particles)
         figures["damping"] = damping
-        if self._curvature_options.sites is not None:
+        if self.curvature.sites is not None:
             proposed, optimizer = self._other_moves(
                 target, before, particles, proposed, score, loss
             )
@@ -371,7 +304,7 @@ class SVN(ParticleEngine):
             optimizer,
             damping,
             None if before.curvature is None else curvature,
-            jnp.where(before.since >= self.curvature_every, 1, before.since + 1),
+            jnp.where(before.since >= self.curvature.every, 1, before.since + 1),
         )
         state = state._replace(algorithm=following, estimator=estimator, rng_key=rng_key)
         return state, loss, figures
@@ -383,48 +316,24 @@ class SVN(ParticleEngine):
         kernel = self.kernel.with_curvature(ProductMetric(curvature.mean_products))
         interactions = kernel.interactions(points)
         scale = damping_scale(curvature.diagonals())
-        system = NewtonSystem(
-            interactions,
-            curvature,
-            scores,
-            before.damping * scale,
-            self.system,
-            self.repulsion,
-            self.tolerance,
-            self.max_iterations,
-        )
+        system = LinearSystem(interactions, curvature, scores, before.damping * scale, self.system)
         costs = solver_costs(
-            self.system,
-            self.repulsion,
-            curvature,
-            len(points),
-            points.shape[1],
-            len(interactions.basis),
-            self.max_iterations,
+            self.system, curvature.sizes, len(points), points.shape[1], len(interactions.basis)
         )
-        solver: Any = self._given_solver
-        if solver is None:
-            solver = choose_solver(costs)
-        elif solver not in costs:
-            raise ArgumentError(
-                f"Expected a solver among {sorted(costs)} for this system, found {solver!r}: "
-                '"dual" needs a curvature of rows and a diagonal, and "dense" one matrix that '
-                "fits in memory."
-            )
-        self.solver = solver
+        solver = choose_solver(self.system.solver, costs)
         return system.solve(solver), interactions.direction(scores), scale
 
     def _newton_moves(
         self, before: NewtonState, moves: Array, scale: Array, loss: Array, step: Array
     ) -> tuple[Array, Any]:
         """Moves that are taken, shortened to the trust region, and the optimizer's next state."""
-        if self.optim is None or self._curvature_options.sites is not None:
+        if self.optim is None or self.curvature.sites is not None:
             share = self.step_size(step) if callable(self.step_size) else self.step_size
-            return within_radius(share * moves, scale, self.trust_radius), before.optimizer
+            return within_radius(share * moves, scale, self.damping.trust_radius), before.optimizer
         optimizer = self.optim.update(-moves, before.optimizer, value=loss)
         # What the optimizer adds to its own parameters, which a move taken back has left behind.
         moves = self.optim.get_params(optimizer) - self.optim.get_params(before.optimizer)
-        return within_radius(moves, scale, self.trust_radius), optimizer
+        return within_radius(moves, scale, self.damping.trust_radius), optimizer
 
     def _judged(
         self,

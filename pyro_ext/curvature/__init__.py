@@ -1,5 +1,6 @@
 """Curvature of programs: Fisher information of their outputs, and what is built on it."""
 
+from ppl_ext.curvature import STRUCTURES, GaussNewton, PriorStructure, RowStructure, Structure
 from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
 from pyro_ext.curvature.fisher import fisher_root, register_output_fisher
 from pyro_ext.curvature.gauss_newton import (
@@ -7,18 +8,11 @@ from pyro_ext.curvature.gauss_newton import (
     jacobian_rows,
     whitened_outputs,
 )
-from pyro_ext.curvature.prior import PriorStructure, prior_curvature, prior_structure
-from pyro_ext.curvature.program_curvature import (
-    STRUCTURES,
-    CurvatureOptions,
-    ProgramCurvature,
-    Structure,
-)
-from pyro_ext.curvature.row_structure import RowStructure, row_structure
+from pyro_ext.curvature.prior import prior_curvature, prior_structure
+from pyro_ext.curvature.program_curvature import ProgramCurvature
+from pyro_ext.curvature.row_structure import row_structure
 from pyro_ext.curvature.solvers import (
-    SOLVERS,
     Iterated,
-    Solver,
     cholesky_solve,
     conjugate_gradients,
     symmetric_eigen,
@@ -26,16 +20,14 @@ from pyro_ext.curvature.solvers import (
 )
 
 __all__ = [
-    "SOLVERS",
     "STRUCTURES",
     "Curvature",
-    "CurvatureOptions",
     "Iterated",
+    "GaussNewton",
     "KroneckerBlock",
     "PriorStructure",
     "ProgramCurvature",
     "RowStructure",
-    "Solver",
     "Structure",
     "cholesky_solve",
     "conjugate_gradients",

@@ -16,8 +16,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from ppl_ext.curvature import NO_STRUCTURE, RepeatedComponent, RowStructure
 from pyro_ext.curvature.fisher import drawn_values, fisher_root, needs_draws
-from pyro_ext.curvature.row_structure import NO_STRUCTURE, Repeated, RowStructure, merged
+from pyro_ext.curvature.row_structure import merged
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.log_density import Indices
 from pyro_ext.density.outputs import Output
@@ -32,7 +33,7 @@ def whitened_outputs(
     data: Data,
     indices: Indices,
     sites: Collection[str] | None = None,
-    repeated: Mapping[str, tuple[Repeated, ...]] = MappingProxyType({}),
+    repeated: Mapping[str, tuple[RepeatedComponent, ...]] = MappingProxyType({}),
     merge: bool = True,
 ) -> Callable[[Position], Tensor]:
     """The map w of a position (D,) to whitened outputs (R,), whitened at ``z`` (D,).
@@ -71,7 +72,7 @@ def _whitened(
     output: Output,
     temperature: float,
     values: Sequence[Tensor],
-    left_out: tuple[Repeated, ...],
+    left_out: tuple[RepeatedComponent, ...],
 ) -> Tensor:
     # The root is linear in the changes, so that of the parameters themselves has the Jacobian
     # that is wanted; parameters that are whole numbers do not change.

@@ -8,20 +8,13 @@ factors is kept from one chunk of rows to the next, and every iterate is positiv
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
 
+from ppl_ext.curvature import KRONECKER_STEPS, kronecker_sides
 from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
-
-#: Longest site that is no matrix whose whole block is kept.
-WHOLE_BLOCK_UP_TO = 500
-#: Widest side of a matrix site with a Kronecker factor; wider sites keep their diagonal.
-WIDEST_FACTOR = 2048
-#: Alternating steps to the nearest Kronecker product.
-KRONECKER_STEPS = 3
 
 #: Sums over rows, by site.
 Sums = dict[str, Tensor]
@@ -100,14 +93,3 @@ def kronecker_factors(
     # The same for all particles, which solvers make use of.
     diagonal = diagonal[:1] if len(blocks) == len(slices) else diagonal
     return Curvature(diagonal, blocks=tuple(blocks))
-
-
-def kronecker_sides(shape: Collection[int]) -> tuple[int, int] | None:
-    """Rows and columns of a site's factors; one is 1 for a whole block, None for a diagonal."""
-    shape = tuple(shape)
-    size = math.prod(shape)
-    first = shape[0] if len(shape) > 1 else 1
-    last = size // max(first, 1)
-    if min(first, last) == 1:
-        return (1, size) if size <= WHOLE_BLOCK_UP_TO else None
-    return (first, last) if max(first, last) <= WIDEST_FACTOR else None

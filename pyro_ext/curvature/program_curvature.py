@@ -25,22 +25,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ppl_ext.curvature import LARGEST_JACOBIANS, GaussNewton
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_count
 from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
 from pyro_ext.curvature.fisher import needs_draws, same_draws
 from pyro_ext.curvature.gauss_newton import rows_of_one
 from pyro_ext.curvature.kronecker import OfRows, Sums, kronecker_factors
 from pyro_ext.curvature.prior import (
-    PriorForm,
-    PriorStructure,
     prior_curvature_of_one,
     prior_structure,
     without_negative,
@@ -51,49 +48,6 @@ from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.graph import as_arguments
 from pyro_ext.density.log_density import Indices
 
-Structure = Literal["full", "diag", "kfac", "low_rank"]
-STRUCTURES: tuple[str, ...] = get_args(Structure)
-
-#: Numbers of the Jacobians of all particles above which particles take turns.
-_LARGE = 50_000_000
-
-
-@dataclass(frozen=True)
-class CurvatureOptions:
-    """What curvature to compute.
-
-    Parameters
-    ----------
-    structure : {"full", "diag", "kfac", "low_rank"}
-    sites : tuple of str, optional
-        Latent sites whose coordinates have curvature; default all.
-    rank : int
-        Terms kept by ``"low_rank"``.
-    prior : {"diagonal", "hessian"}, optional
-        See :func:`~pyro_ext.curvature.prior_structure`.
-
-    Raises
-    ------
-    ArgumentError
-        An option is not one of those listed.
-    """
-
-    structure: Structure = "full"
-    sites: tuple[str, ...] | None = None
-    rank: int = 10
-    prior: PriorForm | None = None
-
-    def __post_init__(self) -> None:
-        if self.structure not in STRUCTURES:
-            raise ArgumentError(
-                f"Expected curvature to be one of {STRUCTURES}, found {self.structure!r}."
-            )
-        check_count("rank", self.rank)
-        if self.sites is not None and (not self.sites):
-            raise ArgumentError(
-                f"Expected sites to be a non-empty tuple of site names, found {self.sites!r}."
-            )
-
 
 class ProgramCurvature:
     """The curvature of a program, with all that is found once: what is diagonal, what is apart.
@@ -103,7 +57,7 @@ class ProgramCurvature:
     target : LogDensity
     data : Data
         Concrete arguments of the model.
-    options : CurvatureOptions
+    options : GaussNewton
 
     Attributes
     ----------
@@ -120,7 +74,7 @@ class ProgramCurvature:
         A site is not latent, or the model's likelihood has factors, which have no outputs.
     """
 
-    def __init__(self, target: LogDensity, data: Data, options: CurvatureOptions) -> None:
+    def __init__(self, target: LogDensity, data: Data, options: GaussNewton) -> None:
         layout = target.layout
         wanted = options.sites if options.sites is not None else tuple(layout.names)
         unknown = [name for name in wanted if name not in layout.slices]
@@ -137,8 +91,8 @@ class ProgramCurvature:
         uniform = torch.rand(2, target.dim, generator=generator, dtype=target.dtype)
         positions = (2.0 * uniform - 1.0).to(target.device)
         self._check_likelihood(target, positions[0], data)
-        self.prior: PriorStructure = prior_structure(
-            target, positions, data, generator, self._prior_form(), self.sites
+        self.prior = prior_structure(
+            target, positions, data, generator, options.prior_form, self.sites
         )
         indices = target.first_rows()
         self.rows = row_structure(target, positions[0], data, indices)
@@ -158,12 +112,6 @@ class ProgramCurvature:
 
         self._rows = target.lift(rows, drawing=self._drawing)
         self._prior = target.lift(prior)
-
-    def _prior_form(self) -> PriorForm | None:
-        if self.options.prior is not None:
-            return self.options.prior
-        # A matrix for the prior would undo what these structures are for.
-        return None if self.options.structure == "full" else "diagonal"
 
     def _check_likelihood(self, target: LogDensity, position: Tensor, data: Data) -> None:
         factors = target.likelihood_factors(position, data, target.first_rows())
@@ -246,7 +194,7 @@ class ProgramCurvature:
         self, function: Callable[[Tensor], Curvature], z: Tensor, indices: Indices
     ) -> Curvature:
         """A function of positions at z; where batches are large, one by one."""
-        if len(z) * self._numbers_of_a_particle(indices) <= _LARGE:
+        if len(z) * self._numbers_of_a_particle(indices) <= LARGEST_JACOBIANS:
             return function(z)
         return _stacked([function(one[None]) for one in z])
 

@@ -8,54 +8,14 @@ the same r' r.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from ppl_ext.curvature import RepeatedComponent, RowStructure
 from pyro_ext.curvature.fisher import fisher_root, needs_draws, root_for
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.log_density import Indices
 from pyro_ext.density.outputs import Output
-
-
-class Repeated(NamedTuple):
-    """A component of the Fisher root that depends on one parameter, the same along some axes.
-
-    Parameters
-    ----------
-    component : int
-        Number of the component.
-    parameter : str
-        Name of the parameter.
-    axes : tuple of int
-        Axes of the batch along which the parameter is one.
-    """
-
-    component: int
-    parameter: str
-    axes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class RowStructure:
-    """Observed sites whose rows have structure.
-
-    Parameters
-    ----------
-    by_row : frozenset of str
-        Sites whose rows can be differentiated one by one.
-    repeated : dict of str to tuple of Repeated
-        Components of sites whose rows are merged.
-    """
-
-    by_row: frozenset[str] = frozenset()
-    repeated: dict[str, tuple[Repeated, ...]] = field(default_factory=dict)
-
-
-#: All rows are whole, and none are merged.
-NO_STRUCTURE = RowStructure()
 
 
 def row_structure(target: LogDensity, z: Tensor, data: Data, indices: Indices) -> RowStructure:
@@ -91,7 +51,7 @@ def row_structure(target: LogDensity, z: Tensor, data: Data, indices: Indices) -
     return RowStructure(by_row, found)
 
 
-def _repeated(output: Output) -> tuple[Repeated, ...]:
+def _repeated(output: Output) -> tuple[RepeatedComponent, ...]:
     if root_for(output.distribution) is None:
         return ()
     values = {name: value for name, value in output.parameters.items() if value.is_floating_point()}
@@ -110,7 +70,7 @@ def _repeated(output: Output) -> tuple[Repeated, ...]:
         names = [name for name in values if depends[name][component]]
         # Parameters that are vectors or matrices mix their own elements.
         if len(names) == 1 and values[names[0]].shape == output.batch and axes[names[0]]:
-            found.append(Repeated(component, names[0], axes[names[0]]))
+            found.append(RepeatedComponent(component, names[0], axes[names[0]]))
     return tuple(found)
 
 
@@ -123,7 +83,7 @@ def _no_changes(output: Output) -> dict[str, Tensor]:
 
 
 def merged(
-    point: Output, output: Output, weight: Tensor, repeated: tuple[Repeated, ...]
+    point: Output, output: Output, weight: Tensor, repeated: tuple[RepeatedComponent, ...]
 ) -> list[Tensor]:
     """The merged whitened outputs of a site, one vector for each repeated component.
 
@@ -135,7 +95,7 @@ def merged(
         The site at the position.
     weight : Tensor
         Factor on each element, in the shape of the batch.
-    repeated : tuple of Repeated
+    repeated : tuple of RepeatedComponent
     """
     found = []
     nothing = _no_changes(point)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-Solver = Literal["dense", "dual", "cg"]
-SOLVERS: tuple[str, ...] = get_args(Solver)
 
 
 def cholesky_solve(matrices: Tensor, right_sides: Tensor) -> Tensor:

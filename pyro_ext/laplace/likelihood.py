@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyro_ext.curvature import (
     Curvature,
-    CurvatureOptions,
+    GaussNewton,
     RowStructure,
     symmetric_eigen,
 )
@@ -42,7 +42,7 @@ class LikelihoodCurvature:
     target : LogDensity
     coordinates : Coordinates
         D' in number.
-    options : CurvatureOptions
+    options : GaussNewton
     structure : RowStructure
         What is known of the rows.
     """
@@ -51,7 +51,7 @@ class LikelihoodCurvature:
         self,
         target: LogDensity,
         coordinates: Coordinates,
-        options: CurvatureOptions,
+        options: GaussNewton,
         structure: RowStructure,
     ) -> None:
         self.target, self.coordinates, self.options = target, coordinates, options

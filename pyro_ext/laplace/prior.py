@@ -12,10 +12,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ppl_ext.curvature import DENSE_PRIOR_UP_TO
 from ppl_ext.errors import ArgumentError
-from pyro_ext.curvature import Curvature, CurvatureOptions, symmetric_eigen
+from pyro_ext.curvature import Curvature, GaussNewton, symmetric_eigen
 from pyro_ext.curvature.coordinates import Coordinates
-from pyro_ext.curvature.prior import DENSE_UP_TO
 from pyro_ext.density import Data, LogDensity
 
 
@@ -29,7 +29,7 @@ class ConditionalPrior:
         Arguments of the model.
     coordinates : Coordinates
         D' in number.
-    options : CurvatureOptions
+    options : GaussNewton
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class ConditionalPrior:
     """
 
     def __init__(
-        self, target: LogDensity, data: Data, coordinates: Coordinates, options: CurvatureOptions
+        self, target: LogDensity, data: Data, coordinates: Coordinates, options: GaussNewton
     ) -> None:
         if options.prior == "hessian" and options.structure != "full":
             raise ArgumentError(
@@ -79,7 +79,7 @@ class ConditionalPrior:
             for name, where in coordinates.slices.items()
             if self.whole or is_diagonal(_mask(ones, where))
         )
-        wants_matrix = not self.whole and options.structure == "full" and dim <= DENSE_UP_TO
+        wants_matrix = not self.whole and options.structure == "full" and dim <= DENSE_PRIOR_UP_TO
         self.form = options.prior or ("hessian" if wants_matrix else "diagonal")
         self.exact = self.whole or self.form == "hessian"
 

@@ -15,11 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: Disagreement below which damping falls, and above which it grows.
-GOOD, POOR = 0.05, 0.2
-FALL, GROWTH = 1.0 / 3.0, 2.0
-#: Bounds on the damping, in units of the curvature.
-LEAST, MOST = 1e-6, 1e8
+from ppl_ext.newton import FALL, GOOD, GROWTH, LEAST_DAMPING, MOST_DAMPING, POOR
 
 
 class Judgement(NamedTuple):
@@ -94,4 +90,4 @@ def judge(
     factor = FALL if mean < GOOD else GROWTH if mean > POOR else 1.0
     if not bool(accepted.any()):
         factor = GROWTH**2
-    return Judgement(accepted, min(max(damping * factor, LEAST), MOST), mean)
+    return Judgement(accepted, min(max(damping * factor, LEAST_DAMPING), MOST_DAMPING), mean)

@@ -26,30 +26,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ppl_ext.newton import NUGGET, NewtonSystem, Solver
 from pyro_ext.curvature import (
     Curvature,
-    Solver,
     cholesky_solve,
     conjugate_gradients,
     woodbury,
 )
 from pyro_ext.kernels import Interactions
-
-System = Literal["full", "block_diagonal"]
-SYSTEMS: tuple[str, ...] = get_args(System)
-Repulsion = Literal["diagonal", "all"]
-REPULSIONS: tuple[str, ...] = get_args(Repulsion)
-
-#: Added to the diagonal of the kernel matrix, in units of its mean: a kernel that is larger where
-#: two particles are one. Smooth kernels of many particles have no inverse in floating point.
-NUGGET = 1e-3
-#: Largest system that is formed as one matrix.
-_LARGEST_DENSE = 6000
 
 
 class Solution(NamedTuple):
@@ -74,7 +63,7 @@ class Solution(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NewtonSystem:
+class LinearSystem:
     """The system of one step.
 
     Parameters
@@ -87,21 +76,14 @@ class NewtonSystem:
         s, shape (P, D).
     damping : Tensor
         Diagonal that is added to every H_p, shape (D,).
-    system : {"full", "block_diagonal"}
-    repulsion : {"diagonal", "all"}
-        Blocks that the repulsion of the full system is on.
-    tolerance, max_iterations : float, int
-        Of conjugate gradients.
+    options : NewtonSystem
     """
 
     interactions: Interactions
     curvature: Curvature
     scores: Tensor
     damping: Tensor
-    system: System = "full"
-    repulsion: Repulsion = "diagonal"
-    tolerance: float = 1e-4
-    max_iterations: int = 50
+    options: NewtonSystem
 
     # -- pieces -------------------------------------------------------------------------------
 
@@ -125,7 +107,7 @@ class NewtonSystem:
 
     def solve(self, solver: Solver) -> Solution:
         """The moves of the particles."""
-        solve = self._solve_full if self.system == "full" else self._solve_blocks
+        solve = self._solve_full if self.options.coupling == "full" else self._solve_blocks
         moves, residual, iterations, definite = solve(solver)
         solved = definite and bool(torch.isfinite(moves).all())
         if not solved:
@@ -145,7 +127,7 @@ class NewtonSystem:
                 self._full_product(gram), right, self._full_diagonal(gram)
             )
             return gram @ weights, residual, iterations, definite
-        if self.repulsion == "all" or (solver == "dense" and dim <= number):
+        if self.options.repulsion == "all" or (solver == "dense" and dim <= number):
             return _direct(self._solve_matrix(gram, repulsion))
         inverse = cholesky_solve(gram, _identity(gram))
         right = self.scores + inverse @ repulsion
@@ -183,7 +165,7 @@ class NewtonSystem:
 
         def product(weights: Tensor) -> Tensor:
             inner = weights @ basis.T  # alpha_m . b_q
-            if self.repulsion == "diagonal":
+            if self.options.repulsion == "diagonal":
                 seen = torch.einsum("mjq,mq->mj", features, inner)
                 back = torch.einsum("mjq,mj->mq", features, seen)
             else:
@@ -211,7 +193,7 @@ class NewtonSystem:
             return torch.full_like(repulsion, torch.nan)
         inverse = torch.linalg.solve_triangular(factor, _identity(gram), upper=False)
         gradients = self._features() @ self.interactions.basis  # g_jm at [m, j]
-        if self.repulsion == "diagonal":
+        if self.options.repulsion == "diagonal":
             blocks = gradients.mT @ gradients
             coupled = torch.einsum("pm,mab,qm->paqb", inverse, blocks, inverse)
         else:
@@ -311,7 +293,7 @@ class NewtonSystem:
         self, product: Callable[[Tensor], Tensor], right: Tensor, preconditioner: Tensor
     ) -> tuple[Tensor, float, int, bool]:
         found = conjugate_gradients(
-            product, right, preconditioner, self.tolerance, self.max_iterations
+            product, right, preconditioner, self.options.tolerance, self.options.max_iterations
         )
         return found.solution, found.residual, found.iterations, found.definite
 
@@ -323,54 +305,3 @@ def _direct(moves: Tensor) -> tuple[Tensor, float, int, bool]:
 def _identity(matrix: Tensor) -> Tensor:
     """The identity in the shape of a square matrix."""
     return torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-
-
-def solver_costs(
-    system: System,
-    repulsion: Repulsion,
-    curvature: Curvature,
-    number: int,
-    dim: int,
-    num_basis: int,
-    max_iterations: int,
-) -> dict[str, float]:
-    """Multiplications that each solver takes, for those that can solve the system."""
-    rows = 0 if curvature.rows is None else curvature.rows.shape[1]
-    own = 2.0 * rows * dim + (0 if curvature.matrix is None else dim**2)
-    own += sum(
-        block.left.shape[1] * block.right.shape[1] * (block.left.shape[1] + block.right.shape[1])
-        for block in curvature.blocks
-    )
-    wide = curvature.matrix is not None or bool(curvature.blocks)
-    coupling = 2.0 * number * num_basis * (dim + number) + number**2 * dim
-    forming = rows * dim**2 + dim**3 / 3.0
-    costs: dict[str, float] = {}
-    if system == "block_diagonal":
-        costs["cg"] = max_iterations * (number**2 * own + coupling)
-        costs["dense"] = number * (forming + (number + num_basis) * dim**2)
-        size = number * rows + number
-        width = number * rows + num_basis
-        times = 1 if len(curvature.diagonal) == 1 else number
-        costs["dual"] = times * width**2 * dim + number * (2.0 * size * width**2 + size**3 / 3.0)
-    else:
-        costs["cg"] = max_iterations * (number * own + coupling)
-        capacity = 2.0 * number**2 * (number * num_basis) * number + number**6 / 3.0
-        if dim <= number or repulsion == "all":
-            costs["dense"] = (number * dim) ** 3 / 3.0 + number**3 * dim**2
-        else:
-            costs["dense"] = number * (forming + num_basis * dim**2) + capacity
-        if repulsion == "diagonal":
-            costs["dual"] = number * (rows**2 + 2.0 * rows * num_basis) * dim + capacity
-    if wide:
-        costs.pop("dual", None)
-    formed = number * dim if system == "full" and (dim <= number or repulsion == "all") else dim
-    if formed > _LARGEST_DENSE:
-        costs.pop("dense", None)
-    return costs
-
-
-def choose_solver(costs: dict[str, float]) -> str:
-    """The cheapest solver; conjugate gradients only where they are ten times as cheap."""
-    # They stop at a tolerance, and the others are exact.
-    weighted = {name: cost * (10.0 if name == "cg" else 1.0) for name, cost in costs.items()}
-    return min(weighted, key=lambda name: weighted[name])

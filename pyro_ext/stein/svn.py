@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from pyro.infer.svgd import SteinKernel
 from torch import Tensor
 
+from ppl_ext.curvature import as_curvature
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_count, check_names, check_number, describe
-from pyro_ext.curvature import (
-    SOLVERS,
-    Curvature,
-    CurvatureOptions,
-    ProgramCurvature,
-    Solver,
-    Structure,
+from ppl_ext.newton import (
+    Coupling,
+    LevenbergMarquardt,
+    NewtonSystem,
+    as_damping,
+    as_system,
+    choose_solver,
+    solver_costs,
 )
+from ppl_ext.options import check_number, describe
+from pyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature, Structure
 from pyro_ext.density import Data, Score
 from pyro_ext.density.log_density import Indices
 from pyro_ext.engine import Update
@@ -27,16 +30,7 @@ from pyro_ext.gradients import Full, Minibatch, ScoreEstimate
 from pyro_ext.kernels import IMQ, Kernel, Linear, ProductMetric, as_kernel, default_kernel, mixture
 from pyro_ext.optim import EngineOptimizer, OptimizerLike
 from pyro_ext.stein.damping import Judgement, damping_scale, judge, within_radius
-from pyro_ext.stein.newton_system import (
-    REPULSIONS,
-    SYSTEMS,
-    NewtonSystem,
-    Repulsion,
-    Solution,
-    System,
-    choose_solver,
-    solver_costs,
-)
+from pyro_ext.stein.newton_system import LinearSystem, Solution
 from pyro_ext.stein.particles import ParticleEngine
 
 
@@ -62,50 +56,27 @@ class SVN(ParticleEngine):
     model : callable
         Pyro model, used as it is. Its likelihood is made of observed sample sites.
     optim : PyroOptim or callable, optional
-        See :class:`~pyro_ext.optim.EngineOptimizer`. With ``sites`` it moves all other sites,
-        along SVGD's direction, and is needed. Otherwise it takes the Newton direction in place of
-        ``step_size``; adaptive optimizers undo the direction's scaling.
+        See :class:`~pyro_ext.optim.EngineOptimizer`. With sites in ``curvature`` it moves all
+        other sites, along SVGD's direction, and is needed. Otherwise it takes the Newton direction
+        in place of ``step_size``; adaptive optimizers undo the direction's scaling.
     kernel : Kernel or pyro.infer.svgd.SteinKernel, optional
         ``RBF``, ``IMQ``, ``Linear``, or sums and multiples of them. With
         ``metric="curvature"`` distances are taken in the mean curvature of the particles, as in
         equation 17 of Leviyev et al. (2022), which is ``RBF("dimension", metric="curvature")``.
-        Default: :func:`~pyro_ext.stein.curvature_kernel`. With ``sites`` it is the kernel of
-        these; the others have that of ``SVGD``.
+        Default: :func:`~pyro_ext.stein.curvature_kernel`. With sites in ``curvature`` it is the
+        kernel of these; the others have that of ``SVGD``.
     num_particles : int, default 32
         Number P of particles. One particle is a MAP estimate in unconstrained space.
-    curvature : {"full", "diag", "kfac", "low_rank"}
-        Structure of the likelihood's curvature; see :mod:`pyro_ext.curvature.program_curvature`.
-    sites : sequence of str, optional
-        Latent sites that take Newton steps, such as those of a network's last layer; all others
-        follow SVGD's direction. Default: all.
-    rank : int
-        Terms of ``curvature="low_rank"``.
-    system : {"full", "block_diagonal"}
-        Whether the moves of the particles are solved for together.
-    repulsion : {"diagonal", "all"}
-        Blocks of the full system that hold the kernel's gradients. With ``"all"`` it need not be
-        positive definite.
-    solver : {"dense", "dual", "cg"}, optional
-        Cholesky of the system, Woodbury's identity, or conjugate gradients. Default: by cost; it
-        is ``self.solver`` after the first step.
-    tolerance : float
-        Residual, relative to the right side, at which conjugate gradients stop.
-    max_iterations : int
-        Products of conjugate gradients.
+    curvature : GaussNewton or {"full", "diag", "kfac", "low_rank"}
+        Curvature of the likelihood, which may be that of some sites alone, such as those of a
+        network's last layer: these take Newton steps, and all others follow SVGD's direction.
+    system : NewtonSystem or {"full", "block_diagonal"}
+        The linear system of a step and how it is solved.
     step_size : float or callable
         Share of the Newton move that is taken, or a map of the number of steps taken to it, which
         should fall to zero where minibatches are to be averaged out.
-    damping : float
-        Levenberg-Marquardt damping at the start, in units of the mean curvature of each
-        coordinate.
-    adapt_damping : bool
-        Whether damping adapts, and bad moves are taken back. It costs one more evaluation of the
-        density.
-    trust_radius : float, optional
-        Largest move of a particle, as root mean square over coordinates in units of the standard
-        deviations that the curvature suggests; default no bound, as damping bounds moves already.
-    curvature_every : int
-        Steps that one curvature serves.
+    damping : LevenbergMarquardt or float
+        Damping of the steps, or its value at the start.
     **options
         Options of every engine; see :class:`~pyro_ext.engine.Engine`.
 
@@ -121,7 +92,7 @@ class SVN(ParticleEngine):
     score is one. ``info`` holds ``damping``, ``solved`` (0 where the system was singular or
     indefinite: the particles stay and damping grows), ``residual`` and ``iterations`` of conjugate
     gradients, and ``force_norm``, the root mean square over particles of SVGD's direction; with
-    ``adapt_damping`` also ``accepted`` (the share of particles that moved) and ``disagreement``
+    damping that adapts also ``accepted`` (the share of particles that moved) and ``disagreement``
     (of the quadratic model with the density, from 0 to 2).
 
     References
@@ -142,89 +113,51 @@ class SVN(ParticleEngine):
         kernel: Kernel | SteinKernel | None = None,
         num_particles: int = 32,
         *,
-        curvature: Structure = "full",
-        sites: Sequence[str] | None = None,
-        rank: int = 10,
-        system: System = "full",
-        repulsion: Repulsion = "diagonal",
-        solver: Solver | None = None,
-        tolerance: float = 1e-4,
-        max_iterations: int = 50,
+        curvature: Structure | GaussNewton = "full",
+        system: Coupling | NewtonSystem = "full",
         step_size: float | Callable[[Any], Any] = 0.5,
-        damping: float = 1.0,
-        adapt_damping: bool = True,
-        trust_radius: float | None = None,
-        curvature_every: int = 1,
+        damping: float | LevenbergMarquardt = 1.0,
         **options: Any,
     ) -> None:
-        for name, value, allowed in (
-            ("system", system, SYSTEMS),
-            ("repulsion", repulsion, REPULSIONS),
-            ("solver", solver, (*SOLVERS, None)),
-        ):
-            if value not in allowed:
-                raise ArgumentError(f"Expected {name} to be one of {allowed}, found {value!r}.")
-        check_names("sites", sites, optional=True)
         if not callable(step_size):
             check_number("step_size", step_size, most=1.0)
-        check_number("damping", damping)
-        check_number("trust_radius", trust_radius, optional=True)
-        check_number("tolerance", tolerance, most=1.0)
-        check_count("max_iterations", max_iterations)
-        check_count("curvature_every", curvature_every)
-        if sites is not None and optim is None:
+        curvature = as_curvature(curvature)
+        if curvature.sites is not None and optim is None:
             raise ArgumentError(
-                'Expected an optimizer with sites, such as pyro.optim.Adam({"lr": 0.01}), which '
-                f"moves the sites other than {list(sites)} along SVGD's direction. Found None."
+                'Expected an optimizer with sites, such as pyro.optim.Adam({"lr": 0.01}): it moves '
+                f"the sites other than {list(curvature.sites)} along SVGD's direction. Found None."
             )
         super().__init__(model, optim, num_particles, **options)
         self.kernel = curvature_kernel() if kernel is None else as_kernel(kernel)
-        self._curvature_options = CurvatureOptions(
-            curvature, None if sites is None else tuple(sites), rank
-        )
-        self.system: System = system
-        self.repulsion: Repulsion = repulsion
-        self.solver = solver
-        self._given_solver = solver
-        self.tolerance = tolerance
-        self.max_iterations = max_iterations
+        self.curvature = curvature
+        self.system = as_system(system)
+        self.damping = as_damping(damping)
         self.step_size = step_size
-        self.damping = damping
-        self.adapt_damping = adapt_damping
-        self.trust_radius = trust_radius
-        self.curvature_every = curvature_every
         self._program: ProgramCurvature | None = None
         self._moved: Tensor | None = None
         self._others: Tensor | None = None
         self._cached: Curvature | None = None
-        self._present_damping = damping
+        self._present_damping = self.damping.damping
         self._since = 0
 
     def _settings(self) -> dict[str, str]:
         own = {
-            name: repr(getattr(self, name))
-            for name in ("system", "repulsion", "adapt_damping", "trust_radius")
+            name: describe(getattr(self, name))
+            for name in ("kernel", "curvature", "system", "step_size", "damping")
         }
-        return {
-            "kernel": describe(self.kernel),
-            "curvature": describe(self._curvature_options),
-            "curvature_every": repr(self.curvature_every),
-            "step_size": describe(self.step_size),
-            **own,
-            **super()._settings(),
-        }
+        return {**own, **super()._settings()}
 
     def _initialize(self, data: Data) -> None:
         super()._initialize(data)
         assert self._particles is not None
-        self._program = ProgramCurvature(self.target, data, self._curvature_options)
-        self._present_damping, self._cached, self._since = self.damping, None, 0
+        self._program = ProgramCurvature(self.target, data, self.curvature)
+        self._present_damping, self._cached, self._since = self.damping.damping, None, 0
         if self.optim is None:
             return
         # With sites the optimizer has the coordinates of all others, else those of all.
         newton = self._program.coordinates
         self._others = newton
-        if self._curvature_options.sites is not None:
+        if self.curvature.sites is not None:
             moved = torch.ones(self.target.dim, dtype=torch.bool, device=newton.device)
             moved[newton] = False
             self._others = moved.nonzero()[:, 0]
@@ -262,7 +195,7 @@ class SVN(ParticleEngine):
                 return Update(loss, {}, False)
             curvature = self._cached
             since = self._since
-            if curvature is None or since >= self.curvature_every:
+            if curvature is None or since >= self.curvature.every:
                 curvature, since = program.at(target, particles, data, score.indices), 0
             scores = score.score[:, where]
             solution, phi, scale = self._solve(particles[:, where], scores, curvature)
@@ -276,22 +209,22 @@ class SVN(ParticleEngine):
                 "force_norm": float(phi.square().sum(dim=1).mean().sqrt()),
             }
             damping = self._present_damping
-            if self.adapt_damping:
+            if self.damping.adapt:
                 judgement = self._judged(data, score, curvature, proposed, newton, solution)
                 damping = judgement.damping
                 info["disagreement"] = judgement.disagreement
                 info["accepted"] = float(judgement.accepted.double().mean())
                 proposed = torch.where(judgement.accepted[:, None], proposed, particles)
             info["damping"] = damping
-            if self._curvature_options.sites is not None:
+            if self.curvature.sites is not None:
                 proposed = self._other_moves(particles, proposed, score)
             finite = bool(torch.isfinite(proposed).all())
             if finite:
                 particles.copy_(proposed)
                 self._present_damping = damping
-                self._cached = curvature if self.curvature_every > 1 else None
+                self._cached = curvature if self.curvature.every > 1 else None
                 self._since = since + 1
-                if self._moved is not None and self._curvature_options.sites is None:
+                if self._moved is not None and self.curvature.sites is None:
                     # The optimizer goes on from where the particles are, also those that stayed.
                     self._moved.copy_(proposed)
             elif before is not None:
@@ -314,47 +247,25 @@ class SVN(ParticleEngine):
         kernel = self.kernel.with_curvature(ProductMetric(curvature.mean_products))
         interactions = kernel.interactions(points)
         scale = damping_scale(curvature.diagonals())
-        system = NewtonSystem(
-            interactions,
-            curvature,
-            scores,
-            self._present_damping * scale,
-            self.system,
-            self.repulsion,
-            self.tolerance,
-            self.max_iterations,
+        system = LinearSystem(
+            interactions, curvature, scores, self._present_damping * scale, self.system
         )
         costs = solver_costs(
-            self.system,
-            self.repulsion,
-            curvature,
-            len(points),
-            points.shape[1],
-            len(interactions.basis),
-            self.max_iterations,
+            self.system, curvature.sizes, len(points), points.shape[1], len(interactions.basis)
         )
-        solver: Any = self._given_solver
-        if solver is None:
-            solver = choose_solver(costs)
-        elif solver not in costs:
-            raise ArgumentError(
-                f"Expected a solver among {sorted(costs)} for this system, found {solver!r}: "
-                '"dual" needs a curvature of rows and a diagonal, and "dense" one matrix that '
-                "fits in memory."
-            )
-        self.solver = solver
+        solver = choose_solver(self.system.solver, costs)
         return system.solve(solver), interactions.direction(scores), scale
 
     def _newton_moves(self, points: Tensor, moves: Tensor, scale: Tensor) -> Tensor:
         """Moves that are taken, shortened to the trust region."""
-        if self._optimizer is None or self._curvature_options.sites is not None:
+        if self._optimizer is None or self.curvature.sites is not None:
             share: float = (
                 self.step_size(self.num_steps_taken) if callable(self.step_size) else self.step_size
             )
-            return within_radius(share * moves, scale, self.trust_radius)
+            return within_radius(share * moves, scale, self.damping.trust_radius)
         assert self._moved is not None
         self._optimizer.step({_NAME: -moves})
-        return within_radius(self._moved.detach() - points, scale, self.trust_radius)
+        return within_radius(self._moved.detach() - points, scale, self.damping.trust_radius)
 
     def _judged(
         self,

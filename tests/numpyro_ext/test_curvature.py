@@ -14,6 +14,7 @@ from jax.scipy.special import logsumexp
 from numpyro import handlers
 
 from numpyro_ext.curvature import (
+    GaussNewton,
     PriorStructure,
     RowStructure,
     fisher_root,
@@ -480,5 +481,5 @@ def test_prior_curvature_is_the_clipped_hessian(model: Any) -> None:
     values, vectors = np.linalg.eigh(np.asarray(exact)[:, where][:, :, where])
     clipped = np.einsum("pij,pj,pkj->pik", vectors, np.maximum(values, 0.0), vectors)
     np.testing.assert_allclose(np.asarray(computed(structure)), clipped, atol=1e-10)
-    with pytest.raises(ArgumentError, match="'diagonal', 'hessian' or None, found 'full'"):
-        prior_structure(target, z, data, KEY, "full")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="prior to be one of 'diagonal'.*found 'full'"):
+        GaussNewton(prior="full")  # type: ignore[arg-type]

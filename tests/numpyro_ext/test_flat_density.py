@@ -38,7 +38,7 @@ from numpyro_ext.guides import (
     refuse_flat_density,
     register_flat_density,
 )
-from numpyro_ext.guides.flat_density import _FACTORIES
+from numpyro_ext.guides.flat_density import _FACTORIES, _transform_to
 from numpyro_ext.guides.threefry import threefry_normal
 from ppl_ext.errors import ArgumentError
 
@@ -418,3 +418,12 @@ def test_a_long_guide_keeps_its_initial_values_once(monkeypatch: pytest.MonkeyPa
         lambda each: Predictive(model, guide=each, params=params, num_samples=2)(KEY),
     ):
         assert_trees_close(call(plain), call(guide), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_the_scale_of_a_full_rank_guide_is_the_host_s(size: int) -> None:
+    transform = _transform_to(constraints.scaled_unit_lower_cholesky)
+    host = dist.transforms.ScaledUnitLowerCholeskyTransform()
+    vector = jax.random.normal(jax.random.key(0), (size * (size + 1) // 2,))
+    np.testing.assert_array_equal(transform(vector), host(vector))
+    np.testing.assert_allclose(transform.inv(transform(vector)), vector, atol=1e-5)

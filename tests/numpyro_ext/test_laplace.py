@@ -17,7 +17,7 @@ from scipy.optimize import minimize
 from scipy.stats import betabinom
 
 from numpyro_ext import Full, LaplaceGGN, Minibatch
-from numpyro_ext.curvature import Curvature, CurvatureOptions, KroneckerBlock, row_structure
+from numpyro_ext.curvature import Curvature, GaussNewton, KroneckerBlock, row_structure
 from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.density import LogDensity
 from numpyro_ext.laplace import precision_of
@@ -153,7 +153,7 @@ def target_of(batch: int | None) -> tuple[LogDensity, Any]:
 def curvature_at(structure: Any, batch: int | None, rank: int = 3) -> Any:
     """Curvature of the weights, as a function of the position."""
     target, data = target_of(batch)
-    options = CurvatureOptions(structure, ("w", "v"), rank)
+    options = GaussNewton(structure, ("w", "v"), rank)
     where = Coordinates(target, ("w", "v"))
     with jax.ensure_compile_time_eval():
         rows = row_structure(target, jnp.asarray(Z), data, target.first_rows())
@@ -172,7 +172,7 @@ def nearest_factors(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def test_structures_are_of_the_whole_likelihood_whatever_the_chunks() -> None:
     target, data = target_of(8)
-    ours = ConditionalPrior(target, data, Coordinates(target, ("w", "v")), CurvatureOptions())
+    ours = ConditionalPrior(target, data, Coordinates(target, ("w", "v")), GaussNewton())
     # Given the width the prior of the weights is diagonal, and found to be.
     assert ours.form == "diagonal" and ours.exact
 

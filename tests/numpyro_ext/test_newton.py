@@ -17,7 +17,7 @@ import numpyro_ext.kernels as kernels
 from numpyro_ext import SVN, SVRG, Minibatch
 from numpyro_ext.curvature import (
     Curvature,
-    CurvatureOptions,
+    GaussNewton,
     KroneckerBlock,
     ProgramCurvature,
     conjugate_gradients,
@@ -25,8 +25,9 @@ from numpyro_ext.curvature import (
 from numpyro_ext.density import LogDensity
 from numpyro_ext.stein import curvature_kernel
 from numpyro_ext.stein.damping import judge, within_radius
-from numpyro_ext.stein.newton_system import NewtonSystem, choose_solver, solver_costs
+from numpyro_ext.stein.newton_system import LinearSystem
 from ppl_ext.errors import ArgumentError, ModelCheckError
+from ppl_ext.newton import LevenbergMarquardt, NewtonSystem, choose_solver, solver_costs
 from tests import newton_support as support
 
 jax.config.update("jax_enable_x64", True)
@@ -69,8 +70,12 @@ def test_every_solver_solves_the_system(kernel: str, kind: str, number: int, dim
     for system, repulsion, solver in support.SYSTEMS:
         if kind == "everything" and solver == "dual":
             continue
-        newton = NewtonSystem(
-            interactions, curvature, scores, jnp.asarray(damping), system, repulsion, 1e-13, 5000
+        newton = LinearSystem(
+            interactions,
+            curvature,
+            scores,
+            jnp.asarray(damping),
+            NewtonSystem(system, repulsion, None, 1e-13, 5000),
         )
         expected = support.newton_moves(
             values["z"], values["scores"], dense + np.diag(damping), function, system, repulsion
@@ -91,8 +96,12 @@ def test_a_system_that_is_not_definite_is_reported() -> None:
     points = jnp.asarray(values["z"])
     interactions = kernel.interactions(points)
     for solver in ("dense", "cg"):
-        system = NewtonSystem(
-            interactions, nothing, points, jnp.zeros(3), "full", "all", 1e-10, 200
+        system = LinearSystem(
+            interactions,
+            nothing,
+            points,
+            jnp.zeros(3),
+            NewtonSystem("full", "all", None, 1e-10, 200),
         )
         found = system.solve(solver)
         assert not bool(found.solved)
@@ -117,8 +126,8 @@ def test_conjugate_gradients_stop_at_the_tolerance_and_say_so() -> None:
 def test_the_solver_is_chosen_by_cost() -> None:
     def best(system: Any, number: int, dim: int, rows: int) -> str:
         curvature = Curvature(jnp.ones((1, dim)), rows=jnp.ones((number, rows, dim)))
-        costs = solver_costs(system, "diagonal", curvature, number, dim, number, 50)
-        return choose_solver(costs)
+        costs = solver_costs(NewtonSystem(system), curvature.sizes, number, dim, number)
+        return choose_solver(None, costs)
 
     assert best("full", 100, 5, 40) == "dense"
     assert best("full", 5, 3000, 32) == "dual"
@@ -149,7 +158,7 @@ def target_of(batch: int | None) -> tuple[LogDensity, Any]:
 
 
 def program(batch: int | None, **options: Any) -> ProgramCurvature:
-    return ProgramCurvature(*target_of(batch), CurvatureOptions(**options))
+    return ProgramCurvature(*target_of(batch), GaussNewton(**options))
 
 
 def dense(
@@ -225,8 +234,8 @@ def test_structures_of_minibatches() -> None:
 
 
 def test_bad_curvature_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="curvature to be one of"):
-        CurvatureOptions("hessian")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="structure to be one of"):
+        GaussNewton("hessian")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="latent sites"):
         program(4, sites=("u",))
 
@@ -295,7 +304,9 @@ def test_particles_repel_without_a_score() -> None:
     def flat() -> None:
         numpyro.sample("z", dist.Normal(jnp.zeros(2), 1e4).to_event(1))
 
-    engine = SVN(flat, kernel=kernels.RBF(1.0), num_particles=2, adapt_damping=False)
+    engine = SVN(
+        flat, kernel=kernels.RBF(1.0), num_particles=2, damping=LevenbergMarquardt(adapt=False)
+    )
     state = engine.init(KEY)
     start = jnp.asarray([[0.0, 0.0], [0.5, 0.2]])
     state = state._replace(algorithm=state.algorithm._replace(particles=start))
@@ -305,7 +316,7 @@ def test_particles_repel_without_a_score() -> None:
 
 def test_a_step_is_the_reference_on_a_network() -> None:
     engine = SVN(
-        network, num_particles=3, step_size=1.0, trust_radius=None, adapt_damping=False, damping=0.5
+        network, num_particles=3, step_size=1.0, damping=LevenbergMarquardt(0.5, adapt=False)
     )
     state = engine.init(KEY, X, Y)
     state = state._replace(algorithm=state.algorithm._replace(particles=jnp.asarray(Z)))
@@ -328,10 +339,9 @@ def test_sites_take_newton_steps_and_others_follow_the_optimizer() -> None:
         network,
         optax.sgd(1e-2),
         num_particles=3,
-        sites=["v", "noise"],
+        curvature=GaussNewton(sites=["v", "noise"]),
         step_size=1.0,
-        trust_radius=None,
-        adapt_damping=False,
+        damping=LevenbergMarquardt(adapt=False),
     )
     state = engine.init(KEY, X, Y)
     optimizer = engine.optim.init(jnp.asarray(Z[:, :6]))
@@ -368,7 +378,7 @@ def regression(x: Any, y: Any, batch: int | None = None) -> None:
 
 
 def test_steps_that_would_lower_the_density_are_taken_back() -> None:
-    engine = SVN(narrow, num_particles=2, damping=1e-6, trust_radius=None, step_size=1.0)
+    engine = SVN(narrow, num_particles=2, damping=1e-6, step_size=1.0)
     state = engine.init(KEY)
     start = jnp.asarray([[-2.0], [-1.5]])
     state = state._replace(algorithm=state.algorithm._replace(particles=start))
@@ -383,8 +393,8 @@ def test_steps_that_would_lower_the_density_are_taken_back() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"curvature_every": 3, "curvature": "kfac", "system": "block_diagonal"},
-        {"curvature": "diag", "sites": ["v"], "optim": optax.adam(0.01), "estimator": SVRG(4)},
+        {"curvature": GaussNewton("kfac", every=3), "system": "block_diagonal"},
+        {"curvature": GaussNewton("diag", ["v"]), "optim": optax.adam(0.01), "estimator": SVRG(4)},
     ],
     ids=["kfac", "diag"],
 )
@@ -408,11 +418,13 @@ def test_bad_options_are_refused() -> None:
     with pytest.raises(ArgumentError, match="system to be one of"):
         SVN(gaussian, system="half")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="optimizer with sites"):
-        SVN(gaussian, sites=["z"])
+        SVN(gaussian, curvature=GaussNewton(sites=["z"]))
     with pytest.raises(ArgumentError, match="gradient at each pair"):
         SVN(gaussian, kernel=kernels.RandomFeature(3)).run(KEY, 1, progress_bar=False)
     with pytest.raises(ArgumentError, match="solver among"):
-        SVN(gaussian, solver="dual", num_particles=3).run(KEY, 1, progress_bar=False)
+        SVN(gaussian, system=NewtonSystem(solver="dual"), num_particles=3).run(
+            KEY, 1, progress_bar=False
+        )
     with pytest.raises(ArgumentError, match="computes curvature"):
         kernel = kernels.RBF(metric="curvature")
         kernel.direction({}, jnp.ones((3, 2)), jnp.ones((3, 2)))
@@ -424,7 +436,7 @@ def test_minibatches_have_their_own_curvature() -> None:
         num_particles=3,
         estimator=Minibatch("cyclic"),
         step_size=lambda step: 1.0 - 0.5 * (step > 0),
-        adapt_damping=False,
+        damping=LevenbergMarquardt(adapt=False),
     )
     state = engine.init(KEY, X, Y, 4)
     state = state._replace(algorithm=state.algorithm._replace(particles=jnp.asarray(Z)))
@@ -507,7 +519,7 @@ def test_a_narrow_prior_hides_no_couplings() -> None:
 
     target = LogDensity(model, KEY, ())
     data = target.bind()
-    found = ProgramCurvature(target, data, CurvatureOptions())
+    found = ProgramCurvature(target, data, GaussNewton())
     assert found.prior.form == "hessian"
 
 
@@ -528,4 +540,6 @@ def test_what_has_no_curvature_is_refused() -> None:
     with pytest.raises(ModelCheckError, match="[Ll]atent"):
         SVN(local).init(KEY)
     with pytest.raises(ArgumentError, match="found all of them"):
-        SVN(network, optax.sgd(0.1), sites=["w", "v", "noise"]).init(KEY, X, Y)
+        SVN(network, optax.sgd(0.1), curvature=GaussNewton(sites=["w", "v", "noise"])).init(
+            KEY, X, Y
+        )

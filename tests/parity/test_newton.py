@@ -20,6 +20,8 @@ import numpyro_ext.stein as ns
 import pyro_ext.gradients as pg
 import pyro_ext.kernels as pk
 import pyro_ext.stein as ps
+from ppl_ext.curvature import GaussNewton
+from ppl_ext.newton import NewtonSystem
 from tests.models import numpyro_models, pyro_models, zoo
 
 jax.config.update("jax_enable_x64", True)
@@ -29,12 +31,18 @@ STEPS = 4
 
 CASES: dict[str, dict[str, Any]] = {
     "full": {},
-    "block_diagonal": {"system": "block_diagonal", "solver": "dense", "step_size": 0.3},
-    "diag": {"curvature": "diag", "likelihood_temperature": 2.0, "solver": "cg"},
+    "block_diagonal": {
+        "system": NewtonSystem("block_diagonal", solver="dense"),
+        "step_size": 0.3,
+    },
+    "diag": {
+        "curvature": "diag",
+        "likelihood_temperature": 2.0,
+        "system": NewtonSystem(solver="cg"),
+    },
     "kfac": {
-        "curvature": "kfac",
-        "curvature_every": 2,
-        "repulsion": "all",
+        "curvature": GaussNewton("kfac", every=2),
+        "system": NewtonSystem(repulsion="all"),
         "damping": 10.0,
         # All rows of a model that subsamples them, in chunks of two sizes.
         "data_chunk": 5,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ppl_ext.errors import ArgumentError
 from pyro_ext.curvature import (
+    GaussNewton,
     PriorStructure,
     fisher_root,
     gauss_newton_products,
@@ -575,8 +576,8 @@ def test_prior_curvature_is_the_clipped_hessian(model: Any) -> None:
     np.testing.assert_allclose(
         prior_curvature(target, structure, z, data).numpy(), clipped, atol=1e-10
     )
-    with pytest.raises(ArgumentError, match="'diagonal', 'hessian' or None, found 'full'"):
-        prior_structure(target, z, data, torch.Generator(), "full")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="prior to be one of 'diagonal'.*found 'full'"):
+        GaussNewton(prior="full")  # type: ignore[arg-type]
 
 
 def test_eigenvalues_of_a_matrix_that_is_not_finite() -> None:

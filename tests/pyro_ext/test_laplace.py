@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ppl_ext.errors import ArgumentError
 from pyro_ext import Full, LaplaceGGN, Minibatch
-from pyro_ext.curvature import Curvature, CurvatureOptions, KroneckerBlock, row_structure
+from pyro_ext.curvature import Curvature, GaussNewton, KroneckerBlock, row_structure
 from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.density import LogDensity
 from pyro_ext.laplace import precision_of
@@ -155,7 +155,7 @@ def target_of(batch: int | None) -> tuple[LogDensity, Any]:
 def curvature_at(structure: Any, batch: int | None, rank: int = 3) -> Any:
     """Curvature of the weights, as a function of the position."""
     target, data = target_of(batch)
-    options = CurvatureOptions(structure, ("w", "v"), rank)
+    options = GaussNewton(structure, ("w", "v"), rank)
     where = Coordinates(target, ("w", "v"))
     rows = row_structure(target, torch.from_numpy(Z), data, target.first_rows())
     likelihood = LikelihoodCurvature(target, where, options, rows)
@@ -173,7 +173,7 @@ def nearest_factors(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def test_structures_are_of_the_whole_likelihood_whatever_the_chunks() -> None:
     target, data = target_of(8)
-    ours = ConditionalPrior(target, data, Coordinates(target, ("w", "v")), CurvatureOptions())
+    ours = ConditionalPrior(target, data, Coordinates(target, ("w", "v")), GaussNewton())
     # Given the width the prior of the weights is diagonal, and found to be.
     assert ours.form == "diagonal" and ours.exact
 

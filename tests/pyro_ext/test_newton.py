@@ -13,10 +13,11 @@ import torch
 
 import pyro_ext.kernels as kernels
 from ppl_ext.errors import ArgumentError, ModelCheckError
+from ppl_ext.newton import LevenbergMarquardt, NewtonSystem, choose_solver, solver_costs
 from pyro_ext import SVN, SVRG, Minibatch
 from pyro_ext.curvature import (
     Curvature,
-    CurvatureOptions,
+    GaussNewton,
     KroneckerBlock,
     ProgramCurvature,
     conjugate_gradients,
@@ -27,7 +28,7 @@ from pyro_ext.curvature.kronecker import KRONECKER_STEPS
 from pyro_ext.density import LogDensity
 from pyro_ext.stein import curvature_kernel
 from pyro_ext.stein.damping import judge, within_radius
-from pyro_ext.stein.newton_system import NewtonSystem, choose_solver, solver_costs
+from pyro_ext.stein.newton_system import LinearSystem
 from tests import newton_support as support
 
 
@@ -73,15 +74,12 @@ def test_every_solver_solves_the_system(kernel: str, kind: str, number: int, dim
     for system, repulsion, solver in support.SYSTEMS:
         if kind == "everything" and solver == "dual":
             continue
-        newton = NewtonSystem(
+        newton = LinearSystem(
             interactions,
             curvature,
             scores,
             torch.as_tensor(damping),
-            system,
-            repulsion,
-            1e-13,
-            5000,
+            NewtonSystem(system, repulsion, None, 1e-13, 5000),
         )
         expected = support.newton_moves(
             values["z"], values["scores"], dense + np.diag(damping), function, system, repulsion
@@ -102,8 +100,12 @@ def test_a_system_that_is_not_definite_is_reported() -> None:
     points = torch.as_tensor(values["z"])
     interactions = kernel.interactions(points)
     for solver in ("dense", "cg"):
-        system = NewtonSystem(
-            interactions, nothing, points, torch.zeros(3), "full", "all", 1e-10, 200
+        system = LinearSystem(
+            interactions,
+            nothing,
+            points,
+            torch.zeros(3),
+            NewtonSystem("full", "all", None, 1e-10, 200),
         )
         found = system.solve(solver)
         assert not bool(found.solved)
@@ -128,8 +130,8 @@ def test_conjugate_gradients_stop_at_the_tolerance_and_say_so() -> None:
 def test_the_solver_is_chosen_by_cost() -> None:
     def best(system: Any, number: int, dim: int, rows: int) -> str:
         curvature = Curvature(torch.ones((1, dim)), rows=torch.ones((number, rows, dim)))
-        costs = solver_costs(system, "diagonal", curvature, number, dim, number, 50)
-        return choose_solver(costs)
+        costs = solver_costs(NewtonSystem(system), curvature.sizes, number, dim, number)
+        return choose_solver(None, costs)
 
     assert best("full", 100, 5, 40) == "dense"
     assert best("full", 5, 3000, 32) == "dual"
@@ -162,7 +164,7 @@ def target_of(batch: int | None) -> tuple[LogDensity, Any]:
 
 
 def program(batch: int | None, **options: Any) -> ProgramCurvature:
-    return ProgramCurvature(*target_of(batch), CurvatureOptions(**options))
+    return ProgramCurvature(*target_of(batch), GaussNewton(**options))
 
 
 def dense(
@@ -218,7 +220,7 @@ def test_sweeps_of_one_curvature_draw_the_same(monkeypatch: pytest.MonkeyPatch) 
 
     target = LogDensity(model, (ARGUMENTS[0],), data_chunk=6)
     data = target.bind(ARGUMENTS[0])
-    found = ProgramCurvature(target, data, CurvatureOptions("kfac"))
+    found = ProgramCurvature(target, data, GaussNewton("kfac"))
     monkeypatch.setattr(gauss_newton, "drawn_values", spy)
     found.at(target, torch.from_numpy(Z[:1, :6]), data, None)
     first, second = drawn[:2]
@@ -264,8 +266,8 @@ def test_structures_of_minibatches() -> None:
 
 
 def test_bad_curvature_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="curvature to be one of"):
-        CurvatureOptions("hessian")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="structure to be one of"):
+        GaussNewton("hessian")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="latent sites"):
         program(4, sites=("u",))
 
@@ -346,7 +348,9 @@ def test_particles_repel_without_a_score() -> None:
     def flat() -> None:
         pyro.sample("z", dist.Normal(torch.zeros(2), 1e4).to_event(1))
 
-    engine = SVN(flat, kernel=kernels.RBF(1.0), num_particles=2, adapt_damping=False)
+    engine = SVN(
+        flat, kernel=kernels.RBF(1.0), num_particles=2, damping=LevenbergMarquardt(adapt=False)
+    )
     start = torch.as_tensor([[0.0, 0.0], [0.5, 0.2]])
     moved = one_step(engine, start)
     assert np.linalg.norm(moved[0] - moved[1]) > np.linalg.norm(start[0] - start[1])
@@ -354,7 +358,7 @@ def test_particles_repel_without_a_score() -> None:
 
 def test_a_step_is_the_reference_on_a_network() -> None:
     engine = SVN(
-        network, num_particles=3, step_size=1.0, trust_radius=None, adapt_damping=False, damping=0.5
+        network, num_particles=3, step_size=1.0, damping=LevenbergMarquardt(0.5, adapt=False)
     )
     found = one_step(engine, Z, *ARGUMENTS[:2]) - Z
     dense = np.stack([naive_curvature(z) for z in Z])
@@ -375,10 +379,9 @@ def test_sites_take_newton_steps_and_others_follow_the_optimizer() -> None:
         network,
         pyro.optim.SGD({"lr": 1e-2}),
         num_particles=3,
-        sites=["v", "noise"],
+        curvature=GaussNewton(sites=["v", "noise"]),
         step_size=1.0,
-        trust_radius=None,
-        adapt_damping=False,
+        damping=LevenbergMarquardt(adapt=False),
     )
     found = one_step(engine, Z, *ARGUMENTS[:2]) - Z
     dense = np.stack([naive_curvature(z) for z in Z])[:, 6:, 6:]
@@ -410,7 +413,7 @@ def regression(x: Any, y: Any, batch: int | None = None) -> None:
 
 
 def test_steps_that_would_lower_the_density_are_taken_back() -> None:
-    engine = SVN(narrow, num_particles=2, damping=1e-6, trust_radius=None, step_size=1.0)
+    engine = SVN(narrow, num_particles=2, damping=1e-6, step_size=1.0)
     one_step(engine, [[-2.0], [-1.5]])
     engine.run(39, progress_bar=False)
     assert min(engine.history["accepted"]) < 1.0
@@ -426,10 +429,9 @@ ADAM = pyro.optim.Adam({"lr": 0.01})
 @pytest.mark.parametrize(
     "options",
     [
-        {"curvature_every": 3, "curvature": "kfac", "system": "block_diagonal"},
+        {"curvature": GaussNewton("kfac", every=3), "system": "block_diagonal"},
         {
-            "curvature": "diag",
-            "sites": ["v"],
+            "curvature": GaussNewton("diag", ["v"]),
             "optim": pyro.optim.Adam({"lr": 0.01}),
             "estimator": SVRG(4),
         },
@@ -458,11 +460,13 @@ def test_bad_options_are_refused() -> None:
     with pytest.raises(ArgumentError, match="system to be one of"):
         SVN(gaussian, system="half")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="optimizer with sites"):
-        SVN(gaussian, sites=["z"])
+        SVN(gaussian, curvature=GaussNewton(sites=["z"]))
     with pytest.raises(ArgumentError, match="gradient at each pair"):
         SVN(gaussian, kernel=kernels.RandomFeature(3)).run(1, progress_bar=False)
     with pytest.raises(ArgumentError, match="solver among"):
-        SVN(gaussian, solver="dual", num_particles=3).run(1, progress_bar=False)
+        SVN(gaussian, system=NewtonSystem(solver="dual"), num_particles=3).run(
+            1, progress_bar=False
+        )
     with pytest.raises(ArgumentError, match="computes curvature"):
         kernel = kernels.RBF(metric="curvature")
         kernel.direction({}, torch.ones((3, 2)), torch.ones((3, 2)))
@@ -474,7 +478,7 @@ def test_minibatches_have_their_own_curvature() -> None:
         num_particles=3,
         estimator=Minibatch("cyclic"),
         step_size=lambda step: 1.0 - 0.5 * (step > 0),
-        adapt_damping=False,
+        damping=LevenbergMarquardt(adapt=False),
     )
     arguments = ARGUMENTS
     found = [one_step(engine, Z, *arguments)]
@@ -548,7 +552,7 @@ def test_a_narrow_prior_hides_no_couplings() -> None:
 
     target = LogDensity(model, (), {})
     data = target.bind()
-    found = ProgramCurvature(target, data, CurvatureOptions())
+    found = ProgramCurvature(target, data, GaussNewton())
     assert found.prior.form == "hessian"
 
 
@@ -569,4 +573,6 @@ def test_what_has_no_curvature_is_refused() -> None:
     with pytest.raises(ModelCheckError, match="[Ll]atent"):
         SVN(local).setup()
     with pytest.raises(ArgumentError, match="found all of them"):
-        SVN(network, pyro.optim.SGD({"lr": 0.1}), sites=["w", "v", "noise"]).setup(*ARGUMENTS[:2])
+        SVN(
+            network, pyro.optim.SGD({"lr": 0.1}), curvature=GaussNewton(sites=["w", "v", "noise"])
+        ).setup(*ARGUMENTS[:2])

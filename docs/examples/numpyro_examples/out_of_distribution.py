@@ -120,11 +120,8 @@ def last_layer_svn(settings: Settings, x: Array, y: Array) -> Draws:
         network,
         adam(3e-3, steps),
         num_particles=settings.particles,
-        sites=["w2", "b2"],
-        curvature="kfac",
-        curvature_every=10,
-        damping=3.0,
-        adapt_damping=False,
+        curvature=nx.GaussNewton("kfac", sites=["w2", "b2"], every=10),
+        damping=nx.LevenbergMarquardt(3.0, adapt=False),
         step_size=optax.cosine_decay_schedule(0.3, steps),
         init_strategy=init_to_sample,
     )

@@ -348,7 +348,7 @@ def test_what_a_gradient_is_charged() -> None:
     # One to five steps with one curvature, and the sixth with the next.
     start, step = cost_of(METHODS["SVN"], 7, 10)
     taken = [start + steps * step for steps in (1, 5, 6)]
-    assert METHODS["SVN"].options["curvature_every"] == 5
+    assert METHODS["SVN"].options["curvature"].every == 5
     assert taken == pytest.approx([1 + 10, 23.0, 6 + 2 * 10])
     # Row by row one sweep for each output of a row; without rows one for each output of all.
     assert sweeps_of(1, 0, 7) == 1 and sweeps_of(0, 100, 7) == 7 and sweeps_of(16, 2, 7) == 9

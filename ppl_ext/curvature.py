@@ -1,0 +1,169 @@
+"""What curvature of a program is computed, and what is found of a program once.
+
+The curvature of minus the log density at a position is that of the prior and the Gauss-Newton
+matrix of the likelihood; see ``curvature.program_curvature`` of either package.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
+
+from ppl_ext.options import check_choice, check_count, check_names
+
+Structure = Literal["full", "diag", "kfac", "low_rank"]
+STRUCTURES: tuple[str, ...] = get_args(Structure)
+PriorForm = Literal["diagonal", "hessian"]
+PRIOR_FORMS: tuple[str, ...] = get_args(PriorForm)
+
+#: Largest dimension at which the whole matrix of the prior's curvature is formed for each
+#: position, unless told otherwise.
+DENSE_PRIOR_UP_TO = 500
+#: Numbers of the Jacobians of all positions above which positions take turns.
+LARGEST_JACOBIANS = 50_000_000
+#: Longest site that is no matrix whose whole block is kept.
+WHOLE_BLOCK_UP_TO = 500
+#: Widest side of a matrix site with a Kronecker factor; wider sites keep their diagonal.
+WIDEST_FACTOR = 2048
+#: Alternating steps to the nearest Kronecker product.
+KRONECKER_STEPS = 3
+
+
+@dataclass(frozen=True)
+class GaussNewton:
+    """Gauss-Newton curvature of a program: which structure it has, and of which sites.
+
+    Parameters
+    ----------
+    structure : {"full", "diag", "kfac", "low_rank"}
+        Structure of the likelihood's curvature: exact; its diagonal; Kronecker factors of sites
+        that are matrices; or its largest terms, with the diagonal of what is left.
+    sites : sequence of str, optional
+        Latent sites whose coordinates have curvature, such as those of a network's last layer;
+        default all.
+    rank : int
+        Terms kept by ``"low_rank"``.
+    every : int
+        Steps of an engine that one curvature serves.
+    prior : {"diagonal", "hessian"}, optional
+        What is computed of the prior's curvature. Default: its diagonal where that is exact or
+        where the structure is not ``"full"``, the whole matrix for small programs, and else its
+        diagonal.
+
+    Raises
+    ------
+    ArgumentError
+        An option is not one of those listed.
+    """
+
+    structure: Structure = "full"
+    sites: Sequence[str] | None = None
+    rank: int = 10
+    every: int = 1
+    prior: PriorForm | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("structure", self.structure, STRUCTURES)
+        check_names("sites", self.sites, optional=True, empty=False)
+        if self.sites is not None:
+            object.__setattr__(self, "sites", tuple(self.sites))
+        check_count("rank", self.rank)
+        check_count("every", self.every)
+        check_choice("prior", self.prior, (*PRIOR_FORMS, None))
+
+    @property
+    def prior_form(self) -> PriorForm | None:
+        """What is computed of the prior's curvature, None where the program decides."""
+        # A matrix for the prior would undo what structures other than "full" are for.
+        return self.prior or (None if self.structure == "full" else "diagonal")
+
+
+def as_curvature(curvature: Structure | GaussNewton) -> GaussNewton:
+    """The options of a curvature that is given by them, or by the name of its structure.
+
+    Raises
+    ------
+    ArgumentError
+        It is neither.
+    """
+    if isinstance(curvature, GaussNewton):
+        return curvature
+    check_choice("curvature", curvature, STRUCTURES, "GaussNewton(...)")
+    return GaussNewton(curvature)
+
+
+@dataclass(frozen=True)
+class PriorStructure:
+    """How the curvature of a program's log prior is computed.
+
+    Parameters
+    ----------
+    sites : tuple of str
+        Latent sites, in the order of the layout, that have D' coordinates.
+    form : {"diagonal", "hessian"}
+        Whether a diagonal (P, D') or matrices (P, D', D') come out.
+    exact : bool
+        Whether nothing but negative curvature is left out.
+    apart : tuple of str
+        Those within which the curvature is diagonal: one product gives all of their
+        entries. Entries of other sites take a product each.
+    constant : bool
+        Whether it is diagonal and the same at all positions, as for Normals with fixed scales.
+    """
+
+    sites: tuple[str, ...]
+    form: PriorForm
+    exact: bool
+    apart: tuple[str, ...]
+    constant: bool
+
+
+class RepeatedComponent(NamedTuple):
+    """A component of the Fisher root that depends on one parameter, the same along some axes.
+
+    Parameters
+    ----------
+    component : int
+        Number of the component.
+    parameter : str
+        Name of the parameter.
+    axes : tuple of int
+        Axes of the batch along which the parameter is one.
+    """
+
+    component: int
+    parameter: str
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RowStructure:
+    """Observed sites whose rows of the whitened Jacobian have structure.
+
+    Parameters
+    ----------
+    by_row : frozenset of str
+        Sites whose rows can be differentiated one by one.
+    repeated : dict of str to tuple of RepeatedComponent
+        Components of sites whose rows are merged.
+    """
+
+    by_row: frozenset[str] = frozenset()
+    repeated: dict[str, tuple[RepeatedComponent, ...]] = field(default_factory=dict)
+
+
+#: All rows are whole, and none are merged.
+NO_STRUCTURE = RowStructure()
+
+
+def kronecker_sides(shape: Collection[int]) -> tuple[int, int] | None:
+    """Rows and columns of a site's factors; one is 1 for a whole block, None for a diagonal."""
+    shape = tuple(shape)
+    size = math.prod(shape)
+    first = shape[0] if len(shape) > 1 else 1
+    last = size // max(first, 1)
+    if min(first, last) == 1:
+        return (1, size) if size <= WHOLE_BLOCK_UP_TO else None
+    return (first, last) if max(first, last) <= WIDEST_FACTOR else None
