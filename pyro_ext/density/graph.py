@@ -288,6 +288,8 @@ def _materialize_accumulators(graph: torch.fx.Graph) -> None:
             node.update_arg(0, own)
 
 
+#: Entries from which on a copy costs more than the calls that avoid it.
+LONG = 2**14
 _ATEN: Any = torch.ops.aten
 _VIEWS = (
     _ATEN.view.default,
@@ -343,6 +345,8 @@ def _join_in_place(graph: torch.fx.Graph, memory: Memory) -> None:
             continue
         pieces: list[Any] = list(join.args[0])
         whole = join.meta["val"]
+        if whole.numel() < LONG:
+            continue
         # Each piece is a view, or a view of a view, of what its source has computed.
         views = {piece: _views_of_source(piece) for piece in pieces}
         sources = {piece: (chain[-1].args[0] if chain else piece) for piece, chain in views.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from pyro.distributions.transforms import SoftplusTransform, UnitLowerCholeskyTr
 from pyro.infer import autoguide
 from torch import Tensor
 from torch.distributions import transform_to
-from torch.distributions.transforms import ExpTransform
+from torch.distributions.transforms import ExpTransform, Transform
 
 from pyro_ext.guides.flat_density import (
     FlatDensity,
@@ -36,16 +37,20 @@ class NormalDensity(FlatDensity):
         """Mean (D,) of the guide, in the unconstrained space."""
         return parameters["loc"]
 
+    @cached_property
+    def _scale_transform(self) -> Transform:
+        return transform_to(self.guide.scale_constraint)
+
     def _scale(self, parameters: Parameters) -> Tensor:
-        constraint = self.guide.scale_constraint
-        return transform_to(constraint)(parameters["scale_unconstrained"])
+        return self._scale_transform(parameters["scale_unconstrained"])
 
     def _unconstrained_scale(self, scale: Tensor) -> Tensor:
-        return transform_to(self.guide.scale_constraint).inv(scale).clone()
+        return self._scale_transform.inv(scale).clone()
 
-    def _noise(
+    def noise(
         self, parameters: Parameters, generator: torch.Generator, shape: tuple[int, ...]
     ) -> Tensor:
+        """Standard normal numbers of the guide's kind."""
         loc = parameters["loc"]
         noise = torch.randn(shape, generator=generator, dtype=loc.dtype, device=generator.device)
         return noise.to(loc.device)
@@ -73,7 +78,7 @@ class DiagonalNormalDensity(NormalDensity):
                 if generator.device == piece.device:
                     piece.normal_(generator=generator)
                 else:
-                    piece.copy_(self._noise(parameters, generator, tuple(piece.shape)))
+                    piece.copy_(self.noise(parameters, generator, tuple(piece.shape)))
                 piece.mul_(scale).add_(loc[where])
         return theta
 
@@ -132,7 +137,7 @@ class DiagonalNormalDensity(NormalDensity):
 
     def _pull_back(self, unconstrained: Tensor, scale: Tensor, gradient: Tensor) -> Tensor:
         """Gradient in the unconstrained scale from that in the scale, which is overwritten."""
-        transform = transform_to(self.guide.scale_constraint)
+        transform = self._scale_transform
         if isinstance(transform, SoftplusTransform):
             return gradient.mul_(unconstrained.sigmoid())
         if isinstance(transform, ExpTransform):
@@ -158,7 +163,7 @@ class DiagonalNormalDensity(NormalDensity):
         theta, score : tensors (S, D)
         reach : float
         """
-        transform = transform_to(self.guide.scale_constraint)
+        transform = self._scale_transform
         if not isinstance(transform, (SoftplusTransform, ExpTransform)) or not reach < math.inf:
             return math.inf
         extremes = []
@@ -199,8 +204,12 @@ class MultivariateNormalDensity(NormalDensity):
     covariance_structure = "full"
     _masks: tuple[Any, tuple[Tensor, Tensor]] | None = None
 
+    @cached_property
+    def _unit_transform(self) -> Transform:
+        return transform_to(self.guide.scale_tril_constraint)
+
     def _scale_tril(self, parameters: Parameters) -> Tensor:
-        transform = transform_to(self.guide.scale_tril_constraint)
+        transform = self._unit_transform
         scale, unit = self._scale(parameters), parameters["scale_tril_unconstrained"]
         if isinstance(transform, UnitLowerCholeskyTransform):
             # One operation, where the host's tril starts all threads for the smallest matrix.
@@ -219,12 +228,12 @@ class MultivariateNormalDensity(NormalDensity):
 
     @torch.no_grad()
     def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
-        noise = self._noise(parameters, generator, (num, self.dim))
+        noise = self.noise(parameters, generator, (num, self.dim))
         return parameters["loc"] + noise @ self._scale_tril(parameters).T
 
     def log_prob(self, parameters: Parameters, theta: Tensor) -> Tensor:
         scale_tril = self._scale_tril(parameters)
-        return _log_prob(scale_tril, _solve_lower(scale_tril, theta - parameters["loc"]))
+        return log_density(scale_tril, _solve_lower(scale_tril, theta - parameters["loc"]))
 
     def score(self, parameters: Parameters, theta: Tensor) -> Tensor:
         scale_tril = self._scale_tril(parameters)
@@ -235,7 +244,7 @@ class MultivariateNormalDensity(NormalDensity):
         scale_tril = self._scale_tril(parameters)
         standard = _solve_lower(scale_tril, parameters["loc"] - theta)
         score = _solve_lower(scale_tril, standard, transpose=True)
-        return _log_prob(scale_tril, standard), score
+        return log_density(scale_tril, standard), score
 
     def moments(self, parameters: Parameters) -> Moments:
         return Moments(parameters["loc"], self._scale_tril(parameters))
@@ -249,11 +258,10 @@ class MultivariateNormalDensity(NormalDensity):
     def set_moments(self, parameters: Parameters, moments: Moments) -> Parameters:
         scale = moments.scale.diagonal()
         unit = moments.scale / scale.unsqueeze(-1)
-        constraint = self.guide.scale_tril_constraint
         return {
-            "loc": moments.mean.clone(),
+            "loc": moments.mean,
             "scale_unconstrained": self._unconstrained_scale(scale),
-            "scale_tril_unconstrained": transform_to(constraint).inv(unit).clone(),
+            "scale_tril_unconstrained": self._unit_transform.inv(unit),
         }
 
 
@@ -269,8 +277,8 @@ class LowRankNormalDensity(NormalDensity):
     @torch.no_grad()
     def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
         factor = parameters["cov_factor"]
-        noise = self._noise(parameters, generator, (num, self.dim))
-        noise += self._noise(parameters, generator, (num, factor.shape[-1])) @ factor.T
+        noise = self.noise(parameters, generator, (num, self.dim))
+        noise += self.noise(parameters, generator, (num, factor.shape[-1])) @ factor.T
         return noise.mul_(self._scale(parameters)).add_(parameters["loc"])
 
     def _whiten(self, parameters: Parameters, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -325,7 +333,7 @@ def _sum_draws(values: Tensor) -> Tensor:
     return values[0] if len(values) == 1 else values.sum(0)
 
 
-def _log_prob(scale_tril: Tensor, standard: Tensor) -> Tensor:
+def log_density(scale_tril: Tensor, standard: Tensor) -> Tensor:
     """Log density (...,) of a Normal at points in its standard coordinates (..., D)."""
     constant = scale_tril.diagonal().log().sum() + 0.5 * len(scale_tril) * LOG_TWO_PI
     return -0.5 * standard.square().sum(-1) - constant

@@ -277,19 +277,18 @@ dtype
     def _update(self, data: Data) -> Update:
         if self.solver == "gradient":
             return self._gradient_update(data)
-        density = self.density
         assert self.num_samples is not None
+        form = self._closed_form
         with torch.no_grad():
-            theta = self._sample(density)
-            log_q, present = density.log_prob_and_score(self._parameters, theta)
-            weights = self._closed_form.weights(self._parameters, self.num_samples)
-        score, log_prior, log_likelihood = self._score(theta, data)[:3]
+            draws = form.evaluated_draw(self._parameters, self._generator, self.num_samples)
+            weights = form.weights(self._parameters, self.num_samples)
+        score, log_prior, log_likelihood = self._score(draws.theta, data)[:3]
         log_p = log_prior + log_likelihood / self.target.likelihood_temperature
-        loss = float(weights @ (present - score).square().sum(-1))
-        info = {"log_p": float(weights @ log_p), "log_q": float(weights @ log_q)}
+        loss = float(weights @ (draws.score - score).square_().sum(-1))
+        info = {"log_p": float(weights @ log_p), "log_q": float(weights @ draws.log_prob)}
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
         if finite:
-            finite = self._regression_step(theta, score, log_p)
+            finite = self._regression_step(draws.theta, score, log_p)
         return Update(loss, info, finite)
 
     def _sample(self, density: FlatDensity) -> Tensor:

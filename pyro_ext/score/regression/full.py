@@ -43,13 +43,13 @@ import torch
 from torch import Tensor
 
 from pyro_ext.guides.flat_density import Moments, Parameters
+from pyro_ext.guides.normal import log_density
 from pyro_ext.score.overflow import LENIENCE, judged
-from pyro_ext.score.regression.base import TRUST, ClosedForm
+from pyro_ext.score.regression.base import TRUST, ClosedForm, Draws
 from pyro_ext.score.regression.pairs import (
     DECAY,
     Count,
     advanced,
-    halves,
     next_mean_weight,
     next_weight,
 )
@@ -101,14 +101,15 @@ def observe(
 
     ``total`` is the number of iterations of the whole run, 0 when that is not known.
     """
-    d, e = halves(theta), halves(score)
-    pairs = len(d)
+    # Twice d and e: factors cost least where a product takes them.
+    d, e = (torch.sub(*values.chunk(2)) for values in (theta, score))
+    pairs, columns = len(d), e.T
     weight = next_weight(regression.seen, decay)
     mean_weight = next_mean_weight(regression.seen, decay, total)
 
     def added(before: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """The running average with the latest of left^T right."""
-        return torch.addmm(before, left.T, right, beta=1.0 - weight, alpha=weight / pairs)
+        """The running average with the latest of left right / 4."""
+        return torch.addmm(before, left, right, beta=1.0 - weight, alpha=0.25 * weight / pairs)
 
     block = regression.block
     return Regression(
@@ -116,9 +117,9 @@ def observe(
         torch.lerp(regression.mean_theta, theta.mean(0), mean_weight),
         torch.lerp(regression.mean_score, score.mean(0), mean_weight),
         BlockMoments(
-            added(block.covariance, d, d),
-            added(block.cross_covariance, e, d),
-            added(block.score_covariance, e, e),
+            added(block.covariance, d.T, d),
+            added(block.cross_covariance, columns, d),
+            added(block.score_covariance, columns, e),
         ),
     )
 
@@ -136,7 +137,8 @@ def screened(
     score : tensor (2 K, D)
     """
     covariance = before.block.score_covariance
-    latest = float((halves(score) @ scale_tril).square().sum()) / (len(score) // 2)
+    # |e|^2 / K of K pairs, from 2 e.
+    latest = float((torch.sub(*score.chunk(2)) @ scale_tril).square().sum()) / (2 * len(score))
     verdict = judged(float((scale_tril * (covariance @ scale_tril)).sum()), latest)
     if verdict.sound:
         return after, True
@@ -154,6 +156,19 @@ class FullForm(ClosedForm[Regression]):
 
     def initial(self, parameters: Parameters) -> Regression:
         return initial_regression(self.density.mean(parameters))
+
+    def evaluated_draw(self, parameters: Parameters, generator: torch.Generator, num: int) -> Draws:
+        # A pair's standard coordinates are known and each other's negatives.
+        mean, scale_tril = self.density.moments(parameters)
+        standard = self.density.noise(parameters, generator, (num // 2, len(mean)))
+        move = standard @ scale_tril.T
+        pull = torch.linalg.solve_triangular(scale_tril, standard, upper=False, left=False)
+        log_prob = log_density(scale_tril, standard)
+        return Draws(
+            torch.cat([mean + move, mean - move]),
+            torch.cat([log_prob, log_prob]),
+            torch.cat([-pull, pull]),
+        )
 
     def update(
         self,
@@ -187,24 +202,21 @@ def updated_moments(regression: Regression, moments: Moments, trust: float = TRU
     """
     mean, scale_tril = moments
     block, across = regression.block, scale_tril.T
-
-    def unscale(columns: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(scale_tril, columns, upper=False)
-
+    identity = torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
+    inverse = torch.linalg.solve_triangular(scale_tril, identity, upper=False)
     # Whitened by L: V becomes L^-1 V L^-T, C becomes L^T C L^-T and R becomes L^T R L.
-    offset = (regression.mean_theta - mean).unsqueeze(-1)
-    cross = (across @ block.cross_covariance).T
-    columns = unscale(torch.cat([block.covariance, cross, offset], dim=-1))
-    covariance, cross, offset = columns.split([len(mean), len(mean), 1], dim=-1)
     whitened = BlockMoments(
-        unscale(covariance.T), cross.T, across @ block.score_covariance @ scale_tril
+        inverse @ block.covariance @ inverse.T,
+        across @ block.cross_covariance @ inverse.T,
+        across @ block.score_covariance @ scale_tril,
     )
     step = whitened_step(whitened, regression.seen.worth, trust)
-    move = offset.squeeze(-1) + step.covariance @ (across @ regression.mean_score)
+    move = inverse @ (regression.mean_theta - mean)
+    move = torch.addmv(move, step.covariance, across @ regression.mean_score)
     move = limited_move(step.basis @ ((step.basis.T @ move) / (1.0 + step.pull)))
     # A product of lower triangular factors is lower triangular: no factorisation of Sigma.
     factor = torch.linalg.cholesky(step.covariance)
-    return Moments(mean + scale_tril @ move, scale_tril @ factor)
+    return Moments(torch.addmv(mean, scale_tril, move), scale_tril @ factor)
 
 
 class Step(NamedTuple):
@@ -233,12 +245,12 @@ def whitened_step(block: BlockMoments, number: float, trust: float) -> Step:
     dim = len(block.covariance)
     precision = torch.finfo(block.covariance.dtype)
     spread, axes = torch.linalg.eigh(block.covariance)
-    spread = spread.clamp_min(precision.eps * spread[-1])
+    spread = spread.clamp_min_(precision.eps * spread[-1])
     along = block.cross_covariance @ axes
     # Symmetric up to rounding, and only the lower triangle is read.
     residual = torch.addmm(block.score_covariance, along / spread, along.T, alpha=-1.0)
     noise, basis = torch.linalg.eigh(residual)
-    noise = noise.clamp_min(0.0).div_(free_share(dim, number))
+    noise = noise.clamp_min_(0.0).div_(free_share(dim, number))
     column = noise.unsqueeze(-1)
     pull = column * (dim / number)
     turned, along = basis.T @ axes, basis.T @ along
