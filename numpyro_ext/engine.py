@@ -2,9 +2,11 @@
 
 An engine is a thin shell with NumPyro's verbs around pure functions. It holds the options that it
 was given, and, once it has met the model's arguments, one frozen :class:`Plan` of all that it
-decided then. No hook writes to the engine. A subclass fills in four, all of them traceable by JAX:
+decided then. No hook writes to the engine. A subclass fills in:
 
-``_init_algorithm(plan, rng_key, data)``
+``_start(plan, rng_key, data)``
+    Where the algorithm starts: positions, or parameters of a guide. It alone may look at values.
+``_init_algorithm(plan, start, data)``
     The algorithm's own state, any pytree of arrays.
 ``_step(plan, state, data)``
     The next :class:`EngineState` and the loss, or these and a dictionary of further scalar
@@ -43,6 +45,7 @@ from numpyro.util import is_prng_key
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.gradients import GradientEstimator, default_estimator
+from numpyro_ext.programs import Program
 from ppl_ext import state_files
 from ppl_ext.engine import EngineShell
 from ppl_ext.errors import ArgumentError
@@ -168,15 +171,21 @@ class _Meeting:
         The arguments that were seen last.
     signature : object
         What of the arguments the target depends on.
+    init : callable
+        From where the algorithm starts, keys and data to the state before the first step.
     update, chunk : callable
-        The compiled steps.
+        One step, and a loop of them, which takes its state over.
+    params : callable
+        The parameters in a state.
     """
 
     plan: Plan
     data: Data
     signature: Any
-    update: Callable[..., Any]
-    chunk: Callable[..., Any]
+    init: Program
+    update: Program
+    chunk: Program
+    params: Program
 
 
 class Engine(EngineShell, ABC):
@@ -243,7 +252,11 @@ class Engine(EngineShell, ABC):
         return Plan(target, self.estimator or default_estimator(target))
 
     @abstractmethod
-    def _init_algorithm(self, plan: Any, rng_key: Array, data: Data) -> Any:
+    def _start(self, plan: Any, rng_key: Array, data: Data) -> Any:
+        """Where the algorithm starts, checked: positions, or parameters of a guide."""
+
+    @abstractmethod
+    def _init_algorithm(self, plan: Any, start: Any, data: Data) -> Any:
         """The algorithm's state before the first step."""
 
     @abstractmethod
@@ -273,7 +286,7 @@ class Engine(EngineShell, ABC):
     # -- set up -------------------------------------------------------------------------------
 
     def _meet(
-        self, rng_key: Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, keys: _Keys, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[_Meeting, Data]:
         """The present meeting where these arguments would only lead to the same, or a new one.
 
@@ -285,7 +298,7 @@ class Engine(EngineShell, ABC):
             return self._meet_again(known, args, kwargs)
         target = LogDensity(
             self.model,
-            rng_key,
+            keys.target,
             args,
             kwargs,
             allow_local_latents=self.allow_local_latents,
@@ -295,7 +308,7 @@ class Engine(EngineShell, ABC):
         data = target.bind(*args, **kwargs)
         if not _traced(data):
             data = data.on_device()
-        return self._meeting_of(target, rng_key, data, signature), data
+        return self._meeting_of(target, keys.start, data, signature), data
 
     def _meet_again(
         self, known: _Meeting, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -310,17 +323,30 @@ class Engine(EngineShell, ABC):
         self, target: LogDensity, rng_key: Array, data: Data, signature: Any
     ) -> _Meeting:
         plan = self._plan(target, rng_key, data)
-        # JAX reuses traces between equal functions, and bound methods of one object are equal;
-        # a new partial is not, so a new target is never answered with an old one's trace.
-        update = jax.jit(partial(self._advance, plan))
-        chunk = jax.jit(partial(self._chunk, plan, update), donate_argnums=0)
-        return _Meeting(plan, data, signature, update, chunk)
+        update = Program(partial(self._advance, plan))
+        return _Meeting(
+            plan,
+            data,
+            signature,
+            Program(partial(self._initial_state, plan), rarely=True),
+            update,
+            Program(partial(self._chunk, plan, update), donate_argnums=(0,)),
+            Program(partial(self._get_params, plan), rarely=True),
+        )
 
-    def _initial_state(self, plan: Plan, rng_key: Array, data: Data) -> EngineState:
-        algorithm_key, estimator_key, rng_key = random.split(rng_key, 3)
+    def _first_state(self, meeting: _Meeting, keys: _Keys, data: Data) -> EngineState:
+        start = self._start(meeting.plan, keys.start, data)
+        state: EngineState = meeting.init(start, keys.estimator, keys.steps, data)
+        if not isinstance(state.step, jax.core.Tracer):
+            meeting.plan.estimator.check(state.estimator)
+        return state
+
+    def _initial_state(
+        self, plan: Plan, start: Any, estimator_key: Array, rng_key: Array, data: Data
+    ) -> EngineState:
         number = self._num_positions(plan)
         state = EngineState(
-            algorithm=self._init_algorithm(plan, algorithm_key, data),
+            algorithm=self._init_algorithm(plan, start, data),
             estimator=plan.estimator.init(plan.target, data, estimator_key, number),
             rng_key=rng_key,
             step=jnp.asarray(0, jnp.int32),
@@ -411,9 +437,9 @@ class Engine(EngineShell, ABC):
             The arguments do not fit the model.
         """
         _check_key(rng_key)
-        target_key, state_key = random.split(rng_key)
-        self._meeting, data = self._meet(target_key, args, kwargs)
-        return self._initial_state(self._meeting.plan, state_key, data)
+        keys = _keys(rng_key)
+        self._meeting, data = self._meet(keys, args, kwargs)
+        return self._first_state(self._meeting, keys, data)
 
     def update(self, state: EngineState, *args: Any, **kwargs: Any) -> tuple[EngineState, Array]:
         """Take one step with these arguments of the model; return the next state and the loss.
@@ -490,13 +516,11 @@ class Engine(EngineShell, ABC):
         else:
             self._check_state(init_state)
             if self._meeting is None:
-                self._meeting, _ = self._meet(random.split(rng_key)[0], args, kwargs)
+                self._meeting, _ = self._meet(_keys(rng_key), args, kwargs)
             else:
                 self._meeting, _ = self._meet_again(self._meeting, args, kwargs)
             state = init_state
         meeting = self._met()
-        # The compiled loop takes its state over, so it gets one that nobody else holds.
-        state = _copy(state)
         cadence = Cadence.of(
             int(state.step),
             num_steps,
@@ -505,12 +529,13 @@ class Engine(EngineShell, ABC):
             callback is not None,
             checkpoint is not None,
         )
-        state = state._replace(horizon=jnp.asarray(cadence.last, jnp.int32))
+        # The compiled loop takes its state over, so it gets one that nobody else holds.
+        state = _copy(state, np.int32(cadence.last))
 
         def take(count: int) -> Piece:
             nonlocal state
             state, losses, figures, taken, sound = meeting.chunk(
-                state, meeting.data, jnp.asarray(count, jnp.int32)
+                state, meeting.data, np.int32(count)
             )
             done = int(taken)
             if not bool(sound) and self.on_nonfinite == "raise":
@@ -524,7 +549,9 @@ class Engine(EngineShell, ABC):
 
         def call_back(position: int, figures: Mapping[str, float]) -> bool | None:
             # A copy, because the loop will take the state over again.
-            return None if callback is None else callback(position, _copy(state), figures)
+            if callback is None:
+                return None
+            return callback(position, _copy(state, state.horizon), figures)
 
         found = take_steps(
             type(self).__name__,
@@ -534,12 +561,14 @@ class Engine(EngineShell, ABC):
             call_back=call_back,
             progress_bar=progress_bar,
         )
-        params = self._get_params(meeting.plan, state, meeting.data)
+        params = meeting.params(state, meeting.data)
         return RunResult(params, state, found.losses, found.info)
 
     def get_params(self, state: EngineState) -> dict[str, Any]:
         """The parameters in a state: what the engine has fitted."""
-        return self._get_params(self.plan, state, self.data)
+        known = self._met()
+        params: dict[str, Any] = known.params(state, known.data)
+        return params
 
     def get_samples(
         self, state: EngineState, rng_key: Array | None = None, num_samples: int | None = None
@@ -588,17 +617,17 @@ class Engine(EngineShell, ABC):
         """
         header, trees = state_files.load(path, type(self).__name__, _from_numpy)
         # A key of the same kind as the one saved.
-        key = trees["state"][".rng_key"]
+        keys = _keys(trees["state"][".rng_key"])
         meeting = self._meeting
         if meeting is None or args or kwargs:
-            meeting, _ = self._meet(key, args, kwargs)
+            meeting, _ = self._meet(keys, args, kwargs)
         state_files.check(header, self._header(meeting.plan))
         target = meeting.plan.target
         if trees["held"]:
             held = _in_place("held parameters", trees["held"], target.held)
             target = target.with_held(held)
-            meeting = self._meeting_of(target, key, meeting.data, meeting.signature)
-        template = self._initial_state(meeting.plan, key, meeting.data)
+            meeting = self._meeting_of(target, keys.start, meeting.data, meeting.signature)
+        template = self._first_state(meeting, keys, meeting.data)
         state: EngineState = _in_place("state", trees["state"], template)
         self._meeting = meeting
         return state
@@ -636,8 +665,24 @@ def _choose(condition: Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda n, o: jnp.where(condition, _like(n, o), o), new, old)
 
 
-def _copy(state: EngineState) -> EngineState:
-    return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state)
+@jax.jit
+def _copy(state: EngineState, horizon: Any) -> EngineState:
+    return jax.tree.map(jnp.copy, state._replace(horizon=horizon))
+
+
+class _Keys(NamedTuple):
+    """Keys of the target, of where the algorithm starts, of the estimator and of the steps."""
+
+    target: Array
+    start: Array
+    estimator: Array
+    steps: Array
+
+
+@jax.jit
+def _keys(rng_key: Array) -> _Keys:
+    target_key, state_key = random.split(rng_key)
+    return _Keys(target_key, *random.split(state_key, 3))
 
 
 def _by_path(tree: Any) -> dict[str, Any]:

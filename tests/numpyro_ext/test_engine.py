@@ -49,8 +49,11 @@ class NoisyAscent(Engine):
         super().__init__(*args, **options)
         self.num, self.breaks_at, self.traces = num, breaks_at, 0
 
-    def _init_algorithm(self, plan: Plan, rng_key: jax.Array, data: Data) -> Memory:
-        positions = plan.target.initial_positions(self.num, rng_key, data)
+    def _start(self, plan: Plan, rng_key: jax.Array, data: Data) -> Any:
+        return plan.target.initial_positions(self.num, rng_key, data), rng_key
+
+    def _init_algorithm(self, plan: Plan, start: Any, data: Data) -> Memory:
+        positions, rng_key = start
         return Memory(
             self.optim.init(positions), rng_key, random.PRNGKey(3), jnp.ones(2, jnp.bfloat16)
         )
