@@ -21,9 +21,9 @@ from numpyro_ext.guides import (
     LayerLowRankNormalDensity,
     flat_density,
 )
-from numpyro_ext.guides.layer_low_rank import Layer, find_layers
 from numpyro_ext.score import ProximalScoreVI
 from ppl_ext.errors import ArgumentError
+from ppl_ext.guides.layouts import Layer, find_layers
 
 jax.config.update("jax_enable_x64", True)
 

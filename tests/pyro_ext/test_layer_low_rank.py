@@ -14,13 +14,13 @@ from pyro.nn import PyroModule, PyroSample
 from torch import Tensor, nn
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.guides.layouts import Layer, find_layers
 from pyro_ext.guides import (
     AutoLayerLowRankNormal,
     FlatDensity,
     LayerLowRankNormalDensity,
     flat_density,
 )
-from pyro_ext.guides.layer_low_rank import Layer, find_layers
 from pyro_ext.score import ProximalScoreVI
 
 torch.set_default_dtype(torch.float64)

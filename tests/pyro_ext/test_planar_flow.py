@@ -392,7 +392,7 @@ def test_bad_numbers_of_flows_are_refused(num_flows) -> None:
 
 @pytest.mark.parametrize("init_scale", [0, -1.0, math.nan, "0.1"])
 def test_bad_initial_scales_are_refused(init_scale) -> None:
-    with pytest.raises(ArgumentError, match="Expected init_scale > 0, found"):
+    with pytest.raises(ArgumentError, match="Expected init_scale to be a finite number > 0, found"):
         AutoPlanarFlow(model, init_scale=init_scale)
 
 
