@@ -94,17 +94,24 @@ class PyroFace(Face):
         """Parameters from constrained values by name without prefix."""
         import torch
 
+        plain = dict(density.guide.named_parameters())
         with torch.no_grad():
             for name, value in values.items():
-                setattr(density.guide, name, self.array(value))
+                if name in plain:
+                    plain[name].copy_(self.array(value))
+                else:
+                    setattr(density.guide, name, self.array(value))
         return density.initial_parameters()
 
-    def call(self, function: Callable[..., Any], parameters: Any, *points: Any) -> Any:
-        """A method of a density at points (..., D), or another pure function."""
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """A method of a density at parameters and points (..., D), or another pure function."""
+        return self.numpy(function(*map(self._given, arguments)))
+
+    def _given(self, value: Any) -> Any:
         import torch
 
-        found = function(parameters, *(torch.as_tensor(each) for each in points))
-        return self.numpy(found)
+        plain = isinstance(value, np.ndarray | np.generic | float)
+        return torch.as_tensor(np.asarray(value)) if plain else value
 
     def draws(self, density: Any, parameters: Any, number: int, seed: int = 0) -> np.ndarray:
         import torch
@@ -186,6 +193,40 @@ class PyroFace(Face):
             for (name, leaf), part in zip(leaves.items(), found, strict=True)
         }
 
+    def hessian(self, function: Callable[[Any], Any], point: Any) -> np.ndarray:
+        import torch
+
+        return self.numpy(torch.autograd.functional.hessian(function, torch.as_tensor(point)))
+
+    def elementwise_derivatives(
+        self, function: Callable[..., Any], arguments: list[np.ndarray], order: int
+    ) -> np.ndarray:
+        """All derivatives of one order of an elementwise function: (2,) * order + (number,)."""
+        import torch
+
+        leaves = [torch.tensor(each).requires_grad_() for each in arguments]
+        values = [function(*leaves)]
+        for _ in range(order):
+            values = [
+                part
+                for value in values
+                for part in torch.autograd.grad(value.sum(), leaves, create_graph=True)
+            ]
+        return self.numpy(torch.stack(values)).reshape(*[2] * order, -1)
+
+    def svi_losses(
+        self, model: Any, guide: Any, num_steps: int, rate: float, num_particles: int
+    ) -> np.ndarray:
+        """Losses of a run of the host's SVI with Adam."""
+        import torch
+
+        self.host.clear_param_store()
+        loss = self.infer.Trace_ELBO(num_particles, vectorize_particles=True)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            svi = self.infer.SVI(model, guide, self.host.optim.Adam({"lr": rate}), loss)
+            return np.array([svi.step() for _ in range(num_steps)])
+
     def fitted_parameters(self, fit: Any) -> Any:
         """Parameters of a :class:`~tests.backends.Fit` of a guide."""
         return fit.engine.parameters
@@ -223,10 +264,12 @@ class NumPyroFace(Face):
             self.arrays({f"{prefix}_{name}": value for name, value in values.items()})
         )
 
-    def call(self, function: Callable[..., Any], parameters: Any, *points: Any) -> Any:
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         # Bound methods are equal when they are the same method of the same object.
-        compiled = self._compiled.setdefault(function, self.jax.jit(function))
-        return self.numpy(compiled(parameters, *(self.array(each) for each in points)))
+        if function not in self._compiled:
+            self._compiled[function] = self.jax.jit(function)
+        given = (self.array(v) if isinstance(v, np.ndarray | np.generic) else v for v in arguments)
+        return self.numpy(self._compiled[function](*given))
 
     def draws(self, density: Any, parameters: Any, number: int, seed: int = 0) -> np.ndarray:
         return self.numpy(density.sample(parameters, self.jax.random.key(seed), number))
@@ -283,6 +326,46 @@ class NumPyroFace(Face):
     def gradient(self, function: Callable[[dict[str, Any]], Any], parameters: Any) -> Any:
         return self.numpy(self.jax.jit(self.jax.grad(function))(parameters))
 
+    def hessian(self, function: Callable[[Any], Any], point: Any) -> np.ndarray:
+        return self.numpy(self.jax.jit(self.jax.hessian(function))(self.array(point)))
+
+    def elementwise_derivatives(
+        self, function: Callable[..., Any], arguments: list[np.ndarray], order: int
+    ) -> np.ndarray:
+        jax, jnp = self.jax, self.jax.numpy
+
+        def backward(function: Any) -> Any:
+            def slopes(*values: Any) -> Any:
+                shape = jax.eval_shape(function, *values).shape
+                _, pull = jax.vjp(function, *values)
+                # Every component apart: the derivative of its sum over elements.
+                parts = jnp.eye(int(np.prod(shape[:-1]))).reshape(-1, *shape[:-1], 1)
+                found = jax.vmap(pull)(jnp.broadcast_to(parts, (len(parts), *shape)))
+                return jnp.stack(found, 1).reshape(*shape[:-1], 2, shape[-1])
+
+            return slopes
+
+        def forward(function: Any) -> Any:
+            def slopes(a: Any, b: Any) -> Any:
+                one, zero = jnp.ones_like(a), jnp.zeros_like(a)
+                tangents = ((one, zero), (zero, one))
+                return jnp.stack([jax.jvp(function, (a, b), each)[1] for each in tangents], -2)
+
+            return slopes
+
+        # Reverse mode for the first two, forward mode on top of it.
+        for number in range(order):
+            function = backward(function) if number < 2 else forward(function)
+        return self.numpy(jax.jit(function)(*map(self.array, arguments)))
+
+    def svi_losses(
+        self, model: Any, guide: Any, num_steps: int, rate: float, num_particles: int
+    ) -> np.ndarray:
+        optim, loss = self.host.optim.Adam(rate), self.infer.Trace_ELBO(num_particles)
+        svi = self.infer.SVI(model, guide, optim, loss)
+        run = svi.run(self.jax.random.key(0), num_steps, progress_bar=False)
+        return self.numpy(run.losses)
+
     def fitted_parameters(self, fit: Any) -> Any:
         return fit.state.algorithm.parameters
 
@@ -294,6 +377,15 @@ class NumPyroFace(Face):
 def face_of(package: str) -> Any:
     """The face of a package: "pyro" or "numpyro"."""
     return {"pyro": PyroFace, "numpyro": NumPyroFace}[package]()
+
+
+def divergence(mean: Any, covariance: Any, other_mean: Any, other_covariance: Any) -> float:
+    """Nats from a Normal to another one, KL(first | other)."""
+    precision = np.linalg.inv(other_covariance)
+    offset = np.asarray(mean) - other_mean
+    volume = np.linalg.slogdet(precision @ covariance)[1]
+    quadratic = np.trace(precision @ covariance) + offset @ precision @ offset
+    return float(0.5 * (quadratic - len(offset) - volume))
 
 
 # -- checks that several guides share ------------------------------------------------------------
