@@ -31,6 +31,7 @@ from numpyro.infer import autoguide
 
 from numpyro_ext.density.layout import Data, Layout
 from numpyro_ext.guides.set_up import set_up
+from numpyro_ext.programs import Program
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guides.registry import PER_SITE, FlatDensityRegistry, check_same_sites
 
@@ -159,7 +160,7 @@ class FlatDensity:
     def initial_parameters(self) -> Parameters:
         """The guide's initial unconstrained parameters, by host name (made anew)."""
         # As arguments of the program, not constants: they can be long.
-        return jax.jit(self._start)(self._arrays, self._rng_key)
+        return Program(self._start, rarely=True)(self._arrays, self._rng_key)
 
     def to_host(self, parameters: Mapping[str, Any]) -> Parameters:
         """Parameters as the host gives and takes them (constrained)."""
