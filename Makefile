@@ -3,10 +3,12 @@
 #   VENV         where the environment lies
 #   CONSTRAINTS  pip constraints file
 #   PYTEST_ARGS  further arguments for pytest
+#   MUTATIONS_ARGS  arguments for test-mutations, such as --resume or --only kernels
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 PYTEST_ARGS ?=
+MUTATIONS_ARGS ?=
 # Test processes; each is held to one thread by tests/conftest.py.
 WORKERS ?= 2
 
@@ -19,10 +21,11 @@ FIND_PYTHON312 = for p in $(PYTHON312) python3.12 "$$(pyenv prefix 3.12 2>/dev/n
 	"$$p" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo "$$p" && break; done
 
 .DEFAULT_GOAL := help
-.PHONY: help install stan-headers demo test test-slow test-arviz1 lint types docs clean
+.PHONY: help install stan-headers demo test test-benchmarks test-docs test-slow test-mutations test-arviz1 \
+	lint types docs clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## make the environment and install everything into it
 
@@ -41,11 +44,25 @@ stan-headers: $(STAMP)  ## install Stan's headers and compiler, as files (httpst
 demo: $(STAMP)  ## fit the demonstration models with every engine and write out/
 	$(PY) -m benchmarks demo
 
+# Test processes take whole files, whose tests share compiled programs; tests/conftest.py puts the
+# longest first, in place of those with most tests.
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+BENCHMARKS := tests/benchmarks tests/examples
+
 test: $(STAMP)  ## run the fast tests
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(PYTEST) $(BENCHMARKS:%=--ignore=%) $(PYTEST_ARGS)
+
+test-benchmarks: $(STAMP)  ## run the fast tests of benchmarks and of docs/examples
+	$(PYTEST) $(BENCHMARKS) $(PYTEST_ARGS)
+
+test-docs: $(STAMP)  ## run the code on the pages of the documentation
+	$(PYTEST) -m docs $(PYTEST_ARGS)
 
 test-slow: $(STAMP)  ## run the slow tests
-	$(PY) -m pytest -m slow $(PYTEST_ARGS)
+	$(PYTEST) -m slow $(PYTEST_ARGS)
+
+test-mutations: $(STAMP)  ## plant faults in a copy and see which test notices each, write out/ (hours)
+	$(PY) -m tests.mutations $(MUTATIONS_ARGS)
 
 # ArviZ 1.x needs Python 3.12; the NumPyro half alone keeps this second environment small.
 test-arviz1:  ## run the ArviZ tests of the NumPyro half with ArviZ 1.x (needs Python 3.12)

@@ -2,7 +2,9 @@
 
 - Each test process computes on one thread, so that results do not depend on the machine's cores.
 - What JAX has compiled once is not compiled again: test processes share a folder, which is kept
-  from run to run (`JAX_COMPILATION_CACHE_DIR` names another).
+  from run to run (`JAX_COMPILATION_CACHE_DIR` names another) and from which what was not used for
+  longest goes when it has grown past a bound.
+- Files of tests that took long the last time come first, so that test processes end together.
 - A module that wants float64 says so at import, as a user's script would
   (`jax.config.update("jax_enable_x64", True)`, `torch.set_default_dtype(torch.float64)`). What it
   sets holds for its own tests and for no other module's.
@@ -13,10 +15,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sys
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 # Read by the libraries when they are first imported, hence before anything else here.
@@ -61,8 +68,18 @@ OPTIONAL = {
 PRECISION = pytest.StashKey[dict[str, Any]]()
 
 
-def _write_whole_files() -> None:
-    """Have JAX put a file of the cache in place when it is complete: others may be reading."""
+#: Bytes beyond which programs that were not used for longest are deleted.
+LARGEST_CACHE = 2 * 2**30
+#: Seconds that each test file took, from run to run.
+SECONDS = Path(COMPILED).parent / "seconds.json"
+
+
+def _share_the_cache() -> None:
+    """Have JAX put a file of the cache in place when it is complete: others may be reading.
+
+    JAX locks a cache of bounded size instead, and looks at each of its files whenever it writes
+    one: 0.2 s a program when there are 5,000.
+    """
     try:
         from jax._src.lru_cache import LRUCache
     except ImportError:
@@ -70,17 +87,45 @@ def _write_whole_files() -> None:
 
     def put(self: Any, key: str, value: bytes) -> None:
         path = self.path / f"{key}-cache"
-        if path.exists():
-            return
-        handle, temporary = tempfile.mkstemp(dir=self.path, suffix=".part")
-        with os.fdopen(handle, "wb") as file:
-            file.write(value)
-        os.replace(temporary, path)
+        if not path.exists():
+            write_whole(path, value)
 
-    LRUCache.put = put
+    def get(self: Any, key: str) -> bytes | None:
+        path = self.path / f"{key}-cache"
+        try:
+            os.utime(path)
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+
+    LRUCache.put, LRUCache.get = put, get
 
 
-_write_whole_files()
+def write_whole(path: Path, value: bytes) -> None:
+    """Put a file in place when it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    with os.fdopen(handle, "wb") as file:
+        file.write(value)
+    os.replace(temporary, path)
+
+
+def trim(folder: Path, largest: int) -> None:
+    """Delete the files of a folder that were not used for longest until it is smaller than that."""
+    found = []
+    for entry in os.scandir(folder) if folder.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):  # another run may trim as well
+            found.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
+    size = sum(part for _, part, _ in found)
+    for used, part, path in sorted(found):
+        # What is left of a process that was killed as it wrote.
+        abandoned = path.endswith(".part") and used < time.time() - 3600
+        if size > largest or abandoned:
+            Path(path).unlink(missing_ok=True)
+            size -= part
+
+
+_share_the_cache()
 
 
 def _get_precision() -> dict[str, Any]:
@@ -113,6 +158,43 @@ def missing_part(error: BaseException | None) -> str | None:
             return name if name in OPTIONAL else None
         error = error.__cause__ or error.__context__
     return None
+
+
+class Timekeeper:
+    """Orders test files by the seconds that they took the last time, and keeps those of this."""
+
+    def __init__(self) -> None:
+        self.taken: Counter[str] = Counter()
+        try:
+            self.before: dict[str, float] = json.loads(SECONDS.read_text())
+        except (OSError, ValueError):
+            self.before = {}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """The longest files first, and before them those of which nothing is known."""
+        # The sort is stable: within a file tests keep their order.
+        items.sort(key=lambda item: -self.before.get(item.nodeid.partition("::")[0], float("inf")))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add a test's seconds, or those of its fixtures, to its file's."""
+        self.taken[report.nodeid.partition("::")[0]] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        """Keep what the files took, or little less than before: some may have run in part only."""
+        taken = {
+            name: max(seconds, 0.8 * self.before.get(name, 0.0))
+            for name, seconds in self.taken.items()
+        }
+        write_whole(SECONDS, json.dumps(self.before | taken, indent=1).encode())
+        trim(Path(COMPILED), LARGEST_CACHE)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Order and time tests; the process that the others report to keeps what was found."""
+    keeper = Timekeeper()
+    if hasattr(config, "workerinput"):
+        keeper.pytest_sessionfinish = lambda: None  # type: ignore[method-assign]
+    config.pluginmanager.register(keeper, "timekeeper")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import trim
 
 CONFTEST = Path(__file__).with_name("conftest.py")
 
@@ -19,10 +22,11 @@ def run_suite(folder: Path, files: dict[str, str], *, ci: bool) -> tuple[int, st
     for name, text in files.items():
         (folder / name).write_text(text)
     environment = {key: value for key, value in os.environ.items() if key != "CI"}
+    environment["JAX_COMPILATION_CACHE_DIR"] = str(folder / "kept" / "jax")
     if ci:
         environment["CI"] = "true"
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "--rootdir=.", "."],
+        [sys.executable, "-m", "pytest", "-v", "-rs", "-p", "no:cacheprovider", "--rootdir=.", "."],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -102,3 +106,63 @@ def test_other_import_errors_fail_everywhere(tmp_path: Path, ci: bool) -> None:
     )
     assert status != 0
     assert "no_such_module_of_this_project" in output
+
+
+def test_files_that_took_long_come_first_after_new_ones(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "seconds.json").write_text('{"test_a.py": 1.0, "test_b.py": 20.0, "test_gone.py": 3}')
+    body = "def test_one():\n    pass\n\ndef test_another():\n    pass\n"
+    names = ["test_a.py", "test_b.py", "test_new.py"]
+    status, output = run_suite(tmp_path, dict.fromkeys(names, body), ci=False)
+    assert status == 0, output
+    found = [line.split()[0] for line in output.splitlines() if " PASSED" in line]
+    order = ["test_new.py", "test_b.py", "test_a.py"]
+    assert found == [f"{name}::{test}" for name in order for test in ("test_one", "test_another")]
+    after = json.loads((kept / "seconds.json").read_text())
+    assert set(after) == {*names, "test_gone.py"}
+    assert after["test_b.py"] == 16.0 and after["test_new.py"] < 1.0
+
+
+def test_what_was_not_used_for_longest_is_deleted(tmp_path: Path) -> None:
+    for number, name in enumerate(["old-cache", "older-cache", "new-cache", "left.part"]):
+        (tmp_path / name).write_bytes(bytes(100))
+        os.utime(tmp_path / name, (number, [2e9, 1e9, 3e9, 1.0][number]))
+    trim(tmp_path, 400)
+    assert {path.name for path in tmp_path.iterdir()} == {"old-cache", "older-cache", "new-cache"}
+    trim(tmp_path, 250)
+    assert {path.name for path in tmp_path.iterdir()} == {"old-cache", "new-cache"}
+    trim(tmp_path / "missing", 0)
+
+
+# Both write the same files and read those of the other: what is read is whole or not there.
+SHARING = """
+import sys
+from pathlib import Path
+import tests.conftest
+from jax._src.lru_cache import LRUCache
+
+cache, found = LRUCache(sys.argv[1], max_size=-1), 0
+for number in range(400):
+    key = f"program{number}"
+    value = cache.get(key)
+    assert value is None or value == key.encode() * 20_000, number
+    found += value is not None
+    cache.put(key, key.encode() * 20_000)
+    assert cache.get(key) == key.encode() * 20_000
+print(found)
+"""
+
+
+def test_two_processes_share_what_is_compiled(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    command = [sys.executable, "-c", SHARING, str(tmp_path / "jax")]
+    both = [
+        subprocess.Popen(command, cwd=CONFTEST.parents[1], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=240)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert len(list((tmp_path / "jax").glob("*-cache"))) == 400
+    assert not list((tmp_path / "jax").glob("*.part"))
+    assert sum(map(int, outputs)) <= 400

@@ -12,7 +12,15 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import Array
-from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, log_likelihood
+from numpyro.infer import (
+    MCMC,
+    NUTS,
+    SVI,
+    Predictive,
+    Trace_ELBO,
+    init_to_uniform,
+    log_likelihood,
+)
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
 from numpyro.optim import Adam
 
@@ -105,7 +113,15 @@ class Fit:
                 recipe.variational,
                 nx.ProximalScoreVI(self.model, self.guide_class(self.model)),
             ),
-            "SVGD": lambda: (recipe.svgd, nx.SVGD(self.model, Adam(0.05), num_particles=64)),
+            "SVGD": lambda: (
+                recipe.svgd,
+                nx.SVGD(
+                    self.model,
+                    Adam(0.05),
+                    num_particles=64,
+                    init_strategy=init_to_uniform(radius=0.1),
+                ),
+            ),
             "SVN": lambda: (recipe.newton, nx.SVN(self.model, num_particles=20)),
             "LaplaceGGN": lambda: (recipe.mode, nx.LaplaceGGN(self.model, Adam(0.01))),
         }[self.method]()

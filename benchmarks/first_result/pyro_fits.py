@@ -12,7 +12,7 @@ import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
-from pyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
+from pyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal, init_to_uniform
 from pyro.optim import Adam
 from torch import Tensor
 
@@ -106,7 +106,13 @@ class Fit:
             ),
             "SVGD": lambda: (
                 recipe.svgd,
-                px.SVGD(self.model, Adam({"lr": 0.05}), num_particles=64, seed=seed),
+                px.SVGD(
+                    self.model,
+                    Adam({"lr": 0.05}),
+                    num_particles=64,
+                    init_strategy=init_to_uniform(radius=0.1),
+                    seed=seed,
+                ),
             ),
             "SVN": lambda: (recipe.newton, px.SVN(self.model, num_particles=20, seed=seed)),
             "LaplaceGGN": lambda: (

@@ -98,7 +98,7 @@ def fitted_guide(
         model, args, kwargs, held=params, allow_local_latents=False, owner=type(fit).__name__
     )
     density = _density(fit, target, data)
-    missing = sorted(set(density.initial_parameters()) - set(params))
+    missing = sorted(set(density.parameter_names) - set(params))
     if missing:
         raise ArgumentError(
             f"Expected the parameters of {type(fit).__name__}, as svi.get_params(state) gives "

@@ -10,19 +10,27 @@ can be evaluated at a given point are differentiated automatically. The registry
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpyro
 from jax import lax
 from numpyro import handlers
 from numpyro.distributions import constraints
-from numpyro.distributions.transforms import ScaledUnitLowerCholeskyTransform, biject_to
+from numpyro.distributions.transforms import (
+    ScaledUnitLowerCholeskyTransform,
+    SoftplusTransform,
+    biject_to,
+)
 from numpyro.infer import autoguide
 
-from numpyro_ext.density.layout import Layout
+from numpyro_ext.density.layout import Data, Layout
+from numpyro_ext.guides.set_up import set_up
 from ppl_ext.errors import ArgumentError
 
 Parameters = dict[str, Any]
@@ -30,7 +38,8 @@ CovarianceStructure = Literal["diagonal", "full", "low_rank", "matrix_normal", "
 
 
 class _ScaledUnitLowerCholesky(ScaledUnitLowerCholeskyTransform):
-    """The host's transform, by indices that XLA compiles several times as fast as its scatter."""
+    """The host's transform, by indices: XLA compiles its scatter several times as slowly, and it
+    finds the places with operations that are compiled one by one."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
         size = math.isqrt(2 * x.shape[-1])
@@ -38,6 +47,12 @@ class _ScaledUnitLowerCholesky(ScaledUnitLowerCholeskyTransform):
         below = x[..., row * (row - 1) // 2 + column]
         unit = jnp.where(row > column, below, jnp.where(row == column, 1.0, 0.0))
         return unit * jax.nn.softplus(x[..., -size:])[..., None]
+
+    def _inverse(self, y: jax.Array) -> jax.Array:
+        diagonal = jnp.diagonal(y, axis1=-2, axis2=-1)
+        rows, columns = np.tril_indices(y.shape[-1], -1)
+        below = (y / diagonal[..., None])[..., rows, columns]
+        return jnp.concatenate([below, SoftplusTransform().inv(diagonal)], -1)
 
 
 def _transform_to(constraint: Any) -> Any:
@@ -80,27 +95,50 @@ class FlatDensity:
     def __init__(self, guide: autoguide.AutoContinuous, rng_key: jax.Array) -> None:
         self.guide = guide
         self._rng_key = rng_key
-        self._transforms = {
-            name: _transform_to(site["kwargs"].get("constraint", constraints.real))
-            for name, site in self._host_sites().items()
-        }
+        self._transforms: dict[str, Any] = {}
+
+        def learn_transforms(arrays: dict[str, Any], rng_key: jax.Array) -> None:
+            for name, site in self._statements(arrays, rng_key).items():
+                constraint = site["kwargs"].get("constraint", constraints.real)
+                self._transforms[name] = _transform_to(constraint)
+
+        jax.eval_shape(learn_transforms, self._arrays, rng_key)
         self._check_evaluable()
 
-    def _host_sites(self) -> dict[str, Any]:
+    @property
+    def _arrays(self) -> dict[str, Any]:
+        """What the guide keeps of its set-up in arrays, such as the initial latent vector."""
+
+        def is_array(value: Any) -> bool:
+            entries = list(value.values()) if isinstance(value, dict) else [value]
+            return bool(entries) and all(isinstance(entry, jax.Array) for entry in entries)
+
+        return {name: value for name, value in vars(self.guide).items() if is_array(value)}
+
+    def _statements(self, arrays: dict[str, Any], rng_key: jax.Array) -> dict[str, Any]:
         """The host's statements of the guide's parameters, with their initial values."""
-        posterior = handlers.seed(self.guide._get_posterior, self._rng_key)
-        trace = handlers.trace(posterior).get_trace()
+        guide = copy.copy(self.guide)
+        vars(guide).update(arrays)
+        posterior = handlers.seed(guide._get_posterior, rng_key)
+        # A check of values known while tracing would be compiled, operation by operation.
+        with numpyro.validation_enabled(False):
+            trace = handlers.trace(posterior).get_trace()
         return {name: site for name, site in trace.items() if site["type"] == "param"}
 
-    @property
-    def _initial(self) -> Parameters:
-        # Made anew each time, since they can be long and are needed once.
-        return self.from_host({name: site["value"] for name, site in self._host_sites().items()})
+    def _host_start(self, arrays: dict[str, Any], rng_key: jax.Array) -> Parameters:
+        """Initial parameters as the host has them (constrained)."""
+        sites = self._statements(arrays, rng_key)
+        return {name: site["value"] for name, site in sites.items()}
+
+    def _start(self, arrays: dict[str, Any], rng_key: jax.Array) -> Parameters:
+        """Initial unconstrained parameters, in memory of their own."""
+        return jax.tree.map(jnp.copy, self.from_host(self._host_start(arrays, rng_key)))
 
     def _check_evaluable(self) -> None:
         theta = jax.ShapeDtypeStruct((self.dim,), jnp.result_type(float))
+        parameters = jax.eval_shape(self._start, self._arrays, self._rng_key)
         try:
-            jax.eval_shape(self.log_prob, self._initial, theta)
+            jax.eval_shape(self.log_prob, parameters, theta)
         except NotImplementedError as error:
             raise ArgumentError(
                 f"Expected a guide whose log density can be evaluated at any point, found "
@@ -112,9 +150,15 @@ class FlatDensity:
         """Length D of the flat unconstrained vector."""
         return int(self.guide.latent_dim)
 
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """The host's names of the guide's parameters."""
+        return tuple(self._transforms)
+
     def initial_parameters(self) -> Parameters:
-        """The guide's initial unconstrained parameters, by host name (copies)."""
-        return jax.tree.map(jnp.copy, self._initial)
+        """The guide's initial unconstrained parameters, by host name (made anew)."""
+        # As arguments of the program, not constants: they can be long.
+        return jax.jit(self._start)(self._arrays, self._rng_key)
 
     def to_host(self, parameters: Mapping[str, Any]) -> Parameters:
         """Parameters as the host gives and takes them (constrained)."""
@@ -311,8 +355,7 @@ def flat_density(
     """
     factory = check_has_flat_density(guide)
     key_setup, key_parameters = jax.random.split(rng_key)
-    with handlers.seed(rng_seed=key_setup):
-        guide._setup_prototype(*args, **dict(kwargs or {}))
+    set_up(guide, key_setup, Data(args, kwargs))
     if layout is not None:
         check_same_layout(guide, layout)
     return factory(guide, key_parameters)

@@ -192,19 +192,18 @@ class LowRankNormalDensity(NormalDensity):
 
     covariance_structure = "low_rank"
 
-    @property
-    def _initial(self) -> Parameters:
+    def _host_start(self, arrays: dict[str, Any], rng_key: jax.Array) -> Parameters:
         # The host starts at W = 0. The score depends on W through W W^T, so no gradient would
         # ever leave there; Pyro's random start, with the same marginal scale, is taken instead.
-        prefix = self.guide.prefix
-        factor_name, scale_name = f"{prefix}_cov_factor", f"{prefix}_scale"
-        host = self.to_host(super()._initial)
-        factor, scale = host[factor_name], host[scale_name]
-        if not factor.any():
-            draws = jax.random.normal(self._rng_key, factor.shape, factor.dtype)
-            host[factor_name] = draws / math.sqrt(factor.shape[-1])
-            host[scale_name] = scale * math.sqrt(0.5)
-        return self.from_host(host)
+        host, prefix = super()._host_start(arrays, rng_key), self.guide.prefix
+        factor, scale = host[f"{prefix}_cov_factor"], host[f"{prefix}_scale"]
+        draws = jax.random.normal(rng_key, factor.shape, factor.dtype)
+        is_zero = ~factor.any()
+        return {
+            **host,
+            f"{prefix}_cov_factor": jnp.where(is_zero, draws / math.sqrt(factor.shape[-1]), factor),
+            f"{prefix}_scale": jnp.where(is_zero, scale * math.sqrt(0.5), scale),
+        }
 
     def _parts(self, parameters: Parameters) -> tuple[jax.Array, jax.Array, jax.Array]:
         loc, scale = self._get(parameters, "loc"), self._get(parameters, "scale")

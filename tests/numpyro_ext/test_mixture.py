@@ -324,7 +324,9 @@ def test_initial_values() -> None:
         else:
             np.testing.assert_allclose(covariances, scale**2 * np.tile(np.eye(DIM), (number, 1, 1)))
         again = flat_density(guide, KEY).initial_parameters()
-        assert all((again[name] == value).all() for name, value in density._initial.items())
+        assert all(
+            (again[name] == value).all() for name, value in density.initial_parameters().items()
+        )
         other = flat_density(guide, jax.random.key(1)).initial_parameters()
         assert not (other["mine_loc"] == loc).any()
 

@@ -1,0 +1,148 @@
+"""Setting a host guide up in one compiled program.
+
+NumPyro sets a guide up by running the model and its gradient operation by operation, each of
+which JAX compiles: a hundred small programs where one does. Here the host's own set-up is traced
+and compiled whole, with the random key and the model's arrays as its arguments. What the guide
+then holds are tracers; the program returns their values, which are put in their places.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from numpyro import handlers
+from numpyro.distributions import Distribution
+from numpyro.distributions.constraints import Constraint
+from numpyro.distributions.transforms import Transform
+from numpyro.infer.autoguide import AutoGuide
+from numpyro.primitives import Messenger
+
+from numpyro_ext.density.layout import Data
+
+#: Objects of the host whose attributes are searched for tracers.
+_SEARCHED = (Constraint, Distribution, Messenger, Transform)
+#: What a model that needs concrete values raises when it is traced.
+_TRACING_ERRORS = (AssertionError, AttributeError, IndexError, TypeError, ValueError)
+
+
+def set_up(guide: AutoGuide, rng_key: Array, data: Data) -> None:
+    """Set a guide up on its model with these arguments, whether or not it was set up before.
+
+    The guide ends as the host's ``_setup_prototype`` leaves it under this key. A model or an
+    ``init_loc_fn`` that cannot be traced is run as the host does.
+
+    Parameters
+    ----------
+    guide : AutoGuide
+    rng_key : array
+    data : Data
+        Arguments of the model.
+
+    Raises
+    ------
+    RuntimeError
+        The host finds no initial values of finite density.
+    """
+    before, own_class = dict(vars(guide)), type(guide)
+    found: dict[int, Any] = {}
+
+    def note(tracer: Any) -> Any:
+        found[id(tracer)] = tracer
+        return tracer
+
+    def compiled(rng_key: Array, data: Data) -> tuple[Array, list[Array]]:
+        guide.__class__ = type(own_class.__name__, (own_class, _OrderOfTrace), {})
+        try:
+            _host_set_up(guide, rng_key, data)
+        finally:
+            guide.__class__ = own_class
+        potential = guide._potential_fn(guide._init_locs)
+        _replace_tracers(vars(guide), note)
+        return jnp.isfinite(potential).all(), list(found.values())
+
+    try:
+        valid, values = jax.jit(compiled)(rng_key, data)
+        # Inside another trace nobody can tell yet.
+        done = isinstance(valid, jax.core.Tracer) or bool(valid)
+    except _TRACING_ERRORS:
+        done = False
+    if done:
+        concrete = dict(zip(found, values, strict=True))
+        vars(guide).update(_replace_tracers(vars(guide), lambda tracer: concrete[id(tracer)]))
+        return
+    vars(guide).clear()
+    vars(guide).update(before)
+    _host_set_up(guide, rng_key, data)
+
+
+def _host_set_up(guide: AutoGuide, rng_key: Array, data: Data) -> None:
+    with handlers.seed(rng_seed=rng_key):
+        guide._setup_prototype(*data.args, **data.kwargs)
+
+
+class _OrderOfTrace(AutoGuide):
+    """Put before ``AutoGuide`` in a guide's classes while its set-up is traced.
+
+    When its first try cannot be judged the host keeps the initial values in a compiled loop, from
+    which they come in the order of their names. All that is made of them follows the model's.
+    """
+
+    _init_locs: dict[str, Any]
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        super()._setup_prototype(*args, **kwargs)
+        names = [name for name in self.prototype_trace if name in self._init_locs]
+        self._init_locs = {name: self._init_locs[name] for name in names}
+
+
+def _replace_tracers(
+    value: Any, replace: Callable[[Any], Any], seen: dict[int, Any] | None = None
+) -> Any:
+    """The value with every tracer in it replaced; parts without tracers are the very same.
+
+    Searched are containers, partial functions, the host's handlers, distributions, transforms and
+    constraints, and other registered pytrees.
+    """
+    seen = {} if seen is None else seen
+    if isinstance(value, jax.core.Tracer):
+        return replace(value)
+    if id(value) in seen:
+        return seen[id(value)][1]
+    # With the value itself, whose identity nothing else can take as long as it is kept.
+    seen[id(value)] = value, value
+    again = partial(_replace_tracers, replace=replace, seen=seen)
+    new = value
+    if isinstance(value, dict):
+        entries = {key: again(entry) for key, entry in value.items()}
+        if any(entries[key] is not entry for key, entry in value.items()):
+            new = copy.copy(value)
+            new.update(entries)
+    elif isinstance(value, list | tuple):
+        parts = [again(part) for part in value]
+        if any(a is not b for a, b in zip(parts, value, strict=True)):
+            new = value._make(parts) if hasattr(value, "_make") else type(value)(parts)
+    elif isinstance(value, partial):
+        held = value.func, value.args, value.keywords
+        replaced = again(held)
+        if replaced is not held:
+            function, args, keywords = replaced
+            new = type(value)(function, *args, **keywords)
+    elif isinstance(value, _SEARCHED):
+        attributes = vars(value)
+        replaced = again(attributes)
+        if replaced is not attributes:
+            new = copy.copy(value)
+            vars(new).update(replaced)
+    elif value is not None and not jax.tree_util.all_leaves([value]):
+        children, treedef = jax.tree.flatten(value, is_leaf=lambda node: node is not value)
+        replaced = again(children)
+        if replaced is not children:
+            new = jax.tree.unflatten(treedef, replaced)
+    seen[id(value)] = value, new
+    return new

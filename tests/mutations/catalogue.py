@@ -1,0 +1,814 @@
+"""Planted faults: one line of the library each, changed as a slip of the pen would change it.
+
+``old`` is a piece of a line that occurs exactly once in its file, so that a line which has moved
+or changed is noticed as such and is not taken for a fault that no test sees. ``tests`` are words in
+the names of the test files that are tried first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+PACKAGES = {"numpyro_ext": "NumPyro", "pyro_ext": "Pyro"}
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One fault: in ``file`` the text ``old``, found once, becomes ``new``."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    @property
+    def room(self) -> str:
+        """The folder or module of the package that it is in."""
+        return self.file.split("/")[1].removesuffix(".py")
+
+
+def both(
+    name: str,
+    file: str,
+    old: str,
+    new: str,
+    tests: str,
+    *,
+    pyro: tuple[str, str] | None = None,
+) -> Iterator[Mutation]:
+    """The same fault in both packages; ``pyro`` gives its two texts where they differ there."""
+    for package, host in PACKAGES.items():
+        was, becomes = pyro if pyro is not None and package == "pyro_ext" else (old, new)
+        yield Mutation(f"{name} ({host})", f"{package}/{file}", was, becomes, tuple(tests.split()))
+
+
+def numpyro(name: str, file: str, old: str, new: str, tests: str) -> Iterator[Mutation]:
+    """A fault in the NumPyro package alone."""
+    path = f"numpyro_ext/{file}"
+    yield Mutation(f"{name} (NumPyro)", path, old, new, tuple(tests.split()))
+
+
+def pyro(name: str, file: str, old: str, new: str, tests: str) -> Iterator[Mutation]:
+    """A fault in the Pyro package alone."""
+    yield Mutation(f"{name} (Pyro)", f"pyro_ext/{file}", old, new, tuple(tests.split()))
+
+
+def neutral(name: str, file: str, old: str, new: str, tests: str) -> Iterator[Mutation]:
+    """A fault in the package that knows no host."""
+    yield Mutation(name, f"ppl_ext/{file}", old, new, tuple(tests.split()))
+
+
+def _density() -> Iterator[Mutation]:
+    tests = "target density log_density check"
+    yield from both(
+        "log determinants of transforms left out",
+        "density/handlers.py",
+        "unit = Unit(log_determinant)",
+        "unit = Unit(0.0 * log_determinant)",
+        tests,
+        pyro=(
+            "self.log_prior = self.log_prior + log_det.sum()",
+            "self.log_prior = self.log_prior + 0.0 * log_det.sum()",
+        ),
+    )
+    yield from both(
+        "log determinants with the wrong sign",
+        "density/handlers.py",
+        "unit = Unit(log_determinant)",
+        "unit = Unit(-log_determinant)",
+        tests,
+        pyro=(
+            "self.log_prior = self.log_prior + log_det.sum()",
+            "self.log_prior = self.log_prior - log_det.sum()",
+        ),
+    )
+    yield from numpyro(
+        "scales of plates left out",
+        "density/handlers.py",
+        "log_prob = scale * log_prob",
+        "log_prob = 1.0 * log_prob",
+        tests,
+    )
+    yield from pyro(
+        "scales of plates left out",
+        "density/handlers.py",
+        'log_prob = scale_and_mask(log_prob, msg["scale"], msg["mask"]).sum()',
+        'log_prob = scale_and_mask(log_prob, 1.0, msg["mask"]).sum()',
+        tests,
+    )
+    yield from numpyro(
+        "prior counted twice",
+        "density/log_density.py",
+        "prior = prior + site_log_prob(site)",
+        "prior = prior + 2.0 * site_log_prob(site)",
+        tests,
+    )
+    yield from both(
+        "temperature divides the prior too",
+        "density/log_density.py",
+        "return prior + likelihood / self.likelihood_temperature, (prior, likelihood)",
+        "return (prior + likelihood) / self.likelihood_temperature, (prior, likelihood)",
+        tests,
+        pyro=(
+            "return log_prior + log_likelihood / self.likelihood_temperature",
+            "return (log_prior + log_likelihood) / self.likelihood_temperature",
+        ),
+    )
+    yield from numpyro(
+        "temperature multiplies",
+        "density/log_density.py",
+        "return prior + likelihood / self.likelihood_temperature, (prior, likelihood)",
+        "return prior + likelihood * self.likelihood_temperature, (prior, likelihood)",
+        tests,
+    )
+    yield from both(
+        "factors inside a plate counted as prior",
+        "density/handlers.py",
+        'return is_factor(site) and not site["cond_indep_stack"]',
+        "return is_factor(site)",
+        tests,
+        pyro=("if is_factor(msg) and not plate_frames(msg):", "if is_factor(msg):"),
+    )
+    yield from numpyro(
+        "weights of a sweep's chunks left out",
+        "density/log_density.py",
+        "part = jax.tree.map(lambda leaf, weight=weight: leaf * weight, part)",
+        "part = jax.tree.map(lambda leaf, weight=weight: leaf * 1.0, part)",
+        tests,
+    )
+    yield from pyro(
+        "weights of a sweep's chunks left out",
+        "density/log_density.py",
+        "so_far.add(part, alpha=weight)",
+        "so_far.add(part)",
+        tests,
+    )
+    yield from numpyro(
+        "one key for all initial positions",
+        "density/log_density.py",
+        "keys = random.split(rng_key, num)",
+        "keys = random.split(rng_key, num)[jnp.zeros(num, int)]",
+        tests + " engine svgd",
+    )
+
+
+def _gradients() -> Iterator[Mutation]:
+    tests = "gradients variance_reduction"
+    yield from both(
+        "variance reduction with the wrong sign",
+        "gradients/estimator.py",
+        "here.score - there.score + exact.score",
+        "here.score + there.score - exact.score",
+        tests,
+    )
+    yield from both(
+        "score at the anchor not taken off",
+        "gradients/estimator.py",
+        "here.score - there.score + exact.score",
+        "here.score + exact.score",
+        tests,
+    )
+    yield from both(
+        "stale anchor beside a new exact score",
+        "gradients/svrg.py",
+        '"anchor": anchor, "exact": exact',
+        '"anchor": state["anchor"], "exact": exact',
+        tests,
+    )
+    yield from both(
+        "N/B left out of the table's correction",
+        "gradients/saga.py",
+        "likelihood = number * change.mean(0) + total",
+        "likelihood = change.mean(0) + total",
+        tests,
+    )
+    yield from both(
+        "sum of the table with the wrong sign",
+        "gradients/saga.py",
+        '"sum": total + jnp.where(first',
+        '"sum": total - jnp.where(first',
+        tests,
+        pyro=('"sum": total + change[first].sum(0)', '"sum": total - change[first].sum(0)'),
+    )
+    yield from numpyro(
+        "swapped rows of the table",
+        "gradients/saga.py",
+        '"table": table.at[rows].set(gradient)',
+        '"table": table.at[rows[::-1]].set(gradient)',
+        tests,
+    )
+    yield from numpyro(
+        "one key for all minibatches",
+        "gradients/minibatch.py",
+        'state = {**state, "rng_key": rng_key}',
+        "state = {**state}",
+        tests,
+    )
+    yield from pyro(
+        "minibatches overlap",
+        "gradients/minibatch.py",
+        'following[name] = {"order": order, "position": position + count}',
+        'following[name] = {"order": order, "position": position + 1}',
+        tests,
+    )
+    yield from numpyro(
+        "one key for all noise",
+        "gradients/noisy.py",
+        'found._replace(score=score), {"rng_key": rng_key,',
+        'found._replace(score=score), {"rng_key": state["rng_key"],',
+        "noisy gradients",
+    )
+    yield from numpyro(
+        "last rows of an order never drawn",
+        "gradients/permutation.py",
+        "ended = position + count > size",
+        "ended = position + count >= size",
+        "permutation gradients",
+    )
+    yield from both(
+        "batches of unequal size weighted alike",
+        "gradients/full_data.py",
+        "weight = num_rows(group[0]) / total",
+        "weight = 1.0 / len(batches)",
+        "full_data gradients",
+        pyro=("weight = num_rows(batch) / total", "weight = 1.0 / len(batches)"),
+    )
+
+
+def _kernels() -> Iterator[Mutation]:
+    tests = "kernels metrics"
+    for kernel in ("rbf", "imq"):
+        yield from both(
+            f"{kernel.upper()}: repulsion with the wrong sign",
+            f"kernels/{kernel}.py",
+            "frame.gradients(2.0 / bandwidth)",
+            "frame.gradients(-2.0 / bandwidth)",
+            tests,
+        )
+    yield from both(
+        "RBF: repulsion dropped",
+        "kernels/rbf.py",
+        "frame.gradients(2.0 / bandwidth)",
+        "frame.gradients(0.0 / bandwidth)",
+        tests,
+    )
+    yield from both(
+        "IMQ: slope of the wrong power",
+        "kernels/imq.py",
+        "slopes = values / base * (-self.exponent)",
+        "slopes = values * (-self.exponent)",
+        tests,
+    )
+    yield from both(
+        "linear kernel: repulsion dropped",
+        "kernels/linear.py",
+        "drift / (num * dim) + weighted, state",
+        "drift / (num * dim), state",
+        tests,
+    )
+    yield from both(
+        "median bandwidth by the wrong logarithm",
+        "kernels/bandwidth.py",
+        "pair_middle(num), squared=True) / math.log(num + 1)",
+        "pair_middle(num), squared=True) / math.log(num)",
+        tests,
+    )
+    yield from both(
+        "distances without centring",
+        "kernels/distances.py",
+        "return shifted - shifted.mean(axis=0)",
+        "return particles",
+        tests,
+        pyro=("return shifted - shifted.mean(dim=0)", "return particles"),
+    )
+    yield from both(
+        "sum of kernels keeps the last only",
+        "kernels/base.py",
+        "total = total + phi",
+        "total = phi",
+        tests,
+    )
+    yield from both(
+        "preconditioned kernel: scores not pushed forward",
+        "kernels/preconditioned.py",
+        "frame.pushed_forward(scores)",
+        "scores",
+        tests,
+    )
+    yield from numpyro(
+        "metric of variances squared",
+        "kernels/metric.py",
+        "root = jnp.where(usable, variance, 1.0) ** -0.5",
+        "root = jnp.where(usable, variance, 1.0) ** -1.0",
+        tests,
+    )
+    yield from neutral(
+        "graphical kernel: neighbours left out",
+        "kernels.py",
+        "dict.fromkeys((*own, *neighbours.get(name, ())))",
+        "dict.fromkeys((*own,))",
+        tests,
+    )
+
+
+def _stein() -> Iterator[Mutation]:
+    yield from both(
+        "particles move against their direction",
+        "stein/direction.py",
+        "self.optim.update(-phi,",
+        "self.optim.update(phi,",
+        "svgd engine",
+        pyro=("self._optimizer.step({_NAME: -phi})", "self._optimizer.step({_NAME: phi})"),
+    )
+    yield from both(
+        "WGD: repulsion with the wrong sign",
+        "stein/wgd.py",
+        "return scores + len(particles) * away / density",
+        "return scores - len(particles) * away / density",
+        "svgd wgd rivals kernels",
+    )
+    yield from both(
+        "WGD: repulsion divided by the number of particles",
+        "stein/wgd.py",
+        "return scores + len(particles) * away / density",
+        "return scores + away / density",
+        "svgd wgd rivals kernels",
+    )
+    yield from both(
+        "annealing left out",
+        "stein/svgd.py",
+        "annealed(scores, self.annealing,",
+        "annealed(scores, None,",
+        "svgd",
+    )
+    yield from neutral(
+        "damping falls where it should grow",
+        "newton.py",
+        "FALL, GROWTH = 1.0 / 3.0, 2.0",
+        "FALL, GROWTH = 2.0, 1.0 / 3.0",
+        "newton damping",
+    )
+    yield from both(
+        "forecast of a step with the wrong sign",
+        "stein/damping.py",
+        "predicted_gain - predicted_loss, after - before",
+        "predicted_gain + predicted_loss, after - before",
+        "newton damping",
+    )
+    yield from both(
+        "damping left out of the Newton system",
+        "stein/newton_system.py",
+        "diagonal = found.diagonal + self.damping",
+        "diagonal = found.diagonal + 0.0 * self.damping",
+        "newton",
+    )
+    yield from both(
+        "Newton: repulsion with the wrong sign",
+        "stein/newton_system.py",
+        "right = self.scores + inverse @ repulsion",
+        "right = self.scores - inverse @ repulsion",
+        "newton",
+    )
+    yield from both(
+        "block system: kernel not squared",
+        "stein/newton_system.py",
+        "weights = gram**2 / number",
+        "weights = gram / number",
+        "newton",
+    )
+
+
+def _curvature() -> Iterator[Mutation]:
+    yield from both(
+        "temperature left out of the curvature",
+        "curvature/gauss_newton.py",
+        "factor = jnp.sqrt(point.weight / temperature)",
+        "factor = jnp.sqrt(point.weight / 1.0)",
+        "curvature newton",
+        pyro=(
+            "factor = torch.sqrt(point.weight / temperature)",
+            "factor = torch.sqrt(point.weight / 1.0)",
+        ),
+    )
+    yield from both(
+        "rows one by one: N/B counted twice",
+        "curvature/gauss_newton.py",
+        "share = 1.0 / math.sqrt(len(numbers))",
+        "share = 1.0",
+        "curvature newton",
+    )
+    yield from both(
+        "Fisher information of a Normal's scale halved",
+        "curvature/fisher.py",
+        "(dist.Normal, dist.LogNormal)(_location_scale(1.0, 2.0))",
+        "(dist.Normal, dist.LogNormal)(_location_scale(1.0, 1.0))",
+        "curvature",
+    )
+    yield from both(
+        "Fisher information of a Poisson squared",
+        "curvature/fisher.py",
+        'return (t["rate"] / jnp.sqrt(p["rate"]))[..., None]',
+        'return (t["rate"] / (p["rate"] + 0.0))[..., None]',
+        "curvature",
+        pyro=(
+            'return (t["rate"] / torch.sqrt(p["rate"]))[..., None]',
+            'return (t["rate"] / (p["rate"] + 0.0))[..., None]',
+        ),
+    )
+    yield from numpyro(
+        "prior's curvature with the wrong sign",
+        "curvature/prior.py",
+        "return -jax.jvp(",
+        "return jax.jvp(",
+        "curvature newton",
+    )
+    yield from pyro(
+        "prior's curvature with the wrong sign",
+        "curvature/prior.py",
+        "return -result",
+        "return result",
+        "curvature newton",
+    )
+    yield from both(
+        "Woodbury's identity with the wrong sign",
+        "curvature/solvers.py",
+        "gram[:, count:, count:] - across.mT @ inner",
+        "gram[:, count:, count:] + across.mT @ inner",
+        "curvature newton",
+    )
+    yield from both(
+        "rows left out of the dense curvature",
+        "curvature/curvature.py",
+        "total = total + self.rows.mT @ self.rows",
+        "total = total + 0.0 * self.rows.mT @ self.rows",
+        "curvature newton",
+    )
+
+
+def _laplace() -> Iterator[Mutation]:
+    yield from both(
+        "draws scaled by the root of the precision",
+        "laplace/gaussian.py",
+        "solve_triangular(self.factor.T, noise.T).T / self.scale",
+        "solve_triangular(self.factor.T, noise.T).T * self.scale",
+        "laplace",
+        pyro=("return turned.T / self.scale", "return turned.T * self.scale"),
+    )
+    yield from both(
+        "log determinant of rows with the wrong sign",
+        "laplace/gaussian.py",
+        "+ jnp.log1p(self.values).sum()",
+        "- jnp.log1p(self.values).sum()",
+        "laplace",
+        pyro=("+ self.values.log1p().sum()", "- self.values.log1p().sum()"),
+    )
+    yield from both(
+        "marginal likelihood: volume with the wrong sign",
+        "laplace/laplace_ggn.py",
+        "- 0.5 * precision.log_determinant()",
+        "+ 0.5 * precision.log_determinant()",
+        "laplace",
+    )
+    yield from both(
+        "prior left out of the precision",
+        "laplace/laplace_ggn.py",
+        "first.diagonal + second.diagonal",
+        "0.0 * first.diagonal + second.diagonal",
+        "laplace",
+    )
+    yield from both(
+        "hyperparameters move against the evidence",
+        "laplace/laplace_ggn.py",
+        "-0.5 * posterior.slope_of_log_determinant(",
+        "0.5 * posterior.slope_of_log_determinant(",
+        "laplace",
+        pyro=("= -0.5 * slope, 0", "= 0.5 * slope, 0"),
+    )
+
+
+def _guides() -> Iterator[Mutation]:
+    yield from both(
+        "Normal guide: log determinant with the wrong sign",
+        "guides/normal.py",
+        "LOG_TWO_PI) - jnp.log(scale).sum()",
+        "LOG_TWO_PI) + jnp.log(scale).sum()",
+        "flat_density",
+        pyro=("LOG_TWO_PI) - scale.log().sum()", "LOG_TWO_PI) + scale.log().sum()"),
+    )
+    yield from both(
+        "low-rank guide: factor left out of the score",
+        "guides/normal.py",
+        "return (inner @ factor.T - standard) / scale",
+        "return (0.0 * inner @ factor.T - standard) / scale",
+        "flat_density",
+    )
+    yield from both(
+        "matrix Normal: log determinant with rows and columns swapped",
+        "guides/matrix_normal.py",
+        "+= columns * jnp.log(jnp.diagonal(row)).sum()",
+        "+= rows * jnp.log(jnp.diagonal(row)).sum()",
+        "matrix_normal",
+        pyro=(
+            "total + columns * row.diagonal().log().sum()",
+            "total + rows * row.diagonal().log().sum()",
+        ),
+    )
+    yield from both(
+        "mixture: log determinant with the wrong sign",
+        "guides/mixture.py",
+        "log_weights - log_determinant - 0.5 *",
+        "log_weights + log_determinant - 0.5 *",
+        "mixture",
+    )
+    yield from both(
+        "mixture: weights left out",
+        "guides/mixture.py",
+        "log_weights - log_determinant - 0.5 *",
+        "0.0 * log_weights - log_determinant - 0.5 *",
+        "mixture",
+    )
+    yield from both(
+        "planar flow: log determinant with the wrong sign",
+        "guides/planar_flow.py",
+        "(jnp.square(z).sum(-1) + self.dim * LOG_TWO_PI) - log_determinant",
+        "(jnp.square(z).sum(-1) + self.dim * LOG_TWO_PI) + log_determinant",
+        "planar_flow",
+        pyro=(
+            "log_determinant = _derivative(bends, flow.slope).log().sum(-1)",
+            "log_determinant = -_derivative(bends, flow.slope).log().sum(-1)",
+        ),
+    )
+    yield from both(
+        "local reparameterisation: variance for standard deviation",
+        "guides/local_reparameterization.py",
+        "return mean + _sqrt(variance) *",
+        "return mean + variance *",
+        "row_noise",
+    )
+    yield from both(
+        "flipout: one sign for all rows",
+        "guides/flipout.py",
+        "flipped = use.x * self._factor(use, use.in_axes, use.row_axes[0], use.x)",
+        "flipped = use.x",
+        "row_noise",
+    )
+
+
+def _score() -> Iterator[Mutation]:
+    yield from both(
+        "proximal term dropped",
+        "score/objective.py",
+        "return (score + weight * present_score) / (1.0 + weight)",
+        "return score",
+        "proximal",
+    )
+    yield from both(
+        "proximal term without its weight in the mean",
+        "score/objective.py",
+        "return (score + weight * present_score) / (1.0 + weight)",
+        "return score + weight * present_score",
+        "proximal",
+    )
+    yield from both(
+        "regression: mean moves against its score",
+        "score/regression/full.py",
+        "move = offset + step.covariance @",
+        "move = offset - step.covariance @",
+        "regression_full regression",
+    )
+    yield from both(
+        "regression: slope with the wrong sign",
+        "score/regression/diagonal.py",
+        "-halves(score) / moments.scale",
+        "halves(score) / moments.scale",
+        "regression_diagonal regression",
+    )
+    yield from both(
+        "mixture regression: weights of draws left out",
+        "score/regression/mixture.py",
+        "weights = jax.nn.softmax(self.density.components(parameters).logits)",
+        "weights = jax.nn.softmax(0.0 * self.density.components(parameters).logits)",
+        "regression_mixture",
+        pyro=(
+            "weights = self.density.components(parameters).logits.softmax(-1)",
+            "weights = (0.0 * self.density.components(parameters).logits).softmax(-1)",
+        ),
+    )
+    yield from both(
+        "learning rate does not fall",
+        "score/guide_engine.py",
+        "plan.learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * self._progress(state)))",
+        "plan.learning_rate",
+        "proximal proximal_options",
+        pyro=(
+            "plan.learning_rate * 0.5 * (1.0 + math.cos(math.pi * self._progress()))",
+            "plan.learning_rate",
+        ),
+    )
+    yield from both(
+        "BaM: shares of old and new mean swapped",
+        "score/bam.py",
+        "new_mean = (1.0 - share) * mean + share *",
+        "new_mean = share * mean + (1.0 - share) *",
+        "rivals bam",
+    )
+    yield from both(
+        "GSM: covariance with the wrong sign",
+        "score/gsm.py",
+        "(offset.T @ offset - moved.T @ moved)",
+        "(moved.T @ moved - offset.T @ offset)",
+        "rivals gsm",
+    )
+    yield from both(
+        "Fisher divergence: covariance left out of its norm",
+        "score/fisher.py",
+        "residual * scale if",
+        "residual if",
+        "rivals fisher",
+    )
+
+
+def _sgmcmc() -> Iterator[Mutation]:
+    yield from both(
+        "Langevin noise without its factor two",
+        "sgmcmc/dynamics.py",
+        "jnp.sqrt(2.0 * temperature * size)",
+        "jnp.sqrt(temperature * size)",
+        "sgmcmc",
+        pyro=("math.sqrt(2.0 * temperature * step_size)", "math.sqrt(temperature * step_size)"),
+    )
+    yield from both(
+        "friction left out",
+        "sgmcmc/dynamics.py",
+        "momentum = decay * momentum +",
+        "momentum = momentum +",
+        "sgmcmc",
+    )
+    yield from both(
+        "noise of the momentum too large",
+        "sgmcmc/dynamics.py",
+        "(1.0 - decay**2)",
+        "(1.0 - decay)",
+        "sgmcmc",
+    )
+    yield from both(
+        "cycles begin with their smallest step",
+        "sgmcmc/schedules.py",
+        "(jnp.cos(angle) + 1.0)",
+        "(1.0 - jnp.cos(angle))",
+        "sgmcmc",
+        pyro=("(math.cos(angle) + 1.0)", "(1.0 - math.cos(angle))"),
+    )
+    yield from both(
+        "PSGLD: preconditioner of squares",
+        "sgmcmc/psgld.py",
+        "jnp.sqrt(adapted.squares / adapted.weight)",
+        "(adapted.squares / adapted.weight)",
+        "sgmcmc",
+        pyro=("1.0 / (self.damping + root)", "1.0 / (self.damping + root**2)"),
+    )
+
+
+def _engine() -> Iterator[Mutation]:
+    yield from numpyro(
+        "a step that is not finite is taken",
+        "engine.py",
+        "finite = jnp.isfinite(loss)",
+        "finite = jnp.isfinite(loss) | True",
+        "engine",
+    )
+
+
+def _diagnostics() -> Iterator[Mutation]:
+    yield from both(
+        "importance ratios turned over",
+        "diagnostics/importance.py",
+        "ratios = values - against",
+        "ratios = against - values",
+        "importance",
+    )
+    yield from both(
+        "importance ratios: temperature multiplies",
+        "diagnostics/importance.py",
+        "likelihood / temperature",
+        "likelihood * temperature",
+        "importance",
+        pyro=("likelihood.double() / temperature", "likelihood.double() * temperature"),
+    )
+    yield from both(
+        "k-hat of the left tail",
+        "diagnostics/importance.py",
+        "arviz.psislw(ratios)",
+        "arviz.psislw(-ratios)",
+        "importance",
+    )
+    yield from both(
+        "Stein kernel: trace left out",
+        "diagnostics/stein_discrepancy.py",
+        "slope * (differences + dim)",
+        "slope * (differences + 0.0 * dim)",
+        "stein_discrepancy",
+        pyro=(
+            "slope * (differences + positions.shape[1])",
+            "slope * (differences + 0.0 * positions.shape[1])",
+        ),
+    )
+    yield from both(
+        "U-statistic divided by the number of all pairs",
+        "diagnostics/stein_discrepancy.py",
+        '(num - 1 if statistic == "U" else num)',
+        '(num if statistic == "U" else num)',
+        "stein_discrepancy",
+    )
+    yield from both(
+        "scores divided by the metric's scales",
+        "diagnostics/stein_discrepancy.py",
+        "positions / scales, scores * scales",
+        "positions / scales, scores / scales",
+        "stein_discrepancy",
+    )
+    tests = "predictions predictive calibration"
+    yield from neutral(
+        "mixture's log likelihood is the mean of the draws'",
+        "diagnostics/predictive_data.py",
+        "np.logaddexp.reduce(log_likelihood, axis=0) - np.log(len(log_likelihood))",
+        "np.mean(log_likelihood, axis=0)",
+        tests,
+    )
+    yield from neutral(
+        "calibration error: bins weighted alike",
+        "diagnostics/calibration.py",
+        'np.abs(curve["frequency"] - curve["confidence"]) * curve["rows"]',
+        'np.abs(curve["frequency"] - curve["confidence"]) * curve["rows"].mean()',
+        tests,
+    )
+    yield from neutral(
+        "central intervals of one side",
+        "diagnostics/calibration.py",
+        "needed = np.abs(2.0 * transform.ravel() - 1.0)",
+        "needed = np.abs(transform.ravel())",
+        tests,
+    )
+    yield from neutral(
+        "mutual information with the wrong sign",
+        "diagnostics/uncertainty.py",
+        "epistemic += (own * (log_own - log_mixture)).sum(-1)",
+        "epistemic -= (own * (log_own - log_mixture)).sum(-1)",
+        tests,
+    )
+    yield from neutral(
+        "total variance without that of the means",
+        "diagnostics/uncertainty.py",
+        "total += (variance + apart) / len(means)",
+        "total += variance / len(means)",
+        tests,
+    )
+    yield from neutral(
+        "area under the ROC curve turned over",
+        "diagnostics/predictive_metrics.py",
+        "return float(roc_auc_score(positive, score))",
+        "return float(roc_auc_score(positive, -score))",
+        tests,
+    )
+    yield from neutral(
+        "RMSE without its root",
+        "diagnostics/predictive_metrics.py",
+        'figures["rmse"] = float(np.sqrt(np.square(error).mean()))',
+        'figures["rmse"] = float(np.square(error).mean())',
+        tests,
+    )
+
+
+def _neutral() -> Iterator[Mutation]:
+    yield from neutral(
+        "bounds of options included that are excluded",
+        "options.py",
+        "not above < float(value) <= most",
+        "not above <= float(value) <= most",
+        "options",
+    )
+    yield from neutral(
+        "Stan: gradient of a rejected position kept",
+        "stan/density.py",
+        "gradients[row] = 0.0",
+        "gradients[row] += 1.0",
+        "stan",
+    )
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    *_density(),
+    *_gradients(),
+    *_kernels(),
+    *_stein(),
+    *_curvature(),
+    *_laplace(),
+    *_guides(),
+    *_score(),
+    *_sgmcmc(),
+    *_engine(),
+    *_diagnostics(),
+    *_neutral(),
+)

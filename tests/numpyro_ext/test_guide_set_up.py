@@ -1,0 +1,170 @@
+"""NumPyro's guides are set up by one compiled program, and end as the host would leave them."""
+
+from __future__ import annotations
+
+import gc
+from functools import partial
+from types import FunctionType, ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from numpyro.distributions import constraints
+from numpyro.infer import autoguide, init_to_value
+
+import numpyro_ext as nx
+from numpyro_ext.density.layout import Data
+from numpyro_ext.guides import flat_density
+from numpyro_ext.guides.set_up import set_up
+
+jax.config.update("jax_enable_x64", True)
+
+KEY = jax.random.key(0)
+ROWS = jnp.linspace(-1.0, 1.0, 6)
+GUIDES = {
+    "diagonal": autoguide.AutoDiagonalNormal,
+    "full": autoguide.AutoMultivariateNormal,
+    "low rank": autoguide.AutoLowRankMultivariateNormal,
+    "mixture": lambda model: nx.AutoGaussianMixture(model, 2),
+    "matrix": nx.AutoMatrixNormal,
+    "flow": nx.AutoPlanarFlow,
+    "layers": nx.AutoLayerLowRankNormal,
+}
+compiled: list[str] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def count_programs():
+    def listen(event: str, seconds: float, **details: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def model(rows: jax.Array) -> None:
+    """All that a guide can keep of a run: a parameter, supports that depend on sites, a plate, a
+    mask, a state, sites whose names are out of order."""
+    width = numpyro.param("width", 2.0, constraint=constraints.positive)
+    z = numpyro.sample("z", dist.Normal(jnp.zeros((2, 3)), width).to_event(2))
+    a = numpyro.sample("a", dist.LogNormal(0.0, 1.0))
+    bounded = numpyro.sample("b", dist.Uniform(0.0, 1.0 + a))
+    numpyro.deterministic("sum", a + bounded)
+    with numpyro.plate("rows", len(rows)), handlers.mask(mask=rows > -0.5):
+        local = numpyro.sample("local", dist.Normal(z.sum(), a))
+        numpyro.sample("y", dist.Normal(local, a), obs=rows)
+
+
+def host_set_up(guide: Any, key: jax.Array, *args: Any) -> Any:
+    with handlers.seed(rng_seed=key):
+        guide._setup_prototype(*args)
+    return guide
+
+
+def tracers_in(root: Any) -> list[Any]:
+    """Tracers that an object refers to, by any path that does not go through code."""
+    seen, found, waiting = set(), [], [root]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, type | ModuleType):
+            continue
+        seen.add(id(value))
+        if isinstance(value, jax.core.Tracer):
+            found.append(value)
+        elif isinstance(value, FunctionType):
+            waiting += [cell.cell_contents for cell in value.__closure__ or ()]
+        elif not isinstance(value, jax.Array):
+            waiting += gc.get_referents(value)
+    return found
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_a_guide_takes_few_programs(name: str) -> None:
+    def plain(rows: jax.Array) -> None:
+        weight = numpyro.sample("w", dist.Normal(jnp.zeros((2, 3)), 1.0).to_event(2))
+        scale = numpyro.sample("a", dist.HalfCauchy(1.0))
+        with numpyro.plate("rows", len(rows)):
+            numpyro.sample("y", dist.Normal(weight.sum(), scale), obs=rows)
+
+    guide = GUIDES[name](plain)
+    jax.clear_caches()
+    before = len(compiled)
+    density = flat_density(guide, KEY, (ROWS,))
+    parameters = jax.block_until_ready(density.initial_parameters())
+    assert 0 < len(compiled) - before <= 6
+    assert set(density.parameter_names) == set(parameters)
+
+
+def test_the_guide_is_left_as_the_host_leaves_it() -> None:
+    expected = host_set_up(autoguide.AutoMultivariateNormal(model), KEY, ROWS)
+    guide = autoguide.AutoMultivariateNormal(model)
+    set_up(guide, KEY, Data((ROWS,)))
+    assert type(guide) is autoguide.AutoMultivariateNormal
+    assert tracers_in(vars(guide)) == []
+    assert vars(guide).keys() == vars(expected).keys()
+    assert list(guide._init_locs) == list(expected._init_locs) == ["z", "a", "b", "local"]
+    assert guide.prototype_trace.keys() == expected.prototype_trace.keys()
+    params = {
+        "auto_loc": jnp.linspace(-1.0, 1.0, guide.latent_dim),
+        "auto_scale_tril": jnp.eye(guide.latent_dim),
+        "width": jnp.asarray(3.0),
+    }
+    for call in (
+        lambda each: each._init_latent,
+        lambda each: each._init_locs,
+        lambda each: {k: s["value"] for k, s in each.prototype_trace.items()},
+        lambda each: each._potential_fn(each._init_locs),
+        lambda each: each.median(params),
+        lambda each: each.quantiles(params, [0.1, 0.9]),
+        lambda each: each.sample_posterior(KEY, params, sample_shape=(2,)),
+        lambda each: handlers.seed(handlers.substitute(each, params), 3)(ROWS),
+    ):
+        found, wanted = call(guide), call(expected)
+        assert jax.tree.structure(found) == jax.tree.structure(wanted)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def test_a_guide_that_was_set_up_is_set_up_again() -> None:
+    guide = host_set_up(autoguide.AutoDiagonalNormal(model), jax.random.key(7), ROWS)
+    first = guide._init_latent
+    set_up(guide, KEY, Data((ROWS,)))
+    expected = host_set_up(autoguide.AutoDiagonalNormal(model), KEY, ROWS)._init_latent
+    np.testing.assert_allclose(guide._init_latent, expected, rtol=1e-12)
+    assert not np.allclose(guide._init_latent, first)
+
+
+def test_what_cannot_be_traced_is_run_as_the_host_does() -> None:
+    def on_concrete_values(site: dict[str, Any] | None = None) -> Any:
+        if site is None:
+            return on_concrete_values
+        if site["type"] == "sample" and not site["is_observed"]:
+            return jnp.full(site["fn"].shape(), float(site["fn"].mean.max()))
+        return None
+
+    def short() -> None:
+        loc = numpyro.sample("a", dist.Normal(0.5, 1.0))
+        numpyro.sample("z", dist.Normal(jnp.full(2, loc), 1.0).to_event(1))
+
+    guide = autoguide.AutoDiagonalNormal(short, init_loc_fn=partial(on_concrete_values))
+    set_up(guide, KEY, Data())
+    np.testing.assert_array_equal(guide._init_latent, [0.5, 0.5, 0.5])
+    assert tracers_in(vars(guide)) == []
+
+
+def test_without_valid_initial_values_the_host_says_so() -> None:
+    def short() -> None:
+        numpyro.sample("a", dist.Normal(0.0, 1.0))
+        numpyro.factor("nowhere", -jnp.inf)
+
+    guide = autoguide.AutoDiagonalNormal(short, init_loc_fn=init_to_value(values={"a": 0.3}))
+    with pytest.raises(RuntimeError, match="Cannot find valid initial parameters"):
+        set_up(guide, KEY, Data())
+    assert guide.prototype_trace is None
