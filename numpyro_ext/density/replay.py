@@ -6,6 +6,7 @@ to host memory, see :mod:`ppl_ext.diagnostics.replay`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import Any
@@ -30,6 +31,7 @@ from numpyro_ext.density.handlers import (
 from numpyro_ext.density.layout import Data
 from numpyro_ext.density.log_density import LogDensity
 from numpyro_ext.density.prediction import prediction_of
+from numpyro_ext.programs import Program
 from ppl_ext.diagnostics.replay import (
     DATA_CHUNK,
     DRAW_CHUNK,
@@ -50,13 +52,23 @@ from ppl_ext.diagnostics.replay import (
 _STREAM = 2**31 - 3
 
 
+#: Numbers of data and draws with fewer of which a program takes longer to compile than to run.
+_QUICK = 2**24
+
+
+def is_quick(num_draws: int, target: LogDensity, data: Data) -> bool:
+    """Whether the model is evaluated at so many draws in less time than XLA takes to optimise."""
+    numbers = sum(math.prod(jnp.shape(array)) for array in data.arrays)
+    return num_draws * (target.dim + numbers) < _QUICK
+
+
 class _FirstRows(Messenger):
     """Answers plates whose rows come with the arguments; which rows they are does not matter."""
 
     def process_message(self, msg: Site) -> None:
         """Number the rows of a plate that nobody else has answered."""
         if msg["type"] == "plate" and msg["value"] is None:
-            msg["value"] = np.arange(msg["args"][1])
+            msg["value"] = jnp.arange(msg["args"][1])
 
 
 class _Resample(Messenger):
@@ -122,6 +134,8 @@ def _run(
     resample: Any = None,
 ) -> dict[str, Site]:
     """Trace of the model with its latent sites at ``values`` and these rows of its plates."""
+    # Always part of a program that is traced: as NumPy arrays they compile nothing by themselves.
+    indices = {name: jnp.asarray(rows) for name, rows in indices.items()}
     held = handlers.substitute(FixedKey(target.model), data=target.held)
     sizes = {name: plate.size for name, plate in target.plates.items()}
     model = _FirstRows(PlateControl(held, indices, sizes))
@@ -267,7 +281,8 @@ def _record(
     size = -(-num_draws // -(-num_draws // draw_chunk)) if recorder.per_draw else 1
     observed = tuple(site.name for site in recorder.observed_sites)
     deterministic = tuple(site.name for site in recorder.deterministic_sites)
-    run = _compiled_chunk(target, recorder.groups, observed, deterministic)
+    quick = is_quick(num_draws, target, data)
+    run = _compiled_chunk(target, recorder.groups, observed, deterministic, quick)
     for chunk, (_, rows) in enumerate(target.sweep(data_chunk)):
         places_of_rows = {name: np.asarray(places) for name, places in rows.items()}
         for start in range(0, num_draws if recorder.per_draw else 1, size):
@@ -286,14 +301,14 @@ def _record(
     if recorder.uncertain:
         everything = {name: np.arange(plate.size) for name, plate in target.plates.items()}
 
-        @jax.jit
         def recomputed(values: Mapping[str, jax.Array], data: Data) -> dict[str, jax.Array]:
             trace = _run(target, data, values, everything)
             return {name: trace[name]["value"] for name in recorder.uncertain}
 
+        program = Program(recomputed, rarely=quick)
         for draw in range(num_draws):
             at = {name: value[draw] for name, value in values.items()}
-            for name, each in recomputed(at, data).items():
+            for name, each in program(at, data).items():
                 recorder.correct(name, draw, np.asarray(each))
 
 
@@ -308,7 +323,8 @@ def _compiled_chunk(
     groups: frozenset[str],
     observed: tuple[str, ...],
     deterministic: tuple[str, ...],
-) -> Callable[..., tuple[Computed, dict[str, jax.Array]]]:
+    quick: bool,
+) -> Program:
     """What is wanted at some draws, and the observations, on one chunk of rows."""
     # New values of an observed site change what the model computes after it.
     apart = len(observed) > 1
@@ -353,4 +369,4 @@ def _compiled_chunk(
         trace = _run(target, data, {name: value[0] for name, value in values.items()}, indices)
         return computed, {name: trace[name]["value"] for name in observed}
 
-    return jax.jit(chunk)
+    return Program(chunk, rarely=quick)

@@ -29,10 +29,11 @@ from numpy.typing import NDArray
 from numpyro.infer import MCMC
 
 from numpyro_ext.density import Data, LogDensity
-from numpyro_ext.density.replay import replay
+from numpyro_ext.density.replay import is_quick, replay
 from numpyro_ext.diagnostics.chains import Chains
 from numpyro_ext.diagnostics.host_fit import HostFit
 from numpyro_ext.engine import Engine, RunResult
+from numpyro_ext.programs import Program
 from ppl_ext.diagnostics.fit_groups import (
     Group,
     check_fit,
@@ -200,7 +201,7 @@ def _sample_statistics(
     hook = getattr(engine, "sample_statistics", None)
     # What the engines compute of positions is part of the program; others may not be traceable.
     inside = hook if isinstance(engine, (Engine, HostFit)) else None
-    evaluate = _compiled_log_densities(engine.target, inside)
+    evaluate = _compiled_log_densities(engine.target, inside, is_quick(number, engine.target, data))
     # Chunks of one size, for which one program is compiled: the last is filled up.
     size = -(-number // -(-number // (draw_chunk or number)))
     pieces: dict[str, list[Array]] = {}
@@ -220,7 +221,7 @@ def _sample_statistics(
 
 # A few programs are kept, so that a second look at the same fit is not compiled again.
 @lru_cache(maxsize=4)
-def _compiled_log_densities(target: LogDensity, hook: Any) -> Callable[..., dict[str, jax.Array]]:
+def _compiled_log_densities(target: LogDensity, hook: Any, quick: bool) -> Program:
     def log_densities(
         draws: Mapping[str, jax.Array], data: Data, state: Any
     ) -> dict[str, jax.Array]:
@@ -229,4 +230,4 @@ def _compiled_log_densities(target: LogDensity, hook: Any) -> Callable[..., dict
         more = {} if hook is None else hook(state, positions)
         return {"log_p": prior + likelihood, **more}
 
-    return jax.jit(log_densities)
+    return Program(log_densities, rarely=quick)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jax import Array, random
 
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.replay import is_quick
 from numpyro_ext.engine import EngineState, RunResult
 from numpyro_ext.guides.flat_density import (
     FlatDensity,
@@ -23,6 +23,7 @@ from numpyro_ext.guides.flat_density import (
     check_same_layout,
     flat_density,
 )
+from numpyro_ext.programs import Program
 from ppl_ext.diagnostics.fit import (
     PASS_ALL_ROWS,
     check_arguments,
@@ -206,7 +207,8 @@ def at_draws(
     are too many are left out.
     """
     sizes = chunk_sizes(num_samples, fitted.target.dim, draw_chunk)
-    chunk = _compiled_chunk(fitted.density, fitted.target, evaluate, sizes[0])
+    rarely = is_quick(num_samples, fitted.target, fitted.data)
+    chunk = _compiled_chunk(fitted.density, fitted.target, evaluate, sizes[0], rarely)
     pieces = [
         [np.asarray(found) for found in chunk(fitted.parameters, fitted.data, fitted.rng_key, part)]
         for part in range(len(sizes))
@@ -217,11 +219,11 @@ def at_draws(
 # A few programs are kept, so that a diagnostic of the same fit is not compiled again.
 @lru_cache(maxsize=8)
 def _compiled_chunk(
-    density: FlatDensity, target: LogDensity, evaluate: Evaluate, num: int
-) -> Callable[..., tuple[Array, ...]]:
+    density: FlatDensity, target: LogDensity, evaluate: Evaluate, num: int, rarely: bool
+) -> Program:
     def chunk(parameters: Parameters, data: Data, rng_key: Array, part: int) -> tuple[Array, ...]:
         key = random.fold_in(random.fold_in(rng_key, _STREAM), part)
         theta = density.sample(parameters, key, num).astype(target.dtype)
         return evaluate(density, parameters, target, data, theta)
 
-    return jax.jit(chunk)
+    return Program(chunk, rarely=rarely)

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 from jax import Array, random
 from numpyro.infer import Predictive
 
 from numpyro_ext.density import Data
 from numpyro_ext.diagnostics.fit import FittedGuide, fitted_guide, target_of_model
 from numpyro_ext.guides.flat_density import Parameters, check_has_flat_density
+from numpyro_ext.programs import Program
 from ppl_ext.diagnostics.fit import HOST_DRAWS, sites_of_guide
 from ppl_ext.errors import ArgumentError
 
@@ -71,12 +71,13 @@ class HostFit:
         if self._fitted is not None:
             density, target = self._fitted.density, self.target
 
-            @jax.jit
             def draw(parameters: Parameters, key: Array, data: Data) -> dict[str, Array]:
                 theta = density.sample(parameters, key, num_samples).astype(target.dtype)
                 return target.constrain(theta, data)
 
-            return draw(self._fitted.parameters, key, self._data)
+            program = Program(draw, rarely=True)
+            drawn: dict[str, Array] = program(self._fitted.parameters, key, self._data)
+            return drawn
         predictive = Predictive(self.guide, params=dict(params), num_samples=num_samples)
         drawn = predictive(key, *self._data.args, **self._data.kwargs)
         return sites_of_guide(self.target.layout.names, drawn)
