@@ -229,9 +229,7 @@ def test_a_guide_is_drawn_from(host, y) -> None:
     rng, expected, scales = np.random.default_rng(5), [], np.array([0.3])
     for _ in range(20):
         draws = 1.5 + 0.4 * rng.normal(size=(1000, 1))
-        of_draws = stein_discrepancy(
-            draws, conjugate_score(draws), statistic="U", metric=np.array([0.3])
-        )
+        of_draws = stein_discrepancy(draws, conjugate_score(draws), statistic="U", metric=scales)
         expected.append(of_draws.value)
     assert abs(found.value - np.mean(expected)) < 4 * np.std(expected)
     assert np.mean(expected) > 8 * np.std(expected)
