@@ -27,7 +27,7 @@ from ppl_ext.options import check_number, describe
 from pyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature, Structure
 from pyro_ext.curvature.fisher import same_draws
 from pyro_ext.density import Data, LogDensity, Score
-from pyro_ext.density.log_density import Indices
+from pyro_ext.density.layout import Indices
 from pyro_ext.engine import Plan, Update
 from pyro_ext.gradients import Full, GradientEstimator, Minibatch, Noisy, ScoreEstimate
 from pyro_ext.kernels import IMQ, Kernel, Linear, ProductMetric, as_kernel, default_kernel, mixture
