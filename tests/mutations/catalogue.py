@@ -115,8 +115,8 @@ def _density() -> Iterator[Mutation]:
     yield from neutral(
         "temperature multiplies",
         "density.py",
-        "likelihood / temperature",
-        "likelihood * temperature",
+        "else likelihood / temperature)",
+        "else likelihood * temperature)",
         tests,
     )
     yield from both(
@@ -686,12 +686,15 @@ def _diagnostics() -> Iterator[Mutation]:
         "importance",
     )
     yield from both(
-        "importance ratios: temperature multiplies",
+        "importance ratios: not tempered",
         "diagnostics/importance.py",
-        "likelihood / temperature",
-        "likelihood * temperature",
+        "tempered(prior, likelihood, temperature)",
+        "tempered(prior, likelihood, 1.0)",
         "importance",
-        pyro=("likelihood.double() / temperature", "likelihood.double() * temperature"),
+        pyro=(
+            "tempered(prior.double(), likelihood.double(), temperature)",
+            "tempered(prior.double(), likelihood.double(), 1.0)",
+        ),
     )
     yield from both(
         "k-hat of the left tail",
