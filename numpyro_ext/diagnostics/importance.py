@@ -16,6 +16,7 @@ import numpy as np
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.diagnostics.fit import at_draws, fitted_guide
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters
+from ppl_ext.density import tempered
 from ppl_ext.diagnostics.fit import check_temperature
 from ppl_ext.diagnostics.importance import (
     ELBO,
@@ -179,7 +180,8 @@ def _log_ratios(
         each.astype(np.float64)
         for each in at_draws(fitted, num_samples, draw_chunk, _log_densities)
     )
-    return log_ratios(prior + likelihood / temperature, log_q, float(jnp.finfo(target.dtype).eps))
+    log_p = tempered(prior, likelihood, temperature)
+    return log_ratios(log_p, log_q, float(jnp.finfo(target.dtype).eps))
 
 
 def _log_densities(

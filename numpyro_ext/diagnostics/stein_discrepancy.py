@@ -21,6 +21,7 @@ from numpyro_ext.diagnostics.fit import (
     target_of_model,
 )
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters
+from ppl_ext.density import tempered
 from ppl_ext.diagnostics.fit import PASS_ALL_ROWS, check_temperature, chunk_sizes
 from ppl_ext.diagnostics.stein_discrepancy import (
     BLOCK,
@@ -180,7 +181,7 @@ def _drawn_with_parts(
 def _tempered(parts: list[np.ndarray], temperature: float) -> np.ndarray:
     """The score, of itself or of its parts for prior and likelihood."""
     prior, *likelihood = parts
-    return prior + likelihood[0] / temperature if likelihood else prior
+    return tempered(prior, likelihood[0], temperature) if likelihood else prior
 
 
 def _scores(

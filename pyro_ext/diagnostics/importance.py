@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ppl_ext.density import tempered
 from ppl_ext.diagnostics.fit import check_temperature, chunk_sizes
 from ppl_ext.diagnostics.importance import (
     ELBO,
@@ -173,6 +174,7 @@ def _log_ratios(
             theta = draw(fitted, generator, size)
             log_q.append(density.log_prob(parameters, theta).double().cpu().numpy())
             prior, likelihood = target.full_log_prior_and_likelihood(theta, data)
-            log_p.append((prior.double() + likelihood.double() / temperature).cpu().numpy())
+            joint = tempered(prior.double(), likelihood.double(), temperature)
+            log_p.append(joint.cpu().numpy())
     eps = torch.finfo(target.dtype).eps
     return log_ratios(np.concatenate(log_p), np.concatenate(log_q), eps)

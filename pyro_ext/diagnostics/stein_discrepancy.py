@@ -152,8 +152,7 @@ def _score(
 ) -> Float[Tensor, "P D"]:
     if temperature == target.likelihood_temperature:
         return target.full_score(positions, data).score
-    parts = target.full_score_parts(positions, data)
-    return parts.prior + parts.likelihood / temperature
+    return target.full_score_parts(positions, data).score(temperature).score
 
 
 def _points(
