@@ -7,6 +7,7 @@ NumPy goes in by :meth:`array` and comes out by :meth:`numpy`; models of both ho
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -33,10 +34,16 @@ class PyroBackend:
     name = "pyro"
 
     def __init__(self) -> None:
+        import pyro
+        import torch
+
         import pyro_ext as public
         from tests.models import pyro_models as models
 
         self.public, self.models = public, models
+        #: What a model that is written once for both hosts needs: the host, its distributions, and
+        #: the functions that torch and jax.numpy have alike.
+        self.host, self.dist, self.xp = pyro, pyro.distributions, torch
 
     def array(self, value: Any, dtype: Any = None) -> Any:
         """A torch tensor, floats in torch's default precision unless told otherwise."""
@@ -56,6 +63,10 @@ class PyroBackend:
         import torch
 
         return torch.Generator().manual_seed(seed)
+
+    def compiled(self, function: Any) -> Any:
+        """The function itself: torch runs it as it is."""
+        return function
 
     def adam(self, rate: float) -> Any:
         """The host's Adam."""
@@ -99,10 +110,14 @@ class NumPyroBackend:
     name = "numpyro"
 
     def __init__(self) -> None:
+        import jax.numpy
+        import numpyro
+
         import numpyro_ext as public
         from tests.models import numpyro_models as models
 
         self.public, self.models = public, models
+        self.host, self.dist, self.xp = numpyro, numpyro.distributions, jax.numpy
 
     def array(self, value: Any, dtype: Any = None) -> Any:
         """A JAX array, in JAX's default precision unless told otherwise."""
@@ -119,6 +134,12 @@ class NumPyroBackend:
         import jax
 
         return jax.random.key(seed)
+
+    def compiled(self, function: Any) -> Any:
+        """The function as one compiled program, where JAX would compile each operation."""
+        import jax
+
+        return jax.jit(function)
 
     def adam(self, rate: float) -> Any:
         """The host's Adam."""
@@ -162,6 +183,18 @@ class NumPyroBackend:
 
 
 PACKAGES = ("pyro", "numpyro")
+
+
+def use_float64() -> None:
+    """Float64 in whichever frameworks are installed, for the test module that says so at import."""
+    with contextlib.suppress(ImportError):
+        import jax
+
+        jax.config.update("jax_enable_x64", True)
+    with contextlib.suppress(ImportError):
+        import torch
+
+        torch.set_default_dtype(torch.float64)
 
 
 @cache

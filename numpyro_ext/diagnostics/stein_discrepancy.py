@@ -37,7 +37,7 @@ from numpyro_ext.diagnostics.fit import (
     target_of_engine,
     target_of_model,
 )
-from numpyro_ext.kernels.base import centre
+from numpyro_ext.kernels.distances import centre
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count
 

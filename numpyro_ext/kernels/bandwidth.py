@@ -13,7 +13,8 @@ implementations, so that a comparison can fix one rule for all:
   / log(P + 1) (the code that came with Liu and Wang 2016).
 
 ``"dimension"`` is h = 2 D: the mean squared distance of a pair where the coordinates have unit
-variance, for kernels with a metric (Leviyev et al. 2022, equation 17). It needs no median.
+variance, for kernels with a metric (Leviyev et al. 2022,
+https://arxiv.org/abs/2204.09039, equation 17). It needs no median.
 
 A number is taken as h itself, and a callable maps the particles (P, D) to h, a scalar or a
 vector of D bandwidths. Where a rule gives zero, because half of the pairs coincide, the mean
@@ -29,14 +30,19 @@ from typing import NamedTuple, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jaxtyping import Float
 
-from numpyro_ext.kernels.base import centre, squared_distances
+from numpyro_ext.kernels.distances import centre, squared_distances
 from numpyro_ext.kernels.metric import Coordinates
-from ppl_ext.errors import ArgumentError
+from ppl_ext.kernels import (
+    check_bandwidth,
+    check_bandwidth_shape,
+    check_rule_for_products,
+    full_middle,
+    pair_middle,
+)
 
 Bandwidth: TypeAlias = str | float | Callable[[Array], Array | float]
-
-BANDWIDTH_RULES = ("median", "pyro", "numpyro", "blackjax", "dartml", "dimension")
 
 
 class ScaledPairs(NamedTuple):
@@ -51,38 +57,11 @@ class ScaledPairs(NamedTuple):
         h, a scalar or shape (D,).
     """
 
-    ratios: Array
+    ratios: Float[Array, "P P"]
     bandwidth: Array
 
 
-def check_bandwidth(rule: Bandwidth) -> None:
-    """Refuse what is not a bandwidth rule.
-
-    Raises
-    ------
-    ArgumentError
-        For an unknown name, a number that is not positive and finite, or any other object.
-    """
-    if isinstance(rule, str):
-        if rule not in BANDWIDTH_RULES:
-            raise ArgumentError(
-                f"Expected a bandwidth rule among {BANDWIDTH_RULES}, found {rule!r}. Use one of "
-                "these names, a positive number, or a callable of the particles."
-            )
-    elif isinstance(rule, (int, float)) and not isinstance(rule, bool):
-        if not (math.isfinite(rule) and rule > 0):
-            raise ArgumentError(
-                f"Expected a positive finite bandwidth, found {rule!r}. The kernel is a function "
-                "of |x - y|^2 / bandwidth."
-            )
-    elif not callable(rule):
-        raise ArgumentError(
-            f"Expected a bandwidth as a name among {BANDWIDTH_RULES}, a positive number, or a "
-            f"callable of the particles, found {type(rule).__name__}."
-        )
-
-
-def bandwidth(rule: Bandwidth, particles: Array) -> Array:
+def bandwidth(rule: Bandwidth, particles: Float[Array, "P D"]) -> Float[Array, ...]:
     """Bandwidth h that ``rule`` gives for ``particles`` of shape (P, D).
 
     Returns
@@ -106,11 +85,8 @@ def scaled_pairs(rule: Bandwidth, frame: Coordinates) -> ScaledPairs:
     products = None if frame.weighted is None else frame.inner_products()
     if rule == "dimension":
         rule = 2.0 * centred.shape[1]
-    if products is not None and (rule == "pyro" or callable(rule)):
-        raise ArgumentError(
-            f"Expected a bandwidth rule of distances in the curvature's metric, found {rule!r}, "
-            'which looks at coordinates. Use "dimension", "median" or a number.'
-        )
+    if products is not None:
+        check_rule_for_products(rule)
     if isinstance(rule, str) and rule != "pyro":
         squared = squared_distances(centred, products)
         width = _positive(_scalar_rule(rule, squared), squared)
@@ -119,12 +95,7 @@ def scaled_pairs(rule: Bandwidth, frame: Coordinates) -> ScaledPairs:
         width = _coordinate_rule(centred)
     elif callable(rule):
         width = jnp.asarray(rule(centred), centred.dtype)
-        if width.shape not in ((), (centred.shape[1],)):
-            raise ArgumentError(
-                f"Expected a bandwidth of shape () or ({centred.shape[1]},), found "
-                f"{width.shape}. Let the callable return one number, or one for each of "
-                "the flat coordinates."
-            )
+        check_bandwidth_shape(tuple(width.shape), centred.shape[1])
     else:
         width = jnp.asarray(rule, centred.dtype)
     if width.ndim == 0:
@@ -144,12 +115,12 @@ def _scalar_rule(rule: str, squared: Array) -> Array:
         return jnp.ones((), squared.dtype)
     pairs = squared.reshape(-1)[_pair_indices(num)]
     if rule == "median":
-        return _middle(pairs, _pair_middle(num), squared=True) / math.log(num + 1)
+        return _middle(pairs, pair_middle(num), squared=True) / math.log(num + 1)
     if rule == "blackjax":
-        return _middle(pairs, _pair_middle(num), squared=False) ** 2 / math.log(num)
+        return _middle(pairs, pair_middle(num), squared=False) ** 2 / math.log(num)
     if rule == "dartml":
-        return _middle(pairs, _full_middle(num), squared=True) / math.log(num + 1)
-    median = _middle(pairs, _full_middle(num), squared=False)
+        return _middle(pairs, full_middle(num), squared=True) / math.log(num + 1)
+    median = _middle(pairs, full_middle(num), squared=False)
     return median**2 / math.log(num) + jnp.finfo(squared.dtype).eps
 
 
@@ -159,7 +130,7 @@ def _coordinate_rule(centred: Array) -> Array:
     if num == 1:
         return jnp.ones(dim, centred.dtype)
     # The rule takes the lower of the two middle values of an even number of pairs.
-    lower, _ = _pair_middle(num)
+    lower, _ = pair_middle(num)
 
     def one(coordinate: Array) -> Array:
         squared = (coordinate[:, None] - coordinate) ** 2
@@ -209,22 +180,6 @@ def _pair_indices(num: int) -> np.ndarray:
     """Positions of the pairs i<j in a flattened (P, P) matrix."""
     rows, columns = np.triu_indices(num, k=1)
     return rows * num + columns
-
-
-def _pair_middle(num: int) -> tuple[int, int]:
-    """Ranks (from 0) of the two middle values of the pairs i<j."""
-    pairs = num * (num - 1) // 2
-    return (pairs - 1) // 2, pairs // 2
-
-
-def _full_middle(num: int) -> tuple[int | None, int | None]:
-    """Ranks among the pairs of the full matrix's two middle values; None is the zero diagonal.
-
-    Sorted, the full matrix is P zeros followed by every pair twice.
-    """
-    middles = (num * num - 1) // 2, num * num // 2
-    lower, upper = (None if rank < num else (rank - num) // 2 for rank in middles)
-    return lower, upper
 
 
 def _middle(pairs: Array, ranks: tuple[int | None, int | None], squared: bool) -> Array:

@@ -1,30 +1,30 @@
-"""What every Stein kernel offers, and the distance computation that the radial kernels share.
+"""What every Stein kernel offers, and sums and positive multiples of kernels, which are kernels.
 
 The Stein direction of a kernel k at particles z_1..z_P with scores s_1..s_P is
 
     phi(z_i) = 1/P sum_j [ k(z_j, z_i) s_j + grad_{z_j} k(z_j, z_i) ]
 
-(Liu and Wang 2016, Algorithm 1). Bandwidths and metrics computed from the particles are
-constants of a step: they are not differentiated. No kernel of this package makes an array
-larger than (P, P) or (P, D).
+(Liu and Wang 2016, https://arxiv.org/abs/1608.04471, Algorithm 1). Bandwidths and metrics computed
+from the particles are constants of a step: they are not differentiated. No kernel of this package
+makes an array larger than (P, P) or (P, D).
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
+from numpyro_ext.kernels.metric import CoordinatesByMetric
 from ppl_ext.errors import ArgumentError
+from ppl_ext.kernels import ProductMetric, check_factor, mixture_weights
 from ppl_ext.options import describe
-
-if TYPE_CHECKING:
-    from numpyro_ext.kernels.combination import Scaled, Sum
-    from numpyro_ext.kernels.metric import Frames, ProductMetric
 
 KernelState = dict[str, Any]
 
@@ -42,15 +42,15 @@ class Interactions(NamedTuple):
         b, shape (Q, D).
     """
 
-    gram: Array
-    coefficients: Array
-    basis: Array
+    gram: Float[Array, "P P"]
+    coefficients: Float[Array, "P P Q"]
+    basis: Float[Array, "Q D"]
 
-    def repulsion(self) -> Array:
+    def repulsion(self) -> Float[Array, "P D"]:
         """sum_j grad_{z_j} k(z_j, z_i), shape (P, D)."""
         return self.coefficients.sum(axis=0) @ self.basis
 
-    def direction(self, scores: Array) -> Array:
+    def direction(self, scores: Float[Array, "P D"]) -> Float[Array, "P D"]:
         """The Stein direction phi (P, D) of scores (P, D)."""
         return (self.gram.T @ scores + self.repulsion()) / len(scores)
 
@@ -62,7 +62,7 @@ class Kernel(abc.ABC):
     anything, is its state: a pytree of arrays, passed in and handed back.
     """
 
-    def init(self, particles: Array) -> KernelState:
+    def init(self, particles: Float[Array, "P D"]) -> KernelState:
         """State before the first step; empty for kernels that remember nothing."""
         return {}
 
@@ -75,8 +75,8 @@ class Kernel(abc.ABC):
 
     @abc.abstractmethod
     def direction(
-        self, state: KernelState, particles: Array, scores: Array
-    ) -> tuple[Array, KernelState]:
+        self, state: KernelState, particles: Float[Array, "P D"], scores: Float[Array, "P D"]
+    ) -> tuple[Float[Array, "P D"], KernelState]:
         """Direction phi in which the particles move, an ascent direction.
 
         Parameters
@@ -106,7 +106,7 @@ class Kernel(abc.ABC):
         """
         return self
 
-    def interactions(self, particles: Array) -> Interactions:
+    def interactions(self, particles: Float[Array, "P D"]) -> Interactions:
         """Values and gradients at all pairs of particles (P, D), for engines that need each.
 
         Raises
@@ -114,19 +114,17 @@ class Kernel(abc.ABC):
         ArgumentError
             The kernel does not offer them.
         """
-        from numpyro_ext.kernels.metric import Frames
+        return self.interactions_at(CoordinatesByMetric(particles))
 
-        return self.interactions_in(Frames(particles))
-
-    def interactions_in(self, frames: Frames) -> Interactions:
-        """:meth:`interactions` of the particles that ``frames`` are of."""
+    def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
+        """:meth:`interactions` of the particles that ``points`` are of."""
         raise ArgumentError(
             f"{type(self).__name__} does not offer its gradient at each pair of particles. Use "
             "RBF, IMQ, Linear, or sums and multiples of them."
         )
 
     @abc.abstractmethod
-    def gram(self, state: KernelState, particles: Array) -> Array:
+    def gram(self, state: KernelState, particles: Float[Array, "P D"]) -> Float[Array, "P P"]:
         """Kernel values at all pairs of particles, shape (P, P).
 
         Raises
@@ -140,15 +138,11 @@ class Kernel(abc.ABC):
         return describe(self) if own else f"{type(self).__name__}()"
 
     def __add__(self, other: Kernel) -> Sum:
-        from numpyro_ext.kernels.combination import Sum
-
         if not isinstance(other, Kernel):
             return NotImplemented
         return Sum((self, other))
 
     def __mul__(self, factor: float) -> Scaled:
-        from numpyro_ext.kernels.combination import Scaled
-
         if not isinstance(factor, (int, float)):
             return NotImplemented
         return Scaled(self, float(factor))
@@ -171,31 +165,150 @@ def check_kernel(kernel: object, purpose: str = "") -> None:
         )
 
 
-def centre(particles: Array) -> Array:
-    """Particles (P, D) minus their mean.
+@dataclass(frozen=True, init=False, repr=False)
+class Sum(Kernel):
+    """Sum of kernels, k = sum_m k_m; written ``RBF() + Linear()``.
 
-    The first particle is subtracted before the mean is taken. Far from the origin that
-    difference is exact, whereas a mean of large numbers is not; and coincident particles
-    become exact zeros.
+    Parameters
+    ----------
+    kernels : iterable of Kernel
+        Terms of the sum; sums within it are flattened.
     """
-    shifted = particles - particles[:1]
-    return shifted - shifted.mean(axis=0)
+
+    kernels: tuple[Kernel, ...]
+
+    def __init__(self, kernels: Iterable[Kernel]) -> None:
+        terms: list[Kernel] = []
+        for kernel in kernels:
+            terms.extend(kernel.kernels if isinstance(kernel, Sum) else (kernel,))
+        if not terms:
+            raise ArgumentError("Expected at least one kernel in a sum, found none.")
+        for kernel in terms:
+            check_kernel(kernel)
+        object.__setattr__(self, "kernels", tuple(terms))
+
+    def with_sites(self, sites: Mapping[str, slice]) -> Sum:
+        """The sum of the terms for these sites."""
+        return Sum(kernel.with_sites(sites) for kernel in self.kernels)
+
+    def init(self, particles: Float[Array, "P D"]) -> KernelState:
+        """States of the terms, under their positions."""
+        return {str(i): kernel.init(particles) for i, kernel in enumerate(self.kernels)}
+
+    def direction(
+        self, state: KernelState, particles: Float[Array, "P D"], scores: Float[Array, "P D"]
+    ) -> tuple[Float[Array, "P D"], KernelState]:
+        """Direction phi, shape (P, D): the sum of the terms' directions."""
+        total, states = jnp.zeros_like(particles), {}
+        for i, kernel in enumerate(self.kernels):
+            phi, states[str(i)] = kernel.direction(state[str(i)], particles, scores)
+            total = total + phi
+        return total, states
+
+    @property
+    def translation_invariant(self) -> bool:
+        """Whether all terms are."""
+        return all(kernel.translation_invariant for kernel in self.kernels)
+
+    def with_curvature(self, metric: ProductMetric) -> Sum:
+        """The sum of the terms with the present curvature."""
+        return Sum(kernel.with_curvature(metric) for kernel in self.kernels)
+
+    def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
+        """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
+        terms: list[Interactions] = []
+        for kernel in self.kernels:
+            term = kernel.interactions_at(points)
+            for i, other in enumerate(terms):
+                if other.basis is term.basis:
+                    coefficients = other.coefficients + term.coefficients
+                    terms[i] = Interactions(other.gram + term.gram, coefficients, other.basis)
+                    break
+            else:
+                terms.append(term)
+        return Interactions(
+            jnp.stack([term.gram for term in terms]).sum(axis=0),
+            jnp.concatenate([term.coefficients for term in terms], axis=-1),
+            jnp.concatenate([term.basis for term in terms]),
+        )
+
+    def gram(self, state: KernelState, particles: Float[Array, "P D"]) -> Float[Array, "P P"]:
+        """Kernel values at all pairs of particles, shape (P, P)."""
+        total = jnp.zeros((len(particles), len(particles)), particles.dtype)
+        for i, kernel in enumerate(self.kernels):
+            total = total + kernel.gram(state[str(i)], particles)
+        return total
 
 
-def squared_distances(centred: Array, products: Array | None = None) -> Array:
-    """Squared Euclidean distances of all pairs, shape (P, P), by one matrix product.
+@dataclass(frozen=True, repr=False)
+class Scaled(Kernel):
+    """Positive multiple of a kernel; written ``0.5 * Linear()``.
 
-    Expects centred points of shape (P, D), or their inner products (P, P), because
-    |x|^2 + |y|^2 - 2 x.y cancels when the points sit far from the origin. Distances that
-    are not above the rounding error of that formula are set to zero, so coincident particles
-    have distance zero exactly.
+    Parameters
+    ----------
+    kernel : Kernel
+        Kernel to scale.
+    factor : float
+        Positive and finite; a negative multiple would not be positive definite.
     """
-    if products is None:
-        # Accelerators multiply in reduced precision unless told otherwise, which the
-        # cancellation does not forgive.
-        products = jnp.matmul(centred, centred.T, precision="highest")
-    norms = jnp.diagonal(products)
-    totals = norms[:, None] + norms
-    squared = totals - 2.0 * products
-    rounding = 8.0 * jnp.finfo(centred.dtype).eps
-    return jnp.where(squared <= rounding * totals, 0.0, squared)
+
+    kernel: Kernel
+    factor: float
+
+    def __post_init__(self) -> None:
+        check_kernel(self.kernel)
+        check_factor(self.factor)
+
+    def with_sites(self, sites: Mapping[str, slice]) -> Scaled:
+        """The multiple of the kernel for these sites."""
+        return Scaled(self.kernel.with_sites(sites), self.factor)
+
+    def init(self, particles: Float[Array, "P D"]) -> KernelState:
+        """State of the scaled kernel."""
+        return self.kernel.init(particles)
+
+    def direction(
+        self, state: KernelState, particles: Float[Array, "P D"], scores: Float[Array, "P D"]
+    ) -> tuple[Float[Array, "P D"], KernelState]:
+        """Direction phi, shape (P, D)."""
+        phi, state = self.kernel.direction(state, particles, scores)
+        return self.factor * phi, state
+
+    @property
+    def translation_invariant(self) -> bool:
+        """Whether the kernel is."""
+        return self.kernel.translation_invariant
+
+    def with_curvature(self, metric: ProductMetric) -> Scaled:
+        """The multiple of the kernel with the present curvature."""
+        return Scaled(self.kernel.with_curvature(metric), self.factor)
+
+    def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
+        """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
+        found = self.kernel.interactions_at(points)
+        return Interactions(self.factor * found.gram, self.factor * found.coefficients, found.basis)
+
+    def gram(self, state: KernelState, particles: Float[Array, "P D"]) -> Float[Array, "P P"]:
+        """Kernel values at all pairs of particles, shape (P, P)."""
+        return self.factor * self.kernel.gram(state, particles)
+
+
+def mixture(kernels: Sequence[Kernel], weights: Sequence[float] | None = None) -> Sum:
+    """Mixture of kernels, k = sum_m w_m k_m.
+
+    Parameters
+    ----------
+    kernels : sequence of Kernel
+        The kernels mixed.
+    weights : sequence of float, optional
+        Positive weights w_m, one for each kernel; scaled to sum to one. Default: all equal.
+
+    Raises
+    ------
+    ArgumentError
+        There is no kernel, the numbers of kernels and weights differ, or a weight is not positive
+        and finite.
+    """
+    kernels = list(kernels) if isinstance(kernels, Iterable) else [kernels]
+    shares = mixture_weights(len(kernels), weights)
+    return Sum(Scaled(kernel, share) for kernel, share in zip(kernels, shares, strict=True))

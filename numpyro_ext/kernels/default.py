@@ -6,20 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jax import Array
+from jaxtyping import Float
 
-from numpyro_ext.kernels.base import Interactions, Kernel, KernelState
-from numpyro_ext.kernels.combination import mixture
+from numpyro_ext.kernels.base import Interactions, Kernel, KernelState, mixture
 from numpyro_ext.kernels.imq import IMQ
 from numpyro_ext.kernels.linear import Linear
-from numpyro_ext.kernels.metric import Frames, ProductMetric
+from numpyro_ext.kernels.metric import CoordinatesByMetric
 from numpyro_ext.kernels.rbf import RBF
-
-#: Dimensions for each particle from which on the kernel for few particles is taken.
-FEW = 10
+from ppl_ext.kernels import ProductMetric, are_few
 
 
 @dataclass(frozen=True, repr=False)
-class ByNumber(Kernel):
+class ByParticleCount(Kernel):
     """One kernel for many particles, and another for a tenth as many as dimensions or fewer.
 
     Parameters
@@ -36,9 +34,9 @@ class ByNumber(Kernel):
     def chosen(self, particles: Array) -> Kernel:
         """The kernel for particles (P, D)."""
         number, dim = particles.shape
-        return self.few if FEW * number <= dim else self.many
+        return self.few if are_few(number, dim) else self.many
 
-    def init(self, particles: Array) -> KernelState:
+    def init(self, particles: Float[Array, "P D"]) -> KernelState:
         """State of the kernel for these particles."""
         return self.chosen(particles).init(particles)
 
@@ -47,25 +45,25 @@ class ByNumber(Kernel):
         """Whether both kernels are."""
         return self.many.translation_invariant and self.few.translation_invariant
 
-    def with_sites(self, sites: Mapping[str, slice]) -> ByNumber:
+    def with_sites(self, sites: Mapping[str, slice]) -> ByParticleCount:
         """Both kernels for these sites."""
-        return ByNumber(self.many.with_sites(sites), self.few.with_sites(sites))
+        return ByParticleCount(self.many.with_sites(sites), self.few.with_sites(sites))
 
-    def with_curvature(self, metric: ProductMetric) -> ByNumber:
+    def with_curvature(self, metric: ProductMetric) -> ByParticleCount:
         """Both kernels with the present curvature."""
-        return ByNumber(self.many.with_curvature(metric), self.few.with_curvature(metric))
+        return ByParticleCount(self.many.with_curvature(metric), self.few.with_curvature(metric))
 
     def direction(
-        self, state: KernelState, particles: Array, scores: Array
-    ) -> tuple[Array, KernelState]:
+        self, state: KernelState, particles: Float[Array, "P D"], scores: Float[Array, "P D"]
+    ) -> tuple[Float[Array, "P D"], KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
         return self.chosen(particles).direction(state, particles, scores)
 
-    def interactions_in(self, frames: Frames) -> Interactions:
+    def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
-        return self.chosen(frames.particles).interactions_in(frames)
+        return self.chosen(points.particles).interactions_at(points)
 
-    def gram(self, state: KernelState, particles: Array) -> Array:
+    def gram(self, state: KernelState, particles: Float[Array, "P D"]) -> Float[Array, "P P"]:
         """Kernel values at all pairs of particles, shape (P, P)."""
         return self.chosen(particles).gram(state, particles)
 
@@ -83,4 +81,4 @@ def default_kernel() -> Kernel:
     spread is lost then with any kernel, and each particle has a mode of its own, where the scores
     of the others, which a wide kernel mixes in, are of no use to it.
     """
-    return ByNumber(mixture([IMQ("dimension", metric="variance"), Linear()]), RBF())
+    return ByParticleCount(mixture([IMQ("dimension", metric="variance"), Linear()]), RBF())

@@ -10,11 +10,13 @@ from functools import cached_property
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import Float
 from numpy.typing import NDArray
 
 from numpyro_ext.kernels.base import Kernel, KernelState, check_kernel
 from numpyro_ext.kernels.rbf import RBF
 from ppl_ext.errors import ArgumentError
+from ppl_ext.kernels import check_groups, check_kernels_of_groups, coordinates_of_groups
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -27,8 +29,8 @@ class Graphical(Kernel):
 
     where k_g sees the group's coordinates and those of its neighbours only. In many dimensions a
     kernel on few of them keeps its repulsion. If the neighbours of a group are its Markov blanket,
-    this is message passing SVGD (Zhuo et al. 2018, "Message passing Stein variational gradient
-    descent"; Wang, Zeng and Liu 2018, "Stein variational message passing"). Without neighbours a
+    this is message passing SVGD (Zhuo et al. 2018, https://arxiv.org/abs/1711.04425; Wang, Zeng
+    and Liu 2018, https://arxiv.org/abs/1711.07168). Without neighbours a
     group ignores all others, which is right where the groups are independent under the target,
     and otherwise loses their correlation.
 
@@ -58,23 +60,7 @@ class Graphical(Kernel):
         kernels = self.kernel.values() if isinstance(self.kernel, Mapping) else (self.kernel,)
         for kernel in kernels:
             check_kernel(kernel, " for the groups")
-        for option in ("groups", "neighbours"):
-            value = getattr(self, option)
-            if not isinstance(value, Mapping):
-                raise ArgumentError(
-                    f"Expected {option} to map names of groups to lists of sites, found "
-                    f"{type(value).__name__}."
-                )
-            for group, sites in value.items():
-                if isinstance(sites, str) or not isinstance(sites, Sequence) or not sites:
-                    raise ArgumentError(
-                        f"Expected {option} to map names of groups to lists of sites, found "
-                        f"{sites!r} for {group!r}."
-                    )
-        members = [site for sites in self.groups.values() for site in sites]
-        twice = sorted({site for site in members if members.count(site) > 1})
-        if twice:
-            raise ArgumentError(f"Expected each site in one group at most, found {twice} in two.")
+        check_groups(self.groups, self.neighbours)
 
     def with_sites(self, sites: Mapping[str, slice]) -> Graphical:
         """The kernel for a flat vector in which ``sites`` take these ranges.
@@ -94,59 +80,21 @@ class Graphical(Kernel):
 
         Those that are its own come first.
         """
-        if self.sites is None:
-            raise ArgumentError(
-                "Expected the ranges of the sites, found none. Engines give them; by hand, call "
-                "with_sites. Inside of a Preconditioned or another Graphical kernel there are none."
-            )
-        grouped = {site for sites in self.groups.values() for site in sites}
-        alone = {site: (site,) for site in self.sites if site not in grouped}
-        clash = sorted(set(self.groups) & set(alone))
-        if clash:
-            raise ArgumentError(
-                f"Expected names of groups that are not those of ungrouped sites, found {clash}. "
-                "Name these groups otherwise, or put the sites into a group."
-            )
-        members = {**{name: tuple(sites) for name, sites in self.groups.items()}, **alone}
-        self._check("groups", grouped, self.sites)
-        self._check("neighbours", set(self.neighbours), members)
-        for sites in self.neighbours.values():
-            self._check("neighbours", set(sites), self.sites)
-        if isinstance(self.kernel, Mapping):
-            self._check("kernel", set(self.kernel), members)
-            missing = sorted(set(members) - set(self.kernel))
-            if missing:
-                raise ArgumentError(f"Expected a kernel for each group, found none for {missing}.")
-        ranges = {}
-        for name, own in members.items():
-            others = tuple(site for site in self.neighbours.get(name, ()) if site not in own)
-            kernel = self.kernel[name] if isinstance(self.kernel, Mapping) else self.kernel
-            seen = [self._coordinates(site) for site in dict.fromkeys((*own, *others))]
-            size = sum(len(self._coordinates(site)) for site in own)
-            ranges[name] = kernel, np.concatenate(seen), size
-        return ranges
+        groups = coordinates_of_groups(self.groups, self.neighbours, self.sites)
+        kernels = self.kernel
+        if not isinstance(kernels, Mapping):
+            kernels = dict.fromkeys(groups, kernels)
+        check_kernels_of_groups(kernels, groups)
+        return {name: (kernels[name], group.seen, group.size) for name, group in groups.items()}
 
-    def _coordinates(self, site: str) -> NDArray[np.int64]:
-        assert self.sites is not None
-        part = self.sites[site]
-        return np.arange(part.start, part.stop)
-
-    @staticmethod
-    def _check(option: str, names: set[str], known: Mapping[str, object]) -> None:
-        unknown = sorted(names - set(known))
-        if unknown:
-            raise ArgumentError(
-                f"Expected {option} to name some of {sorted(known)}, found {unknown}."
-            )
-
-    def init(self, particles: Array) -> KernelState:
+    def init(self, particles: Float[Array, "P D"]) -> KernelState:
         """States of the groups' kernels, by group."""
         ranges = self._ranges
         return {name: kernel.init(particles[:, at]) for name, (kernel, at, _) in ranges.items()}
 
     def direction(
-        self, state: KernelState, particles: Array, scores: Array
-    ) -> tuple[Array, KernelState]:
+        self, state: KernelState, particles: Float[Array, "P D"], scores: Float[Array, "P D"]
+    ) -> tuple[Float[Array, "P D"], KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
         total, states = jnp.zeros_like(particles), {}
         for name, (kernel, at, size) in self._ranges.items():
@@ -154,7 +102,7 @@ class Graphical(Kernel):
             total = total.at[:, at[:size]].set(phi[:, :size])
         return total, states
 
-    def gram(self, state: KernelState, particles: Array) -> Array:
+    def gram(self, state: KernelState, particles: Float[Array, "P D"]) -> Float[Array, "P P"]:
         """Not defined.
 
         Raises

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jaxtyping import Float
 from numpyro.contrib.einstein.stein_kernels import ProbabilityProductKernel, SteinKernel
 
 from numpyro_ext.kernels.base import Kernel, KernelState
@@ -60,7 +61,7 @@ class HostKernel(Kernel):
                 "the Gaussian guides of NumPyro's SteinVI. Use RBF() or another kernel of points."
             )
 
-    def init(self, particles: Array) -> KernelState:
+    def init(self, particles: Float[Array, "P D"]) -> KernelState:
         """The random key of the next step."""
         return {"rng_key": jax.random.split(self._key())[0]}
 
@@ -99,8 +100,8 @@ class HostKernel(Kernel):
         return self.kernel.compute(key, particles, self._ranges(particles.shape[1]), loss)
 
     def direction(
-        self, state: KernelState, particles: Array, scores: Array
-    ) -> tuple[Array, KernelState]:
+        self, state: KernelState, particles: Float[Array, "P D"], scores: Float[Array, "P D"]
+    ) -> tuple[Float[Array, "P D"], KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
         key, kernel_key = jax.random.split(state["rng_key"])
         kernel = self._function(kernel_key, particles, scores)
@@ -129,7 +130,7 @@ class HostKernel(Kernel):
 
         return lax.map(at, particles) / num, {"rng_key": key}
 
-    def gram(self, state: KernelState, particles: Array) -> Array:
+    def gram(self, state: KernelState, particles: Float[Array, "P D"]) -> Float[Array, "P P"]:
         """Kernel values at all pairs of particles, shape (P, P).
 
         Raises

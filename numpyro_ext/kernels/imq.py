@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jax import Array, lax
+from jaxtyping import Float
 
-from numpyro_ext.kernels.bandwidth import Bandwidth, check_bandwidth, scaled_pairs
+from numpyro_ext.kernels.bandwidth import Bandwidth, scaled_pairs
 from numpyro_ext.kernels.base import Interactions, KernelState
-from numpyro_ext.kernels.metric import Coordinates, Frames, Metric, check_metric, coordinates
+from numpyro_ext.kernels.metric import Coordinates, CoordinatesByMetric, Metric, coordinates
 from numpyro_ext.kernels.metric_kernel import MetricKernel, radial_interactions
-from ppl_ext.errors import ArgumentError
+from ppl_ext.kernels import check_bandwidth, check_exponent, check_metric
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class IMQ(MetricKernel):
-    """Inverse multiquadric kernel (Gorham and Mackey 2017, Theorem 8).
+    """Inverse multiquadric kernel (Gorham and Mackey 2017, Theorem 8,
+    https://arxiv.org/abs/1703.01717).
 
     Its tails are heavier than the Gaussian's, so distant particles still interact.
 
@@ -41,19 +43,15 @@ class IMQ(MetricKernel):
     def __post_init__(self) -> None:
         check_bandwidth(self.bandwidth)
         check_metric(self.metric)
-        if not -1.0 < self.exponent < 0.0:
-            raise ArgumentError(
-                f"Expected an exponent between -1 and 0, found {self.exponent!r}. The usual "
-                "choice is -0.5."
-            )
+        check_exponent(self.exponent)
 
     def _power(self, base: Array) -> Array:
         # A power of any other exponent takes a logarithm and an exponential.
         return lax.rsqrt(base) if self.exponent == -0.5 else base**self.exponent
 
     def direction(
-        self, state: KernelState, particles: Array, scores: Array
-    ) -> tuple[Array, KernelState]:
+        self, state: KernelState, particles: Float[Array, "P D"], scores: Float[Array, "P D"]
+    ) -> tuple[Float[Array, "P D"], KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
         frame = coordinates(self.metric, particles)
         values, slopes, bandwidth = self._parts(frame)
@@ -75,12 +73,12 @@ class IMQ(MetricKernel):
         """Yes."""
         return True
 
-    def interactions_in(self, frames: Frames) -> Interactions:
+    def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
         return radial_interactions(
-            *self._parts(frames.of(self.metric)[0]), frames=frames, metric=self.metric
+            *self._parts(points.of(self.metric)[0]), points=points, metric=self.metric
         )
 
-    def gram(self, state: KernelState, particles: Array) -> Array:
+    def gram(self, state: KernelState, particles: Float[Array, "P D"]) -> Float[Array, "P P"]:
         """Kernel values at all pairs of particles, shape (P, P)."""
         return self._parts(coordinates(self.metric, particles))[0]

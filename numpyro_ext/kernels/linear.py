@@ -6,15 +6,17 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from numpyro_ext.kernels.base import Interactions, KernelState
-from numpyro_ext.kernels.metric import Frames, Metric, check_metric, coordinates
+from numpyro_ext.kernels.metric import CoordinatesByMetric, Metric, coordinates
 from numpyro_ext.kernels.metric_kernel import MetricKernel
+from ppl_ext.kernels import check_metric
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Linear(MetricKernel):
-    """Linear kernel, which matches moments (Liu and Wang 2018, "SVGD as moment matching").
+    """Linear kernel, which matches moments (Liu and Wang 2018, https://arxiv.org/abs/1810.11693).
 
     c is the particle mean and W a metric; both are constants of a step. At a fixed
     point the mean score is zero and the mean of score times deviation is minus the identity:
@@ -35,8 +37,8 @@ class Linear(MetricKernel):
         check_metric(self.metric)
 
     def direction(
-        self, state: KernelState, particles: Array, scores: Array
-    ) -> tuple[Array, KernelState]:
+        self, state: KernelState, particles: Float[Array, "P D"], scores: Float[Array, "P D"]
+    ) -> tuple[Float[Array, "P D"], KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
         num, dim = particles.shape
         frame = coordinates(self.metric, particles)
@@ -49,13 +51,13 @@ class Linear(MetricKernel):
         # grad_{z_j} k(z_j, z_i) = W (z_i - c) / D, the same for every j.
         return scores.mean(axis=0) + drift / (num * dim) + weighted, state
 
-    def gram(self, state: KernelState, particles: Array) -> Array:
+    def gram(self, state: KernelState, particles: Float[Array, "P D"]) -> Float[Array, "P P"]:
         """Kernel values at all pairs of particles, shape (P, P)."""
         return 1.0 + coordinates(self.metric, particles).inner_products() / particles.shape[1]
 
-    def interactions_in(self, frames: Frames) -> Interactions:
+    def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
-        frame, basis = frames.of(self.metric)
+        frame, basis = points.of(self.metric)
         num, dim = basis.shape
         # grad_{z_j} k(z_j, z_i) = W (z_i - c) / D, the same for every j.
         identity = jnp.eye(num, dtype=basis.dtype)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from numpyro_ext.kernels.base import Interactions, Kernel
-from numpyro_ext.kernels.metric import Frames, Metric, ProductMetric
+from numpyro_ext.kernels.metric import CoordinatesByMetric, Metric
+from ppl_ext.kernels import ProductMetric
 
 
 class MetricKernel(Kernel):
@@ -26,18 +27,18 @@ class MetricKernel(Kernel):
         return found
 
     @abstractmethod
-    def interactions_in(self, frames: Frames) -> Interactions:
+    def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
 
 
 def radial_interactions(
-    values: Array, slopes: Array, bandwidth: Array, frames: Frames, metric: Metric
+    values: Array, slopes: Array, bandwidth: Array, points: CoordinatesByMetric, metric: Metric
 ) -> Interactions:
     """Interactions where grad_{z_j} k(z_j, z_i) = -(2 / h) slope_ji W (z_j - z_i)."""
     number = len(values)
     identity = jnp.eye(number, dtype=values.dtype)
     coefficients = slopes[:, :, None] * (identity[None, :, :] - identity[:, None, :])
-    frame, basis = frames.of(metric)
+    frame, basis = points.of(metric)
     if bandwidth.ndim:
         return Interactions(values, coefficients, frame.gradients(2.0 / bandwidth))
     return Interactions(values, 2.0 / bandwidth * coefficients, basis)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jax import Array
+from jaxtyping import Float
 
 from numpyro_ext.kernels.base import Kernel, KernelState, check_kernel
-from numpyro_ext.kernels.metric import Metric, check_metric, coordinates
+from numpyro_ext.kernels.metric import Metric, coordinates
 from ppl_ext.errors import ArgumentError
+from ppl_ext.kernels import check_metric
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -16,10 +18,11 @@ class Preconditioned(Kernel):
     """Stein direction of a kernel in the coordinates u = A (z - c) of a metric.
 
     This is the matrix-valued kernel of Wang, Tang, Bajaj and Liu 2019 ("Stein variational
-    gradient descent with matrix-valued kernels", section 4.1) with the preconditioner W. Scores
-    are preconditioned along with the kernel: with W near the target's curvature all directions
-    of a Gaussian are approached at one rate. Give the engine plain gradient descent, because an
-    adaptive optimizer rescales each coordinate of what it is given.
+    gradient descent with matrix-valued kernels", https://arxiv.org/abs/1910.12794, section 4.1)
+    with the preconditioner W. Scores are preconditioned along with the kernel: with W near the
+    target's curvature all directions of a Gaussian are approached at one rate. Give the engine
+    plain gradient descent, because an adaptive optimizer rescales each coordinate of what it is
+    given.
 
     Parameters
     ----------
@@ -43,19 +46,19 @@ class Preconditioned(Kernel):
             raise ArgumentError("Expected a metric to precondition with, found None.")
         check_metric(self.metric)
 
-    def init(self, particles: Array) -> KernelState:
+    def init(self, particles: Float[Array, "P D"]) -> KernelState:
         """State of the kernel in the coordinates of the metric."""
         return self.kernel.init(coordinates(self.metric, particles).points)
 
     def direction(
-        self, state: KernelState, particles: Array, scores: Array
-    ) -> tuple[Array, KernelState]:
+        self, state: KernelState, particles: Float[Array, "P D"], scores: Float[Array, "P D"]
+    ) -> tuple[Float[Array, "P D"], KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
         frame = coordinates(self.metric, particles)
         phi, state = self.kernel.direction(state, frame.points, frame.pushed_forward(scores))
         return frame.displaced(phi), state
 
-    def gram(self, state: KernelState, particles: Array) -> Array:
+    def gram(self, state: KernelState, particles: Float[Array, "P D"]) -> Float[Array, "P P"]:
         """Not defined.
 
         Raises

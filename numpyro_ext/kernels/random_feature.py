@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
-from numpyro_ext.kernels.bandwidth import Bandwidth, bandwidth, check_bandwidth
+from numpyro_ext.kernels.bandwidth import Bandwidth, bandwidth
 from numpyro_ext.kernels.base import Kernel, KernelState
-from numpyro_ext.kernels.metric import Metric, check_metric, coordinates
+from numpyro_ext.kernels.metric import Metric, coordinates
 from ppl_ext.errors import ArgumentError
+from ppl_ext.kernels import check_bandwidth, check_metric
 from ppl_ext.options import check_count
 
 
@@ -58,7 +60,7 @@ class RandomFeature(Kernel):
                 "coordinate. Use a metric instead."
             )
 
-    def init(self, particles: Array) -> KernelState:
+    def init(self, particles: Float[Array, "P D"]) -> KernelState:
         """The features: ``frequencies`` (M, D) for h = 2, standard Normal, ``offsets`` (M,)."""
         frequencies_key, offsets_key = jax.random.split(jax.random.PRNGKey(self.seed))
         shape, dtype = (self.num_features, particles.shape[1]), particles.dtype
@@ -74,8 +76,8 @@ class RandomFeature(Kernel):
         return points @ slopes.T + state["offsets"], slopes
 
     def direction(
-        self, state: KernelState, particles: Array, scores: Array
-    ) -> tuple[Array, KernelState]:
+        self, state: KernelState, particles: Float[Array, "P D"], scores: Float[Array, "P D"]
+    ) -> tuple[Float[Array, "P D"], KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
         frame = coordinates(self.metric, particles)
         angles, slopes = self._angles(state, frame.points)
@@ -85,7 +87,7 @@ class RandomFeature(Kernel):
         total = features @ (features.T @ scores + frame.pulled_back(turned))
         return total * (2.0 / (self.num_features * len(particles))), state
 
-    def gram(self, state: KernelState, particles: Array) -> Array:
+    def gram(self, state: KernelState, particles: Float[Array, "P D"]) -> Float[Array, "P P"]:
         """Kernel values at all pairs of particles, shape (P, P)."""
         angles, _ = self._angles(state, coordinates(self.metric, particles).points)
         features = jnp.cos(angles)

@@ -6,16 +6,18 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
-from numpyro_ext.kernels.bandwidth import Bandwidth, check_bandwidth, scaled_pairs
+from numpyro_ext.kernels.bandwidth import Bandwidth, scaled_pairs
 from numpyro_ext.kernels.base import Interactions, KernelState
-from numpyro_ext.kernels.metric import Coordinates, Frames, Metric, check_metric, coordinates
+from numpyro_ext.kernels.metric import Coordinates, CoordinatesByMetric, Metric, coordinates
 from numpyro_ext.kernels.metric_kernel import MetricKernel, radial_interactions
+from ppl_ext.kernels import check_bandwidth, check_metric
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RBF(MetricKernel):
-    """Gaussian kernel exp(-(x - y)' W (x - y) / h) (Liu and Wang 2016).
+    """Gaussian kernel exp(-(x - y)' W (x - y) / h) (Liu and Wang 2016, https://arxiv.org/abs/1608.04471).
 
     Parameters
     ----------
@@ -34,8 +36,8 @@ class RBF(MetricKernel):
         check_metric(self.metric)
 
     def direction(
-        self, state: KernelState, particles: Array, scores: Array
-    ) -> tuple[Array, KernelState]:
+        self, state: KernelState, particles: Float[Array, "P D"], scores: Float[Array, "P D"]
+    ) -> tuple[Float[Array, "P D"], KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
         frame = coordinates(self.metric, particles)
         values, bandwidth = self._values(frame)
@@ -55,11 +57,11 @@ class RBF(MetricKernel):
         """Yes."""
         return True
 
-    def interactions_in(self, frames: Frames) -> Interactions:
+    def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
-        values, bandwidth = self._values(frames.of(self.metric)[0])
-        return radial_interactions(values, values, bandwidth, frames, self.metric)
+        values, bandwidth = self._values(points.of(self.metric)[0])
+        return radial_interactions(values, values, bandwidth, points, self.metric)
 
-    def gram(self, state: KernelState, particles: Array) -> Array:
+    def gram(self, state: KernelState, particles: Float[Array, "P D"]) -> Float[Array, "P P"]:
         """Kernel values at all pairs of particles, shape (P, P)."""
         return self._values(coordinates(self.metric, particles))[0]

@@ -37,7 +37,7 @@ from pyro_ext.diagnostics.fit import (
     target_of_engine,
     target_of_model,
 )
-from pyro_ext.kernels.base import centre
+from pyro_ext.kernels.distances import centre
 
 #: Draws of a guide unless told otherwise.
 KSD_SAMPLES = 1000

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from pyro.infer.svgd import SteinKernel
 from torch import Tensor
 
@@ -73,14 +74,14 @@ class HostKernel(Kernel):
         return values, (values * slopes).masked_fill(values == 0, 0.0)
 
     def direction(
-        self, state: KernelState, particles: Tensor, scores: Tensor
-    ) -> tuple[Tensor, KernelState]:
+        self, state: KernelState, particles: Float[Tensor, "P D"], scores: Float[Tensor, "P D"]
+    ) -> tuple[Float[Tensor, "P D"], KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
         values, slopes = self._values_and_slopes(particles)
         # The kernel is a function of x_n - x_m, so grad_{x_m} k = -grad_{x_n} k.
         return (values * scores - slopes).mean(dim=1), state
 
-    def gram(self, state: KernelState, particles: Tensor) -> Tensor:
+    def gram(self, state: KernelState, particles: Float[Tensor, "P D"]) -> Float[Tensor, "P P"]:
         """Kernel values at all pairs of particles, shape (P, P).
 
         Raises

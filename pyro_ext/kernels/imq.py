@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.errors import ArgumentError
-from pyro_ext.kernels.bandwidth import Bandwidth, check_bandwidth, scaled_pairs
+from ppl_ext.kernels import check_bandwidth, check_exponent, check_metric
+from pyro_ext.kernels.bandwidth import Bandwidth, scaled_pairs
 from pyro_ext.kernels.base import Interactions, KernelState
-from pyro_ext.kernels.metric import Coordinates, Frames, Metric, check_metric, coordinates
+from pyro_ext.kernels.metric import Coordinates, CoordinatesByMetric, Metric, coordinates
 from pyro_ext.kernels.metric_kernel import MetricKernel, radial_interactions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class IMQ(MetricKernel):
-    """Inverse multiquadric kernel (Gorham and Mackey 2017, Theorem 8).
+    """Inverse multiquadric kernel (Gorham and Mackey 2017, Theorem 8,
+    https://arxiv.org/abs/1703.01717).
 
     Its tails are heavier than the Gaussian's, so distant particles still interact.
 
@@ -41,19 +43,15 @@ class IMQ(MetricKernel):
     def __post_init__(self) -> None:
         check_bandwidth(self.bandwidth)
         check_metric(self.metric)
-        if not -1.0 < self.exponent < 0.0:
-            raise ArgumentError(
-                f"Expected an exponent between -1 and 0, found {self.exponent!r}. The usual "
-                "choice is -0.5."
-            )
+        check_exponent(self.exponent)
 
     def _power(self, base: Tensor) -> Tensor:
         # A power of any other exponent takes a logarithm and an exponential.
         return base.rsqrt() if self.exponent == -0.5 else base**self.exponent
 
     def direction(
-        self, state: KernelState, particles: Tensor, scores: Tensor
-    ) -> tuple[Tensor, KernelState]:
+        self, state: KernelState, particles: Float[Tensor, "P D"], scores: Float[Tensor, "P D"]
+    ) -> tuple[Float[Tensor, "P D"], KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
         frame = coordinates(self.metric, particles)
         values, slopes, bandwidth = self._parts(frame)
@@ -75,12 +73,12 @@ class IMQ(MetricKernel):
         """Yes."""
         return True
 
-    def interactions_in(self, frames: Frames) -> Interactions:
+    def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
         return radial_interactions(
-            *self._parts(frames.of(self.metric)[0]), frames=frames, metric=self.metric
+            *self._parts(points.of(self.metric)[0]), points=points, metric=self.metric
         )
 
-    def gram(self, state: KernelState, particles: Tensor) -> Tensor:
+    def gram(self, state: KernelState, particles: Float[Tensor, "P D"]) -> Float[Tensor, "P P"]:
         """Kernel values at all pairs of particles, shape (P, P)."""
         return self._parts(coordinates(self.metric, particles))[0]

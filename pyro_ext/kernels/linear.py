@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from ppl_ext.kernels import check_metric
 from pyro_ext.kernels.base import Interactions, KernelState
-from pyro_ext.kernels.metric import Frames, Metric, check_metric, coordinates
+from pyro_ext.kernels.metric import CoordinatesByMetric, Metric, coordinates
 from pyro_ext.kernels.metric_kernel import MetricKernel
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Linear(MetricKernel):
-    """Linear kernel, which matches moments (Liu and Wang 2018, "SVGD as moment matching").
+    """Linear kernel, which matches moments (Liu and Wang 2018, https://arxiv.org/abs/1810.11693).
 
     c is the particle mean and W a metric; both are constants of a step. At a fixed
     point the mean score is zero and the mean of score times deviation is minus the identity:
@@ -35,8 +37,8 @@ class Linear(MetricKernel):
         check_metric(self.metric)
 
     def direction(
-        self, state: KernelState, particles: Tensor, scores: Tensor
-    ) -> tuple[Tensor, KernelState]:
+        self, state: KernelState, particles: Float[Tensor, "P D"], scores: Float[Tensor, "P D"]
+    ) -> tuple[Float[Tensor, "P D"], KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
         num, dim = particles.shape
         frame = coordinates(self.metric, particles)
@@ -49,13 +51,13 @@ class Linear(MetricKernel):
         # grad_{z_j} k(z_j, z_i) = W (z_i - c) / D, the same for every j.
         return scores.mean(dim=0) + drift / (num * dim) + weighted, state
 
-    def gram(self, state: KernelState, particles: Tensor) -> Tensor:
+    def gram(self, state: KernelState, particles: Float[Tensor, "P D"]) -> Float[Tensor, "P P"]:
         """Kernel values at all pairs of particles, shape (P, P)."""
         return 1.0 + coordinates(self.metric, particles).inner_products() / particles.shape[1]
 
-    def interactions_in(self, frames: Frames) -> Interactions:
+    def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
-        frame, basis = frames.of(self.metric)
+        frame, basis = points.of(self.metric)
         num, dim = basis.shape
         # grad_{z_j} k(z_j, z_i) = W (z_i - c) / D, the same for every j.
         identity = torch.eye(num, dtype=basis.dtype, device=basis.device)

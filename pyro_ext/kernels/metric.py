@@ -10,7 +10,8 @@ the coordinates. It is a constant of a step, like a bandwidth.
 - ``"covariance"``: W is the inverse of the particles' covariance, for more particles than
   dimensions. It needs O(P D^2 + D^3).
 - ``"curvature"``: W is the mean curvature of the log density at the particles (equation 17 of
-  Leviyev et al. 2022, "A stochastic Stein variational Newton method"), in engines that compute
+  Leviyev et al. 2022, "A stochastic Stein variational Newton method",
+  https://arxiv.org/abs/2204.09039), in engines that compute
   it, such as ``SVN``.
 - an array: fixed weights, shape (D,), or a fixed positive definite matrix, shape (D, D).
 - a callable from the particles (P, D) to such an array.
@@ -19,32 +20,17 @@ the coordinates. It is a constant of a step, like a bandwidth.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.errors import ArgumentError
-from pyro_ext.kernels.base import centre
+from ppl_ext.kernels import ProductMetric
+from pyro_ext.kernels.distances import centre
 
 Metric: TypeAlias = "str | Tensor | Callable[[Tensor], Tensor] | ProductMetric | None"
-
-METRICS = ("variance", "covariance", "curvature")
-
-
-@dataclass(frozen=True, eq=False)
-class ProductMetric:
-    """A metric W given by its products alone, for matrices too large to be formed.
-
-    Parameters
-    ----------
-    product : callable
-        Maps vectors (n, D) to W times each, (n, D).
-    """
-
-    product: Callable[[Tensor], Tensor]
 
 
 class Coordinates(NamedTuple):
@@ -61,32 +47,32 @@ class Coordinates(NamedTuple):
         W (z - c), shape (P, D), for a metric given by its products.
     """
 
-    points: Tensor
-    root: Tensor | None
-    weighted: Tensor | None = None
+    points: Float[Tensor, "P D"]
+    root: Float[Tensor, ...] | None
+    weighted: Float[Tensor, "P D"] | None = None
 
     @property
-    def partners(self) -> Tensor:
+    def partners(self) -> Float[Tensor, "P D"]:
         """What the inner product with a row of ``points`` is one in the metric with, (P, D)."""
         return self.points if self.weighted is None else self.weighted
 
-    def inner_products(self) -> Tensor:
+    def inner_products(self) -> Float[Tensor, "P P"]:
         """(z_i - c)' W (z_j - c) for all pairs, shape (P, P)."""
         return self.points @ self.partners.T
 
-    def gradients(self, factor: Tensor | float = 1.0) -> Tensor:
+    def gradients(self, factor: Float[Tensor, ...] | float = 1.0) -> Float[Tensor, "P D"]:
         """W (z - c) times a factor, or one for each coordinate of u, shape (P, D)."""
         if self.weighted is not None:
             return self.weighted * factor
         return self.pulled_back(self.points * factor)
 
-    def pulled_back(self, gradients: Tensor) -> Tensor:
+    def pulled_back(self, gradients: Float[Tensor, "P D"]) -> Float[Tensor, "P D"]:
         """Gradients (P, D) with respect to u as gradients with respect to z: rows times A."""
         if self.root is None:
             return gradients
         return gradients * self.root if self.root.dim() == 1 else gradients @ self.root
 
-    def pushed_forward(self, gradients: Tensor) -> Tensor:
+    def pushed_forward(self, gradients: Float[Tensor, "P D"]) -> Float[Tensor, "P D"]:
         """Gradients (P, D) with respect to z as gradients with respect to u."""
         if self.root is None:
             return gradients
@@ -94,7 +80,7 @@ class Coordinates(NamedTuple):
             return gradients / self.root
         return torch.linalg.solve(self.root.T, gradients.T).T
 
-    def displaced(self, displacements: Tensor) -> Tensor:
+    def displaced(self, displacements: Float[Tensor, "P D"]) -> Float[Tensor, "P D"]:
         """Displacements (P, D) of u as displacements of z."""
         if self.root is None:
             return displacements
@@ -103,8 +89,8 @@ class Coordinates(NamedTuple):
         return torch.linalg.solve(self.root, displacements.T).T
 
 
-class Frames:
-    """One set of particles in the coordinates of several metrics, each found once.
+class CoordinatesByMetric:
+    """Particles in the coordinates of several metrics, each found once.
 
     Parameters
     ----------
@@ -127,44 +113,7 @@ class Frames:
         return self._found[-1][1:]
 
 
-def check_metric(metric: Metric) -> None:
-    """Refuse what is not a metric.
-
-    Raises
-    ------
-    ArgumentError
-        For an unknown name, an array that is neither a vector nor a square matrix, or any other
-        object.
-    """
-    if metric is None or callable(metric) or isinstance(metric, ProductMetric):
-        return
-    if isinstance(metric, str):
-        if metric not in METRICS:
-            raise ArgumentError(
-                f"Expected a metric among {METRICS}, found {metric!r}. Use one of these names, "
-                "None, an array of weights, or a callable of the particles."
-            )
-        return
-    shape = getattr(metric, "shape", None)
-    if shape is None:
-        raise ArgumentError(
-            f"Expected a metric as a name among {METRICS}, None, an array or a callable, found "
-            f"{type(metric).__name__}."
-        )
-    if not (len(shape) == 1 or (len(shape) == 2 and shape[0] == shape[1])):
-        raise ArgumentError(f"Expected a metric of shape (D,) or (D, D), found {tuple(shape)}.")
-    values = np.asarray(torch.as_tensor(metric).detach().cpu(), float)
-    symmetric = values.ndim == 1 or np.allclose(values, values.T)
-    least = values.min() if values.ndim == 1 else np.linalg.eigvalsh(values).min()
-    if not (symmetric and least > 0):
-        found = f"least weight or eigenvalue {least:g}" if symmetric else "no symmetric matrix"
-        raise ArgumentError(
-            "Expected a metric of positive weights or a symmetric positive definite matrix, found "
-            f"{found}."
-        )
-
-
-def coordinates(metric: Metric, particles: Tensor) -> Coordinates:
+def coordinates(metric: Metric, particles: Float[Tensor, "P D"]) -> Coordinates:
     """Particles (P, D) in the coordinates of a metric.
 
     Raises

@@ -9,8 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ppl_ext.kernels import ProductMetric
 from pyro_ext.kernels.base import Interactions, Kernel
-from pyro_ext.kernels.metric import Frames, Metric, ProductMetric
+from pyro_ext.kernels.metric import CoordinatesByMetric, Metric
 
 
 class MetricKernel(Kernel):
@@ -26,18 +27,18 @@ class MetricKernel(Kernel):
         return found
 
     @abstractmethod
-    def interactions_in(self, frames: Frames) -> Interactions:
+    def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
 
 
 def radial_interactions(
-    values: Tensor, slopes: Tensor, bandwidth: Tensor, frames: Frames, metric: Metric
+    values: Tensor, slopes: Tensor, bandwidth: Tensor, points: CoordinatesByMetric, metric: Metric
 ) -> Interactions:
     """Interactions where grad_{z_j} k(z_j, z_i) = -(2 / h) slope_ji W (z_j - z_i)."""
     number = len(values)
     identity = torch.eye(number, dtype=values.dtype, device=values.device)
     coefficients = slopes[:, :, None] * (identity[None, :, :] - identity[:, None, :])
-    frame, basis = frames.of(metric)
+    frame, basis = points.of(metric)
     if bandwidth.dim():
         return Interactions(values, coefficients, frame.gradients(2.0 / bandwidth))
     return Interactions(values, 2.0 / bandwidth * coefficients, basis)

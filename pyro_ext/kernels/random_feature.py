@@ -6,13 +6,15 @@ import math
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.kernels import check_bandwidth, check_metric
 from ppl_ext.options import check_count
-from pyro_ext.kernels.bandwidth import Bandwidth, bandwidth, check_bandwidth
+from pyro_ext.kernels.bandwidth import Bandwidth, bandwidth
 from pyro_ext.kernels.base import Kernel, KernelState
-from pyro_ext.kernels.metric import Metric, check_metric, coordinates
+from pyro_ext.kernels.metric import Metric, coordinates
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,7 +59,7 @@ class RandomFeature(Kernel):
                 "coordinate. Use a metric instead."
             )
 
-    def init(self, particles: Tensor) -> KernelState:
+    def init(self, particles: Float[Tensor, "P D"]) -> KernelState:
         """The features: ``frequencies`` (M, D) for h = 2, standard Normal, ``offsets`` (M,)."""
         generator = torch.Generator().manual_seed(self.seed)
         shape, like = (self.num_features, particles.shape[1]), particles
@@ -72,8 +74,8 @@ class RandomFeature(Kernel):
         return points @ slopes.T + state["offsets"], slopes
 
     def direction(
-        self, state: KernelState, particles: Tensor, scores: Tensor
-    ) -> tuple[Tensor, KernelState]:
+        self, state: KernelState, particles: Float[Tensor, "P D"], scores: Float[Tensor, "P D"]
+    ) -> tuple[Float[Tensor, "P D"], KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
         frame = coordinates(self.metric, particles)
         angles, slopes = self._angles(state, frame.points)
@@ -83,7 +85,7 @@ class RandomFeature(Kernel):
         total = features @ (features.T @ scores + frame.pulled_back(turned))
         return total * (2.0 / (self.num_features * len(particles))), state
 
-    def gram(self, state: KernelState, particles: Tensor) -> Tensor:
+    def gram(self, state: KernelState, particles: Float[Tensor, "P D"]) -> Float[Tensor, "P P"]:
         """Kernel values at all pairs of particles, shape (P, P)."""
         angles, _ = self._angles(state, coordinates(self.metric, particles).points)
         features = torch.cos(angles)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from pyro_ext.kernels.bandwidth import Bandwidth, check_bandwidth, scaled_pairs
+from ppl_ext.kernels import check_bandwidth, check_metric
+from pyro_ext.kernels.bandwidth import Bandwidth, scaled_pairs
 from pyro_ext.kernels.base import Interactions, KernelState
-from pyro_ext.kernels.metric import Coordinates, Frames, Metric, check_metric, coordinates
+from pyro_ext.kernels.metric import Coordinates, CoordinatesByMetric, Metric, coordinates
 from pyro_ext.kernels.metric_kernel import MetricKernel, radial_interactions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RBF(MetricKernel):
-    """Gaussian kernel exp(-(x - y)' W (x - y) / h) (Liu and Wang 2016).
+    """Gaussian kernel exp(-(x - y)' W (x - y) / h) (Liu and Wang 2016, https://arxiv.org/abs/1608.04471).
 
     Parameters
     ----------
@@ -34,8 +36,8 @@ class RBF(MetricKernel):
         check_metric(self.metric)
 
     def direction(
-        self, state: KernelState, particles: Tensor, scores: Tensor
-    ) -> tuple[Tensor, KernelState]:
+        self, state: KernelState, particles: Float[Tensor, "P D"], scores: Float[Tensor, "P D"]
+    ) -> tuple[Float[Tensor, "P D"], KernelState]:
         """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
         frame = coordinates(self.metric, particles)
         values, bandwidth = self._values(frame)
@@ -55,11 +57,11 @@ class RBF(MetricKernel):
         """Yes."""
         return True
 
-    def interactions_in(self, frames: Frames) -> Interactions:
+    def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
-        values, bandwidth = self._values(frames.of(self.metric)[0])
-        return radial_interactions(values, values, bandwidth, frames, self.metric)
+        values, bandwidth = self._values(points.of(self.metric)[0])
+        return radial_interactions(values, values, bandwidth, points, self.metric)
 
-    def gram(self, state: KernelState, particles: Tensor) -> Tensor:
+    def gram(self, state: KernelState, particles: Float[Tensor, "P D"]) -> Float[Tensor, "P P"]:
         """Kernel values at all pairs of particles, shape (P, P)."""
         return self._values(coordinates(self.metric, particles))[0]

@@ -1,0 +1,292 @@
+"""What Stein kernels know of no framework: names of rules, checks of options, ranks of medians."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_number, described
+
+BANDWIDTH_RULES = ("median", "pyro", "numpyro", "blackjax", "dartml", "dimension")
+METRICS = ("variance", "covariance", "curvature")
+
+#: Dimensions for each particle from which on the kernel for few particles is taken.
+DIMENSIONS_PER_PARTICLE = 10
+
+
+@dataclass(frozen=True, eq=False)
+class ProductMetric:
+    """A metric W given by its products alone, for matrices too large to be formed.
+
+    Parameters
+    ----------
+    product : callable
+        Maps vectors (n, D) to W times each, (n, D).
+    """
+
+    product: Callable[[Any], Any]
+
+
+def check_bandwidth(rule: Any) -> None:
+    """See that an option is a bandwidth: a name, a positive number, or a callable.
+
+    Raises
+    ------
+    ArgumentError
+        It is none of these.
+    """
+    if isinstance(rule, int | float) and not isinstance(rule, bool):
+        check_number("a bandwidth", rule)
+    elif rule not in BANDWIDTH_RULES if isinstance(rule, str) else not callable(rule):
+        raise ArgumentError(
+            f"Expected a bandwidth as a name among {BANDWIDTH_RULES}, a positive number, or a "
+            f"callable of the particles, found {described(rule)}."
+        )
+
+
+def check_metric(metric: Any) -> None:
+    """See that an option is a metric: a name, None, a callable, or an array of weights.
+
+    Raises
+    ------
+    ArgumentError
+        It is an unknown name, an array that is neither a vector of positive weights nor a positive
+        definite matrix, or any other object.
+    """
+    if metric is None or callable(metric) or isinstance(metric, ProductMetric):
+        return
+    shape = getattr(metric, "shape", None)
+    if shape is None:
+        if not isinstance(metric, str) or metric not in METRICS:
+            raise ArgumentError(
+                f"Expected a metric among {METRICS}, None, an array of weights or a callable, "
+                f"found {described(metric)}."
+            )
+        return
+    if not (len(shape) == 1 or (len(shape) == 2 and shape[0] == shape[1])):
+        raise ArgumentError(f"Expected a metric of shape (D,) or (D, D), found {tuple(shape)}.")
+    try:
+        values = np.asarray(metric.detach().cpu() if hasattr(metric, "detach") else metric, float)
+    except TypeError:
+        # An array of a function that is being compiled has no values yet.
+        return
+    symmetric = values.ndim == 1 or np.allclose(values, values.T)
+    least = values.min() if values.ndim == 1 else np.linalg.eigvalsh(values).min()
+    if not (symmetric and least > 0):
+        found = f"least weight or eigenvalue {least:g}" if symmetric else "no symmetric matrix"
+        raise ArgumentError(
+            "Expected a metric of positive weights or a symmetric positive definite matrix, found "
+            f"{found}."
+        )
+
+
+def check_rule_for_products(rule: Any) -> None:
+    """See that a bandwidth rule looks at distances alone, as a metric given by products needs.
+
+    Raises
+    ------
+    ArgumentError
+        It looks at coordinates.
+    """
+    if rule == "pyro" or callable(rule):
+        raise ArgumentError(
+            f"Expected a bandwidth rule of distances in the curvature's metric, found {rule!r}, "
+            'which looks at coordinates. Use "dimension", "median" or a number.'
+        )
+
+
+def check_bandwidth_shape(shape: tuple[int, ...], dim: int) -> None:
+    """See that a callable gave one bandwidth, or one for each of D coordinates.
+
+    Raises
+    ------
+    ArgumentError
+        It did not.
+    """
+    if shape not in ((), (dim,)):
+        raise ArgumentError(
+            f"Expected a bandwidth of shape () or ({dim},), found {shape}. Let the callable return "
+            "one number, or one for each of the flat coordinates."
+        )
+
+
+def check_exponent(exponent: float) -> None:
+    """See that an inverse multiquadric kernel's exponent lies between -1 and 0.
+
+    Raises
+    ------
+    ArgumentError
+        It does not.
+    """
+    if not -1.0 < exponent < 0.0:
+        raise ArgumentError(
+            f"Expected an exponent between -1 and 0, found {exponent!r}. The usual choice is -0.5."
+        )
+
+
+def check_factor(factor: float) -> None:
+    """See that a kernel's factor is positive and finite.
+
+    Raises
+    ------
+    ArgumentError
+        It is not.
+    """
+    if not (math.isfinite(factor) and factor > 0):
+        raise ArgumentError(
+            f"Expected a positive finite factor of a kernel, found {factor!r}. Only positive "
+            "multiples are positive definite."
+        )
+
+
+def mixture_weights(number: int, weights: Sequence[float] | None) -> list[float]:
+    """Weights of a mixture of ``number`` kernels, which sum to one; equal if there are none.
+
+    Raises
+    ------
+    ArgumentError
+        There are not as many weights as kernels, or one of them is not positive and finite.
+    """
+    weights = [1.0] * number if weights is None else list(weights)
+    if len(weights) != number:
+        raise ArgumentError(
+            f"Expected one weight for each of {number} kernels, found {len(weights)}."
+        )
+    if not all(isinstance(weight, int | float) and 0 < weight < math.inf for weight in weights):
+        raise ArgumentError(f"Expected positive finite weights of a mixture, found {weights}.")
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def are_few(number: int, dim: int) -> bool:
+    """Whether P particles in D dimensions have the default kernel for few particles."""
+    return DIMENSIONS_PER_PARTICLE * number <= dim
+
+
+def pair_middle(num: int) -> tuple[int, int]:
+    """Ranks (from 0) of the two middle values of the pairs i<j of ``num`` particles."""
+    pairs = num * (num - 1) // 2
+    return (pairs - 1) // 2, pairs // 2
+
+
+def full_middle(num: int) -> tuple[int | None, int | None]:
+    """Ranks among the pairs of the full matrix's two middle values; None is the zero diagonal.
+
+    Sorted, the full matrix is P zeros followed by every pair twice.
+    """
+    middles = (num * num - 1) // 2, num * num // 2
+    lower, upper = (None if rank < num else (rank - num) // 2 for rank in middles)
+    return lower, upper
+
+
+# -- kernels by groups of sites ---------------------------------------------------------------
+
+
+class Group(NamedTuple):
+    """The coordinates of a group of sites.
+
+    Parameters
+    ----------
+    seen : array of int
+        Coordinates that the group's kernel sees, its own first.
+    size : int
+        How many of them are its own.
+    """
+
+    seen: NDArray[np.int64]
+    size: int
+
+
+def check_groups(
+    groups: Mapping[str, Sequence[str]], neighbours: Mapping[str, Sequence[str]]
+) -> None:
+    """See that groups and neighbours map names to lists of sites, with a site in one group only.
+
+    Raises
+    ------
+    ArgumentError
+        They do not, or a site is in two groups.
+    """
+    for option, value in (("groups", groups), ("neighbours", neighbours)):
+        lists = value.items() if isinstance(value, Mapping) else [("", value)]
+        for group, sites in lists:
+            if not group or isinstance(sites, str) or not isinstance(sites, Sequence) or not sites:
+                raise ArgumentError(
+                    f"Expected {option} to map names of groups to lists of sites, found "
+                    f"{described(sites)}{f' for {group!r}' if group else ''}."
+                )
+    members = [site for sites in groups.values() for site in sites]
+    twice = sorted({site for site in members if members.count(site) > 1})
+    if twice:
+        raise ArgumentError(f"Expected each site in one group at most, found {twice} in two.")
+
+
+def coordinates_of_groups(
+    groups: Mapping[str, Sequence[str]],
+    neighbours: Mapping[str, Sequence[str]],
+    sites: Mapping[str, slice] | None,
+) -> dict[str, Group]:
+    """The coordinates of each group; a site in none is a group of its own, under its own name.
+
+    Raises
+    ------
+    ArgumentError
+        There are no sites, or a group or a neighbour is for something that is not there.
+    """
+    if sites is None:
+        raise ArgumentError(
+            "Expected the ranges of the sites, found none. Engines give them; by hand, call "
+            "with_sites. Inside of a Preconditioned or another Graphical kernel there are none."
+        )
+    grouped = {site for members in groups.values() for site in members}
+    alone = {site: (site,) for site in sites if site not in grouped}
+    clash = sorted(set(groups) & set(alone))
+    if clash:
+        raise ArgumentError(
+            f"Expected names of groups that are not those of ungrouped sites, found {clash}. "
+            "Name these groups otherwise, or put the sites into a group."
+        )
+    members = {**{name: tuple(own) for name, own in groups.items()}, **alone}
+    check_known("groups", grouped, sites)
+    check_known("neighbours", neighbours, members)
+    for others in neighbours.values():
+        check_known("neighbours", others, sites)
+    ranges = {name: np.arange(part.start, part.stop) for name, part in sites.items()}
+    found = {}
+    for name, own in members.items():
+        seen = [ranges[site] for site in dict.fromkeys((*own, *neighbours.get(name, ())))]
+        found[name] = Group(np.concatenate(seen), sum(len(ranges[site]) for site in own))
+    return found
+
+
+def check_kernels_of_groups(kernels: Collection[str], groups: Collection[str]) -> None:
+    """See that there is a kernel for each group, and for nothing else.
+
+    Raises
+    ------
+    ArgumentError
+        There is not.
+    """
+    check_known("kernel", kernels, groups)
+    missing = sorted(set(groups) - set(kernels))
+    if missing:
+        raise ArgumentError(f"Expected a kernel for each group, found none for {missing}.")
+
+
+def check_known(option: str, names: Collection[str], known: Collection[str]) -> None:
+    """See that an option names nothing but what is known.
+
+    Raises
+    ------
+    ArgumentError
+        It does.
+    """
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise ArgumentError(f"Expected {option} to name some of {sorted(known)}, found {unknown}.")

@@ -1,0 +1,17 @@
+"""What the tests of kernels are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def kernels(backend: Any) -> Any:
+    """The room of each package."""
+    if backend.name == "pyro":
+        import pyro_ext.kernels as room
+    else:
+        import numpyro_ext.kernels as room
+    return room
