@@ -148,8 +148,8 @@ def _density() -> Iterator[Mutation]:
     yield from numpyro(
         "one key for all initial positions",
         "density/log_density.py",
-        "keys = random.split(rng_key, num)",
-        "keys = random.split(rng_key, num)[jnp.zeros(num, int)]",
+        "Program(lambda key: _bits(random.split(key, num))",
+        "Program(lambda key: _bits(random.split(key, num)[jnp.zeros(num, int)])",
         tests + " engine svgd",
     )
 
@@ -675,8 +675,8 @@ def _engine() -> Iterator[Mutation]:
     yield from numpyro(
         "a step that is not finite is taken",
         "engine.py",
-        "finite = jnp.isfinite(loss)",
-        "finite = jnp.isfinite(loss) | True",
+        "algorithm = _choose(finite, proposed.algorithm, state.algorithm)",
+        "algorithm = _choose(True, proposed.algorithm, state.algorithm)",
         "engine",
     )
 
