@@ -577,6 +577,10 @@ def _score() -> Iterator[Mutation]:
         "move = offset + step.covariance @",
         "move = offset - step.covariance @",
         "regression_full regression",
+        pyro=(
+            "step.covariance, across @ regression.mean_score)",
+            "step.covariance, -across @ regression.mean_score)",
+        ),
     )
     yield from both(
         "regression: slope with the wrong sign",
