@@ -22,6 +22,7 @@ from numpyro_ext.diagnostics.fit import (
     draws,
     fitted_guide,
 )
+from ppl_ext.density import tempered
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count
 
@@ -267,7 +268,7 @@ def _log_ratios(
         log_q.append(np.asarray(log_density, np.float64))
         parts = target.full_log_prior_and_likelihood(theta, data)
         prior, likelihood = (np.asarray(part, np.float64) for part in parts)
-        log_p.append(prior + likelihood / temperature)
+        log_p.append(tempered(prior, likelihood, temperature))
     values, against = np.concatenate(log_p), np.concatenate(log_q)
     ratios = values - against
     broken = int(np.isnan(ratios).sum() + np.isposinf(ratios).sum())

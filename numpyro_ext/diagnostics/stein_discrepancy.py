@@ -329,8 +329,7 @@ def _stein_kernel(rows: _Points, columns: _Points, scale: float) -> Array:
 def _score(target: LogDensity, data: Data, positions: Array, temperature: float) -> Array:
     if temperature == target.likelihood_temperature:
         return target.full_score(positions, data).score
-    parts = target.full_score_parts(positions, data)
-    return parts.prior + parts.likelihood / temperature
+    return target.full_score_parts(positions, data).score(temperature).score
 
 
 def _points(

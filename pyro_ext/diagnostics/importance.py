@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ppl_ext.density import tempered
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count
 from pyro_ext.diagnostics.fit import (
@@ -263,7 +264,8 @@ def _log_ratios(
             theta = draw(fitted, generator, size)
             log_q.append(density.log_prob(parameters, theta).double().cpu().numpy())
             prior, likelihood = target.full_log_prior_and_likelihood(theta, data)
-            log_p.append((prior.double() + likelihood.double() / temperature).cpu().numpy())
+            joint = tempered(prior.double(), likelihood.double(), temperature)
+            log_p.append(joint.cpu().numpy())
     values, against = np.concatenate(log_p), np.concatenate(log_q)
     ratios = values - against
     broken = int(np.isnan(ratios).sum() + np.isposinf(ratios).sum())

@@ -269,8 +269,7 @@ def _stein_kernel(
 def _score(target: LogDensity, data: Data, positions: Tensor, temperature: float) -> Tensor:
     if temperature == target.likelihood_temperature:
         return target.full_score(positions, data).score
-    parts = target.full_score_parts(positions, data)
-    return parts.prior + parts.likelihood / temperature
+    return target.full_score_parts(positions, data).score(temperature).score
 
 
 def _points(
