@@ -573,6 +573,10 @@ def _score() -> Iterator[Mutation]:
         "move = offset + step.covariance @",
         "move = offset - step.covariance @",
         "regression_full regression",
+        pyro=(
+            "step.covariance, across @ regression.mean_score)",
+            "step.covariance, -across @ regression.mean_score)",
+        ),
     )
     yield from both(
         "regression: slope with the wrong sign",
@@ -671,8 +675,8 @@ def _engine() -> Iterator[Mutation]:
     yield from numpyro(
         "a step that is not finite is taken",
         "engine.py",
-        "finite = jnp.isfinite(loss)",
-        "finite = jnp.isfinite(loss) | True",
+        "algorithm = _choose(finite, proposed.algorithm, state.algorithm)",
+        "algorithm = _choose(True, proposed.algorithm, state.algorithm)",
         "engine",
     )
 
