@@ -14,6 +14,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -227,13 +228,8 @@ class GuideEngine(Engine):
     ) -> Array:
         number = DRAWS if num_samples is None else num_samples
         check_count("num_samples", number)
-
-        def draw(state: EngineState, rng_key: Array | None) -> Array:
-            key = key_of_draws(state) if rng_key is None else rng_key
-            return plan.density.sample(state.algorithm.parameters, key, number)
-
-        draws: Array = Program(draw, rarely=True)(state, rng_key)
-        return draws
+        draw = _compiled_draws(plan.density, number, rng_key is None)
+        return draw(state, state.rng_key if rng_key is None else rng_key)
 
     # -- the fit ------------------------------------------------------------------------------
 
@@ -496,3 +492,13 @@ def _with_scale(density: FlatDensity, parameters: Parameters, scale: float) -> P
         )
     scaled: Parameters = set_scale(parameters, scale)
     return scaled
+
+
+# A few programs are kept: an engine draws again and again, and many numbers of draws are one.
+@lru_cache(maxsize=8)
+def _compiled_draws(density: FlatDensity, number: int, of_state: bool) -> Program:
+    def draw(state: EngineState, rng_key: Array) -> Array:
+        key = key_of_draws(state) if of_state else rng_key
+        return density.sample(state.algorithm.parameters, key, number)
+
+    return Program(draw, rarely=True)

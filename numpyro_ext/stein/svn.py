@@ -253,8 +253,7 @@ class SVN(ParticleEngine):
         self, target: LogDensity, particles: Array, data: Data, indices: Indices | None
     ) -> Array:
         if indices is None:
-            prior, likelihood = target.full_log_prior_and_likelihood(particles, data)
-            return prior + likelihood / target.likelihood_temperature
+            return target.full_log_density(particles, data)
         return target.log_density(particles, data, indices)
 
     def _score_of_rows(
@@ -290,7 +289,7 @@ class SVN(ParticleEngine):
         solution, phi, scale = self._solve(
             plan.solver, before, particles[:, where], score.score[:, where], curvature
         )
-        log_density = score.log_prior + score.log_likelihood / target.likelihood_temperature
+        log_density = score.log_density(target.likelihood_temperature)
         loss = -log_density.mean()
 
         newton, optimizer = self._newton_moves(before, solution.moves, scale, loss, state.step)
@@ -377,7 +376,7 @@ class SVN(ParticleEngine):
         if not isinstance(plan.estimator, Minibatch | Full):
             # Noise and reduced variance are not of the density of the rows.
             own = self._score_of_rows(target, particles, data, score.indices)
-        old = own.log_prior + own.log_likelihood / target.likelihood_temperature
+        old = own.log_density(target.likelihood_temperature)
         new = self._log_density(target, proposed, data, score.indices)
         gain = (own.score[:, where] * newton).sum(axis=1)
         fall = 0.5 * (newton * curvature.product(newton)).sum(axis=1)

@@ -27,7 +27,7 @@ from ppl_ext.options import check_number, describe
 from pyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature, Structure
 from pyro_ext.curvature.fisher import same_draws
 from pyro_ext.density import Data, LogDensity, Score
-from pyro_ext.density.log_density import Indices
+from pyro_ext.density.layout import Indices
 from pyro_ext.engine import Plan, Update
 from pyro_ext.gradients import Full, GradientEstimator, Minibatch, Noisy, ScoreEstimate
 from pyro_ext.kernels import IMQ, Kernel, Linear, ProductMetric, as_kernel, default_kernel, mixture
@@ -215,8 +215,7 @@ class SVN(ParticleEngine):
     def _log_density(self, particles: Tensor, data: Data, indices: Indices | None) -> Tensor:
         target = self.target
         if indices is None:
-            prior, likelihood = target.full_log_prior_and_likelihood(particles, data)
-            return prior + likelihood / target.likelihood_temperature
+            return target.full_log_density(particles, data)
         return target.log_density(particles, data, indices)
 
     def _score_of_rows(self, data: Data, indices: Indices | None) -> Score:
@@ -232,7 +231,7 @@ class SVN(ParticleEngine):
         particles, where = self._particles, program.coordinates
         score = self._score(particles, data)
         with torch.no_grad():
-            log_density = score.log_prior + score.log_likelihood / target.likelihood_temperature
+            log_density = score.log_density(target.likelihood_temperature)
             loss = float(-log_density.mean())
             if not (math.isfinite(loss) and bool(torch.isfinite(score.score).all())):
                 return Update(loss, {}, False)
@@ -320,7 +319,7 @@ class SVN(ParticleEngine):
         if not isinstance(plan.estimator, Minibatch | Full):
             # Noise and reduced variance are not of the density of the rows.
             own = self._score_of_rows(data, score.indices)
-        old = own.log_prior + own.log_likelihood / self.target.likelihood_temperature
+        old = own.log_density(self.target.likelihood_temperature)
         new = self._log_density(proposed, data, score.indices)
         gain = (own.score[:, where] * newton).sum(dim=1)
         fall = 0.5 * (newton * curvature.product(newton)).sum(dim=1)
