@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection
 import jax
 import jax.numpy as jnp
 from jax import Array, random
+from jaxtyping import Float
 
 from numpyro_ext.density import Data, LogDensity
 from ppl_ext.curvature import DENSE_PRIOR_UP_TO, PriorForm, PriorStructure
@@ -24,7 +25,7 @@ from ppl_ext.curvature import DENSE_PRIOR_UP_TO, PriorForm, PriorStructure
 
 def prior_structure(
     target: LogDensity,
-    z: Array,
+    z: Float[Array, "P D"],
     data: Data,
     rng_key: Array,
     form: PriorForm | None = None,
@@ -91,7 +92,9 @@ def _products(target: LogDensity, data: Data) -> Callable[[Array, Array], Array]
     return product
 
 
-def prior_curvature(target: LogDensity, structure: PriorStructure, z: Array, data: Data) -> Array:
+def prior_curvature(
+    target: LogDensity, structure: PriorStructure, z: Float[Array, "P D"], data: Data
+) -> Float[Array, ...]:
     """Curvature of the log prior at positions z (P, D): its diagonal (P, D'), or (P, D', D').
 
     A constant one has shape (1, D').

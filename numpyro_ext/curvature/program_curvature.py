@@ -10,11 +10,12 @@ are, or summed up by one of
     The diagonal of R' R.
 ``"kfac"``
     For each site, the nearest A (x) B to its block of R' R in the Frobenius norm (Van Loan and
-    Pitsianis 1993), found from the rows of that site as matrices. For a linear layer with one
-    example it is exact, as the Kronecker-factored approximation of Martens and Grosse (2015) is.
-    A site that is no matrix has its whole block, or the diagonal of it where it is long. Over
-    all rows in several chunks the rows are computed again for each half step
-    (:mod:`.kronecker`), six or seven times in all.
+    Pitsianis 1993, https://doi.org/10.1007/978-94-015-8196-7_17), found from the rows of that site
+    as matrices. For a linear layer with one example it is exact, as the Kronecker-factored
+    approximation of Martens and Grosse (2015, https://arxiv.org/abs/1503.05671) is. A site that is
+    no matrix has its whole block, or the diagonal of it where it is long. Over all rows in several
+    chunks the rows are computed again for each half step (:mod:`.kronecker`), six or seven times in
+    all.
 ``"low_rank"``
     The largest ``rank`` terms of the singular value decomposition of R, and the diagonal of what
     is left.
@@ -28,6 +29,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import Array, random
+from jaxtyping import Float
 
 from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.curvature.curvature import Curvature
@@ -97,7 +99,7 @@ class ProgramCurvature:
     def at(
         self,
         target: LogDensity,
-        z: Array,
+        z: Float[Array, "P D"],
         data: Data,
         indices: Indices | None,
         rng_key: Array,

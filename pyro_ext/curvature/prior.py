@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.curvature import DENSE_PRIOR_UP_TO, PriorForm, PriorStructure
@@ -24,7 +25,7 @@ from pyro_ext.density import Data, LogDensity
 
 def prior_structure(
     target: LogDensity,
-    z: Tensor,
+    z: Float[Tensor, "P D"],
     data: Data,
     generator: torch.Generator,
     form: PriorForm | None = None,
@@ -139,7 +140,9 @@ def without_negative(found: Tensor) -> Tensor:
     return result
 
 
-def prior_curvature(target: LogDensity, structure: PriorStructure, z: Tensor, data: Data) -> Tensor:
+def prior_curvature(
+    target: LogDensity, structure: PriorStructure, z: Float[Tensor, "P D"], data: Data
+) -> Float[Tensor, ...]:
     """Curvature of the log prior at positions z (P, D): its diagonal (P, D'), or (P, D', D').
 
     A constant one has shape (1, D').
