@@ -1,21 +1,24 @@
 """What all engines share: setting up the target, the compiled run loop, saving, and broken steps.
 
-An engine is a thin shell with NumPyro's verbs around pure functions. A subclass fills in four
-hooks, all of them traceable by JAX and free of side effects:
+An engine is a thin shell with NumPyro's verbs around pure functions. It holds the options that it
+was given, and, once it has met the model's arguments, one frozen :class:`Plan` of all that it
+decided then. No hook writes to the engine. A subclass fills in four, all of them traceable by JAX:
 
-``_init_algorithm(target, rng_key, data)``
+``_init_algorithm(plan, rng_key, data)``
     The algorithm's own state, any pytree of arrays.
-``_step(target, state, data)``
+``_step(plan, state, data)``
     The next :class:`EngineState` and the loss, or these and a dictionary of further scalar
     figures. The subclass replaces ``algorithm``, and ``estimator`` and ``rng_key`` where it used
     them; counting steps and keeping the old state when something is not finite is done here.
-``_get_params(target, state, data)``
+``_get_params(plan, state, data)``
     What ``get_params`` returns.
-``_draw(target, state, rng_key, num_samples)``
+``_draw(plan, state, rng_key, num_samples)``
     Flat posterior draws (draws, D).
 
-A fifth, ``_settings()``, may name the options that a saved state depends on and that the shapes
-of its arrays do not tell, such as the kernel.
+``_num_positions(plan)`` says at how many positions a step asks for scores. An engine that decides
+more than the base does has a plan class with more fields, and makes it in ``_plan(target, rng_key,
+data)``. ``_settings()`` may name the options that a saved state depends on and that the shapes of
+its arrays do not tell, such as the kernel.
 
 A run is one compiled loop whose trip count is an argument: however a run is cut into pieces, for
 a progress bar, a callback or a checkpoint, the same program does every step and the result is the
@@ -33,7 +36,7 @@ import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -48,7 +51,7 @@ from tqdm.auto import tqdm
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.gradients import GradientEstimator, default_estimator
 from ppl_ext.errors import ArgumentError, NonFiniteError
-from ppl_ext.options import check_count, describe, described, is_count
+from ppl_ext.options import check_count, decisions, describe, described, is_count, options_of
 
 FORMAT = 1
 ON_NONFINITE = ("raise", "skip")
@@ -143,9 +146,47 @@ def as_optimizer(optim: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _Program:
-    """The compiled functions for one target."""
+class Plan:
+    """What an engine decides when it meets the model's arguments.
 
+    The fields that are shown and compared are printed by ``repr(engine)``, and a saved state
+    names them: it serves engines that have decided the same.
+
+    Parameters
+    ----------
+    target : LogDensity
+        The model as a log density.
+    estimator : GradientEstimator
+        The score estimator in use.
+    keeps_state : bool
+        Whether ``_step`` itself leaves the algorithm's state as it was when something is not
+        finite, and says so by a loss that is not: then no old state has to be kept beside the
+        new one.
+    """
+
+    target: LogDensity = field(repr=False, compare=False)
+    estimator: GradientEstimator
+    keeps_state: bool = field(default=False, repr=False, compare=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class _Meeting:
+    """What is known once the engine has met the model's arguments.
+
+    Parameters
+    ----------
+    plan : Plan
+    data : Data
+        The arguments that were seen last.
+    signature : object
+        What of the arguments the target depends on.
+    update, chunk : callable
+        The compiled steps.
+    """
+
+    plan: Plan
+    data: Data
+    signature: Any
     update: Callable[..., Any]
     chunk: Callable[..., Any]
 
@@ -181,9 +222,6 @@ class Engine(ABC):
 
     # Whether latent sites inside a subsampled plate can be carried.
     allow_local_latents = True
-    # Whether ``_step`` itself leaves the algorithm's state as it was when something is not finite,
-    # and says so by a loss that is not: then no old state has to be kept beside the new one.
-    keeps_state = False
 
     def __init__(
         self,
@@ -209,42 +247,47 @@ class Engine(ABC):
         self.model = model
         self.optim: Any = None if optim is None else as_optimizer(optim)
         self.on_nonfinite = on_nonfinite
-        self._estimator = estimator
-        self._target_options: dict[str, Any] = {
-            "init_strategy": init_strategy,
-            "likelihood_temperature": likelihood_temperature,
-            "particle_chunk": particle_chunk,
-            "data_chunk": data_chunk,
-        }
-        self._target: LogDensity | None = None
-        self._signature: Any = None
-        self._data: Data | None = None
-        self._program: _Program | None = None
+        self.estimator = estimator
+        self.init_strategy = init_strategy
+        self.likelihood_temperature = likelihood_temperature
+        self.particle_chunk = particle_chunk
+        self.data_chunk = data_chunk
+        self._meeting: _Meeting | None = None
+
+    def __repr__(self) -> str:
+        shown = [f"{name}={describe(value)}" for name, value in options_of(self).items()]
+        if self._meeting is not None:
+            shown.append(f"plan={self._meeting.plan!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     # -- hooks --------------------------------------------------------------------------------
 
+    def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> Plan:
+        """What the engine decides about a target and its data, checked."""
+        return Plan(target, self.estimator or default_estimator(target))
+
     @abstractmethod
-    def _init_algorithm(self, target: LogDensity, rng_key: Array, data: Data) -> Any:
+    def _init_algorithm(self, plan: Any, rng_key: Array, data: Data) -> Any:
         """The algorithm's state before the first step."""
 
     @abstractmethod
     def _step(
-        self, target: LogDensity, state: EngineState, data: Data
+        self, plan: Any, state: EngineState, data: Data
     ) -> tuple[EngineState, Array] | tuple[EngineState, Array, dict[str, Array]]:
         """The next state and the loss, with further scalar figures if there are any."""
 
     @abstractmethod
-    def _get_params(self, target: LogDensity, state: EngineState, data: Data) -> dict[str, Any]:
+    def _get_params(self, plan: Any, state: EngineState, data: Data) -> dict[str, Any]:
         """The parameters in a state."""
 
     @abstractmethod
-    def _num_positions(self) -> int:
-        """At how many positions a step asks for scores; known after ``_init_algorithm``."""
+    def _num_positions(self, plan: Any) -> int:
+        """At how many positions a step asks for scores."""
 
     @abstractmethod
     def _draw(
         self,
-        target: LogDensity,
+        plan: Any,
         state: EngineState,
         rng_key: Array | None,
         num_samples: int | None,
@@ -253,92 +296,92 @@ class Engine(ABC):
 
     def _settings(self) -> dict[str, str]:
         """Options that a saved state belongs to, described so that any process says the same."""
-        temperature = self._target_options["likelihood_temperature"]
-        return {
-            "likelihood_temperature": repr(float(temperature)),
-            "estimator": describe(self.estimator),
-        }
+        return {"likelihood_temperature": repr(float(self.likelihood_temperature))}
 
     # -- set up -------------------------------------------------------------------------------
 
     @property
-    def target(self) -> LogDensity:
-        """The model as a log density.
+    def plan(self) -> Any:
+        """The :class:`Plan`: what the engine decided about the model and its arguments.
 
         Raises
         ------
         RuntimeError
             The engine has not seen the model's arguments yet.
         """
-        if self._target is None:
-            raise self._not_set_up()
-        return self._target
+        return self._met().plan
+
+    @property
+    def target(self) -> LogDensity:
+        """The model as a log density; as :attr:`plan`."""
+        return self._met().plan.target
 
     @property
     def data(self) -> Data:
-        """The arguments that ``init``, ``run`` or ``load`` saw last.
+        """The arguments that ``init``, ``run`` or ``load`` saw last; as :attr:`plan`."""
+        return self._met().data
 
-        Raises
-        ------
-        RuntimeError
-            The engine has not seen the model's arguments yet.
-        """
-        if self._data is None:
-            raise self._not_set_up()
-        return self._data
-
-    def _not_set_up(self) -> RuntimeError:
-        return RuntimeError(
-            f"{type(self).__name__} has not seen the model's arguments yet. Call init or run "
-            "with them first, or load(path, *args)."
-        )
-
-    @property
-    def estimator(self) -> GradientEstimator:
-        """The score estimator in use."""
-        return default_estimator(self.target) if self._estimator is None else self._estimator
-
-    def _setup(self, rng_key: Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Data:
-        """Build the target, unless these arguments would only build the same one again."""
-        signature = Data(args, kwargs).signature()
-        fresh = self._target is None or self._target.held or self._signature != signature
-        if fresh:
-            self._use(
-                LogDensity(
-                    self.model,
-                    rng_key,
-                    args,
-                    kwargs,
-                    allow_local_latents=self.allow_local_latents,
-                    engine=type(self).__name__,
-                    **self._target_options,
-                )
+    def _met(self) -> _Meeting:
+        if self._meeting is None:
+            raise RuntimeError(
+                f"{type(self).__name__} has not seen the model's arguments yet. Call init or run "
+                "with them first, or load(path, *args)."
             )
-            self._signature = signature
-        return self._bind(args, kwargs)
+        return self._meeting
 
-    def _use(self, target: LogDensity) -> None:
-        self._target = target
+    def _meet(
+        self, rng_key: Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[_Meeting, Data]:
+        """The present meeting where these arguments would only lead to the same, or a new one.
+
+        Also the arguments themselves, which inside ``jax.jit`` are not those of the meeting.
+        """
+        signature = Data(args, kwargs).signature()
+        known = self._meeting
+        if known is not None and not known.plan.target.held and known.signature == signature:
+            return self._meet_again(known, args, kwargs)
+        target = LogDensity(
+            self.model,
+            rng_key,
+            args,
+            kwargs,
+            allow_local_latents=self.allow_local_latents,
+            engine=type(self).__name__,
+            init_strategy=self.init_strategy,
+            likelihood_temperature=self.likelihood_temperature,
+            particle_chunk=self.particle_chunk,
+            data_chunk=self.data_chunk,
+        )
+        data = target.bind(*args, **kwargs)
+        if not _traced(data):
+            data = data.on_device()
+        return self._meeting_of(target, rng_key, data, signature), data
+
+    def _meet_again(
+        self, known: _Meeting, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[_Meeting, Data]:
+        data = known.plan.target.bind(*args, **kwargs)
+        if _traced(data):
+            return known, data
+        data = data.on_device()
+        return replace(known, data=data), data
+
+    def _meeting_of(
+        self, target: LogDensity, rng_key: Array, data: Data, signature: Any
+    ) -> _Meeting:
+        plan = self._plan(target, rng_key, data)
         # JAX reuses traces between equal functions, and bound methods of one object are equal;
         # a new partial is not, so a new target is never answered with an old one's trace.
-        update = jax.jit(partial(self._advance, target))
-        chunk = jax.jit(partial(self._chunk, update), donate_argnums=0)
-        self._program = _Program(update, chunk)
+        update = jax.jit(partial(self._advance, plan))
+        chunk = jax.jit(partial(self._chunk, plan, update), donate_argnums=0)
+        return _Meeting(plan, data, signature, update, chunk)
 
-    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Data:
-        data = self.target.bind(*args, **kwargs)
-        if not any(isinstance(array, jax.core.Tracer) for array in data.arrays):
-            self._data = data = data.on_device()
-        return data
-
-    def _initial_state(self, rng_key: Array, data: Data) -> EngineState:
+    def _initial_state(self, plan: Plan, rng_key: Array, data: Data) -> EngineState:
         algorithm_key, estimator_key, rng_key = random.split(rng_key, 3)
-        # First, as a guide's engine then knows how many draws it takes.
-        algorithm = self._init_algorithm(self.target, algorithm_key, data)
-        number = self._num_positions()
+        number = self._num_positions(plan)
         state = EngineState(
-            algorithm=algorithm,
-            estimator=self.estimator.init(self.target, data, estimator_key, number),
+            algorithm=self._init_algorithm(plan, algorithm_key, data),
+            estimator=plan.estimator.init(plan.target, data, estimator_key, number),
             rng_key=rng_key,
             step=jnp.asarray(0, jnp.int32),
             skipped=jnp.asarray(0, jnp.int32),
@@ -349,13 +392,13 @@ class Engine(ABC):
     # -- one step -----------------------------------------------------------------------------
 
     def _advance(
-        self, target: LogDensity, state: EngineState, data: Data
+        self, plan: Plan, state: EngineState, data: Data
     ) -> tuple[EngineState, Array, dict[str, Array], Array]:
         """One step; when it is not finite the algorithm's state stays as it was."""
-        proposed, loss, *rest = self._step(target, state, data)
+        proposed, loss, *rest = self._step(plan, state, data)
         info: dict[str, Array] = rest[0] if rest else {}
         finite = jnp.isfinite(loss)
-        if self.keeps_state:
+        if plan.keeps_state:
             algorithm = jax.tree.map(_like, proposed.algorithm, state.algorithm)
         else:
             for leaf in jax.tree.leaves(proposed.algorithm):
@@ -373,7 +416,12 @@ class Engine(ABC):
         return advanced, jnp.where(finite, loss, jnp.nan), info, finite
 
     def _chunk(
-        self, advance: Callable[..., Any], state: EngineState, data: Data, count: Array
+        self,
+        plan: Plan,
+        advance: Callable[..., Any],
+        state: EngineState,
+        data: Data,
+        count: Array,
     ) -> tuple[EngineState, Array, dict[str, Array], Array, Array]:
         """``count`` steps; with ``on_nonfinite="raise"`` only up to the first broken one.
 
@@ -396,7 +444,7 @@ class Engine(ABC):
             if stop_when_broken:
                 # The whole state is kept, minibatch and key included, so that the broken step
                 # can be taken again.
-                kept = advanced.algorithm if self.keeps_state else None
+                kept = advanced.algorithm if plan.keeps_state else None
                 advanced = _choose(
                     sound,
                     advanced if kept is None else advanced._replace(algorithm=None),
@@ -424,8 +472,8 @@ class Engine(ABC):
         """
         _check_key(rng_key)
         target_key, state_key = random.split(rng_key)
-        data = self._setup(target_key, args, kwargs)
-        return self._initial_state(state_key, data)
+        self._meeting, data = self._meet(target_key, args, kwargs)
+        return self._initial_state(self._meeting.plan, state_key, data)
 
     def update(self, state: EngineState, *args: Any, **kwargs: Any) -> tuple[EngineState, Array]:
         """Take one step with these arguments of the model; return the next state and the loss.
@@ -438,9 +486,8 @@ class Engine(ABC):
         NonFiniteError
             Outside ``jax.jit``: the step was not finite and ``on_nonfinite="raise"``.
         """
-        data = self._bind(args, kwargs)
-        assert self._program is not None
-        advanced, loss, _, finite = self._program.update(state, data)
+        self._meeting, data = self._meet_again(self._met(), args, kwargs)
+        advanced, loss, _, finite = self._meeting.update(state, data)
         if (
             self.on_nonfinite == "raise"
             and not isinstance(finite, jax.core.Tracer)
@@ -509,12 +556,15 @@ class Engine(ABC):
             check_count(name, every, optional=True)
         if init_state is None:
             state = self.init(rng_key, *args, **kwargs)
-            data = self.data
         else:
-            if self._target is None:
-                self._setup(random.split(rng_key)[0], args, kwargs)
             self._check_state(init_state)
-            data, state = self._bind(args, kwargs), init_state
+            if self._meeting is None:
+                self._meeting, _ = self._meet(random.split(rng_key)[0], args, kwargs)
+            else:
+                self._meeting, _ = self._meet_again(self._meeting, args, kwargs)
+            state = init_state
+        meeting = self._met()
+        data = meeting.data
         # The compiled loop takes its state over, so it gets one that nobody else holds.
         state = _copy(state)
         first = int(state.step)
@@ -532,14 +582,13 @@ class Engine(ABC):
         losses: list[np.ndarray] = []
         figures: list[dict[str, np.ndarray]] = []
         position, size = first, 1
-        assert self._program is not None
         bar = tqdm(total=num_steps, desc=type(self).__name__, disable=not progress_bar)
         with bar:
             while position < last:
                 boundary = min([last, *(_next_multiple(position, every) for every in intervals)])
                 count = min(size, boundary - position)
                 started = time.perf_counter()
-                state, buffer, info, taken, sound = self._program.chunk(
+                state, buffer, info, taken, sound = meeting.chunk(
                     state, data, jnp.asarray(count, jnp.int32)
                 )
                 done = int(taken)
@@ -575,7 +624,7 @@ class Engine(ABC):
         if checkpoint is not None:
             self.save(checkpoint, state)
         return RunResult(
-            params=self._get_params(self.target, state, data),
+            params=self._get_params(meeting.plan, state, data),
             state=state,
             losses=np.concatenate(losses) if losses else np.zeros(0),
             info={
@@ -586,7 +635,7 @@ class Engine(ABC):
 
     def get_params(self, state: EngineState) -> dict[str, Any]:
         """The parameters in a state: what the engine has fitted."""
-        return self._get_params(self.target, state, self.data)
+        return self._get_params(self.plan, state, self.data)
 
     def get_samples(
         self, state: EngineState, rng_key: Array | None = None, num_samples: int | None = None
@@ -604,7 +653,7 @@ class Engine(ABC):
         num_samples : int, optional
             Number of draws. Default: the engine's own; particle engines return their particles.
         """
-        positions = self._draw(self.target, state, rng_key, num_samples)
+        positions = self._draw(self.plan, state, rng_key, num_samples)
         return self.target.constrain(positions, self.data)
 
     def _nonfinite(self, state: EngineState) -> NonFiniteError:
@@ -634,6 +683,7 @@ class Engine(ABC):
             "format": FORMAT,
             "engine": type(self).__name__,
             "settings": self._settings(),
+            "plan": decisions(self.plan),
             "sites": _sites(target),
             "state": _pack("state", state, arrays),
             "held": _pack("held", target.held, arrays),
@@ -675,26 +725,32 @@ class Engine(ABC):
         # Keys of the same kind as those saved; their values are replaced.
         saved_key = next(entry for entry in header["state"] if entry["path"] == ".rng_key")
         key = random.key(0, impl=saved_key["key"]) if "key" in saved_key else random.PRNGKey(0)
-        if self._target is None or args or kwargs:
-            self._setup(key, args, kwargs)
-        saved, settings = header.get("settings", {}), self._settings()
-        for name in {**settings, **saved}:
-            if saved.get(name) != settings.get(name):
+        meeting = self._meeting
+        if meeting is None or args or kwargs:
+            meeting, _ = self._meet(key, args, kwargs)
+        target = meeting.plan.target
+        saved = {**header["settings"], **header["plan"]}
+        own = {**self._settings(), **decisions(meeting.plan)}
+        for name in {**own, **saved}:
+            if saved.get(name) != own.get(name):
                 raise ArgumentError(
                     f"The saved state belongs to an engine with another {name}: expected "
-                    f"{settings.get(name)}, found {saved.get(name)}. Make the engine with the "
+                    f"{own.get(name)}, found {saved.get(name)}. Make the engine with the "
                     f"same {name} as when it was saved."
                 )
-        if header["sites"] != _sites(self.target):
+        if header["sites"] != _sites(target):
             raise ArgumentError(
                 "The saved state belongs to another model or other arguments: expected latent "
-                f"sites {_sites(self.target)}, found {header['sites']}."
+                f"sites {_sites(target)}, found {header['sites']}."
             )
-        held = _unpack("held", header["held"], arrays, self.target.held)
+        held = _unpack("held", header["held"], arrays, target.held)
         if held:
-            self._use(self.target.with_held(held))
-        template = self._initial_state(key, self.data)
-        return _unpack("state", header["state"], arrays, template)
+            target = target.with_held(held)
+            meeting = self._meeting_of(target, key, meeting.data, meeting.signature)
+        template = self._initial_state(meeting.plan, key, meeting.data)
+        state: EngineState = _unpack("state", header["state"], arrays, template)
+        self._meeting = meeting
+        return state
 
 
 # -- helpers ----------------------------------------------------------------------------------
@@ -705,6 +761,10 @@ def _check_key(rng_key: Any) -> None:
         raise ArgumentError(
             f"rng_key must be a JAX key, such as jax.random.key(0); found {type(rng_key).__name__}."
         )
+
+
+def _traced(data: Data) -> bool:
+    return any(isinstance(array, jax.core.Tracer) for array in data.arrays)
 
 
 def _next_multiple(position: int, every: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import math
 import numbers
 from collections.abc import Mapping, Sequence
@@ -105,6 +106,34 @@ def check_names(name: str, value: Any, *, optional: bool = False, empty: bool = 
             f"Expected {name} to be a sequence of names of sites, such as ['w', 'b'], found "
             f"{described(value)}."
         )
+
+
+def options_of(value: Any) -> dict[str, Any]:
+    """The options that an object was given and holds under their names, but for the defaults."""
+    found: dict[str, Any] = {}
+    seen: set[str] = set()
+    for kind in type(value).__mro__:
+        parameters = inspect.signature(vars(kind).get("__init__", kind)).parameters
+        for name, parameter in parameters.items():
+            if name in seen or not hasattr(value, name):
+                continue
+            seen.add(name)
+            held = getattr(value, name)
+            if held is not parameter.default and repr(held) != repr(parameter.default):
+                found[name] = held
+        # Options go on to the next class by ``**options`` alone.
+        if all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
+            break
+    return found
+
+
+def decisions(plan: Any) -> dict[str, str]:
+    """The fields of a plan, a dataclass, that are shown and compared, each described by itself."""
+    shown = [field.name for field in dataclasses.fields(plan) if field.repr and field.compare]
+    values = {name: getattr(plan, name) for name in shown}
+    return {
+        name: each if isinstance(each, str) else describe(each) for name, each in values.items()
+    }
 
 
 #: Arrays with more numbers are described by a digest.

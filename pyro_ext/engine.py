@@ -1,9 +1,22 @@
 """What all engines share: setting up the target, the run loop, saving, and broken steps.
 
-An engine is a thin shell with the host's verbs around an update function on tensors. A
-subclass fills in four hooks: ``_initialize`` builds its tensors once the model is known,
-``_update`` takes one step, ``_algorithm_state`` and ``_load_algorithm_state`` save it, and
-``_draw`` gives flat posterior draws.
+An engine is a thin shell with the host's verbs around an update function on tensors. It holds the
+options that it was given, the state of its algorithm, and, once it has met the model's arguments,
+one frozen :class:`Plan` of all that it decided then; options are never written over. A subclass
+fills in five hooks:
+
+``_initialize(plan, data)``
+    Builds the algorithm's tensors.
+``_update(plan, data)``
+    Takes one step and returns an :class:`Update`.
+``_algorithm_state()``, ``_load_algorithm_state(state)``
+    Save the algorithm's state.
+``_draw(plan, num_samples)``
+    Flat posterior draws (draws, D).
+
+An engine that decides more than the base does has a plan class with more fields, and makes it in
+``_plan(target, generator, data)``. ``_settings()`` may name the options that a saved state depends
+on, such as the kernel.
 """
 
 from __future__ import annotations
@@ -14,7 +27,7 @@ import pickle
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +36,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ppl_ext.errors import ArgumentError, NonFiniteError
-from ppl_ext.options import check_count, describe, described, is_count
+from ppl_ext.options import check_count, decisions, describe, described, is_count, options_of
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.gradients import GradientEstimator, ScoreEstimate, default_estimator
 from pyro_ext.optim import EngineOptimizer, OptimizerLike
@@ -60,6 +73,33 @@ class RunResult:
 
     losses: np.ndarray
     info: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an engine decides when it meets the model's arguments.
+
+    The fields that are shown and compared are printed by ``repr(engine)``, and a saved state
+    names them: it serves engines that have decided the same.
+
+    Parameters
+    ----------
+    target : LogDensity
+        The model as a log density.
+    estimator : GradientEstimator
+        The score estimator in use.
+    """
+
+    target: LogDensity = field(repr=False, compare=False)
+    estimator: GradientEstimator
+
+
+@dataclass(frozen=True)
+class _Meeting:
+    """What is known once the engine has met the model's arguments: ``data`` are the last ones."""
+
+    plan: Plan
+    data: Data
 
 
 class Engine(ABC):
@@ -125,24 +165,28 @@ class Engine(ABC):
         self.num_skipped = 0
         self.gradient_evaluations = 0.0
         self.history: dict[str, list[float]] = {"loss": []}
-        self._target_options: dict[str, Any] = {
-            "init_strategy": init_strategy,
-            "likelihood_temperature": likelihood_temperature,
-            "particle_chunk": particle_chunk,
-            "data_chunk": data_chunk,
-            "evaluation": evaluation,
-            "dtype": dtype,
-        }
+        self.estimator = estimator
+        self.init_strategy = init_strategy
+        self.likelihood_temperature = likelihood_temperature
+        self.particle_chunk = particle_chunk
+        self.data_chunk = data_chunk
+        self.evaluation = evaluation
+        self.dtype = dtype
         if seed is not None and not is_count(seed, -math.inf):
             raise ArgumentError(f"Expected seed to be an int, found {described(seed)}.")
-        self._estimator = estimator
+        self.seed = seed
         self._estimator_state: dict[str, Any] = {}
         seed = int(torch.randint(2**62, ())) if seed is None else int(seed)
         self._generator = seeded_generator(seed)
-        self._target: LogDensity | None = None
-        self._data: Data | None = None
+        self._meeting: _Meeting | None = None
         self._pending: dict[str, Any] | None = None
         self._horizon: int | None = None
+
+    def __repr__(self) -> str:
+        shown = [f"{name}={describe(value)}" for name, value in options_of(self).items()]
+        if self._meeting is not None:
+            shown.append(f"plan={self._meeting.plan!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
     def losses(self) -> list[float]:
@@ -151,12 +195,16 @@ class Engine(ABC):
 
     # -- hooks -------------------------------------------------------------------------------
 
-    @abstractmethod
-    def _initialize(self, data: Data) -> None:
-        """Build the algorithm's tensors; the target is known."""
+    def _plan(self, target: LogDensity, generator: torch.Generator, data: Data) -> Plan:
+        """What the engine decides about a target and its data, checked."""
+        return Plan(target, self.estimator or default_estimator(target))
 
     @abstractmethod
-    def _update(self, data: Data) -> Update:
+    def _initialize(self, plan: Any, data: Data) -> None:
+        """Build the algorithm's tensors."""
+
+    @abstractmethod
+    def _update(self, plan: Any, data: Data) -> Update:
         """Take one step."""
 
     @abstractmethod
@@ -170,46 +218,44 @@ class Engine(ABC):
     def _settings(self) -> dict[str, str]:
         """Settings that a saved state depends on, by name; a state is loaded only into the same."""
         return {
-            "likelihood_temperature": repr(self.target.likelihood_temperature),
-            "estimator": describe(self.estimator),
+            "likelihood_temperature": repr(float(self.likelihood_temperature)),
             "optimizer": "none" if self._optimizer is None else self._optimizer.description,
         }
 
     @abstractmethod
-    def _draw(self, num_samples: int | None) -> Tensor:
+    def _draw(self, plan: Any, num_samples: int | None) -> Tensor:
         """Flat posterior draws (draws, D)."""
 
     # -- set up ------------------------------------------------------------------------------
 
     @property
-    def target(self) -> LogDensity:
-        """The model as a log density.
+    def plan(self) -> Any:
+        """The :class:`Plan`: what the engine decided about the model and its arguments.
 
         Raises
         ------
         RuntimeError
             The engine has not seen the model's arguments yet.
         """
-        if self._target is None:
+        return self._met().plan
+
+    @property
+    def target(self) -> LogDensity:
+        """The model as a log density; as :attr:`plan`."""
+        return self._met().plan.target
+
+    @property
+    def data(self) -> Data:
+        """The arguments that the engine saw last; as :attr:`plan`."""
+        return self._met().data
+
+    def _met(self) -> _Meeting:
+        if self._meeting is None:
             raise RuntimeError(
                 f"{type(self).__name__} has not seen the model's arguments yet. Call run, step or "
                 "setup with them first (also after load)."
             )
-        return self._target
-
-    @property
-    def data(self) -> Data:
-        """The arguments that the engine saw last."""
-        self.target  # noqa: B018 - raises when there are none
-        assert self._data is not None
-        return self._data
-
-    @property
-    def estimator(self) -> GradientEstimator:
-        """The score estimator in use."""
-        if self._estimator is None:
-            self._estimator = default_estimator(self.target)
-        return self._estimator
+        return self._meeting
 
     def setup(self, *args: Any, **kwargs: Any) -> None:
         """Check the model with these arguments and build the state, without taking a step.
@@ -221,34 +267,38 @@ class Engine(ABC):
         ArgumentError
             The arguments do not fit the model.
         """
-        if self._target is not None:
-            self._data = self._target.bind(*args, **kwargs)
+        known = self._meeting
+        if known is not None:
+            self._meeting = replace(known, data=known.plan.target.bind(*args, **kwargs))
             return
         target = LogDensity(
             self.model,
             args,
             kwargs,
             allow_local_latents=self.allow_local_latents,
-            **self._target_options,
+            init_strategy=self.init_strategy,
+            likelihood_temperature=self.likelihood_temperature,
+            particle_chunk=self.particle_chunk,
+            data_chunk=self.data_chunk,
+            evaluation=self.evaluation,
+            dtype=self.dtype,
         )
         data = target.bind(*args, **kwargs)
-        self._target, self._data = target, data
-        try:
-            self._estimator_state = self.estimator.init(target, data, self._generator)
-            self._initialize(data)
-        except BaseException:
-            self._target = self._data = None
-            raise
+        plan = self._plan(target, self._generator, data)
+        self._estimator_state = plan.estimator.init(target, data, self._generator)
+        self._initialize(plan, data)
+        self._meeting = _Meeting(plan, data)
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self._restore(pending)
 
     def _score(self, z: Tensor, data: Data) -> ScoreEstimate:
         """Score at particles z (P, D) by the engine's estimator, which moves on."""
-        score, self._estimator_state = self.estimator.estimate(
-            self.target, self._estimator_state, z, data, self._generator
+        plan = self._met().plan
+        score, self._estimator_state = plan.estimator.estimate(
+            plan.target, self._estimator_state, z, data, self._generator
         )
-        self.gradient_evaluations += z.shape[0] * self.estimator.evaluations_per_step(self.target)
+        self.gradient_evaluations += z.shape[0] * plan.estimator.evaluations_per_step(plan.target)
         return score
 
     # -- verbs -------------------------------------------------------------------------------
@@ -265,9 +315,9 @@ class Engine(ABC):
         return self._step_once().loss
 
     def _step_once(self) -> Update:
-        assert self._data is not None
+        known = self._met()
         before = self._estimator_state, self._generator.get_state(), self.gradient_evaluations
-        update = self._update(self._data)
+        update = self._update(known.plan, known.data)
         if not update.finite and self.on_nonfinite == "raise":
             self._estimator_state, generator, self.gradient_evaluations = before
             self._generator.set_state(generator)
@@ -363,7 +413,7 @@ class Engine(ABC):
         """
         target, data = self.target, self.data
         with torch.no_grad():
-            return target.constrain(self._draw(num_samples), data)
+            return target.constrain(self._draw(self.plan, num_samples), data)
 
     # -- saving ------------------------------------------------------------------------------
 
@@ -377,6 +427,7 @@ class Engine(ABC):
             "skipped": self.num_skipped,
             "gradient_evaluations": self.gradient_evaluations,
             "settings": self._settings(),
+            "plan": decisions(self.plan),
             "history": {
                 name: torch.tensor(values, dtype=torch.float64)
                 for name, values in self.history.items()
@@ -419,7 +470,7 @@ class Engine(ABC):
             raise ArgumentError(
                 f"Expected a state of {type(self).__name__}, found one of {state['engine']}."
             )
-        if self._target is None:
+        if self._meeting is None:
             self._restore_counts(state)
             self._pending = state
         else:
@@ -432,12 +483,15 @@ class Engine(ABC):
                 f"The saved state belongs to another model: expected sites {expected}, "
                 f"found {found}."
             )
-        settings = self._settings()
-        if state["settings"] != settings:
-            raise ArgumentError(
-                f"The saved state belongs to other settings: expected {settings}, found "
-                f"{state['settings']}. Make the engine with the settings of the saved run."
-            )
+        saved = {**state["settings"], **state["plan"]}
+        own = {**self._settings(), **decisions(self.plan)}
+        for name in {**own, **saved}:
+            if saved.get(name) != own.get(name):
+                raise ArgumentError(
+                    f"The saved state belongs to an engine with another {name}: expected "
+                    f"{own.get(name)}, found {saved.get(name)}. Make the engine with the "
+                    f"same {name} as when it was saved."
+                )
         self._load_algorithm_state(state["algorithm"])
         self._restore_counts(state)
         self._estimator_state = state["estimator"]

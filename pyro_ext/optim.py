@@ -81,7 +81,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlannedSteps:
     """What the optimizers will do at the next steps.
 
     Parameters
@@ -217,7 +217,7 @@ class EngineOptimizer:
                 tensor.grad = None
         self._advance()
 
-    def plan(self, num_steps: int) -> Plan:
+    def plan(self, num_steps: int) -> PlannedSteps:
         """What the next steps will be; nothing is changed. See :meth:`step_part`."""
         now = [_settings(optimizer) for optimizer in self._optimizers]
         if all(scheduler is None for scheduler in self._schedulers):
@@ -225,7 +225,7 @@ class EngineOptimizer:
                 num_steps * _reach(optimizer, settings)
                 for optimizer, settings in zip(self._optimizers, now, strict=True)
             )
-            return Plan([], [], reach)
+            return PlannedSteps([], [], reach)
         before = self._schedules()
         steps = []
         for _ in range(num_steps):
@@ -238,10 +238,10 @@ class EngineOptimizer:
             sum(_reach(optimizer, step[number]) for step in steps)
             for number, optimizer in enumerate(self._optimizers)
         )
-        return Plan([*steps, after_settings], after, reach)
+        return PlannedSteps([*steps, after_settings], after, reach)
 
     def step_part(
-        self, part: Part, gradients: Mapping[str, Tensor], plan: Plan, number: int
+        self, part: Part, gradients: Mapping[str, Tensor], plan: PlannedSteps, number: int
     ) -> None:
         """Step ``number`` (from 0) of a plan for one part alone.
 
@@ -253,7 +253,7 @@ class EngineOptimizer:
             One of ``parts``.
         gradients : mapping of str to tensor
             For each tensor of the part.
-        plan : Plan
+        plan : PlannedSteps
         number : int
         """
         optimizer = self._optimizers[part.owner]
@@ -265,7 +265,7 @@ class EngineOptimizer:
         for tensor in part.tensors.values():
             tensor.grad = None
 
-    def finish(self, plan: Plan) -> None:
+    def finish(self, plan: PlannedSteps) -> None:
         """End the steps of a plan: schedules stand after them."""
         if plan.settings:
             self._set_schedules(plan.schedules, plan.settings[-1])

@@ -160,7 +160,7 @@ def fits(problem: Problem, progress_bar: bool, samples: int) -> Iterator[Fit]:
         "ProximalScoreVI",
         draws,
         started,
-        steps * fraction * (proximal.num_samples or 1),
+        steps * fraction * proximal.plan.num_samples,
         losses=np.asarray(run.losses),
         inference_data=nx.to_arviz(proximal, run, *arguments, num_samples=400, **options),
     )

@@ -316,7 +316,7 @@ class EngineFitter:
     ) -> None:
         """See the protocol."""
         state = self.engine.init(random.key(seed))
-        each = PARTICLES if self._particles else int(self.engine.num_samples)
+        each = PARTICLES if self._particles else int(self.engine.plan.num_samples)
         cost = self._cost.step * each
         spent = round(self._cost.start * each)
         if start is not None:
@@ -334,7 +334,7 @@ class EngineFitter:
             if hasattr(algorithm, "particles"):
                 return algorithm._replace(particles=particles)
             # The optimizer's state holds them.
-            return algorithm._replace(optimizer=self.engine._optimizer.init(particles))
+            return algorithm._replace(optimizer=self.engine.optim.init(particles))
         found = host_parameters(start, self._guide, seed)
         return algorithm._replace(parameters=self.engine.density.from_host(found))
 

@@ -261,13 +261,13 @@ class EngineFitter:
             engine = kind(model, *optim, num_particles=PARTICLES, **options)
             engine.setup()
             if start is not None:
-                engine._take_particles(as_tensor(start.draw(PARTICLES, seed)))
+                engine._load_particles(as_tensor(start.draw(PARTICLES, seed)))
         else:
             assert method.guide is not None
             guide = make_guide(method.guide, model, start, seed)
             engine = kind(model, guide, **options)
             engine.setup()
-            each = int(engine.num_samples)
+            each = int(engine.plan.num_samples)
         cost = self._cost.step * each
         wanted = steps_of(points, spent, cost)
         clock = _Clock()

@@ -171,7 +171,7 @@ class EngineFitter:
         """See :class:`~benchmarks.synthetic.fits.Fitter`."""
         args = arguments(case.target(seed), case.noise, seed)
         state = self.start(args, case, seed)
-        samples = self.engine.num_samples
+        samples = self.engine.plan.num_samples
         points = iterations_to_look_at(case.budget, samples, case.points)
         # Schedules over the run need its end; as an array it compiles once for all budgets.
         state = state._replace(horizon=jnp.asarray(points[-1], jnp.int32))

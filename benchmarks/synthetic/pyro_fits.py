@@ -190,7 +190,7 @@ class EngineFitter:
             options["optim"] = Adam({"lr": self._method.constant_rate})
         engine = ENGINES[self._method.kind](program, guide, seed=seed, **options)
         engine.setup(*args)
-        samples = engine.num_samples
+        samples = engine.plan.num_samples
         points = iterations_to_look_at(case.budget, samples, case.points)
         wanted = set(points)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from numpyro_ext.curvature import Curvature, GaussNewton, Structure, row_structu
 from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.draws import standard_normal
-from numpyro_ext.engine import EngineState, key_of_draws
+from numpyro_ext.engine import EngineState, Plan, key_of_draws
 from numpyro_ext.laplace.gaussian import Precision, precision_of
 from numpyro_ext.laplace.likelihood import LikelihoodCurvature
 from numpyro_ext.laplace.prior import ConditionalPrior
@@ -27,6 +27,13 @@ from ppl_ext.options import check_count, check_names, describe
 
 #: Draws that ``get_samples`` returns unless told otherwise.
 DRAWS = 1000
+
+
+@dataclass(frozen=True)
+class LaplacePlan(Plan):
+    """As :class:`~numpyro_ext.engine.Plan`, with what is found once about the curvature."""
+
+    posterior: _Posterior = field(repr=False, compare=False)
 
 
 class LaplaceGGN(DirectionEngine):
@@ -143,8 +150,13 @@ class LaplaceGGN(DirectionEngine):
             raise ArgumentError(
                 f"Expected hyperparameters other than the sites, found {shared} in both."
             )
-        self._of_program: tuple[LogDensity, _Posterior] | None = None
-        self._fitted: tuple[np.ndarray, Data, Precision] | None = None
+        self._fitted: _Fitted | None = None
+
+    def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> LaplacePlan:
+        estimator = super()._plan(target, rng_key, data).estimator
+        with jax.ensure_compile_time_eval():
+            posterior = _Posterior.of(target, data, self._options, self.hyperparameters)
+        return LaplacePlan(target, estimator, posterior)
 
     def _settings(self) -> dict[str, str]:
         # Without hyperparameters the steps do not depend on the curvature, and the state of one
@@ -162,28 +174,26 @@ class LaplaceGGN(DirectionEngine):
         found = self.target.constrain(self.particles(state), self.data)
         return {name: value[0] for name, value in found.items()}
 
-    def _get_params(self, target: LogDensity, state: EngineState, data: Data) -> dict[str, Any]:
+    def _get_params(self, plan: LaplacePlan, state: EngineState, data: Data) -> dict[str, Any]:
         return {"mode": self.particles(state)[0]}
 
-    def _init_direction(self, target: LogDensity, particles: Array) -> dict[str, Array]:
+    def _init_direction(self, plan: LaplacePlan, particles: Array, data: Data) -> dict[str, Array]:
         if not self.hyperparameters:
-            self._posterior(target)
             return {}
-        posterior = self._posterior(target)
         if not isinstance(particles, jax.core.Tracer):
             # In a compiled step it could only be told as a step that is not finite.
-            self._precision_at(particles[0], self.data)
+            plan.posterior.precision_at(particles[0], data)
         return {
-            "correction": jnp.zeros(len(posterior.held), particles.dtype),
+            "correction": jnp.zeros(len(plan.posterior.held), particles.dtype),
             # The first step finds one.
             "since": jnp.asarray(self.hyperparameters_every, jnp.int32),
         }
 
     def _step(
-        self, target: LogDensity, state: EngineState, data: Data
+        self, plan: LaplacePlan, state: EngineState, data: Data
     ) -> tuple[EngineState, Array, dict[str, Array]]:
         if self.hyperparameters:
-            posterior, position = self._posterior(target), self.particles(state)[0]
+            posterior, position = plan.posterior, self.particles(state)[0]
             before = state.algorithm.direction
             due = before["since"] >= self.hyperparameters_every
             correction = lax.cond(
@@ -193,18 +203,18 @@ class LaplaceGGN(DirectionEngine):
             )
             direction = {"correction": correction, "since": jnp.where(due, 1, before["since"] + 1)}
             state = state._replace(algorithm=state.algorithm._replace(direction=direction))
-        return super()._step(target, state, data)
+        return super()._step(plan, state, data)
 
     def _direction(
         self,
-        target: LogDensity,
+        plan: LaplacePlan,
         state: dict[str, Array],
         particles: Array,
         scores: Array,
         step: Array,
     ) -> tuple[Array, dict[str, Array]]:
         if self.hyperparameters:
-            scores = scores.at[:, self._posterior(target).held].add(state["correction"])
+            scores = scores.at[:, plan.posterior.held].add(state["correction"])
         return scores, state
 
     # -- the Gaussian -------------------------------------------------------------------------
@@ -232,13 +242,15 @@ class LaplaceGGN(DirectionEngine):
             The arguments are a batch; or the curvature is singular, or not finite.
         """
         self._check_state(state)
-        data = self._bind(args, kwargs) if args or kwargs else self.data
+        if args or kwargs:
+            self._meeting, _ = self._meet_again(self._met(), args, kwargs)
+        data, posterior = self.data, self.plan.posterior
         self.target.require_all_rows(
             data, "Call fit_curvature(state, *args) with the arguments of all rows."
         )
         position = self.particles(state)[0]
-        precision = self._precision_at(position, data)
-        self._fitted = np.asarray(position), data, precision
+        precision = posterior.precision_at(position, data)
+        self._fitted = _Fitted(posterior, np.asarray(position), data, precision)
         return precision
 
     def log_marginal_likelihood(self, state: EngineState) -> Array:
@@ -258,13 +270,13 @@ class LaplaceGGN(DirectionEngine):
         data, precision = self._fit(state)
         target = self.target
         prior, likelihood = target.full_log_prior_and_likelihood(self.particles(state), data)
-        dim = len(self._posterior(target).coordinates)
+        dim = len(self.plan.posterior.coordinates)
         value: Array = (prior + likelihood / target.likelihood_temperature)[0]
         return value + 0.5 * dim * math.log(2.0 * math.pi) - 0.5 * precision.log_determinant()
 
     def _draw(
         self,
-        target: LogDensity,
+        plan: LaplacePlan,
         state: EngineState,
         rng_key: Array | None,
         num_samples: int | None,
@@ -273,9 +285,7 @@ class LaplaceGGN(DirectionEngine):
         check_count("num_samples", number)
         _, precision = self._fit(state)
         key = key_of_draws(state) if rng_key is None else rng_key
-        draws: Array = self._posterior(target).draws(
-            precision, self.particles(state)[0], key, number
-        )
+        draws: Array = plan.posterior.draws(precision, self.particles(state)[0], key, number)
         return draws
 
     def arviz_attributes(self) -> dict[str, Any]:
@@ -285,31 +295,14 @@ class LaplaceGGN(DirectionEngine):
     def _fit(self, state: EngineState) -> tuple[Data, Precision]:
         """All rows and the precision that are kept for a state, or those of the last arguments."""
         self._check_state(state)
-        if self._fitted is not None:
-            position, data, precision = self._fitted
+        known = self._fitted
+        if known is not None and known.posterior is self.plan.posterior:
             # A batch does not put an end to what all rows have said.
-            serves = data is self._data or bool(self.target.partial_plates(self.data))
-            if serves and np.array_equal(position, self.particles(state)[0]):
-                return data, precision
+            serves = known.data is self.data or bool(self.target.partial_plates(self.data))
+            if serves and np.array_equal(known.position, self.particles(state)[0]):
+                return known.data, known.precision
         precision = self.fit_curvature(state)
         return self.data, precision
-
-    def _precision_at(self, position: Array, data: Data) -> Precision:
-        """The precision at a position (D,), found to be positive definite."""
-        posterior = self._posterior(self.target)
-        precision, curvature, definite, finite = posterior.precision(position, data)
-        if bool(finite) and bool(definite.all()):
-            return precision
-        raise posterior.singular(curvature, np.asarray(definite))
-
-    def _posterior(self, target: LogDensity) -> _Posterior:
-        """What is found once about the program; the engine's last arguments serve as data."""
-        if self._of_program is None or self._of_program[0] is not target:
-            with jax.ensure_compile_time_eval():
-                found = _Posterior.of(target, self.data, self._options, self.hyperparameters)
-            self._of_program = target, found
-            self._fitted = None
-        return self._of_program[1]
 
 
 @dataclass(frozen=True)
@@ -398,6 +391,13 @@ class _Posterior:
             jax.jit(draws, static_argnums=3),
         )
 
+    def precision_at(self, position: Array, data: Data) -> Precision:
+        """The precision at a position (D,), found to be positive definite."""
+        precision, curvature, definite, finite = self.precision(position, data)
+        if bool(finite) and bool(definite.all()):
+            return precision
+        raise self.singular(curvature, np.asarray(definite))
+
     def slope_of_log_determinant(self, position: Array, data: Data) -> Array:
         """d log det H / d hyperparameters at a position (D,), shape (K,)."""
 
@@ -429,6 +429,15 @@ class _Posterior:
             f"the data or the prior bounds latent site {', '.join(map(repr, names))} in some "
             "direction. Give it a proper prior, or leave it out of the Gaussian by sites=."
         )
+
+
+class _Fitted(NamedTuple):
+    """A precision that is kept for draws, of a mode (D,) and all rows."""
+
+    posterior: _Posterior
+    position: np.ndarray
+    data: Data
+    precision: Precision
 
 
 def _chosen(

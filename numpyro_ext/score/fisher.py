@@ -20,7 +20,7 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.engine import EngineState
 from numpyro_ext.gradients import GradientEstimator
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters
-from numpyro_ext.score.guide_engine import GuideEngine, GuideState
+from numpyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count
 
@@ -173,36 +173,38 @@ class FisherVI(GuideEngine):
         self.norm = norm
         self.max_dimension = max_dimension
 
-    def _init_algorithm(self, target: LogDensity, rng_key: Array, data: Data) -> Any:
+    def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> GuidePlan:
         # Before the guide is set up, which may itself need room for a large covariance.
         _check_dimension(target.layout.dim, self.max_dimension)
-        return super()._init_algorithm(target, rng_key, data)
-
-    def _prepare(self, density: FlatDensity, parameters: Parameters) -> GuideState:
-        posterior = density._posterior(parameters)
-        _check_guide(density, parameters, self.norm, posterior.has_rsample)
-        if self.estimator.evaluations_per_step(self.target) != 1.0:
+        plan = super()._plan(target, rng_key, data)
+        parameters = plan.density.initial_parameters()
+        posterior = plan.density._posterior(parameters)
+        _check_guide(plan.density, parameters, self.norm, posterior.has_rsample)
+        if plan.estimator.evaluations_per_step(target) != 1.0:
             self._warn_of_noise(
+                plan,
                 "Its objective holds the variance of the scores besides, and the fit is drawn to "
-                "where that is small."
+                "where that is small.",
             )
-        return GuideState(parameters, self._start_optimizer(parameters))
+        return plan
+
+    def _start(self, plan: GuidePlan, parameters: Parameters) -> GuideState:
+        return GuideState(parameters, self._start_optimizer(plan, parameters))
 
     def _settings(self) -> dict[str, str]:
         return {"norm": self.norm, **super()._settings()}
 
     def _step(
-        self, target: LogDensity, state: EngineState, data: Data
+        self, plan: GuidePlan, state: EngineState, data: Data
     ) -> tuple[EngineState, Array, dict[str, Array]]:
-        density = self.density
+        target, density = plan.target, plan.density
         rng_key, sample_key = random.split(state.rng_key)
 
         def draw(parameters: Parameters) -> Array:
-            assert self.num_samples is not None
-            return density._posterior(parameters).sample(sample_key, (self.num_samples,))
+            return density._posterior(parameters).sample(sample_key, (plan.num_samples,))
 
         def score(theta: Array) -> tuple[Array, Any]:
-            found, estimator = self.estimator.estimate(target, state.estimator, theta, data)
+            found, estimator = plan.estimator.estimate(target, state.estimator, theta, data)
             return found.score, (theta, found, estimator)
 
         value, gradient, (theta, found, estimator) = fisher_gradient(
@@ -210,7 +212,7 @@ class FisherVI(GuideEngine):
         )
         log_q = density.log_prob(state.algorithm.parameters, theta)
         log_p = found.log_prior + found.log_likelihood / target.likelihood_temperature
-        parameters, optimizer = self._descend(state, lambda parameters: (value, gradient))
+        parameters, optimizer = self._descend(plan, state, lambda parameters: (value, gradient))
         state = state._replace(
             algorithm=GuideState(parameters, optimizer), estimator=estimator, rng_key=rng_key
         )

@@ -20,8 +20,8 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.engine import EngineState
 from numpyro_ext.gradients import Full, GradientEstimator
-from numpyro_ext.guides.flat_density import FlatDensity, Moments, Parameters
-from numpyro_ext.score.guide_engine import GuideEngine
+from numpyro_ext.guides.flat_density import Moments, Parameters
+from numpyro_ext.score.guide_engine import GuideEngine, GuidePlan
 from numpyro_ext.score.overflow import LENIENCE, judged
 from ppl_ext.errors import ArgumentError
 
@@ -108,25 +108,29 @@ class GaussianMatching(GuideEngine):
         steps taken.
         """
 
-    def _prepare(self, density: FlatDensity, parameters: Parameters) -> MatchingState:
-        estimator = self.estimator
-        if not isinstance(estimator, Full) or estimator.evaluations_per_step(self.target) != 1.0:
+    def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> GuidePlan:
+        plan = super()._plan(target, rng_key, data)
+        estimator = plan.estimator
+        if not isinstance(estimator, Full) or estimator.evaluations_per_step(target) != 1.0:
             self._warn_of_noise(
+                plan,
                 "Its update follows their noise instead of averaging it, and the covariance comes "
-                "out wrong."
+                "out wrong.",
             )
+        return plan
+
+    def _start(self, plan: GuidePlan, parameters: Parameters) -> MatchingState:
         return MatchingState(parameters, jnp.zeros((), jnp.result_type(*parameters.values())))
 
     def _step(
-        self, target: LogDensity, state: EngineState, data: Data
+        self, plan: GuidePlan, state: EngineState, data: Data
     ) -> tuple[EngineState, Array, dict[str, Array]]:
-        density, (parameters, seen) = self.density, state.algorithm
-        assert self.num_samples is not None
+        target, density, (parameters, seen) = plan.target, plan.density, state.algorithm
         rng_key, sample_key = random.split(state.rng_key)
-        theta = density.sample(parameters, sample_key, self.num_samples)
+        theta = density.sample(parameters, sample_key, plan.num_samples)
         present = density.score(parameters, theta)
         log_q = density.log_prob(parameters, theta)
-        score, estimator = self.estimator.estimate(target, state.estimator, theta, data)
+        score, estimator = plan.estimator.estimate(target, state.estimator, theta, data)
         loss = jnp.square(present - score.score).sum(-1).mean()
         log_p = score.log_prior + score.log_likelihood / target.likelihood_temperature
         moments = density.moments(parameters)

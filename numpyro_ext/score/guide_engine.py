@@ -2,8 +2,9 @@
 
 The guide is any with a flat log density (:mod:`numpyro_ext.guides.flat_density`). The base sets
 it up, draws from it, and knows how far a run has come. A subclass fills in ``_step`` and
-``_prepare``, which gives the algorithm's state before the first step: a :class:`GuideState`, or
-another named tuple that has ``parameters``.
+``_start``, which gives the algorithm's state before the first step: a :class:`GuideState`, or
+another named tuple that has ``parameters``. What it decides about the guide it adds to the
+:class:`GuidePlan`, in ``_plan``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import itertools
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +26,7 @@ from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Layout
-from numpyro_ext.engine import Engine, EngineState, as_optimizer, key_of_draws
+from numpyro_ext.engine import Engine, EngineState, Plan, as_optimizer, key_of_draws
 from numpyro_ext.gradients import GradientEstimator
 from numpyro_ext.guides.flat_density import (
     FlatDensity,
@@ -64,6 +66,31 @@ class GuideState(NamedTuple):
     optimizer: Any
 
 
+@dataclass(frozen=True)
+class GuidePlan(Plan):
+    """What an engine that fits a guide decides when it meets the model's arguments.
+
+    Parameters
+    ----------
+    density : FlatDensity
+        The guide as a density over the flat unconstrained vector.
+    optim : optimizer or None
+        The one given, with a mapping's optimizers divided among the guide's parameters.
+    num_samples : int
+        Draws S per step.
+    learning_rate : float
+        Of the default optimizer, at the start of a run.
+    clip_norm : float, optional
+        Limit on the length of the gradient.
+    """
+
+    density: FlatDensity = field(repr=False, compare=False)
+    optim: Any = field(repr=False, compare=False)
+    num_samples: int
+    learning_rate: float
+    clip_norm: float | None
+
+
 class GuideEngine(Engine):
     """Base of the engines that fit a guide with a flat log density.
 
@@ -78,7 +105,7 @@ class GuideEngine(Engine):
         :class:`SiteOptimizers`. Default, where the engine uses one: Adam with a learning rate
         that falls from 0.01 to 0 along a cosine over the run.
     num_samples : int, optional
-        Draws S per step. None when the engine chooses by the guide, in ``_prepare``.
+        Draws S per step. None when the engine chooses by the guide, in ``_plan``.
     clip_norm : float, optional
         The gradient in all of the guide's parameters, as one vector, is shortened to this length
         where it is longer. Default: not.
@@ -147,41 +174,53 @@ class GuideEngine(Engine):
         self.clip_norm = clip_norm
         self.initial_scale = initial_scale
         self.total_steps = total_steps
-        #: Of the default optimizer, at the start of a run.
-        self.learning_rate = LEARNING_RATE
-        self._density: FlatDensity | None = None
-        self._warned = False
 
     # -- hooks of subclasses ------------------------------------------------------------------
 
     @abstractmethod
-    def _prepare(self, density: FlatDensity, parameters: Parameters) -> Any:
-        """Check the guide, now set up, and return the state before the first step."""
+    def _start(self, plan: Any, parameters: Parameters) -> Any:
+        """The state before the first step."""
 
     # -- engine hooks -------------------------------------------------------------------------
 
-    def _init_algorithm(self, target: LogDensity, rng_key: Array, data: Data) -> Any:
+    def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> GuidePlan:
+        found = super()._plan(target, rng_key, data)
         density = flat_density(self.guide, rng_key, data.args, data.kwargs, layout=target.layout)
+        optim = self.optim
+        if isinstance(optim, SiteOptimizers):
+            parameters = density.initial_parameters()
+            optim = optim.divided(parameters, target.layout, self.guide.prefix)
+        return GuidePlan(
+            target,
+            found.estimator,
+            density,
+            optim,
+            self.num_samples or 1,
+            LEARNING_RATE,
+            self.clip_norm,
+        )
+
+    def _init_algorithm(self, plan: GuidePlan, rng_key: Array, data: Data) -> Any:
+        # The host draws the initial parameters when it sets the guide up.
+        layout = plan.target.layout
+        density = flat_density(self.guide, rng_key, data.args, data.kwargs, layout=layout)
         parameters = density.initial_parameters()
         if self.initial_scale is not None:
             parameters = _with_scale(density, parameters, self.initial_scale)
-        state = self._prepare(density, parameters)
-        self._density = density
-        return state
+        return self._start(plan, parameters)
 
-    def _num_positions(self) -> int:
-        assert self.num_samples is not None
-        return self.num_samples
+    def _num_positions(self, plan: GuidePlan) -> int:
+        return plan.num_samples
 
-    def _get_params(self, target: LogDensity, state: EngineState, data: Data) -> dict[str, Any]:
-        return self.density.write_back(state.algorithm.parameters)
+    def _get_params(self, plan: GuidePlan, state: EngineState, data: Data) -> dict[str, Any]:
+        return plan.density.write_back(state.algorithm.parameters)
 
     def _settings(self) -> dict[str, str]:
         return {"guide": type(self.guide).__name__, **super()._settings()}
 
     def _draw(
         self,
-        target: LogDensity,
+        plan: GuidePlan,
         state: EngineState,
         rng_key: Array | None,
         num_samples: int | None,
@@ -190,7 +229,7 @@ class GuideEngine(Engine):
             rng_key = key_of_draws(state)
         number = DRAWS if num_samples is None else num_samples
         check_count("num_samples", number)
-        return self.density.sample(state.algorithm.parameters, rng_key, number)
+        return plan.density.sample(state.algorithm.parameters, rng_key, number)
 
     # -- the fit ------------------------------------------------------------------------------
 
@@ -201,19 +240,15 @@ class GuideEngine(Engine):
     @property
     def density(self) -> FlatDensity:
         """The guide as a density over the flat unconstrained vector."""
-        self.target  # noqa: B018 - raises before the model's arguments are known
-        assert self._density is not None
-        return self._density
+        density: FlatDensity = self.plan.density
+        return density
 
     # -- for the steps of subclasses ----------------------------------------------------------
 
-    def _warn_of_noise(self, consequence: str) -> None:
-        """Warn, once however often a state is made, that the scores are not exact."""
-        if self._warned:
-            return
-        self._warned = True
+    def _warn_of_noise(self, plan: GuidePlan, consequence: str) -> None:
+        """Warn that the scores are not exact."""
         warnings.warn(
-            f"{type(self).__name__} expects exact scores, but {type(self.estimator).__name__} "
+            f"{type(self).__name__} expects exact scores, but {type(plan.estimator).__name__} "
             f"gives noisy ones or scores of a part of the data here. {consequence} Use "
             "estimator=Full() with all rows, or ProximalScoreVI, which takes noisy scores.",
             NoisyScoreWarning,
@@ -232,21 +267,18 @@ class GuideEngine(Engine):
         fraction = state.step.astype(dtype) / jnp.maximum(total, 1).astype(dtype)
         return jnp.where(total > 0, jnp.minimum(fraction, 1.0), 0.0)
 
-    def _start_optimizer(self, parameters: Parameters) -> Any:
+    def _start_optimizer(self, plan: GuidePlan, parameters: Parameters) -> Any:
         """State of the optimizer that ``_descend`` uses: the given one or the default."""
-        if self.optim is None:
-            return _ADAM.init(parameters)
-        if isinstance(self.optim, SiteOptimizers):
-            self.optim.divide(parameters, self.target.layout, self.guide.prefix)
         # The host's optimizers keep the parameters in their state.
-        return self.optim.init(parameters)
+        return _ADAM.init(parameters) if plan.optim is None else plan.optim.init(parameters)
 
-    def _default_rate(self, state: EngineState) -> Array:
+    def _default_rate(self, plan: GuidePlan, state: EngineState) -> Array:
         """Present learning rate of the default optimizer."""
-        return self.learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * self._progress(state)))
+        return plan.learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * self._progress(state)))
 
     def _descend(
         self,
+        plan: GuidePlan,
         state: EngineState,
         objective: Callable[[Parameters], tuple[Array, Parameters]],
         num_steps: int = 1,
@@ -255,20 +287,20 @@ class GuideEngine(Engine):
 
         Returns the new parameters and the new state of the optimizer.
         """
-        rate = self._default_rate(state)
+        rate = self._default_rate(plan, state)
 
         def inner(_: int, carry: tuple[Parameters, Any]) -> tuple[Parameters, Any]:
             parameters, optimizer = carry
             value, gradient = objective(parameters)
-            if self.clip_norm is not None:
-                gradient = clipped(gradient, self.clip_norm)
-            if self.optim is None:
+            if plan.clip_norm is not None:
+                gradient = clipped(gradient, plan.clip_norm)
+            if plan.optim is None:
                 return adam_step(parameters, gradient, optimizer, rate)
-            if isinstance(self.optim, SiteOptimizers):
-                optimizer = self.optim.update(gradient, optimizer, value, rate)
+            if isinstance(plan.optim, SiteOptimizers):
+                optimizer = plan.optim.update(gradient, optimizer, value, rate)
             else:
-                optimizer = self.optim.update(gradient, optimizer, value)
-            return self.optim.get_params(optimizer), optimizer
+                optimizer = plan.optim.update(gradient, optimizer, value)
+            return plan.optim.get_params(optimizer), optimizer
 
         carry = (state.algorithm.parameters, state.algorithm.optimizer)
         return lax.fori_loop(0, num_steps, inner, carry)
@@ -290,7 +322,7 @@ class SiteOptimizers:
     Raises
     ------
     ArgumentError
-        A value is no optimizer; or, in :meth:`divide`, a site matches no pattern, or a pattern no
+        A value is no optimizer; or, in :meth:`divided`, a site matches no pattern, or a pattern no
         site.
     """
 
@@ -302,14 +334,14 @@ class SiteOptimizers:
         #: For each parameter its axis, and the first and last entry of each part with its pattern.
         self._parts: dict[str, tuple[int, list[tuple[int, int, str]]]] = {}
 
-    def divide(self, parameters: Parameters, layout: Layout, prefix: str) -> None:
-        """Learn which entries of the guide's parameters belong to which optimizer."""
+    def divided(self, parameters: Parameters, layout: Layout, prefix: str) -> SiteOptimizers:
+        """The same, knowing which entries of the guide's parameters belong to which optimizer."""
         patterns = tuple(self._optimizers)
         owners = match_sites(patterns, layout.slices)
         by_coordinate = np.concatenate(
             [np.full(s.stop - s.start, patterns.index(owners[n])) for n, s in layout.slices.items()]
         )
-        self._parts, rest = {}, []
+        divided, rest = SiteOptimizers(self._optimizers), []
         for name, value in parameters.items():
             where = _coordinates_of(name.removeprefix(f"{prefix}_"), np.shape(value), layout.dim)
             if where is None:
@@ -318,7 +350,7 @@ class SiteOptimizers:
             axis, coordinates = where
             of_entry = by_coordinate[coordinates]
             ends = [0, *(np.flatnonzero(np.diff(of_entry)) + 1).tolist(), len(of_entry)]
-            self._parts[name] = (
+            divided._parts[name] = (
                 axis,
                 [
                     (start, stop, patterns[of_entry[start]])
@@ -330,6 +362,7 @@ class SiteOptimizers:
                 f"Expected an optimizer for the guide's parameters {rest}, which belong to no "
                 f"single site, found the patterns {list(patterns)} alone. Add '*'."
             )
+        return divided
 
     def _split(self, values: Parameters) -> dict[str, dict[str, Array]]:
         split: dict[str, dict[str, Array]] = {pattern: {} for pattern in self._optimizers}

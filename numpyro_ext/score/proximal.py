@@ -12,6 +12,7 @@ project's; see :mod:`numpyro_ext.score.regression`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +28,7 @@ from numpyro_ext.guides.normal import LONG, DiagonalNormalDensity
 from numpyro_ext.guides.planar_flow import AutoPlanarFlow
 from numpyro_ext.score.guide_engine import DRAWS as DRAWS
 from numpyro_ext.score.guide_engine import LEARNING_RATE as LEARNING_RATE
-from numpyro_ext.score.guide_engine import GuideEngine
+from numpyro_ext.score.guide_engine import GuideEngine, GuidePlan
 from numpyro_ext.score.long_vectors import steps_by_part
 from numpyro_ext.score.objective import blended_target, proximal_gradient
 from numpyro_ext.score.regression import (
@@ -113,6 +114,24 @@ class ProximalState(NamedTuple):
     optimizer: Any
     regression: Any
     reused: Reused | None = None
+
+
+@dataclass(frozen=True)
+class ProximalPlan(GuidePlan):
+    """What ``ProximalScoreVI`` decides when it meets the model's arguments.
+
+    Parameters
+    ----------
+    solver : {"gradient", "regression"}
+    closed_form : ClosedForm, optional
+        Of the solver "regression".
+    num_inner_steps : int, optional
+        Of the solver "gradient".
+    """
+
+    solver: str
+    closed_form: ClosedForm[Any] | None = field(repr=False, compare=False)
+    num_inner_steps: int | None
 
 
 class ProximalScoreVI(GuideEngine):
@@ -258,81 +277,83 @@ class ProximalScoreVI(GuideEngine):
         self.sample_reuse = sample_reuse
         self.decay = float(decay)
         self.trust = float(trust)
-        self._closed_form: ClosedForm[Any]
 
     # -- engine hooks -------------------------------------------------------------------------
 
-    def _prepare(self, density: FlatDensity, parameters: Parameters) -> ProximalState:
-        optimizer, regression = None, None
-        if self.solver == "regression":
-            self._closed_form = closed_form(density)(density, self.decay, self.trust)
+    def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> ProximalPlan:
+        found = super()._plan(target, rng_key, data)
+        density, solver, form = found.density, self.solver, None
+        if solver == "regression":
+            form = closed_form(density)(density, self.decay, self.trust)
             # The guide's shape is known only now.
-            reason = self._closed_form.unsuited(parameters)
+            reason = form.unsuited(density.initial_parameters())
             if reason is not None and self._solver_given:
                 raise ArgumentError(reason)
             if reason is not None:
-                self.solver = "gradient"
-        if self.solver == "regression":
-            group = self._closed_form.group(self.guide)
+                solver, form = "gradient", None
+        common = target, found.estimator, density, found.optim
+        if form is not None:
+            group = form.group(self.guide)
             check_group(self.num_samples, group)
-            self.num_samples = self.num_samples or group
-            regression = self._closed_form.initial(parameters)
-        else:
-            self._default_steps(density)
-            optimizer = self._start_optimizer(parameters)
-        reused = None
-        if self.sample_reuse > 1:
-            shape = (self.sample_reuse - 1, self.num_samples, density.dim)
-            dtype = jnp.result_type(*jax.tree.leaves(parameters))
-            reused = Reused(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.asarray(0))
+            return ProximalPlan(
+                *common, self.num_samples or group, LEARNING_RATE, None, solver, form, None
+            )
+        steps = default_steps(density)
+        clip_norm = self.clip_norm
+        if self.optim is None and clip_norm is None:
+            clip_norm = steps.clip_norm
         # Long vectors are updated in place, see score.long_vectors.
-        self.keeps_state = (
-            self.solver == "gradient"
-            and isinstance(density, DiagonalNormalDensity)
+        in_place = (
+            isinstance(density, DiagonalNormalDensity)
             and self.optim is None
-            and self.clip_norm is None
+            and clip_norm is None
             and density.dim > LONG
         )
+        return ProximalPlan(
+            *common,
+            self.num_samples or steps.num_samples,
+            steps.learning_rate,
+            clip_norm,
+            solver,
+            None,
+            self.num_inner_steps or steps.num_inner_steps,
+            keeps_state=in_place,
+        )
+
+    def _start(self, plan: ProximalPlan, parameters: Parameters) -> ProximalState:
+        optimizer, regression = None, None
+        if plan.closed_form is not None:
+            regression = plan.closed_form.initial(parameters)
+        else:
+            optimizer = self._start_optimizer(plan, parameters)
+        reused = None
+        if self.sample_reuse > 1:
+            shape = (self.sample_reuse - 1, plan.num_samples, plan.density.dim)
+            dtype = jnp.result_type(*jax.tree.leaves(parameters))
+            reused = Reused(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.asarray(0))
         return ProximalState(parameters, optimizer, regression, reused)
 
-    def _default_steps(self, density: FlatDensity) -> None:
-        defaults = default_steps(density)
-        self.learning_rate = defaults.learning_rate
-        if self.optim is None and self.clip_norm is None:
-            self.clip_norm = defaults.clip_norm
-        if self.num_samples is None:
-            self.num_samples = defaults.num_samples
-        if self.num_inner_steps is None:
-            self.num_inner_steps = defaults.num_inner_steps
-
     def _step(
-        self, target: LogDensity, state: EngineState, data: Data
+        self, plan: ProximalPlan, state: EngineState, data: Data
     ) -> tuple[EngineState, Array, dict[str, Array]]:
-        if self.solver == "gradient":
-            return self._gradient_update(target, state, data)
-        density, fit = self.density, state.algorithm
-        assert self.num_samples is not None
+        if plan.closed_form is None:
+            return self._gradient_update(plan, state, data)
+        target, density, form, fit = plan.target, plan.density, plan.closed_form, state.algorithm
         rng_key, sample_key = random.split(state.rng_key)
-        theta = self._sample(density, fit.parameters, sample_key)
+        theta = form.draw(fit.parameters, sample_key, plan.num_samples)
         present = density.score(fit.parameters, theta)
         log_q = density.log_prob(fit.parameters, theta)
-        score, estimator = self.estimator.estimate(target, state.estimator, theta, data)
-        weights = self._closed_form.weights(fit.parameters, self.num_samples)
+        score, estimator = plan.estimator.estimate(target, state.estimator, theta, data)
+        weights = form.weights(fit.parameters, plan.num_samples)
         loss = weights @ jnp.square(present - score.score).sum(-1)
         log_p = score.log_prior + score.log_likelihood / target.likelihood_temperature
         total = self._total(state)
-        regression, parameters = self._closed_form.update(
+        regression, parameters = form.update(
             fit.regression, fit.parameters, theta, score.score, total, log_p
         )
         fit = ProximalState(parameters, None, regression)
         state = state._replace(algorithm=fit, estimator=estimator, rng_key=rng_key)
         return state, loss, {"log_p": weights @ log_p, "log_q": weights @ log_q}
-
-    def _sample(self, density: FlatDensity, parameters: Parameters, rng_key: Array) -> Array:
-        assert self.num_samples is not None
-        if self.solver == "gradient":
-            return density.sample(parameters, rng_key, self.num_samples)
-        return self._closed_form.draw(parameters, rng_key, self.num_samples)
 
     def _settings(self) -> dict[str, str]:
         settings = {"solver": self.solver, **super()._settings()}
@@ -355,19 +376,19 @@ class ProximalScoreVI(GuideEngine):
         return jnp.asarray(value, jnp.result_type(float))
 
     def _gradient_update(
-        self, target: LogDensity, state: EngineState, data: Data
+        self, plan: ProximalPlan, state: EngineState, data: Data
     ) -> tuple[EngineState, Array, dict[str, Array]]:
-        density, fit, number = self.density, state.algorithm, self.num_samples
-        assert number is not None and self.num_inner_steps is not None
+        target, density, fit, number = plan.target, plan.density, state.algorithm, plan.num_samples
+        assert plan.num_inner_steps is not None
         rng_key, sample_key = random.split(state.rng_key)
-        present_theta = self._sample(density, fit.parameters, sample_key)
-        found, estimator = self.estimator.estimate(target, state.estimator, present_theta, data)
+        present_theta = density.sample(fit.parameters, sample_key, number)
+        found, estimator = plan.estimator.estimate(target, state.estimator, present_theta, data)
         log_p = found.log_prior + found.log_likelihood / target.likelihood_temperature
         theta, score = present_theta, found.score
         if fit.reused is not None:
             theta, score = _with_reused(fit.reused, theta, score)
         weight = self._weight(state)
-        if self.keeps_state:
+        if plan.keeps_state:
             assert isinstance(density, DiagonalNormalDensity)
             parameters, optimizer, loss, log_q = steps_by_part(
                 density,
@@ -376,8 +397,8 @@ class ProximalScoreVI(GuideEngine):
                 theta,
                 score,
                 weight,
-                self._default_rate(state),
-                self.num_inner_steps,
+                self._default_rate(plan, state),
+                plan.num_inner_steps,
                 number,
             )
         else:
@@ -389,7 +410,7 @@ class ProximalScoreVI(GuideEngine):
             def objective(parameters: Parameters) -> tuple[Array, Parameters]:
                 return proximal_gradient(density, parameters, theta, blended, weight)
 
-            parameters, optimizer = self._descend(state, objective, self.num_inner_steps)
+            parameters, optimizer = self._descend(plan, state, objective, plan.num_inner_steps)
         reused = fit.reused
         if reused is not None:
             reused = _remember(reused, present_theta, found.score, jnp.isfinite(loss))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from jax import Array
 
-from numpyro_ext.density import LogDensity
+from numpyro_ext.density import Data
+from numpyro_ext.engine import Plan
 from numpyro_ext.stein.direction import DirectionEngine
 
 
@@ -33,12 +34,12 @@ class DeepEnsemble(DirectionEngine):
     score is one. ``info["force_norm"]`` is the root mean square over members of |score|.
     """
 
-    def _init_direction(self, target: LogDensity, particles: Array) -> dict[str, Array]:
+    def _init_direction(self, plan: Plan, particles: Array, data: Data) -> dict[str, Array]:
         return {}
 
     def _direction(
         self,
-        target: LogDensity,
+        plan: Plan,
         state: dict[str, Array],
         particles: Array,
         scores: Array,

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_ext.density import Data, LogDensity
-from numpyro_ext.engine import EngineState
+from numpyro_ext.density import Data
+from numpyro_ext.engine import EngineState, Plan
 from numpyro_ext.stein.particles import ParticleEngine
 from ppl_ext.errors import ArgumentError
 
@@ -67,39 +67,39 @@ class DirectionEngine(ParticleEngine):
                 "None."
             )
         super().__init__(model, optim, num_particles, **options)
-        self._optimizer: Any = self.optim
 
     @abstractmethod
-    def _init_direction(self, target: LogDensity, particles: Array) -> Any:
+    def _init_direction(self, plan: Any, particles: Array, data: Data) -> Any:
         """State of the direction before the first step."""
 
     @abstractmethod
     def _direction(
-        self, target: LogDensity, state: Any, particles: Array, scores: Array, step: Array
+        self, plan: Any, state: Any, particles: Array, scores: Array, step: Array
     ) -> tuple[Array, Any]:
         """Ascent direction phi (P, D), and the direction's next state."""
 
     def particles(self, state: EngineState) -> Array:
         """Particles of a state in unconstrained space, shape (P, D)."""
-        return self._optimizer.get_params(state.algorithm.optimizer)
+        return self.optim.get_params(state.algorithm.optimizer)
 
-    def _init_algorithm(self, target: LogDensity, rng_key: Array, data: Data) -> ParticleState:
-        positions = target.initial_positions(self.num_particles, rng_key, data)
+    def _init_algorithm(self, plan: Plan, rng_key: Array, data: Data) -> ParticleState:
+        positions = plan.target.initial_positions(self.num_particles, rng_key, data)
         return ParticleState(
-            self._optimizer.init(positions), self._init_direction(target, positions)
+            self.optim.init(positions), self._init_direction(plan, positions, data)
         )
 
     def _step(
-        self, target: LogDensity, state: EngineState, data: Data
+        self, plan: Any, state: EngineState, data: Data
     ) -> tuple[EngineState, Array, dict[str, Array]]:
         particles = self.particles(state)
-        score, estimator = self.estimator.estimate(target, state.estimator, particles, data)
+        target = plan.target
+        score, estimator = plan.estimator.estimate(target, state.estimator, particles, data)
         log_density = score.log_prior + score.log_likelihood / target.likelihood_temperature
         loss = -log_density.mean()
         phi, direction = self._direction(
-            target, state.algorithm.direction, particles, score.score, state.step
+            plan, state.algorithm.direction, particles, score.score, state.step
         )
-        optimizer = self._optimizer.update(-phi, state.algorithm.optimizer, value=loss)
+        optimizer = self.optim.update(-phi, state.algorithm.optimizer, value=loss)
         force_norm = jnp.sqrt((phi**2).sum(axis=1).mean())
         # An optimizer may turn a phi that is not finite into finite particles, as clipping does;
         # the loss must tell then.

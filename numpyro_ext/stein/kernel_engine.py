@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from jax import Array
 
-from numpyro_ext.density import LogDensity
+from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.engine import Plan
 from numpyro_ext.kernels import Kernel, KernelState
 from numpyro_ext.stein.direction import DirectionEngine
 from ppl_ext.options import describe
+
+
+@dataclass(frozen=True)
+class KernelPlan(Plan):
+    """As :class:`~numpyro_ext.engine.Plan`, with the kernel for the sites of the target."""
+
+    kernel: Kernel = field(repr=False, compare=False)
 
 
 class KernelEngine(DirectionEngine):
@@ -43,9 +52,10 @@ class KernelEngine(DirectionEngine):
     def _settings(self) -> dict[str, str]:
         return {"kernel": describe(self.kernel), **super()._settings()}
 
-    def _init_direction(self, target: LogDensity, particles: Array) -> KernelState:
-        return self._sited(target).init(particles)
+    def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> KernelPlan:
+        found = super()._plan(target, rng_key, data)
+        kernel = self.kernel.with_sites(target.layout.slices)
+        return KernelPlan(target, found.estimator, kernel)
 
-    def _sited(self, target: LogDensity) -> Kernel:
-        """The kernel for the sites of the target."""
-        return self.kernel.with_sites(target.layout.slices)
+    def _init_direction(self, plan: KernelPlan, particles: Array, data: Data) -> KernelState:
+        return plan.kernel.init(particles)

@@ -8,8 +8,8 @@ from typing import Any
 
 from jax import Array
 
-from numpyro_ext.density import Data, LogDensity
-from numpyro_ext.engine import Engine, EngineState
+from numpyro_ext.density import Data
+from numpyro_ext.engine import Engine, EngineState, Plan
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count
 
@@ -49,15 +49,15 @@ class ParticleEngine(Engine):
     def particles(self, state: EngineState) -> Array:
         """Particles of a state in unconstrained space, shape (P, D)."""
 
-    def _num_positions(self) -> int:
+    def _num_positions(self, plan: Plan) -> int:
         return self.num_particles
 
-    def _get_params(self, target: LogDensity, state: EngineState, data: Data) -> dict[str, Any]:
+    def _get_params(self, plan: Any, state: EngineState, data: Data) -> dict[str, Any]:
         return {"particles": self.particles(state)}
 
     def _draw(
         self,
-        target: LogDensity,
+        plan: Any,
         state: EngineState,
         rng_key: Array | None,
         num_samples: int | None,

@@ -15,9 +15,8 @@ from typing import Any
 from jax import Array
 from numpyro.contrib.einstein.stein_kernels import SteinKernel
 
-from numpyro_ext.density import LogDensity
 from numpyro_ext.kernels import Kernel, KernelState, as_kernel
-from numpyro_ext.stein.kernel_engine import KernelEngine
+from numpyro_ext.stein.kernel_engine import KernelEngine, KernelPlan
 from ppl_ext.errors import ArgumentError
 
 Annealing = Callable[[Array], Array | float]
@@ -77,11 +76,11 @@ class SVGD(KernelEngine):
 
     def _direction(
         self,
-        target: LogDensity,
+        plan: KernelPlan,
         state: KernelState,
         particles: Array,
         scores: Array,
         step: Array,
     ) -> tuple[Array, KernelState]:
         scores = annealed(scores, self.annealing, step)
-        return self._sited(target).direction(state, particles, scores)
+        return plan.kernel.direction(state, particles, scores)

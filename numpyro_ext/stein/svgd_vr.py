@@ -10,12 +10,13 @@ import jax.numpy as jnp
 from jax import Array
 from numpyro.contrib.einstein.stein_kernels import SteinKernel
 
-from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density import Data
 from numpyro_ext.engine import EngineState
 from numpyro_ext.gradients import SVRG
 from numpyro_ext.gradients.full_data import FullData
 from numpyro_ext.gradients.minibatch import Sampling
 from numpyro_ext.kernels import Kernel
+from numpyro_ext.stein.kernel_engine import KernelPlan
 from numpyro_ext.stein.svgd import SVGD, Annealing
 from ppl_ext.errors import ArgumentError
 
@@ -99,13 +100,13 @@ class SVGDVR(SVGD):
         return {"reset_optimizer": repr(self.reset_optimizer), **super()._settings()}
 
     def _step(
-        self, target: LogDensity, state: EngineState, data: Data
+        self, plan: KernelPlan, state: EngineState, data: Data
     ) -> tuple[EngineState, Array, dict[str, Array]]:
         if self.reset_optimizer:
             due = state.estimator["since"] >= self.anchor_every
-            fresh = self._optimizer.init(self.particles(state))
+            fresh = self.optim.init(self.particles(state))
             optimizer = jax.tree.map(
                 lambda new, old: jnp.where(due, new, old), fresh, state.algorithm.optimizer
             )
             state = state._replace(algorithm=state.algorithm._replace(optimizer=optimizer))
-        return super()._step(target, state, data)
+        return super()._step(plan, state, data)

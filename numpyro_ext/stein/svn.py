@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -14,8 +15,8 @@ from numpyro.contrib.einstein.stein_kernels import SteinKernel
 from numpyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature, Structure
 from numpyro_ext.density import Data, LogDensity, Score
 from numpyro_ext.density.layout import Indices
-from numpyro_ext.engine import EngineState
-from numpyro_ext.gradients import Full, Minibatch, Noisy, ScoreEstimate
+from numpyro_ext.engine import EngineState, Plan
+from numpyro_ext.gradients import Full, GradientEstimator, Minibatch, Noisy, ScoreEstimate
 from numpyro_ext.kernels import (
     IMQ,
     Kernel,
@@ -34,6 +35,7 @@ from ppl_ext.newton import (
     Coupling,
     LevenbergMarquardt,
     NewtonSystem,
+    Solver,
     as_damping,
     as_system,
     choose_solver,
@@ -64,6 +66,25 @@ class NewtonState(NamedTuple):
     damping: Array
     curvature: Curvature | None
     since: Array
+
+
+@dataclass(frozen=True)
+class NewtonPlan(Plan):
+    """What ``SVN`` decides when it meets the model's arguments.
+
+    Parameters
+    ----------
+    program : ProgramCurvature
+        What is found once about the program.
+    others : array of int
+        Coordinates that the optimizer moves.
+    solver : {"dense", "dual", "cg"}
+        Of the Newton system: the one given, or the cheapest.
+    """
+
+    program: ProgramCurvature = field(repr=False, compare=False)
+    others: np.ndarray = field(repr=False, compare=False)
+    solver: Solver
 
 
 def curvature_kernel() -> Kernel:
@@ -162,7 +183,6 @@ class SVN(ParticleEngine):
         self.system = as_system(system)
         self.damping = as_damping(damping)
         self.step_size = step_size
-        self._of_program: tuple[LogDensity, ProgramCurvature] | None = None
 
     def _settings(self) -> dict[str, str]:
         own = {
@@ -171,41 +191,55 @@ class SVN(ParticleEngine):
         }
         return {**own, **super()._settings()}
 
-    def _program_curvature(self, target: LogDensity) -> ProgramCurvature:
-        """What is found once about the program; the engine's last arguments serve as data."""
-        if self._of_program is None or self._of_program[0] is not target:
-            with jax.ensure_compile_time_eval():
-                found = ProgramCurvature(target, self.data, self.curvature)
-            self._of_program = target, found
-        return self._of_program[1]
+    def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> NewtonPlan:
+        estimator = super()._plan(target, rng_key, data).estimator
+        with jax.ensure_compile_time_eval():
+            program = ProgramCurvature(target, data, self.curvature)
+        others = program.coordinates
+        if self.curvature.sites is not None:
+            others = np.setdiff1d(np.arange(target.dim), program.coordinates)
+        if not len(others):
+            raise ArgumentError(
+                f"Expected sites to leave some latent sites to the optimizer, found all of them, "
+                f"{list(program.sites)}. Leave sites out."
+            )
+        solver = self._solver(target, program, data, _rows_of_a_step(estimator, target))
+        return NewtonPlan(target, estimator, program, others, solver)
+
+    def _solver(
+        self, target: LogDensity, program: ProgramCurvature, data: Data, rows: Indices | None
+    ) -> Solver:
+        """The solver that was given, or the cheapest; sizes decide."""
+        costs: dict[Solver, float] = {}
+
+        def look(particles: Array, rng_key: Array) -> None:
+            curvature = program.at(target, particles, data, rows, rng_key)
+            points = particles[:, program.coordinates]
+            num_basis = len(self._kernel_of(curvature).interactions(points).basis)
+            sizes = curvature.sizes
+            costs.update(solver_costs(self.system, sizes, len(points), points.shape[1], num_basis))
+
+        particles = jax.ShapeDtypeStruct((self.num_particles, target.dim), target.dtype)
+        jax.eval_shape(look, particles, random.PRNGKey(0))
+        return choose_solver(self.system.solver, costs)
+
+    def _kernel_of(self, curvature: Curvature) -> Kernel:
+        return self.kernel.with_curvature(ProductMetric(curvature.mean_products))
 
     def particles(self, state: EngineState) -> Array:
         """Particles of a state in unconstrained space, shape (P, D)."""
         return state.algorithm.particles
 
-    def _others(self, target: LogDensity) -> np.ndarray:
-        """Coordinates that the optimizer moves."""
-        newton = self._program_curvature(target).coordinates
-        if self.curvature.sites is None:
-            return newton
-        return np.setdiff1d(np.arange(target.dim), newton)
-
-    def _init_algorithm(self, target: LogDensity, rng_key: Array, data: Data) -> NewtonState:
+    def _init_algorithm(self, plan: NewtonPlan, rng_key: Array, data: Data) -> NewtonState:
+        target = plan.target
         particles = target.initial_positions(self.num_particles, rng_key, data)
-        program = self._program_curvature(target)
-        if not len(self._others(target)):
-            raise ArgumentError(
-                f"Expected sites to leave some latent sites to the optimizer, found all of them, "
-                f"{list(program.sites)}. Leave sites out."
-            )
         optimizer: Any = {}
         if self.optim is not None:
-            optimizer = self.optim.init(particles[:, self._others(target)])
+            optimizer = self.optim.init(particles[:, plan.others])
         cached = None
         if self.curvature.every > 1:
-            shape = jax.eval_shape(
-                lambda: program.at(target, particles, data, self._some_rows(target), rng_key)
-            )
+            rows = _rows_of_a_step(plan.estimator, target)
+            shape = jax.eval_shape(lambda: plan.program.at(target, particles, data, rows, rng_key))
             cached = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
         return NewtonState(
             particles,
@@ -215,13 +249,6 @@ class SVN(ParticleEngine):
             # The first step finds a curvature.
             jnp.asarray(self.curvature.every, jnp.int32),
         )
-
-    def _some_rows(self, target: LogDensity) -> Indices | None:
-        """Rows of the shape that the estimator's batches have."""
-        estimator = self.estimator
-        while isinstance(estimator, Noisy):
-            estimator = estimator.inner(target)
-        return None if isinstance(estimator, Full) or not target.plates else target.first_rows()
 
     def _log_density(
         self, target: LogDensity, particles: Array, data: Data, indices: Indices | None
@@ -239,13 +266,13 @@ class SVN(ParticleEngine):
         return target.score(particles, data, indices)
 
     def _step(
-        self, target: LogDensity, state: EngineState, data: Data
+        self, plan: NewtonPlan, state: EngineState, data: Data
     ) -> tuple[EngineState, Array, dict[str, Array]]:
         before: NewtonState = state.algorithm
-        program = self._program_curvature(target)
+        target, program = plan.target, plan.program
         particles, where = before.particles, program.coordinates
         rng_key, curvature_key = random.split(state.rng_key)
-        score, estimator = self.estimator.estimate(target, state.estimator, particles, data)
+        score, estimator = plan.estimator.estimate(target, state.estimator, particles, data)
 
         def fresh() -> Curvature:
             return program.at(target, particles, data, score.indices, curvature_key)
@@ -262,7 +289,7 @@ class SVN(ParticleEngine):
                 )
             curvature = lax.cond(due, fresh, lambda: cached)
         solution, phi, scale = self._solve(
-            before, particles[:, where], score.score[:, where], curvature
+            plan.solver, before, particles[:, where], score.score[:, where], curvature
         )
         log_density = score.log_prior + score.log_likelihood / target.likelihood_temperature
         loss = -log_density.mean()
@@ -278,7 +305,7 @@ class SVN(ParticleEngine):
         damping = before.damping
         if self.damping.adapt:
             accepted, damping, figures["disagreement"] = self._judged(
-                target,
+                plan,
                 data,
                 score,
                 curvature,
@@ -293,9 +320,7 @@ class SVN(ParticleEngine):
             proposed = jnp.where(accepted[:, None], proposed, particles)
         figures["damping"] = damping
         if self.curvature.sites is not None:
-            proposed, optimizer = self._other_moves(
-                target, before, particles, proposed, score, loss
-            )
+            proposed, optimizer = self._other_moves(plan, before, particles, proposed, score, loss)
         # What is not finite in a step is the engine's to report, and here what is not in the score.
         finite = jnp.isfinite(score.score).all()
         loss = jnp.where(finite, loss, jnp.nan)
@@ -310,17 +335,17 @@ class SVN(ParticleEngine):
         return state, loss, figures
 
     def _solve(
-        self, before: NewtonState, points: Array, scores: Array, curvature: Curvature
+        self,
+        solver: Solver,
+        before: NewtonState,
+        points: Array,
+        scores: Array,
+        curvature: Curvature,
     ) -> tuple[Solution, Array, Array]:
         """The Newton moves, SVGD's direction, and the scale of the damping."""
-        kernel = self.kernel.with_curvature(ProductMetric(curvature.mean_products))
-        interactions = kernel.interactions(points)
+        interactions = self._kernel_of(curvature).interactions(points)
         scale = damping_scale(curvature.diagonals())
         system = LinearSystem(interactions, curvature, scores, before.damping * scale, self.system)
-        costs = solver_costs(
-            self.system, curvature.sizes, len(points), points.shape[1], len(interactions.basis)
-        )
-        solver = choose_solver(self.system.solver, costs)
         return system.solve(solver), interactions.direction(scores), scale
 
     def _newton_moves(
@@ -337,7 +362,7 @@ class SVN(ParticleEngine):
 
     def _judged(
         self,
-        target: LogDensity,
+        plan: NewtonPlan,
         data: Data,
         score: ScoreEstimate,
         curvature: Curvature,
@@ -348,8 +373,9 @@ class SVN(ParticleEngine):
         before: NewtonState,
         solution: Solution,
     ) -> tuple[Array, Array, Array]:
+        target = plan.target
         own: Score | ScoreEstimate = score
-        if not isinstance(self.estimator, Minibatch | Full):
+        if not isinstance(plan.estimator, Minibatch | Full):
             # Noise and reduced variance are not of the density of the rows.
             own = self._score_of_rows(target, particles, data, score.indices)
         old = own.log_prior + own.log_likelihood / target.likelihood_temperature
@@ -360,17 +386,24 @@ class SVN(ParticleEngine):
 
     def _other_moves(
         self,
-        target: LogDensity,
+        plan: NewtonPlan,
         before: NewtonState,
         particles: Array,
         proposed: Array,
         score: ScoreEstimate,
         loss: Array,
     ) -> tuple[Array, Any]:
-        others = self._others(target)
+        others = plan.others
         kernel = default_kernel()
         phi, _ = kernel.direction(
             kernel.init(particles[:, others]), particles[:, others], score.score[:, others]
         )
         optimizer = self.optim.update(-phi, before.optimizer, value=loss)
         return proposed.at[:, others].set(self.optim.get_params(optimizer)), optimizer
+
+
+def _rows_of_a_step(estimator: GradientEstimator, target: LogDensity) -> Indices | None:
+    """Rows of the shape that the estimator's batches have."""
+    while isinstance(estimator, Noisy):
+        estimator = estimator.inner(target)
+    return None if isinstance(estimator, Full) or not target.plates else target.first_rows()

@@ -8,9 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_ext.density import LogDensity
 from numpyro_ext.kernels import RBF, Kernel, KernelState, as_kernel
-from numpyro_ext.stein.kernel_engine import KernelEngine
+from numpyro_ext.stein.kernel_engine import KernelEngine, KernelPlan
 from ppl_ext.errors import ArgumentError
 
 
@@ -66,13 +65,13 @@ class WGD(KernelEngine):
 
     def _direction(
         self,
-        target: LogDensity,
+        plan: KernelPlan,
         state: KernelState,
         particles: Array,
         scores: Array,
         step: Array,
     ) -> tuple[Array, KernelState]:
-        kernel = self._sited(target)
+        kernel = plan.kernel
         density = kernel.gram(state, particles).sum(axis=1, keepdims=True)
         # Without scores the Stein direction is 1/P sum_j grad_{z_j} k(z_j, z_i), which is minus
         # the gradient by z_i where k depends on the difference alone.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ppl_ext.curvature import PriorForm
 from ppl_ext.errors import ArgumentError
@@ -17,7 +17,7 @@ from pyro_ext.curvature import Curvature, GaussNewton, Structure, row_structure
 from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.curvature.fisher import same_draws
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.engine import Update, seeded_generator
+from pyro_ext.engine import Plan, Update, seeded_generator
 from pyro_ext.laplace.gaussian import Precision, precision_of
 from pyro_ext.laplace.likelihood import LikelihoodCurvature
 from pyro_ext.laplace.prior import ConditionalPrior
@@ -26,6 +26,13 @@ from pyro_ext.stein import DirectionEngine
 
 #: Draws that ``get_samples`` returns unless told otherwise.
 DRAWS = 1000
+
+
+@dataclass(frozen=True)
+class LaplacePlan(Plan):
+    """As :class:`~pyro_ext.engine.Plan`, with what is found once about the curvature."""
+
+    posterior: _Posterior = field(repr=False, compare=False)
 
 
 class LaplaceGGN(DirectionEngine):
@@ -145,10 +152,14 @@ class LaplaceGGN(DirectionEngine):
             )
         # So that draws do not change the steps to come.
         self._draws = seeded_generator(self._generator.initial_seed(), 1)
-        self._posterior: _Posterior | None = None
         self._fitted: tuple[Tensor, Data, Precision] | None = None
         self._correction = torch.zeros(0)
         self._since = hyperparameters_every
+
+    def _plan(self, target: LogDensity, generator: Generator, data: Data) -> LaplacePlan:
+        estimator = super()._plan(target, generator, data).estimator
+        posterior = _Posterior.of(target, data, self._options, self.hyperparameters)
+        return LaplacePlan(target, estimator, posterior)
 
     def _settings(self) -> dict[str, str]:
         # Without hyperparameters the steps do not depend on the curvature, and the state of one
@@ -167,32 +178,33 @@ class LaplaceGGN(DirectionEngine):
             found = self.target.constrain(self.particles, self.data)
         return {name: value[0] for name, value in found.items()}
 
-    def _initialize(self, data: Data) -> None:
-        super()._initialize(data)
-        self._posterior = _Posterior.of(self.target, data, self._options, self.hyperparameters)
+    def _initialize(self, plan: LaplacePlan, data: Data) -> None:
+        super()._initialize(plan, data)
         if self.hyperparameters:
-            self._precision_at(self.particles[0], data)
-            self._correction = self.particles[0, self._posterior.held].zero_()
+            assert self._particles is not None
+            position = self._particles[0].detach()
+            plan.posterior.precision_at(position, data)
+            self._correction = torch.zeros_like(position[plan.posterior.held])
 
-    def _update(self, data: Data) -> Update:
+    def _update(self, plan: LaplacePlan, data: Data) -> Update:
         before = self._correction, self._since
         if self.hyperparameters:
-            assert self._posterior is not None
             # The first step finds one.
             if self._since >= self.hyperparameters_every:
-                slope = self._posterior.slope_of_log_determinant(self.particles[0], data)
+                slope = plan.posterior.slope_of_log_determinant(self.particles[0], data)
                 self._correction, self._since = -0.5 * slope, 0
             self._since += 1
-        update = super()._update(data)
+        update = super()._update(plan, data)
         if not update.finite:
             self._correction, self._since = before
         return update
 
-    def _direction(self, particles: Tensor, scores: Tensor) -> tuple[Tensor, None]:
+    def _direction(
+        self, plan: LaplacePlan, particles: Tensor, scores: Tensor
+    ) -> tuple[Tensor, None]:
         if self.hyperparameters:
-            assert self._posterior is not None
             scores = scores.clone()
-            scores[:, self._posterior.held] += self._correction
+            scores[:, plan.posterior.held] += self._correction
         return scores, None
 
     def _algorithm_state(self) -> dict[str, Any]:
@@ -237,7 +249,7 @@ class LaplaceGGN(DirectionEngine):
         self.target.require_all_rows(
             data, "Call fit_curvature(*args) with the arguments of all rows."
         )
-        precision = self._precision_at(position, data)
+        precision = self.plan.posterior.precision_at(position, data)
         self._fitted = position, data, precision
         return precision
 
@@ -256,20 +268,18 @@ class LaplaceGGN(DirectionEngine):
             The curvature is singular, or the last arguments were a batch.
         """
         data, precision = self._fit()
-        assert self._posterior is not None
         target = self.target
         with torch.no_grad():
             prior, likelihood = target.full_log_prior_and_likelihood(self.particles, data)
-        dim = len(self._posterior.coordinates)
+        dim = len(self.plan.posterior.coordinates)
         value: Tensor = (prior + likelihood / target.likelihood_temperature)[0]
         return value + 0.5 * dim * math.log(2.0 * math.pi) - 0.5 * precision.log_determinant()
 
-    def _draw(self, num_samples: int | None) -> Tensor:
+    def _draw(self, plan: LaplacePlan, num_samples: int | None) -> Tensor:
         number = DRAWS if num_samples is None else num_samples
         check_count("num_samples", number)
         _, precision = self._fit()
-        assert self._posterior is not None
-        where = self._posterior.coordinates.numbers
+        where = plan.posterior.coordinates.numbers
         mode = self.particles
         noise = torch.randn(number, len(where), generator=self._draws, dtype=mode.dtype)
         draws = mode.repeat(number, 1)
@@ -285,23 +295,11 @@ class LaplaceGGN(DirectionEngine):
         if self._fitted is not None:
             position, data, precision = self._fitted
             # A batch does not put an end to what all rows have said.
-            serves = data is self._data or bool(self.target.partial_plates(self.data))
+            serves = data is self.data or bool(self.target.partial_plates(self.data))
             if serves and torch.equal(position, self.particles[0]):
                 return data, precision
         precision = self.fit_curvature()
         return self.data, precision
-
-    def _precision_at(self, position: Tensor, data: Data) -> Precision:
-        """The precision at a position (D,), found to be positive definite."""
-        assert self._posterior is not None
-        # One seed, so that the curvature of a state is the same whenever it is taken.
-        with same_draws(0), torch.no_grad():
-            curvature = self._posterior.at(position, data)
-            precision = precision_of(curvature)
-            finite = bool(torch.isfinite(precision.log_determinant()))
-            if finite and bool(precision.definite().all()):
-                return precision
-            raise self._posterior.singular(curvature, precision)
 
 
 @dataclass(frozen=True)
@@ -371,6 +369,17 @@ class _Posterior:
             second.rows,
             second.blocks,
         )
+
+    def precision_at(self, position: Tensor, data: Data) -> Precision:
+        """The precision at a position (D,), found to be positive definite."""
+        # One seed, so that the curvature of a state is the same whenever it is taken.
+        with same_draws(0), torch.no_grad():
+            curvature = self.at(position, data)
+            precision = precision_of(curvature)
+            finite = bool(torch.isfinite(precision.log_determinant()))
+            if finite and bool(precision.definite().all()):
+                return precision
+            raise self.singular(curvature, precision)
 
     def slope_of_log_determinant(self, position: Tensor, data: Data) -> Tensor:
         """d log det H / d hyperparameters at a position (D,), shape (K,)."""

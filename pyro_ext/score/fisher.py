@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.autograd.function import once_differentiable
 
 from ppl_ext.errors import ArgumentError
@@ -26,7 +27,7 @@ from pyro_ext.engine import Update
 from pyro_ext.gradients import GradientEstimator, Score, ScoreEstimate
 from pyro_ext.guides.flat_density import FlatDensity, Parameters
 from pyro_ext.optim import OptimizerLike
-from pyro_ext.score.guide_engine import GuideEngine
+from pyro_ext.score.guide_engine import GuideEngine, GuidePlan
 
 NORMS = ("euclidean", "covariance")
 #: Models with more latent dimensions are refused unless told otherwise.
@@ -166,6 +167,13 @@ class DifferentiableTarget:
         return pullback(vector)[0]
 
 
+@dataclass(frozen=True)
+class FisherPlan(GuidePlan):
+    """As :class:`~pyro_ext.score.guide_engine.GuidePlan`, with scores that have derivatives."""
+
+    differentiable: Any = field(repr=False, compare=False)
+
+
 class FisherVI(GuideEngine):
     """Score matching over the guide's own draws, differentiated through the draws.
 
@@ -279,54 +287,55 @@ dtype
         check_count("max_dimension", max_dimension)
         self.norm = norm
         self.max_dimension = max_dimension
-        self._differentiable: Any = None
 
-    def _initialize(self, data: Data) -> None:
+    def _plan(self, target: LogDensity, generator: Generator, data: Data) -> FisherPlan:
         # Before the guide is set up, which may itself need room for a large covariance.
-        _check_dimension(self.target.dim, self.max_dimension)
-        super()._initialize(data)
-        self._differentiable = DifferentiableTarget(self.target)
-
-    def _prepare(self, density: FlatDensity, parameters: Parameters) -> None:
+        _check_dimension(target.dim, self.max_dimension)
+        plan = super()._plan(target, generator, data)
+        density = plan.density
         posterior = density.guide.get_posterior()
-        _check_guide(density, parameters, self.norm, posterior.has_rsample)
-        if self.estimator.evaluations_per_step(self.target) != 1.0:
+        _check_guide(density, density.live_parameters(), self.norm, posterior.has_rsample)
+        if plan.estimator.evaluations_per_step(target) != 1.0:
             self._warn_of_noise(
+                plan,
                 "Its objective holds the variance of the scores besides, and the fit is drawn to "
-                "where that is small."
+                "where that is small.",
             )
-        self._start_optimizer(parameters)
+        return FisherPlan(**vars(plan), differentiable=DifferentiableTarget(target))
+
+    def _initialize(self, plan: FisherPlan, data: Data) -> None:
+        super()._initialize(plan, data)
+        self._start_optimizer(plan)
 
     def _settings(self) -> dict[str, str]:
         return {"norm": self.norm, **super()._settings()}
 
-    def _update(self, data: Data) -> Update:
+    def _update(self, plan: FisherPlan, data: Data) -> Update:
         seed = int(torch.randint(2**62, (), generator=self._generator))
 
         def draw(parameters: Parameters) -> Tensor:
-            assert self.num_samples is not None
-            return _reparameterised(self.density, parameters, seed, self.num_samples)
+            return _reparameterised(plan.density, parameters, seed, plan.num_samples)
 
         def score(theta: Tensor) -> tuple[Tensor, tuple[Tensor, ScoreEstimate]]:
-            found, self._estimator_state = self.estimator.estimate(
-                self._differentiable, self._estimator_state, theta, data, self._generator
+            found, self._estimator_state = plan.estimator.estimate(
+                plan.differentiable, self._estimator_state, theta, data, self._generator
             )
-            cost = self.estimator.evaluations_per_step(self.target)
+            cost = plan.estimator.evaluations_per_step(plan.target)
             self.gradient_evaluations += 2.0 * len(theta) * cost
             return found.score, (theta.detach(), found)
 
         value, gradient, (theta, found) = fisher_gradient(
-            self.density, self._parameters, draw, score, self.norm
+            plan.density, self._parameters, draw, score, self.norm
         )
         with torch.no_grad():
-            log_q = self.density.log_prob(self._parameters, theta).mean()
-        likelihood = found.log_likelihood / self.target.likelihood_temperature
+            log_q = plan.density.log_prob(self._parameters, theta).mean()
+        likelihood = found.log_likelihood / plan.target.likelihood_temperature
         log_p = (found.log_prior + likelihood).mean()
         loss = float(value)
         info = {"log_p": float(log_p), "log_q": float(log_q)}
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
         if finite:
-            finite = self._descend(lambda parameters: (value, gradient))
+            finite = self._descend(plan, lambda parameters: (value, gradient))
         return Update(loss, info, finite)
 
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 from pyro.infer.autoguide import AutoMultivariateNormal
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ppl_ext.errors import ArgumentError
-from pyro_ext.density import Data
+from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import Update
 from pyro_ext.gradients import Full, GradientEstimator
-from pyro_ext.guides.flat_density import FlatDensity, Moments, Parameters
-from pyro_ext.score.guide_engine import GuideEngine, all_finite
+from pyro_ext.guides.flat_density import Moments
+from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, all_finite
 from pyro_ext.score.overflow import LENIENCE, judged
 
 #: Weight of the latest step in the mean square of the scores.
@@ -99,25 +99,30 @@ dtype
         Not finite where the update gives no positive definite covariance.
         """
 
-    def _prepare(self, density: FlatDensity, parameters: Parameters) -> None:
+    def _plan(self, target: LogDensity, generator: Generator, data: Data) -> GuidePlan:
+        plan = super()._plan(target, generator, data)
+        estimator = plan.estimator
+        if not isinstance(estimator, Full) or estimator.evaluations_per_step(target) != 1.0:
+            self._warn_of_noise(
+                plan,
+                "Its update follows their noise instead of averaging it, and the covariance comes "
+                "out wrong.",
+            )
+        return plan
+
+    def _initialize(self, plan: GuidePlan, data: Data) -> None:
+        super()._initialize(plan, data)
         # Mean square of the scores seen, whitened by the guide; 0 before there are any.
         self._score_square = 0.0
-        estimator = self.estimator
-        if not isinstance(estimator, Full) or estimator.evaluations_per_step(self.target) != 1.0:
-            self._warn_of_noise(
-                "Its update follows their noise instead of averaging it, and the covariance comes "
-                "out wrong."
-            )
 
-    def _update(self, data: Data) -> Update:
-        density = self.density
-        assert self.num_samples is not None
+    def _update(self, plan: GuidePlan, data: Data) -> Update:
+        density = plan.density
         with torch.no_grad():
-            theta = density.sample(self._parameters, self._generator, self.num_samples)
+            theta = density.sample(self._parameters, self._generator, plan.num_samples)
             present = density.score(self._parameters, theta)
             log_q = density.log_prob(self._parameters, theta).mean()
         score, log_prior, log_likelihood = self._score(theta, data)[:3]
-        log_p = (log_prior + log_likelihood / self.target.likelihood_temperature).mean()
+        log_p = (log_prior + log_likelihood / plan.target.likelihood_temperature).mean()
         loss = float((present - score).square().sum(-1).mean())
         info = {"log_p": float(log_p), "log_q": float(log_q), "rejected": 0.0}
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])

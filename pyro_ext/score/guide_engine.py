@@ -3,9 +3,9 @@
 The guide is any with a flat log density (:mod:`pyro_ext.guides.flat_density`). The base sets it
 up, holds its live parameters, draws from it, saves it, and knows how far a run has come. A
 subclass fills in ``_update``, which takes one step by changing ``self._parameters`` in place (see
-``_write`` and ``_descend``), and, where it needs more than the guide, ``_prepare``, which is
-called when the guide is set up. A subclass with a state of its own extends ``_algorithm_state``
-and ``_load_algorithm_state``.
+``_write`` and ``_descend``). What it decides about the guide it adds to the :class:`GuidePlan`, in
+``_plan``. A subclass with a state of its own extends ``_initialize``, ``_algorithm_state`` and
+``_load_algorithm_state``.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from pyro.infer.autoguide import AutoGuide
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ppl_ext.errors import ArgumentError, NoisyScoreWarning
 from ppl_ext.options import check_count, check_number
-from pyro_ext.density import Data
-from pyro_ext.engine import Engine, seeded_generator
+from pyro_ext.density import Data, LogDensity
+from pyro_ext.engine import Engine, Plan, seeded_generator
 from pyro_ext.gradients import GradientEstimator
 from pyro_ext.guides.flat_density import (
     FlatDensity,
@@ -42,6 +43,28 @@ DRAWS = 1000
 AXES = {"loc": -1, "scale_unconstrained": -1, "scale_tril_unconstrained": -2, "cov_factor": -2}
 
 
+@dataclass(frozen=True)
+class GuidePlan(Plan):
+    """What an engine that fits a guide decides when it meets the model's arguments.
+
+    Parameters
+    ----------
+    density : FlatDensity
+        The guide as a density over the flat unconstrained vector.
+    num_samples : int
+        Draws S per step.
+    learning_rate : float
+        Of the default optimizer, at the start of a run.
+    clip_norm : float, optional
+        Limit on the length of the gradient.
+    """
+
+    density: FlatDensity = field(repr=False, compare=False)
+    num_samples: int
+    learning_rate: float
+    clip_norm: float | None
+
+
 class GuideEngine(Engine):
     """Base of the engines that fit a guide with a flat log density.
 
@@ -56,7 +79,7 @@ class GuideEngine(Engine):
         own. Default, where the engine uses one: Adam with a learning rate that falls from 0.01 to
         0 along a cosine over the run.
     num_samples : int, optional
-        Draws S per step. None when the engine chooses by the guide, in ``_prepare``.
+        Draws S per step. None when the engine chooses by the guide, in ``_plan``.
     clip_norm : float, optional
         The gradient in all of the guide's parameters, as one vector, is shortened to this length
         where it is longer. Default: not.
@@ -128,39 +151,40 @@ dtype
         self.clip_norm = clip_norm
         self.initial_scale = initial_scale
         self.total_steps = total_steps
-        #: Of the default optimizer, at the start of a run.
-        self.learning_rate = LEARNING_RATE
-        self._density: FlatDensity | None = None
-        self._warned = False
         self._parameters: Parameters = {}
         self._default_optimizers: list[torch.optim.Optimizer] = []
         self._draws = seeded_generator(self._generator.initial_seed(), 1)
 
-    # -- hooks of subclasses -------------------------------------------------------------------
-
-    def _prepare(self, density: FlatDensity, parameters: Parameters) -> None:
-        """Check the guide, now set up, and build what the algorithm needs besides it."""
-
     # -- engine hooks --------------------------------------------------------------------------
 
-    def _initialize(self, data: Data) -> None:
-        seed = int(torch.randint(2**62, (), generator=self._generator))
+    def _plan(self, target: LogDensity, generator: Generator, data: Data) -> GuidePlan:
+        found = super()._plan(target, generator, data)
+        seed = int(torch.randint(2**62, (), generator=generator))
         density = flat_density(
             self.guide,
             data.args,
             data.kwargs,
-            layout=self.target.layout,
-            dtype=self.target.dtype,
+            layout=target.layout,
+            dtype=target.dtype,
             seed=seed,
         )
+        return GuidePlan(
+            target,
+            found.estimator,
+            density,
+            self.num_samples or 1,
+            LEARNING_RATE,
+            self.clip_norm,
+        )
+
+    def _initialize(self, plan: Any, data: Data) -> None:
         # The guide's own tensors: it is always the present fit, without copies.
-        parameters = density.live_parameters()
+        parameters = plan.density.live_parameters()
         if self.initial_scale is not None:
-            scaled = _with_scale(density, parameters, self.initial_scale)
+            scaled = _with_scale(plan.density, parameters, self.initial_scale)
             for name, value in parameters.items():
                 value.copy_(scaled[name])
-        self._prepare(density, parameters)
-        self._density, self._parameters = density, parameters
+        self._parameters = parameters
 
     def _settings(self) -> dict[str, str]:
         return {"guide": type(self.guide).__name__, **super()._settings()}
@@ -237,11 +261,11 @@ dtype
 
     load.__doc__ = Engine.load.__doc__
 
-    def _draw(self, num_samples: int | None) -> Tensor:
+    def _draw(self, plan: GuidePlan, num_samples: int | None) -> Tensor:
         # A generator of its own: asking for draws must not change how a run goes on.
         number = DRAWS if num_samples is None else num_samples
         check_count("num_samples", number)
-        return self.density.sample(self._parameters, self._draws, number)
+        return plan.density.sample(self._parameters, self._draws, number)
 
     # -- the fit -------------------------------------------------------------------------------
 
@@ -253,9 +277,8 @@ dtype
     @property
     def density(self) -> FlatDensity:
         """The guide as a density over the flat unconstrained vector."""
-        self.target  # noqa: B018 - raises before the model's arguments are known
-        assert self._density is not None
-        return self._density
+        density: FlatDensity = self.plan.density
+        return density
 
     @property
     def parameters(self) -> Parameters:
@@ -264,13 +287,10 @@ dtype
 
     # -- for the steps of subclasses -----------------------------------------------------------
 
-    def _warn_of_noise(self, consequence: str) -> None:
-        """Warn, once however often a state is made, that the scores are not exact."""
-        if self._warned:
-            return
-        self._warned = True
+    def _warn_of_noise(self, plan: GuidePlan, consequence: str) -> None:
+        """Warn that the scores are not exact."""
         warnings.warn(
-            f"{type(self).__name__} expects exact scores, but {type(self.estimator).__name__} "
+            f"{type(self).__name__} expects exact scores, but {type(plan.estimator).__name__} "
             f"gives noisy ones or scores of a part of the data here. {consequence} Use "
             "estimator=Full() with all rows, or ProximalScoreVI, which takes noisy scores.",
             NoisyScoreWarning,
@@ -288,21 +308,21 @@ dtype
         total = self._total
         return min(self.num_steps_taken / total, 1.0) if total else 0.0
 
-    def _start_optimizer(self, parameters: Parameters, length: int | None = None) -> None:
+    def _start_optimizer(self, plan: GuidePlan, length: int | None = None) -> None:
         """Make the optimizer that ``_descend`` uses: the given one or the default.
 
         With ``length`` it updates parts of at most so many coordinates, where it can.
         """
         self._default_optimizers = []
+        parameters, layout = self._parameters, plan.target.layout
 
         def default(tensors: list[Tensor]) -> torch.optim.Optimizer:
             # Fused: one pass over each tensor.
             fused = tensors[0].device.type in ("cpu", "cuda")
-            optimizer = torch.optim.Adam(tensors, lr=self.learning_rate, fused=fused)
+            optimizer = torch.optim.Adam(tensors, lr=plan.learning_rate, fused=fused)
             self._default_optimizers.append(optimizer)
             return optimizer
 
-        layout = self.target.layout
         axes = {
             name: AXES[name]
             for name, value in parameters.items()
@@ -316,14 +336,15 @@ dtype
             coordinates = coordinates._replace(length=length)
             self._optimizer = EngineOptimizer(optim, parameters, coordinates, default)
 
-    def _set_default_rate(self) -> None:
-        rate = self.learning_rate * 0.5 * (1.0 + math.cos(math.pi * self._progress()))
+    def _set_default_rate(self, plan: GuidePlan) -> None:
+        rate = plan.learning_rate * 0.5 * (1.0 + math.cos(math.pi * self._progress()))
         for optimizer in self._default_optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
 
     def _descend(
         self,
+        plan: GuidePlan,
         objective: Callable[[Parameters], tuple[Tensor, Parameters]],
         num_steps: int = 1,
         can_break: bool = True,
@@ -335,15 +356,15 @@ dtype
         """
         assert self._optimizer is not None
         before = (self.parameters, self._optimizer.snapshot()) if can_break else None
-        self._set_default_rate()
+        self._set_default_rate(plan)
         finite = True
         for _ in range(num_steps):
             value, gradient = objective(self._parameters)
             finite = math.isfinite(float(value))
             if not finite:
                 break
-            if self.clip_norm is not None:
-                gradient = clipped(gradient, self.clip_norm)
+            if plan.clip_norm is not None:
+                gradient = clipped(gradient, plan.clip_norm)
             self._optimizer.step(gradient)
         finite = finite and all_finite(self._parameters)
         if not finite and before is not None:

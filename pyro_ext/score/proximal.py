@@ -14,24 +14,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count, check_number, described, is_number
-from pyro_ext.density import Data
+from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import Update
 from pyro_ext.gradients import GradientEstimator
 from pyro_ext.guides.flat_density import FlatDensity, Parameters
 from pyro_ext.guides.mixture import AutoGaussianMixture
 from pyro_ext.guides.normal import DiagonalNormalDensity
 from pyro_ext.guides.planar_flow import AutoPlanarFlow
-from pyro_ext.optim import OptimizerLike, Plan
+from pyro_ext.optim import OptimizerLike, PlannedSteps
 from pyro_ext.score.guide_engine import DRAWS as DRAWS
 from pyro_ext.score.guide_engine import LEARNING_RATE as LEARNING_RATE
-from pyro_ext.score.guide_engine import GuideEngine, all_finite
+from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, all_finite
 from pyro_ext.score.objective import blended_target, proximal_gradient
 from pyro_ext.score.regression import (
     CLOSED_FORMS,
@@ -82,6 +83,24 @@ STEPS_OTHER = GradientSteps(16, 1, 2e-3, clip_norm=1.0)
 PART_LENGTH = 2**18
 
 ProximalWeight = str | float | Callable[[int, int], float]
+
+
+@dataclass(frozen=True)
+class ProximalPlan(GuidePlan):
+    """What ``ProximalScoreVI`` decides when it meets the model's arguments.
+
+    Parameters
+    ----------
+    solver : {"gradient", "regression"}
+    closed_form : ClosedForm, optional
+        Of the solver "regression".
+    num_inner_steps : int, optional
+        Of the solver "gradient".
+    """
+
+    solver: str
+    closed_form: ClosedForm[Any] | None = field(repr=False, compare=False)
+    num_inner_steps: int | None
 
 
 class ProximalScoreVI(GuideEngine):
@@ -234,7 +253,6 @@ dtype
         self.sample_reuse = sample_reuse
         self.decay = float(decay)
         self.trust = float(trust)
-        self._closed_form: ClosedForm[Any]
         self._regression: Any = None
         #: Draws and scores of earlier iterations that are used again, the latest first.
         self._reused: list[tuple[Tensor, Tensor]] = []
@@ -244,66 +262,72 @@ dtype
 
     # -- engine hooks --------------------------------------------------------------------------
 
-    def _prepare(self, density: FlatDensity, parameters: Parameters) -> None:
-        if self.solver == "regression":
-            self._closed_form = closed_form(density)(density, self.decay, self.trust)
+    def _plan(self, target: LogDensity, generator: Generator, data: Data) -> ProximalPlan:
+        found = super()._plan(target, generator, data)
+        density, solver, form = found.density, self.solver, None
+        if solver == "regression":
+            form = closed_form(density)(density, self.decay, self.trust)
             # The guide's shape is known only now.
-            reason = self._closed_form.unsuited(parameters)
+            reason = form.unsuited(density.live_parameters())
             if reason is not None and self._solver_given:
                 raise ArgumentError(reason)
             if reason is not None:
-                self.solver = "gradient"
-        if self.solver == "regression":
-            group = self._closed_form.group(self.guide)
+                solver, form = "gradient", None
+        common = target, found.estimator, density
+        if form is not None:
+            group = form.group(self.guide)
             check_group(self.num_samples, group)
-            self.num_samples = self.num_samples or group
-            self._regression = self._closed_form.initial(parameters)
-        else:
-            self._default_steps(density)
-            by_parts = isinstance(density, DiagonalNormalDensity) and self.clip_norm is None
-            length = PART_LENGTH if by_parts and self.target.device.type == "cpu" else None
-            self._start_optimizer(parameters, length)
+            return ProximalPlan(
+                *common, self.num_samples or group, LEARNING_RATE, None, solver, form, None
+            )
+        steps = default_steps(density)
+        clip_norm = self.clip_norm
+        if self.optim is None and clip_norm is None:
+            clip_norm = steps.clip_norm
+        return ProximalPlan(
+            *common,
+            self.num_samples or steps.num_samples,
+            steps.learning_rate,
+            clip_norm,
+            solver,
+            None,
+            self.num_inner_steps or steps.num_inner_steps,
+        )
 
-    def _default_steps(self, density: FlatDensity) -> None:
-        defaults = default_steps(density)
-        self.learning_rate = defaults.learning_rate
-        if self.optim is None and self.clip_norm is None:
-            self.clip_norm = defaults.clip_norm
-        if self.num_samples is None:
-            self.num_samples = defaults.num_samples
-        if self.num_inner_steps is None:
-            self.num_inner_steps = defaults.num_inner_steps
+    def _initialize(self, plan: ProximalPlan, data: Data) -> None:
+        super()._initialize(plan, data)
+        if plan.closed_form is not None:
+            self._regression = plan.closed_form.initial(self._parameters)
+            return
+        by_parts = isinstance(plan.density, DiagonalNormalDensity) and plan.clip_norm is None
+        length = PART_LENGTH if by_parts and plan.target.device.type == "cpu" else None
+        self._start_optimizer(plan, length)
 
-    def _update(self, data: Data) -> Update:
-        if self.solver == "gradient":
-            return self._gradient_update(data)
-        density = self.density
-        assert self.num_samples is not None
+    def _update(self, plan: ProximalPlan, data: Data) -> Update:
+        if plan.closed_form is None:
+            return self._gradient_update(plan, data)
+        density, form = plan.density, plan.closed_form
         with torch.no_grad():
-            theta = self._sample(density)
+            theta = form.draw(self._parameters, self._generator, plan.num_samples)
             present = density.score(self._parameters, theta)
-            weights = self._closed_form.weights(self._parameters, self.num_samples)
+            weights = form.weights(self._parameters, plan.num_samples)
             log_q = weights @ density.log_prob(self._parameters, theta)
         score, log_prior, log_likelihood = self._score(theta, data)[:3]
-        log_p = log_prior + log_likelihood / self.target.likelihood_temperature
+        log_p = log_prior + log_likelihood / plan.target.likelihood_temperature
         loss = float(weights @ (present - score).square().sum(-1))
         info = {"log_p": float(weights @ log_p), "log_q": float(log_q)}
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
         if finite:
-            finite = self._regression_step(theta, score, log_p)
+            finite = self._regression_step(form, theta, score, log_p)
         return Update(loss, info, finite)
 
-    def _sample(self, density: FlatDensity) -> Tensor:
-        assert self.num_samples is not None
-        if self.solver == "gradient":
-            if isinstance(density, DiagonalNormalDensity) and self.sample_reuse == 1:
-                # Memory that is kept costs less than memory that the system gives anew.
-                self._theta = density.sample(
-                    self._parameters, self._generator, self.num_samples, self._theta
-                )
-                return self._theta
-            return density.sample(self._parameters, self._generator, self.num_samples)
-        return self._closed_form.draw(self._parameters, self._generator, self.num_samples)
+    def _sample(self, plan: ProximalPlan) -> Tensor:
+        density, number = plan.density, plan.num_samples
+        if isinstance(density, DiagonalNormalDensity) and self.sample_reuse == 1:
+            # Memory that is kept costs less than memory that the system gives anew.
+            self._theta = density.sample(self._parameters, self._generator, number, self._theta)
+            return self._theta
+        return density.sample(self._parameters, self._generator, number)
 
     def _settings(self) -> dict[str, str]:
         settings = {"solver": self.solver, **super()._settings()}
@@ -338,36 +362,36 @@ dtype
             )
         return float(value)
 
-    def _gradient_update(self, data: Data) -> Update:
-        theta = self._sample(self.density)
-        with self.target.writing_into(self._memory):
+    def _gradient_update(self, plan: ProximalPlan, data: Data) -> Update:
+        theta = self._sample(plan)
+        with plan.target.writing_into(self._memory):
             score, log_prior, log_likelihood = self._score(theta, data)[:3]
         if self.sample_reuse == 1:
             self._memory = score
-        log_p = float((log_prior + log_likelihood / self.target.likelihood_temperature).mean())
+        log_p = float((log_prior + log_likelihood / plan.target.likelihood_temperature).mean())
         finite = math.isfinite(log_p)
         loss = log_q = math.nan
         if finite:
             missing = self.sample_reuse - 1 - len(self._reused)
             draws = [(theta, score)] * (1 + missing) + self._reused
             weight = self._weight()
-            loss, log_q, finite = self._gradient_steps(draws, weight)
+            loss, log_q, finite = self._gradient_steps(plan, draws, weight)
             if finite and self.sample_reuse > 1:
                 self._reused = [(theta, score), *self._reused][: self.sample_reuse - 1]
         return Update(loss, {"log_p": log_p, "log_q": log_q}, finite)
 
     @torch.no_grad()
     def _gradient_steps(
-        self, draws: list[tuple[Tensor, Tensor]], weight: float
+        self, plan: ProximalPlan, draws: list[tuple[Tensor, Tensor]], weight: float
     ) -> tuple[float, float, bool]:
         """Take the inner steps; return the loss, the mean of log q, and whether all was finite."""
-        assert self.num_inner_steps is not None and self._optimizer is not None
-        self._set_default_rate()
-        plan = self._optimizer.plan(self.num_inner_steps)
-        safe = self._cannot_break(draws, weight, plan)
-        if safe and self.clip_norm is None and self._optimizer.entrywise:
-            return *self._steps_by_part(draws, weight, plan), True
-        density, present_draws = self.density, draws[0][0]
+        assert plan.num_inner_steps is not None and self._optimizer is not None
+        self._set_default_rate(plan)
+        planned = self._optimizer.plan(plan.num_inner_steps)
+        safe = self._cannot_break(plan.density, draws, weight, planned)
+        if safe and plan.clip_norm is None and self._optimizer.entrywise:
+            return *self._steps_by_part(plan, draws, weight, planned), True
+        density, present_draws = plan.density, draws[0][0]
         theta, score = (_joined(each) for each in zip(*draws, strict=True))
         present = density.score(self._parameters, theta)
         log_q = float(density.log_prob(self._parameters, present_draws).mean())
@@ -381,16 +405,21 @@ dtype
         def objective(parameters: Parameters) -> tuple[Tensor, Parameters]:
             return proximal_gradient(density, parameters, theta, target, weight)
 
-        finite = self._descend(objective, self.num_inner_steps, can_break=not safe)
+        finite = self._descend(plan, objective, plan.num_inner_steps, can_break=not safe)
         return loss, log_q, finite
 
-    def _cannot_break(self, draws: list[tuple[Tensor, Tensor]], weight: float, plan: Plan) -> bool:
+    def _cannot_break(
+        self,
+        density: FlatDensity,
+        draws: list[tuple[Tensor, Tensor]],
+        weight: float,
+        planned: PlannedSteps,
+    ) -> bool:
         """Whether it is certain that the inner steps will be finite, so that none is undone."""
-        density = self.density
-        if not isinstance(density, DiagonalNormalDensity) or plan.reach == math.inf:
+        if not isinstance(density, DiagonalNormalDensity) or planned.reach == math.inf:
             return False
         largest = max(
-            density.largest_gradient(self._parameters, theta, score, plan.reach)
+            density.largest_gradient(self._parameters, theta, score, planned.reach)
             for theta, score in dict.fromkeys(draws)
         )
         # Adam keeps squares of gradients.
@@ -398,7 +427,11 @@ dtype
         return (1.0 + weight) * largest < limit
 
     def _steps_by_part(
-        self, draws: list[tuple[Tensor, Tensor]], weight: float, plan: Plan
+        self,
+        plan: ProximalPlan,
+        draws: list[tuple[Tensor, Tensor]],
+        weight: float,
+        planned: PlannedSteps,
     ) -> tuple[float, float]:
         """All inner steps of one part of a diagonal guide after another.
 
@@ -407,9 +440,9 @@ dtype
         written once an iteration, and what is computed in between is never long. Returns the loss
         and the mean of log q.
         """
-        density, optimizer = self.density, self._optimizer
+        density, optimizer = plan.density, self._optimizer
         assert isinstance(density, DiagonalNormalDensity) and optimizer is not None
-        assert self.num_inner_steps is not None
+        assert plan.num_inner_steps is not None
         number = len(draws[0][0])
         loss, log_q = 0.0, -0.5 * density.dim * math.log(2.0 * math.pi)
         for part in optimizer.parts:
@@ -425,18 +458,20 @@ dtype
             log_q -= 0.5 * float(standard[:number].square_().sum()) / number
             loss += float((present[:number] - score[:number]).square_().sum()) / number
             target = torch.lerp(score, present, weight / (1.0 + weight))
-            for step in range(self.num_inner_steps):
+            for step in range(plan.num_inner_steps):
                 known = (scale, present) if step == 0 else None
                 _, gradient = density.residual_gradient(
                     parameters, theta, target, 1.0 + weight, known
                 )
-                optimizer.step_part(part, gradient, plan, step)
-        optimizer.finish(plan)
+                optimizer.step_part(part, gradient, planned, step)
+        optimizer.finish(planned)
         return loss, log_q
 
     @torch.no_grad()
-    def _regression_step(self, theta: Tensor, score: Tensor, log_p: Tensor) -> bool:
-        regression, parameters = self._closed_form.update(
+    def _regression_step(
+        self, form: ClosedForm[Any], theta: Tensor, score: Tensor, log_p: Tensor
+    ) -> bool:
+        regression, parameters = form.update(
             self._regression, self._parameters, theta, score, self._total or 0, log_p
         )
         if not all_finite(parameters):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from pyro_ext.engine import Plan
 from pyro_ext.stein.direction import DirectionEngine
 
 
@@ -32,5 +33,5 @@ class DeepEnsemble(DirectionEngine):
     score is one. ``info["force_norm"]`` is the root mean square over members of |score|.
     """
 
-    def _direction(self, particles: Tensor, scores: Tensor) -> tuple[Tensor, None]:
+    def _direction(self, plan: Plan, particles: Tensor, scores: Tensor) -> tuple[Tensor, None]:
         return scores, None

@@ -56,29 +56,29 @@ class DirectionEngine(ParticleEngine):
         super().__init__(model, optim, num_particles, **options)
 
     @abstractmethod
-    def _direction(self, particles: Tensor, scores: Tensor) -> tuple[Tensor, Any]:
+    def _direction(self, plan: Any, particles: Tensor, scores: Tensor) -> tuple[Tensor, Any]:
         """Ascent direction phi (P, D), and what :meth:`_accept` needs if the step is taken."""
 
     def _accept(self, result: Any) -> None:
         """Take over the direction's next state."""
 
-    def _initialize(self, data: Data) -> None:
-        super()._initialize(data)
+    def _initialize(self, plan: Any, data: Data) -> None:
+        super()._initialize(plan, data)
         self._start_optimizer()
 
     def _start_optimizer(self) -> None:
         assert self.optim is not None and self._particles is not None
         self._optimizer = EngineOptimizer(self.optim, {_NAME: self._particles})
 
-    def _update(self, data: Data) -> Update:
+    def _update(self, plan: Any, data: Data) -> Update:
         assert self._particles is not None and self._optimizer is not None
         particles = self._particles.detach()
         score = self._score(particles, data)
         with torch.no_grad():
             log_density = score.log_prior + score.log_likelihood / (
-                self.target.likelihood_temperature
+                plan.target.likelihood_temperature
             )
-            phi, result = self._direction(particles, score.score)
+            phi, result = self._direction(plan, particles, score.score)
             figures = torch.stack(
                 [-log_density.mean(), phi.square().sum(dim=1).mean().sqrt(), phi.abs().amax()]
             )
@@ -106,5 +106,5 @@ class DirectionEngine(ParticleEngine):
 
     def _load_algorithm_state(self, state: dict[str, Any]) -> None:
         assert self._particles is not None and self._optimizer is not None
-        self._take_particles(state["particles"])
+        self._load_particles(state["particles"])
         self._optimizer.load_state_dict(state["optimizer"])

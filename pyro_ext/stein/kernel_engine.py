@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Generator
+
 from ppl_ext.options import describe
-from pyro_ext.density import Data
+from pyro_ext.density import Data, LogDensity
+from pyro_ext.engine import Plan
 from pyro_ext.kernels import Kernel, KernelState
 from pyro_ext.optim import OptimizerLike
 from pyro_ext.stein.direction import DirectionEngine
+
+
+@dataclass(frozen=True)
+class KernelPlan(Plan):
+    """As :class:`~pyro_ext.engine.Plan`, with the kernel for the sites of the target."""
+
+    kernel: Kernel = field(repr=False, compare=False)
 
 
 class KernelEngine(DirectionEngine):
@@ -38,13 +49,17 @@ class KernelEngine(DirectionEngine):
     ) -> None:
         super().__init__(model, optim, num_particles, **options)
         self.kernel = kernel
-        self._sited_kernel = kernel
         self._kernel_state: KernelState = {}
 
-    def _initialize(self, data: Data) -> None:
-        super()._initialize(data)
-        self._sited_kernel = self.kernel.with_sites(self.target.layout.slices)
-        self._kernel_state = self._sited_kernel.init(self.particles)
+    def _plan(self, target: LogDensity, generator: Generator, data: Data) -> KernelPlan:
+        found = super()._plan(target, generator, data)
+        kernel = self.kernel.with_sites(target.layout.slices)
+        return KernelPlan(target, found.estimator, kernel)
+
+    def _initialize(self, plan: KernelPlan, data: Data) -> None:
+        super()._initialize(plan, data)
+        assert self._particles is not None
+        self._kernel_state = plan.kernel.init(self._particles.detach().clone())
 
     def _accept(self, result: KernelState) -> None:
         self._kernel_state = result

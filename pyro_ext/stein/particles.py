@@ -58,11 +58,11 @@ class ParticleEngine(Engine):
         assert self._particles is not None
         return self._particles.detach().clone()
 
-    def _initialize(self, data: Data) -> None:
-        positions = self.target.initial_positions(self.num_particles, self._generator, data)
+    def _initialize(self, plan: Any, data: Data) -> None:
+        positions = plan.target.initial_positions(self.num_particles, self._generator, data)
         self._particles = positions.detach().clone()
 
-    def _take_particles(self, found: Tensor) -> None:
+    def _load_particles(self, found: Tensor) -> None:
         """Put saved particles in the place of the present ones."""
         assert self._particles is not None
         if found.shape != self._particles.shape or found.dtype != self._particles.dtype:
@@ -74,7 +74,7 @@ class ParticleEngine(Engine):
         with torch.no_grad():
             self._particles.copy_(found)
 
-    def _draw(self, num_samples: int | None) -> Tensor:
+    def _draw(self, plan: Any, num_samples: int | None) -> Tensor:
         if num_samples not in (None, self.num_particles):
             raise ArgumentError(
                 f"Expected num_samples to be None or the number of particles, "

@@ -18,7 +18,7 @@ from torch import Tensor
 from ppl_ext.errors import ArgumentError
 from pyro_ext.kernels import Kernel, KernelState, as_kernel
 from pyro_ext.optim import OptimizerLike
-from pyro_ext.stein.kernel_engine import KernelEngine
+from pyro_ext.stein.kernel_engine import KernelEngine, KernelPlan
 
 Annealing = Callable[[int], float]
 
@@ -75,6 +75,8 @@ class SVGD(KernelEngine):
         super().__init__(model, optim, as_kernel(kernel), num_particles, **options)
         self.annealing = annealing
 
-    def _direction(self, particles: Tensor, scores: Tensor) -> tuple[Tensor, KernelState]:
+    def _direction(
+        self, plan: KernelPlan, particles: Tensor, scores: Tensor
+    ) -> tuple[Tensor, KernelState]:
         scores = annealed(scores, self.annealing, self.num_steps_taken)
-        return self._sited_kernel.direction(self._kernel_state, particles, scores)
+        return plan.kernel.direction(self._kernel_state, particles, scores)

@@ -14,6 +14,7 @@ from pyro_ext.gradients import SVRG
 from pyro_ext.gradients.full_data import FullData
 from pyro_ext.kernels import Kernel
 from pyro_ext.optim import OptimizerLike
+from pyro_ext.stein.kernel_engine import KernelPlan
 from pyro_ext.stein.svgd import SVGD, Annealing
 
 
@@ -95,7 +96,7 @@ class SVGDVR(SVGD):
     def _settings(self) -> dict[str, str]:
         return {"reset_optimizer": repr(self.reset_optimizer), **super()._settings()}
 
-    def _update(self, data: Data) -> Update:
+    def _update(self, plan: KernelPlan, data: Data) -> Update:
         if self.reset_optimizer and self._estimator_state["since"] >= self.anchor_every:
             self._start_optimizer()
-        return super()._update(data)
+        return super()._update(plan, data)

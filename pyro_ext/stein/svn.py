@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from pyro.infer.svgd import SteinKernel
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ppl_ext.curvature import as_curvature
 from ppl_ext.errors import ArgumentError
@@ -16,6 +17,7 @@ from ppl_ext.newton import (
     Coupling,
     LevenbergMarquardt,
     NewtonSystem,
+    Solver,
     as_damping,
     as_system,
     choose_solver,
@@ -23,15 +25,35 @@ from ppl_ext.newton import (
 )
 from ppl_ext.options import check_number, describe
 from pyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature, Structure
-from pyro_ext.density import Data, Score
+from pyro_ext.curvature.fisher import same_draws
+from pyro_ext.density import Data, LogDensity, Score
 from pyro_ext.density.log_density import Indices
-from pyro_ext.engine import Update
-from pyro_ext.gradients import Full, Minibatch, ScoreEstimate
+from pyro_ext.engine import Plan, Update
+from pyro_ext.gradients import Full, GradientEstimator, Minibatch, Noisy, ScoreEstimate
 from pyro_ext.kernels import IMQ, Kernel, Linear, ProductMetric, as_kernel, default_kernel, mixture
 from pyro_ext.optim import EngineOptimizer, OptimizerLike
 from pyro_ext.stein.damping import Judgement, damping_scale, judge, within_radius
 from pyro_ext.stein.newton_system import LinearSystem, Solution
 from pyro_ext.stein.particles import ParticleEngine
+
+
+@dataclass(frozen=True)
+class NewtonPlan(Plan):
+    """What ``SVN`` decides when it meets the model's arguments.
+
+    Parameters
+    ----------
+    program : ProgramCurvature
+        What is found once about the program.
+    others : tensor of int
+        Coordinates that the optimizer moves.
+    solver : {"dense", "dual", "cg"}
+        Of the Newton system: the one given, or the cheapest.
+    """
+
+    program: ProgramCurvature = field(repr=False, compare=False)
+    others: Tensor = field(repr=False, compare=False)
+    solver: Solver
 
 
 def curvature_kernel() -> Kernel:
@@ -133,9 +155,7 @@ class SVN(ParticleEngine):
         self.system = as_system(system)
         self.damping = as_damping(damping)
         self.step_size = step_size
-        self._program: ProgramCurvature | None = None
         self._moved: Tensor | None = None
-        self._others: Tensor | None = None
         self._cached: Curvature | None = None
         self._present_damping = self.damping.damping
         self._since = 0
@@ -147,26 +167,49 @@ class SVN(ParticleEngine):
         }
         return {**own, **super()._settings()}
 
-    def _initialize(self, data: Data) -> None:
-        super()._initialize(data)
+    def _plan(self, target: LogDensity, generator: Generator, data: Data) -> NewtonPlan:
+        estimator = super()._plan(target, generator, data).estimator
+        program = ProgramCurvature(target, data, self.curvature)
+        # With sites the optimizer has the coordinates of all others, else those of all.
+        others = program.coordinates
+        if self.curvature.sites is not None:
+            moved = torch.ones(target.dim, dtype=torch.bool, device=others.device)
+            moved[program.coordinates] = False
+            others = moved.nonzero()[:, 0]
+        if not len(others):
+            raise ArgumentError(
+                f"Expected sites to leave some latent sites to the optimizer, found all of them, "
+                f"{list(program.sites)}. Leave sites out."
+            )
+        solver = self._solver(target, program, data, _rows_of_a_step(estimator, target))
+        return NewtonPlan(target, estimator, program, others, solver)
+
+    def _solver(
+        self, target: LogDensity, program: ProgramCurvature, data: Data, rows: Indices | None
+    ) -> Solver:
+        """The solver that was given, or the cheapest; sizes decide."""
+        # So anywhere will do.
+        generator = torch.Generator().manual_seed(0)
+        shape = self.num_particles, target.dim
+        uniform = torch.rand(shape, generator=generator, dtype=target.dtype)
+        particles = (2.0 * uniform - 1.0).to(target.device)
+        points = particles[:, program.coordinates]
+        with torch.no_grad(), same_draws(0):
+            curvature = program.at(target, particles, data, rows)
+            num_basis = len(self._kernel_of(curvature).interactions(points).basis)
+        costs = solver_costs(self.system, curvature.sizes, len(points), points.shape[1], num_basis)
+        return choose_solver(self.system.solver, costs)
+
+    def _kernel_of(self, curvature: Curvature) -> Kernel:
+        return self.kernel.with_curvature(ProductMetric(curvature.mean_products))
+
+    def _initialize(self, plan: NewtonPlan, data: Data) -> None:
+        super()._initialize(plan, data)
         assert self._particles is not None
-        self._program = ProgramCurvature(self.target, data, self.curvature)
         self._present_damping, self._cached, self._since = self.damping.damping, None, 0
         if self.optim is None:
             return
-        # With sites the optimizer has the coordinates of all others, else those of all.
-        newton = self._program.coordinates
-        self._others = newton
-        if self.curvature.sites is not None:
-            moved = torch.ones(self.target.dim, dtype=torch.bool, device=newton.device)
-            moved[newton] = False
-            self._others = moved.nonzero()[:, 0]
-        if not len(self._others):
-            raise ArgumentError(
-                f"Expected sites to leave some latent sites to the optimizer, found all of them, "
-                f"{list(self._program.sites)}. Leave sites out."
-            )
-        self._moved = self._particles[:, self._others].clone()
+        self._moved = self._particles[:, plan.others].clone()
         self._optimizer = EngineOptimizer(self.optim, {_NAME: self._moved})
 
     def _log_density(self, particles: Tensor, data: Data, indices: Indices | None) -> Tensor:
@@ -183,9 +226,9 @@ class SVN(ParticleEngine):
             return target.full_score(self._particles, data)
         return target.score(self._particles, data, indices)
 
-    def _update(self, data: Data) -> Update:
-        assert self._particles is not None and self._program is not None
-        target, program = self.target, self._program
+    def _update(self, plan: NewtonPlan, data: Data) -> Update:
+        assert self._particles is not None
+        target, program = plan.target, plan.program
         particles, where = self._particles, program.coordinates
         score = self._score(particles, data)
         with torch.no_grad():
@@ -198,7 +241,7 @@ class SVN(ParticleEngine):
             if curvature is None or since >= self.curvature.every:
                 curvature, since = program.at(target, particles, data, score.indices), 0
             scores = score.score[:, where]
-            solution, phi, scale = self._solve(particles[:, where], scores, curvature)
+            solution, phi, scale = self._solve(plan.solver, particles[:, where], scores, curvature)
             before = None if self._optimizer is None else self._snapshot()
             newton = self._newton_moves(particles[:, where], solution.moves, scale)
             proposed = particles.index_copy(1, where, particles[:, where] + newton)
@@ -210,14 +253,14 @@ class SVN(ParticleEngine):
             }
             damping = self._present_damping
             if self.damping.adapt:
-                judgement = self._judged(data, score, curvature, proposed, newton, solution)
+                judgement = self._judged(plan, data, score, curvature, proposed, newton, solution)
                 damping = judgement.damping
                 info["disagreement"] = judgement.disagreement
                 info["accepted"] = float(judgement.accepted.double().mean())
                 proposed = torch.where(judgement.accepted[:, None], proposed, particles)
             info["damping"] = damping
             if self.curvature.sites is not None:
-                proposed = self._other_moves(particles, proposed, score)
+                proposed = self._other_moves(plan, particles, proposed, score)
             finite = bool(torch.isfinite(proposed).all())
             if finite:
                 particles.copy_(proposed)
@@ -241,19 +284,14 @@ class SVN(ParticleEngine):
         self._optimizer.load_state_dict(before[1])
 
     def _solve(
-        self, points: Tensor, scores: Tensor, curvature: Curvature
+        self, solver: Solver, points: Tensor, scores: Tensor, curvature: Curvature
     ) -> tuple[Solution, Tensor, Tensor]:
         """The Newton moves, SVGD's direction, and the scale of the damping."""
-        kernel = self.kernel.with_curvature(ProductMetric(curvature.mean_products))
-        interactions = kernel.interactions(points)
+        interactions = self._kernel_of(curvature).interactions(points)
         scale = damping_scale(curvature.diagonals())
         system = LinearSystem(
             interactions, curvature, scores, self._present_damping * scale, self.system
         )
-        costs = solver_costs(
-            self.system, curvature.sizes, len(points), points.shape[1], len(interactions.basis)
-        )
-        solver = choose_solver(self.system.solver, costs)
         return system.solve(solver), interactions.direction(scores), scale
 
     def _newton_moves(self, points: Tensor, moves: Tensor, scale: Tensor) -> Tensor:
@@ -269,6 +307,7 @@ class SVN(ParticleEngine):
 
     def _judged(
         self,
+        plan: NewtonPlan,
         data: Data,
         score: ScoreEstimate,
         curvature: Curvature,
@@ -276,10 +315,9 @@ class SVN(ParticleEngine):
         newton: Tensor,
         solution: Solution,
     ) -> Judgement:
-        assert self._particles is not None and self._program is not None
-        where = self._program.coordinates
+        where = plan.program.coordinates
         own: Score | ScoreEstimate = score
-        if not isinstance(self.estimator, Minibatch | Full):
+        if not isinstance(plan.estimator, Minibatch | Full):
             # Noise and reduced variance are not of the density of the rows.
             own = self._score_of_rows(data, score.indices)
         old = own.log_prior + own.log_likelihood / self.target.likelihood_temperature
@@ -288,15 +326,16 @@ class SVN(ParticleEngine):
         fall = 0.5 * (newton * curvature.product(newton)).sum(dim=1)
         return judge(gain, fall, old, new, self._present_damping, solution.solved)
 
-    def _other_moves(self, particles: Tensor, proposed: Tensor, score: ScoreEstimate) -> Tensor:
+    def _other_moves(
+        self, plan: NewtonPlan, particles: Tensor, proposed: Tensor, score: ScoreEstimate
+    ) -> Tensor:
         """The other sites moved along SVGD's direction by the optimizer."""
         assert self._optimizer is not None and self._moved is not None
-        assert self._others is not None
         kernel = default_kernel()
-        points = particles[:, self._others]
-        phi, _ = kernel.direction(kernel.init(points), points, score.score[:, self._others])
+        points = particles[:, plan.others]
+        phi, _ = kernel.direction(kernel.init(points), points, score.score[:, plan.others])
         self._optimizer.step({_NAME: -phi})
-        return proposed.index_copy(1, self._others, self._moved.detach())
+        return proposed.index_copy(1, plan.others, self._moved.detach())
 
     def _algorithm_state(self) -> dict[str, Any]:
         return {
@@ -308,12 +347,19 @@ class SVN(ParticleEngine):
         }
 
     def _load_algorithm_state(self, state: dict[str, Any]) -> None:
-        self._take_particles(state["particles"])
+        self._load_particles(state["particles"])
         assert self._particles is not None
         if self._optimizer is not None and self._moved is not None:
             with torch.no_grad():
-                self._moved.copy_(self._particles[:, self._others])
+                self._moved.copy_(self._particles[:, self.plan.others])
             self._optimizer.load_state_dict(state["optimizer"])
         self._present_damping, self._since = state["damping"], state["since"]
         saved = state["curvature"]
         self._cached = None if saved is None else Curvature.from_tensors(saved)
+
+
+def _rows_of_a_step(estimator: GradientEstimator, target: LogDensity) -> Indices | None:
+    """Rows of the shape that the estimator's batches have."""
+    while isinstance(estimator, Noisy):
+        estimator = estimator.inner(target)
+    return None if isinstance(estimator, Full) or not target.plates else target.first_rows()

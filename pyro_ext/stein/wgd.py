@@ -11,7 +11,7 @@ from torch import Tensor
 from ppl_ext.errors import ArgumentError
 from pyro_ext.kernels import RBF, Kernel, KernelState, as_kernel
 from pyro_ext.optim import OptimizerLike
-from pyro_ext.stein.kernel_engine import KernelEngine
+from pyro_ext.stein.kernel_engine import KernelEngine, KernelPlan
 
 
 class WGD(KernelEngine):
@@ -64,10 +64,12 @@ class WGD(KernelEngine):
                 "multiples of them."
             )
 
-    def _direction(self, particles: Tensor, scores: Tensor) -> tuple[Tensor, KernelState]:
+    def _direction(
+        self, plan: KernelPlan, particles: Tensor, scores: Tensor
+    ) -> tuple[Tensor, KernelState]:
         state = self._kernel_state
-        density = self._sited_kernel.gram(state, particles).sum(dim=1, keepdim=True)
+        density = plan.kernel.gram(state, particles).sum(dim=1, keepdim=True)
         # Without scores the Stein direction is 1/P sum_j grad_{z_j} k(z_j, z_i), which is minus
         # the gradient by z_i where k depends on the difference alone.
-        away, state = self._sited_kernel.direction(state, particles, torch.zeros_like(scores))
+        away, state = plan.kernel.direction(state, particles, torch.zeros_like(scores))
         return scores + len(particles) * away / density, state

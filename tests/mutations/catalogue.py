@@ -317,8 +317,8 @@ def _stein() -> Iterator[Mutation]:
     yield from both(
         "particles move against their direction",
         "stein/direction.py",
-        "self._optimizer.update(-phi,",
-        "self._optimizer.update(phi,",
+        "self.optim.update(-phi,",
+        "self.optim.update(phi,",
         "svgd engine",
         pyro=("self._optimizer.step({_NAME: -phi})", "self._optimizer.step({_NAME: phi})"),
     )
@@ -599,12 +599,12 @@ def _score() -> Iterator[Mutation]:
     yield from both(
         "learning rate does not fall",
         "score/guide_engine.py",
-        "self.learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * self._progress(state)))",
-        "self.learning_rate",
+        "plan.learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * self._progress(state)))",
+        "plan.learning_rate",
         "proximal proximal_options",
         pyro=(
-            "self.learning_rate * 0.5 * (1.0 + math.cos(math.pi * self._progress()))",
-            "self.learning_rate",
+            "plan.learning_rate * 0.5 * (1.0 + math.cos(math.pi * self._progress()))",
+            "plan.learning_rate",
         ),
     )
     yield from both(

@@ -17,8 +17,8 @@ import optax
 import pytest
 from jax import random
 
-from numpyro_ext.density import Data, LogDensity
-from numpyro_ext.engine import Engine, EngineState, as_optimizer
+from numpyro_ext.density import Data
+from numpyro_ext.engine import Engine, EngineState, Plan, as_optimizer
 from numpyro_ext.gradients import Full, Minibatch
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError
 
@@ -49,22 +49,22 @@ class NoisyAscent(Engine):
         super().__init__(*args, **options)
         self.num, self.breaks_at, self.traces = num, breaks_at, 0
 
-    def _init_algorithm(self, target: LogDensity, rng_key: jax.Array, data: Data) -> Memory:
-        positions = target.initial_positions(self.num, rng_key, data)
+    def _init_algorithm(self, plan: Plan, rng_key: jax.Array, data: Data) -> Memory:
+        positions = plan.target.initial_positions(self.num, rng_key, data)
         return Memory(
             self.optim.init(positions), rng_key, random.PRNGKey(3), jnp.ones(2, jnp.bfloat16)
         )
 
-    def _num_positions(self) -> int:
+    def _num_positions(self, plan: Plan) -> int:
         return self.num
 
     def _step(
-        self, target: LogDensity, state: EngineState, data: Data
+        self, plan: Plan, state: EngineState, data: Data
     ) -> tuple[EngineState, jax.Array, dict[str, jax.Array]]:
         self.traces += 1
         memory: Memory = state.algorithm
         positions = self.optim.get_params(memory.optimizer)
-        score, estimator = self.estimator.estimate(target, state.estimator, positions, data)
+        score, estimator = plan.estimator.estimate(plan.target, state.estimator, positions, data)
         rng_key, key = random.split(state.rng_key)
         noise = 0.1 * random.normal(key, positions.shape)
         loss = -(score.log_prior + score.log_likelihood).mean()
@@ -79,14 +79,12 @@ class NoisyAscent(Engine):
         state = state._replace(algorithm=memory, estimator=estimator, rng_key=rng_key)
         return state, loss, info
 
-    def _get_params(
-        self, target: LogDensity, state: EngineState, data: Data
-    ) -> dict[str, jax.Array]:
+    def _get_params(self, plan: Plan, state: EngineState, data: Data) -> dict[str, jax.Array]:
         return {"positions": self.optim.get_params(state.algorithm.optimizer)}
 
     def _draw(
         self,
-        target: LogDensity,
+        plan: Plan,
         state: EngineState,
         rng_key: jax.Array | None,
         num_samples: int | None,
@@ -459,9 +457,9 @@ def test_arguments_are_checked() -> None:
 def test_estimator_is_the_default_for_the_model_unless_given() -> None:
     e = engine()
     e.init(KEY, Y, batch=8)
-    assert e.estimator == Minibatch()
+    assert e.plan.estimator == Minibatch()
     e.init(KEY, Y)
-    assert e.estimator == Full()
+    assert e.plan.estimator == Full()
     given = engine(estimator=Minibatch(sampling="replacement"))
     given.init(KEY, Y, batch=8)
-    assert given.estimator == Minibatch(sampling="replacement")
+    assert given.plan.estimator == Minibatch(sampling="replacement")

@@ -220,7 +220,7 @@ def test_fit_of_a_layer() -> None:
     guide = AutoLayerLowRankNormal(one_layer, rank=1)
     optim = numpyro.optim.Adam(0.05)
     engine = ProximalScoreVI(one_layer, guide, optim, num_samples=8, num_inner_steps=10)
-    assert engine.solver == "gradient"
+    assert engine.plan.solver == "gradient"
     result = engine.run(KEY, 200, progress_bar=False)
     mean, scale_tril = engine.density.moments(result.state.algorithm.parameters)
     found = dist.MultivariateNormal(mean, scale_tril=scale_tril)

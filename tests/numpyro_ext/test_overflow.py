@@ -85,21 +85,21 @@ def test_matches_leave_it_out(engine_class: Any, monkeypatch: pytest.MonkeyPatch
     engine = engine_class(model)
     run = engine.run(random.key(0), 100, progress_bar=False)
     before = run.state
-    estimate = type(engine.estimator).estimate
+    estimate = type(engine.plan.estimator).estimate
 
     def overflowing(*args: Any) -> Any:
         score, state = estimate(*args)
         return score._replace(score=score.score.at[0, 1].set(1e32)), state
 
-    monkeypatch.setattr(type(engine.estimator), "estimate", overflowing)
-    after, _, info = engine._step(engine.target, before, engine.target.bind())
+    monkeypatch.setattr(type(engine.plan.estimator), "estimate", overflowing)
+    after, _, info = engine._step(engine.plan, before, engine.target.bind())
     assert info["rejected"] == 1.0
     for name, value in after.algorithm.parameters.items():
         np.testing.assert_array_equal(value, before.algorithm.parameters[name])
     seen, then = before.algorithm.score_square, after.algorithm.score_square
     np.testing.assert_allclose(then, LENIENCE * seen)
     monkeypatch.undo()
-    assert engine._step(engine.target, after, engine.target.bind())[2]["rejected"] == 0.0
+    assert engine._step(engine.plan, after, engine.target.bind())[2]["rejected"] == 0.0
 
 
 def test_where_the_limits_are() -> None:

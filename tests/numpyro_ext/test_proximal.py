@@ -484,7 +484,7 @@ def test_trust_and_decay_reach_the_closed_form() -> None:
         conjugate, AutoMultivariateNormal, solver="regression", trust=2.0, decay=0.7
     )
     engine.run(KEY, 1, Y, progress_bar=False)
-    assert (engine._closed_form.trust, engine._closed_form.decay) == (2.0, 0.7)
+    assert (engine.plan.closed_form.trust, engine.plan.closed_form.decay) == (2.0, 0.7)
 
 
 FLEXIBLE: dict[str, Any] = {
@@ -506,15 +506,17 @@ GRADIENT_DEFAULTS: list[tuple[Any, tuple[int, int, float, float | None]]] = [
 def test_default_steps_of_the_gradient_solver(make: Any, expected: tuple[Any, ...]) -> None:
     engine = ProximalScoreVI(gaussian, make(gaussian), solver="gradient")
     engine.init(KEY)
-    found = engine.num_samples, engine.num_inner_steps, engine.learning_rate, engine.clip_norm
+    plan = engine.plan
+    found = plan.num_samples, plan.num_inner_steps, plan.learning_rate, plan.clip_norm
     assert found == expected
     options = {"num_samples": 3, "num_inner_steps": 4, "clip_norm": 0.5}
     engine = ProximalScoreVI(gaussian, make(gaussian), solver="gradient", **options)
     engine.init(KEY)
-    assert (engine.num_samples, engine.num_inner_steps, engine.clip_norm) == (3, 4, 0.5)
+    plan = engine.plan
+    assert (plan.num_samples, plan.num_inner_steps, plan.clip_norm) == (3, 4, 0.5)
     engine = ProximalScoreVI(gaussian, make(gaussian), optax.adam(0.01))
     engine.init(KEY)
-    assert engine.clip_norm is None
+    assert engine.plan.clip_norm is None
 
 
 @pytest.mark.slow
@@ -621,13 +623,13 @@ def test_new_parameters_that_are_not_finite_are_not_taken(
 ) -> None:
     engine = ProximalScoreVI(conjugate, AutoMultivariateNormal, solver="regression")
     state = engine.init(KEY, Y)
-    update = engine._closed_form.update
+    update = engine.plan.closed_form.update
 
     def broken(*given: Any) -> Any:
         regression, parameters = update(*given)
         return regression, {name: value * jnp.nan for name, value in parameters.items()}
 
-    monkeypatch.setattr(engine._closed_form, "update", broken)
+    monkeypatch.setattr(engine.plan.closed_form, "update", broken)
     with pytest.raises(NonFiniteError) as caught:
         engine.run(KEY, 1, Y, progress_bar=False, init_state=state)
     assert_identical(caught.value.state.algorithm, state.algorithm)
@@ -647,7 +649,7 @@ def test_draws_of_a_broken_step_are_not_used_again(
     guide = AutoDiagonalNormal(model)
     engine = ProximalScoreVI(model, guide, sample_reuse=3, on_nonfinite="skip")
     state, _ = engine.update(engine.init(KEY, jnp.asarray(1.0)), jnp.asarray(1.0))
-    assert engine.keeps_state == by_part
+    assert engine.plan.keeps_state == by_part
     before = jax.tree.map(np.asarray, state.algorithm.reused)
     # Its score is finite, and the square of that is not.
     state, loss = engine.update(state, jnp.asarray(1e200))

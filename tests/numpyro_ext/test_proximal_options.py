@@ -207,13 +207,13 @@ def test_steps_by_part_are_the_plain_ones(
     monkeypatch.setattr(normal, "LONG", 3)
     plain = make(**options)
     state = plain.init(KEY)
-    assert not plain.keeps_state
+    assert not plain.plan.keeps_state
     expected = plain.run(KEY, 6, progress_bar=False)
     monkeypatch.setattr(proximal, "LONG", 3)
     monkeypatch.setattr(long_vectors, "PART", 3)
     engine = make(**options)
     engine.init(KEY)
-    assert engine.keeps_state
+    assert engine.plan.keeps_state
     found = engine.run(KEY, 6, progress_bar=False)
     np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-10)
     for name, figures in expected.info.items():
@@ -302,7 +302,7 @@ def test_a_factor_that_spans_everything_has_the_gradient_solver() -> None:
     guide = autoguide.AutoLowRankMultivariateNormal(scalar)
     engine = ProximalScoreVI(scalar, guide)
     engine.init(KEY)
-    assert engine.solver == "gradient"
+    assert engine.plan.solver == "gradient"
     engine = ProximalScoreVI(scalar, guide, solver="regression")
     with pytest.raises(ArgumentError, match="Expected a rank below the number of latents, 1,"):
         engine.init(KEY)

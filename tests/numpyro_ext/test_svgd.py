@@ -142,8 +142,8 @@ class TestPosteriors:
         name = "logistic_regression_subsampled"
         full = fit(name, estimator=Full(), keywords={"subsample_size": 16})
         batches = fit(name, steps=2000, keywords={"subsample_size": 16})
-        assert isinstance(batches[0].estimator, Minibatch)
-        assert isinstance(full[0].estimator, Full)
+        assert isinstance(batches[0].plan.estimator, Minibatch)
+        assert isinstance(full[0].plan.estimator, Full)
         check_moments("logistic_regression", draws_of(full), 0.2, 0.2)
         # The rate falls to 3e-3, at which noise moves all particles alike by less than 0.2 sd.
         check_moments("logistic_regression", draws_of(batches), 0.4, 0.3)

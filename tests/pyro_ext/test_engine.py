@@ -24,11 +24,11 @@ def model(y):
 
 
 class Ascent(Engine):
-    def _initialize(self, data):
-        self.z = self.target.initial_positions(2, self._generator, data)
+    def _initialize(self, plan, data):
+        self.z = plan.target.initial_positions(2, self._generator, data)
         self.optimizer = EngineOptimizer(self.optim, {"z": self.z})
 
-    def _update(self, data):
+    def _update(self, plan, data):
         score = self._score(self.z.detach(), data)
         finite = bool(torch.isfinite(score.score).all())
         if finite:
@@ -43,7 +43,7 @@ class Ascent(Engine):
             self.z.copy_(state["z"])
         self.optimizer.load_state_dict(state["optimizer"])
 
-    def _draw(self, num_samples):
+    def _draw(self, plan, num_samples):
         return self.z.detach()
 
 

@@ -238,7 +238,7 @@ def test_fit_of_a_layer() -> None:
     optim = pyro.optim.Adam({"lr": 0.05})
     guide = AutoLayerLowRankNormal(one_layer, rank=1)
     engine = ProximalScoreVI(one_layer, guide, optim, num_samples=8, num_inner_steps=10)
-    assert engine.solver == "gradient"
+    assert engine.plan.solver == "gradient"
     engine.run(200, progress_bar=False)
     mean, scale_tril = engine.density.moments(engine.parameters)
     found = dist.MultivariateNormal(mean, scale_tril=scale_tril)

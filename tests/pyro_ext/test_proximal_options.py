@@ -325,7 +325,7 @@ def test_a_factor_that_spans_everything_has_the_gradient_solver() -> None:
     guide = autoguide.AutoLowRankMultivariateNormal(scalar)
     engine = ProximalScoreVI(scalar, guide, seed=0)
     engine.setup()
-    assert engine.solver == "gradient"
+    assert engine.plan.solver == "gradient"
     engine = ProximalScoreVI(scalar, guide, solver="regression")
     with pytest.raises(ArgumentError, match="Expected a rank below the number of latents, 1,"):
         engine.setup()

@@ -204,7 +204,7 @@ def test_both_modes_are_found_with_their_weights() -> None:
     guide = AutoGaussianMixture(two_modes, 2)
     engine = ProximalScoreVI(two_modes, guide, seed=0)
     engine.run(1000, progress_bar=False)
-    assert engine.solver == "regression" and engine.num_samples == 4
+    assert engine.plan.solver == "regression" and engine.plan.num_samples == 4
     found = fitted(guide)
     np.testing.assert_allclose(found.weights, support.TWO_MODES.weights, atol=1e-3)
     np.testing.assert_allclose(found.loc, support.TWO_MODES.loc, atol=1e-3)

@@ -168,8 +168,8 @@ class TestPosteriors:
         name = "logistic_regression_subsampled"
         full = fit(name, estimator=Full(), keywords={"subsample_size": 16})
         batches = fit(name, steps=2000, keywords={"subsample_size": 16})
-        assert isinstance(batches.estimator, Minibatch)
-        assert isinstance(full.estimator, Full)
+        assert isinstance(batches.plan.estimator, Minibatch)
+        assert isinstance(full.plan.estimator, Full)
         check_moments("logistic_regression", full.get_samples(), 0.2, 0.2)
         # The rate falls to 3e-3, at which noise moves all particles alike by less than 0.2 sd.
         check_moments("logistic_regression", batches.get_samples(), 0.4, 0.3)
@@ -367,8 +367,8 @@ class TestEngine:
         kernel = RBF() + Linear()
         for optim, other, number, message in [
             (adam(), kernel, 7, "7 particles"),
-            (adam(), RBF(), 6, r"other settings.*RBF.*Linear"),
-            (pyro.optim.SGD({"lr": 0.1}), kernel, 6, r"other settings.*SGD.*Adam"),
+            (adam(), RBF(), 6, r"another kernel: .*RBF.*Linear"),
+            (pyro.optim.SGD({"lr": 0.1}), kernel, 6, r"another optimizer: .*SGD.*Adam"),
         ]:
             wrong = SVGD(pyro_models.build(name), optim, other, number, seed=5)
             wrong.step(*data, subsample_size=16)
