@@ -24,6 +24,7 @@ from numpyro_ext.density.handlers import (
     FixedKey,
     OneRow,
     PlateControl,
+    Trace,
     is_latent,
     run_trace,
     site_log_prob,
@@ -38,7 +39,7 @@ from numpyro_ext.density.initialization import (
     first_run,
     structure_of,
 )
-from numpyro_ext.density.layout import Data
+from numpyro_ext.density.layout import Data, Indices
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 
 _RANDOM_MODULES = "random_flax_module, random_nnx_module or random_eqx_module"
@@ -101,23 +102,101 @@ def check_data(
     engine: str = "This engine",
 ) -> Structure:
     """:func:`check_model` for arguments that are already bound."""
-    run = first_run(model, rng_key, data, init_strategy)
-    _check_networks(run)
-    if run.error is not None:
-        raise_first_error(run, model, data, init_strategy)
-    _check_supports(run)
-    _check_scans(run)
-    structure = structure_of(run)
-    if not structure.layout.names or not structure.layout.dim:
-        raise ModelCheckError(
-            f"{engine} found no latent variables; every sample site is observed or has no "
-            "entries. Add a latent numpyro.sample site, for example a prior over a parameter "
-            "that is now a numpyro.param."
-        )
-    _check_states(run)
+    structure = structure_of_model(model, rng_key, data, init_strategy, engine, checked=True)
     return resolve_plates(
         model, structure, data, allow_local_latents=allow_local_latents, engine=engine
     )
+
+
+def structure_of_model(
+    model: Callable[..., Any],
+    rng_key: Array,
+    data: Data,
+    init_strategy: InitStrategy | None = None,
+    engine: str = "This engine",
+    *,
+    checked: bool = True,
+) -> Structure:
+    """The structure of a model, by a first run that is traced, and so compiles next to nothing.
+
+    Only where that fails is the model run operation by operation: every number is concrete then,
+    so that errors have their best words, and so are arguments for models that need them.
+
+    Raises
+    ------
+    ModelCheckError
+        See :func:`check_model`.
+    """
+
+    def look(run: FirstRun) -> Structure:
+        if checked:
+            _check_networks(run)
+        if run.error is not None:
+            raise_first_error(run, model, data, init_strategy)
+        if checked:
+            _check_supports(run)
+            _check_scans(run)
+        structure = structure_of(run)
+        if checked and not structure.layout.dim:
+            raise ModelCheckError(
+                f"{engine} found no latent variables; every sample site is observed or has no "
+                "entries. Add a latent numpyro.sample site, for example a prior over a parameter "
+                "that is now a numpyro.param."
+            )
+        return structure
+
+    found: tuple[Structure, dict[str, Any]] | None = None
+    for constants in (False, True):
+        try:
+            with warnings.catch_warnings(record=True) as heard:
+                form = data.as_constants() if constants else data
+                found = _traced(look, model, rng_key, form, init_strategy)
+        except Exception:  # noqa: BLE001 the run below meets it, and says it better
+            continue
+        for warning in heard:
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+        break
+    if found is None:
+        run = first_run(model, rng_key, data, init_strategy)
+        found = look(run), run.changes
+    structure, changes = found
+    if checked:
+        _check_states(changes)
+    return structure
+
+
+def _traced(
+    look: Callable[[FirstRun], Structure],
+    model: Callable[..., Any],
+    rng_key: Array,
+    data: Data,
+    init_strategy: InitStrategy | None,
+) -> tuple[Structure, dict[str, Any]]:
+    """What ``look`` finds in a traced first run, and the ``mutable`` sites before and after it.
+
+    Values are computed, by one program, for parameters and states alone, where they are made in
+    the run.
+    """
+    seen: list[Any] = []
+
+    def run(rng_key: Array, data: Data) -> list[Any]:
+        first = first_run(model, rng_key, data, init_strategy)
+        if first.error is not None:
+            raise first.error
+        structure = look(first)
+        leaves, tree = jax.tree.flatten((structure.held, first.changes))
+        seen[:] = structure, leaves, tree
+        return [leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)]
+
+    program = jax.jit(run).trace(rng_key, data)
+    structure, leaves, tree = seen
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        values = iter(program.lower().compile()(rng_key, data))
+        leaves = [next(values) if isinstance(x, jax.core.Tracer) else x for x in leaves]
+    held, changes = jax.tree.unflatten(tree, leaves)
+    return replace(structure, held=held), changes
 
 
 def raise_first_error(
@@ -225,6 +304,38 @@ def raise_row_mismatch(
                 ) from error
 
 
+def parameters_are_valid(trace: Trace) -> Array:
+    """Whether the parameters of all distributions in a trace lie in their domains."""
+    valid = jnp.ones((), bool)
+    for site in trace.values():
+        fn = site["fn"] if site["type"] == "sample" else None
+        while isinstance(fn, dist.Distribution):
+            if fn._validate_args:
+                for name, value in fn.get_args().items():
+                    constraint = fn.arg_constraints[name]
+                    if not dist.constraints.is_dependent(constraint):
+                        valid &= jnp.all(constraint(value))
+            fn = getattr(fn, "base_dist", None)
+    return valid
+
+
+def raise_invalid_parameters(
+    model: Callable[..., Any], rng_key: Array, data: Data, init_strategy: InitStrategy | None
+) -> None:
+    """Raise what NumPyro says of parameters that are not valid, if it says so of the first run's.
+
+    They may have been invalid because a latent site had a bad value.
+
+    Raises
+    ------
+    Exception
+        See :func:`raise_first_error`.
+    """
+    run = first_run(model, rng_key, data, init_strategy)
+    if run.error is not None:
+        raise_first_error(run, model, data, init_strategy)
+
+
 def _check_networks(run: FirstRun) -> None:
     networks = [
         name.removesuffix("$params")
@@ -330,12 +441,9 @@ def _changed(before: Any, after: Any) -> list[tuple[str, Any]]:
     return changed
 
 
-def _check_states(run: FirstRun) -> None:
-    for name, before in run.states.items():
-        site = run.trace.get(name)
-        if site is None:
-            continue
-        changed = _changed(before, site["value"])
+def _check_states(changes: Mapping[str, tuple[Any, Any]]) -> None:
+    for name, (before, after) in changes.items():
+        changed = _changed(before, after)
         statistics = [p for p, leaf in changed if jnp.issubdtype(leaf.dtype, jnp.floating)]
         if statistics:
             raise ModelCheckError(
@@ -381,24 +489,25 @@ def resolve_plates(
             "subsample_size out, or sum the local latents out."
         )
     sizes = {name: plate.size for name, plate in structure.plates.items()}
-    indices = {name: jnp.arange(plate.subsample_size) for name, plate in structure.plates.items()}
-    held = {**structure.held, **structure.latent_values}
+    indices = {name: np.arange(plate.subsample_size) for name, plate in structure.plates.items()}
+    latents = structure.latent_values
 
-    def log_joint(indices: dict[str, Array], data: Data) -> Array:
-        controlled = PlateControl(handlers.substitute(FixedKey(model), data=held), indices, sizes)
+    def log_joint(indices: Indices, latents: dict[str, Array], data: Data) -> Array:
+        values = {**structure.held, **latents}
+        controlled = PlateControl(handlers.substitute(FixedKey(model), data=values), indices, sizes)
         trace = run_trace(controlled, data.args, data.kwargs)
         terms = [site_log_prob(site) for site in trace.values() if site["type"] == "sample"]
         return jnp.stack([jnp.asarray(term, float) for term in terms])
 
     try:
-        used, short = index_use(log_joint, indices, sizes, data)
+        used, short = index_use(log_joint, indices, sizes, latents, data)
     except jax.errors.TracerArrayConversionError:
         try:
-            used, short = index_use(log_joint, indices, sizes, data.as_constants())
+            used, short = index_use(log_joint, indices, sizes, latents, data.as_constants())
         except jax.errors.TracerArrayConversionError as error:
             raise closure_error(structure) from error
     except (TypeError, IndexError):
-        used, short = index_use(log_joint, indices, sizes, data.as_constants())
+        used, short = index_use(log_joint, indices, sizes, latents, data.as_constants())
     for name, rows in short.items():
         raise ModelCheckError(
             f"Plate '{name}' has {sizes[name]} rows, but the model looks its indices up in an "

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from jax import Array
 from jax.extend.core import Jaxpr, Literal
 
 # Primitives through which an index stays an index (possibly shifted by a constant).
@@ -90,7 +89,10 @@ def _walk(
 
 
 def index_use(
-    function: Callable[..., Any], indices: dict[str, Array], sizes: Mapping[str, int], *args: Any
+    function: Callable[..., Any],
+    indices: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    *args: Any,
 ) -> tuple[set[str], dict[str, int]]:
     """Which plates' indices reach the value of ``function(indices, *args)``.
 
@@ -98,7 +100,7 @@ def index_use(
     ----------
     function : callable
         Maps the indices and further arguments to arrays.
-    indices : dict of str to array
+    indices : mapping of str to array
         Rows of each subsampled plate.
     sizes : mapping of str to int
         Full size of each plate.

@@ -1,8 +1,8 @@
 """First run of a model: its structure, and the values its parameters are held at.
 
 The run uses the engine's own initialisation strategy at every latent site, so that sites which
-cannot be sampled (``ImproperUniform``) work, and it is eager, so that Python code in the model
-sees concrete values once.
+cannot be sampled (``ImproperUniform``) work. It may be traced: then nothing is computed and
+nothing compiled.
 """
 
 from __future__ import annotations
@@ -66,8 +66,6 @@ class FirstRun:
         Plates met, and which of them left the choice of rows to the engine.
     states : dict
         ``mutable`` sites as they were before the run changed them.
-    nonfinite_sites : tuple of str
-        Sites whose log probability was not finite.
     error : Exception or None
         What stopped the run, if anything did.
     """
@@ -75,8 +73,16 @@ class FirstRun:
     trace: Trace
     plates: PlateRecorder
     states: dict[str, Any]
-    nonfinite_sites: tuple[str, ...] = ()
     error: Exception | None = None
+
+    @property
+    def changes(self) -> dict[str, tuple[Any, Any]]:
+        """Each ``mutable`` site before and after the run."""
+        return {
+            name: (before, self.trace[name]["value"])
+            for name, before in self.states.items()
+            if name in self.trace
+        }
 
 
 def first_run(
@@ -94,17 +100,14 @@ def first_run(
     )
     tracer = handlers.trace(seeded)
     arguments = data.on_device()
-    nonfinite: list[str] = []
     with _KeptError() as kept, warnings.catch_warnings():
-        # The engine reports the site itself when no initial value helps.
+        # The target reports the site itself when no initial value helps.
         warnings.filterwarnings("ignore", "Out-of-support values provided to log prob method")
         tracer(*arguments.args, **arguments.kwargs)
-        for name, site in tracer.trace.items():
-            if site["type"] == "sample" and not bool(jnp.isfinite(site_log_prob(site))):
-                nonfinite.append(name)
-    return FirstRun(
-        getattr(tracer, "trace", {}), plates, states.states, tuple(nonfinite), kept.error
-    )
+        for site in tracer.trace.values():
+            if site["type"] == "sample":
+                site_log_prob(site)  # shapes that do not go together show here
+    return FirstRun(getattr(tracer, "trace", {}), plates, states.states, kept.error)
 
 
 class _KeptError(AbstractContextManager["_KeptError"]):
@@ -147,9 +150,7 @@ class Structure:
     states : tuple of str
         Which of them are ``mutable`` sites.
     latent_values : dict
-        Constrained initial values of the latent sites, as the first run met them.
-    nonfinite_sites : tuple of str
-        Sites whose log probability at those values is not finite.
+        Shapes and dtypes of the constrained latent sites, as the first run met them.
     """
 
     layout: Layout
@@ -159,8 +160,7 @@ class Structure:
     held: dict[str, Any]
     states: tuple[str, ...] = ()
     batch_plates: dict[str, DataPlate] = field(default_factory=dict)
-    latent_values: dict[str, Any] = field(default_factory=dict)
-    nonfinite_sites: tuple[str, ...] = ()
+    latent_values: dict[str, jax.ShapeDtypeStruct] = field(default_factory=dict)
     has_likelihood: bool = True
 
 
@@ -185,13 +185,14 @@ def structure_of(run: FirstRun) -> Structure:
 
     shapes: dict[str, tuple[int, ...]] = {}
     local: list[str] = []
-    latent_values: dict[str, Any] = {}
+    latent_values: dict[str, jax.ShapeDtypeStruct] = {}
     for name, site in run.trace.items():
         if not is_latent(site):
             continue
         transform = transform_of(site)
-        latent_values[name] = site["value"]
-        shape = list(jnp.shape(transform.inv(site["value"])))
+        value = site["value"]
+        latent_values[name] = jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
+        shape = list(jnp.shape(transform.inv(value)))
         for frame in site["cond_indep_stack"]:
             if frame.name in plates:
                 shape[frame.dim - transform.domain.event_dim] = plates[frame.name].size
@@ -209,7 +210,6 @@ def structure_of(run: FirstRun) -> Structure:
         held=held,
         states=tuple(name for name in run.states if name in run.trace),
         latent_values=latent_values,
-        nonfinite_sites=run.nonfinite_sites,
         has_likelihood=any(
             site["type"] == "sample" and not belongs_to_prior(site) for site in run.trace.values()
         ),

@@ -139,7 +139,7 @@ class _Constant:
         contents = np.array(value)
         digest = hashlib.blake2b(contents.tobytes(), digest_size=16).digest()
         self._key = (contents.shape, contents.dtype.str, digest)
-        self.value = jnp.asarray(contents)
+        self.value = jax.device_put(contents)
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -155,8 +155,12 @@ class _Auxiliary(NamedTuple):
     entries: tuple[_Static | _Constant | None, ...]  # None: the leaf is a traced child
 
 
+def _is_jax(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array)
+
+
 def _is_numeric(leaf: Any) -> bool:
-    if isinstance(leaf, jax.Array):
+    if _is_jax(leaf):
         return True
     return isinstance(leaf, np.ndarray) and bool(
         jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == np.bool_
@@ -234,7 +238,8 @@ class Data:
 
     def on_device(self) -> Data:
         """The same arguments with NumPy arrays moved to JAX arrays."""
-        return jax.tree.map(jnp.asarray, self)
+        # Not by jnp.asarray, which compiles a program for each new shape.
+        return jax.tree.map(lambda leaf: leaf if _is_jax(leaf) else jax.device_put(leaf), self)
 
     def signature(self) -> tuple[Any, ...]:
         """What a compiled program depends on: statics, array shapes and dtypes (hashable)."""

@@ -25,9 +25,11 @@ from numpyro import handlers
 from numpyro_ext.density.check import (
     check_data,
     closure_error,
-    raise_first_error,
+    parameters_are_valid,
+    raise_invalid_parameters,
     raise_row_mismatch,
     resolve_plates,
+    structure_of_model,
 )
 from numpyro_ext.density.handlers import (
     LOG_DETERMINANT,
@@ -48,12 +50,11 @@ from numpyro_ext.density.initialization import (
     InitStrategy,
     Structure,
     as_init_strategy,
-    first_run,
     held_without_prior,
-    structure_of,
 )
 from numpyro_ext.density.layout import Data, DataPlate, Indices, Layout
 from numpyro_ext.density.outputs import Output, output_of
+from numpyro_ext.programs import Program
 from ppl_ext.errors import (
     ArgumentError,
     EvaluationWarning,
@@ -99,6 +100,26 @@ class ScoreParts(NamedTuple):
     likelihood: Array
     log_prior: Array
     log_likelihood: Array
+
+
+class _Attempt(NamedTuple):
+    """A position drawn by the init strategy.
+
+    Parameters
+    ----------
+    rng_key : key
+        For the next attempt.
+    position : array (D,)
+    finite : bool
+        Whether density and score are finite there.
+    valid : bool
+        Whether all distributions' parameters are what they have to be.
+    """
+
+    rng_key: Array
+    position: Array
+    finite: Array
+    valid: Array
 
 
 class LogDensity:
@@ -188,7 +209,7 @@ class LogDensity:
         self.data_chunk = data_chunk
         self.dtype = jnp.result_type(float)
         self.constants_reason: str | None = None
-        self._compiled: dict[str, Callable[..., Any]] = {}
+        self._compiled: dict[str, Program] = {}
         self._admitted: set[Any] | None = None  # signatures of arguments whose plates are known
 
         data = self.bind(*args, **dict(kwargs or {}))
@@ -202,10 +223,8 @@ class LogDensity:
                 engine=engine,
             )
         else:
-            run = first_run(model, rng_key, data, init_strategy)
-            if run.error is not None:
-                raise_first_error(run, model, data, init_strategy)
-            structure = resolve_plates(model, structure_of(run), data)
+            structure = structure_of_model(model, rng_key, data, init_strategy, checked=False)
+            structure = resolve_plates(model, structure, data)
         without = bool(self.parameter_sites) and not structure.has_likelihood
         if self.likelihood_temperature != 1.0 and without:
             raise ArgumentError(
@@ -223,9 +242,14 @@ class LogDensity:
                 "subsample_size=B) as i:' and index the data by i, or leave data_chunk out."
             )
         if check:
-            if structure.nonfinite_sites:
-                # Other draws may do better; when none does, this names the site at fault.
-                self.initial_positions(1, rng_key, data)
+
+            def judge(found: _Attempt) -> None:
+                if not found.valid:
+                    raise_invalid_parameters(model, rng_key, data, init_strategy)
+
+            # Names the site at fault where there is no finite position.
+            bits = np.asarray(_bits(rng_key))[None]
+            self._finite_positions(bits, rng_key, self._ready(data), judge)
         self._warn_held(structure)
 
     # -- construction -------------------------------------------------------------------------
@@ -256,10 +280,13 @@ class LogDensity:
     def _find_evaluation(self, data: Data) -> None:
         """Trace the score once; hold the arguments as constants when tracing them fails."""
         position = jax.ShapeDtypeStruct((self.dim,), self.dtype)
-        indices = self.first_rows()
 
         def attempt(data: Data) -> None:
-            jax.eval_shape(self.evaluate, position, data, indices)
+            jax.eval_shape(
+                lambda position, data: self.evaluate(position, data, self.first_rows()),
+                position,
+                data,
+            )
 
         errors = (TypeError, ValueError, IndexError, AssertionError)
         try:
@@ -373,8 +400,9 @@ class LogDensity:
                 trace = self._trace(position, data, indices, sizes)
                 return _prior_and_likelihood(trace, self.dtype)
 
-            rows = {name: jnp.arange(count) for name, (_, count) in fresh.items()}
-            used, _ = index_use(log_joint, rows, sizes, jnp.zeros(self.dim, self.dtype), data)
+            rows = {name: np.arange(count) for name, (_, count) in fresh.items()}
+            position = jax.ShapeDtypeStruct((self.dim,), self.dtype)
+            used, _ = index_use(log_joint, rows, sizes, position, data)
             if used:
                 name = min(used)
                 raise ArgumentError(
@@ -478,13 +506,13 @@ class LogDensity:
 
     def first_rows(self) -> Indices:
         """Row indices of one minibatch for every plate that the model subsamples itself."""
-        return {name: jnp.arange(plate.subsample_size) for name, plate in self.plates.items()}
+        return {name: _arange(plate.subsample_size) for name, plate in self.plates.items()}
 
     def _all_indices(self) -> Indices:
         """All rows where local latents need them, else as few as the model asks for."""
         if not self.local_sites:
             return self.first_rows()
-        return {name: jnp.arange(plate.size) for name, plate in self.plates.items()}
+        return {name: _arange(plate.size) for name, plate in self.plates.items()}
 
     # -- one position -------------------------------------------------------------------------
 
@@ -559,9 +587,9 @@ class LogDensity:
             return jax.vmap(function)(positions)
         return lax.map(function, positions, batch_size=chunk)
 
-    def _run(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _run(self, name: str, function: Callable[..., Any], *, rarely: bool = False) -> Program:
         if name not in self._compiled:
-            self._compiled[name] = jax.jit(function)
+            self._compiled[name] = Program(function, rarely=rarely)
         return self._compiled[name]
 
     def _batch(
@@ -733,7 +761,7 @@ class LogDensity:
         def constrain(positions: Array, data: Data) -> dict[str, Array]:
             return self._over_particles(partial(self._constrain_one, data), positions)
 
-        run = self._run("constrain", constrain)
+        run = self._run("constrain", constrain, rarely=True)
         values = run(self._check_positions(z), self._ready(data))
         return {name: values[name] for name in (*self.layout.names, *self.parameter_sites)}
 
@@ -772,24 +800,78 @@ class LogDensity:
         def unconstrain(values: dict[str, Array], data: Data) -> Array:
             return self._over_particles(partial(self._unconstrain_one, data), values)
 
-        return self._run("unconstrain", unconstrain)(given, self._ready(data))
+        return self._run("unconstrain", unconstrain, rarely=True)(given, self._ready(data))
 
     # -- starting points ----------------------------------------------------------------------
 
-    def _draw_one(self, data: Data, rng_key: Array) -> Array:
+    def _draw_one(self, data: Data, rng_key: Array) -> Trace:
         seeded = handlers.seed(self._controlled(self._all_indices()), rng_key)
         model = handlers.substitute(seeded, substitute_fn=self.init_strategy)
-        return self._unconstrained(run_trace(model, data.args, data.kwargs))
+        return run_trace(model, data.args, data.kwargs)
 
-    def _draw_finite(self, keys: Array, data: Data) -> tuple[Array, Array]:
-        indices = self.first_rows()
+    def _attempt(self, rng_key: Array, data: Data) -> _Attempt:
+        rng_key = random.split(rng_key, 1)[0]
+        trace = self._draw_one(data, rng_key)
+        position = self._unconstrained(trace)
+        found = self._score_one(data, self.first_rows(), position)
+        finite = jnp.isfinite(found.log_prior + found.log_likelihood)
+        finite &= jnp.isfinite(found.score).all()
+        return _Attempt(rng_key, position, finite, parameters_are_valid(trace))
 
-        def draw(keys: Array) -> tuple[Array, Array]:
-            positions = jax.vmap(partial(self._draw_one, data))(keys)
-            found = self._batch(self._score_one, positions, data, indices)
-            finite = jnp.isfinite(found.score).all(axis=1)
-            finite &= jnp.isfinite(found.log_prior + found.log_likelihood)
-            return positions, finite
+    def initial_positions(self, num: int, rng_key: Array, data: Data) -> Array:
+        """Starting positions (num, D) by the init strategy, with finite density and score.
+
+        Positions that are not finite are drawn again, up to 100 times. The density is that of
+        the first rows of each subsampled plate. With traced arguments, positions that stay bad
+        are returned as they are.
+
+        Raises
+        ------
+        ModelCheckError
+            When no finite position is found; the message names the site at fault.
+        """
+        check_count("num", num)
+        data = self._ready(data)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((rng_key, data))):
+            return self._initial_positions_traced(random.split(rng_key, num), data)
+        split = Program(lambda key: _bits(random.split(key, num)), rarely=True)
+        return jax.device_put(self._finite_positions(np.asarray(split(rng_key)), rng_key, data))
+
+    def _finite_positions(
+        self,
+        keys: Any,
+        like: Array,
+        data: Data,
+        judge: Callable[[_Attempt], None] | None = None,
+    ) -> Any:
+        """One position for each row of ``keys``, the bits of keys as ``like``.
+
+        One after another, so that one program serves any number of them.
+        """
+        kind = random.key_impl(like) if _is_typed(like) else None
+
+        def attempt(bits: Array, data: Data) -> _Attempt:
+            key = bits if kind is None else random.wrap_key_data(bits, impl=kind)
+            found = self._attempt(key, data)
+            return found._replace(rng_key=_bits(found.rng_key))
+
+        program = self._run(f"attempt {kind}", attempt, rarely=True)
+        positions = np.empty((len(keys), self.dim), self.dtype)
+        for row, bits in enumerate(keys):
+            for _ in range(_INITIAL_TRIES):
+                found: _Attempt = program(bits, data)
+                if judge is not None:
+                    judge(found)
+                if found.finite:
+                    break
+                bits = found.rng_key
+            else:
+                raise self._nowhere_finite(found.position, data)
+            positions[row] = found.position
+        return positions
+
+    def _initial_positions_traced(self, keys: Array, data: Data) -> Array:
+        attempt = jax.vmap(partial(self._attempt, data=data))
 
         def unfinished(carry: tuple[Array, Array, Array, Array]) -> Array:
             tries, _, _, finite = carry
@@ -799,40 +881,19 @@ class LogDensity:
             carry: tuple[Array, Array, Array, Array],
         ) -> tuple[Array, Array, Array, Array]:
             tries, keys, positions, finite = carry
-            keys = jax.vmap(lambda key: random.split(key, 1)[0])(keys)
-            fresh, fresh_finite = draw(keys)
-            positions = jnp.where(finite[:, None], positions, fresh)
-            return tries + 1, keys, positions, finite | fresh_finite
+            fresh = attempt(keys)
+            positions = jnp.where(finite[:, None], positions, fresh.position)
+            return tries + 1, fresh.rng_key, positions, finite | fresh.finite
 
-        start = jnp.zeros((keys.shape[0], self.dim), self.dtype)
-        nowhere = jnp.zeros(keys.shape[0], bool)
-        carry = lax.while_loop(unfinished, again, (jnp.asarray(0), keys, start, nowhere))
-        return carry[2], carry[3]
-
-    def initial_positions(self, num: int, rng_key: Array, data: Data) -> Array:
-        """Starting positions (num, D) by the init strategy, with finite density and score.
-
-        Positions that are not finite are drawn again, up to 100 times. The density is that of
-        the first rows of each subsampled plate.
-
-        Raises
-        ------
-        ModelCheckError
-            When no finite position is found; the message names the site at fault.
-        """
-        if num < 1:
-            raise ArgumentError(f"The number of positions must be at least 1; found {num}.")
-        data = self._ready(data)
-        keys = random.split(rng_key, num)
-        positions, finite = self._run("draw", self._draw_finite)(keys, data)
-        if not isinstance(finite, jax.core.Tracer) and not bool(finite.all()):
-            worst = int(np.argmin(np.asarray(finite)))
-            raise self._nowhere_finite(positions[worst], data)
-        return positions
+        start = jnp.zeros((len(keys), self.dim), self.dtype)
+        nowhere = jnp.zeros(len(keys), bool)
+        return lax.while_loop(unfinished, again, (jnp.asarray(0), keys, start, nowhere))[2]
 
     def _nowhere_finite(self, position: Array, data: Data) -> ModelCheckError:
         indices = self.first_rows()
-        log_probs = self._run("site_log_probs", self._log_probs)(position, data, indices)
+        log_probs = self._run("site_log_probs", self._log_probs, rarely=True)(
+            position, data, indices
+        )
         faults = [
             f"'{n}' (log density {float(v)})"
             for n, v in log_probs.items()
@@ -876,6 +937,19 @@ class LogDensity:
             for name, site in trace.items()
             if site["type"] == "sample" and is_factor(site) and not belongs_to_prior(site)
         )
+
+
+def _arange(count: int) -> Array:
+    """The first row numbers, without a compiled program for each number of rows."""
+    return jax.device_put(np.arange(count))
+
+
+def _is_typed(rng_key: Array) -> bool:
+    return jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
+
+
+def _bits(rng_key: Array) -> Array:
+    return random.key_data(rng_key) if _is_typed(rng_key) else rng_key
 
 
 def _prior_and_likelihood(trace: Trace, dtype: Any) -> tuple[Array, Array]:

@@ -387,3 +387,25 @@ def test_plates_without_a_plate_statement_are_accepted() -> None:
         numpyro.sample("y", dist.Normal(z, 1.0), obs=jnp.ones(3))
 
     assert check_model(model, KEY).layout.shapes == {"z": (3,)}
+
+
+def test_parameters_that_are_not_valid_are_named_by_numpyro() -> None:
+    def model(spread: jax.Array) -> None:
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        # Log densities of negative concentrations may well be finite.
+        numpyro.sample("p", dist.Dirichlet(2.0 * spread).to_event(0), obs=jnp.ones(3) / 3)
+        numpyro.sample("y", dist.Normal(z, 1.0), obs=0.1)
+
+    LogDensity(model, KEY, (np.ones(3),))
+    with pytest.raises(ValueError, match="Dirichlet distribution got invalid concentration"):
+        LogDensity(model, KEY, (np.array([1.0, -2.5, 1.0]),))
+
+
+def test_parameters_that_are_not_valid_at_some_latent_values_are_drawn_again() -> None:
+    def model() -> None:
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(0.0, z, validate_args=True), obs=0.1)
+
+    target = LogDensity(model, random.key(1), check=False)
+    z = target.initial_positions(8, KEY, target.bind())
+    assert np.all(np.asarray(z) > 0.0)

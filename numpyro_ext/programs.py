@@ -1,0 +1,120 @@
+"""Compiled programs: quickly compiled where they run a few times, and compiled once for all that
+are the same.
+
+``jax.jit`` keeps programs by function, and every engine and target has functions of its own. Here
+a program is known by what it computes, its lowered text with every constant that it closes over.
+So a second engine of the same model and shapes finds the programs of the first, and one whose
+model closes over other arrays, or reads another global, does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+from jax.extend.core import get_opaque_trace_state
+
+#: XLA spends most of a small program's compile time on making it fast. On processors these make
+#: it about five times shorter, and some programs several times slower to run.
+_QUICKLY: dict[str, bool | int | float | str] = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_use_fusion_emitters": False,
+}
+
+#: Programs that are kept for others to find; the one that was not asked for longest makes room.
+MAX_KEPT = 256
+#: Programs with longer texts hold large constants, which must not outlive their engine.
+MAX_LENGTH = 2**21
+
+#: Settings under which a function becomes another program.
+_SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_device")
+
+_kept: OrderedDict[Hashable, Any] = OrderedDict()
+_lock = threading.Lock()
+
+
+def _trace_state() -> Any:
+    return get_opaque_trace_state(convention="numpyro_ext")
+
+
+_NO_TRACE = _trace_state()
+
+
+class Program:
+    """A function under ``jax.jit`` whose compiled program others find as well.
+
+    Called while something is being traced it is part of that, as any function under ``jax.jit``.
+
+    Parameters
+    ----------
+    function : callable
+        A pure function of pytrees of arrays.
+    rarely : bool
+        Whether it will run a few times only, so that time to compile counts and not time to run.
+    donate_argnums : tuple of int
+        As for ``jax.jit``.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        rarely: bool = False,
+        donate_argnums: tuple[int, ...] = (),
+    ) -> None:
+        # Arguments that are not used would not be seen in the text.
+        self._traced = jax.jit(function, keep_unused=True, donate_argnums=donate_argnums)
+        self._rarely = rarely
+        self._compiled: dict[Hashable, Any] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        """The function's value."""
+        if _trace_state() != _NO_TRACE:
+            return self._traced(*args)
+        leaves, tree = jax.tree.flatten(args)
+        signature = (
+            tree,
+            tuple((jax.typeof(leaf), getattr(leaf, "sharding", None)) for leaf in leaves),
+            *(getattr(jax.config, name) for name in _SETTINGS),
+        )
+        compiled = self._compiled.get(signature)
+        if compiled is None:
+            compiled = self._compiled[signature] = self._find(signature, args)
+        return compiled(*args)
+
+    def _find(self, signature: Hashable, args: tuple[Any, ...]) -> Any:
+        traced = self._traced.trace(*args)
+        lowered = traced.lower()
+        text = lowered.as_text()
+        # A program that calls back to Python does not say in its text to what.
+        if len(text) > MAX_LENGTH or "callback" in text:
+            return _compile(lowered, self._rarely)
+        outputs = (lowered.out_tree, tuple(traced.jaxpr.out_avals))
+        digest = hashlib.blake2b(text.encode(), digest_size=32).digest()
+        key = (self._rarely, digest, signature, outputs)
+        with _lock:
+            found = _kept.get(key)
+            if found is not None:
+                _kept.move_to_end(key)
+                return found
+        found = _compile(lowered, self._rarely)
+        with _lock:
+            _kept[key] = found
+            while len(_kept) > MAX_KEPT:
+                _kept.popitem(last=False)
+        return found
+
+
+def _compile(lowered: Any, rarely: bool) -> Any:
+    if rarely and _QUICKLY:
+        try:
+            return lowered.compile(compiler_options=_QUICKLY)
+        except jax.errors.JaxRuntimeError as error:
+            if "No such compile option" not in str(error):
+                raise
+            _QUICKLY.clear()  # another version of XLA
+    return lowered.compile()

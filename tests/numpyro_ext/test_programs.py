@@ -1,0 +1,199 @@
+"""Compiled programs: few for a target, and shared by what computes the same and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+
+from numpyro_ext import programs
+from numpyro_ext.density import LogDensity
+from numpyro_ext.programs import Program
+
+KEY = random.key(0)
+
+_compiled: list[str] = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, _, **details: (
+        _compiled.append(str(details.get("fun_name")))
+        if event == "/jax/core/compile/backend_compile_duration"
+        else None
+    )
+)
+
+
+@contextmanager
+def compiled() -> Iterator[list[str]]:
+    """The programs compiled in this context."""
+    start, names = len(_compiled), []
+    yield names
+    names.extend(_compiled[start:])
+
+
+@pytest.fixture(autouse=True)
+def _empty() -> None:
+    programs._kept.clear()
+
+
+def normal(loc: Any, scale: float = 1.0) -> Callable[..., None]:
+    """A model that closes over ``loc`` and ``scale``."""
+
+    def model(y: jax.Array) -> None:
+        z = numpyro.sample("z", dist.Normal(loc, scale))
+        with numpyro.plate("N", len(y)):
+            numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    return model
+
+
+Y = np.array([0.5, 1.5, -0.3], np.float32)
+
+
+def score_at_zero(model: Callable[..., None]) -> float:
+    target = LogDensity(model, KEY, (Y,))
+    return float(target.score(jnp.zeros((1, 1)), target.bind(Y)).score[0, 0])
+
+
+def test_the_next_target_of_the_same_model_compiles_nothing() -> None:
+    model = normal(0.3)
+    first = LogDensity(model, KEY, (Y,))
+    data = first.bind(Y)
+    z = first.initial_positions(4, KEY, data)
+    expected = first.score(z, data).score, first.constrain(z, data)["z"]
+    with compiled() as names:
+        other = LogDensity(model, random.key(1), (Y + 0.0,))
+        again = other.initial_positions(4, KEY, data)
+        found = other.score(z, data).score, other.constrain(z, data)["z"]
+    assert names == []
+    np.testing.assert_array_equal(again, z)
+    for one, two in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+LOCATION = jnp.array(0.3)
+
+
+def reads_a_global(y: jax.Array) -> None:
+    z = numpyro.sample("z", dist.Normal(LOCATION, 1.0))
+    with numpyro.plate("N", len(y)):
+        numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+
+def test_what_a_model_closes_over_is_never_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = sum(Y.tolist())
+    for loc in (0.3, 0.4, jnp.array(0.5), jnp.array(0.6), np.float32(0.7)):
+        assert score_at_zero(normal(loc)) == pytest.approx(float(loc) + own, rel=1e-5)
+    for number in (0.3, 2.0):
+        # The same function, another global: what a user does in a notebook.
+        monkeypatch.setitem(globals(), "LOCATION", jnp.array(number))
+        assert score_at_zero(reads_a_global) == pytest.approx(number + own, rel=1e-5)
+    array = np.array(0.3, np.float32)
+    for number in (0.8, 0.9):
+        array[...] = number  # the same array, changed in place
+        assert score_at_zero(normal(array)) == pytest.approx(number + own, rel=1e-5)
+
+
+def test_options_are_never_stale() -> None:
+    target = {
+        temperature: LogDensity(normal(0.3), KEY, (Y,), likelihood_temperature=temperature)
+        for temperature in (1.0, 2.0)
+    }
+    for temperature, one in target.items():
+        found = one.score(jnp.zeros((1, 1)), one.bind(Y)).score[0, 0]
+        assert found == pytest.approx(0.3 + sum(Y.tolist()) / temperature, rel=1e-5)
+
+    def held(y: jax.Array) -> None:
+        loc = numpyro.param("loc", 0.1)
+        normal(loc)(y)
+
+    with pytest.warns(UserWarning, match="held"):
+        first = LogDensity(held, KEY, (Y,))
+    for loc in (0.1, 0.2):
+        other = first.with_held({"loc": jnp.array(loc)})
+        found = other.score(jnp.zeros((1, 1)), other.bind(Y)).score[0, 0]
+        assert found == pytest.approx(loc + sum(Y.tolist()), rel=1e-5)
+
+
+def test_programs_that_differ_in_what_their_text_does_not_say() -> None:
+    x, y = jnp.ones(3), jnp.full(3, 2.0)
+    assert Program(lambda a, b: a + 0.0)(x, y)[0] == 1.0  # which argument is used
+    assert Program(lambda a, b: b + 0.0)(x, y)[0] == 2.0
+    assert set(Program(lambda a: {"one": a})(x)) == {"one"}  # the names of results
+    assert set(Program(lambda a: {"two": a})(x)) == {"two"}
+
+    def calls(number: float) -> Program:  # what Python does
+        shape = jax.ShapeDtypeStruct((3,), x.dtype)
+        return Program(lambda a: jax.pure_callback(lambda a: np.asarray(a) + number, shape, a))
+
+    assert calls(1.0)(x)[0] == 2.0 and calls(2.0)(x)[0] == 3.0
+
+
+def test_inside_transformations_a_program_is_a_jitted_function() -> None:
+    program = Program(lambda x: jnp.sin(x) ** 2, rarely=True)
+    x = jnp.arange(3.0)
+    np.testing.assert_allclose(program(x), np.sin(x) ** 2, rtol=1e-6)
+    np.testing.assert_allclose(jax.vmap(program)(x), np.sin(x) ** 2, rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(lambda x: program(x).sum())(x), np.sin(2 * x), rtol=1e-5)
+    constant = jax.jit(lambda: program(x))()  # no argument is traced, and yet all is
+    np.testing.assert_allclose(constant, np.sin(x) ** 2, rtol=1e-6)
+
+
+def test_old_programs_and_large_ones_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "MAX_KEPT", 2)
+    for number in range(3):
+        Program(lambda x, number=number: x + number)(1.0)
+    assert len(programs._kept) == 2
+    programs._kept.clear()
+    large = jnp.asarray(random.normal(KEY, (programs.MAX_LENGTH // 8,)))
+    Program(lambda x: x + large)(1.0)
+    assert not programs._kept
+
+
+def test_an_option_that_the_compiler_does_not_know_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(programs, "_QUICKLY", {"xla_no_such_option": True})
+    assert Program(lambda x: x + 1.0, rarely=True)(1.0) == 2.0
+    assert not programs._QUICKLY
+
+
+_COUNT = """
+import jax, numpy as np
+jax.config.update("jax_enable_compilation_cache", False)
+names = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, _, **details: names.append(details.get("fun_name"))
+    if event == "/jax/core/compile/backend_compile_duration" else None
+)
+from numpyro_ext.density import LogDensity
+from tests.models import numpyro_models
+
+key = jax.random.PRNGKey(0)
+for name in ("eight_schools_noncentered", "logistic_regression", "local_latents"):
+    args = tuple(np.asarray(array) for array in numpyro_models.arguments(name))
+    del names[:]
+    target = LogDensity(numpyro_models.build(name), key, args)
+    target.initial_positions(10, key, target.bind(*args))
+    print(name, len(names), names)
+"""
+
+
+def test_a_target_and_its_starting_positions_are_two_programs() -> None:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    lines = subprocess.run(
+        [sys.executable, "-c", _COUNT], capture_output=True, text=True, check=True, env=environment
+    ).stdout.splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        assert int(line.split()[1]) <= 2, line
