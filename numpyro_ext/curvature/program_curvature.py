@@ -28,6 +28,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, random
 from jaxtyping import Float
 
@@ -81,14 +82,20 @@ class ProgramCurvature:
         self.coordinates, self.slices = where.numbers, where.slices
         self.sites = tuple(self.slices)
         # Anywhere will do: these positions show the structure, and are not started from.
-        key = random.PRNGKey(0)
-        positions = random.uniform(key, (2, target.dim), target.dtype, -1.0, 1.0)
-        self._check_likelihood(target, positions[0], data)
-        self.prior = prior_structure(target, positions, data, key, options.prior_form, self.sites)
-        self.rows = row_structure(target, positions[0], data, target.first_rows())
+        drawn = np.random.default_rng(0).uniform(-1.0, 1.0, (2, target.dim))
+        positions = jnp.asarray(drawn, target.dtype)
+        first = jnp.asarray(drawn[0], target.dtype)
+        self._check_likelihood(target, first, data)
+        self.prior = prior_structure(target, positions, data, options.prior_form, self.sites)
+        self.rows = row_structure(target, first, data, target.first_rows())
 
     def _check_likelihood(self, target: LogDensity, position: Array, data: Data) -> None:
-        factors = target.likelihood_factors(position, data, target.first_rows())
+        factors: list[str] = []
+
+        def look(position: Array, data: Data, indices: Indices) -> None:
+            factors.extend(target.likelihood_factors(position, data, indices))
+
+        jax.eval_shape(look, position, data.on_device(), target.first_rows())
         if factors:
             raise ArgumentError(
                 f"Expected a likelihood of observed sample sites, found the factors {factors}: a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -195,7 +196,10 @@ class SVN(ParticleEngine):
 
     def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> NewtonPlan:
         estimator = super()._plan(target, rng_key, data).estimator
-        with jax.ensure_compile_time_eval():
+        # Values decide, so a step that is being compiled waits; elsewhere this would have each
+        # operation of what is traced here compiled by itself.
+        traced = isinstance(rng_key, jax.core.Tracer)
+        with jax.ensure_compile_time_eval() if traced else contextlib.nullcontext():
             program = ProgramCurvature(target, data, self.curvature)
         others = program.coordinates
         if self.curvature.sites is not None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -27,7 +28,6 @@ def prior_structure(
     target: LogDensity,
     z: Float[Tensor, "P D"],
     data: Data,
-    generator: torch.Generator,
     form: PriorForm | None = None,
     sites: Collection[str] | None = None,
 ) -> PriorStructure:
@@ -51,7 +51,7 @@ def prior_structure(
     for where in slices.values():
         inside[where] = 1.0
     # Not signs: in two dimensions every second pair of these would be a multiple of ones.
-    drawn = torch.randn(target.dim, dtype=z.dtype, generator=generator).to(z.device)
+    drawn = torch.from_numpy(np.random.default_rng(0).normal(size=target.dim)).to(z)
 
     def is_diagonal(mask: Tensor) -> bool:
         """Whether H M v = (H M 1) * v on the mask, for a random v."""

@@ -28,6 +28,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -89,13 +90,10 @@ class ProgramCurvature:
         self.coordinates, self.slices = where.numbers, where.slices
         self.sites = tuple(self.slices)
         # Anywhere will do: these positions show the structure, and are not started from.
-        generator = torch.Generator().manual_seed(0)
-        uniform = torch.rand(2, target.dim, generator=generator, dtype=target.dtype)
-        positions = (2.0 * uniform - 1.0).to(target.device)
+        drawn = np.random.default_rng(0).uniform(-1.0, 1.0, (2, target.dim))
+        positions = torch.as_tensor(drawn, dtype=target.dtype, device=target.device)
         self._check_likelihood(target, positions[0], data)
-        self.prior = prior_structure(
-            target, positions, data, generator, options.prior_form, self.sites
-        )
+        self.prior = prior_structure(target, positions, data, options.prior_form, self.sites)
         indices = target.first_rows()
         self.rows = row_structure(target, positions[0], data, indices)
         outputs = target.outputs(positions[0], data, indices)

@@ -452,7 +452,7 @@ def test_prior_curvature_is_the_clipped_hessian(model: Any) -> None:
     def computed(structure: PriorStructure) -> Any:
         return jax.jit(lambda z: prior_curvature(target, structure, z, data))(z)
 
-    structure = prior_structure(target, z, data, KEY)
+    structure = prior_structure(target, z, data)
     found = np.asarray(computed(structure))
     diagonal = np.maximum(np.diagonal(exact, axis1=1, axis2=2), 0.0)
     if model is independent:
@@ -467,15 +467,15 @@ def test_prior_curvature_is_the_clipped_hessian(model: Any) -> None:
     values, vectors = np.linalg.eigh(exact)
     clipped = np.einsum("pij,pj,pkj->pik", vectors, np.maximum(values, 0.0), vectors)
     np.testing.assert_allclose(found, clipped, atol=1e-10)
-    structure = prior_structure(target, z, data, KEY, "diagonal")
+    structure = prior_structure(target, z, data, "diagonal")
     assert not structure.exact
     found = np.asarray(computed(structure))
     np.testing.assert_allclose(found, diagonal, atol=1e-10)
     # Given the scale the effects are independent, and the pair is no concern of theirs.
-    structure = prior_structure(target, z, data, KEY, sites=("effects",))
+    structure = prior_structure(target, z, data, sites=("effects",))
     assert structure == PriorStructure(("effects",), "diagonal", True, ("effects",), constant=False)
     np.testing.assert_allclose(np.asarray(computed(structure)), diagonal[:, 1:4], atol=1e-10)
-    structure = prior_structure(target, z, data, KEY, sites=("scale", "pair"))
+    structure = prior_structure(target, z, data, sites=("scale", "pair"))
     assert structure.form == "hessian"
     where = [0, 4, 5]
     values, vectors = np.linalg.eigh(np.asarray(exact)[:, where][:, :, where])

@@ -543,7 +543,7 @@ def test_prior_curvature_is_the_clipped_hessian(model: Any) -> None:
         torch.func.jacrev(torch.func.jacrev(lambda z: target.evaluate(z, data)[0]))
     )(z)
     assert torch.linalg.eigvalsh(exact).min().item() < 0  # so that something is clipped
-    structure = prior_structure(target, z, data, torch.Generator())
+    structure = prior_structure(target, z, data)
     found = prior_curvature(target, structure, z, data).numpy()
     diagonal = np.maximum(np.diagonal(exact.numpy(), axis1=1, axis2=2), 0.0)
     if model is independent:
@@ -558,17 +558,17 @@ def test_prior_curvature_is_the_clipped_hessian(model: Any) -> None:
     values, vectors = np.linalg.eigh(exact.numpy())
     clipped = np.einsum("pij,pj,pkj->pik", vectors, np.maximum(values, 0.0), vectors)
     np.testing.assert_allclose(found, clipped, atol=1e-10)
-    structure = prior_structure(target, z, data, torch.Generator(), "diagonal")
+    structure = prior_structure(target, z, data, "diagonal")
     assert not structure.exact
     found = prior_curvature(target, structure, z, data).numpy()
     np.testing.assert_allclose(found, diagonal, atol=1e-10)
     # Given the scale the effects are independent, and the pair is no concern of theirs.
-    structure = prior_structure(target, z, data, torch.Generator(), sites=("effects",))
+    structure = prior_structure(target, z, data, sites=("effects",))
     assert structure == PriorStructure(("effects",), "diagonal", True, ("effects",), constant=False)
     np.testing.assert_allclose(
         prior_curvature(target, structure, z, data).numpy(), diagonal[:, 1:4], atol=1e-10
     )
-    structure = prior_structure(target, z, data, torch.Generator(), sites=("scale", "pair"))
+    structure = prior_structure(target, z, data, sites=("scale", "pair"))
     assert structure.form == "hessian"
     where = [0, 4, 5]
     values, vectors = np.linalg.eigh(np.asarray(exact)[:, where][:, :, where])
