@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.models import zoo
+
 
 def optimizer(
     backend: Any,
@@ -39,6 +41,18 @@ def optimizer(
     if cosine:
         return pyro.optim.CosineAnnealingLR({**given, "T_max": steps})
     return pyro.optim.ExponentialLR({**given, "gamma": end ** (1 / steps)})
+
+
+def check_moments(
+    name: str, draws: dict[str, np.ndarray], mean_tolerance: float, sd_tolerance: float
+) -> None:
+    """See that draws have a zoo model's means, within these standard deviations, and deviations."""
+    for moment in zoo.ZOO[name].moments():
+        values = moment.statistic(draws)
+        error = (values.mean(axis=0) - moment.mean) / moment.std
+        np.testing.assert_allclose(error, 0.0, atol=mean_tolerance, err_msg=moment.name)
+        ratio = values.std(axis=0) / moment.std
+        np.testing.assert_allclose(ratio, 1.0, atol=sd_tolerance, err_msg=moment.name)
 
 
 class Run:
