@@ -63,6 +63,7 @@ EFFECT_MODULES = {
 # Files that one package has and the other need not, with the reason.
 ONE_SIDED = {
     "pyro_ext/density/graph.py": "JAX traces by itself; torch needs a traced graph",
+    "pyro_ext/density/simplify.py": "XLA simplifies by itself; a traced graph is replayed as it is",
     "pyro_ext/sgmcmc/mcmc.py": "NumPyro's MCMC has chain_method='vectorized'; Pyro's has no such",
     "pyro_ext/optim.py": "Pyro's optimisers keep global state, which NumPyro's do not have",
     "numpyro_ext/draws.py": "torch compiles no programs of its generator",

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 from pyro_ext.density.handlers import without_host_checks
+from pyro_ext.density.simplify import replayed, simplify
 
 MODES = ("inductor", "graph", "handlers", "loop")
 
@@ -33,6 +34,7 @@ MAX_GRAPHS = 32
 _LIFT_FAILURES = (RuntimeError, TypeError, ValueError, AssertionError, KeyError)
 
 Single = Callable[[Tensor, Any], Any]
+_LEAVES = (Tensor, torch.nn.Parameter, int, float, bool, str, type(None))
 
 
 def _static_key(leaf: Any) -> Hashable:
@@ -45,23 +47,41 @@ class _Inputs:
     """Arguments split into tensors, which a graph takes as inputs, and everything else."""
 
     def __init__(self, arguments: Any) -> None:
-        leaves, self.spec = pytree.tree_flatten(arguments)
+        leaves, self._spec = _flattened(arguments)
         self.leaves = leaves
         self.positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self.tensors = [leaves[i] for i in self.positions]
         # Identity keys are safe only while the objects live, so whoever keeps the key keeps them.
         self.static = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
         self.key: Hashable = (
-            str(self.spec),
+            str(self._spec),
             tuple(_static_key(leaf) for leaf in self.static),
-            tuple((tuple(t.shape), t.dtype, t.device) for t in self.tensors),
+            tuple((t.shape, t.dtype, t.device) for t in self.tensors),
         )
 
     def rebuild(self, tensors: list[Tensor] | tuple[Tensor, ...]) -> Any:
         leaves = list(self.leaves)
         for position, tensor in zip(self.positions, tensors, strict=True):
             leaves[position] = tensor
-        return pytree.tree_unflatten(leaves, self.spec)
+        if isinstance(self._spec, pytree.TreeSpec):
+            return pytree.tree_unflatten(leaves, self._spec)
+        number, *names = self._spec
+        rest = iter(leaves[number:])
+        return (tuple(leaves[:number]), *(dict(zip(keys, rest, strict=False)) for keys in names))
+
+
+def _flattened(arguments: Any) -> tuple[list[Any], Any]:
+    """The leaves of a pytree, and what it takes to put them together again.
+
+    Those of :func:`as_arguments` are found without torch's help, which takes as long as ten
+    operations on small tensors.
+    """
+    if len(arguments) == 3 and type(arguments[1]) is type(arguments[2]) is dict:
+        args, kwargs, indices = arguments
+        leaves = [*args, *kwargs.values(), *indices.values()]
+        if all(type(leaf) in _LEAVES for leaf in leaves):
+            return leaves, (len(args), tuple(kwargs), tuple(indices))
+    return pytree.tree_flatten(arguments)
 
 
 class Memory:
@@ -214,17 +234,18 @@ class BatchedFunction:
             module = make_fx(batched)(z, *inputs.tensors)
         module.graph.eliminate_dead_code()
         _drop_identities(module.graph)
+        replay: Callable[..., Any]
         if self.mode == "inductor":
             _materialize_accumulators(module.graph)
+            module.recompile()
+            self._require_same_result(module, z, inputs, in_dims)
+            replay = torch.compile(module)
         else:
+            simplify(module)
             _join_in_place(module.graph, self.memory)
-        module.recompile()
-        self._require_same_result(module, z, inputs, in_dims)
-        if self.mode == "inductor":
-            compiled = torch.compile(module)
-            self._require_same_result(compiled, z, inputs, in_dims)
-            return compiled
-        return module
+            replay = replayed(module)
+        self._require_same_result(replay, z, inputs, in_dims)
+        return replay
 
     def _require_same_result(
         self, module: Callable[..., Any], z: Tensor, inputs: _Inputs, in_dims: Any
@@ -267,6 +288,8 @@ def _materialize_accumulators(graph: torch.fx.Graph) -> None:
             node.update_arg(0, own)
 
 
+#: Entries from which on a copy costs more than the calls that avoid it.
+LONG = 2**14
 _ATEN: Any = torch.ops.aten
 _VIEWS = (
     _ATEN.view.default,
@@ -322,11 +345,13 @@ def _join_in_place(graph: torch.fx.Graph, memory: Memory) -> None:
             continue
         pieces: list[Any] = list(join.args[0])
         whole = join.meta["val"]
+        if whole.numel() < LONG:
+            continue
         # Each piece is a view, or a view of a view, of what its source has computed.
         views = {piece: _views_of_source(piece) for piece in pieces}
         sources = {piece: (chain[-1].args[0] if chain else piece) for piece, chain in views.items()}
         if len(views) < len(pieces) or any(
-            sources[piece].op != "call_function" or piece.meta["val"].dtype != whole.dtype
+            sources[piece].op == "placeholder" or piece.meta["val"].dtype != whole.dtype
             for piece in pieces
         ):
             continue

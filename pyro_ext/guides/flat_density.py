@@ -144,6 +144,10 @@ class FlatDensity:
             (score,) = torch.autograd.grad(total, theta, create_graph=differentiable)
         return score
 
+    def log_prob_and_score(self, parameters: Parameters, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`log_prob` and :meth:`score`, which have much in common."""
+        return self.log_prob(parameters, theta), self.score(parameters, theta)
+
     def mean_square_residual(
         self, parameters: Parameters, theta: Tensor, target: Tensor
     ) -> tuple[Tensor, Parameters]:

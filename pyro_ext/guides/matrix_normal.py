@@ -303,7 +303,7 @@ class MatrixNormalDensity(NormalDensity):
 
     @torch.no_grad()
     def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
-        noise = self._noise(parameters, generator, (num, self.dim))
+        noise = self.noise(parameters, generator, (num, self.dim))
         return _scaled(noise, self.factors(parameters), self.blocks()).add_(parameters["loc"])
 
     def log_prob(self, parameters: Parameters, theta: Tensor) -> Tensor:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
 
 import torch
-from pyro.distributions.transforms import SoftplusTransform
+from pyro.distributions.transforms import SoftplusTransform, UnitLowerCholeskyTransform
 from pyro.infer import autoguide
 from torch import Tensor
 from torch.distributions import transform_to
-from torch.distributions.transforms import ExpTransform
+from torch.distributions.transforms import ExpTransform, Transform
 
 from pyro_ext.guides.flat_density import (
     FlatDensity,
@@ -35,16 +37,20 @@ class NormalDensity(FlatDensity):
         """Mean (D,) of the guide, in the unconstrained space."""
         return parameters["loc"]
 
+    @cached_property
+    def _scale_transform(self) -> Transform:
+        return transform_to(self.guide.scale_constraint)
+
     def _scale(self, parameters: Parameters) -> Tensor:
-        constraint = self.guide.scale_constraint
-        return transform_to(constraint)(parameters["scale_unconstrained"])
+        return self._scale_transform(parameters["scale_unconstrained"])
 
     def _unconstrained_scale(self, scale: Tensor) -> Tensor:
-        return transform_to(self.guide.scale_constraint).inv(scale).clone()
+        return self._scale_transform.inv(scale).clone()
 
-    def _noise(
+    def noise(
         self, parameters: Parameters, generator: torch.Generator, shape: tuple[int, ...]
     ) -> Tensor:
+        """Standard normal numbers of the guide's kind."""
         loc = parameters["loc"]
         noise = torch.randn(shape, generator=generator, dtype=loc.dtype, device=generator.device)
         return noise.to(loc.device)
@@ -72,7 +78,7 @@ class DiagonalNormalDensity(NormalDensity):
                 if generator.device == piece.device:
                     piece.normal_(generator=generator)
                 else:
-                    piece.copy_(self._noise(parameters, generator, tuple(piece.shape)))
+                    piece.copy_(self.noise(parameters, generator, tuple(piece.shape)))
                 piece.mul_(scale).add_(loc[where])
         return theta
 
@@ -131,7 +137,7 @@ class DiagonalNormalDensity(NormalDensity):
 
     def _pull_back(self, unconstrained: Tensor, scale: Tensor, gradient: Tensor) -> Tensor:
         """Gradient in the unconstrained scale from that in the scale, which is overwritten."""
-        transform = transform_to(self.guide.scale_constraint)
+        transform = self._scale_transform
         if isinstance(transform, SoftplusTransform):
             return gradient.mul_(unconstrained.sigmoid())
         if isinstance(transform, ExpTransform):
@@ -157,7 +163,7 @@ class DiagonalNormalDensity(NormalDensity):
         theta, score : tensors (S, D)
         reach : float
         """
-        transform = transform_to(self.guide.scale_constraint)
+        transform = self._scale_transform
         if not isinstance(transform, (SoftplusTransform, ExpTransform)) or not reach < math.inf:
             return math.inf
         extremes = []
@@ -196,27 +202,49 @@ class MultivariateNormalDensity(NormalDensity):
     """``AutoMultivariateNormal``: closed forms by two triangular solves."""
 
     covariance_structure = "full"
+    _masks: tuple[Any, tuple[Tensor, Tensor]] | None = None
+
+    @cached_property
+    def _unit_transform(self) -> Transform:
+        return transform_to(self.guide.scale_tril_constraint)
 
     def _scale_tril(self, parameters: Parameters) -> Tensor:
-        constraint = self.guide.scale_tril_constraint
-        unit = transform_to(constraint)(parameters["scale_tril_unconstrained"])
-        return self._scale(parameters).unsqueeze(-1) * unit
+        transform = self._unit_transform
+        scale, unit = self._scale(parameters), parameters["scale_tril_unconstrained"]
+        if isinstance(transform, UnitLowerCholeskyTransform):
+            # One operation, where the host's tril starts all threads for the smallest matrix.
+            below, identity = self._unit_lower(unit)
+            return torch.where(below, unit, identity).mul(scale.unsqueeze(-1))
+        return scale.unsqueeze(-1) * transform(unit)
+
+    def _unit_lower(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Which entries are below the diagonal, and the identity, (D, D) each."""
+        kind = like.dtype, like.device
+        if self._masks is None or self._masks[0] != kind:
+            identity = torch.eye(self.dim, dtype=like.dtype, device=like.device)
+            below = torch.ones_like(identity, dtype=torch.bool).tril(-1)
+            self._masks = kind, (below, identity)
+        return self._masks[1]
 
     @torch.no_grad()
     def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
-        noise = self._noise(parameters, generator, (num, self.dim))
+        noise = self.noise(parameters, generator, (num, self.dim))
         return parameters["loc"] + noise @ self._scale_tril(parameters).T
 
     def log_prob(self, parameters: Parameters, theta: Tensor) -> Tensor:
         scale_tril = self._scale_tril(parameters)
-        standard = _solve_lower(scale_tril, theta - parameters["loc"])
-        log_determinant = scale_tril.diagonal().log().sum()
-        return -0.5 * (standard.square().sum(-1) + self.dim * LOG_TWO_PI) - log_determinant
+        return log_density(scale_tril, _solve_lower(scale_tril, theta - parameters["loc"]))
 
     def score(self, parameters: Parameters, theta: Tensor) -> Tensor:
         scale_tril = self._scale_tril(parameters)
         standard = _solve_lower(scale_tril, parameters["loc"] - theta)
         return _solve_lower(scale_tril, standard, transpose=True)
+
+    def log_prob_and_score(self, parameters: Parameters, theta: Tensor) -> tuple[Tensor, Tensor]:
+        scale_tril = self._scale_tril(parameters)
+        standard = _solve_lower(scale_tril, parameters["loc"] - theta)
+        score = _solve_lower(scale_tril, standard, transpose=True)
+        return log_density(scale_tril, standard), score
 
     def moments(self, parameters: Parameters) -> Moments:
         return Moments(parameters["loc"], self._scale_tril(parameters))
@@ -230,11 +258,10 @@ class MultivariateNormalDensity(NormalDensity):
     def set_moments(self, parameters: Parameters, moments: Moments) -> Parameters:
         scale = moments.scale.diagonal()
         unit = moments.scale / scale.unsqueeze(-1)
-        constraint = self.guide.scale_tril_constraint
         return {
-            "loc": moments.mean.clone(),
+            "loc": moments.mean,
             "scale_unconstrained": self._unconstrained_scale(scale),
-            "scale_tril_unconstrained": transform_to(constraint).inv(unit).clone(),
+            "scale_tril_unconstrained": self._unit_transform.inv(unit),
         }
 
 
@@ -250,8 +277,8 @@ class LowRankNormalDensity(NormalDensity):
     @torch.no_grad()
     def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
         factor = parameters["cov_factor"]
-        noise = self._noise(parameters, generator, (num, self.dim))
-        noise += self._noise(parameters, generator, (num, factor.shape[-1])) @ factor.T
+        noise = self.noise(parameters, generator, (num, self.dim))
+        noise += self.noise(parameters, generator, (num, factor.shape[-1])) @ factor.T
         return noise.mul_(self._scale(parameters)).add_(parameters["loc"])
 
     def _whiten(self, parameters: Parameters, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -306,15 +333,21 @@ def _sum_draws(values: Tensor) -> Tensor:
     return values[0] if len(values) == 1 else values.sum(0)
 
 
+def log_density(scale_tril: Tensor, standard: Tensor) -> Tensor:
+    """Log density (...,) of a Normal at points in its standard coordinates (..., D)."""
+    constant = scale_tril.diagonal().log().sum() + 0.5 * len(scale_tril) * LOG_TWO_PI
+    return -0.5 * standard.square().sum(-1) - constant
+
+
 def _solve_lower(scale_tril: Tensor, vectors: Tensor, transpose: bool = False) -> Tensor:
     """Solve L x = v, or L^T x = v, for vectors v in the rows of ``vectors`` (..., D)."""
-    rows = vectors.reshape(-1, vectors.shape[-1])
+    rows = vectors if vectors.dim() == 2 else vectors.reshape(-1, vectors.shape[-1])
     # x^T = v^T L^{-T}: the rows are solved from the right, by an upper triangular matrix for L.
     if transpose:
         solved = torch.linalg.solve_triangular(scale_tril, rows, upper=False, left=False)
     else:
         solved = torch.linalg.solve_triangular(scale_tril.T, rows, upper=True, left=False)
-    return solved.reshape(vectors.shape)
+    return solved.reshape(vectors.shape) if vectors.dim() != 2 else solved
 
 
 register_flat_density(autoguide.AutoDiagonalNormal)(DiagonalNormalDensity)

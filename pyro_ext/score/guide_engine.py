@@ -406,4 +406,8 @@ def _with_scale(density: FlatDensity, parameters: Parameters, scale: float) -> P
 
 def all_finite(parameters: Parameters) -> bool:
     """Whether every entry of every parameter is finite."""
-    return all(bool(value.isfinite().all()) for value in parameters.values())
+    # A finite sum says so at once; one that is not may have overflowed.
+    return all(
+        math.isfinite(float(value.sum())) or bool(value.isfinite().all())
+        for value in parameters.values()
+    )

@@ -304,21 +304,19 @@ dtype
         self._start_optimizer(plan, length)
 
     def _update(self, plan: ProximalPlan, data: Data) -> Update:
-        if plan.closed_form is None:
+        form = plan.closed_form
+        if form is None:
             return self._gradient_update(plan, data)
-        density, form = plan.density, plan.closed_form
         with torch.no_grad():
-            theta = form.draw(self._parameters, self._generator, plan.num_samples)
-            present = density.score(self._parameters, theta)
+            draws = form.evaluated_draw(self._parameters, self._generator, plan.num_samples)
             weights = form.weights(self._parameters, plan.num_samples)
-            log_q = weights @ density.log_prob(self._parameters, theta)
-        score, log_prior, log_likelihood = self._score(theta, data)[:3]
+        score, log_prior, log_likelihood = self._score(draws.theta, data)[:3]
         log_p = log_prior + log_likelihood / plan.target.likelihood_temperature
-        loss = float(weights @ (present - score).square().sum(-1))
-        info = {"log_p": float(weights @ log_p), "log_q": float(log_q)}
+        loss = float(weights @ (draws.score - score).square_().sum(-1))
+        info = {"log_p": float(weights @ log_p), "log_q": float(weights @ draws.log_prob)}
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
         if finite:
-            finite = self._regression_step(form, theta, score, log_p)
+            finite = self._regression_step(form, draws.theta, score, log_p)
         return Update(loss, info, finite)
 
     def _sample(self, plan: ProximalPlan) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,14 @@ State = TypeVar("State")
 
 #: Limit c on how far one update changes the precision, as a factor in every direction.
 TRUST = 1.25
+
+
+class Draws(NamedTuple):
+    """Points (S, D) of an iteration, with the guide's log density (S,) and score (S, D) there."""
+
+    theta: Tensor
+    log_prob: Tensor
+    score: Tensor
 
 
 class ClosedForm(ABC, Generic[State]):
@@ -58,6 +66,11 @@ class ClosedForm(ABC, Generic[State]):
         """
         draws = self.density.sample(parameters, generator, num // 2)
         return antithetic(draws, self.density.mean(parameters))
+
+    def evaluated_draw(self, parameters: Parameters, generator: torch.Generator, num: int) -> Draws:
+        """The points of :meth:`draw`, with what the guide is there."""
+        theta = self.draw(parameters, generator, num)
+        return Draws(theta, *self.density.log_prob_and_score(parameters, theta))
 
     def weights(self, parameters: Parameters, num: int) -> Tensor:
         """Weights (num,), of sum 1, with which the points of :meth:`draw` stand for the guide."""

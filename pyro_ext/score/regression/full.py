@@ -43,14 +43,13 @@ import torch
 from torch import Tensor
 
 from pyro_ext.guides.flat_density import Moments, Parameters
+from pyro_ext.guides.normal import log_density
 from pyro_ext.score.overflow import LENIENCE, judged
-from pyro_ext.score.regression.base import TRUST, ClosedForm
+from pyro_ext.score.regression.base import TRUST, ClosedForm, Draws
 from pyro_ext.score.regression.pairs import (
     DECAY,
     Count,
     advanced,
-    averaged,
-    halves,
     next_mean_weight,
     next_weight,
 )
@@ -102,20 +101,26 @@ def observe(
 
     ``total`` is the number of iterations of the whole run, 0 when that is not known.
     """
-    difference, score_difference = halves(theta), halves(score)
-    pairs = len(difference)
-    latest = BlockMoments(
-        difference.T @ difference / pairs,
-        score_difference.T @ difference / pairs,
-        score_difference.T @ score_difference / pairs,
-    )
+    # Twice d and e: factors cost least where a product takes them.
+    d, e = (torch.sub(*values.chunk(2)) for values in (theta, score))
+    pairs, columns = len(d), e.T
     weight = next_weight(regression.seen, decay)
     mean_weight = next_mean_weight(regression.seen, decay, total)
+
+    def added(before: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """The running average with the latest of left right / 4."""
+        return torch.addmm(before, left, right, beta=1.0 - weight, alpha=0.25 * weight / pairs)
+
+    block = regression.block
     return Regression(
         advanced(regression.seen, pairs, weight),
-        averaged(regression.mean_theta, theta.mean(0), mean_weight),
-        averaged(regression.mean_score, score.mean(0), mean_weight),
-        averaged(regression.block, latest, weight),
+        torch.lerp(regression.mean_theta, theta.mean(0), mean_weight),
+        torch.lerp(regression.mean_score, score.mean(0), mean_weight),
+        BlockMoments(
+            added(block.covariance, d.T, d),
+            added(block.cross_covariance, columns, d),
+            added(block.score_covariance, columns, e),
+        ),
     )
 
 
@@ -132,11 +137,13 @@ def screened(
     score : tensor (2 K, D)
     """
     covariance = before.block.score_covariance
-    latest = (halves(score) @ scale_tril).square().sum(-1).mean()
-    verdict = judged(float((scale_tril * (covariance @ scale_tril)).sum()), float(latest))
+    # |e|^2 / K of K pairs, from 2 e.
+    latest = float((torch.sub(*score.chunk(2)) @ scale_tril).square().sum()) / (2 * len(score))
+    verdict = judged(float((scale_tril * (covariance @ scale_tril)).sum()), latest)
+    if verdict.sound:
+        return after, True
     lenient = before._replace(block=before.block._replace(score_covariance=LENIENCE * covariance))
-    fresh = initial_regression(before.mean_theta)
-    return verdict.choose(lenient, fresh, after), verdict.sound
+    return verdict.choose(lenient, initial_regression(before.mean_theta), after), False
 
 
 def is_warm(regression: Regression) -> bool:
@@ -149,6 +156,19 @@ class FullForm(ClosedForm[Regression]):
 
     def initial(self, parameters: Parameters) -> Regression:
         return initial_regression(self.density.mean(parameters))
+
+    def evaluated_draw(self, parameters: Parameters, generator: torch.Generator, num: int) -> Draws:
+        # A pair's standard coordinates are known and each other's negatives.
+        mean, scale_tril = self.density.moments(parameters)
+        standard = self.density.noise(parameters, generator, (num // 2, len(mean)))
+        move = standard @ scale_tril.T
+        pull = torch.linalg.solve_triangular(scale_tril, standard, upper=False, left=False)
+        log_prob = log_density(scale_tril, standard)
+        return Draws(
+            torch.cat([mean + move, mean - move]),
+            torch.cat([log_prob, log_prob]),
+            torch.cat([-pull, pull]),
+        )
 
     def update(
         self,
@@ -181,24 +201,22 @@ def updated_moments(regression: Regression, moments: Moments, trust: float = TRU
         The constant c > 1 of the trust region.
     """
     mean, scale_tril = moments
-    block = regression.block
-
-    def unscale(columns: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(scale_tril, columns, upper=False)
-
+    block, across = regression.block, scale_tril.T
+    identity = torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
+    inverse = torch.linalg.solve_triangular(scale_tril, identity, upper=False)
     # Whitened by L: V becomes L^-1 V L^-T, C becomes L^T C L^-T and R becomes L^T R L.
     whitened = BlockMoments(
-        unscale(unscale(block.covariance).T),
-        unscale((scale_tril.T @ block.cross_covariance).T).T,
-        scale_tril.T @ block.score_covariance @ scale_tril,
+        inverse @ block.covariance @ inverse.T,
+        across @ block.cross_covariance @ inverse.T,
+        across @ block.score_covariance @ scale_tril,
     )
     step = whitened_step(whitened, regression.seen.worth, trust)
-    offset = unscale((regression.mean_theta - mean).unsqueeze(-1)).squeeze(-1)
-    move = offset + step.covariance @ (scale_tril.T @ regression.mean_score)
+    move = inverse @ (regression.mean_theta - mean)
+    move = torch.addmv(move, step.covariance, across @ regression.mean_score)
     move = limited_move(step.basis @ ((step.basis.T @ move) / (1.0 + step.pull)))
     # A product of lower triangular factors is lower triangular: no factorisation of Sigma.
     factor = torch.linalg.cholesky(step.covariance)
-    return Moments(mean + scale_tril @ move, scale_tril @ factor)
+    return Moments(torch.addmv(mean, scale_tril, move), scale_tril @ factor)
 
 
 class Step(NamedTuple):
@@ -227,21 +245,22 @@ def whitened_step(block: BlockMoments, number: float, trust: float) -> Step:
     dim = len(block.covariance)
     precision = torch.finfo(block.covariance.dtype)
     spread, axes = torch.linalg.eigh(block.covariance)
-    spread = spread.clamp_min(precision.eps * spread[-1])
+    spread = spread.clamp_min_(precision.eps * spread[-1])
     along = block.cross_covariance @ axes
-    residual = block.score_covariance - (along / spread) @ along.T
-    noise, basis = torch.linalg.eigh(0.5 * (residual + residual.T))
-    noise = noise.clamp_min(0.0) / free_share(dim, number)
-    pull = (dim * noise / number).unsqueeze(-1)
-    turned = basis.T @ axes
-    slope = ((pull * turned - basis.T @ along) / (spread + pull)) @ turned.T
+    # Symmetric up to rounding, and only the lower triangle is read.
+    residual = torch.addmm(block.score_covariance, along / spread, along.T, alpha=-1.0)
+    noise, basis = torch.linalg.eigh(residual)
+    noise = noise.clamp_min_(0.0).div_(free_share(dim, number))
+    column = noise.unsqueeze(-1)
+    pull = column * (dim / number)
+    turned, along = basis.T @ axes, basis.T @ along
+    slope = (pull * turned).sub_(along).div_(spread + pull) @ turned.T
     # The more certain of the two estimates of an entry counts more; without noise, both alike.
-    floor = 1e-6 * noise.max() + precision.tiny
-    weight = (floor / (noise + floor)).unsqueeze(-1)
-    weighted = weight * slope
-    eigenvalues, vectors = torch.linalg.eigh((weighted + weighted.T) / (weight + weight.T))
-    along_vectors = (vectors.square() * noise.unsqueeze(-1)).sum(0)
-    eigenvalues = limited(eigenvalues, dim * along_vectors, trust)
+    floor = 1e-6 * noise[-1] + precision.tiny
+    weight = floor / (column + floor)
+    slope *= weight
+    eigenvalues, vectors = torch.linalg.eigh((slope + slope.T).div_(weight + weight.T))
+    eigenvalues = limited(eigenvalues, dim * (noise @ vectors.square()), trust)
     vectors = basis @ vectors
     return Step((vectors / eigenvalues) @ vectors.T, pull.squeeze(-1), basis)
 
@@ -258,5 +277,7 @@ def free_share(regressors: int, number: float) -> float:
 
 def limited(precision: Tensor, noise: Tensor, trust: float) -> Tensor:
     """A whitened precision limited to the trust region, whose lower end knows the noise."""
-    widest = 1.0 / (1.0 + (trust - 1.0) / (1.0 + noise / _HASTE))
-    return torch.maximum(precision, widest).clamp_max(trust)
+    # 1 / (1 + (c - 1) / (1 + noise / 3))
+    outrun = noise.div(_HASTE).add_(1.0)
+    widest = outrun / (outrun + (trust - 1.0))
+    return torch.maximum(precision, widest).clamp_max_(trust)

@@ -75,5 +75,5 @@ def antithetic(theta: Tensor, mean: Tensor) -> Tensor:
 
 def halves(values: Tensor) -> Tensor:
     """Half the difference (K, D) of the two rows of each pair in (2 K, D)."""
-    half = len(values) // 2
-    return 0.5 * (values[:half] - values[half:])
+    first, second = values.chunk(2)
+    return (first - second).mul_(0.5)
