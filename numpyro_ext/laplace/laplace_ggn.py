@@ -269,9 +269,8 @@ class LaplaceGGN(DirectionEngine):
         """
         data, precision = self._fit(state)
         target = self.target
-        prior, likelihood = target.full_log_prior_and_likelihood(self.particles(state), data)
         dim = len(self.plan.posterior.coordinates)
-        value: Array = (prior + likelihood / target.likelihood_temperature)[0]
+        value = target.full_log_density(self.particles(state), data)[0]
         return value + 0.5 * dim * math.log(2.0 * math.pi) - 0.5 * precision.log_determinant()
 
     def _draw(

@@ -211,7 +211,7 @@ class FisherVI(GuideEngine):
             density, state.algorithm.parameters, draw, score, self.norm
         )
         log_q = density.log_prob(state.algorithm.parameters, theta)
-        log_p = found.log_prior + found.log_likelihood / target.likelihood_temperature
+        log_p = found.log_density(target.likelihood_temperature)
         parameters, optimizer = self._descend(plan, state, lambda parameters: (value, gradient))
         state = state._replace(
             algorithm=GuideState(parameters, optimizer), estimator=estimator, rng_key=rng_key

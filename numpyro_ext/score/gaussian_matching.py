@@ -132,7 +132,7 @@ class GaussianMatching(GuideEngine):
         log_q = density.log_prob(parameters, theta)
         score, estimator = plan.estimator.estimate(target, state.estimator, theta, data)
         loss = jnp.square(present - score.score).sum(-1).mean()
-        log_p = score.log_prior + score.log_likelihood / target.likelihood_temperature
+        log_p = score.log_density(target.likelihood_temperature)
         moments = density.moments(parameters)
         latest = jnp.square(score.score @ moments.scale).sum(-1).mean().astype(seen.dtype)
         verdict = judged(seen, latest)

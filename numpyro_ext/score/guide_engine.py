@@ -15,6 +15,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -34,6 +35,7 @@ from numpyro_ext.guides.flat_density import (
     check_has_flat_density,
     flat_density,
 )
+from numpyro_ext.programs import Program
 from ppl_ext.errors import ArgumentError, NoisyScoreWarning
 from ppl_ext.options import check_count, check_number
 
@@ -225,11 +227,10 @@ class GuideEngine(Engine):
         rng_key: Array | None,
         num_samples: int | None,
     ) -> Array:
-        if rng_key is None:
-            rng_key = key_of_draws(state)
         number = DRAWS if num_samples is None else num_samples
         check_count("num_samples", number)
-        return plan.density.sample(state.algorithm.parameters, rng_key, number)
+        draw = _compiled_draws(plan.density, number, rng_key is None)
+        return draw(state, state.rng_key if rng_key is None else rng_key)
 
     # -- the fit ------------------------------------------------------------------------------
 
@@ -492,3 +493,13 @@ def _with_scale(density: FlatDensity, parameters: Parameters, scale: float) -> P
         )
     scaled: Parameters = set_scale(parameters, scale)
     return scaled
+
+
+# A few programs are kept: an engine draws again and again, and many numbers of draws are one.
+@lru_cache(maxsize=8)
+def _compiled_draws(density: FlatDensity, number: int, of_state: bool) -> Program:
+    def draw(state: EngineState, rng_key: Array) -> Array:
+        key = key_of_draws(state) if of_state else rng_key
+        return density.sample(state.algorithm.parameters, key, number)
+
+    return Program(draw, rarely=True)

@@ -346,7 +346,7 @@ class ProximalScoreVI(GuideEngine):
         score, estimator = plan.estimator.estimate(target, state.estimator, theta, data)
         weights = form.weights(fit.parameters, plan.num_samples)
         loss = weights @ jnp.square(present - score.score).sum(-1)
-        log_p = score.log_prior + score.log_likelihood / target.likelihood_temperature
+        log_p = score.log_density(target.likelihood_temperature)
         total = self._total(state)
         regression, parameters = form.update(
             fit.regression, fit.parameters, theta, score.score, total, log_p
@@ -383,7 +383,7 @@ class ProximalScoreVI(GuideEngine):
         rng_key, sample_key = random.split(state.rng_key)
         present_theta = density.sample(fit.parameters, sample_key, number)
         found, estimator = plan.estimator.estimate(target, state.estimator, present_theta, data)
-        log_p = found.log_prior + found.log_likelihood / target.likelihood_temperature
+        log_p = found.log_density(target.likelihood_temperature)
         theta, score = present_theta, found.score
         if fit.reused is not None:
             theta, score = _with_reused(fit.reused, theta, score)

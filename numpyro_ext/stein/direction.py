@@ -94,7 +94,7 @@ class DirectionEngine(ParticleEngine):
         particles = self.particles(state)
         target = plan.target
         score, estimator = plan.estimator.estimate(target, state.estimator, particles, data)
-        log_density = score.log_prior + score.log_likelihood / target.likelihood_temperature
+        log_density = score.log_density(target.likelihood_temperature)
         loss = -log_density.mean()
         phi, direction = self._direction(
             plan, state.algorithm.direction, particles, score.score, state.step

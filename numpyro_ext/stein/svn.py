@@ -263,7 +263,7 @@ class SVN(ParticleEngine):
         particles, where = before.particles, plan.program.coordinates
         rng_key, curvature_key = random.split(state.rng_key)
         score, estimator = plan.estimator.estimate(plan.target, state.estimator, particles, data)
-        loss = -_tempered(plan.target, score).mean()
+        loss = -score.log_density(plan.target.likelihood_temperature).mean()
 
         curvature, age = self._curvature(plan, before, score.indices, data, curvature_key)
         scale = damping_scale(curvature.diagonals())
@@ -350,19 +350,17 @@ class SVN(ParticleEngine):
         if not self.damping.adapt:
             return Judgement(jnp.ones(len(moves), bool), before.damping, jnp.zeros(()))
         target, where, indices = plan.target, plan.program.coordinates, score.indices
+        on_rows = () if indices is None else (indices,)
         own: Score | ScoreEstimate = score
         if not isinstance(plan.estimator, Minibatch | Full):
             # Noise and reduced variance are not of the density of the rows.
-            own = (
-                target.full_score(before.particles, data)
-                if indices is None
-                else target.score(before.particles, data, indices)
-            )
+            own = (target.score if on_rows else target.full_score)(before.particles, data, *on_rows)
         proposed = before.particles.at[:, where].add(moves)
         gain = (own.score[:, where] * moves).sum(axis=1)
         loss = 0.5 * (moves * curvature.product(moves)).sum(axis=1)
-        after = _log_density(target, proposed, data, indices)
-        return judge(gain, loss, _tempered(target, own), after, before.damping, solved)
+        old = own.log_density(target.likelihood_temperature)
+        new = (target.log_density if on_rows else target.full_log_density)(proposed, data, *on_rows)
+        return judge(gain, loss, old, new, before.damping, solved)
 
     def _move_others(
         self, plan: NewtonPlan, before: NewtonState, scores: Array, loss: Array
@@ -372,20 +370,6 @@ class SVN(ParticleEngine):
         phi, _ = kernel.direction(kernel.init(points), points, scores[:, plan.others])
         optimizer = self.optim.update(-phi, before.optimizer, value=loss)
         return self.optim.get_params(optimizer), optimizer
-
-
-def _tempered(target: LogDensity, score: Score | ScoreEstimate) -> Array:
-    return score.log_prior + score.log_likelihood / target.likelihood_temperature
-
-
-def _log_density(
-    target: LogDensity, particles: Array, data: Data, indices: Indices | None
-) -> Array:
-    """The tempered log density of a step's rows, or of all without some, at each particle."""
-    if indices is not None:
-        return target.log_density(particles, data, indices)
-    prior, likelihood = target.full_log_prior_and_likelihood(particles, data)
-    return prior + likelihood / target.likelihood_temperature
 
 
 def _rows_of_a_step(estimator: GradientEstimator, target: LogDensity) -> Indices | None:

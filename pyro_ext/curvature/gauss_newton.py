@@ -21,7 +21,7 @@ from ppl_ext.curvature import NO_STRUCTURE, RepeatedComponent, RowStructure
 from pyro_ext.curvature.fisher import drawn_values, fisher_root, needs_draws
 from pyro_ext.curvature.row_structure import merged
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.density.log_density import Indices
+from pyro_ext.density.layout import Indices
 from pyro_ext.density.outputs import Output
 
 #: A flat vector (D,), or the unconstrained values of the latent sites.

@@ -49,7 +49,7 @@ from pyro_ext.curvature.row_structure import row_structure
 from pyro_ext.curvature.solvers import symmetric_eigen
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.graph import as_arguments
-from pyro_ext.density.log_density import Indices
+from pyro_ext.density.layout import Indices
 
 
 class ProgramCurvature:

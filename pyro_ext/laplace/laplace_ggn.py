@@ -270,9 +270,8 @@ class LaplaceGGN(DirectionEngine):
         data, precision = self._fit()
         target = self.target
         with torch.no_grad():
-            prior, likelihood = target.full_log_prior_and_likelihood(self.particles, data)
+            value = target.full_log_density(self.particles, data)[0]
         dim = len(self.plan.posterior.coordinates)
-        value: Tensor = (prior + likelihood / target.likelihood_temperature)[0]
         return value + 0.5 * dim * math.log(2.0 * math.pi) - 0.5 * precision.log_determinant()
 
     def _draw(self, plan: LaplacePlan, num_samples: int | None) -> Tensor:

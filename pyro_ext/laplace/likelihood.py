@@ -28,7 +28,7 @@ from pyro_ext.curvature.fisher import needs_draws, same_draws
 from pyro_ext.curvature.gauss_newton import rows_of_one
 from pyro_ext.curvature.kronecker import Sums, kronecker_factors
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.density.log_density import Indices
+from pyro_ext.density.layout import Indices
 
 #: Dimension up to which ``"full"`` is a matrix even where there are fewer rows than dimensions.
 MATRIX_UP_TO = 2000

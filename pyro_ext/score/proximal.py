@@ -310,8 +310,8 @@ dtype
         with torch.no_grad():
             draws = form.evaluated_draw(self._parameters, self._generator, plan.num_samples)
             weights = form.weights(self._parameters, plan.num_samples)
-        score, log_prior, log_likelihood = self._score(draws.theta, data)[:3]
-        log_p = log_prior + log_likelihood / plan.target.likelihood_temperature
+        found = self._score(draws.theta, data)
+        score, log_p = found.score, found.log_density(plan.target.likelihood_temperature)
         loss = float(weights @ (draws.score - score).square_().sum(-1))
         info = {"log_p": float(weights @ log_p), "log_q": float(weights @ draws.log_prob)}
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
@@ -363,10 +363,11 @@ dtype
     def _gradient_update(self, plan: ProximalPlan, data: Data) -> Update:
         theta = self._sample(plan)
         with plan.target.writing_into(self._memory):
-            score, log_prior, log_likelihood = self._score(theta, data)[:3]
+            found = self._score(theta, data)
+        score = found.score
         if self.sample_reuse == 1:
             self._memory = score
-        log_p = float((log_prior + log_likelihood / plan.target.likelihood_temperature).mean())
+        log_p = float(found.log_density(plan.target.likelihood_temperature).mean())
         finite = math.isfinite(log_p)
         loss = log_q = math.nan
         if finite:

@@ -27,7 +27,7 @@ from ppl_ext.options import check_number, describe
 from pyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature, Structure
 from pyro_ext.curvature.fisher import same_draws
 from pyro_ext.density import Data, LogDensity, Score
-from pyro_ext.density.log_density import Indices
+from pyro_ext.density.layout import Indices
 from pyro_ext.engine import Plan, Update
 from pyro_ext.gradients import Full, GradientEstimator, Minibatch, Noisy, ScoreEstimate
 from pyro_ext.kernels import IMQ, Kernel, Linear, ProductMetric, as_kernel, default_kernel, mixture
@@ -218,7 +218,7 @@ class SVN(ParticleEngine):
         particles, where = self._particles, plan.program.coordinates
         score = self._score(particles, data)
         with torch.no_grad():
-            loss = float(-_tempered(plan.target, score).mean())
+            loss = float(-score.log_density(plan.target.likelihood_temperature).mean())
             if not (math.isfinite(loss) and bool(torch.isfinite(score.score).all())):
                 return Update(loss, {}, False)
 
@@ -307,19 +307,17 @@ class SVN(ParticleEngine):
             return Judgement(taken, self._present_damping, 0.0)
         assert self._particles is not None
         target, where, indices = plan.target, plan.program.coordinates, score.indices
+        on_rows = () if indices is None else (indices,)
         own: Score | ScoreEstimate = score
         if not isinstance(plan.estimator, Minibatch | Full):
             # Noise and reduced variance are not of the density of the rows.
-            own = (
-                target.full_score(self._particles, data)
-                if indices is None
-                else target.score(self._particles, data, indices)
-            )
+            own = (target.score if on_rows else target.full_score)(self._particles, data, *on_rows)
         proposed = self._particles.index_add(1, where, moves)
         gain = (own.score[:, where] * moves).sum(dim=1)
         loss = 0.5 * (moves * curvature.product(moves)).sum(dim=1)
-        after = _log_density(target, proposed, data, indices)
-        return judge(gain, loss, _tempered(target, own), after, self._present_damping, solved)
+        old = own.log_density(target.likelihood_temperature)
+        new = (target.log_density if on_rows else target.full_log_density)(proposed, data, *on_rows)
+        return judge(gain, loss, old, new, self._present_damping, solved)
 
     def _move_others(self, plan: NewtonPlan, scores: Tensor) -> Tensor:
         """The coordinates of other sites, moved along SVGD's direction by the optimizer."""
@@ -349,20 +347,6 @@ class SVN(ParticleEngine):
         self._present_damping, self._curvature_age = state["damping"], state["curvature_age"]
         saved = state["curvature"]
         self._cached = None if saved is None else Curvature.from_tensors(saved)
-
-
-def _tempered(target: LogDensity, score: Score | ScoreEstimate) -> Tensor:
-    return score.log_prior + score.log_likelihood / target.likelihood_temperature
-
-
-def _log_density(
-    target: LogDensity, particles: Tensor, data: Data, indices: Indices | None
-) -> Tensor:
-    """The tempered log density of a step's rows, or of all without some, at each particle."""
-    if indices is not None:
-        return target.log_density(particles, data, indices)
-    prior, likelihood = target.full_log_prior_and_likelihood(particles, data)
-    return prior + likelihood / target.likelihood_temperature
 
 
 def _rows_of_a_step(estimator: GradientEstimator, target: LogDensity) -> Indices | None:

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Not part of `make test`, or about the faults themselves.
 LEFT_OUT = ("benchmarks", "examples", "mutations")
 LIMIT = 1800
-FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - .*)?$", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 def planted(text: str, mutation: Mutation) -> str:

@@ -100,27 +100,23 @@ def _density() -> Iterator[Mutation]:
     )
     yield from numpyro(
         "prior counted twice",
-        "density/log_density.py",
+        "density/bound_model.py",
         "prior = prior + site_log_prob(site)",
         "prior = prior + 2.0 * site_log_prob(site)",
         tests,
     )
-    yield from both(
+    yield from neutral(
         "temperature divides the prior too",
-        "density/log_density.py",
-        "return prior + likelihood / self.likelihood_temperature, (prior, likelihood)",
-        "return (prior + likelihood) / self.likelihood_temperature, (prior, likelihood)",
+        "density.py",
+        "prior + (likelihood if temperature == 1.0 else likelihood / temperature)",
+        "(prior + likelihood) / temperature",
         tests,
-        pyro=(
-            "return log_prior + log_likelihood / self.likelihood_temperature",
-            "return (log_prior + log_likelihood) / self.likelihood_temperature",
-        ),
     )
-    yield from numpyro(
+    yield from neutral(
         "temperature multiplies",
-        "density/log_density.py",
-        "return prior + likelihood / self.likelihood_temperature, (prior, likelihood)",
-        "return prior + likelihood * self.likelihood_temperature, (prior, likelihood)",
+        "density.py",
+        "else likelihood / temperature)",
+        "else likelihood * temperature)",
         tests,
     )
     yield from both(
@@ -133,23 +129,23 @@ def _density() -> Iterator[Mutation]:
     )
     yield from numpyro(
         "weights of a sweep's chunks left out",
-        "density/log_density.py",
+        "density/sweep.py",
         "part = jax.tree.map(lambda leaf, weight=weight: leaf * weight, part)",
         "part = jax.tree.map(lambda leaf, weight=weight: leaf * 1.0, part)",
         tests,
     )
     yield from pyro(
         "weights of a sweep's chunks left out",
-        "density/log_density.py",
+        "density/sweep.py",
         "so_far.add(part, alpha=weight)",
         "so_far.add(part)",
         tests,
     )
     yield from numpyro(
         "one key for all initial positions",
-        "density/log_density.py",
-        "keys = random.split(rng_key, num)",
-        "keys = random.split(rng_key, num)[jnp.zeros(num, int)]",
+        "density/start.py",
+        "_bits(random.split(key, num))",
+        "_bits(random.split(key, num)[jnp.zeros(num, int)])",
         tests + " engine svgd",
     )
 
@@ -577,6 +573,10 @@ def _score() -> Iterator[Mutation]:
         "move = offset + step.covariance @",
         "move = offset - step.covariance @",
         "regression_full regression",
+        pyro=(
+            "step.covariance, across @ regression.mean_score)",
+            "step.covariance, -across @ regression.mean_score)",
+        ),
     )
     yield from both(
         "regression: slope with the wrong sign",
@@ -675,8 +675,8 @@ def _engine() -> Iterator[Mutation]:
     yield from numpyro(
         "a step that is not finite is taken",
         "engine.py",
-        "finite = jnp.isfinite(loss)",
-        "finite = jnp.isfinite(loss) | True",
+        "algorithm = _choose(finite, proposed.algorithm, state.algorithm)",
+        "algorithm = _choose(True, proposed.algorithm, state.algorithm)",
         "engine",
     )
 
@@ -690,12 +690,15 @@ def _diagnostics() -> Iterator[Mutation]:
         "importance",
     )
     yield from both(
-        "importance ratios: temperature multiplies",
+        "importance ratios: not tempered",
         "diagnostics/importance.py",
-        "likelihood / temperature",
-        "likelihood * temperature",
+        "tempered(prior, likelihood, temperature)",
+        "tempered(prior, likelihood, 1.0)",
         "importance",
-        pyro=("likelihood.double() / temperature", "likelihood.double() * temperature"),
+        pyro=(
+            "tempered(prior.double(), likelihood.double(), temperature)",
+            "tempered(prior.double(), likelihood.double(), 1.0)",
+        ),
     )
     yield from both(
         "k-hat of the left tail",

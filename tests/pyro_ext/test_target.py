@@ -380,7 +380,7 @@ def test_rows_of_each_particle_apart():
 def test_wrong_calls_say_what_was_expected():
     target = LogDensity(local, (X, Y))
     data = target.bind(X, Y)
-    with pytest.raises(ValueError, match=r"Expected row indices.*\['N'\]"):
+    with pytest.raises(ArgumentError, match=r"Expected the rows of plate 'N'.* found none"):
         target.score(positions(target), data)
     with pytest.raises(ValueError, match=r"shape \(P, 21\)"):
         target.score(torch.zeros(21), data)
