@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 #: From construction to the first step, the host's set-up of a guide included.
 UNTIL_FIRST_STEP = 30
 FOR_A_DIAGNOSTIC = 6
-DIAGNOSTICS = ("elbo", "psis_khat")
+DIAGNOSTICS = ("elbo", "psis_khat", "ksd", "get_samples", "to_arviz")
 #: Rows of the registry that still take more.
 MORE = ("SVN", "LaplaceGGN", "FisherVI, euclidean", "FisherVI, covariance")
 
