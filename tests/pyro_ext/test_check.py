@@ -6,7 +6,7 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import SVGD, RBFSteinKernel, Trace_ELBO
-from pyro.infer.autoguide import AutoDiagonalNormal, init_to_value
+from pyro.infer.autoguide import AutoDiagonalNormal
 from pyro.nn import PyroModule, PyroSample
 from pyro.optim import Adam
 
@@ -221,18 +221,6 @@ def test_data_outside_the_support_name_the_site():
     assert our_message(model, y).startswith("Error while computing log_prob at site 'x'")
 
 
-def test_non_finite_initial_density_names_the_site():
-    def model():
-        a = pyro.sample("a", dist.Normal(0.0, 1.0))
-        pyro.factor("bad", torch.where(a.abs() < 0.2, 0.0, -torch.inf * a))
-
-    target = LogDensity(model, init_strategy=init_to_value(values={"a": torch.tensor(1.0)}))
-    with pytest.raises(ModelCheckError) as caught:
-        target.initial_positions(2, torch.Generator().manual_seed(0), target.bind())
-    assert str(caught.value).startswith("Cannot find valid initial parameters")
-    assert "'bad' (-inf)" in str(caught.value) and "'a'" not in str(caught.value)
-
-
 def test_rows_that_do_not_fit_the_plate():
     def model(y):
         a = pyro.sample("a", dist.Normal(0.0, 1.0))
@@ -253,17 +241,6 @@ def test_observed_rows_that_do_not_broadcast():
 
     ours = our_message(model, torch.ones(4))
     assert "log_prob at site 'y'" in ours and "(12,)" in ours
-
-
-def test_improper_uniform_is_accepted():
-    def model():
-        pyro.sample("a", dist.ImproperUniform(dist.constraints.positive, (), ()))
-        pyro.sample("b", dist.Normal(0.0, 1.0))
-
-    host_guide_message(model)
-    target = LogDensity(model)
-    score = target.score(torch.tensor([[0.5, 1.0]]), target.bind()).score
-    torch.testing.assert_close(score, torch.tensor([[1.0, -1.0]]))
 
 
 def test_plates_in_a_loop_and_batch_dimensions_without_a_plate_are_accepted():
