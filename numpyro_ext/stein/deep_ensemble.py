@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from jax import Array
 
-from numpyro_ext.density import Data
 from numpyro_ext.engine import Plan
 from numpyro_ext.stein.direction import DirectionEngine
 
@@ -34,7 +33,7 @@ class DeepEnsemble(DirectionEngine):
     score is one. ``info["force_norm"]`` is the root mean square over members of |score|.
     """
 
-    def _init_direction(self, plan: Plan, particles: Array, data: Data) -> dict[str, Array]:
+    def _init_direction(self, plan: Plan, particles: Array) -> dict[str, Array]:
         return {}
 
     def _direction(

@@ -49,6 +49,10 @@ class ParticleEngine(Engine):
     def particles(self, state: EngineState) -> Array:
         """Particles of a state in unconstrained space, shape (P, D)."""
 
+    def _start(self, plan: Any, rng_key: Array, data: Data) -> Array:
+        positions: Array = plan.target.initial_positions(self.num_particles, rng_key, data)
+        return positions
+
     def _num_positions(self, plan: Plan) -> int:
         return self.num_particles
 

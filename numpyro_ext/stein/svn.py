@@ -236,21 +236,20 @@ class SVN(ParticleEngine):
         """Particles of a state in unconstrained space, shape (P, D)."""
         return state.algorithm.particles
 
-    def _init_algorithm(self, plan: NewtonPlan, rng_key: Array, data: Data) -> NewtonState:
-        target = plan.target
-        particles = target.initial_positions(self.num_particles, rng_key, data)
+    def _init_algorithm(self, plan: NewtonPlan, start: Array, data: Data) -> NewtonState:
         optimizer: Any = {}
         if self.optim is not None:
-            optimizer = self.optim.init(particles[:, plan.others])
+            optimizer = self.optim.init(start[:, plan.others])
         cached = None
         if self.curvature.every > 1:
+            target, key = plan.target, random.PRNGKey(0)
             rows = _rows_of_a_step(plan.estimator, target)
-            shape = jax.eval_shape(lambda: plan.program.at(target, particles, data, rows, rng_key))
+            shape = jax.eval_shape(lambda: plan.program.at(target, start, data, rows, key))
             cached = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
         return NewtonState(
-            particles,
+            start,
             optimizer,
-            jnp.asarray(self.damping.damping, particles.dtype),
+            jnp.asarray(self.damping.damping, start.dtype),
             cached,
             # The first step finds a curvature.
             jnp.asarray(self.curvature.every, jnp.int32),
