@@ -22,8 +22,8 @@ from numpyro.util import is_prng_key
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.gradients import GradientEstimator, default_estimator
-from numpyro_ext.sgmcmc.schedules import Schedule, as_schedule
 from ppl_ext.errors import ArgumentError
+from ppl_ext.sgmcmc import Schedule, as_schedule
 
 
 class KernelState(NamedTuple):

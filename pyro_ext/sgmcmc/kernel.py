@@ -23,9 +23,9 @@ from torch.utils import _pytree as pytree
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import describe
+from ppl_ext.sgmcmc import Schedule, as_schedule
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.gradients import GradientEstimator, default_estimator
-from pyro_ext.sgmcmc.schedules import Schedule, as_schedule
 
 
 class KernelState(NamedTuple):

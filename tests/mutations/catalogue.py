@@ -653,13 +653,12 @@ def _sgmcmc() -> Iterator[Mutation]:
         "(1.0 - decay)",
         "sgmcmc",
     )
-    yield from both(
+    yield from neutral(
         "cycles begin with their smallest step",
-        "sgmcmc/schedules.py",
-        "(jnp.cos(angle) + 1.0)",
-        "(1.0 - jnp.cos(angle))",
-        "sgmcmc",
-        pyro=("(math.cos(angle) + 1.0)", "(1.0 - math.cos(angle))"),
+        "sgmcmc.py",
+        "(functions.cos(angle) + 1.0)",
+        "(1.0 - functions.cos(angle))",
+        "sgmcmc dynamics",
     )
     yield from both(
         "PSGLD: preconditioner of squares",
