@@ -290,7 +290,7 @@ class EngineFitter:
 
         if wanted:
             clock.start()
-            engine.run(wanted[-1], progress_bar=False, callback=callback)
+            engine.run(wanted[-1], progress_bar=False, callback=callback, callback_every=1)
 
 
 class _Clock:

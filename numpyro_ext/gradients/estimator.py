@@ -77,6 +77,16 @@ class GradientEstimator(ABC):
             The estimator does not fit the model.
         """
 
+    def check(self, state: EstimatorState) -> None:
+        """See that the values in a state of :meth:`init` will do; nothing is traced here.
+
+        Raises
+        ------
+        ArgumentError
+            They will not.
+        """
+        return
+
     @abstractmethod
     def estimate(
         self, target: LogDensity, state: EstimatorState, z: Array, data: Data

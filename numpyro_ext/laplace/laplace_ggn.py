@@ -167,12 +167,16 @@ class LaplaceGGN(DirectionEngine):
     def _get_params(self, plan: LaplacePlan, state: EngineState, data: Data) -> dict[str, Any]:
         return {"mode": self.particles(state)[0]}
 
-    def _init_direction(self, plan: LaplacePlan, particles: Array, data: Data) -> dict[str, Array]:
+    def _start(self, plan: LaplacePlan, rng_key: Array, data: Data) -> Array:
+        start = super()._start(plan, rng_key, data)
+        if self.hyperparameters and not isinstance(start, jax.core.Tracer):
+            # In a compiled step it could only be told as a step that is not finite.
+            plan.posterior.precision_at(start[0], data)
+        return start
+
+    def _init_direction(self, plan: LaplacePlan, particles: Array) -> dict[str, Array]:
         if not self.hyperparameters:
             return {}
-        if not isinstance(particles, jax.core.Tracer):
-            # In a compiled step it could only be told as a step that is not finite.
-            plan.posterior.precision_at(particles[0], data)
         return {
             "correction": jnp.zeros(len(plan.posterior.held), particles.dtype),
             # The first step finds one.

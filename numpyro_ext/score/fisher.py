@@ -188,8 +188,8 @@ class FisherVI(GuideEngine):
             )
         return plan
 
-    def _start(self, plan: GuidePlan, parameters: Parameters) -> GuideState:
-        return GuideState(parameters, self._start_optimizer(plan, parameters))
+    def _init_algorithm(self, plan: GuidePlan, start: Parameters, data: Data) -> GuideState:
+        return GuideState(start, self._start_optimizer(plan, start))
 
     def _settings(self) -> dict[str, str]:
         return {"norm": self.norm, **super()._settings()}

@@ -119,8 +119,8 @@ class GaussianMatching(GuideEngine):
             )
         return plan
 
-    def _start(self, plan: GuidePlan, parameters: Parameters) -> MatchingState:
-        return MatchingState(parameters, jnp.zeros((), jnp.result_type(*parameters.values())))
+    def _init_algorithm(self, plan: GuidePlan, start: Parameters, data: Data) -> MatchingState:
+        return MatchingState(start, jnp.zeros((), jnp.result_type(*start.values())))
 
     def _step(
         self, plan: GuidePlan, state: EngineState, data: Data

@@ -2,9 +2,9 @@
 
 The guide is any with a flat log density (:mod:`numpyro_ext.guides.flat_density`). The base sets
 it up, draws from it, and knows how far a run has come. A subclass fills in ``_step`` and
-``_start``, which gives the algorithm's state before the first step: a :class:`GuideState`, or
-another named tuple that has ``parameters``. What it decides about the guide it adds to the
-:class:`GuidePlan`, in ``_plan``.
+``_init_algorithm``, which gives the state before the first step from the guide's parameters: a
+:class:`GuideState`, or another named tuple that has ``parameters``. What it decides about the
+guide it adds to the :class:`GuidePlan`, in ``_plan``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import warnings
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -74,6 +73,8 @@ class GuidePlan(Plan):
 
     Parameters
     ----------
+    rng_key : array
+        Key with which the guide was set up.
     density : FlatDensity
         The guide as a density over the flat unconstrained vector.
     optim : optimizer or None
@@ -86,6 +87,7 @@ class GuidePlan(Plan):
         Limit on the length of the gradient.
     """
 
+    rng_key: Array = field(repr=False, compare=False)
     density: FlatDensity = field(repr=False, compare=False)
     optim: Any = field(repr=False, compare=False)
     num_samples: int
@@ -177,12 +179,6 @@ class GuideEngine(Engine):
         self.initial_scale = initial_scale
         self.total_steps = total_steps
 
-    # -- hooks of subclasses ------------------------------------------------------------------
-
-    @abstractmethod
-    def _start(self, plan: Any, parameters: Parameters) -> Any:
-        """The state before the first step."""
-
     # -- engine hooks -------------------------------------------------------------------------
 
     def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> GuidePlan:
@@ -195,6 +191,7 @@ class GuideEngine(Engine):
         return GuidePlan(
             target,
             found.estimator,
+            rng_key,
             density,
             optim,
             self.num_samples or 1,
@@ -202,14 +199,16 @@ class GuideEngine(Engine):
             self.clip_norm,
         )
 
-    def _init_algorithm(self, plan: GuidePlan, rng_key: Array, data: Data) -> Any:
-        # The host draws the initial parameters when it sets the guide up.
-        layout = plan.target.layout
-        density = flat_density(self.guide, rng_key, data.args, data.kwargs, layout=layout)
+    def _start(self, plan: GuidePlan, rng_key: Array, data: Data) -> Parameters:
+        density = plan.density
+        if rng_key is not plan.rng_key:
+            # The host draws the initial parameters when it sets the guide up.
+            layout = plan.target.layout
+            density = flat_density(self.guide, rng_key, data.args, data.kwargs, layout=layout)
         parameters = density.initial_parameters()
         if self.initial_scale is not None:
             parameters = _with_scale(density, parameters, self.initial_scale)
-        return self._start(plan, parameters)
+        return parameters
 
     def _num_positions(self, plan: GuidePlan) -> int:
         return plan.num_samples

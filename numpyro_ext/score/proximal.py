@@ -291,7 +291,7 @@ class ProximalScoreVI(GuideEngine):
                 raise ArgumentError(reason)
             if reason is not None:
                 solver, form = "gradient", None
-        common = target, found.estimator, density, found.optim
+        common = target, found.estimator, rng_key, density, found.optim
         if form is not None:
             group = form.group(self.guide)
             check_group(self.num_samples, group)
@@ -320,18 +320,18 @@ class ProximalScoreVI(GuideEngine):
             keeps_state=in_place,
         )
 
-    def _start(self, plan: ProximalPlan, parameters: Parameters) -> ProximalState:
+    def _init_algorithm(self, plan: ProximalPlan, start: Parameters, data: Data) -> ProximalState:
         optimizer, regression = None, None
         if plan.closed_form is not None:
-            regression = plan.closed_form.initial(parameters)
+            regression = plan.closed_form.initial(start)
         else:
-            optimizer = self._start_optimizer(plan, parameters)
+            optimizer = self._start_optimizer(plan, start)
         reused = None
         if self.sample_reuse > 1:
             shape = (self.sample_reuse - 1, plan.num_samples, plan.density.dim)
-            dtype = jnp.result_type(*jax.tree.leaves(parameters))
+            dtype = jnp.result_type(*jax.tree.leaves(start))
             reused = Reused(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.asarray(0))
-        return ProximalState(parameters, optimizer, regression, reused)
+        return ProximalState(start, optimizer, regression, reused)
 
     def _step(
         self, plan: ProximalPlan, state: EngineState, data: Data

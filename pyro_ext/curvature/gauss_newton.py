@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.curvature import NO_STRUCTURE, RepeatedComponent, RowStructure
@@ -95,7 +96,7 @@ def _whitened(
 
 def jacobian_rows(
     target: LogDensity,
-    z: Tensor,
+    z: Float[Tensor, "P D"],
     data: Data,
     indices: Indices,
     structure: RowStructure = NO_STRUCTURE,
@@ -212,7 +213,7 @@ def _row_by_row(
 
 
 def gauss_newton_products(
-    target: LogDensity, z: Tensor, data: Data, indices: Indices
+    target: LogDensity, z: Float[Tensor, "P D"], data: Data, indices: Indices
 ) -> Callable[[Tensor], Tensor]:
     """Products v -> G v at positions z (P, D), for v (P, D); no Jacobian is formed."""
 
