@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jax import Array
+from jaxtyping import Float
 
 from numpyro_ext.engine import Plan
 from numpyro_ext.stein.direction import DirectionEngine
@@ -14,7 +15,7 @@ class DeepEnsemble(DirectionEngine):
     SVGD without a kernel: each particle follows its own score. The modes are those of the
     density in unconstrained space. Members are evaluated in one vectorized call, and share the
     minibatches of a step (Lakshminarayanan et al. 2017, "Simple and scalable predictive
-    uncertainty estimation using deep ensembles").
+    uncertainty estimation using deep ensembles", https://arxiv.org/abs/1612.01474).
 
     Parameters
     ----------
@@ -40,8 +41,8 @@ class DeepEnsemble(DirectionEngine):
         self,
         plan: Plan,
         state: dict[str, Array],
-        particles: Array,
-        scores: Array,
+        particles: Float[Array, "P D"],
+        scores: Float[Array, "P D"],
         step: Array,
-    ) -> tuple[Array, dict[str, Array]]:
+    ) -> tuple[Float[Array, "P D"], dict[str, Array]]:
         return scores, state

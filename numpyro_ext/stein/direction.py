@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from numpyro_ext.density import Data
 from numpyro_ext.engine import EngineState
@@ -74,11 +75,16 @@ class DirectionEngine(ParticleEngine):
 
     @abstractmethod
     def _direction(
-        self, plan: Any, state: Any, particles: Array, scores: Array, step: Array
-    ) -> tuple[Array, Any]:
+        self,
+        plan: Any,
+        state: Any,
+        particles: Float[Array, "P D"],
+        scores: Float[Array, "P D"],
+        step: Array,
+    ) -> tuple[Float[Array, "P D"], Any]:
         """Ascent direction phi (P, D), and the direction's next state."""
 
-    def particles(self, state: EngineState) -> Array:
+    def particles(self, state: EngineState) -> Float[Array, "P D"]:
         """Particles of a state in unconstrained space, shape (P, D)."""
         return self.optim.get_params(state.algorithm.optimizer)
 

@@ -232,7 +232,7 @@ class SVN(ParticleEngine):
     def _kernel_of(self, curvature: Curvature) -> Kernel:
         return self.kernel.with_curvature(ProductMetric(curvature.mean_products))
 
-    def particles(self, state: EngineState) -> Array:
+    def particles(self, state: EngineState) -> Float[Array, "P D"]:
         """Particles of a state in unconstrained space, shape (P, D)."""
         return state.algorithm.particles
 
