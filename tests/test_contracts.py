@@ -55,6 +55,8 @@ class Case:
         """A new engine, as after a restart."""
         make = self.row.numpyro if self.functional else self.row.pyro
         engine = make(self.model if model is None else model, STEPS)
+        if self.row.engine == "SVGD":
+            engine.annealing = lambda step: 0.5 + 0.05 * step
         for name, value in set_options.items():
             assert hasattr(engine, name)
             setattr(engine, name, value)

@@ -14,7 +14,7 @@ from numpyro.contrib.einstein import SVGD as HostSVGD
 from numpyro.contrib.einstein import GraphicalKernel, IMQKernel, RandomFeatureKernel, RBFKernel
 from numpyro.infer import Predictive
 
-from numpyro_ext.kernels import IMQ, RBF, Linear, default_kernel
+from numpyro_ext.kernels import IMQ, RBF, default_kernel
 from numpyro_ext.stein import SVGD
 from ppl_ext.errors import ArgumentError, NonFiniteError
 from tests.models import numpyro_models
@@ -101,69 +101,6 @@ class TestEngine:
         _, result = fit("conjugate_normal", RBF(1.0), num_particles=10, steps=100, optim=optim)
         assert np.mean(result.losses[-10:]) < np.mean(result.losses[:10])
 
-    def test_killed_run_resumes_bit_identically(self, tmp_path):
-        name = "logistic_regression_subsampled"
-        data = numpyro_models.arguments(name)
-
-        def make():
-            return SVGD(
-                numpyro_models.build(name),
-                adam(steps=40),
-                RBF() + Linear(),
-                6,
-                annealing=lambda t: jnp.minimum(1.0, 0.1 + t / 30),
-            )
-
-        options = {"subsample_size": 16, "progress_bar": False}
-        first = make()
-        whole = first.run(KEY, 40, *data, **options)
-
-        def kill(step, state, info):
-            if step == 27:
-                raise KeyboardInterrupt
-
-        path = tmp_path / "state"
-        with pytest.raises(KeyboardInterrupt):
-            first.run(
-                KEY,
-                40,
-                *data,
-                callback=kill,
-                callback_every=1,
-                checkpoint=path,
-                checkpoint_every=10,
-                **options,
-            )
-        resumed = make()
-        state = resumed.load(path, *data, subsample_size=16)
-        assert int(state.step) == 20
-        rest = resumed.run(KEY, 20, *data, init_state=state, **options)
-        np.testing.assert_array_equal(rest.losses, whole.losses[20:])
-        assert_same(rest.state, whole.state)
-
-    @pytest.mark.parametrize("policy", ["raise", "skip"])
-    def test_step_that_is_not_finite_keeps_the_state(self, policy):
-        x, y = numpyro_models.arguments("logistic_regression")
-        broken = jnp.full_like(x, jnp.nan)
-        engine = SVGD(
-            numpyro_models.logistic_regression,
-            numpyro.optim.Adam(0.1),
-            RBF(1.0),
-            num_particles=5,
-            on_nonfinite=policy,
-        )
-        state, _ = engine.update(engine.init(KEY, x, y), x, y)
-        if policy == "raise":
-            with pytest.raises(NonFiniteError) as caught:
-                engine.update(state, broken, y)
-            assert_same(caught.value.state, state)
-        else:
-            after, loss = engine.update(state, broken, y)
-            assert jnp.isnan(loss)
-            assert int(after.skipped) == 1
-            # Particles and the optimizer's state are as if nothing had happened.
-            assert_same(after.algorithm, state.algorithm)
-
     def test_update_that_is_not_finite_is_seen_through_clipping(self):
         def model():
             z = numpyro.sample("z", dist.Normal(0.0, 1.0))
@@ -172,21 +109,6 @@ class TestEngine:
         engine = SVGD(model, numpyro.optim.ClippedAdam(0.1, clip_norm=1.0), RBF(1.0), 3)
         with pytest.raises(NonFiniteError):
             engine.update(engine.init(KEY))
-
-    def test_no_retrace_after_the_first_step(self):
-        traces = []
-
-        def model(y):
-            traces.append(None)
-            numpyro_models.conjugate_normal(y)
-
-        engine = SVGD(model, adam(), RBF() + Linear(), num_particles=4)
-        (y,) = numpyro_models.arguments("conjugate_normal")
-        state, _ = engine.update(engine.init(KEY, y), y)
-        count = len(traces)
-        for shift in (0.5, 1.0):
-            state, _ = engine.update(state, y + shift)
-        assert len(traces) == count
 
 
 def test_saved_states_belong_to_their_kernel(tmp_path):

@@ -227,35 +227,6 @@ class TestEngine:
             each.run(3, *data, progress_bar=False)
         assert torch.equal(engine.particles, other.particles)
 
-    @pytest.mark.parametrize("policy", ["raise", "skip"])
-    def test_step_that_is_not_finite_keeps_the_state(self, policy):
-        x, y = pyro_models.arguments("logistic_regression")
-        broken = torch.full_like(x, torch.nan)
-
-        def make():
-            return SVGD(
-                pyro_models.logistic_regression,
-                pyro.optim.Adam({"lr": 0.1}),
-                num_particles=5,
-                on_nonfinite=policy,
-                seed=2,
-            )
-
-        sound, disturbed = make(), make()
-        for engine in (sound, disturbed):
-            engine.step(x, y)
-        before = disturbed.particles
-        if policy == "raise":
-            with pytest.raises(NonFiniteError):
-                disturbed.step(broken, y)
-        else:
-            assert np.isnan(disturbed.step(broken, y))
-        assert torch.equal(disturbed.particles, before)
-        # The optimizer's state too is as if nothing had happened.
-        for engine in (sound, disturbed):
-            engine.step(x, y)
-        assert torch.equal(disturbed.particles, sound.particles)
-
     def test_update_whose_square_overflows_is_not_taken(self):
         def model():
             z = pyro.sample("z", dist.Normal(0.0, 1.0))
