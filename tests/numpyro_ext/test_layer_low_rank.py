@@ -24,6 +24,7 @@ from numpyro_ext.guides import (
 from numpyro_ext.guides.layer_low_rank import Layer, find_layers
 from numpyro_ext.score import ProximalScoreVI
 from ppl_ext.errors import ArgumentError
+from ppl_ext.score import GradientSteps
 
 jax.config.update("jax_enable_x64", True)
 
@@ -219,8 +220,9 @@ def test_fit_of_a_layer() -> None:
 
     guide = AutoLayerLowRankNormal(one_layer, rank=1)
     optim = numpyro.optim.Adam(0.05)
-    engine = ProximalScoreVI(one_layer, guide, optim, num_samples=8, num_inner_steps=10)
-    assert engine.plan.solver == "gradient"
+    engine = ProximalScoreVI(
+        one_layer, guide, solver=GradientSteps(optim, num_samples=8, num_inner_steps=10)
+    )
     result = engine.run(KEY, 200, progress_bar=False)
     mean, scale_tril = engine.density.moments(result.state.algorithm.parameters)
     found = dist.MultivariateNormal(mean, scale_tril=scale_tril)

@@ -22,6 +22,7 @@ from numpyro_ext.guides import AutoPlanarFlow, FlatDensity, PlanarFlowDensity, f
 from numpyro_ext.guides.planar_flow import PlanarTransform, invertible_direction, solve_planar
 from numpyro_ext.score import ProximalScoreVI
 from ppl_ext.errors import ArgumentError
+from ppl_ext.score import GradientSteps
 from tests import arviz_support as support
 
 jax.config.update("jax_enable_x64", True)
@@ -434,7 +435,9 @@ def test_flow_follows_a_banana_where_a_diagonal_normal_cannot() -> None:
         guide = guide_class(banana, init_scale=0.5)
         # More draws and steps than by default, which is made for less tame targets.
         optim = optax.adam(optax.cosine_decay_schedule(0.01, 20_000))
-        engine = ProximalScoreVI(banana, guide, optim=optim, num_samples=32, num_inner_steps=20)
+        engine = ProximalScoreVI(
+            banana, guide, solver=GradientSteps(optim, num_samples=32, num_inner_steps=20)
+        )
         state = engine.run(KEY, 1000, progress_bar=False).state
         divergences[guide_class] = forward_kl(engine, state.algorithm.parameters)
     assert divergences[AutoPlanarFlow] < 0.1
@@ -445,11 +448,8 @@ def test_flow_follows_a_banana_where_a_diagonal_normal_cannot() -> None:
 def test_flow_lowers_the_residual_of_a_banana() -> None:
     engine = ProximalScoreVI(
         banana,
-        # From the median there is less to lower.
         AutoPlanarFlow(banana, 2, init_scale=0.5, init_loc_fn=init_to_uniform),
-        num_samples=8,
-        num_inner_steps=5,
-        optim=optax.adam(0.02),
+        solver=GradientSteps(num_samples=8, num_inner_steps=5, optim=optax.adam(0.02)),
     )
     result = engine.run(KEY, 400, progress_bar=False)
     assert np.median(result.losses[-50:]) < 0.3 * np.median(result.losses[:20])

@@ -14,6 +14,7 @@ from pyro.nn import PyroModule, PyroSample
 from torch import Tensor, nn
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.score import GradientSteps
 from pyro_ext.guides import (
     AutoLayerLowRankNormal,
     FlatDensity,
@@ -213,7 +214,9 @@ def test_guide_is_usable_in_the_host() -> None:
 def test_a_saved_state_belongs_to_its_layers(tmp_path: Any) -> None:
     def engine(**options: Any) -> ProximalScoreVI:
         guide = AutoLayerLowRankNormal(model, **options)
-        found = ProximalScoreVI(model, guide, num_inner_steps=1, total_steps=4, seed=0)
+        found = ProximalScoreVI(
+            model, guide, solver=GradientSteps(num_inner_steps=1), total_steps=4, seed=0
+        )
         found.step()
         return found
 
@@ -237,8 +240,9 @@ def test_fit_of_a_layer() -> None:
 
     optim = pyro.optim.Adam({"lr": 0.05})
     guide = AutoLayerLowRankNormal(one_layer, rank=1)
-    engine = ProximalScoreVI(one_layer, guide, optim, num_samples=8, num_inner_steps=10)
-    assert engine.plan.solver == "gradient"
+    engine = ProximalScoreVI(
+        one_layer, guide, solver=GradientSteps(optim, num_samples=8, num_inner_steps=10)
+    )
     engine.run(200, progress_bar=False)
     mean, scale_tril = engine.density.moments(engine.parameters)
     found = dist.MultivariateNormal(mean, scale_tril=scale_tril)

@@ -15,6 +15,7 @@ from pyro.optim import CosineAnnealingLR
 from scipy import optimize
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.score import GradientSteps
 from pyro_ext.diagnostics import to_arviz
 from pyro_ext.engine import seeded_generator
 from pyro_ext.guides import AutoPlanarFlow, FlatDensity, PlanarFlowDensity, flat_density
@@ -455,7 +456,7 @@ def test_flow_follows_a_banana_where_a_diagonal_normal_cannot() -> None:
             {"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.01}, "T_max": 20_000}
         )
         engine = ProximalScoreVI(
-            banana, guide, optim=optim, num_samples=32, num_inner_steps=20, seed=0
+            banana, guide, solver=GradientSteps(optim, num_samples=32, num_inner_steps=20), seed=0
         )
         engine.run(1000, progress_bar=False)
         divergences[guide_class] = forward_kl(engine)
@@ -468,9 +469,7 @@ def test_flow_lowers_the_residual_of_a_banana() -> None:
     engine = ProximalScoreVI(
         banana,
         AutoPlanarFlow(banana, 2, init_scale=0.5),
-        num_samples=8,
-        num_inner_steps=5,
-        optim=pyro.optim.Adam({"lr": 0.02}),
+        solver=GradientSteps(num_samples=8, num_inner_steps=5, optim=pyro.optim.Adam({"lr": 0.02})),
         seed=0,
     )
     result = engine.run(250, progress_bar=False)
