@@ -2,9 +2,11 @@
 
 An engine is a thin shell with NumPyro's verbs around pure functions. It holds the options that it
 was given, and, once it has met the model's arguments, one frozen :class:`Plan` of all that it
-decided then. No hook writes to the engine. A subclass fills in four, all of them traceable by JAX:
+decided then. No hook writes to the engine. A subclass fills in:
 
-``_init_algorithm(plan, rng_key, data)``
+``_start(plan, rng_key, data)``
+    Where the algorithm starts: positions, or parameters of a guide. It alone may look at values.
+``_init_algorithm(plan, start, data)``
     The algorithm's own state, any pytree of arrays.
 ``_step(plan, state, data)``
     The next :class:`EngineState` and the loss, or these and a dictionary of further scalar
@@ -27,13 +29,7 @@ same to the last bit.
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import tempfile
-import time
-import zipfile
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -46,20 +42,15 @@ import numpy as np
 from jax import Array, lax, random
 from numpyro import optim as numpyro_optim
 from numpyro.util import is_prng_key
-from tqdm.auto import tqdm
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.gradients import GradientEstimator, default_estimator
-from ppl_ext.errors import ArgumentError, NonFiniteError
-from ppl_ext.options import check_count, decisions, describe, described, is_count, options_of
-
-FORMAT = 1
-ON_NONFINITE = ("raise", "skip")
-
-# Steps per call of the compiled loop at most: the length of its loss buffer.
-_BUFFER = 4096
-# Seconds that one call of the loop should take, so that the bar moves and Ctrl-C is heard.
-_CALL_SECONDS = 0.2
+from numpyro_ext.programs import Program
+from ppl_ext import state_files
+from ppl_ext.engine import EngineShell
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import described
+from ppl_ext.run import LARGEST_PIECE, Cadence, Piece, check_num_steps, take_steps
 
 
 class EngineState(NamedTuple):
@@ -130,8 +121,9 @@ def as_optimizer(optim: Any) -> Any:
     """
     if isinstance(optim, numpyro_optim.Minimize):
         raise ArgumentError(
-            "numpyro.optim.Minimize evaluates its objective several times a step, but the engines "
-            "give it only a direction. Use another NumPyro optimizer, such as Adam, or optax's."
+            "Expected optim to follow a direction, which is all that engines give it, found "
+            "numpyro.optim.Minimize, which evaluates its objective several times a step. Use "
+            "another NumPyro optimizer, such as Adam, or optax's."
         )
     if isinstance(optim, numpyro_optim._NumPyroOptim):
         return optim
@@ -139,9 +131,8 @@ def as_optimizer(optim: Any) -> Any:
     if all(map(callable, methods)) and not isinstance(optim, type):
         return numpyro_optim.optax_to_numpyro(optim)
     raise ArgumentError(
-        "optim must be a NumPyro optimizer, such as numpyro.optim.Adam(1e-2), or an optax gradient "
-        f"transformation, such as optax.adam(1e-2); found "
-        f"{optim.__name__ if isinstance(optim, type) else type(optim).__name__}."
+        "Expected optim to be a NumPyro optimizer, such as numpyro.optim.Adam(1e-2), or an optax "
+        f"gradient transformation, such as optax.adam(1e-2), found {described(optim)}."
     )
 
 
@@ -180,18 +171,24 @@ class _Meeting:
         The arguments that were seen last.
     signature : object
         What of the arguments the target depends on.
+    init : callable
+        From where the algorithm starts, keys and data to the state before the first step.
     update, chunk : callable
-        The compiled steps.
+        One step, and a loop of them, which takes its state over.
+    params : callable
+        The parameters in a state.
     """
 
     plan: Plan
     data: Data
     signature: Any
-    update: Callable[..., Any]
-    chunk: Callable[..., Any]
+    init: Program
+    update: Program
+    chunk: Program
+    params: Program
 
 
-class Engine(ABC):
+class Engine(EngineShell, ABC):
     """Base of the engines.
 
     Parameters
@@ -235,30 +232,18 @@ class Engine(ABC):
         data_chunk: int | None = None,
         on_nonfinite: str = "raise",
     ) -> None:
-        if on_nonfinite not in ON_NONFINITE:
-            raise ArgumentError(
-                f"on_nonfinite must be one of {ON_NONFINITE}; found {on_nonfinite!r}."
-            )
-        if estimator is not None and not isinstance(estimator, GradientEstimator):
-            raise ArgumentError(
-                "estimator must be a GradientEstimator, such as Minibatch() or Full(); found "
-                f"{type(estimator).__name__}."
-            )
-        self.model = model
+        super().__init__(
+            model,
+            estimator=estimator,
+            estimator_class=GradientEstimator,
+            init_strategy=init_strategy,
+            likelihood_temperature=likelihood_temperature,
+            particle_chunk=particle_chunk,
+            data_chunk=data_chunk,
+            on_nonfinite=on_nonfinite,
+            first_verbs="init, run or load",
+        )
         self.optim: Any = None if optim is None else as_optimizer(optim)
-        self.on_nonfinite = on_nonfinite
-        self.estimator = estimator
-        self.init_strategy = init_strategy
-        self.likelihood_temperature = likelihood_temperature
-        self.particle_chunk = particle_chunk
-        self.data_chunk = data_chunk
-        self._meeting: _Meeting | None = None
-
-    def __repr__(self) -> str:
-        shown = [f"{name}={describe(value)}" for name, value in options_of(self).items()]
-        if self._meeting is not None:
-            shown.append(f"plan={self._meeting.plan!r}")
-        return f"{type(self).__name__}({', '.join(shown)})"
 
     # -- hooks --------------------------------------------------------------------------------
 
@@ -267,7 +252,11 @@ class Engine(ABC):
         return Plan(target, self.estimator or default_estimator(target))
 
     @abstractmethod
-    def _init_algorithm(self, plan: Any, rng_key: Array, data: Data) -> Any:
+    def _start(self, plan: Any, rng_key: Array, data: Data) -> Any:
+        """Where the algorithm starts, checked: positions, or parameters of a guide."""
+
+    @abstractmethod
+    def _init_algorithm(self, plan: Any, start: Any, data: Data) -> Any:
         """The algorithm's state before the first step."""
 
     @abstractmethod
@@ -294,43 +283,10 @@ class Engine(ABC):
     ) -> Array:
         """Flat posterior draws (draws, D)."""
 
-    def _settings(self) -> dict[str, str]:
-        """Options that a saved state belongs to, described so that any process says the same."""
-        return {"likelihood_temperature": repr(float(self.likelihood_temperature))}
-
     # -- set up -------------------------------------------------------------------------------
 
-    @property
-    def plan(self) -> Any:
-        """The :class:`Plan`: what the engine decided about the model and its arguments.
-
-        Raises
-        ------
-        RuntimeError
-            The engine has not seen the model's arguments yet.
-        """
-        return self._met().plan
-
-    @property
-    def target(self) -> LogDensity:
-        """The model as a log density; as :attr:`plan`."""
-        return self._met().plan.target
-
-    @property
-    def data(self) -> Data:
-        """The arguments that ``init``, ``run`` or ``load`` saw last; as :attr:`plan`."""
-        return self._met().data
-
-    def _met(self) -> _Meeting:
-        if self._meeting is None:
-            raise RuntimeError(
-                f"{type(self).__name__} has not seen the model's arguments yet. Call init or run "
-                "with them first, or load(path, *args)."
-            )
-        return self._meeting
-
     def _meet(
-        self, rng_key: Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, keys: _Keys, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[_Meeting, Data]:
         """The present meeting where these arguments would only lead to the same, or a new one.
 
@@ -342,20 +298,17 @@ class Engine(ABC):
             return self._meet_again(known, args, kwargs)
         target = LogDensity(
             self.model,
-            rng_key,
+            keys.target,
             args,
             kwargs,
             allow_local_latents=self.allow_local_latents,
             engine=type(self).__name__,
-            init_strategy=self.init_strategy,
-            likelihood_temperature=self.likelihood_temperature,
-            particle_chunk=self.particle_chunk,
-            data_chunk=self.data_chunk,
+            **self._target_options(),
         )
         data = target.bind(*args, **kwargs)
         if not _traced(data):
             data = data.on_device()
-        return self._meeting_of(target, rng_key, data, signature), data
+        return self._meeting_of(target, keys.start, data, signature), data
 
     def _meet_again(
         self, known: _Meeting, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -370,17 +323,30 @@ class Engine(ABC):
         self, target: LogDensity, rng_key: Array, data: Data, signature: Any
     ) -> _Meeting:
         plan = self._plan(target, rng_key, data)
-        # JAX reuses traces between equal functions, and bound methods of one object are equal;
-        # a new partial is not, so a new target is never answered with an old one's trace.
-        update = jax.jit(partial(self._advance, plan))
-        chunk = jax.jit(partial(self._chunk, plan, update), donate_argnums=0)
-        return _Meeting(plan, data, signature, update, chunk)
+        update = Program(partial(self._advance, plan))
+        return _Meeting(
+            plan,
+            data,
+            signature,
+            Program(partial(self._initial_state, plan), rarely=True),
+            update,
+            Program(partial(self._chunk, plan, update), donate_argnums=(0,)),
+            Program(partial(self._get_params, plan), rarely=True),
+        )
 
-    def _initial_state(self, plan: Plan, rng_key: Array, data: Data) -> EngineState:
-        algorithm_key, estimator_key, rng_key = random.split(rng_key, 3)
+    def _first_state(self, meeting: _Meeting, keys: _Keys, data: Data) -> EngineState:
+        start = self._start(meeting.plan, keys.start, data)
+        state: EngineState = meeting.init(start, keys.estimator, keys.steps, data)
+        if not isinstance(state.step, jax.core.Tracer):
+            meeting.plan.estimator.check(state.estimator)
+        return state
+
+    def _initial_state(
+        self, plan: Plan, start: Any, estimator_key: Array, rng_key: Array, data: Data
+    ) -> EngineState:
         number = self._num_positions(plan)
         state = EngineState(
-            algorithm=self._init_algorithm(plan, algorithm_key, data),
+            algorithm=self._init_algorithm(plan, start, data),
             estimator=plan.estimator.init(plan.target, data, estimator_key, number),
             rng_key=rng_key,
             step=jnp.asarray(0, jnp.int32),
@@ -428,8 +394,8 @@ class Engine(ABC):
         ``advance`` is compiled already, so that the step is traced once for all its uses.
         """
         _, loss, info, _ = jax.eval_shape(advance, state, data)
-        losses = jnp.full((_BUFFER,), jnp.nan, loss.dtype)
-        figures = {name: jnp.zeros((_BUFFER,), value.dtype) for name, value in info.items()}
+        losses = jnp.full((LARGEST_PIECE,), jnp.nan, loss.dtype)
+        figures = {name: jnp.zeros((LARGEST_PIECE,), value.dtype) for name, value in info.items()}
         stop_when_broken = self.on_nonfinite == "raise"
 
         def unfinished(carry: Any) -> Array:
@@ -471,9 +437,9 @@ class Engine(ABC):
             The arguments do not fit the model.
         """
         _check_key(rng_key)
-        target_key, state_key = random.split(rng_key)
-        self._meeting, data = self._meet(target_key, args, kwargs)
-        return self._initial_state(self._meeting.plan, state_key, data)
+        keys = _keys(rng_key)
+        self._meeting, data = self._meet(keys, args, kwargs)
+        return self._first_state(self._meeting, keys, data)
 
     def update(self, state: EngineState, *args: Any, **kwargs: Any) -> tuple[EngineState, Array]:
         """Take one step with these arguments of the model; return the next state and the loss.
@@ -493,7 +459,7 @@ class Engine(ABC):
             and not isinstance(finite, jax.core.Tracer)
             and not bool(finite)
         ):
-            raise self._nonfinite(state)
+            raise self._nonfinite_error(int(state.step) + 1, state)
         return advanced, loss
 
     def run(
@@ -544,98 +510,65 @@ class Engine(ABC):
         NonFiniteError
             A step was not finite and ``on_nonfinite="raise"``; it carries the last finite state.
         """
-        if not is_count(num_steps, least=0):
-            raise ArgumentError(
-                "Expected num_steps to be an int >= 0 and the second argument of run, after the "
-                f"key, found {described(num_steps)}."
-            )
-        for name, every in (
-            ("callback_every", callback_every),
-            ("checkpoint_every", checkpoint_every),
-        ):
-            check_count(name, every, optional=True)
+        check_num_steps(num_steps, "the second argument of run, after the key")
         if init_state is None:
             state = self.init(rng_key, *args, **kwargs)
         else:
             self._check_state(init_state)
             if self._meeting is None:
-                self._meeting, _ = self._meet(random.split(rng_key)[0], args, kwargs)
+                self._meeting, _ = self._meet(_keys(rng_key), args, kwargs)
             else:
                 self._meeting, _ = self._meet_again(self._meeting, args, kwargs)
             state = init_state
         meeting = self._met()
-        data = meeting.data
-        # The compiled loop takes its state over, so it gets one that nobody else holds.
-        state = _copy(state)
-        first = int(state.step)
-        last = first + num_steps
-        state = state._replace(horizon=jnp.asarray(last, jnp.int32))
-
-        intervals = []
-        if callback is not None:
-            callback_every = callback_every or max(1, math.ceil(num_steps / 100))
-            intervals.append(callback_every)
-        if checkpoint is not None:
-            checkpoint_every = checkpoint_every or max(1, math.ceil(num_steps / 10))
-            intervals.append(checkpoint_every)
-
-        losses: list[np.ndarray] = []
-        figures: list[dict[str, np.ndarray]] = []
-        position, size = first, 1
-        bar = tqdm(total=num_steps, desc=type(self).__name__, disable=not progress_bar)
-        with bar:
-            while position < last:
-                boundary = min([last, *(_next_multiple(position, every) for every in intervals)])
-                count = min(size, boundary - position)
-                started = time.perf_counter()
-                state, buffer, info, taken, sound = meeting.chunk(
-                    state, data, jnp.asarray(count, jnp.int32)
-                )
-                done = int(taken)
-                elapsed = time.perf_counter() - started
-                losses.append(np.asarray(buffer)[:done])
-                figures.append({name: np.asarray(value)[:done] for name, value in info.items()})
-                if not bool(sound):
-                    if self.on_nonfinite == "raise":
-                        if checkpoint is not None:
-                            self.save(checkpoint, state)
-                        raise self._nonfinite(state)
-                position += done
-                if count == size and elapsed < _CALL_SECONDS / 2:
-                    size = min(2 * size, _BUFFER)
-                elif elapsed > 2 * _CALL_SECONDS and position > first + 1:
-                    size = max(1, size // 2)
-                latest = {"loss": float(losses[-1][-1])}
-                latest.update({name: float(value[-1]) for name, value in figures[-1].items()})
-                if progress_bar:
-                    shown = {name: f"{value:.4g}" for name, value in latest.items()}
-                    if int(state.skipped):
-                        shown["skipped"] = str(int(state.skipped))
-                    bar.set_postfix(shown, refresh=False)
-                    bar.update(done)
-                if checkpoint is not None and checkpoint_every is not None:
-                    if position % checkpoint_every == 0 and position < last:
-                        self.save(checkpoint, state)
-                if callback is not None and callback_every is not None:
-                    if position % callback_every == 0 or position == last:
-                        # A copy, because the loop will take the state over again.
-                        if callback(position, _copy(state), latest):
-                            break
-        if checkpoint is not None:
-            self.save(checkpoint, state)
-        return RunResult(
-            params=self._get_params(meeting.plan, state, data),
-            state=state,
-            losses=np.concatenate(losses) if losses else np.zeros(0),
-            info={
-                name: np.concatenate([piece[name] for piece in figures])
-                for name in (figures[0] if figures else {})
-            },
+        cadence = Cadence.of(
+            int(state.step),
+            num_steps,
+            callback_every,
+            checkpoint_every,
+            callback is not None,
+            checkpoint is not None,
         )
+        # The compiled loop takes its state over, so it gets one that nobody else holds.
+        state = _copy(state, np.int32(cadence.last))
+
+        def take(count: int) -> Piece:
+            nonlocal state
+            state, losses, figures, taken, sound = meeting.chunk(
+                state, meeting.data, np.int32(count)
+            )
+            done = int(taken)
+            if not bool(sound) and self.on_nonfinite == "raise":
+                raise self._nonfinite_error(int(state.step) + 1, state)
+            info = {name: np.asarray(value)[:done] for name, value in figures.items()}
+            return Piece(np.asarray(losses)[:done], info, int(state.skipped))
+
+        def save() -> None:
+            if checkpoint is not None:
+                self.save(checkpoint, state)
+
+        def call_back(position: int, figures: Mapping[str, float]) -> bool | None:
+            # A copy, because the loop will take the state over again.
+            if callback is None:
+                return None
+            return callback(position, _copy(state, state.horizon), figures)
+
+        found = take_steps(
+            type(self).__name__,
+            cadence,
+            take,
+            save=save,
+            call_back=call_back,
+            progress_bar=progress_bar,
+        )
+        params = meeting.params(state, meeting.data)
+        return RunResult(params, state, found.losses, found.info)
 
     def get_params(self, state: EngineState) -> dict[str, Any]:
         """The parameters in a state: what the engine has fitted."""
-        return self._get_params(self.plan, state, self.data)
+        known = self._met()
+        params: dict[str, Any] = known.params(state, known.data)
+        return params
 
     def get_samples(
         self, state: EngineState, rng_key: Array | None = None, num_samples: int | None = None
@@ -656,51 +589,20 @@ class Engine(ABC):
         positions = self._draw(self.plan, state, rng_key, num_samples)
         return self.target.constrain(positions, self.data)
 
-    def _nonfinite(self, state: EngineState) -> NonFiniteError:
-        step = int(state.step) + 1
-        return NonFiniteError(
-            f"Step {step} of {type(self).__name__} was not finite; the error's state is the one "
-            "before it. Expected finite scores and updates: lower the learning rate, check the "
-            "data for NaN, or pass on_nonfinite='skip'.",
-            step=step,
-            state=state,
-        )
-
     def _check_state(self, state: Any) -> None:
         if not isinstance(state, EngineState):
             raise ArgumentError(
-                "init_state must be an EngineState, as returned by init, update, run(...).state or "
-                f"load; found {type(state).__name__}."
+                "Expected init_state to be an EngineState, as returned by init, update, "
+                f"run(...).state or load, found {type(state).__name__}."
             )
 
     # -- saving -------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str], state: EngineState) -> None:
         """Save a state; the file is complete or absent, never half written."""
-        target = self.target
-        arrays: dict[str, np.ndarray] = {}
-        header = {
-            "format": FORMAT,
-            "engine": type(self).__name__,
-            "settings": self._settings(),
-            "plan": decisions(self.plan),
-            "sites": _sites(target),
-            "state": _pack("state", state, arrays),
-            "held": _pack("held", target.held, arrays),
-        }
-        arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-        path = os.fspath(path)
-        directory = os.path.dirname(os.path.abspath(path))
-        handle, temporary = tempfile.mkstemp(dir=directory, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez(file, allow_pickle=False, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        plan = self.plan
+        trees = {"state": _by_path(state), "held": _by_path(plan.target.held)}
+        state_files.save(path, self._header(plan), trees, _as_numpy)
 
     def load(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> EngineState:
         """Read a saved state; a run with ``init_state`` goes on from it exactly.
@@ -713,42 +615,20 @@ class Engine(ABC):
             The file is not a saved state, or was saved by another engine, for another model or
             with other options, such as another kernel or guide.
         """
-        header, arrays = _read(path)
-        if header["format"] != FORMAT:
-            raise ArgumentError(
-                f"{os.fspath(path)} has format {header['format']}, but this version reads {FORMAT}."
-            )
-        if header["engine"] != type(self).__name__:
-            raise ArgumentError(
-                f"Expected a state of {type(self).__name__}; found one of {header['engine']}."
-            )
-        # Keys of the same kind as those saved; their values are replaced.
-        saved_key = next(entry for entry in header["state"] if entry["path"] == ".rng_key")
-        key = random.key(0, impl=saved_key["key"]) if "key" in saved_key else random.PRNGKey(0)
+        header, trees = state_files.load(path, type(self).__name__, _from_numpy)
+        # A key of the same kind as the one saved.
+        keys = _keys(trees["state"][".rng_key"])
         meeting = self._meeting
         if meeting is None or args or kwargs:
-            meeting, _ = self._meet(key, args, kwargs)
+            meeting, _ = self._meet(keys, args, kwargs)
+        state_files.check(header, self._header(meeting.plan))
         target = meeting.plan.target
-        saved = {**header["settings"], **header["plan"]}
-        own = {**self._settings(), **decisions(meeting.plan)}
-        for name in {**own, **saved}:
-            if saved.get(name) != own.get(name):
-                raise ArgumentError(
-                    f"The saved state belongs to an engine with another {name}: expected "
-                    f"{own.get(name)}, found {saved.get(name)}. Make the engine with the "
-                    f"same {name} as when it was saved."
-                )
-        if header["sites"] != _sites(target):
-            raise ArgumentError(
-                "The saved state belongs to another model or other arguments: expected latent "
-                f"sites {_sites(target)}, found {header['sites']}."
-            )
-        held = _unpack("held", header["held"], arrays, target.held)
-        if held:
+        if trees["held"]:
+            held = _in_place("held parameters", trees["held"], target.held)
             target = target.with_held(held)
-            meeting = self._meeting_of(target, key, meeting.data, meeting.signature)
-        template = self._initial_state(meeting.plan, key, meeting.data)
-        state: EngineState = _unpack("state", header["state"], arrays, template)
+            meeting = self._meeting_of(target, keys.start, meeting.data, meeting.signature)
+        template = self._first_state(meeting, keys, meeting.data)
+        state: EngineState = _in_place("state", trees["state"], template)
         self._meeting = meeting
         return state
 
@@ -759,16 +639,13 @@ class Engine(ABC):
 def _check_key(rng_key: Any) -> None:
     if not is_prng_key(rng_key):
         raise ArgumentError(
-            f"rng_key must be a JAX key, such as jax.random.key(0); found {type(rng_key).__name__}."
+            "Expected rng_key to be a JAX key, such as jax.random.key(0), found "
+            f"{type(rng_key).__name__}."
         )
 
 
 def _traced(data: Data) -> bool:
     return any(isinstance(array, jax.core.Tracer) for array in data.arrays)
-
-
-def _next_multiple(position: int, every: int) -> int:
-    return (position // every + 1) * every
 
 
 def _strong(leaf: Any) -> Array:
@@ -788,89 +665,48 @@ def _choose(condition: Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda n, o: jnp.where(condition, _like(n, o), o), new, old)
 
 
-def _copy(state: EngineState) -> EngineState:
-    return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state)
+@jax.jit
+def _copy(state: EngineState, horizon: Any) -> EngineState:
+    return jax.tree.map(jnp.copy, state._replace(horizon=horizon))
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Header and arrays of a saved state.
+class _Keys(NamedTuple):
+    """Keys of the target, of where the algorithm starts, of the estimator and of the steps."""
 
-    Raises
-    ------
-    ArgumentError
-        The file holds something else.
-    """
-    header: Any = None
-    problem: Exception | None = None
-    try:
-        with open(path, "rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if isinstance(archive, np.lib.npyio.NpzFile):
-                arrays = {name: archive[name] for name in archive.files}
-                if isinstance(arrays.get("header"), np.ndarray):
-                    header = json.loads(arrays["header"].tobytes())
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        problem = error
-    if not isinstance(header, dict) or "format" not in header:
-        detail = "" if problem is None else f" ({problem})"
-        raise ArgumentError(
-            f"Expected a file saved by an engine; {os.fspath(path)} is not one{detail}. Pass a "
-            "path that the engine's save, or a run's checkpoint, has written."
-        ) from problem
-    return header, arrays
+    target: Array
+    start: Array
+    estimator: Array
+    steps: Array
 
 
-def _sites(target: LogDensity) -> list[list[Any]]:
-    return [[name, list(target.layout.shapes[name])] for name in target.layout.names]
+@jax.jit
+def _keys(rng_key: Array) -> _Keys:
+    target_key, state_key = random.split(rng_key)
+    return _Keys(target_key, *random.split(state_key, 3))
 
 
-def _pack(label: str, tree: Any, arrays: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Put the tree's leaves into ``arrays`` and return what is needed to check them later."""
-    entries = []
-    for number, (path, leaf) in enumerate(jax.tree.flatten_with_path(tree)[0]):
-        entry: dict[str, Any] = {"path": jax.tree_util.keystr(path)}
-        leaf = jnp.asarray(leaf)
-        entry["shape"], entry["dtype"] = list(leaf.shape), str(leaf.dtype)
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            entry["key"] = str(random.key_impl(leaf))
-            leaf = random.key_data(leaf)
-        array = np.asarray(leaf)
-        if array.dtype.isbuiltin != 1:  # bfloat16 and the like, which npz cannot name
-            array = np.frombuffer(array.tobytes(), np.uint8)
-            entry["bytes"] = True
-        arrays[f"{label}{number}"] = array
-        entries.append(entry)
-    return entries
+def _by_path(tree: Any) -> dict[str, Any]:
+    leaves = jax.tree.flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
 
 
-def _unpack(
-    label: str, entries: list[dict[str, Any]], arrays: Mapping[str, np.ndarray], template: Any
-) -> Any:
-    """Saved leaves in the template's structure; they must agree in path, shape and dtype."""
-    flat, treedef = jax.tree.flatten_with_path(template)
-    expected = [
-        (jax.tree_util.keystr(path), list(jnp.shape(leaf)), str(jnp.asarray(leaf).dtype))
-        for path, leaf in flat
-    ]
-    found = [(entry["path"], entry["shape"], entry["dtype"]) for entry in entries]
-    if expected != found:
-        differences = [pair for pair in zip(expected, found, strict=False) if pair[0] != pair[1]]
-        first = (
-            f"expected {differences[0][0]}, found {differences[0][1]}"
-            if differences
-            else f"expected {len(expected)} arrays, found {len(found)}"
-        )
-        raise ArgumentError(
-            f"The saved {label} does not fit this engine: {first}. Make the engine with the same "
-            "options (optimizer, number of particles, estimator, 64-bit setting) as when it was "
-            "saved."
-        )
-    leaves = []
-    for number, entry in enumerate(entries):
-        array = arrays[f"{label}{number}"]
-        if entry.get("bytes"):
-            array = np.frombuffer(array.tobytes(), jnp.dtype(entry["dtype"]))
-            array = array.reshape(entry["shape"])
-        leaf = jnp.asarray(array)
-        leaves.append(random.wrap_key_data(leaf, impl=entry["key"]) if "key" in entry else leaf)
-    return jax.tree.unflatten(treedef, leaves)
+def _in_place(label: str, found: Mapping[str, Any], template: Any) -> Any:
+    """Leaves by path in the template's structure; they must agree in path, shape and type."""
+
+    def kinds(leaves: Mapping[str, Any]) -> dict[str, str]:
+        return {path: jax.typeof(jnp.asarray(leaf)).str_short() for path, leaf in leaves.items()}
+
+    expected = _by_path(template)
+    state_files.check_leaves(label, kinds(expected), kinds(found))
+    return jax.tree.unflatten(jax.tree.structure(template), [found[path] for path in expected])
+
+
+def _as_numpy(leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
+    if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
+        return np.asarray(random.key_data(leaf)), {"key": str(random.key_impl(leaf))}
+    return np.asarray(leaf), {}
+
+
+def _from_numpy(array: np.ndarray, extra: Mapping[str, Any]) -> Array:
+    leaf = jnp.asarray(array)
+    return random.wrap_key_data(leaf, impl=extra["key"]) if "key" in extra else leaf

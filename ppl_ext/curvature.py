@@ -1,7 +1,23 @@
 """What curvature of a program is computed, and what is found of a program once.
 
 The curvature of minus the log density at a position is that of the prior and the Gauss-Newton
-matrix of the likelihood; see ``curvature.program_curvature`` of either package.
+matrix J' F J of the likelihood, whose rows R = F^(1/2) J are kept as they are, or summed up by one
+of
+
+``"full"``
+    R' R, exact: as rows, or as a matrix where that is smaller.
+``"diag"``
+    The diagonal of R' R.
+``"kfac"``
+    For each site, the nearest A (x) B to its block of R' R in the Frobenius norm (Van Loan and
+    Pitsianis 1993, https://doi.org/10.1007/978-94-015-8196-7_17), found from the rows of that site
+    as matrices. For a linear layer with one example it is exact, as the Kronecker-factored
+    approximation of Martens and Grosse (2015, https://arxiv.org/abs/1503.05671) is. A site that is
+    no matrix has its whole block, or the diagonal of it where it is long. Over all rows in several
+    chunks the rows are computed again for each half step, six or seven times in all.
+``"low_rank"``
+    The largest ``rank`` terms of the singular value decomposition of R, and the diagonal of what
+    is left.
 """
 
 from __future__ import annotations

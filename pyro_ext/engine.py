@@ -23,8 +23,6 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,16 +31,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
-from ppl_ext.errors import ArgumentError, NonFiniteError
-from ppl_ext.options import check_count, decisions, describe, described, is_count, options_of
+from ppl_ext import state_files
+from ppl_ext.engine import EngineShell
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import described, is_count
+from ppl_ext.run import Cadence, Piece, check_num_steps, take_steps
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.gradients import GradientEstimator, ScoreEstimate, default_estimator
 from pyro_ext.optim import EngineOptimizer, OptimizerLike
-
-FORMAT = 1
-ON_NONFINITE = ("raise", "skip")
 
 Callback = Callable[[int, "Engine", Mapping[str, float]], bool | None]
 
@@ -102,7 +99,7 @@ class _Meeting:
     data: Data
 
 
-class Engine(ABC):
+class Engine(EngineShell, ABC):
     """Base of the engines.
 
     Parameters
@@ -148,28 +145,23 @@ class Engine(ABC):
         seed: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if on_nonfinite not in ON_NONFINITE:
-            raise ArgumentError(
-                f"Expected on_nonfinite to be one of {ON_NONFINITE}, found {on_nonfinite!r}."
-            )
-        if estimator is not None and not isinstance(estimator, GradientEstimator):
-            raise ArgumentError(
-                "Expected estimator to be a GradientEstimator such as Minibatch(), found "
-                f"{type(estimator).__name__}."
-            )
-        self.model = model
+        super().__init__(
+            model,
+            estimator=estimator,
+            estimator_class=GradientEstimator,
+            init_strategy=init_strategy,
+            likelihood_temperature=likelihood_temperature,
+            particle_chunk=particle_chunk,
+            data_chunk=data_chunk,
+            on_nonfinite=on_nonfinite,
+            first_verbs="run, step or setup (also after load)",
+        )
         self.optim = optim
         self._optimizer: EngineOptimizer | None = None
-        self.on_nonfinite = on_nonfinite
         self.num_steps_taken = 0
         self.num_skipped = 0
         self.gradient_evaluations = 0.0
         self.history: dict[str, list[float]] = {"loss": []}
-        self.estimator = estimator
-        self.init_strategy = init_strategy
-        self.likelihood_temperature = likelihood_temperature
-        self.particle_chunk = particle_chunk
-        self.data_chunk = data_chunk
         self.evaluation = evaluation
         self.dtype = dtype
         if seed is not None and not is_count(seed, -math.inf):
@@ -178,15 +170,8 @@ class Engine(ABC):
         self._estimator_state: dict[str, Any] = {}
         seed = int(torch.randint(2**62, ())) if seed is None else int(seed)
         self._generator = seeded_generator(seed)
-        self._meeting: _Meeting | None = None
-        self._pending: dict[str, Any] | None = None
+        self._pending: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._horizon: int | None = None
-
-    def __repr__(self) -> str:
-        shown = [f"{name}={describe(value)}" for name, value in options_of(self).items()]
-        if self._meeting is not None:
-            shown.append(f"plan={self._meeting.plan!r}")
-        return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
     def losses(self) -> list[float]:
@@ -216,46 +201,14 @@ class Engine(ABC):
         """Take over a state from :meth:`_algorithm_state`; tensors are built already."""
 
     def _settings(self) -> dict[str, str]:
-        """Settings that a saved state depends on, by name; a state is loaded only into the same."""
-        return {
-            "likelihood_temperature": repr(float(self.likelihood_temperature)),
-            "optimizer": "none" if self._optimizer is None else self._optimizer.description,
-        }
+        optimizer = "none" if self._optimizer is None else self._optimizer.description
+        return {**super()._settings(), "optimizer": optimizer}
 
     @abstractmethod
     def _draw(self, plan: Any, num_samples: int | None) -> Tensor:
         """Flat posterior draws (draws, D)."""
 
     # -- set up ------------------------------------------------------------------------------
-
-    @property
-    def plan(self) -> Any:
-        """The :class:`Plan`: what the engine decided about the model and its arguments.
-
-        Raises
-        ------
-        RuntimeError
-            The engine has not seen the model's arguments yet.
-        """
-        return self._met().plan
-
-    @property
-    def target(self) -> LogDensity:
-        """The model as a log density; as :attr:`plan`."""
-        return self._met().plan.target
-
-    @property
-    def data(self) -> Data:
-        """The arguments that the engine saw last; as :attr:`plan`."""
-        return self._met().data
-
-    def _met(self) -> _Meeting:
-        if self._meeting is None:
-            raise RuntimeError(
-                f"{type(self).__name__} has not seen the model's arguments yet. Call run, step or "
-                "setup with them first (also after load)."
-            )
-        return self._meeting
 
     def setup(self, *args: Any, **kwargs: Any) -> None:
         """Check the model with these arguments and build the state, without taking a step.
@@ -276,10 +229,7 @@ class Engine(ABC):
             args,
             kwargs,
             allow_local_latents=self.allow_local_latents,
-            init_strategy=self.init_strategy,
-            likelihood_temperature=self.likelihood_temperature,
-            particle_chunk=self.particle_chunk,
-            data_chunk=self.data_chunk,
+            **self._target_options(),
             evaluation=self.evaluation,
             dtype=self.dtype,
         )
@@ -290,7 +240,7 @@ class Engine(ABC):
         self._meeting = _Meeting(plan, data)
         if self._pending is not None:
             pending, self._pending = self._pending, None
-            self._restore(pending)
+            self._restore(*pending)
 
     def _score(self, z: Tensor, data: Data) -> ScoreEstimate:
         """Score at particles z (P, D) by the engine's estimator, which moves on."""
@@ -321,19 +271,16 @@ class Engine(ABC):
         if not update.finite and self.on_nonfinite == "raise":
             self._estimator_state, generator, self.gradient_evaluations = before
             self._generator.set_state(generator)
-            step = self.num_steps_taken + 1
-            raise NonFiniteError(
-                f"Step {step} of {type(self).__name__} was not finite. The engine holds the state "
-                "before it. Expected finite scores and updates; lower the learning rate, check the "
-                "data, or pass on_nonfinite='skip'.",
-                step=step,
-            )
-        self.num_steps_taken += 1
+            raise self._nonfinite_error(self.num_steps_taken + 1)
         if not update.finite:
             self.num_skipped += 1
-            update = update._replace(loss=float("nan"))
-        for name, value in {"loss": update.loss, **update.info}.items():
-            self.history.setdefault(name, []).append(value)
+            update = update._replace(loss=math.nan)
+        figures = {"loss": update.loss, **update.info}
+        for name in {**self.history, **figures}:
+            # A figure that a step did not give is NaN there.
+            values = self.history.setdefault(name, [math.nan] * self.num_steps_taken)
+            values.append(figures.get(name, math.nan))
+        self.num_steps_taken += 1
         return update
 
     def run(
@@ -342,8 +289,9 @@ class Engine(ABC):
         *args: Any,
         progress_bar: bool = True,
         callback: Callback | None = None,
+        callback_every: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
-        checkpoint_every: int = 1000,
+        checkpoint_every: int | None = None,
         **kwargs: Any,
     ) -> RunResult:
         """Take ``num_steps`` steps with these arguments of the model.
@@ -356,13 +304,17 @@ class Engine(ABC):
         progress_bar : bool
             Show loss and rate.
         callback : callable, optional
-            ``callback(i, engine, info)`` after every step, with the number of steps taken so
-            far and the step's figures; returning True ends the run.
+            ``callback(i, engine, info)`` every ``callback_every`` steps and after the last, with
+            the number of steps taken so far and the figures of the latest; returning True ends
+            the run.
+        callback_every : int, optional
+            Default: a hundredth of the run.
         checkpoint : path, optional
-            Save the state there every ``checkpoint_every`` steps and at the end. A new engine
-            that loads it and runs the remaining steps ends bit-identical to a run that was not
-            interrupted.
-        checkpoint_every : int
+            Save the state there every ``checkpoint_every`` steps and when the run ends, before
+            the callback is called. A new engine that loads it and runs the remaining steps ends
+            bit-identical to a run that was not interrupted.
+        checkpoint_every : int, optional
+            Default: a tenth of the run.
 
         Returns
         -------
@@ -373,37 +325,42 @@ class Engine(ABC):
         NonFiniteError
             A step was not finite and ``on_nonfinite="raise"``.
         """
-        if not is_count(num_steps, least=0):
-            raise ArgumentError(
-                "Expected num_steps to be an int >= 0 and the first argument of run, found "
-                f"{described(num_steps)}."
-            )
-        check_count("checkpoint_every", checkpoint_every)
+        check_num_steps(num_steps, "the first argument of run")
+        cadence = Cadence.of(
+            self.num_steps_taken,
+            num_steps,
+            callback_every,
+            checkpoint_every,
+            callback is not None,
+            checkpoint is not None,
+        )
         # Schedules over a run need its end; a resumed run ends where the first one would have.
-        self._horizon = self.num_steps_taken + num_steps
+        self._horizon = cadence.last
         self.setup(*args, **kwargs)
-        losses: list[float] = []
-        info: dict[str, list[float]] = {}
-        name = type(self).__name__
-        with tqdm(total=num_steps, desc=name, disable=not progress_bar, mininterval=0.2) as bar:
-            for _ in range(num_steps):
-                update = self._step_once()
-                losses.append(update.loss)
-                for key, value in update.info.items():
-                    info.setdefault(key, []).append(value)
-                if progress_bar:
-                    bar.set_postfix(_figures(update), refresh=False)
-                    bar.update()
-                taken = self.num_steps_taken
-                if checkpoint is not None and taken % checkpoint_every == 0:
-                    self.save(checkpoint)
-                if callback is not None:
-                    figures = {"loss": update.loss, **update.info}
-                    if callback(taken, self, figures):
-                        break
-        if checkpoint is not None:
-            self.save(checkpoint)
-        return RunResult(np.asarray(losses), {k: np.asarray(v) for k, v in info.items()})
+
+        def take(count: int) -> Piece:
+            before = self.num_steps_taken
+            for _ in range(count):
+                self._step_once()
+            figures = {name: np.asarray(each[before:]) for name, each in self.history.items()}
+            return Piece(figures.pop("loss"), figures, self.num_skipped)
+
+        def save() -> None:
+            if checkpoint is not None:
+                self.save(checkpoint)
+
+        def call_back(position: int, figures: Mapping[str, float]) -> bool | None:
+            return None if callback is None else callback(position, self, figures)
+
+        found = take_steps(
+            type(self).__name__,
+            cadence,
+            take,
+            save=save,
+            call_back=call_back,
+            progress_bar=progress_bar,
+        )
+        return RunResult(found.losses, found.info)
 
     def get_samples(self, num_samples: int | None = None) -> dict[str, Tensor]:
         """Posterior draws: latent site to constrained values, leading dimension = draws.
@@ -420,14 +377,9 @@ class Engine(ABC):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the state of the engine; the file is complete or absent, never half written."""
         state = {
-            "format": FORMAT,
-            "engine": type(self).__name__,
-            "sites": _sites(self.target),
             "steps": self.num_steps_taken,
             "skipped": self.num_skipped,
             "gradient_evaluations": self.gradient_evaluations,
-            "settings": self._settings(),
-            "plan": decisions(self.plan),
             "history": {
                 name: torch.tensor(values, dtype=torch.float64)
                 for name, values in self.history.items()
@@ -436,16 +388,7 @@ class Engine(ABC):
             "generator": self._generator.get_state(),
             "algorithm": self._algorithm_state(),
         }
-        path = os.fspath(path)
-        directory = os.path.dirname(os.path.abspath(path))
-        handle, temporary = tempfile.mkstemp(dir=directory, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                torch.save(state, file)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        state_files.save(path, self._header(self.plan), state, _as_numpy)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Take over a saved state; the next run goes on from it exactly.
@@ -458,40 +401,15 @@ class Engine(ABC):
         ArgumentError
             The file was saved by another engine, with other settings, or for another model.
         """
-        try:
-            state = torch.load(path, weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, KeyError, EOFError) as error:
-            raise ArgumentError(
-                f"Expected a file saved by an engine, found one that cannot be read: {path}."
-            ) from error
-        if not isinstance(state, dict) or state.get("format") != FORMAT:
-            raise ArgumentError(f"Expected a file saved by an engine, found another: {path}.")
-        if state["engine"] != type(self).__name__:
-            raise ArgumentError(
-                f"Expected a state of {type(self).__name__}, found one of {state['engine']}."
-            )
+        saved = state_files.load(path, type(self).__name__, _from_numpy)
         if self._meeting is None:
-            self._restore_counts(state)
-            self._pending = state
+            self._restore_counts(saved[1])
+            self._pending = saved
         else:
-            self._restore(state)
+            self._restore(*saved)
 
-    def _restore(self, state: dict[str, Any]) -> None:
-        expected, found = _sites(self.target), state["sites"]
-        if expected != found:
-            raise ArgumentError(
-                f"The saved state belongs to another model: expected sites {expected}, "
-                f"found {found}."
-            )
-        saved = {**state["settings"], **state["plan"]}
-        own = {**self._settings(), **decisions(self.plan)}
-        for name in {**own, **saved}:
-            if saved.get(name) != own.get(name):
-                raise ArgumentError(
-                    f"The saved state belongs to an engine with another {name}: expected "
-                    f"{own.get(name)}, found {saved.get(name)}. Make the engine with the "
-                    f"same {name} as when it was saved."
-                )
+    def _restore(self, header: dict[str, Any], state: dict[str, Any]) -> None:
+        state_files.check(header, self._header(self.plan))
         self._load_algorithm_state(state["algorithm"])
         self._restore_counts(state)
         self._estimator_state = state["estimator"]
@@ -514,10 +432,18 @@ def seeded_generator(*seeds: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(mixed[0] >> 1))
 
 
-def _sites(target: LogDensity) -> list[list[Any]]:
-    layout = target.layout
-    return [[name, list(layout.shapes[name])] for name in layout.names]
+def _as_numpy(leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
+    if not isinstance(leaf, Tensor):
+        raise TypeError(f"Expected a state of tensors and plain values, found {leaf!r}.")
+    tensor, extra = leaf.detach().cpu(), {"device": str(leaf.device)}
+    if tensor.dtype == torch.bfloat16:  # which NumPy does not have
+        return tensor.view(torch.int16).numpy(), {**extra, "as": "bfloat16"}
+    return tensor.numpy(), extra
 
 
-def _figures(update: Update) -> dict[str, str]:
-    return {key: f"{value:.4g}" for key, value in [("loss", update.loss), *update.info.items()]}
+def _from_numpy(array: np.ndarray, extra: Mapping[str, Any]) -> Tensor:
+    # Arrays of a file that was read may not be written to.
+    tensor = torch.from_numpy(np.array(array))
+    if "as" in extra:
+        tensor = tensor.view(getattr(torch, extra["as"]))
+    return tensor.to(extra["device"])

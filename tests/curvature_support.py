@@ -118,3 +118,115 @@ def mixture_fisher() -> tuple[np.ndarray, np.ndarray]:
     mean = np.trapezoid(outer * density, x, axis=0)
     square = np.trapezoid(outer**2 * density, x, axis=0)
     return mean, np.sqrt(square - mean**2)
+
+
+def key_of(backend: Any, seed: int = 0) -> tuple[Any, ...]:
+    """The random key that NumPyro's functions take besides; Pyro draws from torch's generator."""
+    if backend.name == "pyro":
+        import pyro
+
+        pyro.set_rng_seed(seed)
+        return ()
+    return (backend.key(seed),)
+
+
+def gauss_newton(backend: Any, model: Any, z: Any, *args: Any) -> np.ndarray:
+    """J' F J of a model at a position (D,), from its whitened Jacobian."""
+    target, data = backend.target(model, args)
+    room, key = room_of(backend), key_of(backend)
+
+    def rows(z: Any) -> Any:
+        return room.jacobian_rows(target, z, data, {}, *key)[0]
+
+    found = backend.numpy(backend.compiled(rows)(backend.array(z)[None]))
+    return np.asarray(found.T @ found)
+
+
+def room_of(backend: Any) -> Any:
+    """The package's room of curvature."""
+    if backend.name == "pyro":
+        import pyro_ext.curvature as room
+    else:
+        import numpyro_ext.curvature as room  # type: ignore[no-redef]
+    return room
+
+
+def root_and_scores(
+    backend: Any, make: Any, moved: dict[str, Any], fixed: dict[str, Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Jacobian of the Fisher root in the legal directions, and scores of draws in these (S, K)."""
+    flat, slices = flatten(moved)
+
+    def build(vector: Any) -> Any:
+        values = {
+            each: vector[where].reshape(np.shape(moved[each])) for each, where in slices.items()
+        }
+        return make(**values, **fixed)
+
+    found = _of_torch if backend.name == "pyro" else _of_jax
+    return found(build, flat, directions(moved))
+
+
+def _of_jax(build: Any, flat: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    import jax
+
+    from numpyro_ext.curvature import fisher_root
+    from numpyro_ext.density.outputs import output_of
+
+    @jax.jit
+    def both(vector: Any) -> Any:
+        values = build(vector).sample(jax.random.key(1), (DRAWS,))
+
+        def output(vector: Any) -> Any:
+            site = {"fn": build(vector), "value": values[0], "scale": None, "name": "y"}
+            return output_of({**site, "cond_indep_stack": []})
+
+        def root(moving: Any) -> Any:
+            parameters = jax.tree.map(lambda x: x * 1.0, output(moving).parameters)
+            return fisher_root(output(vector), parameters, jax.random.key(0)).reshape(-1)
+
+        scores = jax.jacfwd(lambda moving: build(moving).log_prob(values))(vector)
+        return jax.jacfwd(root)(vector), scores
+
+    jacobian, scores = both(flat)
+    return np.asarray(jacobian) @ columns, np.asarray(scores) @ columns
+
+
+def _of_torch(build: Any, flat: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    import pyro
+    import torch
+
+    from pyro_ext.curvature import fisher_root
+    from pyro_ext.density.handlers import without_host_checks
+
+    start = torch.from_numpy(flat)
+    pyro.set_rng_seed(1)
+    with without_host_checks():
+        values, point = build(start).sample((DRAWS,)), output_of_pyro(build(start))
+
+        def root(vector: Any) -> Any:
+            parameters = output_of_pyro(build(vector)).parameters
+            return fisher_root(point, {n: v.double() for n, v in parameters.items()}).reshape(-1)
+
+        jacobian = torch.func.jacrev(root)(start).numpy() @ columns
+        # Central differences, since forward mode lacks some distributions' derivatives.
+        step = 1e-5
+        scores = [
+            build(start + step * column).log_prob(values)
+            - build(start - step * column).log_prob(values)
+            for column in torch.from_numpy(columns).T
+        ]
+    return jacobian, torch.stack(scores, -1).numpy() / (2 * step)
+
+
+def output_of_pyro(fn: Any) -> Any:
+    """The output of a site with this distribution."""
+    import pyro
+    import torch
+
+    from pyro_ext.density.outputs import OutputHandler
+
+    handler = OutputHandler({}, {})
+    with handler:
+        pyro.sample("y", fn, obs=torch.zeros(fn.shape()))
+    return handler.outputs["y"]

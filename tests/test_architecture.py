@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "laplace": {"engine", "stein", "density", "curvature", "optim"},
     "score": {"engine", "density", "gradients", "guides", "optim"},
     "sgmcmc": {"density", "gradients"},
-    "diagnostics": {"density", "engine", "guides", "kernels"},
+    "diagnostics": {"density", "engine", "guides"},
     "stan": set(),
     "programs": set(),
     "_clash": set(),

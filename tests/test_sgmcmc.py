@@ -468,18 +468,6 @@ def test_statistics_alone_are_no_draws() -> None:
 
 
 @both
-def test_schedules(package: str) -> None:
-    public = backend(package).public
-    falling = public.polynomial_decay(0.5, 10.0, 0.6)
-    for step in (0, 7, 1000):
-        assert float(falling(step)) == pytest.approx(0.5 * (11.0 + step) ** -0.6, rel=1e-6)
-    cycle = public.cosine_cycles(0.2, 50)
-    for step in (0, 13, 49, 50, 113):
-        expected = 0.1 * (np.cos(np.pi * (step % 50) / 50) + 1.0)
-        assert float(cycle(step)) == pytest.approx(expected, rel=1e-5)
-
-
-@both
 def test_a_falling_step_size_is_taken(package: str) -> None:
     """Without noise, by hand: steps of gradient ascent of the sizes of the schedule."""
     found = backend(package)

@@ -97,7 +97,7 @@ class NumPyroTrainer:
             engine = nx.ProximalScoreVI(
                 model,
                 guide,
-                solver,
+                solver=solver,
                 total_steps=schedule.steps // self._every,
                 on_nonfinite="skip",
             )

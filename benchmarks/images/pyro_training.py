@@ -107,7 +107,7 @@ class PyroTrainer:
             engine = px.ProximalScoreVI(
                 model,
                 self.guide,
-                solver,
+                solver=solver,
                 total_steps=schedule.steps // self._every,
                 on_nonfinite="skip",
                 seed=spread_seed(seed, 3),

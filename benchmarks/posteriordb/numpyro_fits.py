@@ -46,8 +46,8 @@ from benchmarks.synthetic.numpyro_fits import white_noise
 from numpyro_ext.curvature.gauss_newton import whitened_outputs
 from numpyro_ext.curvature.row_structure import row_structure
 from numpyro_ext.density import LogDensity
-from numpyro_ext.diagnostics.stein_discrepancy import stein_discrepancy
 from numpyro_ext.guides.mixture import AutoGaussianMixture
+from ppl_ext.diagnostics.stein_discrepancy import stein_discrepancy
 
 #: Iterations of chains after which a budget is looked at.
 BLOCK = 50

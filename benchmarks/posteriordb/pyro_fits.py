@@ -43,10 +43,10 @@ from benchmarks.posteriordb.programs import pyro_program, site_map
 from benchmarks.posteriordb.programs.sites import SiteMap
 from benchmarks.posteriordb.start import RADIUS, Start, of_chains
 from benchmarks.synthetic.pyro_fits import white_noise
+from ppl_ext.diagnostics.stein_discrepancy import stein_discrepancy
 from pyro_ext.curvature.gauss_newton import whitened_outputs
 from pyro_ext.curvature.row_structure import row_structure
 from pyro_ext.density import LogDensity
-from pyro_ext.diagnostics.stein_discrepancy import stein_discrepancy
 from pyro_ext.guides.mixture import AutoGaussianMixture
 
 
@@ -290,7 +290,7 @@ class EngineFitter:
 
         if wanted:
             clock.start()
-            engine.run(wanted[-1], progress_bar=False, callback=callback)
+            engine.run(wanted[-1], progress_bar=False, callback=callback, callback_every=1)
 
 
 class _Clock:

@@ -202,7 +202,7 @@ class EngineFitter:
 
         show(look, 0, to_mixture(guide))
         try:
-            engine.run(points[-1], *args, progress_bar=False, callback=callback)
+            engine.run(points[-1], *args, progress_bar=False, callback=callback, callback_every=1)
         except NonFiniteError as error:
             raise Diverged(f"step {error.step} of {samples} scores was not finite") from error
 

@@ -11,7 +11,7 @@ from numpyro_ext.curvature.prior import prior_curvature, prior_structure
 from numpyro_ext.curvature.program_curvature import ProgramCurvature
 from numpyro_ext.curvature.row_structure import row_structure
 from numpyro_ext.curvature.solvers import (
-    Iterated,
+    IterativeSolution,
     cholesky_solve,
     conjugate_gradients,
     woodbury,
@@ -21,7 +21,7 @@ from ppl_ext.curvature import STRUCTURES, GaussNewton, PriorStructure, RowStruct
 __all__ = [
     "STRUCTURES",
     "Curvature",
-    "Iterated",
+    "IterativeSolution",
     "GaussNewton",
     "KroneckerBlock",
     "PriorStructure",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from ppl_ext.newton import CurvatureSizes
 
@@ -26,8 +27,8 @@ class KroneckerBlock:
         First coordinate; the block has a b of them, with the index of B running fastest.
     """
 
-    left: Array
-    right: Array
+    left: Float[Array, "P a a"]
+    right: Float[Array, "P b b"]
     start: int = field(metadata={"static": True})
 
     @property
@@ -35,7 +36,7 @@ class KroneckerBlock:
         """Coordinates of the block."""
         return slice(self.start, self.start + self.left.shape[1] * self.right.shape[1])
 
-    def products(self, vectors: Array) -> Array:
+    def products(self, vectors: Float[Array, "P n ab"]) -> Float[Array, "P n ab"]:
         """A_p (x) B_p times n vectors of each particle, (P, n, a b)."""
         rows, columns = self.left.shape[1], self.right.shape[1]
         part = vectors.reshape(*vectors.shape[:-1], rows, columns)
@@ -60,9 +61,9 @@ class Curvature:
         Blocks on the diagonal.
     """
 
-    diagonal: Array
-    matrix: Array | None = None
-    rows: Array | None = None
+    diagonal: Float[Array, "... D"]
+    matrix: Float[Array, "P D D"] | None = None
+    rows: Float[Array, "P R D"] | None = None
     blocks: tuple[KroneckerBlock, ...] = ()
 
     @property
@@ -81,11 +82,11 @@ class Curvature:
             len(self.diagonal) == 1,
         )
 
-    def product(self, vectors: Array) -> Array:
+    def product(self, vectors: Float[Array, "P D"]) -> Float[Array, "P D"]:
         """H_p v_p for one vector of each particle, (P, D)."""
         return self.products(vectors[:, None])[:, 0]
 
-    def products(self, vectors: Array) -> Array:
+    def products(self, vectors: Float[Array, "P n D"]) -> Float[Array, "P n D"]:
         """H_p v_pn for n vectors of each particle, (P, n, D)."""
         total = self.diagonal[:, None] * vectors
         if self.matrix is not None:
@@ -96,7 +97,7 @@ class Curvature:
             total = total.at[..., block.where].add(block.products(vectors[..., block.where]))
         return total
 
-    def mean_products(self, vectors: Array) -> Array:
+    def mean_products(self, vectors: Float[Array, "n D"]) -> Float[Array, "n D"]:
         """The mean over particles of H_p times each of n vectors, (n, D)."""
         total = self.diagonal.mean(axis=0) * vectors
         if self.matrix is not None:
@@ -111,7 +112,7 @@ class Curvature:
             )
         return total
 
-    def diagonals(self) -> Array:
+    def diagonals(self) -> Float[Array, "P D"]:
         """The diagonals of all H_p, (P, D)."""
         total = jnp.broadcast_to(self.diagonal, (self.number, self.diagonal.shape[1]))
         if self.matrix is not None:
@@ -125,7 +126,7 @@ class Curvature:
             total = total.at[:, block.where].add(flat)
         return total
 
-    def dense(self) -> Array:
+    def dense(self) -> Float[Array, "P D D"]:
         """All H_p, (P, D, D)."""
         number, dim = self.number, self.diagonal.shape[1]
         diagonal = jnp.broadcast_to(self.diagonal, (number, dim))

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
+from jaxtyping import Float
 
 from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.curvature.fisher import fisher_root
@@ -85,7 +86,7 @@ def _whitened(
 
 def jacobian_rows(
     target: LogDensity,
-    z: Array,
+    z: Float[Array, "P D"],
     data: Data,
     indices: Indices,
     rng_key: Array,
@@ -162,7 +163,7 @@ def _row_by_row(
 
 
 def gauss_newton_products(
-    target: LogDensity, z: Array, data: Data, indices: Indices, rng_key: Array
+    target: LogDensity, z: Float[Array, "P D"], data: Data, indices: Indices, rng_key: Array
 ) -> Callable[[Array], Array]:
     """Products v -> G v at positions z (P, D), for v (P, D); no Jacobian is formed."""
     data = data.on_device()

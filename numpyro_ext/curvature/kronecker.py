@@ -1,9 +1,10 @@
 """The nearest Kronecker products to the blocks of a sum R' R whose rows come in chunks.
 
 For each site that is a matrix that is the A (x) B nearest to its block of R' R in the Frobenius
-norm (Van Loan and Pitsianis 1993), the leading singular pair of the rearranged block. It is found
-by power iteration from B = identity. Each half step is a sum over rows, so that nothing but the
-factors is kept from one chunk of rows to the next, and every iterate is positive semidefinite.
+norm (Van Loan and Pitsianis 1993, https://doi.org/10.1007/978-94-015-8196-7_17), the leading
+singular pair of the rearranged block. It is found by power iteration from B = identity. Each half
+step is a sum over rows, so that nothing but the factors is kept from one chunk of rows to the next,
+and every iterate is positive semidefinite.
 """
 
 from __future__ import annotations

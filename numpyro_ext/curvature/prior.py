@@ -16,7 +16,9 @@ from collections.abc import Callable, Collection
 
 import jax
 import jax.numpy as jnp
-from jax import Array, random
+import numpy as np
+from jax import Array
+from jaxtyping import Float
 
 from numpyro_ext.density import Data, LogDensity
 from ppl_ext.curvature import DENSE_PRIOR_UP_TO, PriorForm, PriorStructure
@@ -24,9 +26,8 @@ from ppl_ext.curvature import DENSE_PRIOR_UP_TO, PriorForm, PriorStructure
 
 def prior_structure(
     target: LogDensity,
-    z: Array,
+    z: Float[Array, "P D"],
     data: Data,
-    rng_key: Array,
     form: PriorForm | None = None,
     sites: Collection[str] | None = None,
 ) -> PriorStructure:
@@ -40,40 +41,52 @@ def prior_structure(
     sites : collection of str, optional
         Latent sites that have curvature; default all.
     """
-    product = jax.jit(jax.vmap(_products(target, data), (0, None)))
     slices = {
         name: where
         for name, where in target.layout.slices.items()
         if sites is None or name in sites
     }
-    inside = jnp.zeros(target.dim, z.dtype)
-    for where in slices.values():
-        inside = inside.at[where].set(1.0)
+    starts, stops = np.array([(where.start, where.stop) for where in slices.values()]).T
     # Not signs: in two dimensions every second pair of these would be a multiple of ones.
-    drawn = random.normal(rng_key, (target.dim,), z.dtype)
+    drawn = np.random.default_rng(0).normal(size=target.dim).astype(z.dtype)
+    tolerance = 1e3 * float(np.finfo(z.dtype).eps)
 
-    def is_diagonal(mask: Array) -> bool:
-        """Whether H M v = (H M 1) * v on the mask, for a random v."""
-        diagonal = product(z, mask)
-        crossed = product(z, drawn * mask)
-        expected = diagonal * drawn
-        size = jnp.maximum(jnp.abs(expected), jnp.abs(crossed))
-        # By coordinate: one narrow prior must not hide the couplings of the others.
-        near = jnp.abs(crossed - expected) <= 1e3 * float(jnp.finfo(z.dtype).eps) * size
-        return bool((near | (mask == 0.0)).all())
+    @jax.jit
+    def look(z: Array, data: Data, drawn: Array) -> tuple[Array, Array, Array]:
+        product = jax.vmap(_products(target, data), (0, None))
 
-    apart = tuple(
-        name
-        for name, where in slices.items()
-        if is_diagonal(jnp.zeros_like(inside).at[where].set(1.0))
-    )
-    whole = len(apart) == len(slices) and is_diagonal(inside)
-    found = product(z, inside) * inside
-    constant = whole and len(z) > 1 and bool((found == found[0]).all())
+        def is_diagonal(mask: Array) -> Array:
+            """Whether H M v = (H M 1) * v on the mask, for a random v."""
+            diagonal = product(z, mask)
+            crossed = product(z, drawn * mask)
+            expected = diagonal * drawn
+            size = jnp.maximum(jnp.abs(expected), jnp.abs(crossed))
+            # By coordinate: one narrow prior must not hide the couplings of the others.
+            near = jnp.abs(crossed - expected) <= tolerance * size
+            return (near | (mask == 0.0)).all()
+
+        def mask_of(ends: tuple[Array, Array]) -> Array:
+            numbers = jnp.arange(target.dim)
+            return ((numbers >= ends[0]) & (numbers < ends[1])).astype(z.dtype)
+
+        inside = jnp.zeros(target.dim, z.dtype)
+        for where in slices.values():
+            inside = inside.at[where].set(1.0)
+        apart = jax.lax.map(
+            lambda ends: is_diagonal(mask_of(ends)), (jnp.asarray(starts), jnp.asarray(stops))
+        )
+        found = product(z, inside) * inside
+        return apart, is_diagonal(inside), (found == found[0]).all()
+
+    apart, diagonal, same = map(np.asarray, look(z, data.on_device(), jnp.asarray(drawn)))
+    whole = bool(apart.all() and diagonal)
+    constant = bool(whole and len(z) > 1 and same)
     if form is None:
-        form = "hessian" if not whole and inside.sum() <= DENSE_PRIOR_UP_TO else "diagonal"
+        size = int((stops - starts).sum())
+        form = "hessian" if not whole and size <= DENSE_PRIOR_UP_TO else "diagonal"
     exact = whole or form == "hessian"
-    return PriorStructure(tuple(slices), form, exact, apart, constant and form == "diagonal")
+    names = tuple(name for name, alone in zip(slices, apart, strict=True) if alone)
+    return PriorStructure(tuple(slices), form, exact, names, constant and form == "diagonal")
 
 
 def _products(target: LogDensity, data: Data) -> Callable[[Array, Array], Array]:
@@ -91,7 +104,9 @@ def _products(target: LogDensity, data: Data) -> Callable[[Array, Array], Array]
     return product
 
 
-def prior_curvature(target: LogDensity, structure: PriorStructure, z: Array, data: Data) -> Array:
+def prior_curvature(
+    target: LogDensity, structure: PriorStructure, z: Float[Array, "P D"], data: Data
+) -> Float[Array, ...]:
     """Curvature of the log prior at positions z (P, D): its diagonal (P, D'), or (P, D', D').
 
     A constant one has shape (1, D').

@@ -1,24 +1,4 @@
-"""Structures of a program's curvature: whole, diagonal, Kronecker factored, of low rank.
-
-The curvature of -log pi at a particle is that of the prior (:mod:`.prior`) and the Gauss-Newton
-matrix J' F J of the likelihood (:mod:`.gauss_newton`), whose rows R = F^(1/2) J are kept as they
-are, or summed up by one of
-
-``"full"``
-    R' R, exact: as rows, or as a matrix where that is smaller.
-``"diag"``
-    The diagonal of R' R.
-``"kfac"``
-    For each site, the nearest A (x) B to its block of R' R in the Frobenius norm (Van Loan and
-    Pitsianis 1993), found from the rows of that site as matrices. For a linear layer with one
-    example it is exact, as the Kronecker-factored approximation of Martens and Grosse (2015) is.
-    A site that is no matrix has its whole block, or the diagonal of it where it is long. Over
-    all rows in several chunks the rows are computed again for each half step
-    (:mod:`.kronecker`), six or seven times in all.
-``"low_rank"``
-    The largest ``rank`` terms of the singular value decomposition of R, and the diagonal of what
-    is left.
-"""
+"""A program's curvature in the structures that :mod:`ppl_ext.curvature` describes."""
 
 from __future__ import annotations
 
@@ -27,7 +7,9 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, random
+from jaxtyping import Float
 
 from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.curvature.curvature import Curvature
@@ -79,14 +61,20 @@ class ProgramCurvature:
         self.coordinates, self.slices = where.numbers, where.slices
         self.sites = tuple(self.slices)
         # Anywhere will do: these positions show the structure, and are not started from.
-        key = random.PRNGKey(0)
-        positions = random.uniform(key, (2, target.dim), target.dtype, -1.0, 1.0)
-        self._check_likelihood(target, positions[0], data)
-        self.prior = prior_structure(target, positions, data, key, options.prior_form, self.sites)
-        self.rows = row_structure(target, positions[0], data, target.first_rows())
+        drawn = np.random.default_rng(0).uniform(-1.0, 1.0, (2, target.dim))
+        positions = jnp.asarray(drawn, target.dtype)
+        first = jnp.asarray(drawn[0], target.dtype)
+        self._check_likelihood(target, first, data)
+        self.prior = prior_structure(target, positions, data, options.prior_form, self.sites)
+        self.rows = row_structure(target, first, data, target.first_rows())
 
     def _check_likelihood(self, target: LogDensity, position: Array, data: Data) -> None:
-        factors = target.likelihood_factors(position, data, target.first_rows())
+        factors: list[str] = []
+
+        def look(position: Array, data: Data, indices: Indices) -> None:
+            factors.extend(target.likelihood_factors(position, data, indices))
+
+        jax.eval_shape(look, position, data.on_device(), target.first_rows())
         if factors:
             raise ArgumentError(
                 f"Expected a likelihood of observed sample sites, found the factors {factors}: a "
@@ -97,7 +85,7 @@ class ProgramCurvature:
     def at(
         self,
         target: LogDensity,
-        z: Array,
+        z: Float[Array, "P D"],
         data: Data,
         indices: Indices | None,
         rng_key: Array,

@@ -8,6 +8,9 @@ the same r' r.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,52 +30,75 @@ def row_structure(target: LogDensity, z: Array, data: Data, indices: Indices) ->
     ``z`` (D,), are those of its rows alone, side by side. Sites outside the plate are none, nor
     those whose rows depend on each other, as through a mean over the batch.
     """
-    data = data.on_device()
     # One row shows nothing of others, which a sweep over all rows has beside it.
     indices = {
-        plate: jnp.arange(2) if len(rows) == 1 < target.plates[plate].size else rows
+        plate: jnp.asarray(np.arange(2)) if len(rows) == 1 < target.plates[plate].size else rows
         for plate, rows in indices.items()
     }
-    outputs = jax.jit(target.outputs)
-    together = outputs(z, data, indices)
-    repeated = {name: _repeated(output) for name, output in together.items()}
+
+    @jax.jit
+    def look(z: Array, data: Data, indices: Indices) -> tuple[Any, Any, Any]:
+        together = target.outputs(z, data, indices)
+        depends = {name: _dependences(output) for name, output in together.items()}
+        alone = None
+        if len(indices) == 1:
+            ((plate, numbers),) = indices.items()
+            alone = jax.vmap(lambda number: target.outputs(z, data, {plate: number[None]}))(numbers)
+        return together, alone, depends
+
+    together, alone, depends = look(z, data.on_device(), indices)
+    repeated = {name: _repeated(output, depends[name]) for name, output in together.items()}
     found = {name: components for name, components in repeated.items() if components}
-    if len(indices) != 1:
+    if alone is None:
         return RowStructure(repeated=found)
-    ((plate, numbers),) = indices.items()
-    alone = [outputs(z, data, {plate: number[None]}) for number in numbers]
+    (plate,) = indices
     by_row = frozenset(
         name
         for name, output in together.items()
-        if plate in output.plates and _is_side_by_side(output, [single[name] for single in alone])
+        if plate in output.plates and _is_side_by_side(output, alone[name])
     )
     return RowStructure(by_row, found)
 
 
-def _repeated(output: Output) -> tuple[RepeatedComponent, ...]:
-    if root_for(output.distribution) is None:
-        return ()
-    axes = dict(output.repeated)
-    floating = [
+def _dependences(output: Output) -> dict[str, Array]:
+    """For each parameter, the components of the Fisher root that depend on it.
+
+    None where no parameter is the same along an axis, or where the root is made of draws.
+    """
+    floating = _floating(output)
+    if root_for(output.distribution) is None or not any(
+        name in floating for name, _ in output.repeated
+    ):
+        return {}
+    generator = np.random.default_rng(0)
+    nothing = {name: jnp.zeros(value.shape) for name, value in output.parameters.items()}
+    found = {}
+    for name in floating:
+        change = jnp.asarray(generator.normal(size=nothing[name].shape), nothing[name].dtype)
+        root = fisher_root(output, {**nothing, name: change}, random.PRNGKey(0))
+        found[name] = (root != 0.0).reshape(-1, root.shape[-1]).any(axis=0)
+    return found
+
+
+def _floating(output: Output) -> list[str]:
+    """Names of the parameters that are not whole numbers."""
+    return [
         name
         for name, value in output.parameters.items()
         if jnp.issubdtype(value.dtype, jnp.floating)
     ]
-    if not any(name in axes for name in floating):
-        return ()
-    key = random.PRNGKey(0)
-    nothing = {name: jnp.zeros(value.shape) for name, value in output.parameters.items()}
-    depends = {}
-    for number, name in enumerate(floating):
-        change = random.normal(random.fold_in(key, number), nothing[name].shape)
-        root = np.asarray(fisher_root(output, {**nothing, name: change}, key))
-        depends[name] = (root != 0.0).reshape(-1, root.shape[-1]).any(axis=0)
+
+
+def _repeated(output: Output, depends: Mapping[str, Array]) -> tuple[RepeatedComponent, ...]:
+    axes = dict(output.repeated)
+    seen = {name: np.asarray(components) for name, components in depends.items()}
     found = []
-    for component in range(root.shape[-1]):
-        names = [name for name in floating if depends[name][component]]
+    for component in range(max(map(len, seen.values()), default=0)):
+        names = [name for name in seen if seen[name][component]]
         # Parameters that are vectors or matrices mix their own elements.
-        if len(names) == 1 and nothing[names[0]].shape == output.batch and names[0] in axes:
-            found.append(RepeatedComponent(component, names[0], axes[names[0]]))
+        if len(names) == 1 and names[0] in axes:
+            if output.parameters[names[0]].shape == output.batch:
+                found.append(RepeatedComponent(component, names[0], axes[names[0]]))
     return tuple(found)
 
 
@@ -112,25 +138,29 @@ def merged(
     return found
 
 
-def _is_side_by_side(together: Output, alone: list[Output]) -> bool:
-    """Whether the parameters of single rows, along one axis, are those of the batch."""
-    wanted, shape = together.batch, alone[0].batch
+def _is_side_by_side(together: Output, alone: Output) -> bool:
+    """Whether the parameters of single rows, along one axis, are those of the batch.
+
+    Those of the single rows have one more axis, the first.
+    """
+    wanted, shape = together.batch, alone.batch
     if len(shape) != len(wanted):
         return False
+    count = len(alone.scale)
     axes = [axis for axis, (one, all_) in enumerate(zip(shape, wanted, strict=True)) if one != all_]
-    if len(alone) == 1:
+    if count == 1:
         return not axes
-    if len(axes) != 1 or shape[axes[0]] != 1 or wanted[axes[0]] != len(alone):
+    if len(axes) != 1 or shape[axes[0]] != 1 or wanted[axes[0]] != count:
         return False
-    joined = {
-        name: jnp.concatenate([single.parameters[name] for single in alone], axes[0])
-        for name in together.parameters
-    }
-    tolerance = 1e3 * float(jnp.finfo(jnp.result_type(float)).eps)
+    tolerance = 1e3 * float(np.finfo(jnp.result_type(float)).eps)
 
-    def agree(one: Array, other: Array) -> bool:
+    def agree(rows: np.ndarray, other: np.ndarray) -> bool:
+        one = np.concatenate(list(rows), axes[0])
         # Relative to the largest: sums that nearly cancel are known no better than their terms.
-        size = 1.0 + jnp.abs(other).max(initial=0.0)
-        return one.shape == other.shape and bool(jnp.abs(one - other).max() <= tolerance * size)
+        size = 1.0 + np.abs(other).max(initial=0.0)
+        return one.shape == other.shape and bool(np.abs(one - other).max() <= tolerance * size)
 
-    return all(agree(joined[name], value) for name, value in together.parameters.items())
+    return all(
+        agree(np.asarray(alone.parameters[name]), np.asarray(value))
+        for name, value in together.parameters.items()
+    )

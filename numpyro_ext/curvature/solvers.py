@@ -8,16 +8,21 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.linalg import cho_solve
+from jaxtyping import Float
 
 
-def cholesky_solve(matrices: Array, right_sides: Array) -> Array:
+def cholesky_solve(
+    matrices: Float[Array, "... n n"], right_sides: Float[Array, "... n m"]
+) -> Float[Array, "... n m"]:
     """x with A x = b for A (..., n, n) and b (..., n, m); NaN where A is not positive definite."""
     return cho_solve((jnp.linalg.cholesky(matrices), True), right_sides)
 
 
 def woodbury(
-    diagonal: Array, rows: Array | None, vectors: Array
-) -> tuple[Array, Callable[[Array], Array]]:
+    diagonal: Float[Array, "... D"],
+    rows: Float[Array, "P R D"] | None,
+    vectors: Float[Array, "P n D"],
+) -> tuple[Float[Array, "P n n"], Callable[[Array], Array]]:
     """Solutions of A_p x = v, A_p = diag(d_p) + R_p' R_p, exactly, by systems of the size of R_p.
 
     Parameters
@@ -58,7 +63,7 @@ def woodbury(
 _Carry = tuple[Array, Array, Array, Array, Array, Array]
 
 
-class Iterated(NamedTuple):
+class IterativeSolution(NamedTuple):
     """What an iterative solver found.
 
     Parameters
@@ -84,7 +89,7 @@ def conjugate_gradients(
     preconditioner: Array,
     tolerance: float = 1e-4,
     max_iterations: int = 50,
-) -> Iterated:
+) -> IterativeSolution:
     """x with A x = b, by conjugate gradients from zero (Hestenes and Stiefel 1952).
 
     Parameters
@@ -135,4 +140,4 @@ def conjugate_gradients(
         ),
     )
     relative = jnp.sqrt((residual**2).sum()) / jnp.where(size > 0.0, size, 1.0)
-    return Iterated(solution, relative, count, definite)
+    return IterativeSolution(solution, relative, count, definite)

@@ -8,7 +8,7 @@ message finds NumPyro's documentation as well.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,14 @@ from numpyro import distributions as dist
 from numpyro import handlers
 from numpyro.infer.util import helpful_support_errors
 
+from numpyro_ext.density.first_run import (
+    FirstRun,
+    InitStrategy,
+    Structure,
+    as_init_strategy,
+    first_run,
+    structure_of,
+)
 from numpyro_ext.density.handlers import (
     FixedKey,
     OneRow,
@@ -31,14 +39,6 @@ from numpyro_ext.density.handlers import (
     transform_of,
 )
 from numpyro_ext.density.index_use import index_use
-from numpyro_ext.density.initialization import (
-    FirstRun,
-    InitStrategy,
-    Structure,
-    as_init_strategy,
-    first_run,
-    structure_of,
-)
 from numpyro_ext.density.layout import Data, Indices
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 
@@ -82,27 +82,8 @@ def check_model(
     ModelCheckError
         When the engine cannot fit the model; the message says what to change.
     """
-    return check_data(
-        model,
-        rng_key,
-        Data(args, kwargs),
-        init_strategy=init_strategy,
-        allow_local_latents=allow_local_latents,
-        engine=engine,
-    )
-
-
-def check_data(
-    model: Callable[..., Any],
-    rng_key: Array,
-    data: Data,
-    *,
-    init_strategy: InitStrategy | None = None,
-    allow_local_latents: bool = True,
-    engine: str = "This engine",
-) -> Structure:
-    """:func:`check_model` for arguments that are already bound."""
-    structure = structure_of_model(model, rng_key, data, init_strategy, engine, checked=True)
+    data = Data(args, kwargs)
+    structure = structure_of_model(model, rng_key, data, init_strategy, engine)
     return resolve_plates(
         model, structure, data, allow_local_latents=allow_local_latents, engine=engine
     )
@@ -505,7 +486,7 @@ def resolve_plates(
         try:
             used, short = index_use(log_joint, indices, sizes, latents, data.as_constants())
         except jax.errors.TracerArrayConversionError as error:
-            raise closure_error(structure) from error
+            raise closure_error(structure.plates) from error
     except (TypeError, IndexError):
         used, short = index_use(log_joint, indices, sizes, latents, data.as_constants())
     for name, rows in short.items():
@@ -528,9 +509,9 @@ def resolve_plates(
     return replace(structure, plates=owned, batch_plates=batch)
 
 
-def closure_error(structure: Structure) -> ModelCheckError:
+def closure_error(names: Iterable[str]) -> ModelCheckError:
     """The message for a NumPy array that the model closes over and indexes by a plate."""
-    plates = ", ".join(f"'{name}'" for name in structure.plates)
+    plates = ", ".join(f"'{name}'" for name in names)
     return ModelCheckError(
         f"A NumPy array is indexed by the indices of plate {plates}, which are traced by JAX. Pass "
         "the array as an argument of the model, or make it a JAX array with jnp.asarray."

@@ -1,17 +1,11 @@
-"""Shapes and arguments: which entries of the flat unconstrained vector belong to which latent
-site, which plates are subsampled, and the model's arguments as a pytree whose arrays are traced.
-
-Sites follow the order in which the model draws them (trace order), as in NumPyro's own
-autoguides, so that a flat vector means the same to an engine and to a guide.
+"""Shapes and arguments: the flat unconstrained vector as sites, and the model's arguments as a
+pytree whose arrays are traced.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -19,83 +13,38 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jaxtyping import Float
+
+from ppl_ext.layouts import DataPlate, FlatLayout
+
+__all__ = ["Data", "DataPlate", "Indices", "Layout"]
 
 Indices = dict[str, Array]
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Names and unconstrained shapes of the latent sites, in trace order.
+class Layout(FlatLayout):
+    """The flat layout of latent sites, for JAX arrays."""
 
-    Parameters
-    ----------
-    names : tuple of str
-        Latent sites in the order in which the model draws them.
-    shapes : dict of str to tuple of int
-        Unconstrained shape of each site; sites inside a subsampled plate have the plate's
-        full length.
-    """
-
-    names: tuple[str, ...]
-    shapes: dict[str, tuple[int, ...]]
-
-    @cached_property
-    def slices(self) -> dict[str, slice]:
-        """Range of the flat vector that each site takes."""
-        slices, start = {}, 0
-        for name in self.names:
-            stop = start + math.prod(self.shapes[name])
-            slices[name] = slice(start, stop)
-            start = stop
-        return slices
-
-    @cached_property
-    def dim(self) -> int:
-        """Length D of the flat vector."""
-        return sum(math.prod(self.shapes[name]) for name in self.names)
-
-    def split(self, flat: Array) -> dict[str, Array]:
+    def split(self, flat: Float[Array, "*P D"]) -> dict[str, Array]:
         """Split ``flat`` of shape (..., D) into sites of shape (..., *site shape)."""
         # In one operation, whose gradient joins the sites' once; a slice's gradient is a vector of
         # zeros around it, one of length D for each site.
         flat = jnp.asarray(flat)
-        sizes = [math.prod(self.shapes[name]) for name in self.names]
-        lead, pieces = flat.shape[:-1], lax.split(flat, sizes, axis=flat.ndim - 1)
+        lead = flat.shape[:-1]
+        pieces = lax.split(flat, list(self.sizes.values()), axis=flat.ndim - 1)
         return {
             name: jnp.reshape(piece, lead + self.shapes[name])
             for name, piece in zip(self.names, pieces, strict=True)
         }
 
-    def join(self, sites: Mapping[str, Array]) -> Array:
+    def join(self, sites: Mapping[str, Array]) -> Float[Array, "*P D"]:
         """Inverse of :meth:`split`: sites of shape (..., *site shape) to (..., D)."""
         pieces = []
         for name in self.names:
-            shape, value = self.shapes[name], jnp.asarray(sites[name])
-            lead = value.shape[: value.ndim - len(shape)]
-            pieces.append(jnp.reshape(value, (*lead, math.prod(shape))))
+            value = jnp.asarray(sites[name])
+            lead = value.shape[: value.ndim - len(self.shapes[name])]
+            pieces.append(jnp.reshape(value, (*lead, self.sizes[name])))
         return jnp.concatenate(pieces, axis=-1)
-
-
-@dataclass(frozen=True)
-class DataPlate:
-    """One subsampled plate of the model.
-
-    Parameters
-    ----------
-    name : str
-        Name of the plate.
-    size : int
-        Number of rows N of the whole plate.
-    subsample_size : int
-        Number of rows B that the model asks for.
-    dim : int
-        Batch dimension of the plate, negative as in NumPyro.
-    """
-
-    name: str
-    size: int
-    subsample_size: int
-    dim: int
 
 
 class _Static:

@@ -24,9 +24,6 @@ from numpyro.primitives import Messenger
 from numpyro_ext.density.handlers import Site, is_latent
 from numpyro_ext.density.outputs import joint_mask, unwrap
 
-#: What :func:`prediction_of` may find.
-TERMS = ("probabilities", "mean", "variance", "cdf", "mask")
-
 
 class ObserveMissing(Messenger):
     """Makes observed sites of those that are neither observed nor among the given names.

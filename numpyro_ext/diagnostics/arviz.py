@@ -20,42 +20,34 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from importlib import metadata
+from functools import lru_cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import random
 from numpy.typing import NDArray
 from numpyro.infer import MCMC
 
-from numpyro_ext.density.replay import Replay, replay
+from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.replay import is_quick, replay
 from numpyro_ext.diagnostics.chains import Chains
 from numpyro_ext.diagnostics.host_fit import HostFit
-from numpyro_ext.engine import RunResult
-from ppl_ext.diagnostics.inference_data import (
-    Variable,
-    constant_variables,
-    inference_data,
-    leading_plate,
-    named_arguments,
+from numpyro_ext.engine import Engine, RunResult
+from numpyro_ext.programs import Program
+from ppl_ext.diagnostics.fit_groups import (
+    Group,
+    check_fit,
+    check_no_num_samples,
+    constant_group,
+    fit_attributes,
+    groups_to_replay,
+    site_groups,
+    step_group,
 )
+from ppl_ext.diagnostics.inference_data import Variable, inference_data
 from ppl_ext.errors import ArgumentError
 
 Array = NDArray[Any]
-
-_NOTES = {
-    "particles": (
-        "The draws are particles of one fit, stored as one chain. They are not a Markov chain: "
-        "R-hat and effective sample size do not apply."
-    ),
-    "independent draws": (
-        "The draws are independent draws from a fitted approximation, stored as one chain. "
-        "R-hat and effective sample size say nothing about the fit."
-    ),
-}
 
 
 def to_arviz(
@@ -146,13 +138,8 @@ def to_arviz(
         if not args and not kwargs:
             args, kwargs = engine._args, engine._kwargs
         engine, state = Chains(engine, args, kwargs), None
-    is_engine = callable(getattr(engine, "get_samples", None)) and hasattr(engine, "target")
-    if is_engine == (model is not None) or not (is_engine or callable(engine)):
-        raise ArgumentError(
-            "Expected an engine with a target and get_samples, such as SVGD, without model=, or a "
-            f"guide fitted by SVI with model=, found {type(engine).__name__} "
-            f"{'with' if model else 'without'} it. Call to_arviz(engine, result, *args)."
-        )
+        check_no_num_samples(num_samples)
+    check_fit(engine, model, "to_arviz(engine, result, *args)")
     if model is not None:
         # The host's result has the losses of its run.
         losses = getattr(state, "losses", None) if losses is None else losses
@@ -161,156 +148,86 @@ def to_arviz(
     if isinstance(state, RunResult):
         result = state if result is None else result
         state = state.state
-    optimization = _optimization(losses, result)
+    if result is not None and not isinstance(result, RunResult):
+        raise ArgumentError(
+            f"Expected result to be what engine.run returns, found {type(result).__name__}."
+        )
+    traces = {} if result is None else {"loss": result.losses, **result.info}
+    steps = step_group(traces, losses, _as_array)
     target = engine.target
     data = target.bind(*args, **kwargs)
-    draw_key, predictive_key = random.split(random.key(0) if rng_key is None else rng_key)
-    if num_samples is not None and isinstance(engine, Chains):
-        raise ArgumentError(
-            f"Expected no num_samples with MCMC, whose draws are given, found {num_samples}."
-        )
+    key = jax.random.key(0) if rng_key is None else rng_key
     options = {} if num_samples is None else {"num_samples": num_samples}
-    given = engine.get_samples(state, rng_key=draw_key, **options)
-    draws = {name: jnp.asarray(given[name]) for name in target.layout.names if name in given}
-    wanted = {
-        "deterministic": True,
-        "predictive": posterior_predictive,
-        "log_likelihood": log_likelihood,
-        "observed": observed_data or bool(constant_data),
-    }
+    given = engine.get_samples(state, rng_key=key, **options)
+    draws = {name: np.asarray(given[name]) for name in target.layout.names if name in given}
     replayed = replay(
         target,
         draws,
         data,
-        groups=[name for name, include in wanted.items() if include],
+        groups=groups_to_replay(posterior_predictive, log_likelihood, observed_data, constant_data),
         draw_chunk=draw_chunk,
         data_chunk=data_chunk,
-        rng_key=predictive_key,
+        rng_key=key,
     )
-    groups = _site_groups(
-        replayed,
-        {name: np.asarray(value) for name, value in draws.items()},
-        target.parameter_sites,
-    )
+    groups = site_groups(replayed, draws, target.parameter_sites)
     if not observed_data:
         groups.pop("observed_data")
     if sample_stats:
         groups["sample_stats"] = _sample_statistics(engine, state, draws, data, draw_chunk)
-    if constant_data is True:
-        arguments = {
-            name: np.asarray(value)
-            for name, value in named_arguments(
-                inspect.signature(target.model), args, kwargs
-            ).items()
-            if isinstance(value, (jax.Array, np.ndarray))
-        }
-        groups["constant_data"] = constant_variables(
-            arguments, replayed.observed, replayed.plate_sizes
-        )
-    elif constant_data:
-        groups["constant_data"] = {
-            name: Variable(
-                np.asarray(value), leading_plate(np.asarray(value), replayed.plate_sizes)
-            )
-            for name, value in constant_data.items()
-        }
-    groups["optimization"] = optimization
+    signature = inspect.signature(target.model)
+    groups["constant_data"] = constant_group(
+        constant_data, signature, args, kwargs, replayed, _as_array
+    )
+    groups["optimization"] = steps
     return inference_data(
         groups,
         replayed.plate_sizes,
         dims=dims,
         coords=coords,
-        attributes=_attributes(engine),
+        attributes=fit_attributes(engine, "numpyro_ext", "numpyro", "numpyro"),
         num_chains=getattr(engine, "num_chains", 1),
     )
 
 
-def _optimization(losses: Any, result: Any) -> dict[str, Variable]:
-    """Loss and further figures of each step."""
-    if result is not None and not isinstance(result, RunResult):
-        raise ArgumentError(
-            f"Expected result to be what engine.run returns, found {type(result).__name__}."
-        )
-    given = result.losses if losses is None and result is not None else losses
-    steps = {} if given is None else {"loss": np.asarray(given)}
-    for name, values in ({} if result is None else result.info).items():
-        if len(values) != len(given):
-            raise ArgumentError(
-                f"Expected losses of the {len(values)} steps of the result, found {len(given)}. "
-                "Leave losses out, or pass the result's state in place of the result."
-            )
-        steps[name] = np.asarray(values)
-    return {name: Variable(values) for name, values in steps.items() if len(values)}
-
-
-def _site_groups(
-    replayed: Replay, draws: Mapping[str, Array], parameter_sites: Sequence[str]
-) -> dict[str, dict[str, Variable]]:
-    sites = replayed.sites
-    posterior: dict[str, Variable] = {}
-    # Where the parameters are deterministic sites, the latent ones are only where they come from.
-    unconstrained: dict[str, Variable] = {}
-    for name, site in sites.items():
-        if site.kind == "latent":
-            group = unconstrained if parameter_sites else posterior
-            group[name] = Variable(draws[name], site.plates)
-        elif site.kind == "deterministic":
-            posterior[name] = Variable(replayed.deterministic[name], site.plates)
-    return {
-        "posterior": posterior,
-        "unconstrained_posterior": unconstrained,
-        "posterior_predictive": {
-            name: Variable(value, sites[name].plates) for name, value in replayed.predictive.items()
-        },
-        "log_likelihood": {
-            name: Variable(value, sites[name].batch_plates)
-            for name, value in replayed.log_likelihood.items()
-        },
-        "observed_data": {
-            name: Variable(value, sites[name].plates) for name, value in replayed.observed.items()
-        },
-    }
+def _as_array(value: Any) -> Array | None:
+    return np.asarray(value) if isinstance(value, (jax.Array, np.ndarray)) else None
 
 
 def _sample_statistics(
-    engine: Any, state: Any, draws: Mapping[str, Any], data: Any, draw_chunk: int | None
-) -> dict[str, Variable]:
-    target = engine.target
-    positions = target.unconstrain(draws, data)
-    chunk = draw_chunk or len(positions)
-    log_p = [
-        sum(target.full_log_prior_and_likelihood(positions[start : start + chunk], data))
-        for start in range(0, len(positions), chunk)
-    ]
-    statistics = {"log_p": jnp.concatenate(log_p)}
+    engine: Any, state: Any, draws: Mapping[str, Array], data: Data, draw_chunk: int | None
+) -> Group:
+    """Log densities of the model and, where the engine knows it, of the fit."""
+    number = len(next(iter(draws.values())))
     hook = getattr(engine, "sample_statistics", None)
-    if hook is not None:
-        statistics.update(hook(state, positions))
-    return {name: Variable(np.asarray(value)) for name, value in statistics.items()}
+    # What the engines compute of positions is part of the program; others may not be traceable.
+    inside = hook if isinstance(engine, (Engine, HostFit)) else None
+    evaluate = _compiled_log_densities(engine.target, inside, is_quick(number, engine.target, data))
+    # Chunks of one size, for which one program is compiled: the last is filled up.
+    size = -(-number // -(-number // (draw_chunk or number)))
+    pieces: dict[str, list[Array]] = {}
+    for start in range(0, number, size):
+        places = np.minimum(np.arange(start, start + size), number - 1)
+        some = {name: value[places] for name, value in draws.items()}
+        for name, found in evaluate(some, data, state if inside else None).items():
+            pieces.setdefault(name, []).append(np.asarray(found))
+    statistics = {name: np.concatenate(found)[:number] for name, found in pieces.items()}
+    if hook is not None and inside is None:
+        positions = engine.target.unconstrain(draws, data)
+        statistics.update(
+            {name: np.asarray(value) for name, value in hook(state, positions).items()}
+        )
+    return {name: Variable(value) for name, value in statistics.items()}
 
 
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "not installed"
+# A few programs are kept, so that a second look at the same fit is not compiled again.
+@lru_cache(maxsize=4)
+def _compiled_log_densities(target: LogDensity, hook: Any, quick: bool) -> Program:
+    def log_densities(
+        draws: Mapping[str, jax.Array], data: Data, state: Any
+    ) -> dict[str, jax.Array]:
+        positions = target.unconstrain(draws, data)
+        prior, likelihood = target.full_log_prior_and_likelihood(positions, data)
+        more = {} if hook is None else hook(state, positions)
+        return {"log_p": prior + likelihood, **more}
 
-
-def _attributes(engine: Any) -> dict[str, Any]:
-    kind = "particles" if hasattr(engine, "num_particles") else "independent draws"
-    attributes: dict[str, Any] = {
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "inference_library": "numpyro_ext",
-        "inference_library_version": _version("ppl-ext"),
-        "host_library": "numpyro",
-        "host_library_version": _version("numpyro"),
-        "engine": type(engine).__name__,
-        "sample_kind": kind,
-    }
-    hook = getattr(engine, "arviz_attributes", None)
-    if hook is not None:
-        attributes.update(hook())
-    note = _NOTES.get(str(attributes["sample_kind"]))
-    if note is not None:
-        attributes.setdefault("sample_note", note)
-    return attributes
+    return Program(log_densities, rarely=quick)

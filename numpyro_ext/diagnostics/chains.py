@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import jax.numpy as jnp
 from jax import Array
 from numpyro.infer import MCMC
 
 from numpyro_ext.diagnostics.fit import target_of_model
-from ppl_ext.errors import ArgumentError
+from ppl_ext.diagnostics.fit import check_chains
 
 #: ArviZ's names of what NumPyro's kernels report of each draw.
 _NAMES = {"num_steps": "n_steps", "accept_prob": "acceptance_rate"}
@@ -33,15 +32,10 @@ class Chains:
     """
 
     def __init__(self, mcmc: MCMC, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if mcmc.last_state is None:
-            raise ArgumentError("Expected an MCMC object after run, found one without draws.")
+        kernel = mcmc.sampler
+        check_chains(mcmc.last_state is not None, kernel)
         self.mcmc = mcmc
         self.num_chains = int(mcmc.num_chains)
-        kernel = mcmc.sampler
-        if getattr(kernel, "model", None) is None:
-            raise ArgumentError(
-                f"Expected a kernel with a model, found {type(kernel).__name__} without one."
-            )
         # Not the kernel's target: the kernel may have served other data since.
         self.target, _ = target_of_model(kernel.model, args, kwargs)
 
@@ -55,7 +49,7 @@ class Chains:
         return {
             _NAMES.get(name, name): values
             for name, values in fields.items()
-            if isinstance(values, Array) and jnp.shape(values) == (len(positions),)
+            if isinstance(values, Array) and values.shape == (len(positions),)
         }
 
     def arviz_attributes(self) -> dict[str, Any]:

@@ -1,21 +1,21 @@
 """What the diagnostics of a fit share: its target, the data on all rows, and its draws.
 
-Everything is evaluated on the full data, in chunks of rows (the target's own sweep) and in
-chunks of draws, so that neither many rows nor many draws of a network take much memory.
+Chunks of draws are drawn and evaluated by one compiled program, whose results go to host memory.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import jax
+import numpy as np
 from jax import Array, random
 
 from numpyro_ext.density import Data, LogDensity
-from numpyro_ext.engine import EngineState, RunResult, key_of_draws
+from numpyro_ext.density.replay import is_quick
+from numpyro_ext.engine import EngineState, RunResult
 from numpyro_ext.guides.flat_density import (
     FlatDensity,
     Parameters,
@@ -23,14 +23,21 @@ from numpyro_ext.guides.flat_density import (
     check_same_layout,
     flat_density,
 )
+from numpyro_ext.programs import Program
+from ppl_ext.diagnostics.fit import (
+    PASS_ALL_ROWS,
+    check_arguments,
+    check_fits_a_guide,
+    check_model,
+    check_no_model,
+    chunk_sizes,
+)
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
-from ppl_ext.options import check_count, check_number
 
-#: Draws evaluated at once unless told otherwise, and the most numbers that these may hold.
-DRAW_CHUNK = 100
-DRAW_ELEMENTS = 2**24
-#: What to do about a batch.
-PASS_ALL_ROWS = "Pass all rows, as args=(...) and kwargs={...}."
+# Folded into a key, so that the diagnostics' draws are not those that steps or draws of the same
+# key take. With JAX's default setting ``fold_in(key, 1)`` is ``split(key)[1]``: a small number
+# would not do.
+_STREAM = 2**31 - 2
 
 
 class FittedGuide(NamedTuple):
@@ -74,14 +81,10 @@ def fitted_guide(
         the arguments hold only some rows of a plate.
     """
     if hasattr(fit, "target"):
-        if not hasattr(fit, "density"):
-            raise ArgumentError(
-                f"Expected an engine that fits a guide, found {type(fit).__name__}, whose "
-                "particles have no log density. Use ksd, which takes particles and guides."
-            )
+        check_fits_a_guide(fit)
         state = state_of_engine(fit, state)
         target, data = target_of_engine(fit, model, args, kwargs)
-        key = key_of_draws(state) if rng_key is None else rng_key
+        key = state.rng_key if rng_key is None else rng_key
         return FittedGuide(fit.density, state.algorithm.parameters, target, data, key)
     check_has_flat_density(fit)
     params = getattr(state, "params", state)
@@ -90,11 +93,8 @@ def fitted_guide(
             f"Expected the parameters of {type(fit).__name__}, as svi.get_params(state) gives "
             f"them, found {type(state).__name__}."
         )
-    if model is None:
-        raise ArgumentError(
-            f"Expected the model of {type(fit).__name__}, found none. Pass model=..., and its "
-            "arguments with all rows of the data as args=(...) and kwargs={...}."
-        )
+    check_model(fit, model)
+    assert model is not None
     target, data = target_of_model(
         model, args, kwargs, held=params, allow_local_latents=False, owner=type(fit).__name__
     )
@@ -144,10 +144,7 @@ def target_of_engine(
 ) -> tuple[LogDensity, Data]:
     """An engine's target, and the model's arguments with all rows."""
     check_arguments(args, kwargs)
-    if model is not None:
-        raise ArgumentError(
-            f"Expected no model with {type(engine).__name__}, which has one. Leave model out."
-        )
+    check_no_model(engine, model)
     target = engine.target
     if args is None and kwargs is None:
         data = engine.data
@@ -197,61 +194,36 @@ def target_of_model(
     return target, data
 
 
-def chunk_sizes(num: int, dim: int, draw_chunk: int | None) -> list[int]:
-    """Lengths of the chunks in which ``num`` draws of D numbers are evaluated."""
-    check_count("draw_chunk", draw_chunk, optional=True)
-    chunk = draw_chunk or max(1, min(DRAW_CHUNK, DRAW_ELEMENTS // dim))
-    whole, tail = divmod(num, chunk)
-    return [chunk] * whole + [tail] * (tail > 0)
+#: Of a chunk of draws: arrays whose first axis is the draws.
+Evaluate = Callable[[FlatDensity, Parameters, LogDensity, Data, Array], tuple[Array, ...]]
 
 
-def check_arguments(args: Any, kwargs: Any) -> None:
-    """See that the model's arguments come as a tuple and a mapping.
+def at_draws(
+    fitted: FittedGuide, num_samples: int, draw_chunk: int | None, evaluate: Evaluate
+) -> tuple[np.ndarray, ...]:
+    """What a function finds at draws (S, D) of a fitted guide, in host memory.
 
-    Raises
-    ------
-    ArgumentError
-        They do not.
+    It is compiled once for all chunks: the last one draws as many as the others, and those that
+    are too many are left out.
     """
-    if args is not None and not isinstance(args, (tuple, list)):
-        raise ArgumentError(
-            f"Expected args to be a tuple of the model's arguments, found {type(args).__name__}. "
-            "Write args=(x,) for a single one."
-        )
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise ArgumentError(
-            f"Expected kwargs to be a mapping from names to arguments, found "
-            f"{type(kwargs).__name__}."
-        )
+    sizes = chunk_sizes(num_samples, fitted.target.dim, draw_chunk)
+    rarely = is_quick(num_samples, fitted.target, fitted.data)
+    chunk = _compiled_chunk(fitted.density, fitted.target, evaluate, sizes[0], rarely)
+    pieces = [
+        [np.asarray(found) for found in chunk(fitted.parameters, fitted.data, fitted.rng_key, part)]
+        for part in range(len(sizes))
+    ]
+    return tuple(np.concatenate(each)[:num_samples] for each in zip(*pieces, strict=True))
 
 
-def check_temperature(target: LogDensity, temperature: float | None) -> float:
-    """The temperature asked for; that of the target when none is.
+# A few programs are kept, so that a diagnostic of the same fit is not compiled again.
+@lru_cache(maxsize=8)
+def _compiled_chunk(
+    density: FlatDensity, target: LogDensity, evaluate: Evaluate, num: int, rarely: bool
+) -> Program:
+    def chunk(parameters: Parameters, data: Data, rng_key: Array, part: int) -> tuple[Array, ...]:
+        key = random.fold_in(random.fold_in(rng_key, _STREAM), part)
+        theta = density.sample(parameters, key, num).astype(target.dtype)
+        return evaluate(density, parameters, target, data, theta)
 
-    Raises
-    ------
-    ArgumentError
-        It is not positive.
-    """
-    if temperature is None:
-        return target.likelihood_temperature
-    check_number("likelihood_temperature", temperature)
-    return float(temperature)
-
-
-def draws(fitted: FittedGuide, sizes: list[int]) -> Iterator[tuple[Array, Array]]:
-    """Chunks of draws (num, D) of a fitted guide, each with its log density q (num,)."""
-    chunk = _compiled_draws(fitted.density)
-    dtype = fitted.target.dtype
-    for key, size in zip(random.split(fitted.rng_key, len(sizes)), sizes, strict=True):
-        yield chunk(fitted.parameters, key, size, dtype)
-
-
-# One compiled program serves all diagnostics of an engine; a few are kept.
-@lru_cache(maxsize=4)
-def _compiled_draws(density: FlatDensity) -> Callable[..., tuple[Array, Array]]:
-    def chunk(parameters: Parameters, key: Array, num: int, dtype: Any) -> tuple[Array, Array]:
-        theta = density.sample(parameters, key, num).astype(dtype)
-        return theta, density.log_prob(parameters, theta)
-
-    return jax.jit(chunk, static_argnums=(2, 3))
+    return Program(chunk, rarely=rarely)

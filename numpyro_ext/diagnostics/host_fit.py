@@ -13,12 +13,12 @@ from typing import Any
 from jax import Array, random
 from numpyro.infer import Predictive
 
+from numpyro_ext.density import Data
 from numpyro_ext.diagnostics.fit import FittedGuide, fitted_guide, target_of_model
-from numpyro_ext.guides.flat_density import check_has_flat_density
+from numpyro_ext.guides.flat_density import Parameters, check_has_flat_density
+from numpyro_ext.programs import Program
+from ppl_ext.diagnostics.fit import HOST_DRAWS, sites_of_guide
 from ppl_ext.errors import ArgumentError
-
-#: Draws unless told otherwise.
-DRAWS = 1000
 
 
 class HostFit:
@@ -64,24 +64,23 @@ class HostFit:
         self.target, self._data = target_of_model(model, args, kwargs, held=params)
 
     def get_samples(
-        self, params: Mapping[str, Any], rng_key: Array | None = None, num_samples: int = DRAWS
+        self, params: Mapping[str, Any], rng_key: Array | None = None, num_samples: int = HOST_DRAWS
     ) -> dict[str, Array]:
         """Draws of the latent sites, leading dimension = draws."""
         key = random.key(0) if rng_key is None else rng_key
         if self._fitted is not None:
-            density, parameters = self._fitted.density, self._fitted.parameters
-            theta = density.sample(parameters, key, num_samples).astype(self.target.dtype)
-            return self.target.constrain(theta, self._data)
+            density, target = self._fitted.density, self.target
+
+            def draw(parameters: Parameters, key: Array, data: Data) -> dict[str, Array]:
+                theta = density.sample(parameters, key, num_samples).astype(target.dtype)
+                return target.constrain(theta, data)
+
+            program = Program(draw, rarely=True)
+            drawn: dict[str, Array] = program(self._fitted.parameters, key, self._data)
+            return drawn
         predictive = Predictive(self.guide, params=dict(params), num_samples=num_samples)
         drawn = predictive(key, *self._data.args, **self._data.kwargs)
-        names = self.target.layout.names
-        missing = [name for name in names if name not in drawn]
-        if missing:
-            raise ArgumentError(
-                f"Expected a guide that draws every latent site of the model, found none of "
-                f"{missing} among {sorted(drawn)}. Pass the guide that was fitted with this model."
-            )
-        return {name: drawn[name] for name in names}
+        return sites_of_guide(self.target.layout.names, drawn)
 
     def sample_statistics(self, params: Mapping[str, Any], positions: Array) -> dict[str, Array]:
         """Log density of the guide at flat positions (S, D), where it can be evaluated."""

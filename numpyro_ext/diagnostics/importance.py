@@ -6,112 +6,30 @@ space (so that log p includes the Jacobians), with log p over all rows of the da
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
-from numpyro_ext.diagnostics.fit import (
-    check_temperature,
-    chunk_sizes,
-    draws,
-    fitted_guide,
+from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.diagnostics.fit import at_draws, fitted_guide
+from numpyro_ext.guides.flat_density import FlatDensity, Parameters
+from ppl_ext.density import tempered
+from ppl_ext.diagnostics.fit import check_temperature
+from ppl_ext.diagnostics.importance import (
+    ELBO,
+    ELBO_SAMPLES,
+    KHAT_SAMPLES,
+    LEAST_KHAT_SAMPLES,
+    LogRatios,
+    ParetoKHat,
+    evidence_lower_bound,
+    log_ratios,
+    pareto_khat,
 )
-from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count
-
-Array = NDArray[np.float64]
-
-#: Draws with which the two diagnostics are estimated unless told otherwise.
-ELBO_SAMPLES = 1000
-KHAT_SAMPLES = 4000
-#: With fewer draws the tail has fewer than the five ratios that a fit needs.
-LEAST_KHAT_SAMPLES = 25
-#: Nats of rounding in log densities up to which equal log ratios count as equal.
-COARSE = 0.1
-#: Nats that the largest of all log ratios may be above the smallest for their weights to count as
-#: nearly equal: none is then more than e times another.
-NARROW = 1.0
-
-
-class ELBO(NamedTuple):
-    """Evidence lower bound, in nats.
-
-    Parameters
-    ----------
-    value : float
-        Mean of log p - log q over draws of q.
-    standard_error : float
-        Monte Carlo standard error of ``value``; 0 to rounding when q is the posterior.
-    num_samples : int
-    """
-
-    value: float
-    standard_error: float
-    num_samples: int
-
-
-class ParetoKHat(NamedTuple):
-    """Shape of the upper tail of the importance ratios p/q.
-
-    Parameters
-    ----------
-    khat : float
-        Near or below 0 for light tails, and -inf when all ratios are within a factor e of each
-        other, or the largest all equal, as they are when q is the posterior; inf when the tail is
-        so heavy, or the draws so few beside it, that no shape can be fitted, and when log densities
-        are so large that rounding hides the tail.
-    num_samples : int
-    """
-
-    khat: float
-    num_samples: int
-
-    @property
-    def threshold(self) -> float:
-        """The largest khat to trust with so many draws: min(1 - 1/log10(S), 0.7)."""
-        return min(1.0 - 1.0 / math.log10(self.num_samples), 0.7)
-
-    @property
-    def reliable(self) -> bool:
-        """Whether khat is below the threshold."""
-        return self.khat < self.threshold
-
-    @property
-    def message(self) -> str:
-        """What khat says of the fit."""
-        found = f"k-hat is {self.khat:.2f} with {self.num_samples} draws"
-        if self.reliable:
-            return (
-                f"{found}, below {self.threshold:.2f}: the draws can be reweighted to the "
-                "posterior, and moments of q are close to it or can be corrected."
-            )
-        if self.khat < 0.7:
-            return (
-                f"{found}, not below {self.threshold:.2f}: too few draws for ratios of such a "
-                "tail. Take more."
-            )
-        if self.khat < 1.0:
-            return (
-                f"{found}, at least 0.7: reweighting the draws is unreliable. q is too far from "
-                "the posterior, often too narrow, or the dimension too high; take a richer guide "
-                "or fit longer."
-            )
-        return (
-            f"{found}, at least 1: the ratios seem to have no finite mean. q misses much of the "
-            "posterior; take a richer guide or fit longer."
-        )
-
-
-class _LogRatios(NamedTuple):
-    values: Array
-    # Differences between ratios that rounding alone can make.
-    rounding: float
 
 
 def elbo(
@@ -179,11 +97,8 @@ def elbo(
     check_count("num_samples", num_samples, least=2)
     ratios = _log_ratios(
         fit, state, model, args, kwargs, num_samples, likelihood_temperature, draw_chunk, rng_key
-    ).values
-    if np.isneginf(ratios).any():
-        return ELBO(-math.inf, math.nan, num_samples)
-    error = ratios.std(ddof=1) / math.sqrt(num_samples)
-    return ELBO(float(ratios.mean()), float(error), num_samples)
+    )
+    return evidence_lower_bound(ratios)
 
 
 def psis_khat(
@@ -200,7 +115,7 @@ def psis_khat(
 ) -> ParetoKHat:
     """Pareto k-hat of the importance ratios p/q of a fitted guide.
 
-    A generalised Pareto distribution is fitted (by ArviZ) to the largest ratios over draws of
+    A generalised Pareto distribution is fitted to the largest ratios over draws of
     the guide q; its shape k-hat tells how far q is from the posterior p where q has mass. Below
     ``threshold`` (0.7 with 2155 draws or more) q is good enough to be corrected by importance
     weights.
@@ -226,8 +141,6 @@ def psis_khat(
     ------
     ArgumentError
         As in :func:`elbo`, or every draw has log p = -inf.
-    ImportError
-        ArviZ is not installed.
 
     Notes
     -----
@@ -237,14 +150,15 @@ def psis_khat(
     References
     ----------
     Vehtari, Simpson, Gelman, Yao and Gabry (2024), Pareto smoothed importance sampling, Journal
-    of Machine Learning Research 25(72). Yao, Vehtari, Simpson and Gelman (2018), Yes, but did it
-    work? Evaluating variational inference, Algorithm 1.
+    of Machine Learning Research 25(72), `arXiv:1507.02646 <https://arxiv.org/abs/1507.02646>`_.
+    Yao, Vehtari, Simpson and Gelman (2018), Yes, but did it work? Evaluating variational
+    inference, Algorithm 1, `arXiv:1802.02538 <https://arxiv.org/abs/1802.02538>`_.
     """
     check_count("num_samples", num_samples, least=LEAST_KHAT_SAMPLES)
     ratios = _log_ratios(
         fit, state, model, args, kwargs, num_samples, likelihood_temperature, draw_chunk, rng_key
     )
-    return ParetoKHat(_pareto_shape(*ratios), num_samples)
+    return pareto_khat(ratios)
 
 
 def _log_ratios(
@@ -257,56 +171,21 @@ def _log_ratios(
     likelihood_temperature: float | None,
     draw_chunk: int | None,
     rng_key: jax.Array | None,
-) -> _LogRatios:
+) -> LogRatios:
     """log p - log q at draws of q."""
     fitted = fitted_guide(fit, state, model, args, kwargs, rng_key)
-    target, data = fitted.target, fitted.data
-    temperature = check_temperature(target, likelihood_temperature)
-    log_p, log_q = [], []
-    for theta, log_density in draws(fitted, chunk_sizes(num_samples, target.dim, draw_chunk)):
-        log_q.append(np.asarray(log_density, np.float64))
-        parts = target.full_log_prior_and_likelihood(theta, data)
-        prior, likelihood = (np.asarray(part, np.float64) for part in parts)
-        log_p.append(prior + likelihood / temperature)
-    values, against = np.concatenate(log_p), np.concatenate(log_q)
-    ratios = values - against
-    broken = int(np.isnan(ratios).sum() + np.isposinf(ratios).sum())
-    if broken:
-        raise ArgumentError(
-            f"Expected finite log p - log q, found {broken} of {num_samples} draws where it is "
-            "not. Look for NaN in the guide's parameters and in the data."
-        )
-    finite = [np.abs(part[np.isfinite(part)]) for part in (values, against)]
-    largest = max(1.0, *(float(part.max(initial=0.0)) for part in finite))
-    return _LogRatios(ratios, 4.0 * float(jnp.finfo(target.dtype).eps) * largest)
+    target = fitted.target
+    temperature = check_temperature(target.likelihood_temperature, likelihood_temperature)
+    log_q, prior, likelihood = (
+        each.astype(np.float64)
+        for each in at_draws(fitted, num_samples, draw_chunk, _log_densities)
+    )
+    log_p = tempered(prior, likelihood, temperature)
+    return log_ratios(log_p, log_q, float(jnp.finfo(target.dtype).eps))
 
 
-def _pareto_shape(ratios: Array, rounding: float) -> float:
-    """k-hat of log ratios by the installed ArviZ."""
-    import arviz
-
-    if np.isneginf(ratios).all():
-        raise ArgumentError(
-            "Expected draws of the guide where the model has a density, found log p = -inf at all "
-            f"{len(ratios)}. Look at the supports and at the data."
-        )
-    # The ratios that the fit would see: with no difference between them there is no tail.
-    tail = math.ceil(min(len(ratios) / 5, 3 * math.sqrt(len(ratios)))) + 1
-    largest = np.sort(ratios)[-tail:]
-    if largest[-1] - largest[0] <= rounding:
-        # Rounding hides the tail. That is no news where it is small; where log densities are so
-        # large that it is not, nothing is known of the weights.
-        return -math.inf if rounding < COARSE else math.inf
-    if ratios.max() - ratios.min() <= NARROW:
-        # A bounded density of ratios that ends steeply is fitted by shapes of 2 or 3, which say
-        # nothing: no weight counts for more than a few others.
-        return -math.inf
-    # Ratios that underflow, and a fit that fails, announce themselves by warnings of NumPy.
-    with np.errstate(all="ignore"):
-        if hasattr(arviz, "psislw"):
-            _, khat = arviz.psislw(ratios)
-        else:
-            # It is made for leave-one-out and takes log likelihoods: log weights negated.
-            _, khat = import_module("arviz_stats.base").array_stats.psislw(-ratios)
-    # ArviZ 1 has NaN where ArviZ 0.23 has infinity: when too few ratios are not negligible.
-    return math.inf if math.isnan(khat) else float(khat)
+def _log_densities(
+    density: FlatDensity, parameters: Parameters, target: LogDensity, data: Data, theta: jax.Array
+) -> tuple[jax.Array, ...]:
+    parts = target.full_log_prior_and_likelihood(theta, data)
+    return density.log_prob(parameters, theta), *parts

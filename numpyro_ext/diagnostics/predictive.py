@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
+import numpy as np
 
 from numpyro_ext.density.prediction import ObserveMissing
-from numpyro_ext.density.replay import check_numbers_of_draws, replay
+from numpyro_ext.density.replay import replay
 from numpyro_ext.diagnostics.fit import target_of_model
 from ppl_ext.diagnostics.predictive_data import predictive_dataset, site_to_predict
-from ppl_ext.errors import ArgumentError
+from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.options import check_count
 
 if TYPE_CHECKING:
@@ -67,14 +67,10 @@ def predictive_distribution(
     ModelCheckError
         The model cannot be run with its latent sites set.
     """
-    if not isinstance(draws, Mapping) or not draws:
-        raise ArgumentError(
-            "Expected draws as a mapping from latent sites to arrays, as get_samples returns "
-            f"them, found {type(draws).__name__}."
-        )
+    check_draws_are_mapping(draws)
     for name, chunk in (("draw_chunk", draw_chunk), ("data_chunk", data_chunk)):
         check_count(name, chunk, optional=True)
-    draws = {name: jnp.asarray(value) for name, value in draws.items()}
+    draws = {name: np.asarray(value) for name, value in draws.items()}
     check_numbers_of_draws(draws)
     observing = ObserveMissing(model, draws)
     target, data = target_of_model(

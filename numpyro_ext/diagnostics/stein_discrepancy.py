@@ -1,75 +1,43 @@
-r"""Kernelised Stein discrepancy between draws and a target that is known by its scores.
-
-With the inverse multiquadric k(x, y) = (c^2 + |x - y|^2)^(-1/2) as base kernel and scores s, the
-Stein kernel (Gorham and Mackey 2017, Proposition 2, summed over coordinates) is
-
-    k0(x, y) = k s_x.s_y + s_x.grad_y k + s_y.grad_x k + trace(grad_x grad_y k),
-
-which for b = c^2 + |x - y|^2 is
-
-    k0(x, y) = b^(-1/2) s_x.s_y + b^(-3/2) [(s_x - s_y).(x - y) + D] - 3 b^(-5/2) |x - y|^2.
-
-Its mean over independent x, y from the target is zero, and over pairs from any other
-distribution it is the squared discrepancy. All terms come from inner products of positions and
-scores, so no array is larger than (P, D) or one block of pairs.
+"""Kernelised Stein discrepancy between a fit and its target, see
+:mod:`ppl_ext.diagnostics.stein_discrepancy`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.diagnostics.fit import (
-    PASS_ALL_ROWS,
-    check_temperature,
-    chunk_sizes,
-    draws,
+    at_draws,
     fitted_guide,
     state_of_engine,
     target_of_engine,
     target_of_model,
 )
-from numpyro_ext.kernels.distances import centre
+from numpyro_ext.guides.flat_density import FlatDensity, Parameters
+from ppl_ext.density import tempered
+from ppl_ext.diagnostics.fit import PASS_ALL_ROWS, check_temperature, chunk_sizes
+from ppl_ext.diagnostics.stein_discrepancy import (
+    BLOCK,
+    KSD_SAMPLES,
+    SteinDiscrepancy,
+    check_no_target,
+    check_num_samples,
+    check_options,
+    check_positions,
+    check_source_of_positions,
+    stein_discrepancy,
+)
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count
 
-#: Draws of a guide unless told otherwise.
-KSD_SAMPLES = 1000
-#: Rows and columns of a block of pairs unless told otherwise.
-BLOCK = 1024
-
-STATISTICS = ("U", "V")
-
 Metric = str | Array | np.ndarray | None
-
-
-class SteinDiscrepancy(NamedTuple):
-    """Kernelised Stein discrepancy (KSD).
-
-    Parameters
-    ----------
-    value : float
-        Root of ``squared``, with its sign: the U-statistic may fall below zero.
-    squared : float
-        Mean of the Stein kernel over pairs of draws: over all P^2 for "V", over the P (P - 1)
-        pairs of different draws for "U".
-    statistic : {"U", "V"}
-    num_samples : int
-        Number P of draws or particles.
-    """
-
-    value: float
-    squared: float
-    statistic: str
-    num_samples: int
 
 
 def ksd(
@@ -168,172 +136,73 @@ def ksd(
 
     References
     ----------
-    Gorham and Mackey (2017), Measuring sample quality with kernels, Proposition 2 and Theorem 8.
-    Liu, Lee and Jordan (2016), A kernelized Stein discrepancy for goodness-of-fit tests (U- and
-    V-statistic).
+    Gorham and Mackey (2017), Measuring sample quality with kernels, Proposition 2 and Theorem 8,
+    `arXiv:1703.01717 <https://arxiv.org/abs/1703.01717>`_. Liu, Lee and Jordan (2016), A kernelized
+    Stein discrepancy for goodness-of-fit tests (U- and V-statistic),
+    `arXiv:1602.03253 <https://arxiv.org/abs/1602.03253>`_.
     """
-    positions, target, data, natural = _points(
-        fit, state, target, model, args, kwargs, num_samples, draw_chunk, rng_key
-    )
-    statistic = natural if statistic is None else statistic
-    # Before the scores, which may take long.
-    _check_options(statistic, metric, scale, block, len(positions), target.dim)
-    temperature = check_temperature(target, likelihood_temperature)
-    ends = np.cumsum(chunk_sizes(len(positions), target.dim, draw_chunk)).tolist()
-    parts = [positions[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    scores = jnp.concatenate([_score(target, data, part, temperature) for part in parts])
-    return stein_discrepancy(
-        positions, scores, statistic=statistic, metric=metric, scale=scale, block=block
-    )
-
-
-def stein_discrepancy(
-    positions: Array | np.ndarray,
-    scores: Array | np.ndarray,
-    *,
-    statistic: str = "V",
-    metric: Metric = "whitened",
-    scale: float = 1.0,
-    block: int = BLOCK,
-) -> SteinDiscrepancy:
-    """Kernelised Stein discrepancy from positions and the target's scores at them.
-
-    Parameters
-    ----------
-    positions, scores : arrays (P, D)
-    statistic, metric, scale, block
-        As in :func:`ksd`.
-
-    Raises
-    ------
-    ArgumentError
-        The shapes differ, an option is out of range, a position or score is not finite, or a
-        coordinate does not vary and ``metric="whitened"``.
-    """
-    positions, scores = jnp.asarray(positions), jnp.asarray(scores)
-    if positions.ndim != 2 or positions.shape != scores.shape:
-        raise ArgumentError(
-            f"Expected positions and scores of one shape (P, D), found {positions.shape} and "
-            f"{scores.shape}."
+    discrepancy = partial(stein_discrepancy, metric=metric, scale=scale, block=block)
+    if isinstance(fit, (Array, np.ndarray)) or hasattr(fit, "particles"):
+        positions, target, data = _given_positions(
+            fit, state, target, model, args, kwargs, num_samples
         )
-    num, dim = positions.shape
-    _check_options(statistic, metric, scale, block, num, dim)
-    scales = None if metric is None or isinstance(metric, str) else metric
-    prepared = _prepare(positions, scores, scales, metric is not None and scales is None)
-    for name, count in (("positions", prepared.bad_positions), ("scores", prepared.bad_scores)):
-        if int(count):
-            raise ArgumentError(
-                f"Expected finite {name}, found {int(count)} of {num} points where they are not. "
-                "Look for NaN in the fit and in the data."
-            )
-    if int(prepared.still):
-        raise ArgumentError(
-            "Expected draws that vary in every coordinate for metric='whitened', found "
-            f"{int(prepared.still)} of {dim} coordinates that do not. Pass metric=None, or the "
-            "scales of the coordinates."
-        )
-    total = 0.0
-    for row in range(0, num, block):
-        for column in range(row, num, block):
-            sums = _block_sums(
-                prepared.points,
-                row,
-                column,
-                scale,
-                (min(block, num - row), min(block, num - column)),
-                row == column and statistic == "U",
-            )
-            # The kernel is symmetric: blocks below the diagonal are not evaluated.
-            total += float(np.asarray(sums, np.float64).sum()) * (1 if row == column else 2)
-    squared = total / (num * (num - 1 if statistic == "U" else num))
-    if statistic == "V":
-        # Not negative but for rounding.
-        squared = max(squared, 0.0)
-    value = math.copysign(math.sqrt(abs(squared)), squared)
-    return SteinDiscrepancy(value, squared, statistic, num)
+        statistic = "V" if statistic is None else statistic
+        # Before the scores, which may take long.
+        check_options(statistic, metric, scale, block, len(positions), target.dim)
+        temperature = check_temperature(target.likelihood_temperature, likelihood_temperature)
+        scores = _scores(target, data, positions, temperature, draw_chunk)
+        return discrepancy(positions, scores, statistic=statistic)
+    check_no_target(target, fit)
+    fitted = fitted_guide(fit, state, model, args, kwargs, rng_key)
+    statistic = "U" if statistic is None else statistic
+    number = KSD_SAMPLES if num_samples is None else num_samples
+    check_count("num_samples", number)
+    check_options(statistic, metric, scale, block, number, fitted.target.dim)
+    own = fitted.target.likelihood_temperature
+    temperature = check_temperature(own, likelihood_temperature)
+    evaluate = _drawn_with_score if temperature == own else _drawn_with_parts
+    drawn, *parts = at_draws(fitted, number, draw_chunk, evaluate)
+    return discrepancy(drawn, _tempered(parts, temperature), statistic=statistic)
 
 
-class _Points(NamedTuple):
-    """Points (P, D) in the units of the metric, with what their pairs need."""
-
-    positions: Array
-    scores: Array
-    norms: Array  # |x|^2
-    products: Array  # x.s
+def _drawn_with_score(
+    density: FlatDensity, parameters: Parameters, target: LogDensity, data: Data, theta: Array
+) -> tuple[Array, ...]:
+    return theta, target.full_score(theta, data).score
 
 
-class _Prepared(NamedTuple):
-    points: _Points
-    bad_positions: Array
-    bad_scores: Array
-    still: Array
+def _drawn_with_parts(
+    density: FlatDensity, parameters: Parameters, target: LogDensity, data: Data, theta: Array
+) -> tuple[Array, ...]:
+    parts = target.full_score_parts(theta, data)
+    return theta, parts.prior, parts.likelihood
 
 
-@partial(jax.jit, static_argnums=3)
-def _prepare(positions: Array, scores: Array, scales: Any, whiten: bool) -> _Prepared:
-    """Points in the units of the metric, and counts of what is wrong with them."""
-    bad_positions, bad_scores = (
-        (~jnp.isfinite(values).all(1)).sum() for values in (positions, scores)
-    )
-    positions = centre(positions)
-    still = jnp.zeros((), int)
-    if whiten:
-        scales = positions.std(0, ddof=1)
-        still = (scales == 0).sum()
-    if scales is not None:
-        scales = jnp.asarray(scales, positions.dtype)
-        positions, scores = positions / scales, scores * scales
-    points = _Points(positions, scores, (positions**2).sum(1), (positions * scores).sum(1))
-    return _Prepared(points, bad_positions, bad_scores, still)
+def _tempered(parts: list[np.ndarray], temperature: float) -> np.ndarray:
+    """The score, of itself or of its parts for prior and likelihood."""
+    prior, *likelihood = parts
+    return tempered(prior, likelihood[0], temperature) if likelihood else prior
 
 
-@partial(jax.jit, static_argnums=(4, 5))
-def _block_sums(
-    points: _Points,
-    row: int,
-    column: int,
-    scale: float,
-    sizes: tuple[int, int],
-    without_diagonal: bool,
-) -> Array:
-    """Sums over columns of one block of the Stein kernel."""
-    rows, columns = (
-        _Points(*(lax.dynamic_slice_in_dim(array, start, size) for array in points))
-        for start, size in zip((row, column), sizes, strict=True)
-    )
-    kernel = _stein_kernel(rows, columns, scale)
-    if without_diagonal:
-        kernel = jnp.fill_diagonal(kernel, 0.0, inplace=False)
-    return kernel.sum(1)
+def _scores(
+    target: LogDensity, data: Data, positions: Array, temperature: float, draw_chunk: int | None
+) -> np.ndarray:
+    """Scores at given positions, in chunks of one size: the last is filled up with its last."""
+    sizes = chunk_sizes(len(positions), target.dim, draw_chunk)
+    given: Any = np.asarray(positions)
+    found = []
+    for chunk in range(len(sizes)):
+        places = np.minimum(np.arange(chunk * sizes[0], (chunk + 1) * sizes[0]), len(given) - 1)
+        if temperature == target.likelihood_temperature:
+            parts = [target.full_score(given[places], data).score]
+        else:
+            split = target.full_score_parts(given[places], data)
+            parts = [split.prior, split.likelihood]
+        found.append(_tempered([np.asarray(part) for part in parts], temperature))
+    return np.concatenate(found)[: len(given)]
 
 
-def _stein_kernel(rows: _Points, columns: _Points, scale: float) -> Array:
-    """k0 at every pair of a row and a column."""
-    (x, s, x_norms, x_products), (y, t, y_norms, y_products) = rows, columns
-    # Accelerators multiply in reduced precision unless told otherwise, which the
-    # cancellation does not forgive.
-    inner = partial(jnp.matmul, precision="highest")
-    totals = x_norms[:, None] + y_norms
-    squared = totals - 2.0 * inner(x, y.T)
-    rounding = 8.0 * jnp.finfo(squared.dtype).eps
-    squared = jnp.where(squared <= rounding * totals, 0.0, squared)
-    base = scale**2 + squared
-    kernel = base**-0.5
-    slope = kernel / base
-    # (s_x - s_y).(x - y)
-    differences = x_products[:, None] + y_products - inner(s, y.T) - inner(x, t.T)
-    dim = x.shape[1]
-    return kernel * inner(s, t.T) + slope * (differences + dim) - 3.0 * slope / base * squared
-
-
-def _score(target: LogDensity, data: Data, positions: Array, temperature: float) -> Array:
-    if temperature == target.likelihood_temperature:
-        return target.full_score(positions, data).score
-    parts = target.full_score_parts(positions, data)
-    return parts.prior + parts.likelihood / temperature
-
-
-def _points(
+def _given_positions(
     fit: Any,
     state: Any,
     target: LogDensity | None,
@@ -341,88 +210,27 @@ def _points(
     args: tuple[Any, ...] | None,
     kwargs: Mapping[str, Any] | None,
     num_samples: int | None,
-    draw_chunk: int | None,
-    rng_key: Array | None,
-) -> tuple[Array, LogDensity, Data, str]:
-    """Flat points, their target and data, and the statistic that suits them."""
-    if isinstance(fit, (Array, np.ndarray)):
-        _refuse_num_samples(num_samples, len(fit))
-        if state is not None:
-            raise ArgumentError(
-                f"Expected no state with positions, found {type(state).__name__}. Pass target=... "
-                "or model=..., and args=(...)."
-            )
-        if (target is None) == (model is None):
-            raise ArgumentError(
-                "Expected positions with either target=LogDensity(...) or model=..., found "
-                f"{'neither' if target is None else 'both'}."
-            )
-        if target is None:
-            assert model is not None
-            target, data = target_of_model(model, args, kwargs)
-        else:
-            data = target.bind(*(args or ()), **dict(kwargs or {}))
-            target.require_all_rows(data, PASS_ALL_ROWS)
-        positions = jnp.asarray(fit, target.dtype)
-        if positions.ndim != 2 or positions.shape[1] != target.dim:
-            raise ArgumentError(
-                f"Expected flat positions of shape (P, {target.dim}), found "
-                f"{positions.shape}. LogDensity.unconstrain makes them from sites."
-            )
-        return positions, target, data, "V"
-    if target is not None:
-        raise ArgumentError(
-            f"Expected target with positions only, found it with {type(fit).__name__}. Leave it "
-            "out with an engine, and give an autoguide model=... instead."
-        )
-    if hasattr(fit, "target") and hasattr(fit, "particles"):
+) -> tuple[Array, LogDensity, Data]:
+    """Particles of an engine, or positions as they are, with their target and data."""
+    if not isinstance(fit, (Array, np.ndarray)):
+        check_no_target(target, fit)
         target, data = target_of_engine(fit, model, args, kwargs)
         positions = fit.particles(state_of_engine(fit, state))
-        _refuse_num_samples(num_samples, len(positions))
-        return positions, target, data, "V"
-    fitted = fitted_guide(fit, state, model, args, kwargs, rng_key)
-    num_samples = KSD_SAMPLES if num_samples is None else num_samples
-    check_count("num_samples", num_samples)
-    sizes = chunk_sizes(num_samples, fitted.target.dim, draw_chunk)
-    positions = jnp.concatenate([theta for theta, _ in draws(fitted, sizes)])
-    return positions, fitted.target, fitted.data, "U"
-
-
-def _refuse_num_samples(num_samples: int | None, num: int) -> None:
-    if num_samples not in (None, num):
+        check_num_samples(num_samples, len(positions))
+        return positions, target, data
+    check_num_samples(num_samples, len(fit))
+    if state is not None:
         raise ArgumentError(
-            f"Expected num_samples to be None or the number of points, {num}, found "
-            f"{num_samples}: particles and positions are taken as they are."
+            f"Expected no state with positions, found {type(state).__name__}. Pass target=... "
+            "or model=..., and args=(...)."
         )
-
-
-def _check_options(
-    statistic: str, metric: Metric, scale: float, block: int, num: int, dim: int
-) -> None:
-    if statistic not in STATISTICS:
-        raise ArgumentError(f"Expected statistic to be one of {STATISTICS}, found {statistic!r}.")
-    if num < 2 and statistic == "U":
-        raise ArgumentError(
-            f"Expected at least 2 points for the U-statistic, found {num}. Use statistic='V'."
-        )
-    if num < 2 and isinstance(metric, str):
-        raise ArgumentError(
-            f"Expected at least 2 points for metric='whitened', found {num}. Pass metric=None, or "
-            "the scales of the coordinates."
-        )
-    if not (isinstance(scale, (int, float)) and math.isfinite(scale) and scale > 0):
-        raise ArgumentError(f"Expected a positive finite scale, found {scale!r}.")
-    check_count("block", block)
-    if metric is None or (isinstance(metric, str) and metric == "whitened"):
-        return
-    if not isinstance(metric, (Array, np.ndarray)):
-        raise ArgumentError(
-            "Expected metric to be 'whitened', None or an array of the coordinates' scales, found "
-            f"{metric!r}."
-        )
-    scales = np.asarray(metric)
-    if scales.shape != (dim,) or not (np.isfinite(scales) & (scales > 0)).all():
-        raise ArgumentError(
-            f"Expected {dim} positive finite scales as metric, found shape {scales.shape}"
-            f"{'' if scales.shape != (dim,) else ' with others'}."
-        )
+    check_source_of_positions(target, model)
+    if target is None:
+        assert model is not None
+        target, data = target_of_model(model, args, kwargs)
+    else:
+        data = target.bind(*(args or ()), **dict(kwargs or {}))
+        target.require_all_rows(data, PASS_ALL_ROWS)
+    positions = jnp.asarray(fit, target.dtype)
+    check_positions(positions.shape, target.dim)
+    return positions, target, data

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from numpyro_ext.density import Data, LogDensity
@@ -100,13 +100,15 @@ class ControlVariate(GradientEstimator):
         values = {name: jnp.asarray(value)[None] for name, value in self.anchor.items()}
         anchor = target.unconstrain(values, data)
         exact = score_of_all_rows(target, anchor, data, self._batches())
-        concrete = not isinstance(exact.score, jax.core.Tracer)
-        if concrete and not bool(jnp.isfinite(exact.score).all()):
+        return {"minibatch": minibatch, "anchor": anchor, "exact": exact}
+
+    def check(self, state: EstimatorState) -> None:
+        """See that the score at the anchor is finite."""
+        if not np.isfinite(np.asarray(state["exact"].score)).all():
             raise ArgumentError(
                 "Expected an anchor with a finite score, found one that is not. Take a position "
                 "inside the supports of all sites, such as a mode."
             )
-        return {"minibatch": minibatch, "anchor": anchor, "exact": exact}
 
     def estimate(
         self, target: LogDensity, state: EstimatorState, z: Array, data: Data

@@ -8,8 +8,10 @@ from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 from jax import Array
+from jaxtyping import Float
 
 from numpyro_ext.density import Data, Indices, LogDensity, Score, ScoreParts
+from ppl_ext.density import tempered
 from ppl_ext.errors import ArgumentError
 
 EstimatorState = Any
@@ -33,6 +35,10 @@ class ScoreEstimate(NamedTuple):
     log_prior: Array
     log_likelihood: Array
     indices: Indices | None
+
+    def log_density(self, temperature: float = 1.0) -> Float[Array, " P"]:
+        """Log prior + log likelihood / temperature."""
+        return tempered(self.log_prior, self.log_likelihood, temperature)
 
 
 def corrected(here: Score, there: Score, exact: Score, indices: Indices | None) -> ScoreEstimate:
@@ -70,6 +76,16 @@ class GradientEstimator(ABC):
         ArgumentError
             The estimator does not fit the model.
         """
+
+    def check(self, state: EstimatorState) -> None:
+        """See that the values in a state of :meth:`init` will do; nothing is traced here.
+
+        Raises
+        ------
+        ArgumentError
+            They will not.
+        """
+        return
 
     @abstractmethod
     def estimate(

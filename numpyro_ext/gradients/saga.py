@@ -13,6 +13,7 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from numpyro_ext.gradients.minibatch import Minibatch, Sampling
 from numpyro_ext.gradients.svrg import check_no_local_latents
+from ppl_ext.density import tempered
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count
 
@@ -108,7 +109,7 @@ class SAGA(GradientEstimator):
             "sum": total + jnp.where(first[:, None, None], change, 0.0).sum(0),
             "filled": jnp.asarray(True),
         }
-        score = prior[0] + likelihood / target.likelihood_temperature
+        score = tempered(prior[0], likelihood, target.likelihood_temperature)
         return ScoreEstimate(score, log_prior[0], log_likelihood.mean(0), indices), following
 
     def evaluations_per_step(self, target: LogDensity) -> float:

@@ -31,7 +31,9 @@ from numpyro.infer import autoguide
 
 from numpyro_ext.density.layout import Data, Layout
 from numpyro_ext.guides.set_up import set_up
+from numpyro_ext.programs import Program
 from ppl_ext.errors import ArgumentError
+from ppl_ext.guides.registry import PER_SITE, FlatDensityRegistry, check_same_sites
 
 Parameters = dict[str, Any]
 CovarianceStructure = Literal["diagonal", "full", "low_rank", "matrix_normal", "layer_low_rank"]
@@ -158,7 +160,7 @@ class FlatDensity:
     def initial_parameters(self) -> Parameters:
         """The guide's initial unconstrained parameters, by host name (made anew)."""
         # As arguments of the program, not constants: they can be long.
-        return jax.jit(self._start)(self._arrays, self._rng_key)
+        return Program(self._start, rarely=True)(self._arrays, self._rng_key)
 
     def to_host(self, parameters: Mapping[str, Any]) -> Parameters:
         """Parameters as the host gives and takes them (constrained)."""
@@ -272,8 +274,9 @@ ALTERNATIVES = (
 Factory = Callable[..., FlatDensity]
 FactoryType = TypeVar("FactoryType", bound=Factory)
 
-_FACTORIES: dict[type, Factory] = {}
-_REFUSALS: dict[type, str] = {}
+_REGISTRY: FlatDensityRegistry[Factory] = FlatDensityRegistry(ALTERNATIVES)
+check_has_flat_density = _REGISTRY.find
+refuse_flat_density = _REGISTRY.refuse
 
 
 def register_flat_density(guide_class: type) -> Callable[[FactoryType], FactoryType]:
@@ -292,42 +295,7 @@ def register_flat_density(guide_class: type) -> Callable[[FactoryType], FactoryT
 
     The decorated object is called with the guide (set up) and a random key.
     """
-
-    def decorate(factory: FactoryType) -> FactoryType:
-        _FACTORIES[guide_class] = factory
-        _REFUSALS.pop(guide_class, None)
-        return factory
-
-    return decorate
-
-
-def refuse_flat_density(guide_class: type, reason: str) -> None:
-    """Refuse guides of a class (and its subclasses), with a reason that completes a sentence."""
-    _REFUSALS[guide_class] = reason
-    _FACTORIES.pop(guide_class, None)
-
-
-def check_has_flat_density(guide: Any) -> Factory:
-    """The factory for a guide, found by its type.
-
-    Raises
-    ------
-    ArgumentError
-        The guide has no flat log density; the message names alternatives.
-    """
-    for guide_class in type(guide).__mro__:
-        if guide_class in _FACTORIES:
-            return _FACTORIES[guide_class]
-        if guide_class in _REFUSALS:
-            raise ArgumentError(
-                "Expected a guide with a log density over the flat unconstrained vector, found "
-                f"{type(guide).__name__}: {_REFUSALS[guide_class]}. {ALTERNATIVES}"
-            )
-    found = guide.__name__ if callable(guide) and hasattr(guide, "__name__") else type(guide)
-    raise ArgumentError(
-        "Expected an autoguide object with a log density over the flat unconstrained vector, "
-        f"found {found}. {ALTERNATIVES}"
-    )
+    return _REGISTRY.register(guide_class)
 
 
 def flat_density(
@@ -377,19 +345,14 @@ def check_same_layout(guide: Any, layout: Layout) -> None:
     """
     found = {name: tuple(jnp.shape(value)) for name, value in guide._init_locs.items()}
     expected = {name: tuple(layout.shapes[name]) for name in layout.names}
-    if list(found.items()) != list(expected.items()):
-        raise ArgumentError(
-            f"Expected a guide over the latent sites {expected} in this order, found {found}. "
-            "Make the guide from the same model that the engine is given."
-        )
+    check_same_sites(found, expected)
 
 
 register_flat_density(autoguide.AutoContinuous)(FlatDensity)
 
-_PER_SITE = "it works site by site and has no distribution over the flat vector"
 _ANNEALED = "its density is known only through auxiliary variables"
-refuse_flat_density(autoguide.AutoGuide, _PER_SITE)
-refuse_flat_density(autoguide.AutoNormal, _PER_SITE + " (AutoDiagonalNormal is its flat equal)")
+refuse_flat_density(autoguide.AutoGuide, PER_SITE)
+refuse_flat_density(autoguide.AutoNormal, PER_SITE + " (AutoDiagonalNormal is its flat equal)")
 refuse_flat_density(autoguide.AutoDelta, "a point estimate has no density")
 refuse_flat_density(autoguide.AutoGuideList, "it is a list of guides")
 refuse_flat_density(autoguide.AutoBNAFNormal, "its flow has no analytic inverse")

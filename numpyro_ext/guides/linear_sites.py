@@ -35,6 +35,7 @@ from numpyro.infer.autoguide import AutoContinuous, AutoGuideList
 from numpyro.primitives import Messenger, apply_stack
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.guides.row_noise import check_met, check_rows, check_uses
 
 #: Objectives that are linear in the log likelihood: only then is the same distribution of each
 #: row enough for the same expectation.
@@ -461,63 +462,10 @@ class _Rewriting:
         ArgumentError
             It was not.
         """
-        missed = (
-            sorted(set(sites or ()) - set(self._uses)) if self._uses or sites else sorted(weights)
-        )
-        if missed or not self._uses:
-            found = {name: sorted(self._plain_uses.get(name, ())) for name in missed}
-            raise ArgumentError(
-                f"Expected {noun(missed, sites)} in a matrix product or convolution with rows of "
-                f"data along the first axis, found {found} (where each is used). "
-                f"{self._noise.name} would leave them as they are: apply the weight itself, as in "
-                "x @ w, or name other sites."
-            )
-        check_uses(self._noise.name, self._uses, self._plain_uses)
-        check_rows(self._noise.name, self._uses, map(_row_shape, distributions.values()))
-
-
-def noun(missed: Sequence[str], sites: Collection[str] | None) -> str:
-    """How a message speaks of weights that were not met."""
-    return f"each of {list(missed)}" if sites is not None else "at least one latent site"
-
-
-def check_uses(
-    name: str, uses: Mapping[str, Sequence[LinearUse]], plain: Mapping[str, Collection[str]]
-) -> None:
-    """See that no weight is used with noise by row in one place and without it in another.
-
-    Raises
-    ------
-    ArgumentError
-        One is.
-    """
-    for site in uses:
-        if plain.get(site):
-            raise ArgumentError(
-                f"Expected {site!r} in linear operations only, found it in "
-                f"{sorted(plain[site])} too. There it would be one draw for all rows, which "
-                f"{name} cannot know from the others. Name the other sites in sites=."
-            )
-
-
-def check_rows(name: str, uses: Mapping[str, Sequence[LinearUse]], shapes: Any) -> None:
-    """See that the rows of linear operations can be the rows of an observed site.
-
-    Raises
-    ------
-    ArgumentError
-        They cannot.
-    """
-    lengths = {length for shape in shapes for length in shape}
-    for site, of_site in uses.items():
-        for use in of_site:
-            if lengths and use.rows not in lengths:
-                raise ArgumentError(
-                    f"Expected the first axis of what {site!r} is applied to, of length "
-                    f"{use.rows}, to be the rows of the data, found observed sites with axes of "
-                    f"lengths {sorted(lengths)}. {name} is sound only for rows that are "
-                    "independent given the weights; name the other sites in sites=."
-                )
+        name = self._noise.name
+        check_met(name, weights, sites, self._uses, self._plain_uses)
+        check_uses(name, self._uses, self._plain_uses)
+        check_rows(name, self._uses, map(_row_shape, distributions.values()))
 
 
 def _row_shape(fn: Any) -> tuple[int, ...]:

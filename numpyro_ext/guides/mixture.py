@@ -34,10 +34,9 @@ from numpyro_ext.guides.flat_density import (
     register_flat_density,
 )
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_count
+from ppl_ext.guides.mixture import check_options, initial_rank, initial_scales
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
-COVARIANCES = ("diag", "full", "low_rank")
 #: Halvings of a bracket when the distribution function is inverted: more than a float64 can tell.
 HALVINGS = 100
 
@@ -321,7 +320,7 @@ class AutoGaussianMixture(autoguide.AutoContinuous):
         rank: int | None = None,
         temperature: float = 0.05,
     ) -> None:
-        _check_options(num_components, covariance, rank, init_scale, init_spread, temperature)
+        check_options(num_components, covariance, rank, init_scale, init_spread, temperature)
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
         self.num_components = num_components
         self.covariance = covariance
@@ -344,11 +343,7 @@ class AutoGaussianMixture(autoguide.AutoContinuous):
             values["scale"] = scale
         else:
             # Not W = 0: the score depends on W through W W^T and no gradient would leave there.
-            rank = round(dim**0.5) if self.rank is None else self.rank
-            if rank > dim:
-                raise ArgumentError(
-                    f"Expected a rank of at most the number of latents, {dim}, found rank={rank}."
-                )
+            rank = initial_rank(self.rank, dim)
             draws = jax.random.normal(key_factor, (number, dim, rank), center.dtype)
             values["cov_factor"] = draws / math.sqrt(rank)
             values["scale"] = math.sqrt(0.5) * scale
@@ -401,41 +396,6 @@ class AutoGaussianMixture(autoguide.AutoContinuous):
         """
         latent = self.get_posterior(params).quantile(jnp.asarray(quantiles))
         return self._unpack_and_constrain(latent, params)
-
-
-def initial_scales(num_components: int, init_scale: float, init_spread: float) -> list[float]:
-    """Standard deviations at which the components start, from the narrowest to the widest."""
-    if num_components == 1:
-        return [init_scale]
-    steps = (2.0 * k / (num_components - 1) - 1.0 for k in range(num_components))
-    return [init_scale * init_spread**step for step in steps]
-
-
-def _check_options(
-    num_components: int,
-    covariance: str,
-    rank: int | None,
-    init_scale: float,
-    init_spread: float,
-    temperature: float,
-) -> None:
-    check_count("num_components", num_components)
-    if covariance not in COVARIANCES:
-        raise ArgumentError(
-            f"Expected covariance to be one of {COVARIANCES}, found {covariance!r}."
-        )
-    if rank is not None and covariance != "low_rank":
-        raise ArgumentError(
-            f"Expected no rank with covariance={covariance!r}, found rank={rank!r}. Leave it out, "
-            "or use covariance='low_rank'."
-        )
-    check_count("rank", rank, optional=True)
-    if not 0 < init_scale < math.inf:
-        raise ArgumentError(f"Expected a finite init_scale > 0, found {init_scale!r}.")
-    if not 1 <= init_spread < math.inf:
-        raise ArgumentError(f"Expected a finite init_spread >= 1, found {init_spread!r}.")
-    if not 0 < temperature < math.inf:
-        raise ArgumentError(f"Expected a finite temperature > 0, found {temperature!r}.")
 
 
 class Components(NamedTuple):

@@ -41,9 +41,8 @@ from numpyro.infer.initialization import init_to_median
 
 from numpyro_ext.draws import standard_normal
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters, register_flat_density
-from numpyro_ext.guides.matrix_normal import check_init_scale
 from numpyro_ext.guides.normal import LOG_TWO_PI
-from ppl_ext.options import check_count
+from ppl_ext.options import check_count, check_number
 
 #: softplus(SHIFT) = 1, so that u = 0 gives the identity.
 SHIFT = math.log(math.expm1(1.0))
@@ -216,7 +215,7 @@ class AutoPlanarFlow(AutoContinuous):
         init_scale: float = 0.1,
     ) -> None:
         check_count("num_flows", num_flows)
-        check_init_scale(init_scale)
+        check_number("init_scale", init_scale)
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
         self.num_flows = num_flows
         self._init_scale = float(init_scale)

@@ -24,6 +24,7 @@ from numpyro.infer.autoguide import AutoGuide
 from numpyro.primitives import Messenger
 
 from numpyro_ext.density.layout import Data
+from numpyro_ext.programs import Program
 
 #: Objects of the host whose attributes are searched for tracers.
 _SEARCHED = (Constraint, Distribution, Messenger, Transform)
@@ -67,7 +68,7 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data) -> None:
         return jnp.isfinite(potential).all(), list(found.values())
 
     try:
-        valid, values = jax.jit(compiled)(rng_key, data)
+        valid, values = Program(compiled, rarely=True)(rng_key, data)
         # Inside another trace nobody can tell yet.
         done = isinstance(valid, jax.core.Tracer) or bool(valid)
     except _TRACING_ERRORS:

@@ -27,7 +27,7 @@ class Linear(MetricKernel):
     Parameters
     ----------
     metric : str, Array, callable or None, default "variance"
-        W; see :mod:`numpyro_ext.kernels.metric`. The default makes the kernel the same in any
+        W; see :mod:`ppl_ext.kernels`. The default makes the kernel the same in any
         units of the coordinates.
     """
 

@@ -29,7 +29,7 @@ class Preconditioned(Kernel):
     kernel : Kernel
         Kernel k in the coordinates u. Kernels that treat sites apart have none there.
     metric : str, Array or callable, default "covariance"
-        W; see :mod:`numpyro_ext.kernels.metric`.
+        W; see :mod:`ppl_ext.kernels`.
 
     Raises
     ------

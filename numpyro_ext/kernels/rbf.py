@@ -22,10 +22,10 @@ class RBF(MetricKernel):
     Parameters
     ----------
     bandwidth : str, float or callable, default "median"
-        h, in units of a squared distance; see :mod:`numpyro_ext.kernels.bandwidth`. With a
+        h, in units of a squared distance; see :mod:`ppl_ext.kernels`. With a
         vector of bandwidths, k = exp(-sum_d (x_d - y_d)^2 / h_d).
     metric : str, Array, callable or None, default None
-        W; see :mod:`numpyro_ext.kernels.metric`. The bandwidth is found in its coordinates.
+        W; see :mod:`ppl_ext.kernels`. The bandwidth is found in its coordinates.
     """
 
     bandwidth: Bandwidth = "median"

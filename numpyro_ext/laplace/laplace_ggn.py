@@ -21,8 +21,9 @@ from numpyro_ext.laplace.gaussian import Precision, precision_of
 from numpyro_ext.laplace.likelihood import LikelihoodCurvature
 from numpyro_ext.laplace.prior import ConditionalPrior
 from numpyro_ext.stein import DirectionEngine
-from ppl_ext.curvature import PriorForm
+from ppl_ext.curvature import as_curvature
 from ppl_ext.errors import ArgumentError
+from ppl_ext.laplace import sites_of_gaussian
 from ppl_ext.options import check_count, check_names, describe
 
 #: Draws that ``get_samples`` returns unless told otherwise.
@@ -53,21 +54,13 @@ class LaplaceGGN(DirectionEngine):
         NumPyro model, used as it is. Its likelihood is made of observed sample sites.
     optim : optimizer
         NumPyro or optax optimizer, such as ``numpyro.optim.Adam(0.01)``.
-    curvature : {"full", "diag", "kfac", "low_rank"}
-        Structure of the likelihood's curvature; see
-        :mod:`numpyro_ext.curvature.program_curvature`. Nothing of D x D numbers is formed but for
-        ``"full"``. With ``"kfac"`` the prior of a matrix site joins its Kronecker factors exactly
-        where its curvature is the same for the whole site, or differs by rows and by columns; see
-        :func:`~numpyro_ext.laplace.precision_of`.
-    sites : sequence of str, optional
-        Latent sites that have a Gaussian, such as those of a network's last layer; all others are
-        fixed at the mode. Default: all.
-    rank : int
-        Terms of ``curvature="low_rank"``.
-    prior : {"diagonal", "hessian"}, optional
-        Curvature of the prior. Default: the diagonal where that is exact; else, with
-        ``curvature="full"`` and up to 500 dimensions, the Hessian; else the diagonal. Negative
-        curvature of the prior is set to 0.
+    curvature : GaussNewton or {"full", "diag", "kfac", "low_rank"}
+        Curvature of the likelihood and the prior; see :class:`~numpyro_ext.GaussNewton`. Its
+        ``sites``, such as those of a network's last layer, have a Gaussian, and all others are
+        fixed at the mode. Nothing of D x D numbers is formed but for ``"full"``. With ``"kfac"``
+        the prior of a matrix site joins its Kronecker factors exactly where its curvature is the
+        same for the whole site, or differs by rows and by columns; see
+        :func:`~numpyro_ext.laplace.precision_of`. Negative curvature of the prior is set to 0.
     hyperparameters : sequence of str, optional
         Latent sites, such as the scale of the noise and that of the weights' prior, that have no
         Gaussian. While the others are led to their mode, these are led to the maximum of the
@@ -97,8 +90,8 @@ class LaplaceGGN(DirectionEngine):
     out, as in Immer et al. (2021). It is nothing where the model is linear.
 
     Draws of all the weights of a network, put through the network itself, predict worse than its
-    mode: the Gauss-Newton matrix is that of the network made linear at the mode. With ``sites`` of
-    the last layer the outputs are linear in what is drawn.
+    mode: the Gauss-Newton matrix is that of the network made linear at the mode. With
+    ``curvature=GaussNewton(sites=...)`` of the last layer the outputs are linear in what is drawn.
 
     References
     ----------
@@ -119,20 +112,18 @@ class LaplaceGGN(DirectionEngine):
         model: Callable[..., Any],
         optim: Any,
         *,
-        curvature: Structure = "full",
-        sites: Sequence[str] | None = None,
-        rank: int = 10,
-        prior: PriorForm | None = None,
+        curvature: Structure | GaussNewton = "full",
         hyperparameters: Sequence[str] | None = None,
         hyperparameters_every: int = 20,
         **options: Any,
     ) -> None:
-        check_names("sites", sites, optional=True)
-        check_names("hyperparameters", hyperparameters, optional=True)
-        if prior not in (None, "diagonal", "hessian"):
+        curvature = as_curvature(curvature)
+        if curvature.every != 1:
             raise ArgumentError(
-                f"Expected prior to be 'diagonal', 'hessian' or None, found {prior!r}."
+                f"Expected a curvature with every=1, found every={curvature.every}: it is taken at "
+                "the mode, once. With hyperparameters give hyperparameters_every."
             )
+        check_names("hyperparameters", hyperparameters, optional=True)
         if "num_particles" in options:
             raise ArgumentError(
                 "Expected no num_particles, since there is one mode. For several modes run several "
@@ -142,20 +133,19 @@ class LaplaceGGN(DirectionEngine):
         super().__init__(model, optim, 1, **options)
         self.hyperparameters = tuple(hyperparameters or ())
         self.hyperparameters_every = hyperparameters_every
-        self._options = GaussNewton(
-            curvature, None if sites is None else tuple(sites), rank, prior=prior
-        )
-        shared = [name for name in self.hyperparameters if name in (sites or ())]
+        self.curvature = curvature
+        shared = [name for name in self.hyperparameters if name in (curvature.sites or ())]
         if shared:
             raise ArgumentError(
-                f"Expected hyperparameters other than the sites, found {shared} in both."
+                f"Expected hyperparameters other than the sites of the curvature, found {shared} "
+                "in both."
             )
         self._fitted: _Fitted | None = None
 
     def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> LaplacePlan:
         estimator = super()._plan(target, rng_key, data).estimator
         with jax.ensure_compile_time_eval():
-            posterior = _Posterior.of(target, data, self._options, self.hyperparameters)
+            posterior = _Posterior.of(target, data, self.curvature, self.hyperparameters)
         return LaplacePlan(target, estimator, posterior)
 
     def _settings(self) -> dict[str, str]:
@@ -163,7 +153,7 @@ class LaplaceGGN(DirectionEngine):
         # serves engines with all others.
         own = {"hyperparameters": describe(self.hyperparameters)}
         if self.hyperparameters:
-            own["curvature"] = describe(self._options)
+            own["curvature"] = describe(self.curvature)
             own["hyperparameters_every"] = repr(self.hyperparameters_every)
         return {**own, **super()._settings()}
 
@@ -177,12 +167,16 @@ class LaplaceGGN(DirectionEngine):
     def _get_params(self, plan: LaplacePlan, state: EngineState, data: Data) -> dict[str, Any]:
         return {"mode": self.particles(state)[0]}
 
-    def _init_direction(self, plan: LaplacePlan, particles: Array, data: Data) -> dict[str, Array]:
+    def _start(self, plan: LaplacePlan, rng_key: Array, data: Data) -> Array:
+        start = super()._start(plan, rng_key, data)
+        if self.hyperparameters and not isinstance(start, jax.core.Tracer):
+            # In a compiled step it could only be told as a step that is not finite.
+            plan.posterior.precision_at(start[0], data)
+        return start
+
+    def _init_direction(self, plan: LaplacePlan, particles: Array) -> dict[str, Array]:
         if not self.hyperparameters:
             return {}
-        if not isinstance(particles, jax.core.Tracer):
-            # In a compiled step it could only be told as a step that is not finite.
-            plan.posterior.precision_at(particles[0], data)
         return {
             "correction": jnp.zeros(len(plan.posterior.held), particles.dtype),
             # The first step finds one.
@@ -269,9 +263,8 @@ class LaplaceGGN(DirectionEngine):
         """
         data, precision = self._fit(state)
         target = self.target
-        prior, likelihood = target.full_log_prior_and_likelihood(self.particles(state), data)
         dim = len(self.plan.posterior.coordinates)
-        value: Array = (prior + likelihood / target.likelihood_temperature)[0]
+        value = target.full_log_density(self.particles(state), data)[0]
         return value + 0.5 * dim * math.log(2.0 * math.pi) - 0.5 * precision.log_determinant()
 
     def _draw(
@@ -341,7 +334,13 @@ class _Posterior:
         options: GaussNewton,
         hyperparameters: tuple[str, ...],
     ) -> _Posterior:
-        chosen = _chosen(target, options, hyperparameters)
+        if target.parameter_sites and not target.observed_sites:
+            raise ArgumentError(
+                "Expected a model with observed sites, whose outputs the Gauss-Newton matrix is "
+                "made of, found none: its density is in one piece, as that of a Stan program is. "
+                "Use SVN, which takes its Hessian, or the host's AutoLaplaceApproximation."
+            )
+        chosen = sites_of_gaussian(target.layout.names, options.sites, hyperparameters)
         # Anywhere will do: rows that depend on each other do so at a position of no symmetry.
         uniform = np.random.default_rng(0).uniform(-1.0, 1.0, target.dim)
         position = jnp.asarray(uniform, target.dtype)
@@ -427,7 +426,7 @@ class _Posterior:
         return ArgumentError(
             "Expected a positive definite curvature at the mode, found a singular one: nothing in "
             f"the data or the prior bounds latent site {', '.join(map(repr, names))} in some "
-            "direction. Give it a proper prior, or leave it out of the Gaussian by sites=."
+            "direction. Give it a proper prior, or leave it out of the curvature's sites."
         )
 
 
@@ -438,34 +437,6 @@ class _Fitted(NamedTuple):
     position: np.ndarray
     data: Data
     precision: Precision
-
-
-def _chosen(
-    target: LogDensity, options: GaussNewton, hyperparameters: tuple[str, ...]
-) -> tuple[str, ...]:
-    """The sites that have a Gaussian."""
-    if target.parameter_sites and not target.observed_sites:
-        raise ArgumentError(
-            "Expected a model with observed sites, whose outputs the Gauss-Newton matrix is made "
-            "of, found none: its density is in one piece, as that of a Stan program is. Use SVN, "
-            "which takes its Hessian, or the host's AutoLaplaceApproximation."
-        )
-    names = tuple(target.layout.names)
-    for label, wanted in (("sites", options.sites or ()), ("hyperparameters", hyperparameters)):
-        unknown = [name for name in wanted if name not in names]
-        if unknown:
-            raise ArgumentError(
-                f"Expected {label} among the latent sites {list(names)}, found {unknown}."
-            )
-    if options.sites is not None:
-        return tuple(options.sites)
-    left = tuple(name for name in names if name not in hyperparameters)
-    if not left:
-        raise ArgumentError(
-            "Expected hyperparameters to leave some latent sites for the Gaussian, found all of "
-            f"them, {list(names)}."
-        )
-    return left
 
 
 def _curvature(

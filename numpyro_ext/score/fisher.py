@@ -188,8 +188,8 @@ class FisherVI(GuideEngine):
             )
         return plan
 
-    def _start(self, plan: GuidePlan, parameters: Parameters) -> GuideState:
-        return GuideState(parameters, self._start_optimizer(plan, parameters))
+    def _init_algorithm(self, plan: GuidePlan, start: Parameters, data: Data) -> GuideState:
+        return GuideState(start, self._start_optimizer(plan, start))
 
     def _settings(self) -> dict[str, str]:
         return {"norm": self.norm, **super()._settings()}
@@ -211,7 +211,7 @@ class FisherVI(GuideEngine):
             density, state.algorithm.parameters, draw, score, self.norm
         )
         log_q = density.log_prob(state.algorithm.parameters, theta)
-        log_p = found.log_prior + found.log_likelihood / target.likelihood_temperature
+        log_p = found.log_density(target.likelihood_temperature)
         parameters, optimizer = self._descend(plan, state, lambda parameters: (value, gradient))
         state = state._replace(
             algorithm=GuideState(parameters, optimizer), estimator=estimator, rng_key=rng_key

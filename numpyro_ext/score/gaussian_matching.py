@@ -119,8 +119,8 @@ class GaussianMatching(GuideEngine):
             )
         return plan
 
-    def _start(self, plan: GuidePlan, parameters: Parameters) -> MatchingState:
-        return MatchingState(parameters, jnp.zeros((), jnp.result_type(*parameters.values())))
+    def _init_algorithm(self, plan: GuidePlan, start: Parameters, data: Data) -> MatchingState:
+        return MatchingState(start, jnp.zeros((), jnp.result_type(*start.values())))
 
     def _step(
         self, plan: GuidePlan, state: EngineState, data: Data
@@ -132,7 +132,7 @@ class GaussianMatching(GuideEngine):
         log_q = density.log_prob(parameters, theta)
         score, estimator = plan.estimator.estimate(target, state.estimator, theta, data)
         loss = jnp.square(present - score.score).sum(-1).mean()
-        log_p = score.log_prior + score.log_likelihood / target.likelihood_temperature
+        log_p = score.log_density(target.likelihood_temperature)
         moments = density.moments(parameters)
         latest = jnp.square(score.score @ moments.scale).sum(-1).mean().astype(seen.dtype)
         verdict = judged(seen, latest)

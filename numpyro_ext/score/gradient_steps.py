@@ -110,7 +110,7 @@ class GradientSolver:
         rng_key, sample_key = random.split(state.rng_key)
         present_theta = density.sample(fit.parameters, sample_key, number)
         found, estimator = plan.estimator.estimate(target, state.estimator, present_theta, data)
-        log_p = found.log_prior + found.log_likelihood / target.likelihood_temperature
+        log_p = found.log_density(target.likelihood_temperature)
         theta, score = present_theta, found.score
         if fit.reused is not None:
             theta, score = _with_reused(fit.reused, theta, score)

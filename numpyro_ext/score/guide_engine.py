@@ -2,18 +2,18 @@
 
 The guide is any with a flat log density (:mod:`numpyro_ext.guides.flat_density`). The base sets
 it up, draws from it, and knows how far a run has come. A subclass fills in ``_step`` and
-``_start``, which gives the algorithm's state before the first step: a :class:`GuideState`, or
-another named tuple that has ``parameters``. What it decides about the guide it adds to the
-:class:`GuidePlan`, in ``_plan``.
+``_init_algorithm``, which gives the state before the first step from the guide's parameters: a
+:class:`GuideState`, or another named tuple that has ``parameters``. What it decides about the
+guide it adds to the :class:`GuidePlan`, in ``_plan``.
 """
 
 from __future__ import annotations
 
 import itertools
 import warnings
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +33,7 @@ from numpyro_ext.guides.flat_density import (
     check_has_flat_density,
     flat_density,
 )
+from numpyro_ext.programs import Program
 from ppl_ext.errors import ArgumentError, NoisyScoreWarning
 from ppl_ext.options import check_count, check_number
 from ppl_ext.score import DRAWS, LEARNING_RATE, REST, match_sites
@@ -66,6 +67,8 @@ class GuidePlan(Plan):
 
     Parameters
     ----------
+    rng_key : array
+        Key with which the guide was set up.
     density : FlatDensity
         The guide as a density over the flat unconstrained vector.
     optim : optimizer or None
@@ -78,6 +81,7 @@ class GuidePlan(Plan):
         Limit on the length of the gradient.
     """
 
+    rng_key: Array = field(repr=False, compare=False)
     density: FlatDensity = field(repr=False, compare=False)
     optim: Any = field(repr=False, compare=False)
     num_samples: int
@@ -166,12 +170,6 @@ class GuideEngine(Engine):
         self.initial_scale = initial_scale
         self.total_steps = total_steps
 
-    # -- hooks of subclasses ------------------------------------------------------------------
-
-    @abstractmethod
-    def _start(self, plan: Any, parameters: Parameters) -> Any:
-        """The state before the first step."""
-
     # -- engine hooks -------------------------------------------------------------------------
 
     def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> GuidePlan:
@@ -180,6 +178,7 @@ class GuideEngine(Engine):
         return GuidePlan(
             target,
             found.estimator,
+            rng_key,
             density,
             divided_optimizer(self.optim, density, target.layout),
             self.num_samples or 1,
@@ -187,14 +186,16 @@ class GuideEngine(Engine):
             self.clip_norm,
         )
 
-    def _init_algorithm(self, plan: GuidePlan, rng_key: Array, data: Data) -> Any:
-        # The host draws the initial parameters when it sets the guide up.
-        layout = plan.target.layout
-        density = flat_density(self.guide, rng_key, data.args, data.kwargs, layout=layout)
+    def _start(self, plan: GuidePlan, rng_key: Array, data: Data) -> Parameters:
+        density = plan.density
+        if rng_key is not plan.rng_key:
+            # The host draws the initial parameters when it sets the guide up.
+            layout = plan.target.layout
+            density = flat_density(self.guide, rng_key, data.args, data.kwargs, layout=layout)
         parameters = density.initial_parameters()
         if self.initial_scale is not None:
             parameters = _with_scale(density, parameters, self.initial_scale)
-        return self._start(plan, parameters)
+        return parameters
 
     def _num_positions(self, plan: GuidePlan) -> int:
         return plan.num_samples
@@ -212,11 +213,10 @@ class GuideEngine(Engine):
         rng_key: Array | None,
         num_samples: int | None,
     ) -> Array:
-        if rng_key is None:
-            rng_key = key_of_draws(state)
         number = DRAWS if num_samples is None else num_samples
         check_count("num_samples", number)
-        return plan.density.sample(state.algorithm.parameters, rng_key, number)
+        draw = _compiled_draws(plan.density, number, rng_key is None)
+        return draw(state, state.rng_key if rng_key is None else rng_key)
 
     # -- the fit ------------------------------------------------------------------------------
 
@@ -461,3 +461,13 @@ def _with_scale(density: FlatDensity, parameters: Parameters, scale: float) -> P
         )
     scaled: Parameters = set_scale(parameters, scale)
     return scaled
+
+
+# A few programs are kept: an engine draws again and again, and many numbers of draws are one.
+@lru_cache(maxsize=8)
+def _compiled_draws(density: FlatDensity, number: int, of_state: bool) -> Program:
+    def draw(state: EngineState, rng_key: Array) -> Array:
+        key = key_of_draws(state) if of_state else rng_key
+        return density.sample(state.algorithm.parameters, key, number)
+
+    return Program(draw, rarely=True)

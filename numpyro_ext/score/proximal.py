@@ -165,6 +165,7 @@ class ProximalScoreVI(GuideEngine):
         return ProximalPlan(
             target,
             found.estimator,
+            rng_key,
             density,
             optim,
             executor.options.num_samples,
@@ -181,8 +182,8 @@ class ProximalScoreVI(GuideEngine):
         solver = type(self._chosen_solver()).__name__
         return {"guide": settings["guide"], "solver": solver, **settings}
 
-    def _start(self, plan: ProximalPlan, parameters: Parameters) -> Any:
-        return plan.executor.initial(self, plan, parameters)
+    def _init_algorithm(self, plan: ProximalPlan, start: Parameters, data: Data) -> Any:
+        return plan.executor.initial(self, plan, start)
 
     def _step(
         self, plan: ProximalPlan, state: EngineState, data: Data

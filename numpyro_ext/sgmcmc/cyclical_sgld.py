@@ -8,10 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_ext.sgmcmc.schedules import cosine_cycles
 from numpyro_ext.sgmcmc.sgld import SGLD
-from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_count, is_number
+from ppl_ext.sgmcmc import check_cycles, cosine_cycles
 
 
 class CyclicalSGLD(SGLD):
@@ -60,21 +58,11 @@ class CyclicalSGLD(SGLD):
         exploration_temperature: float = 1.0,
         **options: Any,
     ) -> None:
-        if callable(step_size):
-            raise ArgumentError(
-                "Expected step_size to be the largest step size of a cycle, found a schedule, "
-                "which the cycles give already."
-            )
-        check_count("cycle_length", cycle_length)
-        if not is_number(exploration) or not 0.0 <= float(exploration) < 1.0:
-            raise ArgumentError(f"Expected 0 <= exploration < 1, found {exploration!r}.")
-        heat = exploration_temperature
-        if not is_number(heat) or not 0.0 <= float(heat) < float("inf"):
-            raise ArgumentError(f"Expected exploration_temperature >= 0, found {heat!r}.")
+        check_cycles(step_size, cycle_length, exploration, exploration_temperature)
         super().__init__(model, cosine_cycles(step_size, cycle_length), **options)
         self.cycle_length = int(cycle_length)
         self.num_exploring = int(exploration * cycle_length)
-        self.exploration_temperature = float(heat)
+        self.exploration_temperature = float(exploration_temperature)
 
     @property
     def draws_per_cycle(self) -> int:

@@ -22,8 +22,8 @@ from numpyro.util import is_prng_key
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.gradients import GradientEstimator, default_estimator
-from numpyro_ext.sgmcmc.schedules import Schedule, as_schedule
 from ppl_ext.errors import ArgumentError
+from ppl_ext.sgmcmc import Schedule, as_schedule
 
 
 class KernelState(NamedTuple):
@@ -329,7 +329,6 @@ class StochasticGradientKernel(MCMCKernel):
         finite = jnp.isfinite(moved.sum(-1) + estimate.score.sum(-1))
         for leaf in jax.tree.leaves(dynamics):
             finite &= jnp.isfinite(leaf.sum(-1))
-        log_likelihood = estimate.log_likelihood / target.likelihood_temperature
         chains = () if single else (num_chains,)
         broken = (~finite).reshape(chains)
         return KernelState(
@@ -343,7 +342,7 @@ class StochasticGradientKernel(MCMCKernel):
                 lambda new, old: jnp.asarray(new, old.dtype), estimator, state.estimator
             ),
             step_size=jnp.broadcast_to(step_size, chains),
-            potential_energy=-(estimate.log_prior + log_likelihood).reshape(chains),
+            potential_energy=-estimate.log_density(target.likelihood_temperature).reshape(chains),
             cycle=state.cycle,
             diverging=state.diverging | broken,
             num_diverging=state.num_diverging + broken,

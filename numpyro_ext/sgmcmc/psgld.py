@@ -10,11 +10,7 @@ from jax import Array
 
 from numpyro_ext.sgmcmc.dynamics import langevin_step
 from numpyro_ext.sgmcmc.kernel import StochasticGradientKernel
-from numpyro_ext.sgmcmc.schedules import Schedule
-from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_number
-
-ADAPT = ("warmup", "always")
+from ppl_ext.sgmcmc import Schedule, check_preconditioner, check_warmup
 
 
 class _Moments(NamedTuple):
@@ -67,12 +63,7 @@ class PSGLD(StochasticGradientKernel):
         adapt: str = "warmup",
         **options: Any,
     ) -> None:
-        check_number("decay", decay)
-        if float(decay) >= 1.0:
-            raise ArgumentError(f"Expected decay < 1, found {decay!r}.")
-        check_number("damping", damping)
-        if adapt not in ADAPT:
-            raise ArgumentError(f"Expected adapt to be one of {ADAPT}, found {adapt!r}.")
+        check_preconditioner(decay, damping, adapt)
         super().__init__(model, step_size, **options)
         self.decay = float(decay)
         self.damping = float(damping)
@@ -86,11 +77,7 @@ class PSGLD(StochasticGradientKernel):
         ArgumentError
             There is no warm-up, in which alone the preconditioner adapts.
         """
-        if self.adapt == "warmup" and num_warmup < 1:
-            raise ArgumentError(
-                "Expected a warm-up, in which PSGLD finds its preconditioner, found num_warmup=0. "
-                "Take num_warmup of some hundred, or adapt='always'."
-            )
+        check_warmup(self.adapt, "num_warmup", num_warmup)
         return super().init(rng_key, num_warmup, *arguments, **keywords)
 
     def _init_dynamics(self, num_chains: int, dim: int, dtype: Any) -> Any:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
+from jaxtyping import Float
 
 from numpyro_ext.sgmcmc.dynamics import hamiltonian_step
 from numpyro_ext.sgmcmc.kernel import StochasticGradientKernel
-from numpyro_ext.sgmcmc.schedules import Schedule
-from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count, check_number
+from ppl_ext.sgmcmc import Schedule, diagonal_of_mass
 
 
 class _Momentum(NamedTuple):
@@ -82,42 +81,9 @@ class SGHMC(StochasticGradientKernel):
     def _steps_to_next_draw(self, step: Array) -> Array | int:
         return self.num_steps
 
-    def _mass(self) -> Array:
-        """The diagonal of M, (D,).
-
-        Raises
-        ------
-        ArgumentError
-            The mass has another shape, or is not positive.
-        """
-        layout, mass = self.target.layout, self.mass
-        if isinstance(mass, Mapping):
-            if set(mass) != set(layout.names):
-                raise ArgumentError(
-                    f"Expected mass for the latent sites {list(layout.names)}, found "
-                    f"{sorted(mass)}."
-                )
-            mass = np.concatenate([self._of_site(name, mass[name]) for name in layout.names])
-        try:
-            mass = np.asarray(mass, np.float64)
-        except (TypeError, ValueError):
-            raise ArgumentError(f"Expected mass to hold numbers, found {mass!r}.") from None
-        if mass.shape not in ((), (layout.dim,)) or not (np.isfinite(mass) & (mass > 0)).all():
-            raise ArgumentError(
-                f"Expected mass to be positive: one number, {layout.dim} of them, or a mapping "
-                f"from sites to arrays, found {'shape ' + str(mass.shape)}."
-            )
-        return jnp.broadcast_to(jnp.asarray(mass, self.target.dtype), (layout.dim,))
-
-    def _of_site(self, name: str, mass: Any) -> np.ndarray:
-        shape = self.target.layout.shapes[name]
-        try:
-            return np.broadcast_to(np.asarray(mass, np.float64), shape).reshape(-1)
-        except (TypeError, ValueError):
-            raise ArgumentError(
-                f"Expected mass of site '{name}' to be numbers of shape {shape}, or one for all, "
-                f"found {mass!r}."
-            ) from None
+    def _mass(self) -> Float[Array, " D"]:
+        mass = diagonal_of_mass(self.mass, self.target.layout.shapes)
+        return jnp.asarray(mass, self.target.dtype)
 
     def _init_dynamics(self, num_chains: int, dim: int, dtype: Any) -> Any:
         self._mass()

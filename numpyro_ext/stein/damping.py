@@ -2,10 +2,10 @@
 
 The quadratic model of log pi at a particle, s'd - d'H d / 2 for a move d, is compared with the
 change of log pi on the same rows. Where they disagree the damping grows, and a particle whose
-density fell against the model stays where it was; where they agree the damping falls
-(Marquardt 1963; Martens 2010, section 4.1). The disagreement is measured against the sizes of the
-model's terms rather than their sum, since particles near their equilibrium move against the score
-as often as along it.
+density fell against the model stays where it was; where they agree the damping falls (Marquardt
+1963, https://doi.org/10.1137/0111030; Martens 2010, section 4.1). The disagreement is measured
+against the sizes of the model's terms rather than their sum, since particles near their equilibrium
+move against the score as often as along it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from ppl_ext.newton import FALL, GOOD, GROWTH, LEAST_DAMPING, MOST_DAMPING, POOR
 
@@ -36,7 +37,7 @@ class Judgement(NamedTuple):
     disagreement: Array
 
 
-def damping_scale(diagonals: Array) -> Array:
+def damping_scale(diagonals: Float[Array, "P D"]) -> Float[Array, " D"]:
     """Diagonal (D,) of which the damping is a multiple: the mean curvature of each coordinate.
 
     Coordinates without curvature count as a thousandth of the mean.
@@ -46,7 +47,9 @@ def damping_scale(diagonals: Array) -> Array:
     return jnp.maximum(mean, jnp.where(least > 0.0, least, 1.0))
 
 
-def within_radius(moves: Array, scale: Array, radius: float | None) -> Array:
+def within_radius(
+    moves: Float[Array, "P D"], scale: Float[Array, " D"], radius: float | None
+) -> Float[Array, "P D"]:
     """Moves (P, D) shortened so that each has at most the root mean square ``radius``.
 
     Lengths are in units of scale^(-1/2), the standard deviations that the curvature suggests.
@@ -58,10 +61,10 @@ def within_radius(moves: Array, scale: Array, radius: float | None) -> Array:
 
 
 def judge(
-    predicted_gain: Array,
-    predicted_loss: Array,
-    before: Array,
-    after: Array,
+    predicted_gain: Float[Array, " P"],
+    predicted_loss: Float[Array, " P"],
+    before: Float[Array, " P"],
+    after: Float[Array, " P"],
     damping: Array,
     solved: Array,
 ) -> Judgement:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jax import Array
+from jaxtyping import Float
 
-from numpyro_ext.density import Data
 from numpyro_ext.engine import Plan
 from numpyro_ext.stein.direction import DirectionEngine
 
@@ -15,7 +15,7 @@ class DeepEnsemble(DirectionEngine):
     SVGD without a kernel: each particle follows its own score. The modes are those of the
     density in unconstrained space. Members are evaluated in one vectorized call, and share the
     minibatches of a step (Lakshminarayanan et al. 2017, "Simple and scalable predictive
-    uncertainty estimation using deep ensembles").
+    uncertainty estimation using deep ensembles", https://arxiv.org/abs/1612.01474).
 
     Parameters
     ----------
@@ -34,15 +34,15 @@ class DeepEnsemble(DirectionEngine):
     score is one. ``info["force_norm"]`` is the root mean square over members of |score|.
     """
 
-    def _init_direction(self, plan: Plan, particles: Array, data: Data) -> dict[str, Array]:
+    def _init_direction(self, plan: Plan, particles: Array) -> dict[str, Array]:
         return {}
 
     def _direction(
         self,
         plan: Plan,
         state: dict[str, Array],
-        particles: Array,
-        scores: Array,
+        particles: Float[Array, "P D"],
+        scores: Float[Array, "P D"],
         step: Array,
-    ) -> tuple[Array, dict[str, Array]]:
+    ) -> tuple[Float[Array, "P D"], dict[str, Array]]:
         return scores, state

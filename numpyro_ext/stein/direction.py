@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from numpyro_ext.density import Data
-from numpyro_ext.engine import EngineState, Plan
+from numpyro_ext.engine import EngineState
 from numpyro_ext.stein.particles import ParticleEngine
 from ppl_ext.errors import ArgumentError
 
@@ -69,24 +70,26 @@ class DirectionEngine(ParticleEngine):
         super().__init__(model, optim, num_particles, **options)
 
     @abstractmethod
-    def _init_direction(self, plan: Any, particles: Array, data: Data) -> Any:
+    def _init_direction(self, plan: Any, particles: Array) -> Any:
         """State of the direction before the first step."""
 
     @abstractmethod
     def _direction(
-        self, plan: Any, state: Any, particles: Array, scores: Array, step: Array
-    ) -> tuple[Array, Any]:
+        self,
+        plan: Any,
+        state: Any,
+        particles: Float[Array, "P D"],
+        scores: Float[Array, "P D"],
+        step: Array,
+    ) -> tuple[Float[Array, "P D"], Any]:
         """Ascent direction phi (P, D), and the direction's next state."""
 
-    def particles(self, state: EngineState) -> Array:
+    def particles(self, state: EngineState) -> Float[Array, "P D"]:
         """Particles of a state in unconstrained space, shape (P, D)."""
         return self.optim.get_params(state.algorithm.optimizer)
 
-    def _init_algorithm(self, plan: Plan, rng_key: Array, data: Data) -> ParticleState:
-        positions = plan.target.initial_positions(self.num_particles, rng_key, data)
-        return ParticleState(
-            self.optim.init(positions), self._init_direction(plan, positions, data)
-        )
+    def _init_algorithm(self, plan: Any, start: Array, data: Data) -> ParticleState:
+        return ParticleState(self.optim.init(start), self._init_direction(plan, start))
 
     def _step(
         self, plan: Any, state: EngineState, data: Data
@@ -94,7 +97,7 @@ class DirectionEngine(ParticleEngine):
         particles = self.particles(state)
         target = plan.target
         score, estimator = plan.estimator.estimate(target, state.estimator, particles, data)
-        log_density = score.log_prior + score.log_likelihood / target.likelihood_temperature
+        log_density = score.log_density(target.likelihood_temperature)
         loss = -log_density.mean()
         phi, direction = self._direction(
             plan, state.algorithm.direction, particles, score.score, state.step

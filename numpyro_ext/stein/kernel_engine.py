@@ -57,5 +57,5 @@ class KernelEngine(DirectionEngine):
         kernel = self.kernel.with_sites(target.layout.slices)
         return KernelPlan(target, found.estimator, kernel)
 
-    def _init_direction(self, plan: KernelPlan, particles: Array, data: Data) -> KernelState:
+    def _init_direction(self, plan: KernelPlan, particles: Array) -> KernelState:
         return plan.kernel.init(particles)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jax import Array
+from jaxtyping import Float
 
 from numpyro_ext.density import Data
 from numpyro_ext.engine import Engine, EngineState, Plan
@@ -46,8 +47,12 @@ class ParticleEngine(Engine):
         self.num_particles = num_particles
 
     @abstractmethod
-    def particles(self, state: EngineState) -> Array:
+    def particles(self, state: EngineState) -> Float[Array, "P D"]:
         """Particles of a state in unconstrained space, shape (P, D)."""
+
+    def _start(self, plan: Any, rng_key: Array, data: Data) -> Array:
+        positions: Array = plan.target.initial_positions(self.num_particles, rng_key, data)
+        return positions
 
     def _num_positions(self, plan: Plan) -> int:
         return self.num_particles

@@ -2,9 +2,9 @@
 
 Moves P particles along phi(z_i) = 1/P sum_j [k(z_j, z_i) s(z_j) + grad_{z_j} k(z_j, z_i)], the
 direction in which their distribution approaches the target fastest (Liu and Wang 2016,
-Algorithm 1). Particles live in unconstrained space and the scores s include every transform's
-Jacobian, so the answer depends neither on how the model splits its latents into sites nor on
-their supports.
+https://arxiv.org/abs/1608.04471, Algorithm 1). Particles live in unconstrained space and the scores
+s include every transform's Jacobian, so the answer depends neither on how the model splits its
+latents into sites nor on their supports.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jax import Array
+from jaxtyping import Float
 from numpyro.contrib.einstein.stein_kernels import SteinKernel
 
 from numpyro_ext.kernels import Kernel, KernelState, as_kernel
@@ -22,11 +23,11 @@ from ppl_ext.errors import ArgumentError
 Annealing = Callable[[Array], Array | float]
 
 
-def annealed(scores: Array, annealing: Annealing | None, step: Array) -> Array:
+def annealed(scores: Float[Array, "P D"], annealing: Annealing | None, step: Array) -> Array:
     """Scores (P, D) times the annealing factor of a step, counted from 0.
 
     The repulsion of the direction is left as it is (D'Angelo and Fortuin 2021, "Annealed Stein
-    variational gradient descent").
+    variational gradient descent", https://arxiv.org/abs/2101.09815).
     """
     return scores if annealing is None else scores * annealing(step)
 
@@ -78,9 +79,9 @@ class SVGD(KernelEngine):
         self,
         plan: KernelPlan,
         state: KernelState,
-        particles: Array,
-        scores: Array,
+        particles: Float[Array, "P D"],
+        scores: Float[Array, "P D"],
         step: Array,
-    ) -> tuple[Array, KernelState]:
+    ) -> tuple[Float[Array, "P D"], KernelState]:
         scores = annealed(scores, self.annealing, step)
         return plan.kernel.direction(state, particles, scores)

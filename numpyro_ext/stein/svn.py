@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
+from jaxtyping import Float
 from numpyro.contrib.einstein.stein_kernels import SteinKernel
 
 from numpyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature, Structure
@@ -26,8 +28,8 @@ from numpyro_ext.kernels import (
     default_kernel,
     mixture,
 )
-from numpyro_ext.stein.damping import damping_scale, judge, within_radius
-from numpyro_ext.stein.newton_system import LinearSystem, Solution
+from numpyro_ext.stein.damping import Judgement, damping_scale, judge, within_radius
+from numpyro_ext.stein.newton_system import LinearSystem
 from numpyro_ext.stein.particles import ParticleEngine
 from ppl_ext.curvature import as_curvature
 from ppl_ext.errors import ArgumentError
@@ -57,15 +59,15 @@ class NewtonState(NamedTuple):
         Levenberg-Marquardt damping of the next step, in units of the curvature.
     curvature : Curvature or None
         The last curvature, where it serves several steps.
-    since : Array
+    curvature_age : Array
         Steps that it has served.
     """
 
-    particles: Array
+    particles: Float[Array, "P D"]
     optimizer: Any
     damping: Array
     curvature: Curvature | None
-    since: Array
+    curvature_age: Array
 
 
 @dataclass(frozen=True)
@@ -148,9 +150,10 @@ class SVN(ParticleEngine):
     References
     ----------
     G. Detommaso, T. Cui, A. Spantini, Y. Marzouk and R. Scheichl, "A Stein variational Newton
-    method", NeurIPS 2018; A. Leviyev, J. Chen, Y. Wang, O. Ghattas and A. Zimmerman, "A stochastic
-    Stein variational Newton method", 2022; for networks, "Stein variational Newton neural network
-    ensembles".
+    method", NeurIPS 2018, https://arxiv.org/abs/1806.03085; A. Leviyev, J. Chen, Y. Wang, O.
+    Ghattas and A. Zimmerman, "A stochastic Stein variational Newton method", 2022,
+    https://arxiv.org/abs/2204.09039; for networks, K. Flöge, M. A. Moeed and V. Fortuin, "Stein
+    variational Newton neural network ensembles".
     """
 
     # The curvature of a row's own latents is not that of a minibatch, scaled up.
@@ -193,7 +196,10 @@ class SVN(ParticleEngine):
 
     def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> NewtonPlan:
         estimator = super()._plan(target, rng_key, data).estimator
-        with jax.ensure_compile_time_eval():
+        # Values decide, so a step that is being compiled waits; elsewhere this would have each
+        # operation of what is traced here compiled by itself.
+        traced = isinstance(rng_key, jax.core.Tracer)
+        with jax.ensure_compile_time_eval() if traced else contextlib.nullcontext():
             program = ProgramCurvature(target, data, self.curvature)
         others = program.coordinates
         if self.curvature.sites is not None:
@@ -226,180 +232,143 @@ class SVN(ParticleEngine):
     def _kernel_of(self, curvature: Curvature) -> Kernel:
         return self.kernel.with_curvature(ProductMetric(curvature.mean_products))
 
-    def particles(self, state: EngineState) -> Array:
+    def particles(self, state: EngineState) -> Float[Array, "P D"]:
         """Particles of a state in unconstrained space, shape (P, D)."""
         return state.algorithm.particles
 
-    def _init_algorithm(self, plan: NewtonPlan, rng_key: Array, data: Data) -> NewtonState:
-        target = plan.target
-        particles = target.initial_positions(self.num_particles, rng_key, data)
+    def _init_algorithm(self, plan: NewtonPlan, start: Array, data: Data) -> NewtonState:
         optimizer: Any = {}
         if self.optim is not None:
-            optimizer = self.optim.init(particles[:, plan.others])
+            optimizer = self.optim.init(start[:, plan.others])
         cached = None
         if self.curvature.every > 1:
+            target, key = plan.target, random.PRNGKey(0)
             rows = _rows_of_a_step(plan.estimator, target)
-            shape = jax.eval_shape(lambda: plan.program.at(target, particles, data, rows, rng_key))
+            shape = jax.eval_shape(lambda: plan.program.at(target, start, data, rows, key))
             cached = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
         return NewtonState(
-            particles,
+            start,
             optimizer,
-            jnp.asarray(self.damping.damping, particles.dtype),
+            jnp.asarray(self.damping.damping, start.dtype),
             cached,
             # The first step finds a curvature.
             jnp.asarray(self.curvature.every, jnp.int32),
         )
 
-    def _log_density(
-        self, target: LogDensity, particles: Array, data: Data, indices: Indices | None
-    ) -> Array:
-        if indices is None:
-            prior, likelihood = target.full_log_prior_and_likelihood(particles, data)
-            return prior + likelihood / target.likelihood_temperature
-        return target.log_density(particles, data, indices)
-
-    def _score_of_rows(
-        self, target: LogDensity, particles: Array, data: Data, indices: Indices | None
-    ) -> Score:
-        if indices is None:
-            return target.full_score(particles, data)
-        return target.score(particles, data, indices)
-
     def _step(
         self, plan: NewtonPlan, state: EngineState, data: Data
     ) -> tuple[EngineState, Array, dict[str, Array]]:
         before: NewtonState = state.algorithm
-        target, program = plan.target, plan.program
-        particles, where = before.particles, program.coordinates
+        particles, where = before.particles, plan.program.coordinates
         rng_key, curvature_key = random.split(state.rng_key)
-        score, estimator = plan.estimator.estimate(target, state.estimator, particles, data)
+        score, estimator = plan.estimator.estimate(plan.target, state.estimator, particles, data)
+        loss = -score.log_density(plan.target.likelihood_temperature).mean()
 
-        def fresh() -> Curvature:
-            return program.at(target, particles, data, score.indices, curvature_key)
+        curvature, age = self._curvature(plan, before, score.indices, data, curvature_key)
+        scale = damping_scale(curvature.diagonals())
 
-        if before.curvature is None:
-            curvature = fresh()
-        else:
-            due = before.since >= self.curvature.every
-            cached = before.curvature
-            if jax.tree.map(jnp.shape, jax.eval_shape(fresh)) != jax.tree.map(jnp.shape, cached):
-                raise ArgumentError(
-                    "Expected batches of one size with curvature_every > 1, found others. Leave "
-                    "out the last, smaller batch, or use curvature_every=1."
-                )
-            curvature = lax.cond(due, fresh, lambda: cached)
-        solution, phi, scale = self._solve(
-            plan.solver, before, particles[:, where], score.score[:, where], curvature
-        )
-        log_density = score.log_prior + score.log_likelihood / target.likelihood_temperature
-        loss = -log_density.mean()
+        interactions = self._kernel_of(curvature).interactions(particles[:, where])
+        scores, damping = score.score[:, where], before.damping * scale
+        system = LinearSystem(interactions, curvature, scores, damping, self.system)
+        solution = system.solve(plan.solver)
+        phi = interactions.direction(scores)
 
-        newton, optimizer = self._newton_moves(before, solution.moves, scale, loss, state.step)
-        proposed = particles.at[:, where].add(newton)
+        moves, optimizer = self._moves(before, solution.moves, scale, loss, state.step)
+        judgement = self._judge(plan, before, data, score, curvature, moves, solution.solved)
+        moved = particles.at[:, where].add(jnp.where(judgement.accepted[:, None], moves, 0.0))
+        if self.curvature.sites is not None:
+            others, optimizer = self._move_others(plan, before, score.score, loss)
+            moved = moved.at[:, plan.others].set(others)
+
         figures = {
             "solved": solution.solved.astype(loss.dtype),
             "residual": solution.residual,
             "iterations": solution.iterations.astype(loss.dtype),
             "force_norm": jnp.sqrt((phi**2).sum(axis=1).mean()),
+            "damping": judgement.damping,
         }
-        damping = before.damping
         if self.damping.adapt:
-            accepted, damping, figures["disagreement"] = self._judged(
-                plan,
-                data,
-                score,
-                curvature,
-                particles,
-                proposed,
-                newton,
-                where,
-                before,
-                solution,
-            )
-            figures["accepted"] = accepted.mean(dtype=loss.dtype)
-            proposed = jnp.where(accepted[:, None], proposed, particles)
-        figures["damping"] = damping
-        if self.curvature.sites is not None:
-            proposed, optimizer = self._other_moves(plan, before, particles, proposed, score, loss)
+            figures["disagreement"] = judgement.disagreement
+            figures["accepted"] = judgement.accepted.mean(dtype=loss.dtype)
         # What is not finite in a step is the engine's to report, and here what is not in the score.
-        finite = jnp.isfinite(score.score).all()
-        loss = jnp.where(finite, loss, jnp.nan)
-        following = NewtonState(
-            proposed,
-            optimizer,
-            damping,
-            None if before.curvature is None else curvature,
-            jnp.where(before.since >= self.curvature.every, 1, before.since + 1),
-        )
+        loss = jnp.where(jnp.isfinite(score.score).all(), loss, jnp.nan)
+        kept = None if before.curvature is None else curvature
+        following = NewtonState(moved, optimizer, judgement.damping, kept, age)
         state = state._replace(algorithm=following, estimator=estimator, rng_key=rng_key)
         return state, loss, figures
 
-    def _solve(
+    def _curvature(
         self,
-        solver: Solver,
+        plan: NewtonPlan,
         before: NewtonState,
-        points: Array,
-        scores: Array,
-        curvature: Curvature,
-    ) -> tuple[Solution, Array, Array]:
-        """The Newton moves, SVGD's direction, and the scale of the damping."""
-        interactions = self._kernel_of(curvature).interactions(points)
-        scale = damping_scale(curvature.diagonals())
-        system = LinearSystem(interactions, curvature, scores, before.damping * scale, self.system)
-        return system.solve(solver), interactions.direction(scores), scale
+        indices: Indices | None,
+        data: Data,
+        rng_key: Array,
+    ) -> tuple[Curvature, Array]:
+        """The curvature of this step, and the steps that it has then served."""
 
-    def _newton_moves(
+        def fresh() -> Curvature:
+            return plan.program.at(plan.target, before.particles, data, indices, rng_key)
+
+        cached = before.curvature
+        if cached is None:
+            return fresh(), before.curvature_age
+        if jax.tree.map(jnp.shape, jax.eval_shape(fresh)) != jax.tree.map(jnp.shape, cached):
+            raise ArgumentError(
+                "Expected batches of one size for a curvature that serves several steps, found "
+                "others. Leave out the last, smaller batch, or use GaussNewton(every=1)."
+            )
+        due = before.curvature_age >= self.curvature.every
+        age = jnp.where(due, 1, before.curvature_age + 1)
+        return lax.cond(due, fresh, lambda: cached), age
+
+    def _moves(
         self, before: NewtonState, moves: Array, scale: Array, loss: Array, step: Array
     ) -> tuple[Array, Any]:
         """Moves that are taken, shortened to the trust region, and the optimizer's next state."""
+        optimizer = before.optimizer
         if self.optim is None or self.curvature.sites is not None:
-            share = self.step_size(step) if callable(self.step_size) else self.step_size
-            return within_radius(share * moves, scale, self.damping.trust_radius), before.optimizer
-        optimizer = self.optim.update(-moves, before.optimizer, value=loss)
-        # What the optimizer adds to its own parameters, which a move taken back has left behind.
-        moves = self.optim.get_params(optimizer) - self.optim.get_params(before.optimizer)
+            moves = moves * (self.step_size(step) if callable(self.step_size) else self.step_size)
+        else:
+            optimizer = self.optim.update(-moves, before.optimizer, value=loss)
+            # What it adds to its own parameters, which a move taken back has left behind.
+            moves = self.optim.get_params(optimizer) - self.optim.get_params(before.optimizer)
         return within_radius(moves, scale, self.damping.trust_radius), optimizer
 
-    def _judged(
+    def _judge(
         self,
         plan: NewtonPlan,
+        before: NewtonState,
         data: Data,
         score: ScoreEstimate,
         curvature: Curvature,
-        particles: Array,
-        proposed: Array,
-        newton: Array,
-        where: np.ndarray,
-        before: NewtonState,
-        solution: Solution,
-    ) -> tuple[Array, Array, Array]:
-        target = plan.target
+        moves: Array,
+        solved: Array,
+    ) -> Judgement:
+        """Which particles take their moves, and the next damping."""
+        if not self.damping.adapt:
+            return Judgement(jnp.ones(len(moves), bool), before.damping, jnp.zeros(()))
+        target, where, indices = plan.target, plan.program.coordinates, score.indices
+        on_rows = () if indices is None else (indices,)
         own: Score | ScoreEstimate = score
         if not isinstance(plan.estimator, Minibatch | Full):
             # Noise and reduced variance are not of the density of the rows.
-            own = self._score_of_rows(target, particles, data, score.indices)
-        old = own.log_prior + own.log_likelihood / target.likelihood_temperature
-        new = self._log_density(target, proposed, data, score.indices)
-        gain = (own.score[:, where] * newton).sum(axis=1)
-        fall = 0.5 * (newton * curvature.product(newton)).sum(axis=1)
-        return judge(gain, fall, old, new, before.damping, solution.solved)
+            own = (target.score if on_rows else target.full_score)(before.particles, data, *on_rows)
+        proposed = before.particles.at[:, where].add(moves)
+        gain = (own.score[:, where] * moves).sum(axis=1)
+        loss = 0.5 * (moves * curvature.product(moves)).sum(axis=1)
+        old = own.log_density(target.likelihood_temperature)
+        new = (target.log_density if on_rows else target.full_log_density)(proposed, data, *on_rows)
+        return judge(gain, loss, old, new, before.damping, solved)
 
-    def _other_moves(
-        self,
-        plan: NewtonPlan,
-        before: NewtonState,
-        particles: Array,
-        proposed: Array,
-        score: ScoreEstimate,
-        loss: Array,
+    def _move_others(
+        self, plan: NewtonPlan, before: NewtonState, scores: Array, loss: Array
     ) -> tuple[Array, Any]:
-        others = plan.others
-        kernel = default_kernel()
-        phi, _ = kernel.direction(
-            kernel.init(particles[:, others]), particles[:, others], score.score[:, others]
-        )
+        """The coordinates of other sites, moved along SVGD's direction by the optimizer."""
+        kernel, points = default_kernel(), before.particles[:, plan.others]
+        phi, _ = kernel.direction(kernel.init(points), points, scores[:, plan.others])
         optimizer = self.optim.update(-phi, before.optimizer, value=loss)
-        return proposed.at[:, others].set(self.optim.get_params(optimizer)), optimizer
+        return self.optim.get_params(optimizer), optimizer
 
 
 def _rows_of_a_step(estimator: GradientEstimator, target: LogDensity) -> Indices | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from numpyro_ext.kernels import RBF, Kernel, KernelState, as_kernel
 from numpyro_ext.stein.kernel_engine import KernelEngine, KernelPlan
@@ -16,10 +17,10 @@ from ppl_ext.errors import ArgumentError
 class WGD(KernelEngine):
     """Repulsive deep ensembles: each particle follows its score and leaves the others.
 
-    The direction is phi(z_i) = s(z_i) - sum_j grad_{z_i} k(z_i, z_j) / sum_j k(z_i, z_j), the
-    score of the target minus that of a kernel density estimate of the particles (D'Angelo and
-    Fortuin 2021, "Repulsive deep ensembles are Bayesian", equation 14). Unlike SVGD, particles do
-    not share their scores.
+    The direction is phi(z_i) = s(z_i) - sum_j grad_{z_i} k(z_i, z_j) / sum_j k(z_i, z_j), the score
+    of the target minus that of a kernel density estimate of the particles (D'Angelo and Fortuin
+    2021, "Repulsive deep ensembles are Bayesian", https://arxiv.org/abs/2106.11642, equation 14).
+    Unlike SVGD, particles do not share their scores.
 
     Parameters
     ----------
@@ -67,10 +68,10 @@ class WGD(KernelEngine):
         self,
         plan: KernelPlan,
         state: KernelState,
-        particles: Array,
-        scores: Array,
+        particles: Float[Array, "P D"],
+        scores: Float[Array, "P D"],
         step: Array,
-    ) -> tuple[Array, KernelState]:
+    ) -> tuple[Float[Array, "P D"], KernelState]:
         kernel = plan.kernel
         density = kernel.gram(state, particles).sum(axis=1, keepdims=True)
         # Without scores the Stein direction is 1/P sum_j grad_{z_j} k(z_j, z_i), which is minus

@@ -12,7 +12,7 @@ from pyro_ext.curvature.prior import prior_curvature, prior_structure
 from pyro_ext.curvature.program_curvature import ProgramCurvature
 from pyro_ext.curvature.row_structure import row_structure
 from pyro_ext.curvature.solvers import (
-    Iterated,
+    IterativeSolution,
     cholesky_solve,
     conjugate_gradients,
     symmetric_eigen,
@@ -22,7 +22,7 @@ from pyro_ext.curvature.solvers import (
 __all__ = [
     "STRUCTURES",
     "Curvature",
-    "Iterated",
+    "IterativeSolution",
     "GaussNewton",
     "KroneckerBlock",
     "PriorStructure",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.newton import CurvatureSizes
@@ -25,8 +26,8 @@ class KroneckerBlock:
         First coordinate; the block has a b of them, with the index of B running fastest.
     """
 
-    left: Tensor
-    right: Tensor
+    left: Float[Tensor, "P a a"]
+    right: Float[Tensor, "P b b"]
     start: int
 
     @property
@@ -34,7 +35,7 @@ class KroneckerBlock:
         """Coordinates of the block."""
         return slice(self.start, self.start + self.left.shape[1] * self.right.shape[1])
 
-    def products(self, vectors: Tensor) -> Tensor:
+    def products(self, vectors: Float[Tensor, "P n ab"]) -> Float[Tensor, "P n ab"]:
         """A_p (x) B_p times n vectors of each particle, (P, n, a b)."""
         rows, columns = self.left.shape[1], self.right.shape[1]
         part = vectors.reshape(*vectors.shape[:-1], rows, columns)
@@ -57,9 +58,9 @@ class Curvature:
         Blocks on the diagonal.
     """
 
-    diagonal: Tensor
-    matrix: Tensor | None = None
-    rows: Tensor | None = None
+    diagonal: Float[Tensor, "... D"]
+    matrix: Float[Tensor, "P D D"] | None = None
+    rows: Float[Tensor, "P R D"] | None = None
     blocks: tuple[KroneckerBlock, ...] = ()
 
     def as_tensors(self) -> dict[str, Any]:
@@ -94,11 +95,11 @@ class Curvature:
             len(self.diagonal) == 1,
         )
 
-    def product(self, vectors: Tensor) -> Tensor:
+    def product(self, vectors: Float[Tensor, "P D"]) -> Float[Tensor, "P D"]:
         """H_p v_p for one vector of each particle, (P, D)."""
         return self.products(vectors[:, None])[:, 0]
 
-    def products(self, vectors: Tensor) -> Tensor:
+    def products(self, vectors: Float[Tensor, "P n D"]) -> Float[Tensor, "P n D"]:
         """H_p v_pn for n vectors of each particle, (P, n, D)."""
         total = self.diagonal[:, None] * vectors
         if self.matrix is not None:
@@ -111,7 +112,7 @@ class Curvature:
             total[..., block.where] += product
         return total
 
-    def mean_products(self, vectors: Tensor) -> Tensor:
+    def mean_products(self, vectors: Float[Tensor, "n D"]) -> Float[Tensor, "n D"]:
         """The mean over particles of H_p times each of n vectors, (n, D)."""
         total = self.diagonal.mean(dim=0) * vectors
         if self.matrix is not None:
@@ -124,7 +125,7 @@ class Curvature:
             total[:, block.where] += block.products(vectors[None, :, block.where]).mean(dim=0)
         return total
 
-    def diagonals(self) -> Tensor:
+    def diagonals(self) -> Float[Tensor, "P D"]:
         """The diagonals of all H_p, (P, D)."""
         total = self.diagonal.expand(self.number, self.diagonal.shape[1]).clone()
         if self.matrix is not None:
@@ -138,7 +139,7 @@ class Curvature:
             total[:, block.where] += flat
         return total
 
-    def dense(self) -> Tensor:
+    def dense(self) -> Float[Tensor, "P D D"]:
         """All H_p, (P, D, D)."""
         number, dim = self.number, self.diagonal.shape[1]
         total = torch.diag_embed(self.diagonal.expand(number, dim))

@@ -14,13 +14,14 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.curvature import NO_STRUCTURE, RepeatedComponent, RowStructure
 from pyro_ext.curvature.fisher import drawn_values, fisher_root, needs_draws
 from pyro_ext.curvature.row_structure import merged
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.density.log_density import Indices
+from pyro_ext.density.layout import Indices
 from pyro_ext.density.outputs import Output
 
 #: A flat vector (D,), or the unconstrained values of the latent sites.
@@ -95,7 +96,7 @@ def _whitened(
 
 def jacobian_rows(
     target: LogDensity,
-    z: Tensor,
+    z: Float[Tensor, "P D"],
     data: Data,
     indices: Indices,
     structure: RowStructure = NO_STRUCTURE,
@@ -212,7 +213,7 @@ def _row_by_row(
 
 
 def gauss_newton_products(
-    target: LogDensity, z: Tensor, data: Data, indices: Indices
+    target: LogDensity, z: Float[Tensor, "P D"], data: Data, indices: Indices
 ) -> Callable[[Tensor], Tensor]:
     """Products v -> G v at positions z (P, D), for v (P, D); no Jacobian is formed."""
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.curvature import DENSE_PRIOR_UP_TO, PriorForm, PriorStructure
@@ -24,9 +26,8 @@ from pyro_ext.density import Data, LogDensity
 
 def prior_structure(
     target: LogDensity,
-    z: Tensor,
+    z: Float[Tensor, "P D"],
     data: Data,
-    generator: torch.Generator,
     form: PriorForm | None = None,
     sites: Collection[str] | None = None,
 ) -> PriorStructure:
@@ -50,7 +51,7 @@ def prior_structure(
     for where in slices.values():
         inside[where] = 1.0
     # Not signs: in two dimensions every second pair of these would be a multiple of ones.
-    drawn = torch.randn(target.dim, dtype=z.dtype, generator=generator).to(z.device)
+    drawn = torch.from_numpy(np.random.default_rng(0).normal(size=target.dim)).to(z)
 
     def is_diagonal(mask: Tensor) -> bool:
         """Whether H M v = (H M 1) * v on the mask, for a random v."""
@@ -139,7 +140,9 @@ def without_negative(found: Tensor) -> Tensor:
     return result
 
 
-def prior_curvature(target: LogDensity, structure: PriorStructure, z: Tensor, data: Data) -> Tensor:
+def prior_curvature(
+    target: LogDensity, structure: PriorStructure, z: Float[Tensor, "P D"], data: Data
+) -> Float[Tensor, ...]:
     """Curvature of the log prior at positions z (P, D): its diagonal (P, D'), or (P, D', D').
 
     A constant one has shape (1, D').

@@ -1,24 +1,4 @@
-"""Structures of a program's curvature: whole, diagonal, Kronecker factored, of low rank.
-
-The curvature of -log pi at a particle is that of the prior (:mod:`.prior`) and the Gauss-Newton
-matrix J' F J of the likelihood (:mod:`.gauss_newton`), whose rows R = F^(1/2) J are kept as they
-are, or summed up by one of
-
-``"full"``
-    R' R, exact: as rows, or as a matrix where that is smaller.
-``"diag"``
-    The diagonal of R' R.
-``"kfac"``
-    For each site, the nearest A (x) B to its block of R' R in the Frobenius norm (Van Loan and
-    Pitsianis 1993), found from the rows of that site as matrices. For a linear layer with one
-    example it is exact, as the Kronecker-factored approximation of Martens and Grosse (2015) is.
-    A site that is no matrix has its whole block, or the diagonal of it where it is long. Over
-    all rows in several chunks the rows are computed again for each half step
-    (:mod:`.kronecker`), six or seven times in all.
-``"low_rank"``
-    The largest ``rank`` terms of the singular value decomposition of R, and the diagonal of what
-    is left.
-"""
+"""A program's curvature in the structures that :mod:`ppl_ext.curvature` describes."""
 
 from __future__ import annotations
 
@@ -27,7 +7,9 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.curvature import LARGEST_JACOBIANS, GaussNewton
@@ -46,7 +28,7 @@ from pyro_ext.curvature.row_structure import row_structure
 from pyro_ext.curvature.solvers import symmetric_eigen
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.graph import as_arguments
-from pyro_ext.density.log_density import Indices
+from pyro_ext.density.layout import Indices
 
 
 class ProgramCurvature:
@@ -87,13 +69,10 @@ class ProgramCurvature:
         self.coordinates, self.slices = where.numbers, where.slices
         self.sites = tuple(self.slices)
         # Anywhere will do: these positions show the structure, and are not started from.
-        generator = torch.Generator().manual_seed(0)
-        uniform = torch.rand(2, target.dim, generator=generator, dtype=target.dtype)
-        positions = (2.0 * uniform - 1.0).to(target.device)
+        drawn = np.random.default_rng(0).uniform(-1.0, 1.0, (2, target.dim))
+        positions = torch.as_tensor(drawn, dtype=target.dtype, device=target.device)
         self._check_likelihood(target, positions[0], data)
-        self.prior = prior_structure(
-            target, positions, data, generator, options.prior_form, self.sites
-        )
+        self.prior = prior_structure(target, positions, data, options.prior_form, self.sites)
         indices = target.first_rows()
         self.rows = row_structure(target, positions[0], data, indices)
         outputs = target.outputs(positions[0], data, indices)
@@ -122,7 +101,9 @@ class ProgramCurvature:
                 "Write them as pyro.sample(..., obs=...), or use SVGD."
             )
 
-    def at(self, target: LogDensity, z: Tensor, data: Data, indices: Indices | None) -> Curvature:
+    def at(
+        self, target: LogDensity, z: Float[Tensor, "P D"], data: Data, indices: Indices | None
+    ) -> Curvature:
         """Curvature at positions z (P, D) of a batch of rows, or of all rows without one."""
         if indices is None:
             likelihood = self._sweep(target, z, data)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ppl_ext.curvature import RepeatedComponent, RowStructure
 from pyro_ext.curvature.fisher import fisher_root, needs_draws, root_for
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.density.log_density import Indices
+from pyro_ext.density.layout import Indices
 from pyro_ext.density.outputs import Output
 
 

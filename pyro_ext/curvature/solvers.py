@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 
-def cholesky_solve(matrices: Tensor, right_sides: Tensor) -> Tensor:
+def cholesky_solve(
+    matrices: Float[Tensor, "... n n"], right_sides: Float[Tensor, "... n m"]
+) -> Float[Tensor, "... n m"]:
     """x with A x = b for A (..., n, n) and b (..., n, m); NaN where A is not positive definite."""
     factor, failed = torch.linalg.cholesky_ex(matrices)
     found = torch.cholesky_solve(right_sides, factor)
@@ -30,8 +33,10 @@ def symmetric_eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def woodbury(
-    diagonal: Tensor, rows: Tensor | None, vectors: Tensor
-) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    diagonal: Float[Tensor, "... D"],
+    rows: Float[Tensor, "P R D"] | None,
+    vectors: Float[Tensor, "P n D"],
+) -> tuple[Float[Tensor, "P n n"], Callable[[Tensor], Tensor]]:
     """Solutions of A_p x = v, A_p = diag(d_p) + R_p' R_p, exactly, by systems of the size of R_p.
 
     Parameters
@@ -68,7 +73,7 @@ def woodbury(
     return gram[:, count:, count:] - across.mT @ inner, solution
 
 
-class Iterated(NamedTuple):
+class IterativeSolution(NamedTuple):
     """What an iterative solver found.
 
     Parameters
@@ -94,7 +99,7 @@ def conjugate_gradients(
     preconditioner: Tensor,
     tolerance: float = 1e-4,
     max_iterations: int = 50,
-) -> Iterated:
+) -> IterativeSolution:
     """x with A x = b, by conjugate gradients from zero (Hestenes and Stiefel 1952).
 
     Parameters
@@ -130,4 +135,4 @@ def conjugate_gradients(
         direction = scaled + (following / fall) * direction
         fall = following
     relative = float(residual.norm()) / (size if size > 0.0 else 1.0)
-    return Iterated(solution, relative, count, definite)
+    return IterativeSolution(solution, relative, count, definite)

@@ -26,8 +26,7 @@ from torch.distributions import Distribution, Independent, Normal, biject_to
 from torch.distributions.transforms import ComposeTransform, IndependentTransform, Transform
 
 from ppl_ext.errors import ArgumentError, ModelCheckError
-
-Indices = Mapping[str, Tensor]
+from pyro_ext.density.layout import Indices
 
 #: Entries of a latent site from which on its prior's gradient is worth adding in place.
 LARGE_SITE = 2**16

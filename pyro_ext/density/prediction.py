@@ -20,9 +20,6 @@ from torch.distributions import Bernoulli, Categorical
 
 from pyro_ext.density.outputs import joint_mask, unwrap
 
-#: What :func:`prediction_of` may find.
-TERMS = ("probabilities", "mean", "variance", "cdf", "mask")
-
 
 class ObserveMissing(Messenger):
     """Makes observed sites of those that are neither observed nor among the given names.

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -29,31 +27,24 @@ from numpy.typing import NDArray
 from pyro.infer import MCMC
 from pyro.infer.mcmc import StreamingMCMC
 
-from ppl_ext.diagnostics.inference_data import (
-    Variable,
-    constant_variables,
-    inference_data,
-    leading_plate,
-    named_arguments,
+from ppl_ext.diagnostics.fit_groups import (
+    Group,
+    check_fit,
+    check_no_num_samples,
+    constant_group,
+    fit_attributes,
+    groups_to_replay,
+    site_groups,
+    step_group,
 )
+from ppl_ext.diagnostics.inference_data import Variable, inference_data
 from ppl_ext.errors import ArgumentError
-from pyro_ext.density.replay import Replay, replay
+from pyro_ext.density.replay import replay
 from pyro_ext.diagnostics.chains import Chains
 from pyro_ext.diagnostics.host_fit import HostFit
 from pyro_ext.engine import RunResult
 
 Array = NDArray[Any]
-
-_NOTES = {
-    "particles": (
-        "The draws are particles of one fit, stored as one chain. They are not a Markov chain: "
-        "R-hat and effective sample size do not apply."
-    ),
-    "independent draws": (
-        "The draws are independent draws from a fitted approximation, stored as one chain. "
-        "R-hat and effective sample size say nothing about the fit."
-    ),
-}
 
 
 def to_arviz(
@@ -140,17 +131,8 @@ def to_arviz(
         if not args and not kwargs:
             args, kwargs = engine._args, engine._kwargs
         engine = Chains(engine, args, kwargs)
-        if num_samples is not None:
-            raise ArgumentError(
-                f"Expected no num_samples with MCMC, whose draws are given, found {num_samples}."
-            )
-    is_engine = hasattr(engine, "target") and hasattr(engine, "get_samples")
-    if is_engine == (model is not None) or not (is_engine or callable(engine)):
-        raise ArgumentError(
-            "Expected a fitted engine such as SVGD without model=, or a guide fitted by SVI with "
-            f"model=, found {type(engine).__name__} {'with' if model else 'without'} it. Pass "
-            "the engine, then the model's arguments."
-        )
+        check_no_num_samples(num_samples)
+    check_fit(engine, model, "to_arviz(engine, *args)")
     if model is not None:
         engine = HostFit(engine, model, args, kwargs, seed)
     target = engine.target
@@ -159,112 +141,49 @@ def to_arviz(
     draws = {
         name: torch.as_tensor(given[name]).detach() for name in target.layout.names if name in given
     }
-    wanted = {
-        "deterministic": True,
-        "predictive": posterior_predictive,
-        "log_likelihood": log_likelihood,
-        "observed": observed_data or bool(constant_data),
-    }
     replayed = replay(
         target,
         draws,
         data,
-        groups=[name for name, include in wanted.items() if include],
+        groups=groups_to_replay(posterior_predictive, log_likelihood, observed_data, constant_data),
         data_chunk=data_chunk,
         seed=seed,
     )
-    groups = _site_groups(
-        replayed,
-        {name: value.cpu().numpy() for name, value in draws.items()},
-        target.parameter_sites,
-    )
+    arrays = {name: value.cpu().numpy() for name, value in draws.items()}
+    groups = site_groups(replayed, arrays, target.parameter_sites)
     if not observed_data:
         groups.pop("observed_data")
     if sample_stats:
         groups["sample_stats"] = _sample_statistics(engine, draws, data, draw_chunk)
-    if constant_data is True:
-        arguments = {
-            name: _to_numpy(value)
-            for name, value in named_arguments(_signature(target.model), args, kwargs).items()
-            if isinstance(value, (torch.Tensor, np.ndarray))
-        }
-        groups["constant_data"] = constant_variables(
-            arguments, replayed.observed, replayed.plate_sizes
-        )
-    elif constant_data:
-        groups["constant_data"] = {
-            name: Variable(_to_numpy(value), leading_plate(_to_numpy(value), replayed.plate_sizes))
-            for name, value in constant_data.items()
-        }
-    groups["optimization"] = _optimization(engine, losses, result)
+    groups["constant_data"] = constant_group(
+        constant_data, _signature(target.model), args, kwargs, replayed, _as_array
+    )
+    history = getattr(engine, "history", {})
+    traces = history if result is None else {"loss": result.losses, **result.info}
+    groups["optimization"] = step_group(traces, losses, _as_array)
     return inference_data(
         groups,
         replayed.plate_sizes,
         dims=dims,
         coords=coords,
-        attributes=_attributes(engine),
+        attributes=fit_attributes(engine, "pyro_ext", "pyro", "pyro-ppl"),
         num_chains=getattr(engine, "num_chains", 1),
     )
 
 
-def _optimization(engine: Any, losses: Any, result: Any) -> dict[str, Variable]:
-    if result is None:
-        traces = dict(getattr(engine, "history", {}))
-    else:
-        traces = {"loss": result.losses, **result.info}
-    if losses is not None:
-        steps = len(traces.get("loss", losses))
-        if len(losses) != steps:
-            raise ArgumentError(
-                f"Expected losses of the {steps} steps, found {len(losses)}. Leave losses out, or "
-                "pass those of the same steps."
-            )
-        traces["loss"] = losses
-    return {name: Variable(_to_numpy(values)) for name, values in traces.items() if len(values)}
-
-
-def _to_numpy(value: Any) -> Array:
+def _as_array(value: Any) -> Array | None:
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().numpy()
-    return np.asarray(value)
+    return value if isinstance(value, np.ndarray) else None
 
 
 def _signature(model: Any) -> inspect.Signature:
     return inspect.signature(model.forward if isinstance(model, torch.nn.Module) else model)
 
 
-def _site_groups(
-    replayed: Replay, draws: Mapping[str, Array], parameter_sites: Sequence[str]
-) -> dict[str, dict[str, Variable]]:
-    sites = replayed.sites
-    posterior: dict[str, Variable] = {}
-    # Where the parameters are deterministic sites, the latent ones are only where they come from.
-    unconstrained: dict[str, Variable] = {}
-    for name, site in sites.items():
-        if site.kind == "latent":
-            group = unconstrained if parameter_sites else posterior
-            group[name] = Variable(draws[name], site.plates)
-        elif site.kind == "deterministic":
-            posterior[name] = Variable(replayed.deterministic[name], site.plates)
-    return {
-        "posterior": posterior,
-        "unconstrained_posterior": unconstrained,
-        "posterior_predictive": {
-            name: Variable(value, sites[name].plates) for name, value in replayed.predictive.items()
-        },
-        "log_likelihood": {
-            name: Variable(value, sites[name].batch_plates)
-            for name, value in replayed.log_likelihood.items()
-        },
-        "observed_data": {
-            name: Variable(value, sites[name].plates) for name, value in replayed.observed.items()
-        },
-    }
-
-
 def _sample_statistics(
     engine: Any, draws: Mapping[str, Any], data: Any, draw_chunk: int | None
-) -> dict[str, Variable]:
+) -> Group:
     target = engine.target
     positions = target.unconstrain(draws, data)
     log_p = [
@@ -275,31 +194,4 @@ def _sample_statistics(
     hook = getattr(engine, "sample_statistics", None)
     if hook is not None:
         statistics.update(hook(positions))
-    return {name: Variable(_to_numpy(value)) for name, value in statistics.items()}
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def _attributes(engine: Any) -> dict[str, Any]:
-    kind = "particles" if hasattr(engine, "num_particles") else "independent draws"
-    attributes: dict[str, Any] = {
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "inference_library": "pyro_ext",
-        "inference_library_version": _version("ppl-ext"),
-        "host_library": "pyro",
-        "host_library_version": _version("pyro-ppl"),
-        "engine": type(engine).__name__,
-        "sample_kind": kind,
-    }
-    hook = getattr(engine, "arviz_attributes", None)
-    if hook is not None:
-        attributes.update(hook())
-    note = _NOTES.get(str(attributes["sample_kind"]))
-    if note is not None:
-        attributes.setdefault("sample_note", note)
-    return attributes
+    return {name: Variable(value.detach().cpu().numpy()) for name, value in statistics.items()}

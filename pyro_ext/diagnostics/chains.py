@@ -9,7 +9,7 @@ import torch
 from pyro.infer import MCMC
 from torch import Tensor
 
-from ppl_ext.errors import ArgumentError
+from ppl_ext.diagnostics.fit import check_chains
 from pyro_ext.diagnostics.fit import target_of_model
 
 
@@ -30,15 +30,10 @@ class Chains:
     """
 
     def __init__(self, mcmc: MCMC, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if mcmc._samples is None:
-            raise ArgumentError("Expected an MCMC object after run, found one without draws.")
+        kernel = mcmc.kernel
+        check_chains(mcmc._samples is not None, kernel)
         self.mcmc = mcmc
         self.num_chains = int(mcmc.num_chains)
-        kernel = mcmc.kernel
-        if getattr(kernel, "model", None) is None:
-            raise ArgumentError(
-                f"Expected a kernel with a model, found {type(kernel).__name__} without one."
-            )
         # Not the kernel's target: the kernel may have served other data since.
         self.target, _ = target_of_model(kernel.model, args, kwargs)
 

@@ -14,6 +14,7 @@ import torch
 from pyro.infer import Predictive
 from torch import Tensor
 
+from ppl_ext.diagnostics.fit import HOST_DRAWS, sites_of_guide
 from ppl_ext.errors import ArgumentError
 from pyro_ext.diagnostics.fit import (
     FittedGuide,
@@ -23,9 +24,6 @@ from pyro_ext.diagnostics.fit import (
     target_of_model,
 )
 from pyro_ext.guides.flat_density import check_has_flat_density
-
-#: Draws unless told otherwise.
-DRAWS = 1000
 
 
 class HostFit:
@@ -69,7 +67,7 @@ class HostFit:
             self.target, self._data = target_of_model(model, args, kwargs, dtype=dtype)
 
     @torch.no_grad()
-    def get_samples(self, num_samples: int = DRAWS) -> dict[str, Tensor]:
+    def get_samples(self, num_samples: int = HOST_DRAWS) -> dict[str, Tensor]:
         """Draws of the latent sites, leading dimension = draws."""
         if self._fitted is not None:
             theta = draw(self._fitted, diagnostic_generator(self._seed), num_samples)
@@ -80,14 +78,7 @@ class HostFit:
             drawn = Predictive(self.guide, num_samples=num_samples)(
                 *self._data.args, **self._data.kwargs
             )
-        names = self.target.layout.names
-        missing = [name for name in names if name not in drawn]
-        if missing:
-            raise ArgumentError(
-                f"Expected a guide that draws every latent site of the model, found none of "
-                f"{missing} among {sorted(drawn)}. Pass the guide that was fitted with this model."
-            )
-        return {name: drawn[name] for name in names}
+        return sites_of_guide(self.target.layout.names, drawn)
 
     @torch.no_grad()
     def sample_statistics(self, positions: Tensor) -> dict[str, Tensor]:

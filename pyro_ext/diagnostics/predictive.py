@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ppl_ext.diagnostics.predictive_data import predictive_dataset, site_to_predict
-from ppl_ext.errors import ArgumentError
+from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.options import check_count
 from pyro_ext.density.prediction import ObserveMissing
-from pyro_ext.density.replay import check_numbers_of_draws, replay
+from pyro_ext.density.replay import replay
 from pyro_ext.diagnostics.fit import target_of_model
 
 if TYPE_CHECKING:
@@ -63,11 +63,7 @@ def predictive_distribution(
     ModelCheckError
         The model cannot be run with its latent sites set.
     """
-    if not isinstance(draws, Mapping) or not draws:
-        raise ArgumentError(
-            "Expected draws as a mapping from latent sites to arrays, as get_samples returns "
-            f"them, found {type(draws).__name__}."
-        )
+    check_draws_are_mapping(draws)
     check_count("data_chunk", data_chunk, optional=True)
     draws = {name: torch.as_tensor(value).detach() for name, value in draws.items()}
     check_numbers_of_draws(draws)

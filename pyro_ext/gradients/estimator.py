@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from ppl_ext.density import tempered
 from ppl_ext.errors import ArgumentError
 from pyro_ext.density import Data, LogDensity, Score
 
@@ -28,6 +30,10 @@ class ScoreEstimate(NamedTuple):
     log_prior: Tensor
     log_likelihood: Tensor
     indices: Mapping[str, Tensor] | None
+
+    def log_density(self, temperature: float = 1.0) -> Float[Tensor, " P"]:
+        """Log prior + log likelihood / temperature."""
+        return tempered(self.log_prior, self.log_likelihood, temperature)
 
 
 def corrected(

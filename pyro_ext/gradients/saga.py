@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ppl_ext.density import tempered
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count
 from pyro_ext.density import Data, LogDensity, ScoreParts
@@ -110,7 +111,7 @@ class SAGA(GradientEstimator):
             "rows": rows,
             "gradient": gradient,
         }
-        score = found[0].prior + likelihood / target.likelihood_temperature
+        score = tempered(found[0].prior, likelihood, target.likelihood_temperature)
         log_likelihood = torch.stack([parts.log_likelihood for parts in found]).mean(0)
         return ScoreEstimate(score, found[0].log_prior, log_likelihood, indices), following
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from pyro.distributions import constraints
@@ -25,66 +25,10 @@ from pyro.infer.autoguide.initialization import init_to_median
 from pyro.nn.module import PyroParam
 from torch import Tensor, nn
 
-from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_count
+from ppl_ext.guides.layouts import Layer, find_layers
+from ppl_ext.options import check_count, check_number
 from pyro_ext.guides.flat_density import Moments, Parameters, register_flat_density
-from pyro_ext.guides.matrix_normal import check_init_scale
 from pyro_ext.guides.normal import LOG_TWO_PI, NormalDensity
-
-
-class Layer(NamedTuple):
-    """Sites that are correlated: a name, and their places in the flat vector as (start, stop)."""
-
-    name: str
-    places: tuple[tuple[int, int], ...]
-
-
-def layer_of_site(name: str) -> str:
-    """The layer to which a site belongs by its name: all before the last dot.
-
-    Networks of the hosts name their sites "net/Dense_0.kernel" or "net.0.weight". A site without
-    a dot is a layer of its own.
-    """
-    return name.rpartition(".")[0] or name
-
-
-def find_layers(
-    shapes: Mapping[str, Sequence[int]], layers: Mapping[str, str] | None = None
-) -> tuple[Layer, ...]:
-    """Divide the flat vector of sites with these unconstrained shapes into layers.
-
-    Parameters
-    ----------
-    shapes : mapping of str to shape
-        Of the sites, in flat order.
-    layers : mapping of str to str, optional
-        Names of layers by site. Sites that are not in it belong to the layer of their name.
-
-    Raises
-    ------
-    ArgumentError
-        ``layers`` names a site that there is not.
-    """
-    given = dict(layers or {})
-    unknown = sorted(set(given) - set(shapes))
-    if unknown:
-        raise ArgumentError(
-            f"Expected layers to be a mapping from names of latent sites to names of layers, "
-            f"found {unknown} among its sites. The model has {list(shapes)}."
-        )
-    places: dict[str, list[tuple[int, int]]] = {}
-    start = 0
-    for name, shape in shapes.items():
-        stop = start + math.prod(shape)
-        if stop == start:
-            continue
-        of_layer = places.setdefault(given.get(name, layer_of_site(name)), [])
-        if of_layer and of_layer[-1][1] == start:
-            of_layer[-1] = of_layer[-1][0], stop
-        else:
-            of_layer.append((start, stop))
-        start = stop
-    return tuple(Layer(name, tuple(found)) for name, found in places.items())
 
 
 class LayerLowRankNormal(TorchDistribution):
@@ -224,7 +168,7 @@ class AutoLayerLowRankNormal(AutoContinuous):
         init_scale: float = 0.1,
     ) -> None:
         check_count("rank", rank)
-        check_init_scale(init_scale)
+        check_number("init_scale", init_scale)
         super().__init__(model, init_loc_fn=init_loc_fn)
         self.rank = rank
         self._init_scale = float(init_scale)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.guides.row_noise import check_met, check_rows, check_uses
 
 #: Objectives that are linear in the log likelihood: only then is the same distribution of each
 #: row enough for the same expectation.
@@ -385,63 +386,9 @@ class _LinearOperations(TorchFunctionMode):
                 f"Expected the names of latent sites for {name}, found {unknown}. The model has "
                 f"{sorted(self._weights.latent)}."
             )
-        missed = sorted(set(self._weights.sites if sites is None else sites) - set(self._uses))
-        if not self._uses or (sites is not None and missed):
-            found = {site: sorted(self._plain_uses.get(site, ())) for site in missed}
-            raise ArgumentError(
-                f"Expected {noun(missed, sites)} in a matrix product or convolution with rows of "
-                f"data along the first axis, found {found} (where each is used). "
-                f"{name} would leave them as they are: apply the weight itself, as in "
-                "x @ w, or name other sites."
-            )
+        check_met(name, self._weights.sites, sites, self._uses, self._plain_uses)
         check_uses(name, self._uses, self._plain_uses)
         check_rows(name, self._uses, self._weights.row_shapes)
-
-
-def noun(missed: Sequence[str], sites: Collection[str] | None) -> str:
-    """How a message speaks of weights that were not met."""
-    return f"each of {list(missed)}" if sites is not None else "at least one latent site"
-
-
-def check_uses(
-    name: str, uses: Mapping[str, Sequence[LinearUse]], plain: Mapping[str, Collection[str]]
-) -> None:
-    """See that no weight is used with noise by row in one place and without it in another.
-
-    Raises
-    ------
-    ArgumentError
-        One is.
-    """
-    for site in uses:
-        if plain.get(site):
-            raise ArgumentError(
-                f"Expected {site!r} in linear operations only, found it in "
-                f"{sorted(plain[site])} too. There it would be one draw for all rows, which "
-                f"{name} cannot know from the others. Name the other sites in sites=."
-            )
-
-
-def check_rows(
-    name: str, uses: Mapping[str, Sequence[LinearUse]], shapes: Iterable[tuple[int, ...]]
-) -> None:
-    """See that the rows of linear operations can be the rows of an observed site.
-
-    Raises
-    ------
-    ArgumentError
-        They cannot.
-    """
-    lengths = {length for shape in shapes for length in shape}
-    for site, of_site in uses.items():
-        for use in of_site:
-            if lengths and use.rows not in lengths:
-                raise ArgumentError(
-                    f"Expected the first axis of what {site!r} is applied to, of length "
-                    f"{use.rows}, to be the rows of the data, found observed sites with axes of "
-                    f"lengths {sorted(lengths)}. {name} is sound only for rows that are "
-                    "independent given the weights; name the other sites in sites=."
-                )
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,35 +27,10 @@ from torch import Tensor, nn
 from torch.distributions import transform_to
 from torch.distributions.transforms import Transform
 
-from ppl_ext.errors import ArgumentError
+from ppl_ext.guides.layouts import Blocks, find_blocks
+from ppl_ext.options import check_number
 from pyro_ext.guides.flat_density import Moments, Parameters, register_flat_density
 from pyro_ext.guides.normal import LOG_TWO_PI, NormalDensity, _solve_lower
-
-
-class MatrixBlock(NamedTuple):
-    """A matrix-shaped site: its name, its place in the flat vector, its rows and columns (n, p).
-
-    The n p entries stand in the flat vector row by row.
-    """
-
-    name: str
-    where: slice
-    shape: tuple[int, int]
-
-
-class Blocks(NamedTuple):
-    """Division of the flat vector: matrix-shaped sites, and the slices of all the rest.
-
-    Both in the order of the flat vector; slices of the rest that touch are one.
-    """
-
-    matrices: tuple[MatrixBlock, ...]
-    rest: tuple[slice, ...]
-
-    @property
-    def num_rest(self) -> int:
-        """Number R of coordinates that belong to no matrix."""
-        return sum(where.stop - where.start for where in self.rest)
 
 
 class Factors(NamedTuple):
@@ -69,29 +44,6 @@ class Factors(NamedTuple):
     mean: Tensor
     scale: Tensor
     matrices: dict[str, tuple[Tensor, Tensor]]
-
-
-def find_blocks(shapes: Mapping[str, Sequence[int]]) -> Blocks:
-    """Divide the flat vector of sites with these unconstrained shapes.
-
-    A site is a matrix when at least two of its axes are longer than one. Axes of length one do
-    not count; of the others the first is the rows and all further ones together are the columns.
-    """
-    matrices: list[MatrixBlock] = []
-    rest: list[slice] = []
-    start = 0
-    for name, shape in shapes.items():
-        stop = start + math.prod(shape)
-        axes = [length for length in shape if length != 1]
-        if len(axes) > 1 and stop > start:
-            block = MatrixBlock(name, slice(start, stop), (axes[0], math.prod(axes[1:])))
-            matrices.append(block)
-        elif rest and rest[-1].stop == start:
-            rest[-1] = slice(rest[-1].start, stop)
-        elif stop > start:
-            rest.append(slice(start, stop))
-        start = stop
-    return Blocks(tuple(matrices), tuple(rest))
 
 
 class MatrixNormalTransform(Transform):
@@ -167,7 +119,7 @@ class AutoMatrixNormal(AutoContinuous):
         init_loc_fn: Callable[..., Any] = init_to_median,
         init_scale: float = 0.1,
     ) -> None:
-        check_init_scale(init_scale)
+        check_number("init_scale", init_scale)
         super().__init__(model, init_loc_fn=init_loc_fn)
         self._init_scale = float(init_scale)
 
@@ -333,22 +285,6 @@ class MatrixNormalDensity(NormalDensity):
         for where, piece in zip(blocks.rest, pieces, strict=True):
             dense[where.start] = torch.diag(piece)
         return Moments(factors.mean, torch.block_diag(*(dense[start] for start in sorted(dense))))
-
-
-def check_init_scale(init_scale: float) -> None:
-    """See that an initial scale is a positive finite number.
-
-    Raises
-    ------
-    ArgumentError
-        It is not.
-    """
-    number = isinstance(init_scale, int | float) and not isinstance(init_scale, bool)
-    if not number or not 0 < init_scale < math.inf:
-        raise ArgumentError(
-            f"Expected init_scale > 0, found {init_scale!r}. It is the initial standard deviation "
-            "of each unconstrained coordinate, for example 0.1."
-        )
 
 
 def _pairs(factors: Factors, blocks: Blocks) -> list[tuple[Tensor, Tensor]]:

@@ -37,9 +37,8 @@ from torch.distributions import transform_to
 from torch.distributions.transforms import AffineTransform, ComposeTransform, Transform
 from torch.nn.functional import softplus
 
-from ppl_ext.options import check_count
+from ppl_ext.options import check_count, check_number
 from pyro_ext.guides.flat_density import FlatDensity, Parameters, register_flat_density
-from pyro_ext.guides.matrix_normal import check_init_scale
 from pyro_ext.guides.normal import LOG_TWO_PI
 
 #: softplus(SHIFT) = 1, so that u = 0 gives the identity.
@@ -196,7 +195,7 @@ class AutoPlanarFlow(AutoContinuous):
         init_scale: float = 0.1,
     ) -> None:
         check_count("num_flows", num_flows)
-        check_init_scale(init_scale)
+        check_number("init_scale", init_scale)
         super().__init__(model, init_loc_fn=init_loc_fn)
         self.num_flows = num_flows
         self._init_scale = float(init_scale)

@@ -1,25 +1,4 @@
-"""Bandwidth h of the radial kernels, which are functions of |x - y|^2 / h.
-
-The default is ``"median"``: h = median_{i<j} |x_i - x_j|^2 / log(P + 1), the mean of the two
-middle values when the number of pairs is even. The other names reproduce the rules of other
-implementations, so that a comparison can fix one rule for all:
-
-- ``"pyro"``: for each coordinate, the (lower) median over pairs i<j of the squared
-  difference, / log(P + 1); a vector of D bandwidths (``pyro.infer.RBFSteinKernel``).
-- ``"numpyro"``: the median distance over the full matrix, zero diagonal included, squared,
-  / log(P), plus machine epsilon (``numpyro.contrib.einstein.RBFKernel``).
-- ``"blackjax"``: the median distance over pairs i<j, squared, / log(P) (``blackjax.svgd``).
-- ``"dartml"``: the median squared distance over the full matrix, zero diagonal included,
-  / log(P + 1) (the code that came with Liu and Wang 2016).
-
-``"dimension"`` is h = 2 D: the mean squared distance of a pair where the coordinates have unit
-variance, for kernels with a metric (Leviyev et al. 2022,
-https://arxiv.org/abs/2204.09039, equation 17). It needs no median.
-
-A number is taken as h itself, and a callable maps the particles (P, D) to h, a scalar or a
-vector of D bandwidths. Where a rule gives zero, because half of the pairs coincide, the mean
-takes the place of the median, and one the place of a mean that is zero.
-"""
+"""Bandwidth h of the radial kernels, by the rules that :mod:`ppl_ext.kernels` describes."""
 
 from __future__ import annotations
 

@@ -24,11 +24,11 @@ class IMQ(MetricKernel):
     Parameters
     ----------
     bandwidth : str, float or callable, default "median"
-        h, in units of a squared distance; see :mod:`pyro_ext.kernels.bandwidth`.
+        h, in units of a squared distance; see :mod:`ppl_ext.kernels`.
     exponent : float, default -0.5
         Between -1 and 0, both excluded.
     metric : str, Tensor, callable or None, default None
-        W; see :mod:`pyro_ext.kernels.metric`. The bandwidth is found in its coordinates.
+        W; see :mod:`ppl_ext.kernels`. The bandwidth is found in its coordinates.
 
     Raises
     ------

@@ -1,21 +1,4 @@
-"""Metrics of the kernels: coordinates u = A (z - c) in which W = A'A is the identity.
-
-A kernel with metric W is a function of (x - y)' W (x - y). The metric decides which displacements
-count as large, so with a metric that follows the particles the kernel is the same in any units of
-the coordinates. It is a constant of a step, like a bandwidth.
-
-- None: the identity.
-- ``"variance"``: W is diagonal, the inverse of the particles' variances. It needs O(P D), any
-  number of particles, and is part of the default.
-- ``"covariance"``: W is the inverse of the particles' covariance, for more particles than
-  dimensions. It needs O(P D^2 + D^3).
-- ``"curvature"``: W is the mean curvature of the log density at the particles (equation 17 of
-  Leviyev et al. 2022, "A stochastic Stein variational Newton method",
-  https://arxiv.org/abs/2204.09039), in engines that compute
-  it, such as ``SVN``.
-- an array: fixed weights, shape (D,), or a fixed positive definite matrix, shape (D, D).
-- a callable from the particles (P, D) to such an array.
-"""
+"""Coordinates in which a kernel's metric, as :mod:`ppl_ext.kernels` has them, is the identity."""
 
 from __future__ import annotations
 

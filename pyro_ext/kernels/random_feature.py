@@ -31,9 +31,9 @@ class RandomFeature(Kernel):
     num_features : int
         Number M of features.
     bandwidth : str, float or callable, default "dimension"
-        h, one number; see :mod:`pyro_ext.kernels.bandwidth`.
+        h, one number; see :mod:`ppl_ext.kernels`.
     metric : str, Tensor, callable or None, default "variance"
-        See :mod:`pyro_ext.kernels.metric`.
+        See :mod:`ppl_ext.kernels`.
     seed : int, default 0
         Seed of the features.
 

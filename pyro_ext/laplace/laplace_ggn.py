@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ppl_ext.curvature import PriorForm
+from ppl_ext.curvature import as_curvature
 from ppl_ext.errors import ArgumentError
+from ppl_ext.laplace import sites_of_gaussian
 from ppl_ext.options import check_count, check_names, describe
 from pyro_ext.curvature import Curvature, GaussNewton, Structure, row_structure
 from pyro_ext.curvature.coordinates import Coordinates
@@ -52,21 +53,13 @@ class LaplaceGGN(DirectionEngine):
         Pyro model, used as it is. Its likelihood is made of observed sample sites.
     optim : PyroOptim or callable
         See :class:`~pyro_ext.stein.ParticleEngine`.
-    curvature : {"full", "diag", "kfac", "low_rank"}
-        Structure of the likelihood's curvature; see
-        :mod:`pyro_ext.curvature.program_curvature`. Nothing of D x D numbers is formed but for
-        ``"full"``. With ``"kfac"`` the prior of a matrix site joins its Kronecker factors exactly
-        where its curvature is the same for the whole site, or differs by rows and by columns; see
-        :func:`~pyro_ext.laplace.precision_of`.
-    sites : sequence of str, optional
-        Latent sites that have a Gaussian, such as those of a network's last layer; all others are
-        fixed at the mode. Default: all.
-    rank : int
-        Terms of ``curvature="low_rank"``.
-    prior : {"diagonal", "hessian"}, optional
-        Curvature of the prior. Default: the diagonal where that is exact; else, with
-        ``curvature="full"`` and up to 500 dimensions, the Hessian; else the diagonal. Negative
-        curvature of the prior is set to 0.
+    curvature : GaussNewton or {"full", "diag", "kfac", "low_rank"}
+        Curvature of the likelihood and the prior; see :class:`~pyro_ext.GaussNewton`. Its
+        ``sites``, such as those of a network's last layer, have a Gaussian, and all others are
+        fixed at the mode. Nothing of D x D numbers is formed but for ``"full"``. With ``"kfac"``
+        the prior of a matrix site joins its Kronecker factors exactly where its curvature is the
+        same for the whole site, or differs by rows and by columns; see
+        :func:`~pyro_ext.laplace.precision_of`. Negative curvature of the prior is set to 0.
     hyperparameters : sequence of str, optional
         Latent sites, such as the scale of the noise and that of the weights' prior, that have no
         Gaussian. While the others are led to their mode, these are led to the maximum of the
@@ -96,8 +89,8 @@ class LaplaceGGN(DirectionEngine):
     out, as in Immer et al. (2021). It is nothing where the model is linear.
 
     Draws of all the weights of a network, put through the network itself, predict worse than its
-    mode: the Gauss-Newton matrix is that of the network made linear at the mode. With ``sites`` of
-    the last layer the outputs are linear in what is drawn.
+    mode: the Gauss-Newton matrix is that of the network made linear at the mode. With
+    ``curvature=GaussNewton(sites=...)`` of the last layer the outputs are linear in what is drawn.
 
     References
     ----------
@@ -119,20 +112,18 @@ class LaplaceGGN(DirectionEngine):
         model: Callable[..., Any],
         optim: OptimizerLike,
         *,
-        curvature: Structure = "full",
-        sites: Sequence[str] | None = None,
-        rank: int = 10,
-        prior: PriorForm | None = None,
+        curvature: Structure | GaussNewton = "full",
         hyperparameters: Sequence[str] | None = None,
         hyperparameters_every: int = 20,
         **options: Any,
     ) -> None:
-        check_names("sites", sites, optional=True)
-        check_names("hyperparameters", hyperparameters, optional=True)
-        if prior not in (None, "diagonal", "hessian"):
+        curvature = as_curvature(curvature)
+        if curvature.every != 1:
             raise ArgumentError(
-                f"Expected prior to be 'diagonal', 'hessian' or None, found {prior!r}."
+                f"Expected a curvature with every=1, found every={curvature.every}: it is taken at "
+                "the mode, once. With hyperparameters give hyperparameters_every."
             )
+        check_names("hyperparameters", hyperparameters, optional=True)
         if "num_particles" in options:
             raise ArgumentError(
                 "Expected no num_particles, since there is one mode. For several modes run several "
@@ -142,13 +133,12 @@ class LaplaceGGN(DirectionEngine):
         super().__init__(model, optim, 1, **options)
         self.hyperparameters = tuple(hyperparameters or ())
         self.hyperparameters_every = hyperparameters_every
-        self._options = GaussNewton(
-            curvature, None if sites is None else tuple(sites), rank, prior=prior
-        )
-        shared = [name for name in self.hyperparameters if name in (sites or ())]
+        self.curvature = curvature
+        shared = [name for name in self.hyperparameters if name in (curvature.sites or ())]
         if shared:
             raise ArgumentError(
-                f"Expected hyperparameters other than the sites, found {shared} in both."
+                f"Expected hyperparameters other than the sites of the curvature, found {shared} "
+                "in both."
             )
         # So that draws do not change the steps to come.
         self._draws = seeded_generator(self._generator.initial_seed(), 1)
@@ -158,7 +148,7 @@ class LaplaceGGN(DirectionEngine):
 
     def _plan(self, target: LogDensity, generator: Generator, data: Data) -> LaplacePlan:
         estimator = super()._plan(target, generator, data).estimator
-        posterior = _Posterior.of(target, data, self._options, self.hyperparameters)
+        posterior = _Posterior.of(target, data, self.curvature, self.hyperparameters)
         return LaplacePlan(target, estimator, posterior)
 
     def _settings(self) -> dict[str, str]:
@@ -166,7 +156,7 @@ class LaplaceGGN(DirectionEngine):
         # serves engines with all others.
         own = {"hyperparameters": describe(self.hyperparameters)}
         if self.hyperparameters:
-            own["curvature"] = describe(self._options)
+            own["curvature"] = describe(self.curvature)
             own["hyperparameters_every"] = repr(self.hyperparameters_every)
         return {**own, **super()._settings()}
 
@@ -270,9 +260,8 @@ class LaplaceGGN(DirectionEngine):
         data, precision = self._fit()
         target = self.target
         with torch.no_grad():
-            prior, likelihood = target.full_log_prior_and_likelihood(self.particles, data)
+            value = target.full_log_density(self.particles, data)[0]
         dim = len(self.plan.posterior.coordinates)
-        value: Tensor = (prior + likelihood / target.likelihood_temperature)[0]
         return value + 0.5 * dim * math.log(2.0 * math.pi) - 0.5 * precision.log_determinant()
 
     def _draw(self, plan: LaplacePlan, num_samples: int | None) -> Tensor:
@@ -331,7 +320,13 @@ class _Posterior:
         options: GaussNewton,
         hyperparameters: tuple[str, ...],
     ) -> _Posterior:
-        chosen = _chosen(target, options, hyperparameters)
+        if target.parameter_sites and not target.observed_sites:
+            raise ArgumentError(
+                "Expected a model with observed sites, whose outputs the Gauss-Newton matrix is "
+                "made of, found none: its density is in one piece, as that of a Stan program is. "
+                "Use SVN, which takes its Hessian, or the host's AutoLaplaceApproximation."
+            )
+        chosen = sites_of_gaussian(target.layout.names, options.sites, hyperparameters)
         # Anywhere will do: rows that depend on each other do so at a position of no symmetry.
         generator = torch.Generator().manual_seed(0)
         uniform = torch.rand(target.dim, generator=generator, dtype=target.dtype)
@@ -409,33 +404,5 @@ class _Posterior:
         return ArgumentError(
             "Expected a positive definite curvature at the mode, found a singular one: nothing in "
             f"the data or the prior bounds latent site {', '.join(map(repr, names))} in some "
-            "direction. Give it a proper prior, or leave it out of the Gaussian by sites=."
+            "direction. Give it a proper prior, or leave it out of the curvature's sites."
         )
-
-
-def _chosen(
-    target: LogDensity, options: GaussNewton, hyperparameters: tuple[str, ...]
-) -> tuple[str, ...]:
-    """The sites that have a Gaussian."""
-    if target.parameter_sites and not target.observed_sites:
-        raise ArgumentError(
-            "Expected a model with observed sites, whose outputs the Gauss-Newton matrix is made "
-            "of, found none: its density is in one piece, as that of a Stan program is. Use SVN, "
-            "which takes its Hessian, or the host's AutoLaplaceApproximation."
-        )
-    names = tuple(target.layout.names)
-    for label, wanted in (("sites", options.sites or ()), ("hyperparameters", hyperparameters)):
-        unknown = [name for name in wanted if name not in names]
-        if unknown:
-            raise ArgumentError(
-                f"Expected {label} among the latent sites {list(names)}, found {unknown}."
-            )
-    if options.sites is not None:
-        return tuple(options.sites)
-    left = tuple(name for name in names if name not in hyperparameters)
-    if not left:
-        raise ArgumentError(
-            "Expected hyperparameters to leave some latent sites for the Gaussian, found all of "
-            f"them, {list(names)}."
-        )
-    return left

@@ -1,6 +1,6 @@
 """The Gauss-Newton matrix of all rows at one position, in its structure, differentiable.
 
-The structures are those of :mod:`pyro_ext.curvature.program_curvature`. Here they are those of
+The structures are those of :mod:`ppl_ext.curvature`. Here they are those of
 the whole likelihood, however many chunks the rows come in: the nearest Kronecker product is found
 by a sweep for each half step, and the leading terms of ``"low_rank"`` are updated chunk by chunk
 (exact for one chunk, else those of a merged decomposition; the diagonal is exact always). And they
@@ -28,7 +28,7 @@ from pyro_ext.curvature.fisher import needs_draws, same_draws
 from pyro_ext.curvature.gauss_newton import rows_of_one
 from pyro_ext.curvature.kronecker import Sums, kronecker_factors
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.density.log_density import Indices
+from pyro_ext.density.layout import Indices
 
 #: Dimension up to which ``"full"`` is a matrix even where there are fewer rows than dimensions.
 MATRIX_UP_TO = 2000

@@ -18,6 +18,7 @@ import torch
 from torch import Generator, Tensor
 from torch.autograd.function import once_differentiable
 
+from ppl_ext.density import tempered
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count
 from pyro_ext.density import Data, LogDensity
@@ -160,7 +161,9 @@ class DifferentiableTarget:
         def log_density(z: Tensor) -> Tensor:
             handler = SiteHandler(target.layout.split(z), arguments[2])
             target.run(handler, arguments)
-            return handler.log_prior + handler.log_likelihood / target.likelihood_temperature
+            return tempered(
+                handler.log_prior, handler.log_likelihood, target.likelihood_temperature
+            )
 
         # Reverse over reverse: forward over reverse fails in float32 with scalar latents.
         pullback = torch.func.vjp(torch.func.grad(log_density), z)[1]
@@ -329,8 +332,7 @@ dtype
         )
         with torch.no_grad():
             log_q = plan.density.log_prob(self._parameters, theta).mean()
-        likelihood = found.log_likelihood / plan.target.likelihood_temperature
-        log_p = (found.log_prior + likelihood).mean()
+        log_p = found.log_density(plan.target.likelihood_temperature).mean()
         loss = float(value)
         info = {"log_p": float(log_p), "log_q": float(log_q)}
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])

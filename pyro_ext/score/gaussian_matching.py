@@ -121,16 +121,16 @@ dtype
             theta = density.sample(self._parameters, self._generator, plan.num_samples)
             present = density.score(self._parameters, theta)
             log_q = density.log_prob(self._parameters, theta).mean()
-        score, log_prior, log_likelihood = self._score(theta, data)[:3]
-        log_p = (log_prior + log_likelihood / plan.target.likelihood_temperature).mean()
-        loss = float((present - score).square().sum(-1).mean())
+        found = self._score(theta, data)
+        log_p = found.log_density(plan.target.likelihood_temperature).mean()
+        loss = float((present - found.score).square().sum(-1).mean())
         info = {"log_p": float(log_p), "log_q": float(log_q), "rejected": 0.0}
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
         if finite:
             with torch.no_grad():
                 moments = density.moments(self._parameters)
-                sound = self._screened(float((score @ moments.scale).square().sum(-1).mean()))
-                moments = self._matched(moments, theta, score)
+                sound = self._screened(float((found.score @ moments.scale).square().sum(-1).mean()))
+                moments = self._matched(moments, theta, found.score)
                 parameters = density.set_moments(self._parameters, moments)
             if sound and all_finite(parameters):
                 self._write(parameters)

@@ -91,8 +91,9 @@ class GradientSolver:
         """One iteration; the state is the old one where the step is not finite."""
         theta = self._sample(engine, plan, state)
         with plan.target.writing_into(state.score):
-            score, log_prior, log_likelihood = engine._score(theta, data)[:3]
-        log_p = float((log_prior + log_likelihood / plan.target.likelihood_temperature).mean())
+            found = engine._score(theta, data)
+        score = found.score
+        log_p = float(found.log_density(plan.target.likelihood_temperature).mean())
         finite = math.isfinite(log_p)
         loss = log_q = math.nan
         earlier, number = state.reused, self.options.sample_reuse

@@ -23,9 +23,9 @@ from torch.utils import _pytree as pytree
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import describe
+from ppl_ext.sgmcmc import Schedule, as_schedule
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.gradients import GradientEstimator, default_estimator
-from pyro_ext.sgmcmc.schedules import Schedule, as_schedule
 
 
 class KernelState(NamedTuple):
@@ -410,14 +410,13 @@ class StochasticGradientKernel(MCMCKernel):
                 for name, tensor in dynamics.items()
             }
             diverging, num_diverging = diverging | broken, num_diverging + broken
-        log_likelihood = estimate.log_likelihood / target.likelihood_temperature
         return KernelState(
             z=moved,
             step=state.step + 1,
             dynamics=dynamics,
             estimator=estimator,
             step_size=step_size,
-            potential_energy=-(estimate.log_prior + log_likelihood),
+            potential_energy=-estimate.log_density(target.likelihood_temperature),
             cycle=state.cycle,
             diverging=diverging,
             num_diverging=num_diverging,

@@ -8,13 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_number
+from ppl_ext.sgmcmc import Schedule, check_preconditioner, check_warmup
 from pyro_ext.sgmcmc.dynamics import langevin_step
 from pyro_ext.sgmcmc.kernel import StochasticGradientKernel
-from pyro_ext.sgmcmc.schedules import Schedule
-
-ADAPT = ("warmup", "always")
 
 
 class PSGLD(StochasticGradientKernel):
@@ -60,12 +56,7 @@ class PSGLD(StochasticGradientKernel):
         adapt: str = "warmup",
         **options: Any,
     ) -> None:
-        check_number("decay", decay)
-        if float(decay) >= 1.0:
-            raise ArgumentError(f"Expected decay < 1, found {decay!r}.")
-        check_number("damping", damping)
-        if adapt not in ADAPT:
-            raise ArgumentError(f"Expected adapt to be one of {ADAPT}, found {adapt!r}.")
+        check_preconditioner(decay, damping, adapt)
         super().__init__(model, step_size, **options)
         self.decay = float(decay)
         self.damping = float(damping)
@@ -79,11 +70,8 @@ class PSGLD(StochasticGradientKernel):
         ArgumentError
             There is no warm-up, in which alone the preconditioner adapts.
         """
-        if self.adapt == "warmup" and warmup_steps < 1 and self._pending is None:
-            raise ArgumentError(
-                "Expected a warm-up, in which PSGLD finds its preconditioner, found "
-                "warmup_steps=0. Take warmup_steps of some hundred, or adapt='always'."
-            )
+        if self._pending is None:
+            check_warmup(self.adapt, "warmup_steps", warmup_steps)
         super().setup_chains(num_chains, warmup_steps, *args, **kwargs)
 
     def _init_dynamics(self, num_chains: int) -> dict[str, Tensor]:

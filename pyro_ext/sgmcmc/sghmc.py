@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count, check_number
+from ppl_ext.sgmcmc import Schedule, diagonal_of_mass
 from pyro_ext.sgmcmc.dynamics import hamiltonian_step
 from pyro_ext.sgmcmc.kernel import StochasticGradientKernel
-from pyro_ext.sgmcmc.schedules import Schedule
 
 
 class SGHMC(StochasticGradientKernel):
@@ -80,43 +80,10 @@ class SGHMC(StochasticGradientKernel):
         super().setup_chains(num_chains, warmup_steps, *args, **kwargs)
         self._diagonal = self._mass()
 
-    def _mass(self) -> Tensor:
-        """The diagonal of M, (D,).
-
-        Raises
-        ------
-        ArgumentError
-            The mass has another shape, or is not positive.
-        """
-        target, layout, mass = self.target, self.target.layout, self.mass
-        if isinstance(mass, Mapping):
-            if set(mass) != set(layout.names):
-                raise ArgumentError(
-                    f"Expected mass for the latent sites {list(layout.names)}, found "
-                    f"{sorted(mass)}."
-                )
-            mass = layout.join({name: self._of_site(name, mass[name]) for name in layout.names})
-        try:
-            mass = torch.as_tensor(mass, dtype=target.dtype).to(target.device)
-        except (TypeError, ValueError, RuntimeError):
-            raise ArgumentError(f"Expected mass to hold numbers, found {mass!r}.") from None
-        sound = bool((torch.isfinite(mass) & (mass > 0)).all())
-        if tuple(mass.shape) not in ((), (layout.dim,)) or not sound:
-            raise ArgumentError(
-                f"Expected mass to be positive: one number, {layout.dim} of them, or a mapping "
-                f"from sites to tensors, found {'shape ' + str(tuple(mass.shape))}."
-            )
-        return mass.expand(layout.dim)
-
-    def _of_site(self, name: str, mass: Any) -> Tensor:
-        shape = self.target.layout.shapes[name]
-        try:
-            return torch.as_tensor(mass, dtype=self.target.dtype).expand(shape)
-        except (TypeError, ValueError, RuntimeError):
-            raise ArgumentError(
-                f"Expected mass of site '{name}' to be numbers of shape {tuple(shape)}, or one for "
-                f"all, found {mass!r}."
-            ) from None
+    def _mass(self) -> Float[Tensor, " D"]:
+        target = self.target
+        mass = diagonal_of_mass(self.mass, target.layout.shapes)
+        return torch.tensor(mass, dtype=target.dtype, device=target.device)
 
     def _init_dynamics(self, num_chains: int) -> dict[str, Tensor]:
         target = self.target

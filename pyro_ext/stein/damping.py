@@ -2,10 +2,10 @@
 
 The quadratic model of log pi at a particle, s'd - d'H d / 2 for a move d, is compared with the
 change of log pi on the same rows. Where they disagree the damping grows, and a particle whose
-density fell against the model stays where it was; where they agree the damping falls
-(Marquardt 1963; Martens 2010, section 4.1). The disagreement is measured against the sizes of the
-model's terms rather than their sum, since particles near their equilibrium move against the score
-as often as along it.
+density fell against the model stays where it was; where they agree the damping falls (Marquardt
+1963, https://doi.org/10.1137/0111030; Martens 2010, section 4.1). The disagreement is measured
+against the sizes of the model's terms rather than their sum, since particles near their equilibrium
+move against the score as often as along it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.newton import FALL, GOOD, GROWTH, LEAST_DAMPING, MOST_DAMPING, POOR
@@ -36,7 +37,7 @@ class Judgement(NamedTuple):
     disagreement: float
 
 
-def damping_scale(diagonals: Tensor) -> Tensor:
+def damping_scale(diagonals: Float[Tensor, "P D"]) -> Float[Tensor, " D"]:
     """Diagonal (D,) of which the damping is a multiple: the mean curvature of each coordinate.
 
     Coordinates without curvature count as a thousandth of the mean.
@@ -46,7 +47,9 @@ def damping_scale(diagonals: Tensor) -> Tensor:
     return torch.maximum(mean, torch.where(least > 0.0, least, 1.0))
 
 
-def within_radius(moves: Tensor, scale: Tensor, radius: float | None) -> Tensor:
+def within_radius(
+    moves: Float[Tensor, "P D"], scale: Float[Tensor, " D"], radius: float | None
+) -> Float[Tensor, "P D"]:
     """Moves (P, D) shortened so that each has at most the root mean square ``radius``.
 
     Lengths are in units of scale^(-1/2), the standard deviations that the curvature suggests.
@@ -58,10 +61,10 @@ def within_radius(moves: Tensor, scale: Tensor, radius: float | None) -> Tensor:
 
 
 def judge(
-    predicted_gain: Tensor,
-    predicted_loss: Tensor,
-    before: Tensor,
-    after: Tensor,
+    predicted_gain: Float[Tensor, " P"],
+    predicted_loss: Float[Tensor, " P"],
+    before: Float[Tensor, " P"],
+    after: Float[Tensor, " P"],
     damping: float,
     solved: bool,
 ) -> Judgement:

@@ -14,7 +14,7 @@ class DeepEnsemble(DirectionEngine):
     SVGD without a kernel: each particle follows its own score. The modes are those of the
     density in unconstrained space. Members are evaluated in one vectorized call, and share the
     minibatches of a step (Lakshminarayanan et al. 2017, "Simple and scalable predictive
-    uncertainty estimation using deep ensembles").
+    uncertainty estimation using deep ensembles", https://arxiv.org/abs/1612.01474).
 
     Parameters
     ----------

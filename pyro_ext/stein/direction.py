@@ -75,9 +75,7 @@ class DirectionEngine(ParticleEngine):
         particles = self._particles.detach()
         score = self._score(particles, data)
         with torch.no_grad():
-            log_density = score.log_prior + score.log_likelihood / (
-                plan.target.likelihood_temperature
-            )
+            log_density = score.log_density(plan.target.likelihood_temperature)
             phi, result = self._direction(plan, particles, score.score)
             figures = torch.stack(
                 [-log_density.mean(), phi.square().sum(dim=1).mean().sqrt(), phi.abs().amax()]

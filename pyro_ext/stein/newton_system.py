@@ -2,8 +2,8 @@
 
 With the kernel matrix K, k_pm = k(z_p, z_m), its gradients g_pm = grad_{z_p} k(z_p, z_m), the
 scores s_p, and the damped curvature H_p of -log pi at each particle, the Newton direction in the
-kernel's space solves (Detommaso et al. 2018, "A Stein variational Newton method", equation 19,
-with H the curvature of *minus* log pi)
+kernel's space solves (Detommaso et al. 2018, https://arxiv.org/abs/1806.03085, equation 19, with H
+the curvature of *minus* log pi)
 
     sum_n h_mn alpha_n = phi(z_m),   h_mn = 1/P sum_p [ k_pm k_pn H_p + g_pn g_pm' ],
 
@@ -11,7 +11,8 @@ and the particles move by sum_n k(z_n, z_m) alpha_n. Two forms of it are solved.
 
 ``"full"``
     All blocks, with the repulsion g g' on the diagonal blocks alone, where the system is positive
-    definite (Leviyev et al. 2022), or on all of them. It is solved for the moves d = K alpha,
+    definite (Leviyev et al. 2022, https://arxiv.org/abs/2204.09039), or on all of them. It is
+    solved for the moves d = K alpha,
 
         [ blockdiag(H_p) + P K^-1 blockdiag(Q_m) K^-1 ] d = s + K^-1 r,
 
@@ -25,10 +26,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.newton import NUGGET, NewtonSystem, Solver
@@ -56,7 +58,7 @@ class Solution(NamedTuple):
         Of conjugate gradients; 0 for direct solvers.
     """
 
-    moves: Tensor
+    moves: Float[Tensor, "P D"]
     solved: bool
     residual: float
     iterations: int
@@ -81,8 +83,8 @@ class LinearSystem:
 
     interactions: Interactions
     curvature: Curvature
-    scores: Tensor
-    damping: Tensor
+    scores: Float[Tensor, "P D"]
+    damping: Float[Tensor, " D"]
     options: NewtonSystem
 
     # -- pieces -------------------------------------------------------------------------------
@@ -99,7 +101,7 @@ class LinearSystem:
     def _damped(self) -> Curvature:
         found = self.curvature
         diagonal = found.diagonal + self.damping
-        return Curvature(diagonal, found.matrix, found.rows, found.blocks)
+        return replace(found, diagonal=diagonal)
 
     def _features(self) -> Tensor:
         """c_j(m), the coefficients of g_jm in the kernel's basis, shape (P_m, P_j, Q)."""
@@ -108,25 +110,22 @@ class LinearSystem:
     def solve(self, solver: Solver) -> Solution:
         """The moves of the particles."""
         solve = self._solve_full if self.options.coupling == "full" else self._solve_blocks
-        moves, residual, iterations, definite = solve(solver)
-        solved = definite and bool(torch.isfinite(moves).all())
-        if not solved:
-            moves = torch.zeros_like(moves)
-        return Solution(moves, solved, residual, iterations)
+        found = solve(solver)
+        if found.solved and bool(torch.isfinite(found.moves).all()):
+            return found
+        return found._replace(moves=torch.zeros_like(found.moves), solved=False)
 
     # -- all blocks ---------------------------------------------------------------------------
 
-    def _solve_full(self, solver: Solver) -> tuple[Tensor, float, int, bool]:
+    def _solve_full(self, solver: Solver) -> Solution:
         number, dim = self.scores.shape
         gram, basis = self._gram(), self.interactions.basis
         repulsion = self.interactions.repulsion()
         if solver == "cg":
             # For alpha: the inverse kernel matrix would take many more iterations.
             right = gram @ self.scores + repulsion
-            weights, residual, iterations, definite = self._iterate(
-                self._full_product(gram), right, self._full_diagonal(gram)
-            )
-            return gram @ weights, residual, iterations, definite
+            found = self._iterate(self._full_product(gram), right, self._full_diagonal(gram))
+            return found._replace(moves=gram @ found.moves)
         if self.options.repulsion == "all" or (solver == "dense" and dim <= number):
             return _direct(self._solve_matrix(gram, repulsion))
         inverse = cholesky_solve(gram, _identity(gram))
@@ -199,7 +198,7 @@ class LinearSystem:
         else:
             every = torch.einsum("nja,mjb->manb", gradients, gradients)
             coupled = torch.einsum("pm,manb,qn->paqb", inverse, every, inverse)
-        dense = self._everyone(self._damped().dense())
+        dense = self._of_each(self._damped().dense())
         own = torch.einsum("pm,pab,pn->manb", factor, dense, factor)
         matrix = (own + coupled).reshape(number * dim, number * dim)
         matrix = 0.5 * (matrix + matrix.T)
@@ -207,15 +206,16 @@ class LinearSystem:
         found = cholesky_solve(matrix, right.reshape(-1, 1))
         return factor @ found.reshape(number, dim)
 
-    def _everyone(self, values: Tensor) -> Tensor:
+    def _of_each(self, values: Tensor) -> Tensor:
+        """Values (P, ...) of each particle from those that may be the same for all, (1, ...)."""
         return values.expand(self._number, *values.shape[1:])
 
     def _diagonals(self) -> Tensor:
-        return self._everyone(self._damped().diagonals())
+        return self._of_each(self._damped().diagonals())
 
     # -- blocks on the diagonal ---------------------------------------------------------------
 
-    def _solve_blocks(self, solver: Solver) -> tuple[Tensor, float, int, bool]:
+    def _solve_blocks(self, solver: Solver) -> Solution:
         number = self._number
         gram = self._gram()
         right = (gram @ self.scores + self.interactions.repulsion()) / number
@@ -225,7 +225,7 @@ class LinearSystem:
 
             def product(moves: Tensor) -> Tensor:
                 every = moves.expand(number, *moves.shape)
-                curved = self._everyone(damped.products(every))
+                curved = self._of_each(damped.products(every))
                 mixed = torch.einsum("mp,pmd->md", weights, curved)
                 seen = torch.einsum("mjq,mq->mj", features, moves @ basis.T)
                 return mixed + torch.einsum("mjq,mj->mq", features, seen) @ basis / number
@@ -233,7 +233,7 @@ class LinearSystem:
             return self._iterate(product, right, weights @ self._diagonals())
         if solver == "dense":
             gradients = features @ basis
-            blocks = torch.einsum("mp,pab->mab", weights, self._everyone(damped.dense()))
+            blocks = torch.einsum("mp,pab->mab", weights, self._of_each(damped.dense()))
             blocks = blocks + gradients.mT @ gradients / number
             return _direct(cholesky_solve(blocks, right[..., None])[..., 0])
         return _direct(self._solve_blocks_dual(weights, right))
@@ -291,15 +291,16 @@ class LinearSystem:
 
     def _iterate(
         self, product: Callable[[Tensor], Tensor], right: Tensor, preconditioner: Tensor
-    ) -> tuple[Tensor, float, int, bool]:
+    ) -> Solution:
         found = conjugate_gradients(
             product, right, preconditioner, self.options.tolerance, self.options.max_iterations
         )
-        return found.solution, found.residual, found.iterations, found.definite
+        return Solution(found.solution, found.definite, found.residual, found.iterations)
 
 
-def _direct(moves: Tensor) -> tuple[Tensor, float, int, bool]:
-    return moves, 0.0, 0, True
+def _direct(moves: Tensor) -> Solution:
+    """A solution by a direct solver."""
+    return Solution(moves, True, 0.0, 0)
 
 
 def _identity(matrix: Tensor) -> Tensor:

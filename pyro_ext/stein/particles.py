@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.errors import ArgumentError
@@ -52,7 +53,7 @@ class ParticleEngine(Engine):
         self._particles: Tensor | None = None
 
     @property
-    def particles(self) -> Tensor:
+    def particles(self) -> Float[Tensor, "P D"]:
         """Present particles in unconstrained space, shape (P, D); a copy."""
         self.target  # noqa: B018 - tells what to do when there are none yet
         assert self._particles is not None

@@ -2,9 +2,9 @@
 
 Moves P particles along phi(z_i) = 1/P sum_j [k(z_j, z_i) s(z_j) + grad_{z_j} k(z_j, z_i)], the
 direction in which their distribution approaches the target fastest (Liu and Wang 2016,
-Algorithm 1). Particles live in unconstrained space and the scores s include every transform's
-Jacobian, so the answer depends neither on how the model splits its latents into sites nor on
-their supports.
+https://arxiv.org/abs/1608.04471, Algorithm 1). Particles live in unconstrained space and the scores
+s include every transform's Jacobian, so the answer depends neither on how the model splits its
+latents into sites nor on their supports.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from jaxtyping import Float
 from pyro.infer.svgd import SteinKernel
 from torch import Tensor
 
@@ -23,11 +24,11 @@ from pyro_ext.stein.kernel_engine import KernelEngine, KernelPlan
 Annealing = Callable[[int], float]
 
 
-def annealed(scores: Tensor, annealing: Annealing | None, step: int) -> Tensor:
+def annealed(scores: Float[Tensor, "P D"], annealing: Annealing | None, step: int) -> Tensor:
     """Scores (P, D) times the annealing factor of a step, counted from 0.
 
     The repulsion of the direction is left as it is (D'Angelo and Fortuin 2021, "Annealed Stein
-    variational gradient descent").
+    variational gradient descent", https://arxiv.org/abs/2101.09815).
     """
     return scores if annealing is None else scores * annealing(step)
 

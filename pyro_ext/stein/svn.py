@@ -27,13 +27,13 @@ from ppl_ext.options import check_number, describe
 from pyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature, Structure
 from pyro_ext.curvature.fisher import same_draws
 from pyro_ext.density import Data, LogDensity, Score
-from pyro_ext.density.log_density import Indices
+from pyro_ext.density.layout import Indices
 from pyro_ext.engine import Plan, Update
 from pyro_ext.gradients import Full, GradientEstimator, Minibatch, Noisy, ScoreEstimate
 from pyro_ext.kernels import IMQ, Kernel, Linear, ProductMetric, as_kernel, default_kernel, mixture
 from pyro_ext.optim import EngineOptimizer, OptimizerLike
 from pyro_ext.stein.damping import Judgement, damping_scale, judge, within_radius
-from pyro_ext.stein.newton_system import LinearSystem, Solution
+from pyro_ext.stein.newton_system import LinearSystem
 from pyro_ext.stein.particles import ParticleEngine
 
 
@@ -120,9 +120,10 @@ class SVN(ParticleEngine):
     References
     ----------
     G. Detommaso, T. Cui, A. Spantini, Y. Marzouk and R. Scheichl, "A Stein variational Newton
-    method", NeurIPS 2018; A. Leviyev, J. Chen, Y. Wang, O. Ghattas and A. Zimmerman, "A stochastic
-    Stein variational Newton method", 2022; for networks, "Stein variational Newton neural network
-    ensembles".
+    method", NeurIPS 2018, https://arxiv.org/abs/1806.03085; A. Leviyev, J. Chen, Y. Wang, O.
+    Ghattas and A. Zimmerman, "A stochastic Stein variational Newton method", 2022,
+    https://arxiv.org/abs/2204.09039; for networks, K. Flöge, M. A. Moeed and V. Fortuin, "Stein
+    variational Newton neural network ensembles".
     """
 
     # The curvature of a row's own latents is not that of a minibatch, scaled up.
@@ -158,7 +159,7 @@ class SVN(ParticleEngine):
         self._moved: Tensor | None = None
         self._cached: Curvature | None = None
         self._present_damping = self.damping.damping
-        self._since = 0
+        self._curvature_age = 0
 
     def _settings(self) -> dict[str, str]:
         own = {
@@ -206,72 +207,60 @@ class SVN(ParticleEngine):
     def _initialize(self, plan: NewtonPlan, data: Data) -> None:
         super()._initialize(plan, data)
         assert self._particles is not None
-        self._present_damping, self._cached, self._since = self.damping.damping, None, 0
+        self._present_damping, self._cached, self._curvature_age = self.damping.damping, None, 0
         if self.optim is None:
             return
         self._moved = self._particles[:, plan.others].clone()
         self._optimizer = EngineOptimizer(self.optim, {_NAME: self._moved})
 
-    def _log_density(self, particles: Tensor, data: Data, indices: Indices | None) -> Tensor:
-        target = self.target
-        if indices is None:
-            prior, likelihood = target.full_log_prior_and_likelihood(particles, data)
-            return prior + likelihood / target.likelihood_temperature
-        return target.log_density(particles, data, indices)
-
-    def _score_of_rows(self, data: Data, indices: Indices | None) -> Score:
-        assert self._particles is not None
-        target = self.target
-        if indices is None:
-            return target.full_score(self._particles, data)
-        return target.score(self._particles, data, indices)
-
     def _update(self, plan: NewtonPlan, data: Data) -> Update:
         assert self._particles is not None
-        target, program = plan.target, plan.program
-        particles, where = self._particles, program.coordinates
+        particles, where = self._particles, plan.program.coordinates
         score = self._score(particles, data)
         with torch.no_grad():
-            log_density = score.log_prior + score.log_likelihood / target.likelihood_temperature
-            loss = float(-log_density.mean())
+            loss = float(-score.log_density(plan.target.likelihood_temperature).mean())
             if not (math.isfinite(loss) and bool(torch.isfinite(score.score).all())):
                 return Update(loss, {}, False)
-            curvature = self._cached
-            since = self._since
-            if curvature is None or since >= self.curvature.every:
-                curvature, since = program.at(target, particles, data, score.indices), 0
-            scores = score.score[:, where]
-            solution, phi, scale = self._solve(plan.solver, particles[:, where], scores, curvature)
+
+            curvature, age = self._curvature(plan, score.indices, data)
+            scale = damping_scale(curvature.diagonals())
+
+            interactions = self._kernel_of(curvature).interactions(particles[:, where])
+            scores, damping = score.score[:, where], self._present_damping * scale
+            system = LinearSystem(interactions, curvature, scores, damping, self.system)
+            solution = system.solve(plan.solver)
+            phi = interactions.direction(scores)
+
             before = None if self._optimizer is None else self._snapshot()
-            newton = self._newton_moves(particles[:, where], solution.moves, scale)
-            proposed = particles.index_copy(1, where, particles[:, where] + newton)
-            info = {
-                "solved": float(solution.solved),
-                "residual": solution.residual,
-                "iterations": float(solution.iterations),
-                "force_norm": float(phi.square().sum(dim=1).mean().sqrt()),
-            }
-            damping = self._present_damping
-            if self.damping.adapt:
-                judgement = self._judged(plan, data, score, curvature, proposed, newton, solution)
-                damping = judgement.damping
-                info["disagreement"] = judgement.disagreement
-                info["accepted"] = float(judgement.accepted.double().mean())
-                proposed = torch.where(judgement.accepted[:, None], proposed, particles)
-            info["damping"] = damping
+            moves = self._moves(particles[:, where], solution.moves, scale)
+            judgement = self._judge(plan, data, score, curvature, moves, solution.solved)
+            taken = torch.where(judgement.accepted[:, None], moves, 0.0)
+            moved = particles.index_add(1, where, taken)
             if self.curvature.sites is not None:
-                proposed = self._other_moves(plan, particles, proposed, score)
-            finite = bool(torch.isfinite(proposed).all())
+                others = self._move_others(plan, score.score)
+                moved = moved.index_copy(1, plan.others, others)
+
+            finite = bool(torch.isfinite(moved).all())
             if finite:
-                particles.copy_(proposed)
-                self._present_damping = damping
+                particles.copy_(moved)
+                self._present_damping = judgement.damping
                 self._cached = curvature if self.curvature.every > 1 else None
-                self._since = since + 1
+                self._curvature_age = age
                 if self._moved is not None and self.curvature.sites is None:
                     # The optimizer goes on from where the particles are, also those that stayed.
-                    self._moved.copy_(proposed)
+                    self._moved.copy_(moved)
             elif before is not None:
                 self._put_back(before)
+        info = {
+            "solved": float(solution.solved),
+            "residual": solution.residual,
+            "iterations": float(solution.iterations),
+            "force_norm": float(phi.square().sum(dim=1).mean().sqrt()),
+            "damping": judgement.damping,
+        }
+        if self.damping.adapt:
+            info["disagreement"] = judgement.disagreement
+            info["accepted"] = float(judgement.accepted.double().mean())
         return Update(loss, info, finite)
 
     def _snapshot(self) -> tuple[Tensor, Any]:
@@ -283,66 +272,68 @@ class SVN(ParticleEngine):
         self._moved.copy_(before[0])
         self._optimizer.load_state_dict(before[1])
 
-    def _solve(
-        self, solver: Solver, points: Tensor, scores: Tensor, curvature: Curvature
-    ) -> tuple[Solution, Tensor, Tensor]:
-        """The Newton moves, SVGD's direction, and the scale of the damping."""
-        interactions = self._kernel_of(curvature).interactions(points)
-        scale = damping_scale(curvature.diagonals())
-        system = LinearSystem(
-            interactions, curvature, scores, self._present_damping * scale, self.system
-        )
-        return system.solve(solver), interactions.direction(scores), scale
+    def _curvature(
+        self, plan: NewtonPlan, indices: Indices | None, data: Data
+    ) -> tuple[Curvature, int]:
+        """The curvature of this step, and the steps that it has then served."""
+        if self._cached is not None and self._curvature_age < self.curvature.every:
+            return self._cached, self._curvature_age + 1
+        assert self._particles is not None
+        return plan.program.at(plan.target, self._particles, data, indices), 1
 
-    def _newton_moves(self, points: Tensor, moves: Tensor, scale: Tensor) -> Tensor:
+    def _moves(self, points: Tensor, moves: Tensor, scale: Tensor) -> Tensor:
         """Moves that are taken, shortened to the trust region."""
         if self._optimizer is None or self.curvature.sites is not None:
-            share: float = (
-                self.step_size(self.num_steps_taken) if callable(self.step_size) else self.step_size
-            )
-            return within_radius(share * moves, scale, self.damping.trust_radius)
-        assert self._moved is not None
-        self._optimizer.step({_NAME: -moves})
-        return within_radius(self._moved.detach() - points, scale, self.damping.trust_radius)
+            size, steps = self.step_size, self.num_steps_taken
+            moves = moves * (size(steps) if callable(size) else size)
+        else:
+            assert self._moved is not None
+            self._optimizer.step({_NAME: -moves})
+            moves = self._moved.detach() - points
+        return within_radius(moves, scale, self.damping.trust_radius)
 
-    def _judged(
+    def _judge(
         self,
         plan: NewtonPlan,
         data: Data,
         score: ScoreEstimate,
         curvature: Curvature,
-        proposed: Tensor,
-        newton: Tensor,
-        solution: Solution,
+        moves: Tensor,
+        solved: bool,
     ) -> Judgement:
-        where = plan.program.coordinates
+        """Which particles take their moves, and the next damping."""
+        if not self.damping.adapt:
+            taken = torch.ones(len(moves), dtype=torch.bool, device=moves.device)
+            return Judgement(taken, self._present_damping, 0.0)
+        assert self._particles is not None
+        target, where, indices = plan.target, plan.program.coordinates, score.indices
+        on_rows = () if indices is None else (indices,)
         own: Score | ScoreEstimate = score
         if not isinstance(plan.estimator, Minibatch | Full):
             # Noise and reduced variance are not of the density of the rows.
-            own = self._score_of_rows(data, score.indices)
-        old = own.log_prior + own.log_likelihood / self.target.likelihood_temperature
-        new = self._log_density(proposed, data, score.indices)
-        gain = (own.score[:, where] * newton).sum(dim=1)
-        fall = 0.5 * (newton * curvature.product(newton)).sum(dim=1)
-        return judge(gain, fall, old, new, self._present_damping, solution.solved)
+            own = (target.score if on_rows else target.full_score)(self._particles, data, *on_rows)
+        proposed = self._particles.index_add(1, where, moves)
+        gain = (own.score[:, where] * moves).sum(dim=1)
+        loss = 0.5 * (moves * curvature.product(moves)).sum(dim=1)
+        old = own.log_density(target.likelihood_temperature)
+        new = (target.log_density if on_rows else target.full_log_density)(proposed, data, *on_rows)
+        return judge(gain, loss, old, new, self._present_damping, solved)
 
-    def _other_moves(
-        self, plan: NewtonPlan, particles: Tensor, proposed: Tensor, score: ScoreEstimate
-    ) -> Tensor:
-        """The other sites moved along SVGD's direction by the optimizer."""
+    def _move_others(self, plan: NewtonPlan, scores: Tensor) -> Tensor:
+        """The coordinates of other sites, moved along SVGD's direction by the optimizer."""
+        assert self._particles is not None
         assert self._optimizer is not None and self._moved is not None
-        kernel = default_kernel()
-        points = particles[:, plan.others]
-        phi, _ = kernel.direction(kernel.init(points), points, score.score[:, plan.others])
+        kernel, points = default_kernel(), self._particles[:, plan.others]
+        phi, _ = kernel.direction(kernel.init(points), points, scores[:, plan.others])
         self._optimizer.step({_NAME: -phi})
-        return proposed.index_copy(1, plan.others, self._moved.detach())
+        return self._moved.detach()
 
     def _algorithm_state(self) -> dict[str, Any]:
         return {
             "particles": self.particles,
             "optimizer": None if self._optimizer is None else self._optimizer.state_dict(),
             "damping": self._present_damping,
-            "since": self._since,
+            "curvature_age": self._curvature_age,
             "curvature": None if self._cached is None else self._cached.as_tensors(),
         }
 
@@ -353,7 +344,7 @@ class SVN(ParticleEngine):
             with torch.no_grad():
                 self._moved.copy_(self._particles[:, self.plan.others])
             self._optimizer.load_state_dict(state["optimizer"])
-        self._present_damping, self._since = state["damping"], state["since"]
+        self._present_damping, self._curvature_age = state["damping"], state["curvature_age"]
         saved = state["curvature"]
         self._cached = None if saved is None else Curvature.from_tensors(saved)
 

@@ -17,10 +17,10 @@ from pyro_ext.stein.kernel_engine import KernelEngine, KernelPlan
 class WGD(KernelEngine):
     """Repulsive deep ensembles: each particle follows its score and leaves the others.
 
-    The direction is phi(z_i) = s(z_i) - sum_j grad_{z_i} k(z_i, z_j) / sum_j k(z_i, z_j), the
-    score of the target minus that of a kernel density estimate of the particles (D'Angelo and
-    Fortuin 2021, "Repulsive deep ensembles are Bayesian", equation 14). Unlike SVGD, particles do
-    not share their scores.
+    The direction is phi(z_i) = s(z_i) - sum_j grad_{z_i} k(z_i, z_j) / sum_j k(z_i, z_j), the score
+    of the target minus that of a kernel density estimate of the particles (D'Angelo and Fortuin
+    2021, "Repulsive deep ensembles are Bayesian", https://arxiv.org/abs/2106.11642, equation 14).
+    Unlike SVGD, particles do not share their scores.
 
     Parameters
     ----------

@@ -227,11 +227,3 @@ def test_runs_of_the_command(
     monkeypatch.setattr(importlib.import_module("benchmarks.bnn.protocol"), "follow", None)
     assert command_line.main(["bnn", *options, "--resume", "--out", str(out)]) == 0
     assert len(records.read(out / "bnn.jsonl")) == 2
-
-
-def test_missing_data_say_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("PPL_EXT_DATA", raising=False)
-    assert command_line.main(["bnn", "--sets", "yacht", "--out", str(tmp_path)]) == 1
-    assert "PPL_EXT_DATA" in capsys.readouterr().out

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +53,26 @@ def test_a_number_of_seeds_below_one_is_refused(
         command_line.main([command, "--seeds", seeds])
     assert stopped.value.code == 2
     assert "expected a whole number of at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["bnn", "--sets", "yacht"], []),
+        (["logistic", "--sets", "a9a"], []),
+        (["regression", "--sets", "yacht"], []),
+        (["forecasting"], ["exchange_rate.npz", "The file holds X, (n, channels) in time order"]),
+    ],
+)
+def test_missing_data_say_what_to_do(
+    options: list[str],
+    told: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("PPL_EXT_DATA", raising=False)
+    assert command_line.main([*options, "--out", str(tmp_path / "out")]) == 1
+    message = "".join(capsys.readouterr())
+    assert all(word in message for word in ["PPL_EXT_DATA", *told])
+    assert options[0] != "forecasting" or not (tmp_path / "out").exists()

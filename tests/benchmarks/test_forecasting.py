@@ -430,14 +430,3 @@ def test_flows_learn(backend: Any, method: Any) -> None:
     trainer.advance(minibatches(len(problem.x_train), 32, steps, 0))
     after = metrics.mean_square_error(trainer.predict(problem.x_test, 0), problem.y_test)
     assert after < 0.9 * before
-
-
-def test_missing_series_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.delenv("PPL_EXT_DATA", raising=False)
-    assert command_line.main(["forecasting", "--out", str(tmp_path / "out")]) == 1
-    message = capsys.readouterr().err
-    assert "PPL_EXT_DATA" in message and "exchange_rate.npz" in message
-    assert "The file holds X, (n, channels) in time order" in message
-    assert not (tmp_path / "out").exists()

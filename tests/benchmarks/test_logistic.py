@@ -117,11 +117,3 @@ def test_both_protocols(
     assert "published" in (out / "logistic.md").read_text()
     for name in ("accuracy", "log-likelihood", "variance-ratio", "online"):
         assert (out / f"{name}.png").stat().st_size > 0
-
-
-def test_missing_data_say_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("PPL_EXT_DATA", raising=False)
-    assert command_line.main(["logistic", "--sets", "a9a", "--out", str(tmp_path)]) == 1
-    assert "PPL_EXT_DATA" in capsys.readouterr().out

@@ -97,11 +97,3 @@ def test_a_run(
     assert "Variance ratios" in text and "SVGD-VR" in text
     for name in ("rmse", "log-likelihood"):
         assert (out / f"{name}.png").stat().st_size > 0
-
-
-def test_missing_data_say_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("PPL_EXT_DATA", raising=False)
-    assert command_line.main(["regression", "--sets", "yacht", "--out", str(tmp_path)]) == 1
-    assert "PPL_EXT_DATA" in capsys.readouterr().out

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Not part of `make test`, or about the faults themselves.
 LEFT_OUT = ("benchmarks", "examples", "mutations")
 LIMIT = 1800
-FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - .*)?$", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 def planted(text: str, mutation: Mutation) -> str:
@@ -74,10 +74,11 @@ def test_files(tree: Path, mutation: Mutation) -> tuple[list[str], list[str]]:
         parts = path.relative_to(tree / "tests").parts
         if parts[0] in LEFT_OUT or other in parts:
             continue
-        names = [i for i, word in enumerate(mutation.tests) if word in path.stem]
-        exact = [i for i, word in enumerate(mutation.tests) if path.stem == f"test_{word}"]
+        words = (*mutation.tests, mutation.room)
+        names = [i for i, word in enumerate(words) if word in "/".join(parts)]
+        exact = [i for i, word in enumerate(words) if path.stem == f"test_{word}"]
         if names:
-            order = min(exact) if exact else len(mutation.tests) + min(names)
+            order = min(exact) if exact else len(words) + min(names)
             likely.setdefault(order, []).append(str(path.relative_to(tree)))
         else:
             rest.append(str(path.relative_to(tree)))

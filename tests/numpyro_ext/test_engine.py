@@ -49,8 +49,11 @@ class NoisyAscent(Engine):
         super().__init__(*args, **options)
         self.num, self.breaks_at, self.traces = num, breaks_at, 0
 
-    def _init_algorithm(self, plan: Plan, rng_key: jax.Array, data: Data) -> Memory:
-        positions = plan.target.initial_positions(self.num, rng_key, data)
+    def _start(self, plan: Plan, rng_key: jax.Array, data: Data) -> Any:
+        return plan.target.initial_positions(self.num, rng_key, data), rng_key
+
+    def _init_algorithm(self, plan: Plan, start: Any, data: Data) -> Memory:
+        positions, rng_key = start
         return Memory(
             self.optim.init(positions), rng_key, random.PRNGKey(3), jnp.ones(2, jnp.bfloat16)
         )
@@ -262,7 +265,7 @@ def test_default_callback_interval_is_a_hundredth(shared: NoisyAscent) -> None:
 def test_broken_step_raises_with_the_state_before_it(shared: NoisyAscent, tmp_path: Path) -> None:
     e = engine(breaks_at=10)
     path = tmp_path / "state.npz"
-    with pytest.raises(NonFiniteError, match="Step 11 of NoisyAscent") as raised:
+    with pytest.raises(NonFiniteError, match="step 11 of NoisyAscent") as raised:
         run(e, checkpoint=path, checkpoint_every=30)
     assert raised.value.step == 11
     state = raised.value.state
@@ -328,7 +331,7 @@ def test_saved_states_are_checked(shared: NoisyAscent, tmp_path: Path) -> None:
     faults = {
         "state of Other": Other(model, numpyro.optim.Adam(0.1)),
         "another model": NoisyAscent(renamed, numpyro.optim.Adam(0.1)),
-        r"does not fit this engine: .*\[3, 2\]": engine(num=4),
+        r"does not fit this engine: .*\[3,2\]": engine(num=4),
         "does not fit this engine: expected .* found": NoisyAscent(model, numpyro.optim.SGD(0.1)),
         r"another estimator: expected Full\(\), found Minibatch": engine(estimator=Full()),
     }

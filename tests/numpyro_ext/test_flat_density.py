@@ -38,7 +38,7 @@ from numpyro_ext.guides import (
     refuse_flat_density,
     register_flat_density,
 )
-from numpyro_ext.guides.flat_density import _FACTORIES, _transform_to
+from numpyro_ext.guides.flat_density import _REGISTRY, _transform_to
 from numpyro_ext.guides.threefry import threefry_normal
 from ppl_ext.errors import ArgumentError
 
@@ -349,7 +349,7 @@ def test_registry_is_open() -> None:
     refuse_flat_density(Mine, "it is ours")
     with pytest.raises(ArgumentError, match="found Mine: it is ours"):
         flat_density(Mine(model), KEY)
-    assert Mine not in _FACTORIES
+    assert Mine not in _REGISTRY.factories
 
 
 @pytest.mark.parametrize(

@@ -359,7 +359,12 @@ def test_logistic_regression_and_chosen_sites() -> None:
     expected -= 0.5 * np.linalg.slogdet(dense)[1]
     np.testing.assert_allclose(engine.log_marginal_likelihood(state), expected, rtol=1e-10)
 
-    last = LaplaceGGN(classification, adam(0.1, 10), sites=["b"], likelihood_temperature=2.0)
+    last = LaplaceGGN(
+        classification,
+        adam(0.1, 10),
+        curvature=GaussNewton(sites=["b"]),
+        likelihood_temperature=2.0,
+    )
     state = last.init(KEY, X, labels)
     np.testing.assert_allclose(
         covariance(last.fit_curvature(state), 1), 1.0 / dense[3:, 3:], rtol=1e-8
@@ -399,8 +404,8 @@ def test_jacobians_of_constrained_sites_count() -> None:
     ("options", "message"),
     [
         ({"curvature": "dense"}, "curvature"),
-        ({"prior": "full"}, "prior"),
-        ({"sites": ["w"], "hyperparameters": ["w"]}, "both"),
+        ({"curvature": GaussNewton(every=2)}, "every=1"),
+        ({"curvature": GaussNewton(sites=["w"]), "hyperparameters": ["w"]}, "both"),
         ({"hyperparameters_every": 0}, "hyperparameters_every"),
         ({"num_particles": 3}, "num_particles"),
     ],
@@ -415,7 +420,7 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
     [
         ({"hyperparameters": ["nothing"]}, "nothing"),
         ({"hyperparameters": ["w"]}, "leave some"),
-        ({"curvature": "diag", "prior": "hessian"}, "hessian"),
+        ({"curvature": GaussNewton("diag", prior="hessian")}, "hessian"),
     ],
 )
 def test_sites_are_checked(options: dict[str, Any], message: str) -> None:

@@ -281,7 +281,7 @@ def assert_identical(first: Any, second: Any) -> None:
 @pytest.mark.parametrize("solver", CASES[:-1])
 def test_resumed_run_is_bit_identical(solver: Any, tmp_path: Path) -> None:
     def make() -> ProximalScoreVI:
-        return ProximalScoreVI(conjugate, AutoMultivariateNormal(conjugate), solver)
+        return ProximalScoreVI(conjugate, AutoMultivariateNormal(conjugate), solver=solver)
 
     engine = make()
     whole = engine.run(KEY, 30, Y, batch=7, progress_bar=False)
@@ -319,7 +319,7 @@ def test_run_length_reaches_the_proximal_weight() -> None:
     assert weight_in(engine, result.state._replace(step=jnp.asarray(3))) == 0.75
     assert weight_in(engine, result.state) == 0.0  # the run and its T are over
 
-    engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, "gradient", total_steps=8)
+    engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, solver="gradient", total_steps=8)
     # The run is over, but its horizon of 4 steps is still in the state.
     assert weight_in(engine, result.state) == 0.5
     state, _ = engine.update(engine.init(KEY, Y), Y)
@@ -390,7 +390,7 @@ def test_one_model_evaluation_per_iteration_and_no_retrace() -> None:
 
 @pytest.mark.parametrize("solver", CASES[1::2])
 def test_broken_step_leaves_the_fit(solver: Any) -> None:
-    engine = ProximalScoreVI(conjugate, AutoMultivariateNormal, solver)
+    engine = ProximalScoreVI(conjugate, AutoMultivariateNormal, solver=solver)
     state = engine.run(KEY, 20, Y, progress_bar=False).state
     with pytest.raises(NonFiniteError) as caught:
         engine.run(KEY, 3, jnp.full((40,), 1e300), progress_bar=False, init_state=state)
@@ -500,7 +500,7 @@ def test_default_steps_of_the_gradient_solver(make: Any, expected: tuple[Any, ..
     found = plan.num_samples, plan.solver.num_inner_steps, plan.learning_rate, plan.clip_norm
     assert found == expected
     solver = GradientSteps(num_samples=3, num_inner_steps=4, clip_norm=0.5)
-    engine = ProximalScoreVI(gaussian, make(gaussian), solver)
+    engine = ProximalScoreVI(gaussian, make(gaussian), solver=solver)
     engine.init(KEY)
     assert engine.plan.solver == solver
     engine = ProximalScoreVI(gaussian, make(gaussian), solver=GradientSteps(optax.adam(0.01)))

@@ -43,7 +43,7 @@ def make(guide: Any = "AutoDiagonalNormal", **options: Any) -> ProximalScoreVI:
     if isinstance(guide, str):
         guide = getattr(autoguide, guide)(two_sites)
     engine = {name: options.pop(name) for name in ENGINE & options.keys()}
-    return ProximalScoreVI(two_sites, guide, GradientSteps(**options), **engine)
+    return ProximalScoreVI(two_sites, guide, solver=GradientSteps(**options), **engine)
 
 
 def changes(engine: ProximalScoreVI, steps: int = 1) -> dict[str, np.ndarray]:

@@ -18,7 +18,6 @@ from numpyro_ext.guides.matrix_normal import (
     AutoMatrixNormal,
     Factors,
     MatrixNormalDensity,
-    find_blocks,
 )
 from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.score.regression.matrix_normal import (
@@ -29,6 +28,7 @@ from numpyro_ext.score.regression.matrix_normal import (
     updated_factors,
 )
 from numpyro_ext.score.regression.pairs import antithetic
+from ppl_ext.guides.layouts import find_blocks
 from tests.matrix_normal_support import (
     SHAPES,
     VECTOR,

@@ -1,7 +1,8 @@
-"""Conversion to ArviZ in both packages: the same groups and the same values."""
+"""Diagnostics in both packages: the same options, groups and values."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+import numpyro_ext
 import numpyro_ext.diagnostics
+import pyro_ext
 import pyro_ext.diagnostics
 from numpyro_ext.density import LogDensity as NumPyroLogDensity
 from pyro_ext.density import LogDensity as PyroLogDensity
@@ -58,3 +61,29 @@ def test_both_packages_give_the_same_groups(name: str) -> None:
                 np.testing.assert_allclose(
                     one[variable].values, two[variable].values, rtol=1e-9, atol=1e-9
                 )
+
+
+@pytest.mark.parametrize("name", ["gamma_poisson", "conjugate_normal_subsampled"])
+def test_discrepancies_of_positions_agree(name: str) -> None:
+    positions, options = support.positions(1, num=12), zoo.ZOO[name].options
+    one, two = (
+        package.ksd(
+            positions, model=models.build(name), args=models.arguments(name), kwargs=options
+        )
+        for package, models in ((pyro_ext, pyro_models), (numpyro_ext, numpyro_models))
+    )
+    np.testing.assert_allclose(one.value, two.value, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["elbo", "psis_khat", "ksd"])
+def test_options_and_their_defaults_agree(name: str) -> None:
+    """All but what the hosts' random numbers and states need."""
+    one, two = (
+        {
+            option.name: option.default
+            for option in inspect.signature(getattr(package, name)).parameters.values()
+            if option.name not in ("seed", "rng_key", "state")
+        }
+        for package in (pyro_ext, numpyro_ext)
+    )
+    assert one == two

@@ -403,5 +403,5 @@ def test_missing_observations_and_wrong_engines_are_told() -> None:
     engine.setup(x, x)
     with pytest.raises(ArgumentError, match=r"observations of site 'y'.*Predictive"):
         to_arviz(engine, x)
-    with pytest.raises(ArgumentError, match="Expected a fitted engine"):
+    with pytest.raises(ArgumentError, match="Expected an engine with a target"):
         to_arviz(model, x)

@@ -164,7 +164,7 @@ def test_a_non_finite_step_keeps_the_state(policy):
     broken = Y.clone()
     broken[:] = float("inf")
     if policy == "raise":
-        with pytest.raises(NonFiniteError, match=r"Step 6.*learning rate") as caught:
+        with pytest.raises(NonFiniteError, match=r"step 6.*learning rate") as caught:
             e.step(broken)
         assert caught.value.step == 6
         # Nothing of the failed step stays, not even its minibatch.

@@ -36,7 +36,7 @@ from pyro_ext.guides import (
     refuse_flat_density,
     register_flat_density,
 )
-from pyro_ext.guides.flat_density import _FACTORIES
+from pyro_ext.guides.flat_density import _REGISTRY
 
 torch.set_default_dtype(torch.float64)
 
@@ -317,7 +317,7 @@ def test_registry_is_open() -> None:
     refuse_flat_density(Mine, "it is ours")
     with pytest.raises(ArgumentError, match="found Mine: it is ours"):
         flat_density(Mine(model))
-    assert Mine not in _FACTORIES
+    assert Mine not in _REGISTRY.factories
 
 
 @pytest.mark.parametrize(

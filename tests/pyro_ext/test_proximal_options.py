@@ -14,7 +14,7 @@ from pyro.infer import autoguide
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.score import STEPS, GradientSteps
-from pyro_ext.density import handlers, log_density
+from pyro_ext.density import evaluation, handlers
 from pyro_ext.diagnostics import elbo
 from pyro_ext.guides import AutoGaussianMixture, AutoMatrixNormal, AutoPlanarFlow
 from pyro_ext.score import ProximalScoreVI, gradient_steps, objective
@@ -42,7 +42,7 @@ def make(guide: Any = "AutoDiagonalNormal", **options: Any) -> ProximalScoreVI:
     if isinstance(guide, str):
         guide = getattr(autoguide, guide)(two_sites)
     engine = {name: options.pop(name) for name in ENGINE & options.keys()}
-    return ProximalScoreVI(two_sites, guide, GradientSteps(**options), seed=3, **engine)
+    return ProximalScoreVI(two_sites, guide, solver=GradientSteps(**options), seed=3, **engine)
 
 
 def sgd(rate: float) -> Any:
@@ -265,13 +265,13 @@ def test_priors_added_in_place_are_those_of_the_host(
         pyro.sample("y", dist.Normal(w.sin().sum(), 0.3), obs=torch.tensor(1.5))
 
     added: list[Any] = []
-    add = log_density._add_normal
+    add = evaluation.add_normal
 
     def counted(*arguments: Any) -> Any:
         added.append(arguments)
         return add(*arguments)
 
-    monkeypatch.setattr(log_density, "_add_normal", counted)
+    monkeypatch.setattr(evaluation, "add_normal", counted)
 
     def figures() -> Any:
         engine = ProximalScoreVI(model, autoguide.AutoDiagonalNormal(model), seed=0)

@@ -8,11 +8,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 
+from ppl_ext.guides.layouts import find_blocks
 from pyro_ext.guides.matrix_normal import (
     AutoMatrixNormal,
     Factors,
     MatrixNormalDensity,
-    find_blocks,
 )
 from pyro_ext.score import ProximalScoreVI
 from pyro_ext.score.regression.base import restored, saved

@@ -1,15 +1,8 @@
-"""SVGD and DeepEnsemble: right posteriors, the host's failures, and the engine's promises.
-
-Tolerances of moments: SVGD with P particles should be no worse than P independent draws, whose
-mean has a standard error of sd / sqrt(P). The RBF kernel with the median rule is known to lose
-spread, up to 15 per cent of the sd at P = 100 in these few dimensions (measured 1 to 14); adding
-the linear kernel makes up for it.
-"""
+"""SVGD where Pyro has its own manners: its failures, kernels, optimizers, and states."""
 
 from __future__ import annotations
 
 import functools
-import math
 
 import numpy as np
 import pyro
@@ -18,15 +11,13 @@ import pytest
 import torch
 from pyro.infer import SVGD as HostSVGD
 from pyro.infer import Predictive
-from pyro.infer.autoguide import init_to_value
 from pyro.infer.svgd import IMQSteinKernel, RBFSteinKernel
-from scipy.special import digamma, polygamma
 
 from ppl_ext.errors import ArgumentError, NonFiniteError
-from pyro_ext.gradients import Full, Minibatch
-from pyro_ext.kernels import IMQ, RBF, Linear
-from pyro_ext.stein import SVGD, DeepEnsemble
+from pyro_ext.kernels import RBF, Linear
+from pyro_ext.stein import SVGD
 from tests.models import pyro_models, zoo
+from tests.stein_support import check_moments
 
 torch.set_default_dtype(torch.float64)
 
@@ -52,38 +43,7 @@ def fit(name, kernel=None, num_particles=NUM, steps=800, optim=None, **options):
     return engine
 
 
-def check_moments(name, draws, mean_tolerance, sd_tolerance):
-    draws = {site: value.numpy() for site, value in draws.items()}
-    for moment in zoo.ZOO[name].moments():
-        values = moment.statistic(draws)
-        error = (values.mean(axis=0) - moment.mean) / moment.std
-        np.testing.assert_allclose(error, 0.0, atol=mean_tolerance, err_msg=moment.name)
-        ratio = values.std(axis=0) / moment.std
-        np.testing.assert_allclose(ratio, 1.0, atol=sd_tolerance, err_msg=moment.name)
-
-
-#: States of the default kernel's two terms, which remember nothing.
-NO_STATE: dict[str, dict] = {"0": {}, "1": {}}
-
-
 class TestPosteriors:
-    def test_splitting_the_latents_does_not_change_the_answer(self):
-        momentum = pyro.optim.SGD({"lr": 0.1, "momentum": 0.9})
-        one, two = (
-            fit(name, num_particles=50, steps=1000, optim=momentum)
-            for name in ("gaussian_one_site", "gaussian_two_sites")
-        )
-        # The same vectors at every step, up to rounding of the two densities.
-        torch.testing.assert_close(one.particles, two.particles, rtol=1e-8, atol=1e-8)
-        draws = two.get_samples()
-        z = torch.cat([draws["a"], draws["b"].unsqueeze(-1)], dim=1)
-        mean = torch.tensor(zoo.GAUSSIAN_3D_MEAN)
-        torch.testing.assert_close(z.mean(dim=0), mean, rtol=0, atol=0.1)
-        check_moments("gaussian_two_sites", draws, 0.1, 0.15)
-        correlation = torch.corrcoef(z.T)[~torch.eye(3, dtype=torch.bool)]
-        # 50 independent draws would have a standard error of (1 - 0.81) / sqrt(50) = 0.027.
-        torch.testing.assert_close(correlation, torch.full((6,), 0.9), rtol=0, atol=0.054)
-
     def test_pyros_own_svgd_mixes_particles_and_sites(self):
         """Pinned failure of the host: its flat vector holds sites before particles."""
         found = {}
@@ -134,171 +94,16 @@ class TestPosteriors:
         # Near (3.5, 3.5, 13): every column mixes coordinates of both sites.
         assert (moved(host.get_named_particles()).abs() > 2.0).all()
 
-    def test_lognormal(self):
-        draws = fit("lognormal").get_samples()
-        assert abs(draws["x"].log().mean()) < 0.05
-        check_moments("lognormal", draws, 0.2, 0.2)
-
-    @pytest.mark.parametrize(
-        "name", ["exponential", "dirichlet", "lkj_cholesky", "dependent_uniform", "gamma_poisson"]
-    )
-    def test_supports(self, name):
-        draws = fit(name).get_samples()
-        # Two standard errors of the mean; two of the sd are 0.14 to 0.28.
-        check_moments(name, draws, 0.2, 0.2)
-        if name == "dependent_uniform":
-            assert ((draws["b"] > 0) & (draws["b"] < draws["a"])).all()
-
-    @pytest.mark.parametrize("name", ["dirichlet", "dependent_uniform"])
-    def test_a_linear_term_restores_the_spread(self, name):
-        # Half a standard error.
-        check_moments(name, fit(name, RBF() + Linear()).get_samples(), 0.05, 0.05)
-
-    def test_imq(self):
-        check_moments("dirichlet", fit("dirichlet", IMQ()).get_samples(), 0.2, 0.2)
-
-    def test_linear_kernel_is_exact_on_a_gaussian(self):
-        optim = adam(0.3, 2000, 1e-3)
-        engine = fit("gaussian_five", Linear(), num_particles=12, steps=2000, optim=optim)
-        z = engine.get_samples()["z"].numpy()
-        np.testing.assert_allclose(z.mean(axis=0), zoo.GAUSSIAN_5D_MEAN, atol=1e-6)
-        np.testing.assert_allclose(np.cov(z.T, bias=True), zoo.GAUSSIAN_5D_COVARIANCE, atol=1e-6)
-
-    def test_subsampled_plate_reaches_the_full_posterior(self):
-        name = "logistic_regression_subsampled"
-        full = fit(name, estimator=Full(), keywords={"subsample_size": 16})
-        batches = fit(name, steps=2000, keywords={"subsample_size": 16})
-        assert isinstance(batches.plan.estimator, Minibatch)
-        assert isinstance(full.plan.estimator, Full)
-        check_moments("logistic_regression", full.get_samples(), 0.2, 0.2)
-        # The rate falls to 3e-3, at which noise moves all particles alike by less than 0.2 sd.
-        check_moments("logistic_regression", batches.get_samples(), 0.4, 0.3)
-
-    def test_batches_as_arguments(self):
-        x, y = pyro_models.arguments("logistic_regression")
-        model = pyro_models.logistic_regression_batch_arguments
-        engine = SVGD(model, adam(steps=1500), num_particles=NUM, seed=0)
-        rows = torch.Generator().manual_seed(0)
-        for _ in range(375):
-            for batch in torch.randperm(60, generator=rows).split(15):
-                engine.step(x[batch], y[batch])
-        check_moments("logistic_regression", engine.get_samples(), 0.4, 0.3)
-
     @pytest.mark.parametrize("kernel", [RBFSteinKernel(), IMQSteinKernel()])
     def test_host_kernels(self, kernel):
         # One dimension, where a kernel for each coordinate is a kernel. The host's IMQ has
         # 0.5 in place of 1.
         engine = fit("conjugate_normal", kernel, num_particles=50, steps=400)
-        check_moments("conjugate_normal", engine.get_samples(), 0.28, 0.2)
-
-
-def _correlated() -> np.ndarray:
-    scales, lags = np.array([1.0, 0.5, 2.0, 1.0, 3.0]), np.subtract.outer(range(5), range(5))
-    return np.outer(scales, scales) * 0.76 ** np.abs(lags)
-
-
-def correlated_normal() -> None:
-    covariance = torch.tensor(_correlated(), dtype=torch.float32)
-    pyro.sample("z", dist.MultivariateNormal(torch.zeros(5), covariance))
-
-
-def banana() -> None:
-    a = pyro.sample("a", dist.Normal(0.0, 1.0))
-    pyro.sample("b", dist.Normal(0.5 * a**2, 0.5))
-
-
-def log_gamma() -> None:
-    with pyro.plate("pair", 2):
-        pyro.sample("g", dist.Gamma(2.0, 1.0))
-
-
-def two_modes() -> None:
-    x = pyro.sample("x", dist.Normal(0.0, 1.0).mask(False))
-    left = math.log(0.3) - 0.5 * (x + 2.5) ** 2
-    right = math.log(0.7) - 0.5 * (x - 2.5) ** 2
-    pyro.factor("modes", torch.logaddexp(left, right))
-
-
-class TestDefaultKernel:
-    """The default kernel with 100 particles and 2,000 steps on targets that are known exactly."""
-
-    def fit(self, model, kernel=None, rate=0.1, steps=2000):
-        optim = pyro.optim.CosineAnnealingLR(
-            {"optimizer": torch.optim.Adam, "optim_args": {"lr": rate}, "T_max": steps}
-        )
-        engine = SVGD(model, optim, kernel, num_particles=100, seed=0)
-        engine.run(steps, progress_bar=False)
-        return {name: value.double().numpy() for name, value in engine.get_samples().items()}
-
-    def test_covariance_of_a_correlated_normal(self):
-        z = self.fit(correlated_normal)["z"]
-        expected = _correlated()
-        error = np.cov(z.T, bias=True) - expected
-        assert np.linalg.norm(error) < 0.02 * np.linalg.norm(expected)
-        np.testing.assert_allclose(z.mean(0) / np.sqrt(np.diag(expected)), 0.0, atol=0.01)
-
-    def test_curved_target(self):
-        draws = self.fit(banana)
-        for name, mean, variance in [("a", 0.0, 1.0), ("b", 0.5, 0.75)]:
-            assert draws[name].mean() == pytest.approx(mean, abs=0.1 * variance**0.5)
-            assert 0.9 < draws[name].var() / variance < 1.1
-
-    def test_skewed_target(self):
-        logs = np.log(self.fit(log_gamma)["g"])
-        np.testing.assert_allclose(logs.mean(0), digamma(2.0), atol=0.02)
-        np.testing.assert_allclose(logs.var(0) / polygamma(1, 2.0), 1.0, atol=0.1)
-
-    def test_the_median_rule_serves_separated_modes(self):
-        # The default's particles hardly change sides, whatever the shares that they start with.
-        x = self.fit(two_modes, RBF(), rate=1.0, steps=3000)["x"]
-        # Mean 1 and variance 7.25 - 1; a standard deviation of 2.5.
-        assert x.mean() == pytest.approx(1.0, abs=0.25)
-        assert 0.9 < x.var() / 6.25 < 1.1
-
-
-class TestAnnealing:
-    def test_factor_multiplies_scores_only(self):
-        seen = []
-
-        def gamma(t):
-            seen.append(t)
-            return 0.25 * t
-
-        x = pyro_models.arguments("logistic_regression")
-        rate = pyro.optim.SGD({"lr": 1e-3})
-        engine = SVGD(
-            pyro_models.build("logistic_regression"), rate, None, 7, annealing=gamma, seed=1
-        )
-        engine.setup(*x)
-        for t in range(3):
-            before = engine.particles
-            score = engine.target.full_score(before, engine.data).score
-            engine.step(*x)
-            phi, _ = engine.kernel.direction(NO_STATE, before, 0.25 * t * score)
-            torch.testing.assert_close(engine.particles, before + 1e-3 * phi)
-        assert seen == [0, 1, 2]
-
-    def test_refused(self):
-        with pytest.raises(ArgumentError, match="annealing"):
-            SVGD(pyro_models.lognormal, adam(), annealing=0.5)
+        draws = {site: value.numpy() for site, value in engine.get_samples().items()}
+        check_moments("conjugate_normal", draws, 0.28, 0.2)
 
 
 class TestEngine:
-    def test_loss_and_force_norm(self):
-        name = "gamma_poisson"
-        engine = SVGD(pyro_models.build(name), adam(), num_particles=5, seed=1)
-        data = pyro_models.arguments(name)
-        engine.setup(*data)
-        before = engine.particles
-        result = engine.run(3, *data, progress_bar=False)
-        score = engine.target.full_score(before, engine.data)
-        expected = -(score.log_prior + score.log_likelihood).mean()
-        assert result.losses[0] == pytest.approx(float(expected))
-        phi, _ = engine.kernel.direction(NO_STATE, before, score.score)
-        force = (phi**2).sum(dim=1).mean().sqrt()
-        assert result.info["force_norm"][0] == pytest.approx(float(force))
-        assert result.losses.shape == result.info["force_norm"].shape == (3,)
-
     def test_draws_are_the_particles(self):
         engine = fit("logistic_regression", num_particles=9, steps=20)
         draws = engine.get_samples()
@@ -376,27 +181,6 @@ class TestEngine:
             with pytest.raises(ArgumentError, match=message):
                 wrong.load(path)
             assert torch.equal(wrong.particles, particles) and wrong.num_steps_taken == 1
-
-    def test_engine_follows_init_strategy_and_tempers_its_loss(self):
-        def model(y):
-            a = pyro.sample("a", dist.Normal(0.0, 3.0))
-            with pyro.plate("rows", len(y)):
-                pyro.sample("y", dist.Normal(a, 1.0), obs=y)
-
-        y = torch.linspace(-1.0, 3.0, 12)
-        engine = SVGD(
-            model,
-            pyro.optim.Adam({"lr": 0.1}),
-            num_particles=3,
-            seed=0,
-            likelihood_temperature=0.25,
-            init_strategy=init_to_value(values={"a": torch.tensor(7.0)}),
-        )
-        engine.setup(y)
-        torch.testing.assert_close(engine.particles, torch.full((3, 1), 7.0))
-        score = engine.target.full_score(engine.particles, engine.data)
-        expected = -(score.log_prior + score.log_likelihood / 0.25).mean()
-        assert engine.step(y) == pytest.approx(expected.item())
 
     def test_chunks_reach_the_target(self):
         model = pyro_models.build("logistic_regression_subsampled")
@@ -481,28 +265,6 @@ class TestEngine:
         with pytest.raises(NonFiniteError):
             engine.step()
 
-    def test_callback_stops_the_run(self):
-        engine = SVGD(pyro_models.lognormal, adam(), num_particles=4, seed=0)
-        seen = []
-
-        def callback(step, engine, info):
-            seen.append(sorted(info))
-            return step == 5
-
-        result = engine.run(50, progress_bar=False, callback=callback)
-        assert len(result.losses) == len(seen) == 5
-        assert seen[0] == ["force_norm", "loss"]
-
-    @pytest.mark.parametrize("number", [0, -1, 2.0, True])
-    def test_number_of_particles_is_checked(self, number):
-        with pytest.raises(ArgumentError, match="num_particles"):
-            SVGD(pyro_models.lognormal, adam(), num_particles=number)
-
-    @pytest.mark.parametrize("optim", [None, 0.1])
-    def test_optimizer_is_checked(self, optim):
-        with pytest.raises(ArgumentError, match="optimizer"):
-            SVGD(pyro_models.lognormal, optim)
-
     def test_two_engines_do_not_meet(self):
         """Pyro's own keep their particles in one global parameter and collide."""
         first = fit("lognormal", num_particles=7, steps=5)
@@ -511,41 +273,3 @@ class TestEngine:
         second.step()
         assert torch.equal(first.particles, before)
         assert len(list(pyro.get_param_store().keys())) == 0
-
-
-class TestDeepEnsemble:
-    def test_members_reach_the_mode_with_the_jacobian(self):
-        counts = zoo.counts()
-        engine = DeepEnsemble(pyro_models.gamma_poisson, adam(), num_particles=4, seed=0)
-        engine.run(800, *pyro_models.arguments("gamma_poisson"), progress_bar=False)
-        # In u = log(rate) the density is shape * u - rate_parameter * exp(u).
-        mode = (2.0 + counts.sum()) / (0.5 + len(counts))
-        rates = engine.get_samples()["rate"]
-        torch.testing.assert_close(rates, torch.full((4,), mode), rtol=1e-4, atol=0)
-
-    def test_members_are_independent(self):
-        def model():
-            z = pyro.sample("z", dist.Normal(0.0, 10.0))
-            # Modes near -3 and 1.
-            pyro.factor("modes", torch.logaddexp(-((z + 3.0) ** 2), -((z - 1.0) ** 2)))
-
-        engine = DeepEnsemble(model, adam(steps=400), num_particles=20, seed=0)
-        engine.run(400, progress_bar=False)
-        z = engine.get_samples()["z"]
-        assert torch.minimum((z + 3).abs(), (z - 1).abs()).max() < 0.1
-        assert (z < -1).any() and (z > -1).any()
-
-    def test_one_particle_is_the_same_as_svgd(self):
-        name = "gamma_poisson"
-        data = pyro_models.arguments(name)
-        engines = [
-            cls(pyro_models.build(name), pyro.optim.SGD({"lr": 1e-3}), num_particles=1, seed=4)
-            for cls in (SVGD, DeepEnsemble)
-        ]
-        for engine in engines:
-            engine.run(5, *data, progress_bar=False)
-        torch.testing.assert_close(engines[0].particles, engines[1].particles)
-
-    def test_takes_no_kernel(self):
-        with pytest.raises(TypeError, match="kernel"):
-            DeepEnsemble(pyro_models.lognormal, adam(), kernel=RBF())

@@ -50,7 +50,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from numpyro_ext.guides.flat_density import Parameters
-from numpyro_ext.guides.matrix_normal import Blocks, Factors, _join, _split
+from numpyro_ext.guides.matrix_normal import Factors, _join, _split
 from numpyro_ext.guides.normal import _solve_lower
 from numpyro_ext.score.overflow import LENIENCE, Verdict, judged
 from numpyro_ext.score.regression.base import ClosedForm
@@ -72,6 +72,7 @@ from numpyro_ext.score.regression.pairs import (
     next_mean_weight,
     next_weight,
 )
+from ppl_ext.guides.layouts import Blocks
 from ppl_ext.score import DECAY, TRUST
 
 

@@ -72,7 +72,7 @@ class RegressionSolver:
         found, estimator = plan.estimator.estimate(target, state.estimator, draws.theta, data)
         weights = form.weights(fit.parameters, plan.num_samples)
         loss = weights @ jnp.square(draws.score - found.score).sum(-1)
-        log_p = found.log_prior + found.log_likelihood / target.likelihood_temperature
+        log_p = found.log_density(target.likelihood_temperature)
         regression, parameters = form.update(
             fit.regression, fit.parameters, draws.theta, found.score, engine._total(state), log_p
         )

@@ -48,9 +48,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ppl_ext.guides.layouts import Blocks
 from ppl_ext.score import DECAY, TRUST
 from pyro_ext.guides.flat_density import Parameters
-from pyro_ext.guides.matrix_normal import Blocks, Factors, _join, _split
+from pyro_ext.guides.matrix_normal import Factors, _join, _split
 from pyro_ext.guides.normal import _solve_lower
 from pyro_ext.score.overflow import LENIENCE, Verdict, judged
 from pyro_ext.score.regression.base import ClosedForm

@@ -60,8 +60,8 @@ class RegressionSolver:
         form, parameters = self.form, engine._parameters
         draws = form.evaluated_draw(parameters, engine._generator, plan.num_samples)
         weights = form.weights(parameters, plan.num_samples)
-        score, log_prior, log_likelihood = engine._score(draws.theta, data)[:3]
-        log_p = log_prior + log_likelihood / plan.target.likelihood_temperature
+        found = engine._score(draws.theta, data)
+        score, log_p = found.score, found.log_density(plan.target.likelihood_temperature)
         loss = float(weights @ (draws.score - score).square_().sum(-1))
         info = {"log_p": float(weights @ log_p), "log_q": float(weights @ draws.log_prob)}
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])

@@ -15,14 +15,13 @@ from scipy.integrate import solve_ivp
 
 from benchmarks.posteriordb.programs import numpyro_program
 from benchmarks.posteriordb.programs.steps import drug_times, turns
-from pyro_ext.density import LogDensity
 from tests.benchmarks.posteriordb import checks, plain
+from tests.benchmarks.posteriordb.standard import *  # noqa: F403
+from tests.benchmarks.posteriordb.standard import Program
 
 jax.config.update("jax_enable_x64", True)
 torch.set_default_dtype(torch.float64)
 
-MODELS = ("lotka_volterra", "one_comp_mm_elim_abs")
-EMBEDDED = ("lotka_volterra",)
 # Unconstrained values in the middle of the posteriors, where solutions are smooth.
 CENTRES: dict[str, dict[str, Any]] = {
     "lotka_volterra": {
@@ -34,29 +33,9 @@ CENTRES: dict[str, dict[str, Any]] = {
 }
 # Errors of the logarithm of a mean that the programs' documentation states.
 LARGEST_ERROR = {"lotka_volterra": 9e-6, "one_comp_mm_elim_abs": 4e-6}
-# A log density of about a hundred, with residuals of a few standard deviations.
-INTEGRATION = 1e-5
-ROUNDING = 1e-11
 
-backends = pytest.mark.parametrize("backend", checks.BACKENDS)
 
 Sites = dict[str, Any]
-
-
-def one_case(model: str) -> Any:
-    """The official posterior of a model where it is at hand, else the embedded one."""
-    return [case for case in checks.cases([model], with_draws=True) if not case.marks][-1].values
-
-
-def native_of(backend: str, where: str, name: str) -> checks.Native:
-    """The native program of a posterior; in Pyro without a graph of its thousands of operations.
-
-    A graph is traced in the time of hundreds of evaluations, of which there are few here.
-    """
-    native = checks.native_of(backend, where, name)
-    if backend == "pyro" and native.target.evaluation == "graph":
-        native.target = LogDensity(native.model, evaluation="handlers")
-    return native
 
 
 # -- plain log densities ----------------------------------------------------------------------
@@ -122,42 +101,7 @@ def drug(u: Sites, data: Sites) -> float:
     return total + stats.lognorm.logpdf(data["C_hat"], values["sigma"], scale=means).sum()
 
 
-PLAIN: dict[str, plain.Density] = {"lotka_volterra": populations, "one_comp_mm_elim_abs": drug}
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_the_density_is_the_plain_one_in_both_hosts(model: str) -> None:
-    if model not in EMBEDDED and (reason := checks.why_not_official()):
-        pytest.skip(reason)
-    where, name = one_case(model)
-    native_of("pyro", where, name)
-    plain.density_is(
-        PLAIN[model],
-        where,
-        name,
-        INTEGRATION,
-        centre=CENTRES[model],
-        spread=0.1,
-        agreement=ROUNDING,
-    )
-
-
-@backends
-@pytest.mark.parametrize("model", MODELS)
-def test_the_mean_score_over_reference_draws_is_zero(backend: str, model: str) -> None:
-    if model not in EMBEDDED and (reason := checks.why_not_official()):
-        pytest.skip(reason)
-    where, name = one_case(model)
-    native = native_of(backend, where, name)
-    posterior = checks.open_database(where)[name]
-    found = checks.mean_score_is_zero(backend, posterior, draws=5000, native=native)
-    print(f"{where} {name} {backend}: {found.worst:.2f} standard errors at most")
-
-
 # -- the check sees errors ---------------------------------------------------------------------
-
-
-Change = Callable[[Any, Callable[[Any], Any], Sites], Any]
 
 
 def without_jacobian(dist: Any, log: Callable[[Any], Any], sites: Sites) -> Any:
@@ -185,26 +129,28 @@ def doubled_cauchy(dist: Any, log: Callable[[Any], Any], sites: Sites) -> Any:
     return dist.HalfCauchy(2.0).log_prob(v_m) - dist.HalfCauchy(1.0).log_prob(v_m)
 
 
-@backends
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("hudson_lynx_hare-lotka_volterra", without_jacobian),
-        ("hudson_lynx_hare-lotka_volterra", halved_scale),
-        ("hudson_lynx_hare-lotka_volterra", without_the_start),
-        ("one_comp_mm_elim_abs-one_comp_mm_elim_abs", doubled_cauchy),
-    ],
-)
-def test_the_check_sees_a_wrong_density(backend: str, name: str, change: Change) -> None:
-    if reason := checks.why_not_official():
-        pytest.skip(reason)
-    posterior = checks.open_database("official")[name]
-    program = checks.planted(backend, posterior.model_name, change)
-    wrong = checks.Native(backend, program, posterior.data())
-    if backend == "pyro":
-        wrong.target = LogDensity(wrong.model, evaluation="handlers")
-    with pytest.raises(AssertionError, match="standard error"):
-        checks.mean_score_is_zero(backend, posterior, draws=10_000, native=wrong)
+# A log density of about a hundred, with residuals of a few standard deviations, is as far off as
+# the integration.
+PROGRAMS = {
+    model: Program(
+        density,
+        error=1e-5,
+        centre=CENTRES[model],
+        spread=0.1,
+        draws=5000,
+        stan=1e-4,
+        wide=False,
+        graph=False,
+        once=True,
+    )
+    for model, density in {"lotka_volterra": populations, "one_comp_mm_elim_abs": drug}.items()
+}
+WRONG = [
+    ("official", "hudson_lynx_hare-lotka_volterra", without_jacobian),
+    ("official", "hudson_lynx_hare-lotka_volterra", halved_scale),
+    ("official", "hudson_lynx_hare-lotka_volterra", without_the_start),
+    ("official", "one_comp_mm_elim_abs-one_comp_mm_elim_abs", doubled_cauchy),
+]
 
 
 # -- solvers ------------------------------------------------------------------------------------
@@ -219,7 +165,7 @@ def reference_values(name: str, count: int) -> dict[str, np.ndarray]:
     return {key: value[::step] for key, value in flat.items()}
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", PROGRAMS)
 def test_the_solution_is_as_accurate_as_stated(model: str) -> None:
     if reason := checks.why_not_official():
         pytest.skip(reason)
@@ -278,15 +224,3 @@ def test_the_drug_is_observed_at_ends_of_steps() -> None:
     assert times[0] == 1.0 and (np.diff(times) > 0.0).all()
     assert set(times[::2]) >= {1.5, 2.0, 3.0}
     np.testing.assert_allclose(times[1::2], (times[:-1:2] + times[2::2]) / 2)
-
-
-@pytest.mark.slow
-@backends
-@pytest.mark.parametrize(("where", "name"), checks.cases(MODELS))
-def test_the_difference_to_stan_is_constant(backend: str, where: str, name: str) -> None:
-    if reason := checks.why_no_stan():
-        pytest.skip(reason)
-    posterior = checks.open_database(where)[name]
-    native = native_of(backend, where, name)
-    found = checks.stan_difference_is_constant(backend, posterior, 1e-4, native=native)
-    print(f"{where} {name} {backend}: {found:.1e}")

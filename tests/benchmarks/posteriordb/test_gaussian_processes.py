@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -15,20 +14,18 @@ from scipy import stats
 from benchmarks.posteriordb.programs import site_map
 from benchmarks.posteriordb.programs.gaussian_processes_sites import PLACES
 from tests.benchmarks.posteriordb import checks, plain
+from tests.benchmarks.posteriordb.standard import *  # noqa: F403
+from tests.benchmarks.posteriordb.standard import Program, backends
 
 jax.config.update("jax_enable_x64", True)
 torch.set_default_dtype(torch.float64)
 
-MODELS = ("accel_gp", "gp_pois_regr")
-# Rounding of sums of a few hundred terms; a covariance matrix amplifies it by its condition.
-ROUNDING = {"accel_gp": 1e-11, "gp_pois_regr": 1e-8}
 # Points where the covariances are not those of white noise or of a constant.
 CENTRES: dict[str, dict[str, Any]] = {
     "accel_gp": {"sdgp_1": 3.5, "lscale_1": -2.5, "Intercept_sigma": 2.0, "lscale_sigma_1": -3.0},
     "gp_pois_regr": {"rho": 1.6},
 }
 
-backends = pytest.mark.parametrize("backend", checks.BACKENDS)
 
 Sites = dict[str, Any]
 
@@ -76,33 +73,7 @@ def accelerations(u: Sites, data: Sites) -> float:
     return total + stats.norm.logpdf(data["Y"], mean, np.exp(log_scale)).sum()
 
 
-PLAIN: dict[str, plain.Density] = {"accel_gp": accelerations, "gp_pois_regr": poisson_counts}
-
-
-@pytest.mark.parametrize(("where", "name"), checks.cases(MODELS))
-def test_the_density_is_the_plain_one_in_both_hosts(where: str, name: str) -> None:
-    model = checks.open_database(where)[name].model_name
-    tolerance, centre = ROUNDING[model], CENTRES[model]
-    plain.density_is(
-        PLAIN[model], where, name, tolerance, centre=centre, spread=0.3, agreement=tolerance
-    )
-
-
-@backends
-@pytest.mark.parametrize(("where", "name"), checks.cases(["gp_pois_regr"], with_draws=True))
-def test_the_mean_score_over_reference_draws_is_zero(backend: str, where: str, name: str) -> None:
-    posterior = checks.open_database(where)[name]
-    if posterior.reference_draws() is None:
-        pytest.skip(f"{name} has means of a reference, but no draws")
-    native = checks.native_of(backend, where, name)
-    found = checks.mean_score_is_zero(backend, posterior, draws=10_000, native=native)
-    print(f"{where} {name} {backend}: {found.worst:.2f} standard errors at most")
-
-
 # -- the check sees errors ---------------------------------------------------------------------
-
-
-Change = Callable[[Any, Callable[[Any], Any], Sites], Any]
 
 
 def without_jacobian(dist: Any, log: Callable[[Any], Any], sites: Sites) -> Any:
@@ -122,17 +93,22 @@ def rate_for_scale(dist: Any, log: Callable[[Any], Any], sites: Sites) -> Any:
     return dist.Gamma(25.0, 3.0).log_prob(rho) - dist.Gamma(25.0, 4.0).log_prob(rho)
 
 
-@backends
-@pytest.mark.parametrize("change", [without_jacobian, halved_scale, rate_for_scale])
-def test_the_check_sees_a_wrong_density(backend: str, change: Change) -> None:
-    if reason := checks.why_not_official():
-        pytest.skip(reason)
-    posterior = checks.open_database("official")["gp_pois_regr-gp_pois_regr"]
-    wrong = checks.Native(
-        backend, checks.planted(backend, "gp_pois_regr", change), posterior.data()
-    )
-    with pytest.raises(AssertionError, match="standard error"):
-        checks.mean_score_is_zero(backend, posterior, draws=10_000, native=wrong)
+PROGRAMS = {
+    "accel_gp": Program(accelerations, centre=CENTRES["accel_gp"], spread=0.3, batch=7),
+    # A covariance matrix amplifies rounding by its condition.
+    "gp_pois_regr": Program(
+        poisson_counts,
+        error=1e-8,
+        rounding=1e-8,
+        centre=CENTRES["gp_pois_regr"],
+        spread=0.3,
+        stan=1e-8,
+    ),
+}
+WRONG = [
+    ("official", "gp_pois_regr-gp_pois_regr", change)
+    for change in (without_jacobian, halved_scale, rate_for_scale)
+]
 
 
 # -- the rest ---------------------------------------------------------------------------------
@@ -172,28 +148,3 @@ def deterministic(native: checks.Native, sites: Sites) -> Any:
     from numpyro import handlers
 
     return handlers.trace(handlers.substitute(native.model, sites)).get_trace()["f"]["value"]
-
-
-@backends
-@pytest.mark.parametrize(("where", "name"), checks.cases(["accel_gp"]))
-def test_minibatches_cover_the_data_once(backend: str, where: str, name: str) -> None:
-    native = checks.native_of(backend, where, name)
-    program = partial(checks.program_of(backend, "accel_gp"), subsample_size=7)
-    batched = checks.Native(backend, program, checks.open_database(where)[name].data())
-    z = plain.positions(native, 3, CENTRES["accel_gp"], 0.3)
-    np.testing.assert_allclose(batched.full_score(z), native.score(z), rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.slow
-@backends
-@pytest.mark.parametrize(("where", "name"), checks.cases(MODELS))
-def test_the_difference_to_stan_is_constant(backend: str, where: str, name: str) -> None:
-    if reason := checks.why_no_stan():
-        pytest.skip(reason)
-    posterior = checks.open_database(where)[name]
-    native = checks.native_of(backend, where, name)
-    tolerance = ROUNDING[posterior.model_name]
-    found = checks.stan_difference_is_constant(
-        backend, posterior, tolerance, wide=True, native=native
-    )
-    print(f"{where} {name} {backend}: {found:.1e}")

@@ -16,20 +16,17 @@ from scipy import stats
 
 from benchmarks.posteriordb.programs import numpyro_program, pyro_program, site_map
 from tests.benchmarks.posteriordb import checks
+from tests.benchmarks.posteriordb.standard import *  # noqa: F403
+from tests.benchmarks.posteriordb.standard import Program, backends
 
 jax.config.update("jax_enable_x64", True)
 torch.set_default_dtype(torch.float64)
 
-SCHOOLS = ("eight_schools_centered", "eight_schools_noncentered")
 RADON = (
     "radon_hierarchical_intercept_noncentered",
     "radon_variable_intercept_slope_noncentered",
 )
-IN_STAN = (*SCHOOLS, RADON[0])
-# Rounding of sums of ten thousand terms.
-ROUNDING = 1e-11
 
-backends = pytest.mark.parametrize("backend", checks.BACKENDS)
 
 Sites = dict[str, Any]
 
@@ -91,38 +88,6 @@ def radon_slope(u: Sites, data: Sites) -> float:
     return prior + stats.norm.logpdf(data["log_radon"], mean, scale["sigma_y"]).sum()
 
 
-PLAIN: dict[str, Callable[[Sites, Sites], float]] = {
-    "eight_schools_centered": partial(schools, centred=True),
-    "eight_schools_noncentered": partial(schools, centred=False),
-    "radon_hierarchical_intercept_noncentered": radon_intercept,
-    "radon_variable_intercept_slope_noncentered": radon_slope,
-}
-
-
-@pytest.mark.parametrize(("where", "name"), checks.cases((*SCHOOLS, *RADON)))
-def test_the_density_is_the_plain_one_in_both_hosts(where: str, name: str) -> None:
-    posterior = checks.open_database(where)[name]
-    data = posterior.data()
-    numpyro_native = checks.native_of("numpyro", where, name)
-    pyro_native = checks.native_of("pyro", where, name)
-    z = checks.random_positions(numpyro_native, 4)
-    sites = checks.by_site(numpyro_native, z)
-    points = [{key: value[i] for key, value in sites.items()} for i in range(len(z))]
-    plain = np.array([PLAIN[posterior.model_name](point, data) for point in points])
-    found = numpyro_native.log_density(z)
-    assert checks.relative_spread(found - plain, plain) < ROUNDING
-    checks.hosts_agree(numpyro_native, pyro_native, z, ROUNDING)
-
-
-@backends
-@pytest.mark.parametrize(("where", "name"), checks.cases((*SCHOOLS, *RADON), with_draws=True))
-def test_the_mean_score_over_reference_draws_is_zero(backend: str, where: str, name: str) -> None:
-    posterior = checks.open_database(where)[name]
-    native = checks.native_of(backend, where, name)
-    found = checks.mean_score_is_zero(backend, posterior, draws=10_000, native=native)
-    print(f"{where} {name} {backend}: {found.worst:.2f} standard errors at most")
-
-
 # -- the check sees wrong densities ---------------------------------------------------------------
 
 
@@ -143,27 +108,22 @@ def halved_half_cauchy(dist: Any, log: Callable[[Any], Any], sites: Sites) -> An
     return dist.HalfCauchy(2.5).log_prob(tau) - dist.HalfCauchy(5.0).log_prob(tau)
 
 
+PROGRAMS = {
+    "eight_schools_centered": Program(partial(schools, centred=True)),
+    "eight_schools_noncentered": Program(partial(schools, centred=False)),
+    RADON[0]: Program(radon_intercept, batch=70),
+    RADON[1]: Program(radon_slope, stan=None),
+}
 # Over draws of the centred program the score of tau has so wide a spread that a prior of half the
 # scale lies within it.
-VISIBLE = [
-    (without_jacobian, "eight_schools_centered"),
-    (without_jacobian, "eight_schools_noncentered"),
-    (halved_scale, "eight_schools_centered"),
-    (halved_scale, "eight_schools_noncentered"),
-    (halved_half_cauchy, "eight_schools_noncentered"),
+WRONG = [
+    ("embedded", f"eight_schools-eight_schools_{name}", change)
+    for name, changes in {
+        "centered": (without_jacobian, halved_scale),
+        "noncentered": (without_jacobian, halved_scale, halved_half_cauchy),
+    }.items()
+    for change in changes
 ]
-
-
-@backends
-@pytest.mark.parametrize(("change", "model"), VISIBLE)
-def test_the_check_sees_a_wrong_density(
-    backend: str, change: Callable[..., Any], model: str
-) -> None:
-    posterior = checks.open_database("embedded")[f"eight_schools-{model}"]
-    program = checks.planted(backend, model, change)
-    wrong = checks.Native(backend, program, posterior.data())
-    with pytest.raises(AssertionError, match="standard error"):
-        checks.mean_score_is_zero(backend, posterior, draws=10_000, native=wrong)
 
 
 # -- the rest ---------------------------------------------------------------------------------
@@ -199,29 +159,3 @@ def test_the_map_gives_what_the_program_computes(backend: str) -> None:
     values = {name: np.asarray(sites[name]["value"])[None] for name in names}
     theta = values.pop("theta")
     np.testing.assert_allclose(site_map(model).parameters(values)["theta"], theta, rtol=1e-12)
-
-
-@backends
-def test_minibatches_cover_the_data_once(backend: str) -> None:
-    model = RADON[0]
-    (case, *_) = checks.cases([model])
-    where, name = case.values
-    native = checks.native_of(backend, where, name)
-    program = partial(checks.program_of(backend, model), subsample_size=70)
-    batched = checks.Native(backend, program, checks.open_database(where)[name].data())
-    z = checks.random_positions(native, 3)
-    np.testing.assert_allclose(batched.full_score(z), native.score(z), rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.slow
-@backends
-@pytest.mark.parametrize(("where", "name"), checks.cases(IN_STAN))
-def test_the_difference_to_stan_is_constant(backend: str, where: str, name: str) -> None:
-    if reason := checks.why_no_stan():
-        pytest.skip(reason)
-    posterior = checks.open_database(where)[name]
-    native = checks.native_of(backend, where, name)
-    found = checks.stan_difference_is_constant(
-        backend, posterior, ROUNDING, wide=True, native=native
-    )
-    print(f"{where} {name} {backend}: {found:.1e}")

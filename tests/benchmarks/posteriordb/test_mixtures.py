@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 import pyro
-import pytest
 import torch
 from pyro.distributions import constraints
 from pyro.infer.autoguide import AutoDiagonalNormal
@@ -19,15 +18,14 @@ from benchmarks.posteriordb.programs import pyro_program
 from benchmarks.posteriordb.programs.pyro.flat import Flat
 from pyro_ext import ProximalScoreVI
 from tests.benchmarks.posteriordb import checks, plain
+from tests.benchmarks.posteriordb.standard import *  # noqa: F403
+from tests.benchmarks.posteriordb.standard import Program
 
 jax.config.update("jax_enable_x64", True)
 torch.set_default_dtype(torch.float64)
 
 MODEL = "low_dim_gauss_mix"
-# Rounding of a sum of a thousand terms.
-ROUNDING = 1e-11
 
-backends = pytest.mark.parametrize("backend", checks.BACKENDS)
 
 Sites = dict[str, Any]
 
@@ -44,24 +42,7 @@ def mixture(u: Sites, data: Sites) -> float:
     return total
 
 
-@pytest.mark.parametrize(("where", "name"), checks.cases([MODEL]))
-def test_the_density_is_the_plain_one_in_both_hosts(where: str, name: str) -> None:
-    plain.density_is(mixture, where, name, ROUNDING)
-
-
-@backends
-@pytest.mark.parametrize(("where", "name"), checks.cases([MODEL], with_draws=True))
-def test_the_mean_score_over_reference_draws_is_zero(backend: str, where: str, name: str) -> None:
-    posterior = checks.open_database(where)[name]
-    native = checks.native_of(backend, where, name)
-    found = checks.mean_score_is_zero(backend, posterior, draws=2000, native=native)
-    print(f"{where} {name} {backend}: {found.worst:.2f} standard errors at most")
-
-
 # -- the check sees errors ---------------------------------------------------------------------
-
-
-Change = Callable[[Any, Callable[[Any], Any], Sites], Any]
 
 
 def halved_scale(dist: Any, log: Callable[[Any], Any], sites: Sites) -> Any:
@@ -86,29 +67,11 @@ def _stacked(*values: Any) -> Any:
     return torch.stack(values) if isinstance(values[0], torch.Tensor) else jax.numpy.stack(values)
 
 
-@backends
-@pytest.mark.parametrize("change", [halved_scale, other_shares])
-def test_the_check_sees_a_wrong_density(backend: str, change: Change) -> None:
-    if reason := checks.why_not_official():
-        pytest.skip(reason)
-    posterior = checks.open_database("official")[f"{MODEL}-{MODEL}"]
-    wrong = checks.Native(backend, checks.planted(backend, MODEL, change), posterior.data())
-    with pytest.raises(AssertionError, match="standard error"):
-        checks.mean_score_is_zero(backend, posterior, draws=2000, native=wrong)
+PROGRAMS = {MODEL: Program(mixture, draws=2000, draws_if_wrong=2000, batch=7)}
+WRONG = [("official", f"{MODEL}-{MODEL}", change) for change in (halved_scale, other_shares)]
 
 
 # -- the rest ---------------------------------------------------------------------------------
-
-
-@backends
-def test_minibatches_cover_the_data_once(backend: str) -> None:
-    (case, *_) = checks.cases([MODEL])
-    where, name = case.values
-    native = checks.native_of(backend, where, name)
-    program = partial(checks.program_of(backend, MODEL), subsample_size=7)
-    batched = checks.Native(backend, program, checks.open_database(where)[name].data())
-    z = checks.random_positions(native, 3)
-    np.testing.assert_allclose(batched.full_score(z), native.score(z), rtol=1e-9, atol=1e-9)
 
 
 def test_a_flat_prior_can_be_drawn_from() -> None:
@@ -126,17 +89,3 @@ def test_a_guide_is_set_up_on_a_program_with_a_flat_prior() -> None:
     data = checks.open_database("embedded")["gauss_mix_simulated-low_dim_gauss_mix"].data()
     engine = ProximalScoreVI(partial(pyro_program(MODEL), data), AutoDiagonalNormal, seed=0)
     assert np.isfinite(engine.step())
-
-
-@pytest.mark.slow
-@backends
-@pytest.mark.parametrize(("where", "name"), checks.cases([MODEL]))
-def test_the_difference_to_stan_is_constant(backend: str, where: str, name: str) -> None:
-    if reason := checks.why_no_stan():
-        pytest.skip(reason)
-    posterior = checks.open_database(where)[name]
-    native = checks.native_of(backend, where, name)
-    found = checks.stan_difference_is_constant(
-        backend, posterior, ROUNDING, wide=True, native=native
-    )
-    print(f"{where} {name} {backend}: {found:.1e}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -18,26 +17,12 @@ from benchmarks.posteriordb.programs import (
     programs,
     pyro_program,
 )
-from tests.benchmarks.posteriordb import checks
+from tests.benchmarks.posteriordb.standard import *  # noqa: F403
+from tests.benchmarks.posteriordb.standard import Program
 
 jax.config.update("jax_enable_x64", True)
 torch.set_default_dtype(torch.float64)
 
-MODELS = (
-    "GLM_Poisson_model",
-    "blr",
-    "diamonds",
-    "kidscore_mom_work",
-    "kidscore_momiq",
-    "logmesquite",
-    "mesquite",
-    "nes",
-)
-IN_STAN = ("GLM_Poisson_model", "blr", "diamonds", "kidscore_momiq", "mesquite", "nes")
-# Rounding of sums of a few thousand terms.
-ROUNDING = 1e-11
-
-backends = pytest.mark.parametrize("backend", checks.BACKENDS)
 
 Sites = dict[str, Any]
 
@@ -108,50 +93,7 @@ def nes(u: Sites, data: Sites) -> float:
     return normal_rows(mean, u, data["partyid7"])
 
 
-PLAIN: dict[str, Callable[[Sites, Sites], float]] = {
-    "GLM_Poisson_model": poisson,
-    "blr": blr,
-    "diamonds": diamonds,
-    "kidscore_mom_work": kidscore_mom_work,
-    "kidscore_momiq": kidscore_momiq,
-    "logmesquite": logmesquite,
-    "mesquite": mesquite,
-    "nes": nes,
-}
-
-
-@pytest.mark.parametrize(("where", "name"), checks.cases(MODELS))
-def test_the_density_is_the_plain_one_in_both_hosts(where: str, name: str) -> None:
-    posterior = checks.open_database(where)[name]
-    data = posterior.data()
-    numpyro_native = checks.native_of("numpyro", where, name)
-    pyro_native = checks.native_of("pyro", where, name)
-    # Rates are exponentials of cubic polynomials, beside which rounding would hide the prior.
-    spread = 0.1 if posterior.model_name == "GLM_Poisson_model" else 0.5
-    z = checks.random_positions(numpyro_native, 4, spread=spread)
-    sites = checks.by_site(numpyro_native, z)
-    points = [{key: value[i] for key, value in sites.items()} for i in range(len(z))]
-    plain = np.array([PLAIN[posterior.model_name](point, data) for point in points])
-    found = numpyro_native.log_density(z)
-    assert checks.relative_spread(found - plain, plain) < ROUNDING
-    checks.hosts_agree(numpyro_native, pyro_native, z, ROUNDING)
-
-
-@backends
-@pytest.mark.parametrize(("where", "name"), checks.cases(MODELS, with_draws=True))
-def test_the_mean_score_over_reference_draws_is_zero(backend: str, where: str, name: str) -> None:
-    posterior = checks.open_database(where)[name]
-    native = checks.native_of(backend, where, name)
-    # The 5000 rows of the diamonds take seconds.
-    draws = 2000 if posterior.model_name == "diamonds" else 10_000
-    found = checks.mean_score_is_zero(backend, posterior, draws=draws, native=native)
-    print(f"{where} {name} {backend}: {found.worst:.2f} standard errors at most")
-
-
 # -- the check sees wrong priors ------------------------------------------------------------------
-
-
-Change = Callable[[Any, Callable[[Any], Any], Sites], Any]
 
 
 def halved_prior(dist: Any, log: Callable[[Any], Any], sites: Sites) -> Any:
@@ -170,47 +112,33 @@ def without_jacobian(dist: Any, log: Callable[[Any], Any], sites: Sites) -> Any:
     return -log(sites["sigma"])
 
 
-@backends
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("diamonds-diamonds", halved_prior),
-        ("kidiq-kidscore_momiq", flat_scale),
-        ("sblrc-blr", without_jacobian),
-        ("mesquite-mesquite", without_jacobian),
-    ],
-)
-def test_the_check_sees_a_wrong_density(backend: str, name: str, change: Change) -> None:
-    if reason := checks.why_not_official():
-        pytest.skip(reason)
-    model = name.partition("-")[2]
-    posterior = checks.open_database("official")[name]
-    program = checks.planted(backend, model, change)
-    wrong = checks.Native(backend, program, posterior.data())
-    draws = 1000 if model == "diamonds" else 10_000
-    with pytest.raises(AssertionError, match="standard error"):
-        checks.mean_score_is_zero(backend, posterior, draws=draws, native=wrong)
+PROGRAMS = {
+    # Rates are exponentials of cubic polynomials, beside which rounding would hide the prior.
+    "GLM_Poisson_model": Program(poisson, spread=0.1, batch=7),
+    "blr": Program(blr, batch=7),
+    # Its 5000 rows take seconds.
+    "diamonds": Program(diamonds, draws=2000, draws_if_wrong=1000),
+    "kidscore_mom_work": Program(kidscore_mom_work, stan=None),
+    "kidscore_momiq": Program(kidscore_momiq),
+    "logmesquite": Program(logmesquite, stan=None),
+    "mesquite": Program(mesquite),
+    "nes": Program(nes),
+}
+WRONG = [
+    ("official", "diamonds-diamonds", halved_prior),
+    ("official", "kidiq-kidscore_momiq", flat_scale),
+    ("official", "sblrc-blr", without_jacobian),
+    ("official", "mesquite-mesquite", without_jacobian),
+]
 
 
 # -- the rest ---------------------------------------------------------------------------------
 
 
-@backends
-@pytest.mark.parametrize("model", ["GLM_Poisson_model", "blr"])
-def test_minibatches_cover_the_data_once(backend: str, model: str) -> None:
-    (case, *_) = checks.cases([model])
-    where, name = case.values
-    native = checks.native_of(backend, where, name)
-    program = partial(checks.program_of(backend, model), subsample_size=7)
-    batched = checks.Native(backend, program, checks.open_database(where)[name].data())
-    z = checks.random_positions(native, 3)
-    np.testing.assert_allclose(batched.full_score(z), native.score(z), rtol=1e-9, atol=1e-9)
-
-
 def test_both_hosts_have_the_same_programs() -> None:
     ours, theirs = programs("numpyro"), programs("pyro")
     assert sorted(ours) == sorted(theirs)
-    assert set(MODELS) <= set(ours)
+    assert set(PROGRAMS) <= set(ours)
 
 
 @pytest.mark.parametrize("program_of", [numpyro_program, pyro_program])
@@ -220,17 +148,3 @@ def test_an_unknown_model_is_told_in_one_line(program_of: Callable[[str], Any]) 
     ) as error:
         program_of("diamond")
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.slow
-@backends
-@pytest.mark.parametrize(("where", "name"), checks.cases(IN_STAN))
-def test_the_difference_to_stan_is_constant(backend: str, where: str, name: str) -> None:
-    if reason := checks.why_no_stan():
-        pytest.skip(reason)
-    posterior = checks.open_database(where)[name]
-    native = checks.native_of(backend, where, name)
-    found = checks.stan_difference_is_constant(
-        backend, posterior, ROUNDING, wide=True, native=native
-    )
-    print(f"{where} {name} {backend}: {found:.1e}")

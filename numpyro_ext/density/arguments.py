@@ -1,0 +1,215 @@
+"""The model's arguments: whether they fit its signature and its plates, and whether they can be
+traced.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from numpyro import handlers
+
+from numpyro_ext.density.bound_model import BoundModel, prior_and_likelihood
+from numpyro_ext.density.check import closure_error, raise_row_mismatch
+from numpyro_ext.density.first_run import InitStrategy
+from numpyro_ext.density.handlers import PlateRecorder, Trace, run_trace, unconstraining
+from numpyro_ext.density.index_use import index_use
+from numpyro_ext.density.layout import Data, DataPlate, Indices
+from ppl_ext.density import check_call
+from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
+
+
+def as_data(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Data:
+    """Arguments of one call, checked against the model's signature.
+
+    Raises
+    ------
+    ArgumentError
+        The arguments do not fit the signature of the model.
+    """
+    check_call(model, args, kwargs)
+    return Data(args, kwargs)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What is known of the arguments of a model.
+
+    Parameters
+    ----------
+    bound : BoundModel
+    init_strategy : callable
+    constants_reason : str or None
+        Why the arguments are held as constants of the compiled program, when they are.
+    known_forms : set
+        Signatures of arguments whose plates are known, a cache that :meth:`check_form` fills.
+    """
+
+    bound: BoundModel
+    init_strategy: InitStrategy
+    constants_reason: str | None = None
+    known_forms: set[Any] = field(default_factory=set)
+
+    def traced_or_constant(self, data: Data) -> Arguments:
+        """Trace the density once; hold the arguments as constants when tracing them fails.
+
+        Raises
+        ------
+        ModelCheckError
+            The density cannot be traced either way.
+        """
+        errors = (TypeError, ValueError, IndexError, AssertionError)
+        try:
+            self._trace(self.bound.trace, data)
+        except ModelCheckError:
+            raise
+        except errors as error:
+            first = error
+        else:
+            self.known_forms.add(data.signature())
+            return self
+        try:
+            self._trace(self.bound.trace, data.as_constants())
+        except ModelCheckError:
+            raise
+        except errors as error:
+            raise self._tracing_error(error) from error
+        reason = f"{type(first).__name__}: " + str(first).strip().split("\n")[0]
+        warnings.warn(
+            "The model needs concrete values of its array arguments, so they are held as constants "
+            f"of the compiled program and new arrays mean a new compilation. The reason: {reason}",
+            EvaluationWarning,
+            stacklevel=4,
+        )
+        self.known_forms.add(data.as_constants().signature())
+        return replace(self, constants_reason=reason)
+
+    def _trace(self, run: Callable[[Array, Data, Indices], Trace], data: Data) -> None:
+        """Evaluate the density in a run of the model; only shapes are computed."""
+        bound = self.bound
+
+        def look(position: Array, data: Data) -> tuple[Array, Array]:
+            return prior_and_likelihood(run(position, data, bound.first_rows()), bound.dtype)
+
+        jax.eval_shape(look, jax.ShapeDtypeStruct((bound.layout.dim,), bound.dtype), data)
+
+    def _tracing_error(self, error: Exception) -> Exception:
+        text = str(error).strip().split("\n")[0]
+        if isinstance(error, jax.errors.TracerBoolConversionError):
+            return ModelCheckError(
+                f"The model uses Python control flow on a latent value, so its structure changes "
+                f"with it ({text}). Use jnp.where, lax.cond or numpyro.contrib.control_flow.cond, "
+                "and give the model the same latent sites on every run."
+            )
+        if isinstance(error, jax.errors.TracerArrayConversionError):
+            if self.bound.plates:
+                return closure_error(self.bound.plates)
+            return ModelCheckError(
+                f"The model passes a latent value to NumPy, which JAX cannot differentiate "
+                f"({text}). Use jax.numpy in the model."
+            )
+        if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
+            return ModelCheckError(
+                f"The model needs the concrete value of a latent site ({text}). Shapes, loop "
+                "lengths and Python conditions may only depend on the model's arguments."
+            )
+        return error
+
+    def ready(self, data: Data) -> Data:
+        """The arguments as they are evaluated: traced, or as constants.
+
+        Raises
+        ------
+        ArgumentError
+            They have to be constants, and an outer ``jax.jit`` traces them.
+        """
+        if self.constants_reason is None or not data.arrays:
+            return data
+        if any(isinstance(array, jax.core.Tracer) for array in data.arrays):
+            raise ArgumentError(
+                "The model needs concrete values of its array arguments "
+                f"({self.constants_reason}), but they are traced by an outer jax.jit. Close over "
+                "them instead of passing them to the jitted function."
+            )
+        return data.as_constants()
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Data:
+        """Arguments of one call, checked against the model's signature and its plates.
+
+        Raises
+        ------
+        ArgumentError
+            They do not fit.
+        """
+        data = self.ready(as_data(self.bound.model, args, kwargs))
+        if data.signature() not in self.known_forms:
+            self.check_form(data)
+        return data
+
+    def check_form(self, data: Data) -> None:
+        """Look at the plates of arguments of a new form: batches may come where all rows did.
+
+        Raises
+        ------
+        ArgumentError
+            When the model now leaves rows to the engine that it did not leave at first, when the
+            arrays' rows do not fit a plate, or when observations are missing.
+        """
+        bound = self.bound
+        try:
+            recorder = self._recorded(data)
+        except (ArgumentError, ModelCheckError):
+            raise
+        except (TypeError, ValueError, IndexError) as error:
+            held = handlers.substitute(bound.model, data=bound.held)
+            raise_row_mismatch(held, data, error, self.init_strategy)
+            raise
+        fresh = {name: sizes for name, sizes in recorder.requested.items() if sizes[0] != sizes[1]}
+        if fresh:
+            sizes = bound.plate_sizes | {name: size for name, (size, _) in fresh.items()}
+
+            def log_joint(rows: Indices, position: Array, data: Data) -> tuple[Array, Array]:
+                trace = bound.trace(position, data, {**bound.first_rows(), **rows}, sizes)
+                return prior_and_likelihood(trace, bound.dtype)
+
+            rows = {name: np.arange(count) for name, (_, count) in fresh.items()}
+            position = jax.ShapeDtypeStruct((bound.layout.dim,), bound.dtype)
+            used, _ = index_use(log_joint, rows, sizes, position, data)
+            if used:
+                name = min(used)
+                raise ArgumentError(
+                    f"With these arguments the model subsamples plate '{name}' (size "
+                    f"{fresh[name][0]}, subsample_size {fresh[name][1]}) and looks its rows up, "
+                    "which it did not when the engine was initialised. Initialise the engine with "
+                    "the arguments of a minibatch."
+                )
+            for name, (size, count) in fresh.items():
+                bound.batch_plates[name] = DataPlate(name, size, count, -1)
+        self.known_forms.add(data.signature())
+
+    def _recorded(self, data: Data) -> PlateRecorder:
+        """The plates that the model meets with these arguments."""
+        bound = self.bound
+        recorder = PlateRecorder(bound.controlled(bound.first_rows()))
+
+        def run(position: Array, data: Data, rows: Indices) -> Trace:
+            values = bound.layout.split(position)
+            substitution = unconstraining(values, rows, set(), bound.observed_sites)
+            model = handlers.substitute(recorder, substitute_fn=substitution)
+            return run_trace(model, data.args, data.kwargs)
+
+        self._trace(run, data)
+        return recorder
+
+    def partial_plates(self, data: Data) -> dict[str, tuple[int, int]]:
+        """Plates that arguments hold a batch of: name to all rows, and those that are held."""
+        return {
+            name: (size, rows)
+            for name, (size, rows) in self._recorded(self.ready(data)).sizes.items()
+            if rows < size and name not in self.bound.plates
+        }

@@ -1,0 +1,142 @@
+"""Evaluating the density: value, score and score by parts, at one position and at many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Float
+
+from numpyro_ext.density.bound_model import BoundModel, prior_and_likelihood
+from numpyro_ext.density.layout import Data, Indices
+from ppl_ext.density import tempered
+from ppl_ext.errors import ArgumentError
+
+
+class Score(NamedTuple):
+    """Gradient and value of the target at P positions.
+
+    Parameters
+    ----------
+    score : array (P, D)
+        Gradient of log prior + log likelihood / temperature.
+    log_prior, log_likelihood : array (P,)
+        The two parts, not tempered.
+    """
+
+    score: Float[Array, "P D"]
+    log_prior: Float[Array, " P"]
+    log_likelihood: Float[Array, " P"]
+
+    def log_density(self, temperature: float = 1.0) -> Float[Array, " P"]:
+        """Log prior + log likelihood / temperature."""
+        return tempered(self.log_prior, self.log_likelihood, temperature)
+
+
+class ScoreParts(NamedTuple):
+    """Gradients of the two parts of the target at P positions, neither of them tempered.
+
+    Parameters
+    ----------
+    prior, likelihood : array (P, D)
+        Gradients of the log prior and the log likelihood.
+    log_prior, log_likelihood : array (P,)
+        Values of the two parts.
+    """
+
+    prior: Float[Array, "P D"]
+    likelihood: Float[Array, "P D"]
+    log_prior: Float[Array, " P"]
+    log_likelihood: Float[Array, " P"]
+
+    def score(self, temperature: float = 1.0) -> Score:
+        """The two parts as one."""
+        gradient = tempered(self.prior, self.likelihood, temperature)
+        return Score(gradient, self.log_prior, self.log_likelihood)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Pure functions of positions, arguments and rows.
+
+    Parameters
+    ----------
+    bound : BoundModel
+    temperature : float
+        The log likelihood is divided by it.
+    particle_chunk : int or None
+        How many positions are evaluated at once.
+    """
+
+    bound: BoundModel
+    temperature: float = 1.0
+    particle_chunk: int | None = None
+
+    def value(
+        self, data: Data, indices: Indices, position: Float[Array, " D"]
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """Log prior and log likelihood at one position."""
+        return prior_and_likelihood(self.bound.trace(position, data, indices), position.dtype)
+
+    def log_density(
+        self, data: Data, indices: Indices, position: Float[Array, " D"]
+    ) -> Float[Array, ""]:
+        """Log prior + log likelihood / temperature at one position."""
+        return tempered(*self.value(data, indices, position), self.temperature)
+
+    def score(self, data: Data, indices: Indices, position: Float[Array, " D"]) -> Score:
+        """Tempered score at one position."""
+
+        def log_density(position: Array) -> tuple[Array, tuple[Array, Array]]:
+            values = self.value(data, indices, position)
+            return tempered(*values, self.temperature), values
+
+        gradient, values = jax.grad(log_density, has_aux=True)(position)
+        return Score(gradient, *values)
+
+    def parts(self, data: Data, indices: Indices, position: Float[Array, " D"]) -> ScoreParts:
+        """Gradients of prior and likelihood apart, at one position."""
+        values, pull = jax.vjp(partial(self.value, data, indices), position)
+        prior, likelihood = values
+        (of_prior,) = pull((jnp.ones_like(prior), jnp.zeros_like(likelihood)))
+        (of_likelihood,) = pull((jnp.zeros_like(prior), jnp.ones_like(likelihood)))
+        return ScoreParts(of_prior, of_likelihood, prior, likelihood)
+
+    def over_particles(self, function: Callable[[Any], Any], positions: Any) -> Any:
+        """A function of one position at many, in chunks."""
+        count = jax.tree.leaves(positions)[0].shape[0]
+        chunk = self.particle_chunk
+        if chunk is None or chunk >= count:
+            return jax.vmap(function)(positions)
+        return lax.map(function, positions, batch_size=chunk)
+
+    def batch(
+        self,
+        one: Callable[..., Any],
+        positions: Float[Array, "P D"],
+        data: Data,
+        indices: Indices,
+    ) -> Any:
+        """One of the functions above at many positions, with the same rows or rows of their own.
+
+        Raises
+        ------
+        ArgumentError
+            Some plates have rows for each position and some for all.
+        """
+        ranks = {rows.ndim for rows in indices.values()}
+        if ranks <= {1}:
+            return self.over_particles(partial(one, data, indices), positions)
+        counts = {rows.shape[0] for rows in indices.values() if rows.ndim == 2}
+        if ranks != {2} or counts != {len(positions)}:
+            raise ArgumentError(
+                "Expected indices of shape (rows,) for every plate, or of shape (P, rows) for "
+                f"every plate at P = {len(positions)} positions, found "
+                f"{ {name: rows.shape for name, rows in indices.items()} }."
+            )
+        return self.over_particles(lambda own: one(data, own[1], own[0]), (positions, indices))

@@ -1,0 +1,43 @@
+"""From the flat unconstrained space to the sites' supports and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+from numpyro import handlers
+
+from numpyro_ext.density.bound_model import BoundModel
+from numpyro_ext.density.handlers import run_trace
+from numpyro_ext.density.layout import Data
+from ppl_ext.errors import ArgumentError
+
+
+def constrain(bound: BoundModel, data: Data, position: Float[Array, " D"]) -> dict[str, Array]:
+    """Latent sites, and parameter sites, in their supports, at one position."""
+    trace = bound.trace(position, data, bound.rows_for_values())
+    return {name: trace[name]["value"] for name in (*bound.layout.names, *bound.parameter_sites)}
+
+
+def unconstrain(bound: BoundModel, data: Data, values: Mapping[str, Array]) -> Float[Array, " D"]:
+    """The flat position of latent sites in their supports."""
+    model = handlers.substitute(bound.controlled(bound.rows_for_values()), data=dict(values))
+    return bound.unconstrained(run_trace(model, data.args, data.kwargs))
+
+
+def check_values(bound: BoundModel, values: Mapping[str, Array]) -> dict[str, Array]:
+    """The latent sites among ``values``.
+
+    Raises
+    ------
+    ArgumentError
+        One is missing.
+    """
+    missing = [name for name in bound.layout.names if name not in values]
+    if missing:
+        raise ArgumentError(
+            f"Expected values for the latent sites {list(bound.layout.names)}, missing {missing}."
+        )
+    return {name: jnp.asarray(values[name]) for name in bound.layout.names}

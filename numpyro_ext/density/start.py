@@ -1,0 +1,185 @@
+"""Starting positions: draws of the init strategy, kept where density and score are finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax, random
+from jaxtyping import Bool, Float
+from numpyro import handlers
+
+from numpyro_ext.density.check import parameters_are_valid
+from numpyro_ext.density.evaluation import Evaluation
+from numpyro_ext.density.first_run import InitStrategy
+from numpyro_ext.density.handlers import LOG_DETERMINANT, run_trace, site_log_prob
+from numpyro_ext.density.layout import Data
+from numpyro_ext.programs import Program
+from ppl_ext.errors import ModelCheckError
+
+TRIES = 100  # as many as numpyro.infer.util.find_valid_initial_params makes
+
+
+class Attempt(NamedTuple):
+    """A position drawn by the init strategy.
+
+    Parameters
+    ----------
+    rng_key : key
+        For the next attempt.
+    position : array (D,)
+    finite : bool
+        Whether density and score are finite there.
+    valid : bool
+        Whether all distributions' parameters are what they have to be.
+    """
+
+    rng_key: Array
+    position: Float[Array, " D"]
+    finite: Bool[Array, ""]
+    valid: Bool[Array, ""]
+
+
+class Start:
+    """Draws starting positions.
+
+    One position is drawn after another, so that one program serves any number of them.
+    """
+
+    def __init__(self, evaluation: Evaluation, init_strategy: InitStrategy) -> None:
+        self._evaluation = evaluation
+        self._bound = evaluation.bound
+        self._strategy = init_strategy
+        self._programs: dict[Any, Program] = {}
+
+    def attempt(self, data: Data, rng_key: Array) -> Attempt:
+        """Draw a position and look at it."""
+        rng_key = random.split(rng_key, 1)[0]
+        seeded = handlers.seed(self._bound.controlled(self._bound.rows_for_values()), rng_key)
+        model = handlers.substitute(seeded, substitute_fn=self._strategy)
+        trace = run_trace(model, data.args, data.kwargs)
+        position = self._bound.unconstrained(trace)
+        # One batch of rows is enough to tell; a full sweep could be long.
+        found = self._evaluation.score(data, self._bound.first_rows(), position)
+        finite = jnp.isfinite(found.log_prior + found.log_likelihood)
+        finite &= jnp.isfinite(found.score).all()
+        return Attempt(rng_key, position, finite, parameters_are_valid(trace))
+
+    def positions(self, num: int, rng_key: Array, data: Data) -> Float[Array, "P D"]:
+        """Positions where density and score are finite.
+
+        Where key or data are traced, positions that stay bad are returned as they are.
+
+        Raises
+        ------
+        ModelCheckError
+            After 100 draws there is none; the message names the site at fault.
+        """
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((rng_key, data))):
+            return self._traced(random.split(rng_key, num), data)
+        split = Program(lambda key: _bits(random.split(key, num)), rarely=True)
+        kind = _kind(rng_key)
+        found = [self._first_finite(bits, kind, data) for bits in np.asarray(split(rng_key))]
+        return jax.device_put(np.stack(found).astype(self._bound.dtype))
+
+    def check(self, rng_key: Array, data: Data, judge: Callable[[Attempt], None]) -> None:
+        """See that there is a finite position; every attempt is shown to ``judge``.
+
+        Raises
+        ------
+        ModelCheckError
+            There is none; the message names the site at fault.
+        """
+        self._first_finite(np.asarray(_bits(rng_key)), _kind(rng_key), data, judge)
+
+    def _first_finite(
+        self,
+        bits: Any,
+        kind: Any,
+        data: Data,
+        judge: Callable[[Attempt], None] | None = None,
+    ) -> Any:
+        def attempt(bits: Array, data: Data) -> Attempt:
+            found = self.attempt(data, bits if kind is None else _key(bits, kind))
+            return found._replace(rng_key=_bits(found.rng_key))
+
+        if kind not in self._programs:
+            self._programs[kind] = Program(attempt, rarely=True)
+        for _ in range(TRIES):
+            found: Attempt = self._programs[kind](bits, data)
+            if judge is not None:
+                judge(found)
+            if found.finite:
+                return np.asarray(found.position)
+            bits = found.rng_key
+        raise self._nowhere_finite(found.position, data)
+
+    def _traced(self, keys: Array, data: Data) -> Float[Array, "P D"]:
+        attempt = jax.vmap(partial(self.attempt, data))
+
+        def unfinished(carry: tuple[Array, Array, Array, Array]) -> Array:
+            tries, _, _, finite = carry
+            return (tries < TRIES) & ~finite.all()
+
+        def again(
+            carry: tuple[Array, Array, Array, Array],
+        ) -> tuple[Array, Array, Array, Array]:
+            tries, keys, positions, finite = carry
+            fresh = attempt(keys)
+            positions = jnp.where(finite[:, None], positions, fresh.position)
+            return tries + 1, fresh.rng_key, positions, finite | fresh.finite
+
+        start = jnp.zeros((len(keys), self._bound.layout.dim), self._bound.dtype)
+        nowhere = jnp.zeros(len(keys), bool)
+        return lax.while_loop(unfinished, again, (jnp.asarray(0), keys, start, nowhere))[2]
+
+    def _log_densities(
+        self, position: Float[Array, " D"], data: Data
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Log density of each site, and each latent site's gradient."""
+        indices = self._bound.first_rows()
+        log_densities: dict[str, Array] = {}
+        for name, site in self._bound.trace(position, data, indices).items():
+            if site["type"] == "sample":
+                label = site["infer"].get(LOG_DETERMINANT, name)
+                before = log_densities.get(label, jnp.zeros(()))
+                log_densities[label] = before + site_log_prob(site)
+        score = self._evaluation.score(data, indices, position).score
+        return log_densities, self._bound.layout.split(score)
+
+    def _nowhere_finite(self, position: Array, data: Data) -> ModelCheckError:
+        values, gradients = Program(self._log_densities, rarely=True)(position, data)
+        faults = [
+            f"'{n}' (log density {float(v)})" for n, v in values.items() if not np.isfinite(v)
+        ]
+        if faults:
+            where = f"log density is not finite at site {', '.join(faults)}"
+        else:
+            sites = [f"'{n}'" for n, v in gradients.items() if not np.isfinite(v).all()]
+            where = f"gradient is not finite at latent site {', '.join(sites)}"
+        return ModelCheckError(
+            "Cannot find valid initial parameters. Please check your model again. After "
+            f"{TRIES} draws of the init strategy the {where}. Look for NaN or values "
+            "outside the support in the data, or start elsewhere with init_strategy, for example "
+            "numpyro.infer.init_to_median or init_to_value(values=...)."
+        )
+
+
+def _is_typed(rng_key: Array) -> bool:
+    return jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
+
+
+def _bits(rng_key: Array) -> Array:
+    return random.key_data(rng_key) if _is_typed(rng_key) else rng_key
+
+
+def _kind(rng_key: Array) -> Any:
+    return random.key_impl(rng_key) if _is_typed(rng_key) else None
+
+
+def _key(bits: Array, kind: Any) -> Array:
+    return random.wrap_key_data(bits, impl=kind)

@@ -1,0 +1,118 @@
+"""What may be asked of a fit, and in which chunks its draws are evaluated.
+
+Everything is evaluated on the full data, in chunks of rows (the target's own sweep) and in
+chunks of draws, so that neither many rows nor many draws of a network take much memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count, check_number
+
+#: Draws evaluated at once unless told otherwise, and the most numbers that these may hold.
+DRAW_CHUNK = 100
+DRAW_ELEMENTS = 2**24
+#: Draws of a host's fit unless told otherwise.
+HOST_DRAWS = 1000
+#: What to do about a batch.
+PASS_ALL_ROWS = "Pass all rows, as args=(...) and kwargs={...}."
+
+
+def chunk_sizes(num: int, dim: int, draw_chunk: int | None) -> list[int]:
+    """Lengths of the chunks in which ``num`` draws of D numbers are evaluated, nearly equal."""
+    check_count("draw_chunk", draw_chunk, optional=True)
+    chunk = draw_chunk or max(1, min(DRAW_CHUNK, DRAW_ELEMENTS // dim))
+    chunks = -(-num // chunk)
+    size = -(-num // chunks)
+    whole, tail = divmod(num, size)
+    return [size] * whole + [tail] * (tail > 0)
+
+
+def check_arguments(args: Any, kwargs: Any) -> None:
+    """See that the model's arguments come as a tuple and a mapping.
+
+    Raises
+    ------
+    ArgumentError
+        They do not.
+    """
+    if args is not None and not isinstance(args, (tuple, list)):
+        raise ArgumentError(
+            f"Expected args to be a tuple of the model's arguments, found {type(args).__name__}. "
+            "Write args=(x,) for a single one."
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ArgumentError(
+            f"Expected kwargs to be a mapping from names to arguments, found "
+            f"{type(kwargs).__name__}."
+        )
+
+
+def check_temperature(of_target: float, temperature: float | None) -> float:
+    """The temperature asked for; that of the target when none is.
+
+    Raises
+    ------
+    ArgumentError
+        It is not positive.
+    """
+    if temperature is None:
+        return of_target
+    check_number("likelihood_temperature", temperature)
+    return float(temperature)
+
+
+def check_fits_a_guide(engine: Any) -> None:
+    """Refuse engines whose particles have no log density."""
+    if not hasattr(engine, "density"):
+        raise ArgumentError(
+            f"Expected an engine that fits a guide, found {type(engine).__name__}, whose "
+            "particles have no log density. Use ksd, which takes particles and guides."
+        )
+
+
+def check_no_model(engine: Any, model: Any) -> None:
+    """Refuse a model beside an engine."""
+    if model is not None:
+        raise ArgumentError(
+            f"Expected no model with {type(engine).__name__}, which has one. Leave model out."
+        )
+
+
+def check_model(guide: Any, model: Any) -> None:
+    """See that an autoguide comes with its model."""
+    if model is None:
+        raise ArgumentError(
+            f"Expected the model of {type(guide).__name__}, found none. Pass model=..., and its "
+            "arguments with all rows of the data as args=(...) and kwargs={...}."
+        )
+
+
+def sites_of_guide(names: Sequence[str], drawn: Mapping[str, Any]) -> dict[str, Any]:
+    """The latent sites among what a host's guide has drawn.
+
+    Raises
+    ------
+    ArgumentError
+        It does not draw all of them.
+    """
+    missing = [name for name in names if name not in drawn]
+    if missing:
+        raise ArgumentError(
+            f"Expected a guide that draws every latent site of the model, found none of "
+            f"{missing} among {sorted(drawn)}. Pass the guide that was fitted with this model."
+        )
+    return {name: drawn[name] for name in names}
+
+
+def check_chains(has_draws: bool, kernel: Any) -> None:
+    """See that a host's MCMC object has run, with a kernel of a model."""
+    if not has_draws:
+        raise ArgumentError("Expected an MCMC object after run, found one without draws.")
+    if getattr(kernel, "model", None) is None:
+        raise ArgumentError(
+            f"Expected a kernel with a model, found {type(kernel).__name__} without one."
+        )

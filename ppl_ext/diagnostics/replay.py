@@ -1,0 +1,341 @@
+"""What a model computes at posterior draws, on all rows of its data, as NumPy arrays.
+
+Diagnostics need what the model computes at each draw: deterministic sites, the pointwise log
+likelihood, new observations. A model with subsampled plates gives these for a minibatch only,
+so it is replayed over chunks of rows that cover every plate once, and the chunks are put
+together in the order of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppl_ext.errors import ArgumentError
+
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+#: Plate that each axis of an array belongs to.
+Plates = tuple[str | None, ...]
+
+#: What a replay can compute.
+GROUPS = ("deterministic", "predictive", "log_likelihood", "observed", "prediction")
+#: What the distributions of observed sites may say of values that are yet to be seen.
+TERMS = ("probabilities", "mean", "variance", "cdf", "mask")
+
+#: What to do about a batch.
+PASS_ALL_ROWS = (
+    "Pass the arrays of all rows instead of a batch, or switch off the groups that need them."
+)
+
+#: Rows of a subsampled plate, and draws, that are evaluated at once unless told otherwise.
+DATA_CHUNK = 2048
+DRAW_CHUNK = 128
+
+
+@dataclass(frozen=True)
+class SiteDescription:
+    """One site of a model on all rows of its data.
+
+    Parameters
+    ----------
+    name : str
+    kind : {"latent", "observed", "deterministic"}
+    shape : tuple of int
+        Shape of the value, without draws.
+    plates : tuple of str or None
+        Plate that each axis of the value belongs to.
+    batch_shape, batch_plates
+        The same for the pointwise log density of the site.
+    """
+
+    name: str
+    kind: str
+    shape: Shape
+    plates: Plates
+    batch_shape: Shape = ()
+    batch_plates: Plates = ()
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a model computes at S posterior draws; every array is in host memory.
+
+    Parameters
+    ----------
+    sites : dict of str to SiteDescription
+        Latent, observed and deterministic sites, in trace order.
+    plate_sizes : dict of str to int
+        Full size of every plate.
+    deterministic, predictive : dict of str to array (S, *site shape)
+        Values of the deterministic sites, and new values of the observed sites.
+    log_likelihood : dict of str to array (S, *batch shape)
+        Log density of each observation; plate scales and those of ``scale`` handlers are left out,
+        and observations that are masked out have 0.
+    observed : dict of str to array
+        Values of the observed sites.
+    prediction : dict of str to dict of str to array (S, *site shape)
+        For each of ``TERMS`` what the distributions of the observed sites say, by site; class
+        probabilities have one more axis.
+    """
+
+    sites: dict[str, SiteDescription]
+    plate_sizes: dict[str, int]
+    deterministic: dict[str, Array] = field(default_factory=dict)
+    predictive: dict[str, Array] = field(default_factory=dict)
+    log_likelihood: dict[str, Array] = field(default_factory=dict)
+    observed: dict[str, Array] = field(default_factory=dict)
+    prediction: dict[str, dict[str, Array]] = field(default_factory=dict)
+
+
+# -- sites and their axes -------------------------------------------------------------------------
+
+
+@dataclass
+class SiteShapes:
+    """What one run of the model, on some rows, shows of a site."""
+
+    kind: str
+    shape: Shape
+    plates: list[str | None]
+    batch_shape: Shape = ()
+    batch_plates: list[str | None] = field(default_factory=list)
+
+
+def plates_of_axes(shape: Shape, event_dim: int | None, frames: Sequence[Any]) -> list[str | None]:
+    """Plate of each axis of a value, from the ``dim``, ``size`` and ``name`` of its plates.
+
+    ``event_dim`` is None for deterministic sites, which do not say, or not reliably, which axes are
+    part of the event: then it is the smallest with which all plates fit.
+    """
+    if event_dim is not None:
+        return _fitting_plates(shape, event_dim, frames) or [None] * len(shape)
+    for candidate in range(len(shape) + 1):
+        named = _fitting_plates(shape, candidate, frames)
+        if named is not None and len([name for name in named if name]) == len(frames):
+            return named
+    return [None] * len(shape)
+
+
+def _fitting_plates(shape: Shape, event_dim: int, frames: Sequence[Any]) -> list[str | None] | None:
+    """None when the shape does not fit the plates."""
+    plates: list[str | None] = [None] * len(shape)
+    for frame in frames:
+        axis = len(shape) - event_dim + frame.dim
+        if axis < 0 or shape[axis] != frame.size:
+            if event_dim and axis < 0:
+                return None
+            continue
+        plates[axis] = frame.name
+    return plates
+
+
+def describe_sites(
+    sites: Mapping[str, SiteShapes],
+    with_one_row_more: Mapping[str, Mapping[str, SiteShapes]],
+    sizes: Mapping[str, int],
+) -> dict[str, SiteDescription]:
+    """Shapes and plates of every site on all rows.
+
+    The axes of a subsampled plate are those that follow the number of rows, which is certain
+    also where a site does not say which of its axes belong to a plate.
+
+    Parameters
+    ----------
+    sites
+        On a minibatch.
+    with_one_row_more
+        For each subsampled plate, the sites with one row more of it.
+    sizes
+        All rows of each subsampled plate.
+    """
+    for plate, probes in with_one_row_more.items():
+        for name, probe in probes.items():
+            for axis in _changed_axes(sites[name].shape, probe.shape):
+                sites[name].plates[axis] = plate
+            for axis in _changed_axes(sites[name].batch_shape, probe.batch_shape):
+                sites[name].batch_plates[axis] = plate
+
+    def full(shape: Shape, names: Sequence[str | None]) -> Shape:
+        pairs = zip(shape, names, strict=True)
+        return tuple(length if name is None else sizes.get(name, length) for length, name in pairs)
+
+    return {
+        name: SiteDescription(
+            name,
+            site.kind,
+            full(site.shape, site.plates),
+            tuple(site.plates),
+            full(site.batch_shape, site.batch_plates),
+            tuple(site.batch_plates),
+        )
+        for name, site in sites.items()
+    }
+
+
+def _changed_axes(before: Shape, after: Shape) -> list[int]:
+    if len(before) != len(after):
+        return []
+    return [axis for axis, length in enumerate(before) if length != after[axis]]
+
+
+# -- draws ----------------------------------------------------------------------------------------
+
+
+def check_draws(names: Sequence[str], draws: Mapping[str, Any]) -> None:
+    """See that there are draws of every latent site, as many of each.
+
+    Raises
+    ------
+    ArgumentError
+        A site has none, or another number.
+    """
+    missing = [name for name in names if name not in draws]
+    if missing:
+        raise ArgumentError(
+            f"Expected draws for every latent site, found none for {missing}. Pass the dict that "
+            "get_samples returns."
+        )
+    check_numbers_of_draws(draws)
+
+
+def check_draws_are_mapping(draws: Any) -> None:
+    """See that draws come as a mapping from sites to arrays."""
+    if not isinstance(draws, Mapping) or not draws:
+        raise ArgumentError(
+            "Expected draws as a mapping from latent sites to arrays, as get_samples returns "
+            f"them, found {type(draws).__name__}."
+        )
+
+
+def check_numbers_of_draws(draws: Mapping[str, Any]) -> None:
+    """See that every site has as many draws as the others.
+
+    Raises
+    ------
+    ArgumentError
+        A site has none, or another number.
+    """
+    shapes = {name: np.shape(value) for name, value in draws.items()}
+    numbers = {name: shape[0] if shape else 0 for name, shape in shapes.items()}
+    if len(set(numbers.values())) > 1 or not min(numbers.values(), default=1):
+        raise ArgumentError(
+            "Expected draws of every site, as many as of the others, along the first axis, found "
+            f"{numbers}. Pass the dict that get_samples returns."
+        )
+
+
+def check_draw_shape(name: str, found: Shape, expected: Shape) -> None:
+    """See that a draw of a site has the site's shape."""
+    if found != expected:
+        raise ArgumentError(
+            f"Expected every draw of site '{name}' in shape {expected}, found {found}. Chains "
+            "must be one axis with the draws, as get_samples returns them, and sites inside a "
+            "plate must have all its rows."
+        )
+
+
+# -- what is computed -----------------------------------------------------------------------------
+
+
+class Recorder:
+    """Puts chunks of draws and rows together.
+
+    Parameters
+    ----------
+    sites : mapping of str to SiteDescription
+    groups : collection of str
+        What is wanted, from ``GROUPS``.
+    num_draws : int
+    chunked_plates : collection of str
+        Plates whose rows come in chunks.
+
+    Attributes
+    ----------
+    observed_sites, deterministic_sites : list of SiteDescription
+        The latter only if their values are wanted.
+    apart : bool
+        New observations need a run of their own: with several observed sites, new values of one
+        change what the model computes after it.
+    per_draw : bool
+        Something is wanted that depends on the draws.
+    uncertain : set of str
+        Deterministic sites outside the plates that differ between chunks of rows: they are right
+        only with all rows.
+    """
+
+    def __init__(
+        self,
+        sites: Mapping[str, SiteDescription],
+        groups: Collection[str],
+        num_draws: int,
+        chunked_plates: Collection[str],
+    ) -> None:
+        self.groups = frozenset(groups)
+        self._sites, self._num_draws = sites, num_draws
+        self._chunked = frozenset(chunked_plates)
+        self._arrays: dict[str, dict[str, Array]] = {group: {} for group in (*GROUPS[:-1], *TERMS)}
+        of_kind = {
+            kind: [site for site in sites.values() if site.kind == kind]
+            for kind in ("observed", "deterministic")
+        }
+        self.observed_sites = of_kind["observed"]
+        self.deterministic_sites = (
+            of_kind["deterministic"] if "deterministic" in self.groups else []
+        )
+        self.apart = len(self.observed_sites) > 1
+        self.per_draw = bool(self.deterministic_sites) or bool(
+            self.observed_sites and {"predictive", "log_likelihood", "prediction"} & self.groups
+        )
+        self.uncertain: set[str] = set()
+
+    def put(
+        self,
+        group: str,
+        name: str,
+        values: Array,
+        chunk: int,
+        rows: Mapping[str, Array],
+        draws: slice | None = None,
+    ) -> None:
+        """Keep values on a chunk of rows, of some draws or, without them, of none in particular."""
+        site = self._sites[name]
+        shape, plates = site.shape, site.plates
+        if group == "log_likelihood":
+            shape, plates = site.batch_shape, site.batch_plates
+        elif group == "probabilities":
+            shape, plates = (*shape, values.shape[-1]), (*plates, None)
+        arrays = self._arrays[group]
+        if name not in arrays:
+            lead = () if draws is None else (self._num_draws,)
+            arrays[name] = np.empty(lead + shape, values.dtype)
+        array = arrays[name] if draws is None else arrays[name][draws]
+        if self._chunked.intersection(plates):
+            places = [
+                rows[plate] if plate in self._chunked else np.arange(length)
+                for plate, length in zip(plates, shape, strict=True)
+            ]
+            lead_places = [] if draws is None else [np.arange(len(array))]
+            array[np.ix_(*lead_places, *places)] = values
+        elif group != "deterministic" or chunk == 0:
+            array[...] = values
+        elif not np.allclose(array, values, rtol=1e-6, equal_nan=True):
+            self.uncertain.add(name)
+
+    def correct(self, name: str, draw: int, value: Array) -> None:
+        """Replace the value of an uncertain site at a draw by that with all rows."""
+        self._arrays["deterministic"][name][draw] = value
+
+    def replayed(self, plate_sizes: Mapping[str, int]) -> Replay:
+        """All of it."""
+        arrays = self._arrays
+        return Replay(
+            dict(self._sites),
+            dict(plate_sizes),
+            **{group: arrays[group] for group in GROUPS[:-1]},
+            prediction={term: arrays[term] for term in TERMS},
+        )

@@ -1,0 +1,126 @@
+"""What engines of both packages share: their options, what they met, and how they name both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ppl_ext.errors import ArgumentError, NonFiniteError
+from ppl_ext.options import check_choice, decisions, describe, described, options_of
+
+#: What may be done about a step that is not finite.
+ON_NONFINITE = ("raise", "skip")
+
+
+class EngineShell:
+    """The options of an engine, and what it knows once it has met the model's arguments.
+
+    Options are never written over. What is decided when the arguments are met is a plan, which
+    ``_meeting`` holds together with the last arguments.
+
+    Parameters
+    ----------
+    model : callable
+    estimator : GradientEstimator, optional
+    estimator_class : type
+        What estimators are instances of.
+    on_nonfinite : {"raise", "skip"}
+    first_verbs : str
+        The calls with which an engine meets the model's arguments.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        estimator: Any,
+        estimator_class: type,
+        init_strategy: Callable[..., Any] | None,
+        likelihood_temperature: float,
+        particle_chunk: int | None,
+        data_chunk: int | None,
+        on_nonfinite: str,
+        first_verbs: str,
+    ) -> None:
+        check_choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
+        if estimator is not None and not isinstance(estimator, estimator_class):
+            raise ArgumentError(
+                "Expected estimator to be a GradientEstimator, such as Minibatch() or Full(), "
+                f"found {described(estimator)}."
+            )
+        self.model = model
+        self.estimator: Any = estimator
+        self.init_strategy = init_strategy
+        self.likelihood_temperature = likelihood_temperature
+        self.particle_chunk = particle_chunk
+        self.data_chunk = data_chunk
+        self.on_nonfinite = on_nonfinite
+        self._first_verbs = first_verbs
+        self._meeting: Any = None
+
+    def __repr__(self) -> str:
+        shown = [f"{name}={describe(value)}" for name, value in options_of(self).items()]
+        if self._meeting is not None:
+            shown.append(f"plan={self._meeting.plan!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    @property
+    def plan(self) -> Any:
+        """What the engine decided about the model and its arguments; its fields are frozen.
+
+        Raises
+        ------
+        RuntimeError
+            The engine has not seen the model's arguments yet.
+        """
+        return self._met().plan
+
+    @property
+    def target(self) -> Any:
+        """The model as a ``LogDensity``; raises as :attr:`plan` does."""
+        return self._met().plan.target
+
+    @property
+    def data(self) -> Any:
+        """The arguments that the engine saw last; raises as :attr:`plan` does."""
+        return self._met().data
+
+    def _met(self) -> Any:
+        if self._meeting is None:
+            raise RuntimeError(
+                f"{type(self).__name__} has not seen the model's arguments yet. Call "
+                f"{self._first_verbs} with them first."
+            )
+        return self._meeting
+
+    def _target_options(self) -> dict[str, Any]:
+        """Options of the engine that are the target's."""
+        return {
+            "init_strategy": self.init_strategy,
+            "likelihood_temperature": self.likelihood_temperature,
+            "particle_chunk": self.particle_chunk,
+            "data_chunk": self.data_chunk,
+        }
+
+    def _settings(self) -> dict[str, str]:
+        """Options that a saved state belongs to, described so that any process says the same."""
+        return {"likelihood_temperature": repr(float(self.likelihood_temperature))}
+
+    def _header(self, plan: Any) -> dict[str, Any]:
+        """What a state belongs to: the engine, its options and decisions, and the latent sites."""
+        layout = plan.target.layout
+        return {
+            "engine": type(self).__name__,
+            "settings": {**self._settings(), **decisions(plan)},
+            "sites": [[name, list(layout.shapes[name])] for name in layout.names],
+        }
+
+    def _nonfinite_error(self, step: int, state: Any = None) -> NonFiniteError:
+        where = "the engine holds" if state is None else "the error's state is"
+        return NonFiniteError(
+            f"Expected finite scores and updates, found that step {step} of {type(self).__name__} "
+            f"was not; {where} the state before it. Lower the learning rate, check the data for "
+            "NaN, or pass on_nonfinite='skip'.",
+            step=step,
+            state=state,
+        )

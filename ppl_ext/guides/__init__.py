@@ -1,0 +1,1 @@
+"""What guides need that knows no framework: layouts of the flat vector, checks, the registry."""

@@ -1,0 +1,202 @@
+"""The run of an engine: when it calls back, saves and shows how it goes.
+
+One rule for both packages. A run is taken in pieces, which end where something is due: a callback
+every ``callback_every`` steps, by default a hundredth of the run, and after the last; a checkpoint
+every ``checkpoint_every`` steps, by default a tenth of the run, and when the run ends, also by a
+callback or by a step that is not finite. Steps are counted from the engine's first, so that a run
+that was resumed saves and calls back where the uninterrupted one would have. Where both are due
+the state is saved first. How a run is cut does not change its result.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from ppl_ext.errors import ArgumentError, NonFiniteError
+from ppl_ext.options import check_count, described, is_count
+
+#: Steps of a piece at most.
+LARGEST_PIECE = 4096
+#: Seconds that a piece should take, so that the bar moves and Ctrl-C is heard.
+PIECE_SECONDS = 0.2
+
+
+class Piece(NamedTuple):
+    """Figures of some steps.
+
+    Parameters
+    ----------
+    losses : array (steps,)
+        NaN where a step was not finite.
+    info : dict of str to array (steps,)
+        Further figures, such as the force norm.
+    skipped : int
+        Steps that were not finite, of all so far.
+    """
+
+    losses: np.ndarray
+    info: dict[str, np.ndarray]
+    skipped: int = 0
+
+    def latest(self) -> dict[str, float]:
+        """Figures of the last step."""
+        info = {name: float(values[-1]) for name, values in self.info.items()}
+        return {"loss": float(self.losses[-1]), **info}
+
+
+class Cadence(NamedTuple):
+    """After which steps a run calls back and saves; 0 where it never does.
+
+    Parameters
+    ----------
+    first, last : int
+        Steps taken before the run, and at its end.
+    callback_every, checkpoint_every : int
+    """
+
+    first: int
+    last: int
+    callback_every: int
+    checkpoint_every: int
+
+    @classmethod
+    def of(
+        cls,
+        first: int,
+        num_steps: int,
+        callback_every: int | None,
+        checkpoint_every: int | None,
+        calls_back: bool,
+        saves: bool,
+    ) -> Cadence:
+        """The cadence of a run, by default calling back each hundredth and saving each tenth.
+
+        Raises
+        ------
+        ArgumentError
+            An interval is no positive whole number.
+        """
+        check_count("callback_every", callback_every, optional=True)
+        check_count("checkpoint_every", checkpoint_every, optional=True)
+        callback_every = callback_every or max(1, math.ceil(num_steps / 100))
+        checkpoint_every = checkpoint_every or max(1, math.ceil(num_steps / 10))
+        return cls(
+            first,
+            first + num_steps,
+            callback_every if calls_back else 0,
+            checkpoint_every if saves else 0,
+        )
+
+    def boundary(self, position: int) -> int:
+        """The next step after ``position`` where something is due."""
+        due = [(position // each + 1) * each for each in self[2:] if each]
+        return min([self.last, *due])
+
+    def calls_back(self, position: int) -> bool:
+        """Whether a callback is due after so many steps."""
+        return self.callback_every > 0 and (
+            position == self.last or position % self.callback_every == 0
+        )
+
+    def saves(self, position: int) -> bool:
+        """Whether a checkpoint is due after so many steps."""
+        return self.checkpoint_every > 0 and (
+            position == self.last or position % self.checkpoint_every == 0
+        )
+
+
+def check_num_steps(num_steps: Any, place: str) -> None:
+    """See that a number of steps is one, and no argument in its ``place``.
+
+    Raises
+    ------
+    ArgumentError
+        It is not.
+    """
+    if not is_count(num_steps, least=0):
+        raise ArgumentError(
+            f"Expected num_steps to be an int >= 0 and {place}, found {described(num_steps)}."
+        )
+
+
+def take_steps(
+    name: str,
+    cadence: Cadence,
+    take: Callable[[int], Piece],
+    *,
+    save: Callable[[], None],
+    call_back: Callable[[int, Mapping[str, float]], bool | None],
+    progress_bar: bool,
+) -> Piece:
+    """Take the steps of a run, piece by piece.
+
+    Parameters
+    ----------
+    name : str
+        The engine's, for the bar.
+    cadence : Cadence
+    take : callable
+        Takes so many steps; raises ``NonFiniteError`` at one that ends the run.
+    save : callable
+        Saves the present state.
+    call_back : callable
+        Given the number of steps taken so far and the figures of the last; True ends the run.
+    progress_bar : bool
+
+    Returns
+    -------
+    Piece
+        All steps of the run.
+    """
+    pieces: list[Piece] = []
+    position, size = cadence.first, 1
+    # Where there are no steps a state is saved all the same.
+    saved = False
+    with tqdm(total=cadence.last - position, desc=name, disable=not progress_bar) as bar:
+        while position < cadence.last:
+            count = min(size, cadence.boundary(position) - position)
+            started = time.perf_counter()
+            try:
+                piece = take(count)
+            except NonFiniteError:
+                if cadence.checkpoint_every:
+                    save()
+                raise
+            elapsed = time.perf_counter() - started
+            position += count
+            pieces.append(piece)
+            if count == size and elapsed < PIECE_SECONDS / 2:
+                size = min(2 * size, LARGEST_PIECE)
+            elif elapsed > 2 * PIECE_SECONDS and position > cadence.first + 1:
+                size = max(1, size // 2)
+            if progress_bar:
+                shown = {each: f"{value:.4g}" for each, value in piece.latest().items()}
+                if piece.skipped:
+                    shown["skipped"] = str(piece.skipped)
+                bar.set_postfix(shown, refresh=False)
+                bar.update(count)
+            saved = cadence.saves(position)
+            if saved:
+                save()
+            if cadence.calls_back(position) and call_back(position, piece.latest()):
+                break
+    if cadence.checkpoint_every and not saved:
+        save()
+    return _joined(pieces)
+
+
+def _joined(pieces: list[Piece]) -> Piece:
+    names = dict.fromkeys(name for piece in pieces for name in piece.info)
+    info = {}
+    for name in names:
+        # A figure that a step did not give is NaN there.
+        parts = [piece.info.get(name, np.full(len(piece.losses), np.nan)) for piece in pieces]
+        info[name] = np.concatenate(parts)
+    losses = np.concatenate([piece.losses for piece in pieces]) if pieces else np.zeros(0)
+    return Piece(losses, info, pieces[-1].skipped if pieces else 0)

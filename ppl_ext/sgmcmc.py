@@ -1,0 +1,238 @@
+"""Stochastic gradient MCMC without arrays: step sizes by step number, and checks of options.
+
+Schedules are objects, not closures, so that kernels can be sent to other processes. They take the
+number of steps as an int or as an array of either framework, traced or not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from jaxtyping import Float
+
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_choice, check_count, check_number, is_number
+
+#: Step size of a step, from the number of steps before it.
+Schedule: TypeAlias = Callable[[Any], Any]
+
+
+def as_schedule(step_size: float | Schedule) -> Schedule:
+    """A schedule from a step size or a schedule, such as one of optax.
+
+    Raises
+    ------
+    ArgumentError
+        It is neither a positive number nor callable.
+    """
+    if callable(step_size):
+        return step_size
+    check_number("step_size", step_size)
+    return constant(step_size)
+
+
+@dataclass(frozen=True)
+class _Constant:
+    value: float
+
+    def __call__(self, step: Any) -> Any:
+        return self.value
+
+
+@dataclass(frozen=True)
+class _PolynomialDecay:
+    scale: float
+    offset: float
+    power: float
+
+    def __call__(self, step: Any) -> Any:
+        return self.scale * (self.offset + 1.0 + step) ** -self.power
+
+
+@dataclass(frozen=True)
+class _CosineCycles:
+    step_size: float
+    cycle_length: int
+
+    def __call__(self, step: Any) -> Any:
+        angle = math.pi * (step % self.cycle_length) / self.cycle_length
+        functions = angle.__array_namespace__() if hasattr(angle, "__array_namespace__") else math
+        return 0.5 * self.step_size * (functions.cos(angle) + 1.0)
+
+
+def constant(step_size: float) -> Schedule:
+    """The same step size at every step."""
+    return _Constant(float(step_size))
+
+
+def polynomial_decay(scale: float, offset: float = 1.0, power: float = 0.55) -> Schedule:
+    """Step sizes a (b + t)^-γ at t = 1, 2, ..., which fall to zero.
+
+    For 1/2 < γ <= 1 their sum is infinite, so that the chain gets anywhere, and the sum of their
+    squares is finite, so that the bias vanishes (Welling and Teh 2011, equation 2). Weight the
+    draws by their step sizes, which the state and the diagnostics of ``MCMC`` have.
+
+    Parameters
+    ----------
+    scale : float
+        a, positive.
+    offset : float
+        b, not negative.
+    power : float
+        γ.
+
+    Raises
+    ------
+    ArgumentError
+        A parameter is out of its range.
+    """
+    check_number("scale", scale)
+    if offset:
+        check_number("offset", offset)
+    check_number("power", power, 0.5, most=1.0)
+    return _PolynomialDecay(float(scale), float(offset), float(power))
+
+
+def cosine_cycles(step_size: float, cycle_length: int) -> Schedule:
+    """Step sizes that fall from ``step_size`` to nearly zero along a cosine, in every cycle.
+
+    At step t = 1, 2, ... of cycles of L steps
+
+        α_t = α_0 / 2 (cos(π mod(t - 1, L) / L) + 1).
+
+    Parameters
+    ----------
+    step_size : float
+        α_0, that of the first step of a cycle.
+    cycle_length : int
+        L, in steps.
+
+    Raises
+    ------
+    ArgumentError
+        The step size is not positive, or the length not a positive integer.
+
+    References
+    ----------
+    R. Zhang et al., "Cyclical stochastic gradient MCMC for Bayesian deep learning", ICLR 2020,
+    equation 1.
+    """
+    check_number("step_size", step_size)
+    check_count("cycle_length", cycle_length)
+    return _CosineCycles(float(step_size), int(cycle_length))
+
+
+def check_cycles(
+    step_size: Any, cycle_length: Any, exploration: Any, exploration_temperature: Any
+) -> None:
+    """See that the options of a sampler in cycles are in range.
+
+    Raises
+    ------
+    ArgumentError
+        They are not.
+    """
+    if callable(step_size):
+        raise ArgumentError(
+            "Expected step_size to be the largest step size of a cycle, found a schedule, which "
+            "the cycles give already."
+        )
+    check_count("cycle_length", cycle_length)
+    if not is_number(exploration) or not 0.0 <= float(exploration) < 1.0:
+        raise ArgumentError(f"Expected 0 <= exploration < 1, found {exploration!r}.")
+    heat = exploration_temperature
+    if not is_number(heat) or not 0.0 <= float(heat) < math.inf:
+        raise ArgumentError(f"Expected exploration_temperature >= 0, found {heat!r}.")
+
+
+#: When a preconditioner adapts.
+ADAPT = ("warmup", "always")
+
+
+def check_preconditioner(decay: Any, damping: Any, adapt: Any) -> None:
+    """See that the options of a preconditioner of running squares are in range.
+
+    Raises
+    ------
+    ArgumentError
+        They are not.
+    """
+    check_number("decay", decay)
+    if float(decay) >= 1.0:
+        raise ArgumentError(f"Expected decay < 1, found {decay!r}.")
+    check_number("damping", damping)
+    check_choice("adapt", adapt, ADAPT)
+
+
+def check_warmup(adapt: str, name: str, number: int) -> None:
+    """See that there is a warm-up where a preconditioner adapts in it alone.
+
+    Parameters
+    ----------
+    adapt : {"warmup", "always"}
+    name : str
+        The host's name of the option.
+    number : int
+        Draws of the warm-up.
+
+    Raises
+    ------
+    ArgumentError
+        There is none.
+    """
+    if adapt == "warmup" and number < 1:
+        raise ArgumentError(
+            f"Expected a warm-up, in which PSGLD finds its preconditioner, found {name}=0. Take "
+            f"{name} of some hundred, or adapt='always'."
+        )
+
+
+def diagonal_of_mass(mass: Any, shapes: Mapping[str, Sequence[int]]) -> Float[np.ndarray, " D"]:
+    """The diagonal of the mass of momenta, from one number, D of them or numbers by site.
+
+    Parameters
+    ----------
+    mass : float, array (D,) or mapping of str to array
+    shapes : mapping of str to shape
+        Of the sites in unconstrained space, in flat order.
+
+    Raises
+    ------
+    ArgumentError
+        The mass has another shape, or is not positive.
+    """
+    dim = sum(math.prod(shape) for shape in shapes.values())
+    if isinstance(mass, Mapping):
+        if set(mass) != set(shapes):
+            raise ArgumentError(
+                f"Expected mass for the latent sites {list(shapes)}, found {sorted(mass)}."
+            )
+        mass = np.concatenate([_mass_of_site(name, mass[name], shapes[name]) for name in shapes])
+    try:
+        mass = _as_numbers(mass)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"Expected mass to hold numbers, found {mass!r}.") from None
+    if mass.shape not in ((), (dim,)) or not (np.isfinite(mass) & (mass > 0)).all():
+        raise ArgumentError(
+            f"Expected mass to be positive: one number, {dim} of them, or a mapping from sites to "
+            f"arrays, found {'shape ' + str(mass.shape)}."
+        )
+    return np.broadcast_to(mass, (dim,))
+
+
+def _mass_of_site(name: str, mass: Any, shape: Sequence[int]) -> np.ndarray:
+    try:
+        return np.broadcast_to(_as_numbers(mass), tuple(shape)).reshape(-1)
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"Expected mass of site {name!r} to be numbers of shape {tuple(shape)}, or one for "
+            f"all, found {mass!r}."
+        ) from None
+
+
+def _as_numbers(value: Any) -> np.ndarray:
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, np.float64)

@@ -1,0 +1,202 @@
+"""Files of saved states: one format for both packages, without pickle.
+
+A file is a NumPy archive. ``header`` holds JSON: the format, what the state belongs to (the
+engine, its settings, its latent sites), and the state itself, a tree of dictionaries, lists,
+tuples, numbers, strings and None, in which arrays stand by their numbers; ``array0``, ``array1``
+and so on hold them. A package says how its own arrays become NumPy's, and how it gets them back.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ppl_ext.errors import ArgumentError
+
+FORMAT = 2
+
+Path = str | os.PathLike[str]
+#: A package's array as NumPy's, with what its own needs besides, in words and numbers.
+ToArray = Callable[[Any], tuple[np.ndarray, dict[str, Any]]]
+FromArray = Callable[[np.ndarray, dict[str, Any]], Any]
+
+
+def save(path: Path, belongs_to: Mapping[str, Any], state: Any, to_array: ToArray) -> None:
+    """Write a state; the file is complete or absent, never half written.
+
+    Parameters
+    ----------
+    path : path
+    belongs_to : mapping
+        The entries ``engine``, ``settings`` and ``sites``, which :func:`check` compares.
+    state : tree
+    to_array : callable
+        For every leaf that is no number, string or None.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    header = {"format": FORMAT, **belongs_to, "state": _encoded(state, arrays, to_array)}
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    path = os.fspath(path)
+    directory = os.path.dirname(os.path.abspath(path))
+    handle, temporary = tempfile.mkstemp(dir=directory, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def load(path: Path, engine: str, from_array: FromArray) -> tuple[dict[str, Any], Any]:
+    """Header and state of a file that this engine wrote.
+
+    Raises
+    ------
+    ArgumentError
+        The file is not a saved state, of this format, or another engine's.
+    """
+    header, arrays = _read(path)
+    if header["format"] != FORMAT:
+        raise ArgumentError(
+            f"Expected a state of format {FORMAT}, which this version reads, found format "
+            f"{header['format']} in {os.fspath(path)}. Load it with the version that saved it."
+        )
+    if header["engine"] != engine:
+        raise ArgumentError(
+            f"Expected a state of {engine}, found one of {header['engine']}. Load it with that "
+            "engine."
+        )
+    return header, _decoded(header.pop("state"), arrays, from_array)
+
+
+def check(header: Mapping[str, Any], belongs_to: Mapping[str, Any]) -> None:
+    """See that a state belongs to an engine with these settings, of a model with these sites.
+
+    Raises
+    ------
+    ArgumentError
+        It does not.
+    """
+    if header["sites"] != belongs_to["sites"]:
+        raise ArgumentError(
+            "The saved state belongs to another model or other arguments: expected latent sites "
+            f"{belongs_to['sites']}, found {header['sites']}. Make the engine with the same model."
+        )
+    own, saved = belongs_to["settings"], header["settings"]
+    for name in {**own, **saved}:
+        if saved.get(name) != own.get(name):
+            raise ArgumentError(
+                f"The saved state belongs to an engine with another {name}: expected "
+                f"{own.get(name)}, found {saved.get(name)}. Make the engine with the same {name} "
+                "as when it was saved."
+            )
+
+
+def check_leaves(label: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """See that the arrays of a tree, by path, are those of the present engine's in kind.
+
+    Parameters
+    ----------
+    label : str
+        What the tree is.
+    expected, found : mapping of str to object
+        Shape and type of each array.
+
+    Raises
+    ------
+    ArgumentError
+        They are not.
+    """
+    for path in {**expected, **found}:
+        if expected.get(path) != found.get(path):
+            raise ArgumentError(
+                f"The saved {label} does not fit this engine: expected {path} of "
+                f"{expected.get(path)}, found {found.get(path)}. Make the engine with the same "
+                "options (optimizer, number of particles, estimator, precision) as when it was "
+                "saved."
+            )
+
+
+def _encoded(tree: Any, arrays: dict[str, np.ndarray], to_array: ToArray) -> Any:
+    if isinstance(tree, np.generic):
+        tree = tree.item()
+    if tree is None or type(tree) in (bool, int, float, str):
+        return tree
+    kind = _KINDS.get(type(tree))
+    if kind is not None:
+        pairs = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
+        # Keys of JSON's own are strings, and those of optimizers often numbers.
+        return {kind: [[key, _encoded(value, arrays, to_array)] for key, value in pairs]}
+    array, extra = to_array(tree)
+    entry = {"array": len(arrays), **extra}
+    if array.dtype.isbuiltin != 1:  # bfloat16 and the like, which NumPy's files cannot name
+        entry |= {"dtype": str(array.dtype), "shape": list(array.shape)}
+        array = np.frombuffer(array.tobytes(), np.uint8)
+    arrays[f"array{len(arrays)}"] = array
+    return entry
+
+
+#: Trees are made of these, by their names in files.
+_KINDS: dict[type, str] = {
+    dict: "dict",
+    collections.OrderedDict: "dict",
+    collections.Counter: "counter",
+    list: "list",
+    tuple: "tuple",
+}
+
+
+def _decoded(entry: Any, arrays: Mapping[str, np.ndarray], from_array: FromArray) -> Any:
+    if not isinstance(entry, dict):
+        return entry
+    if "array" in entry:
+        extra = dict(entry)
+        array = arrays[f"array{extra.pop('array')}"]
+        if "shape" in extra:
+            array = np.frombuffer(array.tobytes(), np.dtype(extra.pop("dtype")))
+            array = array.reshape(extra.pop("shape"))
+        return from_array(array, extra)
+    ((kind, pairs),) = entry.items()
+    found = {key: _decoded(value, arrays, from_array) for key, value in pairs}
+    if kind in ("list", "tuple"):
+        return (list if kind == "list" else tuple)(found.values())
+    return collections.Counter(found) if kind == "counter" else found
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Header and arrays of a saved state.
+
+    Raises
+    ------
+    ArgumentError
+        The file holds something else.
+    """
+    header: Any = None
+    problem: Exception | None = None
+    try:
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.lib.npyio.NpzFile):
+                arrays = {name: archive[name] for name in archive.files}
+                if isinstance(arrays.get("header"), np.ndarray):
+                    header = json.loads(arrays["header"].tobytes())
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        problem = error
+    if not isinstance(header, dict) or "format" not in header:
+        detail = "" if problem is None else f" ({problem})"
+        raise ArgumentError(
+            f"Expected a file saved by an engine; {os.fspath(path)} is not one{detail}. Pass a "
+            "path that the engine's save, or a run's checkpoint, has written."
+        ) from problem
+    return header, arrays

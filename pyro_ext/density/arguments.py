@@ -1,0 +1,35 @@
+"""The model's arguments: whether they fit its signature and its plates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ppl_ext.density import check_call
+from pyro_ext.density.bound_model import BoundModel
+from pyro_ext.density.handlers import SiteHandler, without_host_checks
+from pyro_ext.density.layout import Data
+
+
+def as_data(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Data:
+    """Arguments of one call, checked against the model's signature.
+
+    Raises
+    ------
+    ArgumentError
+        The arguments do not fit the signature of the model.
+    """
+    check_call(model.forward if isinstance(model, torch.nn.Module) else model, args, kwargs)
+    return Data(args, kwargs)
+
+
+def partial_plates(bound: BoundModel, data: Data) -> dict[str, tuple[int, int]]:
+    """Plates that arguments hold a batch of: name to all rows, and those that are held."""
+    origin = torch.zeros(bound.layout.dim, dtype=bound.dtype, device=bound.device)
+    indices = bound.first_rows()
+    handler = SiteHandler(bound.layout.split(origin), indices)
+    with torch.no_grad(), without_host_checks():
+        plates = bound.run(handler, (data.args, data.kwargs, indices))
+    return {name: sizes for name, sizes in plates.items() if name not in bound.plates}

@@ -1,0 +1,225 @@
+"""Evaluating the density: value, score and score by parts, at one position and at many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ppl_ext.density import tempered
+from ppl_ext.errors import ArgumentError
+from pyro_ext.density.bound_model import BoundModel
+from pyro_ext.density.graph import OWN_ROWS, BatchedFunction, as_arguments
+from pyro_ext.density.handlers import SiteHandler
+from pyro_ext.density.layout import Data, Indices
+
+#: Coordinates that are worked on at once where a vector is too long for the processor's cache.
+CACHE_LENGTH = 2**16
+
+
+class Score(NamedTuple):
+    """Gradient and value of the target at P positions.
+
+    Parameters
+    ----------
+    score : tensor (P, D)
+        Gradient of log prior + log likelihood / temperature.
+    log_prior, log_likelihood : tensor (P,)
+        The two parts, not tempered.
+    """
+
+    score: Float[Tensor, "P D"]
+    log_prior: Float[Tensor, " P"]
+    log_likelihood: Float[Tensor, " P"]
+
+    def log_density(self, temperature: float = 1.0) -> Float[Tensor, " P"]:
+        """Log prior + log likelihood / temperature."""
+        return tempered(self.log_prior, self.log_likelihood, temperature)
+
+
+class ScoreParts(NamedTuple):
+    """Gradients of the two parts of the target at P positions, neither of them tempered.
+
+    Parameters
+    ----------
+    prior, likelihood : tensor (P, D)
+        Gradients of the log prior and the log likelihood.
+    log_prior, log_likelihood : tensor (P,)
+        Values of the two parts.
+    """
+
+    prior: Float[Tensor, "P D"]
+    likelihood: Float[Tensor, "P D"]
+    log_prior: Float[Tensor, " P"]
+    log_likelihood: Float[Tensor, " P"]
+
+    def score(self, temperature: float = 1.0) -> Score:
+        """The two parts as one."""
+        gradient = tempered(self.prior, self.likelihood, temperature)
+        return Score(gradient, self.log_prior, self.log_likelihood)
+
+
+class Evaluation:
+    """The density as functions of positions, arguments and rows.
+
+    Parameters
+    ----------
+    bound : BoundModel
+    temperature : float
+        The log likelihood is divided by it.
+    particle_chunk : int or None
+        How many positions are evaluated at once.
+    mode : {"graph", "inductor", "handlers", "loop"}
+        See :class:`~pyro_ext.density.graph.BatchedFunction`.
+    """
+
+    def __init__(
+        self, bound: BoundModel, temperature: float, particle_chunk: int | None, mode: str
+    ) -> None:
+        self.bound = bound
+        self.temperature = temperature
+        self._lifted = mode, particle_chunk
+        self.values = self.lift(differentiated(self.value))
+        self._scores = self.lift(self._score)
+        self._parts = self.lift(self._score_parts)
+
+    def lift(self, single: Callable[..., Any], *, drawing: bool = False) -> BatchedFunction:
+        """A function of one position and (args, kwargs, row indices), for many positions.
+
+        It is evaluated as the target is, by a traced graph unless told otherwise; one particle
+        after another where it is ``drawing`` random numbers.
+        """
+        mode, particle_chunk = self._lifted
+        return BatchedFunction(single, "loop" if drawing else mode, particle_chunk)
+
+    @property
+    def mode(self) -> str:
+        """How scores are evaluated now, after any fallback."""
+        return self._scores.mode
+
+    def retrace(self) -> None:
+        """Trace the model again at the next evaluation."""
+        for function in (self.values, self._scores, self._parts):
+            function.retrace()
+
+    @contextmanager
+    def writing_into(self, buffer: Tensor | None) -> Iterator[None]:
+        """Let the first score in this context be written into ``buffer``, where possible."""
+        self._scores.memory.lend(buffer)
+        try:
+            yield
+        finally:
+            self._scores.memory.lend(None)
+
+    def value(
+        self, z: Float[Tensor, " D"], arguments: Any
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """Log prior and log likelihood at one position."""
+        handler = SiteHandler(self.bound.layout.split(z), arguments[2])
+        self.bound.run(handler, arguments)
+        zero = z.new_zeros(())
+        return handler.log_prior + zero, handler.log_likelihood + zero
+
+    def _score(
+        self, z: Tensor, arguments: Any
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]:
+        """Score and log density without the Normal priors of large sites, and those priors."""
+
+        def log_density(z: Tensor) -> tuple[Tensor, Any]:
+            split = self.bound.layout.split(z)
+            handler = SiteHandler(split, arguments[2], leave_normals=True)
+            self.bound.run(handler, arguments)
+            zero = z.new_zeros(())
+            parts = handler.log_prior + zero, handler.log_likelihood + zero
+            return tempered(*parts, self.temperature), (*parts, handler.normals)
+
+        gradient, parts = torch.func.grad(log_density, has_aux=True)(z)
+        return (gradient, *parts)
+
+    def scores(self, z: Float[Tensor, "P D"], arguments: Any, in_dims: Any = None) -> Score:
+        """Tempered scores at particles."""
+        score, log_prior, log_likelihood, normals = self._scores(z, arguments, in_dims)
+        if normals:
+            # The gradient is a tensor of its own, except where vmap repeats one for all particles.
+            score = score.contiguous()
+        for name, (loc, scale) in normals.items():
+            where = self.bound.layout.slices[name]
+            log_prior = log_prior + add_normal(score, z, where, loc, scale)
+        return Score(score, log_prior, log_likelihood)
+
+    def _score_parts(self, z: Tensor, arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        values, pullback = torch.func.vjp(lambda z: self.value(z, arguments), z)[:2]
+        log_prior, log_likelihood = values
+        one, zero = torch.ones_like(log_prior), torch.zeros_like(log_prior)
+        (prior,) = pullback((one, zero))
+        (likelihood,) = pullback((zero, one))
+        return prior, likelihood, log_prior, log_likelihood
+
+    def parts(self, z: Float[Tensor, "P D"], arguments: Any, in_dims: Any = None) -> ScoreParts:
+        """Gradients of prior and likelihood apart, at particles."""
+        return ScoreParts(*self._parts(z, arguments, in_dims))
+
+    def batch(
+        self, function: Callable[..., Any], z: Tensor, data: Data, indices: Indices | None
+    ) -> Any:
+        """``values``, ``scores`` or ``parts`` of one batch of rows.
+
+        Raises
+        ------
+        ArgumentError
+            Some plates have rows for each particle and some for all, or not as many as particles.
+        """
+        z, indices = self.bound.check_positions(z), self.bound.check_indices(indices)
+        shapes = {name: tuple(rows.shape) for name, rows in indices.items()}
+        in_dims: Any = None
+        if not all(len(shape) == 1 for shape in shapes.values()):
+            if not all(len(shape) == 2 and shape[0] == len(z) for shape in shapes.values()):
+                raise ArgumentError(
+                    "Expected indices of shape (rows,) for every plate, or of shape (P, rows) for "
+                    f"every plate at P = {len(z)} positions, found {shapes}."
+                )
+            in_dims = OWN_ROWS
+        return function(z, as_arguments(data.args, data.kwargs, indices), in_dims)
+
+
+def differentiated(single: Callable[[Tensor, Any], Any]) -> Callable[[Tensor, Any], Any]:
+    """Evaluate a function as if for its gradient, and drop that.
+
+    Fused kernels (recurrent layers) have no batching rule; where gradients are followed torch
+    takes their parts instead, which do.
+    """
+
+    def value(z: Tensor, arguments: Any) -> Any:
+        return torch.func.vjp(lambda z: single(z, arguments), z)[0]
+
+    return value
+
+
+def add_normal(score: Tensor, z: Tensor, where: slice, loc: Tensor, scale: Tensor) -> Tensor:
+    """Add a Normal prior of the coordinates ``where`` to the score; return its log density (P,).
+
+    In pieces that stay in the processor's cache, so that each entry is read and written once.
+
+    Parameters
+    ----------
+    score : tensor (P, D)
+        Changed in place.
+    z : tensor (P, D)
+    loc, scale : tensors (P,)
+    """
+    size = where.stop - where.start
+    length = CACHE_LENGTH if z.device.type == "cpu" else size
+    loc, precision = loc.unsqueeze(-1), scale.square().reciprocal().unsqueeze(-1)
+    log_density = -size * (scale.log() + 0.5 * math.log(2.0 * math.pi))
+    for start in range(where.start, where.stop, length):
+        part = slice(start, min(start + length, where.stop))
+        residual = loc - z[:, part]
+        gradient = residual * precision
+        score[:, part] += gradient
+        log_density -= 0.5 * residual.mul_(gradient).sum(-1)
+    return log_density

@@ -1,0 +1,195 @@
+"""Runs of a model whose structure is not known yet, which refuse what cannot work at a site."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+import torch
+from pyro.distributions import Delta
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from ppl_ext.errors import ModelCheckError
+from pyro_ext.density.handlers import (
+    DiscoveryHandler,
+    SubsampleControl,
+    isolated_parameters,
+    plate_frames,
+    plate_shape_error,
+    without_host_checks,
+)
+from pyro_ext.density.layout import DataPlate, Layout
+
+_CIRCULAR = ("VonMises",)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What the model check found; see :class:`~pyro_ext.density.log_density.LogDensity`."""
+
+    layout: Layout
+    plates: dict[str, DataPlate]
+    batch_plates: dict[str, DataPlate]
+    local_sites: tuple[str, ...]
+    observed_sites: tuple[str, ...]
+    has_likelihood: bool
+    parameters: Any
+    parameter_names: tuple[str, ...]
+    device: torch.device
+
+
+class CheckHandler(DiscoveryHandler):
+    """Discovery that also names the site at fault."""
+
+    def __init__(
+        self,
+        indices: Mapping[str, Tensor],
+        plates: Mapping[str, tuple[int, int]],
+        modules: list[torch.nn.Module],
+    ) -> None:
+        super().__init__(indices, plates)
+        self.modules = modules
+        self.parameter_names: list[str] = []
+
+    def _pyro_param(self, msg: Any) -> None:
+        self.parameter_names.append(msg["name"])
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if not site_is_subsample(msg) and not msg["is_observed"]:
+            self._check_latent(msg)
+        super()._pyro_sample(msg)
+
+    def _check_latent(self, msg: Any) -> None:
+        name, fn = msg["name"], msg["fn"]
+        while hasattr(fn, "base_dist") and not isinstance(fn, Delta):
+            fn = fn.base_dist
+        if isinstance(fn, Delta):
+            raise ModelCheckError(
+                f"Sample site '{name}' has a delta distribution, found as a latent site. Expected "
+                "a distribution with a density; use pyro.deterministic for a value that is "
+                "computed from other sites."
+            )
+        if type(fn).__name__ in _CIRCULAR:
+            warnings.warn(
+                f"Continuous inference poorly handles circular sample site '{name}': its density "
+                "is periodic, so that the posterior on the real line is improper. Consider "
+                f"poutine.reparam(config={{'{name}': CircularReparam()}}).",
+                UserWarning,
+                stacklevel=2,
+            )
+        frames = plate_frames(msg)
+        module = self.modules[-1] if self.modules else None
+        if frames and module is not None and _is_network_layer(module):
+            raise ModelCheckError(
+                f"A network is called inside plate '{frames[0].name}': its weights '{name}' would "
+                f"be drawn once for each of the plate's {frames[0].size} rows. Expected weights "
+                "outside the plate; make the plate first, call the network, then enter it: "
+                f"`plate = pyro.plate({frames[0].name!r}, ...); out = net(x); with plate: ...`."
+            )
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        try:
+            super()._pyro_post_sample(msg)
+        except (ValueError, RuntimeError) as error:
+            if isinstance(error, ModelCheckError):
+                raise
+            raise ModelCheckError(
+                f"Error while computing log_prob at site '{msg['name']}': {error}\n"
+                "Expected values inside the distribution's support and of a shape that broadcasts "
+                f"with {tuple(msg['fn'].shape())}; check the data and the shapes at this site."
+            ) from error
+
+
+def _is_network_layer(module: torch.nn.Module) -> bool:
+    return any(
+        kind.__module__.startswith("torch.nn.modules") and kind is not torch.nn.Module
+        for kind in type(module).__mro__
+    )
+
+
+@contextmanager
+def _watch_modules() -> Iterator[list[torch.nn.Module]]:
+    """Keep a stack of the modules that are being called, and refuse batch norm in train mode."""
+    stack: list[torch.nn.Module] = []
+
+    def enter(module: torch.nn.Module, inputs: Any) -> None:
+        if isinstance(module, _BatchNorm) and module.training and module.track_running_stats:
+            raise ModelCheckError(
+                f"Found {type(module).__name__} in train mode. Its running statistics would "
+                "change at every evaluation of the log density. Expected a model without side "
+                "effects; call .eval() on the module, or use LayerNorm or GroupNorm."
+            )
+        stack.append(module)
+
+    def leave(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if stack and stack[-1] is module:
+            stack.pop()
+
+    hooks = [
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield stack
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@dataclass
+class Run:
+    """What one run of the model showed."""
+
+    handler: CheckHandler
+    control: SubsampleControl
+    parameters: Any
+
+
+def run_once(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    indices: Mapping[str, Tensor],
+    seed: int,
+    radius: float,
+    parameters: Any = None,
+    validate: bool = True,
+) -> Run:
+    """Run a model at small random positions, with these rows of its plates."""
+    with (
+        nullcontext() if validate else without_host_checks(),
+        torch.random.fork_rng(devices=[]),
+        torch.no_grad(),
+        isolated_parameters(parameters),
+        SubsampleControl(indices) as control,
+        _watch_modules() as modules,
+    ):
+        torch.manual_seed(seed)
+        handler = CheckHandler(indices, control.plates, modules)
+        handler.radius, handler.validate = radius, validate
+        try:
+            with handler:
+                model(*args, **kwargs)
+        except ValueError as error:
+            shape_error = None if indices else plate_shape_error(error)
+            if shape_error is not None:
+                raise shape_error from error
+            if "to satisfy the constraint" in str(error):
+                raise ModelCheckError(
+                    f"The model failed with all latent sites near zero in unconstrained space: "
+                    f"{error}\nExpected valid parameters of every distribution there; check the "
+                    "data for NaN, and the supports."
+                ) from error
+            raise
+        parameters = {key: dict(value) for key, value in pyro.get_param_store().get_state().items()}
+    return Run(handler, control, parameters)

@@ -1,0 +1,56 @@
+"""From the flat unconstrained space to the sites' supports and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ppl_ext.errors import ArgumentError
+from pyro_ext.density.bound_model import BoundModel
+from pyro_ext.density.handlers import SiteHandler, UnconstrainHandler
+from pyro_ext.density.layout import Layout
+
+
+def constrain(bound: BoundModel, z: Float[Tensor, " D"], arguments: Any) -> dict[str, Tensor]:
+    """Latent sites, and parameter sites, in their supports, at one position."""
+    handler = SiteHandler(bound.layout.split(z), arguments[2])
+    bound.run(handler, arguments)
+    values = {name: handler.values[name] for name in bound.layout.names}
+    return values | {name: handler.recorded[name] for name in bound.parameter_sites}
+
+
+def unconstrain(bound: BoundModel, flat: Tensor, arguments: Any) -> Float[Tensor, " D"]:
+    """The flat position of latent sites in their supports, which come as one vector.
+
+    ``arguments`` are the layout of the sites in their supports, and those of a run.
+    """
+    constrained, run_arguments = arguments
+    handler = UnconstrainHandler(constrained.split(flat))
+    bound.run(handler, run_arguments)
+    return bound.layout.join(handler.positions)
+
+
+def check_values(bound: BoundModel, values: Mapping[str, Tensor]) -> tuple[Layout, Tensor]:
+    """The latent sites among ``values`` as vectors, one for each position, and their layout.
+
+    Raises
+    ------
+    ArgumentError
+        One is missing.
+    """
+    missing = [name for name in bound.layout.names if name not in values]
+    if missing:
+        raise ArgumentError(
+            f"Expected values for the latent sites {list(bound.layout.names)}, missing {missing}."
+        )
+    sites = {
+        name: torch.as_tensor(values[name], dtype=bound.dtype, device=bound.device)
+        for name in bound.layout.names
+    }
+    shapes = {name: tuple(value.shape[1:]) for name, value in sites.items()}
+    layout = Layout(bound.layout.names, shapes)
+    return layout, layout.join(sites)

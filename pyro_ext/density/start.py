@@ -1,0 +1,94 @@
+"""Starting positions: draws of the init strategy, kept where density and score are finite."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from pyro.infer.autoguide import initialization
+from torch import Tensor
+
+from ppl_ext.errors import ModelCheckError
+from pyro_ext.density.evaluation import Evaluation
+from pyro_ext.density.handlers import InitializationHandler, SiteTermsHandler, without_host_checks
+from pyro_ext.density.layout import Data
+
+TRIES = 100  # as many as the hosts' samplers make
+
+
+class Start:
+    """Draws starting positions."""
+
+    def __init__(self, evaluation: Evaluation, init_strategy: Any) -> None:
+        self._evaluation = evaluation
+        self._bound = evaluation.bound
+        self._strategy = init_strategy
+
+    def _draw(self, num: int, generator: torch.Generator, data: Data) -> Float[Tensor, "P D"]:
+        bound = self._bound
+        radius = _uniform_radius(self._strategy)
+        if radius is not None:
+            shape = (num, bound.layout.dim)
+            uniform = torch.rand(shape, generator=generator, dtype=bound.dtype)
+            return ((2.0 * uniform - 1.0) * radius).to(bound.device)
+        rows = []
+        # Host strategies draw from the global generator, which is left as it was found.
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), without_host_checks():
+            seed = int(torch.randint(2**62, (), generator=generator))
+            torch.manual_seed(seed)
+            for _ in range(num):
+                indices = bound.rows_for_values()
+                handler = InitializationHandler(self._strategy, indices)
+                bound.run(handler, (data.args, data.kwargs, indices))
+                rows.append(bound.layout.join(handler.positions))
+        return torch.stack(rows).to(bound.dtype)
+
+    def _is_finite(self, z: Float[Tensor, "P D"], data: Data) -> Bool[Tensor, " P"]:
+        # One batch of rows is enough to tell; a full sweep could be long.
+        evaluation = self._evaluation
+        found = evaluation.batch(evaluation.scores, z, data, self._bound.first_rows())
+        finite = torch.isfinite(found.log_prior + found.log_likelihood)
+        return finite & torch.isfinite(found.score).all(dim=-1)
+
+    def positions(self, num: int, generator: torch.Generator, data: Data) -> Float[Tensor, "P D"]:
+        """Positions where density and score are finite.
+
+        Raises
+        ------
+        ModelCheckError
+            After 100 draws there is none; the message names the site at fault.
+        """
+        z = self._draw(num, generator, data)
+        for _ in range(TRIES):
+            bad = (~self._is_finite(z, data)).nonzero().squeeze(-1)
+            if not len(bad):
+                return z
+            z[bad] = self._draw(len(bad), generator, data)
+        finite = self._is_finite(z, data)
+        if bool(finite.all()):
+            return z
+        raise self._nowhere_finite(z[int((~finite).nonzero()[0, 0])], data)
+
+    def _nowhere_finite(self, position: Tensor, data: Data) -> ModelCheckError:
+        indices = self._bound.first_rows()
+        handler = SiteTermsHandler(self._bound.layout.split(position), indices)
+        with torch.no_grad(), without_host_checks():
+            self._bound.run(handler, (data.args, data.kwargs, indices))
+        faults = {n: float(term) for n, term in handler.terms.items() if not torch.isfinite(term)}
+        where = ", ".join(f"'{name}' ({value})" for name, value in faults.items())
+        return ModelCheckError(
+            "Cannot find valid initial parameters: the log density or its gradient is not finite "
+            f"at site {where or '(gradient only)'} in {TRIES} draws. Expected finite values; check "
+            "the data for NaN, the supports, and the init_strategy."
+        )
+
+
+def _uniform_radius(strategy: Any) -> float | None:
+    """Radius when the strategy is uniform in unconstrained space, which needs no model run."""
+    if strategy is None or strategy is initialization.init_to_uniform:
+        return 2.0
+    if isinstance(strategy, partial) and strategy.func is initialization.init_to_uniform:
+        return float(strategy.keywords.get("radius", 2.0))
+    return None

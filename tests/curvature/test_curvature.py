@@ -1,0 +1,434 @@
+"""Curvature of programs: Fisher information of outputs, and Gauss-Newton matrices from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import expit, softmax
+from scipy.stats import binom
+
+from ppl_ext.curvature import NO_STRUCTURE, PriorStructure
+from ppl_ext.errors import ArgumentError
+from tests.backends import use_float64
+from tests.curvature_support import (
+    MIXTURE,
+    SHARED,
+    assert_is_fisher,
+    gauss_newton,
+    key_of,
+    mixture_fisher,
+    output_of_pyro,
+    room_of,
+    root_and_scores,
+)
+
+use_float64()
+
+GENERATOR = np.random.default_rng(0)
+X, Y = GENERATOR.normal(size=(12, 2)), GENERATOR.normal(size=12)
+CHOSEN = np.array([0, 3, 4, 7, 11])
+
+
+def handlers(backend: Any) -> Any:
+    return backend.host.poutine if backend.name == "pyro" else backend.host.handlers
+
+
+def jacobian(function: Any, z: np.ndarray) -> np.ndarray:
+    """By complex steps."""
+    return np.stack([function(z + 1e-30j * e).imag / 1e-30 for e in np.eye(len(z))], axis=-1)
+
+
+# -- Fisher information -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_fisher_information_is_the_covariance_of_the_score(backend: Any, name: str) -> None:
+    made, moved, fixed = SHARED[name]
+    root, scores = root_and_scores(backend, getattr(backend.dist, made), moved, fixed)
+    assert_is_fisher(root.T @ root, scores)
+
+
+def test_fisher_information_is_the_curvature_of_the_log_partition(backend: Any) -> None:
+    host, dist, xp = backend.host, backend.dist, backend.xp
+
+    def counts() -> None:
+        z = host.sample("z", dist.Normal(xp.zeros(3), 1.0).to_event(1))
+        host.sample("c", dist.Categorical(logits=z), obs=backend.array(1))
+        host.sample("n", dist.Poisson(xp.exp(z[0])), obs=backend.array(2.0))
+        host.sample("k", dist.Binomial(7, logits=z[1]), obs=backend.array(3.0))
+
+    z = np.array([0.4, -1.0, 0.2])
+    # The second derivatives of log sum exp(z) + exp(z_0) + 7 log(1 + exp(z_1)).
+    chance, success = softmax(z), expit(z[1])
+    expected = np.diag(chance) - np.outer(chance, chance)
+    expected += np.diag([np.exp(z[0]), 7 * success * (1 - success), 0.0])
+    np.testing.assert_allclose(gauss_newton(backend, counts, z), expected, atol=1e-12)
+
+
+def test_probabilities_that_do_not_sum_to_one(backend: Any) -> None:
+    """A common factor of the weights changes nothing; so it must not in the information."""
+    host, dist, xp = backend.host, backend.dist, backend.xp
+
+    def model() -> None:
+        z = host.sample("z", dist.Normal(xp.zeros(3), 1.0).to_event(1))
+        weights = xp.exp(z)
+        host.sample("y", dist.Categorical(probs=weights / weights.sum()), obs=backend.array(1))
+
+    z = np.array([0.4, -1.0, 0.2])
+    chance = softmax(z)
+    expected = np.diag(chance) - np.outer(chance, chance)
+    np.testing.assert_allclose(gauss_newton(backend, model, z), expected, atol=1e-12)
+    probs = backend.array(chance)
+    fn = dist.Categorical(probs=probs)
+    if backend.name == "pyro":
+        point = output_of_pyro(fn)
+    else:
+        from numpyro_ext.density.outputs import output_of
+
+        site = {"fn": fn, "value": 1, "scale": None, "name": "y", "cond_indep_stack": []}
+        point = output_of(site)
+    found = room_of(backend).fisher_root(point, {"probs": probs}, *key_of(backend))
+    np.testing.assert_allclose(backend.numpy(found), 0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("gate", [0.3, 0.0])
+def test_a_zero_inflated_binomial_and_a_certain_gate(backend: Any, gate: float) -> None:
+    host, dist = backend.host, backend.dist
+
+    def model() -> None:
+        z = host.sample("z", dist.Normal(0.0, 1.0))
+        inflated = dist.ZeroInflatedDistribution(
+            dist.Binomial(5, logits=z), gate=backend.array(gate)
+        )
+        host.sample("y", inflated, obs=backend.array(0.0))
+
+    mixed = (1 - gate) * binom.pmf(np.arange(6), 5, expit(0.3))
+    changes = mixed * (np.arange(6) - 5 * expit(0.3))
+    mixed[0] += gate
+    found = gauss_newton(backend, model, np.array([0.3]))
+    np.testing.assert_allclose(found, [[np.sum(changes**2 / mixed)]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [2, 5])  # two: as many as components, whose shapes then agree
+def test_distributions_made_of_others_are_refused_by_name(backend: Any, rows: int) -> None:
+    host, dist, xp = backend.host, backend.dist, backend.xp
+
+    def model() -> None:
+        loc = host.sample("loc", dist.Normal(xp.zeros(2), 1.0).to_event(1))
+        parts = dist.Normal(loc, 1.0).mask(backend.array(np.array([True, False])))
+        mixed = dist.MixtureSameFamily(dist.Categorical(xp.ones(2) / 2), parts)
+        with host.plate("N", rows):
+            host.sample("y", mixed, obs=xp.zeros(rows))
+
+    expected = r"Site 'y': expected .* \[\] .* found MixtureSameFamily .*register_output_fisher"
+    with pytest.raises(ArgumentError, match=expected):
+        gauss_newton(backend, model, np.zeros(2))
+
+
+def test_fisher_information_of_a_mixture(backend: Any) -> None:
+    """Of one whose components overlap, by integration; 16 draws for each of 1,000 elements."""
+    host, dist, xp = backend.host, backend.dist, backend.xp
+
+    def model() -> None:
+        z = host.sample("z", dist.Normal(xp.zeros(5), 1.0).to_event(1))
+        weights = dist.Categorical(logits=xp.stack([z[0], backend.array(0.0)]))
+        mixed = dist.MixtureSameFamily(weights, dist.Normal(z[1:3], xp.exp(z[3:])))
+        with host.plate("N", 1000):
+            host.sample("y", mixed, obs=xp.zeros(1000))
+
+    expected, deviation = mixture_fisher()
+    found = gauss_newton(backend, model, MIXTURE) / 1000
+    assert (np.abs(found - expected) < 5 * deviation / np.sqrt(16_000)).all()
+
+
+def test_fisher_information_of_a_mixture_of_vectors(backend: Any) -> None:
+    """Far apart it is that of the components times their weights."""
+    host, dist, xp = backend.host, backend.dist, backend.xp
+
+    def model() -> None:
+        z = host.sample("z", dist.Normal(xp.zeros((2, 3)), 1.0).to_event(2))
+        weights = dist.Categorical(probs=backend.array([0.3, 0.7]))
+        mixed = dist.MixtureSameFamily(weights, dist.Normal(z, 0.5).to_event(1))
+        host.sample("y", mixed.expand([1000]).to_event(1), obs=xp.zeros((1000, 3)))
+
+    found = gauss_newton(backend, model, np.array([0.0, 0.1, 0.2, 90.0, 91.0, 92.0])) / 1000
+    weights = np.repeat([0.3, 0.7], 3)
+    # Of a squared standard normal number times an event of this chance, over the scale.
+    deviation = 4.0 * np.sqrt(3.0 * weights - weights**2)
+    error = 5 * deviation / np.sqrt(16_000)
+    assert (np.abs(np.diag(found) - 4.0 * weights) < error).all()
+    assert np.abs(found - np.diag(np.diag(found))).max() < error.max()
+
+
+def test_unknown_distributions_have_a_monte_carlo_fisher_information(backend: Any) -> None:
+    host, dist, xp = backend.host, backend.dist, backend.xp
+
+    def model() -> None:
+        z = host.sample("z", dist.Normal(0.0, 1.0))
+        pareto = dist.Pareto(backend.array(1.0), xp.exp(z)).expand([2000])
+        host.sample("y", pareto, obs=2 * xp.ones(2000))
+
+    # In the logarithm of its exponent the score is 1 - E, with E standard exponential: its square
+    # has mean 1 and variance 8, and each of 2,000 elements has 16 draws.
+    found = gauss_newton(backend, model, np.array([0.3]))[0, 0] / 2000
+    assert abs(found - 1.0) < 5 * np.sqrt(8 / (16 * 2000))
+
+
+# -- Gauss-Newton matrices --------------------------------------------------------------------
+
+
+def naive(z: np.ndarray, x: np.ndarray, factor: float) -> np.ndarray:
+    """J^T F J of the model below, site by site."""
+
+    def mean(z: np.ndarray) -> np.ndarray:
+        return x @ z[:2] + np.sin(z[0])
+
+    of_mean, of_logits = jacobian(mean, z), jacobian(lambda z: mean(z) * np.exp(z[2]), z)
+    scale = np.exp(z[2])
+    chance = expit(mean(z) * scale)
+    total = factor * (
+        of_mean.T @ of_mean / scale**2
+        + of_logits.T @ ((chance * (1 - chance))[:, None] * of_logits)
+    )
+    # The scale's own Fisher information 2 / s^2 for each row, times (ds / dz)^2 = s^2.
+    total[2, 2] += factor * 2.0 * len(x)
+    total[0, 0] += np.exp(z[0])
+    return total
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+@pytest.mark.parametrize("batch", [None, 5])
+def test_gauss_newton_is_the_naive_product(
+    backend: Any, batch: int | None, temperature: float
+) -> None:
+    host, dist, xp, room = backend.host, backend.dist, backend.xp, room_of(backend)
+
+    def model(x: Any, y: Any, c: Any, batch: int | None = None) -> None:
+        """Two sites in a plate, one of them heteroscedastic, and one site outside."""
+        w = host.sample("w", dist.Normal(xp.zeros(2), 1.0).to_event(1))
+        s = host.sample("s", dist.LogNormal(0.0, 1.0))
+        host.sample("extra", dist.Poisson(xp.exp(w[0])), obs=backend.array(3.0))
+        with host.plate("N", len(y), subsample_size=batch) as i:
+            mean = x[i] @ w + xp.sin(w[0])
+            host.sample("y", dist.Normal(mean, s), obs=y[i])
+            host.sample("c", dist.Bernoulli(logits=mean * s), obs=c[i])
+
+    args = tuple(map(backend.array, (X, Y, (Y > 0.3).astype(float))))
+    options = {"likelihood_temperature": temperature}
+    target, data = backend.target(model, args, {"batch": batch}, **options)
+    indices = {} if batch is None else {"N": backend.array(CHOSEN)}
+    positions = np.random.default_rng(1).normal(size=(3, 3))
+    vectors = np.random.default_rng(2).normal(size=(3, 3))
+    structure = room.row_structure(target, backend.array(positions[0]), data, indices)
+    assert structure.by_row == (set() if batch is None else {"y", "c"})
+    key = key_of(backend)
+
+    def both(z: Any, vectors: Any) -> Any:
+        rows = room.jacobian_rows(target, z, data, indices, *key, structure)
+        return rows, room.gauss_newton_products(target, z, data, indices, *key)(vectors)
+
+    computed = backend.compiled(both)(backend.array(positions), backend.array(vectors))
+    found, products = map(backend.numpy, computed)
+    # One row for the scale of all of y, and one for the site outside.
+    assert found.shape == (3, 2 * (batch or 12) + 2, 3)
+    x = X if batch is None else X[CHOSEN]
+    for each, position, vector, product in zip(found, positions, vectors, products, strict=True):
+        expected = naive(position, x, 12 / len(x)) / temperature
+        np.testing.assert_allclose(each.T @ each, expected, rtol=1e-10)
+        np.testing.assert_allclose(product, expected @ vector, rtol=1e-10)
+
+
+@pytest.mark.parametrize("batch", [None, 5])
+def test_merged_rows_have_the_same_products(backend: Any, batch: int | None) -> None:
+    host, dist, xp, room = backend.host, backend.dist, backend.xp, room_of(backend)
+
+    def model(x: Any, y: Any, batch: int | None = None) -> None:
+        """Two responses for each row, with parameters shared by all rows or by all elements."""
+        w = host.sample("w", dist.Normal(xp.zeros(2), 1.0).to_event(1))
+        s = host.sample("s", dist.LogNormal(xp.zeros(2), 1.0).to_event(1))
+        with host.plate("N", 12, subsample_size=batch) as i:
+            mean = xp.sin(x[i] * w)
+            seen = dist.Normal(mean, s).mask(y[i] > -0.5).to_event(1)
+            host.sample("columns", seen, obs=y[i])
+            host.sample("tails", dist.StudentT(3.0 + s[0], mean[:, 0], s[1]), obs=y[i, 0])
+            # The information mixes concentration and rate; one component has the shared one alone.
+            positive = dist.Gamma(s[0], xp.exp(mean[:, 1]))
+            host.sample("mixed", positive, obs=xp.exp(y[i, 1]))
+            unseen = dist.Normal(mean[:, 0], s[0]).mask(backend.array(np.array(False)))
+            host.sample("unseen", unseen, obs=y[i, 0])
+
+    args = tuple(backend.array(np.random.default_rng(seed).normal(size=(12, 2))) for seed in (3, 4))
+    target, data = backend.target(model, args, {"batch": batch})
+    indices = {} if batch is None else {"N": backend.array(CHOSEN)}
+    z = backend.array(np.random.default_rng(1).normal(size=(2, 4)))
+    structure = room.row_structure(target, z[0], data, indices)
+    merged = {name: {each.axes for each in found} for name, found in structure.repeated.items()}
+    assert merged == {name: {(0,)} for name in ("columns", "tails", "mixed", "unseen")}
+    columns = {("w",): slice(2), ("s",): slice(2, 4), ("s", "w"): slice(4)}
+    key = key_of(backend)
+
+    def every(z: Any) -> Any:
+        given = [(structure, None), (NO_STRUCTURE, None)] + [(structure, each) for each in columns]
+        return [room.jacobian_rows(target, z, data, indices, *key, *each) for each in given]
+
+    found, plain, *parts = map(backend.numpy, backend.compiled(every)(z))
+    assert found.shape[1] < plain.shape[1]
+    np.testing.assert_allclose(found.mT @ found, plain.mT @ plain, rtol=1e-9, atol=1e-9)
+    for part, where in zip(parts, columns.values(), strict=True):
+        np.testing.assert_allclose(part, found[..., where], rtol=1e-9, atol=1e-9)
+
+
+def test_rows_that_depend_on_each_other_are_not_taken_apart(backend: Any) -> None:
+    host, dist, xp = backend.host, backend.dist, backend.xp
+
+    def model(x: Any) -> None:
+        w = host.sample("w", dist.Normal(xp.zeros(2), 1.0).to_event(1))
+        with host.plate("N", 12, subsample_size=5) as i:
+            mean = x[i] @ w
+            host.sample("centred", dist.Normal(mean - mean.mean(), 1.0), obs=x[i, 1])
+            if backend.name == "numpyro":  # Pyro's plate refuses a row that has five elements
+                host.sample("written", dist.Normal(mean, xp.ones(5)), obs=xp.zeros(5))
+            host.sample("apart", dist.Normal(mean, 1.0), obs=x[i, 0])
+            # Next to large values a small one is known to their rounding only.
+            rounding = 1e-8 if len(i) > 1 else 0.0
+            host.sample("large", dist.Normal(1e6 * mean + rounding, 1.0), obs=x[i, 0])
+
+    x = X.copy()
+    x[0] = 0.0
+    target, data = backend.target(model, (backend.array(x),))
+    position, indices = backend.array([0.3, -0.2]), {"N": backend.array(CHOSEN)}
+    structure = room_of(backend).row_structure(target, position, data, indices)
+    assert structure.by_row == {"apart", "large"}
+
+
+def test_batches_of_one_row_do_not_hide_rows_that_depend_on_each_other(backend: Any) -> None:
+    host, dist, xp = backend.host, backend.dist, backend.xp
+
+    def model(x: Any, batch: int) -> None:
+        w = host.sample("w", dist.Normal(xp.zeros(2), 1.0).to_event(1))
+        with host.plate("N", 12, subsample_size=batch) as i:
+            mean = x[i] @ w
+            host.sample("centred", dist.Normal(mean - mean.mean(), 1.0), obs=x[i, 1])
+            host.sample("apart", dist.Normal(mean, 1.0), obs=x[i, 0])
+
+    target, data = backend.target(model, (backend.array(X), 1))
+    position = backend.array([0.3, -0.2])
+    structure = room_of(backend).row_structure(target, position, data, target.first_rows())
+    assert structure.by_row == {"apart"}
+    assert set(structure.repeated) == {"centred", "apart"}
+
+
+def test_elements_have_their_own_scales_and_several_masks(backend: Any) -> None:
+    host, dist, xp = backend.host, backend.dist, backend.xp
+    inside = np.array([[True, False], [True, True], [True, True]])
+
+    def model() -> None:
+        z = host.sample("z", dist.Normal(xp.zeros((3, 2)), 1.0).to_event(2))
+        weights = backend.array([0.5, 2.0, 3.0])
+        with host.plate("N", 3), handlers(backend).scale(scale=weights):
+            inner = dist.Normal(z, 1.0).mask(backend.array(inside))
+            outer = inner.to_event(1).mask(backend.array(np.array([True, True, False])))
+            host.sample("y", outer, obs=xp.zeros((3, 2)))
+
+    expected = np.diag([0.5, 0.0, 2.0, 2.0, 0.0, 0.0])
+    np.testing.assert_allclose(gauss_newton(backend, model, np.zeros(6)), expected)
+
+
+def test_masks_scales_and_declared_dimensions(backend: Any) -> None:
+    host, dist, xp = backend.host, backend.dist, backend.xp
+    kept = np.array([True, False, True])
+
+    def model() -> None:
+        z = host.sample("z", dist.Normal(xp.zeros(3), 1.0).to_event(1))
+        with handlers(backend).scale(scale=2.5):
+            inside = dist.Normal(z, 0.5).mask(backend.array(kept)).to_event(1)
+            host.sample("a", inside, obs=xp.zeros(3))
+        outside = dist.Normal(z[:, None] * xp.ones(2), 2.0).to_event(1)
+        host.sample("b", outside.mask(backend.array(~kept)), obs=xp.zeros((3, 2)))
+        host.sample("c", dist.Exponential(xp.exp(z[0])).expand([4]), obs=xp.ones(4))
+
+    expected = np.diag([2.5 * 4.0 + 4.0, 2 * 0.25, 2.5 * 4.0])
+    found = gauss_newton(backend, model, np.array([0.1, 0.2, 0.3]))
+    np.testing.assert_allclose(found, expected)
+
+
+def test_a_program_without_observations_has_no_whitened_outputs(backend: Any) -> None:
+    host, dist, xp, room = backend.host, backend.dist, backend.xp, room_of(backend)
+
+    def model() -> None:
+        host.sample("z", dist.Normal(xp.zeros(2), 1.0).to_event(1))
+
+    (target, data), key = backend.target(model), key_of(backend)
+    z = xp.ones((3, 2))
+    assert room.jacobian_rows(target, z, data, {}, *key).shape == (3, 0, 2)
+    assert room.whitened_outputs(target, z[0], data, {}, *key)(z[0]).shape == (0,)
+
+
+# -- the prior --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["independent", "hierarchical"])
+def test_prior_curvature_is_the_clipped_hessian(backend: Any, kind: str) -> None:
+    host, dist, xp, room = backend.host, backend.dist, backend.xp, room_of(backend)
+
+    def independent() -> None:
+        scales = backend.array([1.0, 2.0, 0.5])
+        host.sample("a", dist.Normal(backend.array([0.0, 1.0, 2.0]), scales).to_event(1))
+        host.sample("b", dist.Gamma(2.0, 3.0))
+        host.sample("t", dist.StudentT(3.0, 0.0, 1.0))
+
+    def hierarchical() -> None:
+        scale = host.sample("scale", dist.HalfCauchy(1.0))
+        with host.plate("J", 3):
+            host.sample("effects", dist.Normal(0.0, scale))
+        covariance = backend.array([[1.0, 0.6], [0.6, 2.0]])
+        host.sample("pair", dist.MultivariateNormal(xp.zeros(2), covariance))
+
+    target, data = backend.target({"independent": independent}.get(kind, hierarchical))
+    positions = 2.0 * np.random.default_rng(3).normal(size=(4, target.dim))
+    z = backend.array(positions)
+
+    def log_prior(z: Any) -> Any:
+        return target.evaluate(z, data)[0]
+
+    if backend.name == "pyro":
+        from torch.func import jacrev, vmap
+
+        exact = -vmap(jacrev(jacrev(log_prior)))(z).numpy()
+    else:
+        import jax
+
+        exact = -np.asarray(jax.jit(jax.vmap(jax.hessian(log_prior)))(z))
+    assert np.linalg.eigvalsh(exact).min() < 0  # so that something is clipped
+    diagonal = np.maximum(np.diagonal(exact, axis1=1, axis2=2), 0.0)
+
+    def computed(structure: PriorStructure) -> np.ndarray:
+        found = backend.compiled(lambda z: room.prior_curvature(target, structure, z, data))(z)
+        return np.asarray(backend.numpy(found))
+
+    def clipped(where: list[int]) -> np.ndarray:
+        values, vectors = np.linalg.eigh(exact[:, where][:, :, where])
+        return np.einsum("pij,pj,pkj->pik", vectors, np.maximum(values, 0.0), vectors)
+
+    structure = room.prior_structure(target, z, data)
+    if kind == "independent":
+        sites = ("a", "b", "t")
+        assert structure == PriorStructure(sites, "diagonal", True, sites, constant=False)
+        np.testing.assert_allclose(computed(structure), diagonal, atol=1e-12)
+        return
+    assert structure == PriorStructure(
+        ("scale", "effects", "pair"), "hessian", True, ("scale", "effects"), constant=False
+    )
+    np.testing.assert_allclose(computed(structure), clipped(list(range(6))), atol=1e-10)
+    structure = room.prior_structure(target, z, data, "diagonal")
+    assert not structure.exact
+    np.testing.assert_allclose(computed(structure), diagonal, atol=1e-10)
+    # Given the scale the effects are independent, and the pair is no concern of theirs.
+    structure = room.prior_structure(target, z, data, sites=("effects",))
+    assert structure == PriorStructure(("effects",), "diagonal", True, ("effects",), constant=False)
+    np.testing.assert_allclose(computed(structure), diagonal[:, 1:4], atol=1e-10)
+    structure = room.prior_structure(target, z, data, sites=("scale", "pair"))
+    assert structure.form == "hessian"
+    np.testing.assert_allclose(computed(structure), clipped([0, 4, 5]), atol=1e-10)

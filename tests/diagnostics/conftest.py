@@ -1,0 +1,119 @@
+"""What the tests of diagnostics are given: models and fits in either host, under one name."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.diagnostics_support import N
+
+
+class Host:
+    """Models written once, and guides and engines put to given moments.
+
+    What :meth:`guide` and :meth:`engine` return are the first arguments of the diagnostics.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self.backend, self.public = backend, backend.public
+        self.host = importlib.import_module(backend.name)
+        self.dist = importlib.import_module(f"{backend.name}.distributions")
+        self.autoguide = importlib.import_module(f"{backend.name}.infer.autoguide")
+        self.guides = importlib.import_module(f"{backend.public.__name__}.guides")
+
+    def seed(self, seed: int) -> dict[str, Any]:
+        """The option that makes draws repeat."""
+        if self.backend.name == "pyro":
+            return {"seed": seed}
+        return {"rng_key": self.backend.key(seed)}
+
+    def conjugate(self, y: Any, batch: int | None = None) -> None:
+        mu = self.host.sample("mu", self.dist.Normal(0.0, 3.0))
+        with self.host.plate("N", len(y), subsample_size=batch) as rows:
+            self.host.sample("y", self.dist.Normal(mu, 2.0), obs=y[rows])
+
+    def in_batches(self, y: Any) -> None:
+        mu = self.host.sample("mu", self.dist.Normal(0.0, 3.0))
+        with self.host.plate("N", N, subsample_size=len(y)):
+            self.host.sample("y", self.dist.Normal(mu, 2.0), obs=y)
+
+    def counts(self, y: Any) -> None:
+        rate = self.host.sample("rate", self.dist.Gamma(2.0, 1.0))
+        with self.host.plate("N", len(y)):
+            self.host.sample("y", self.dist.Poisson(rate), obs=y)
+
+    def heavy(self) -> None:
+        zeros = self.backend.array(np.zeros(2))
+        self.host.sample("z", self.dist.StudentT(3.0, zeros, 1.0).to_event(1))
+
+    def conjugate_pair(self) -> None:
+        ones = self.backend.array(np.ones(2))
+        self.host.sample("z", self.dist.Normal(ones, 2.0).to_event(1))
+
+    def positive(self) -> None:
+        """A Normal of which one half has density zero."""
+        z = self.host.sample("z", self.dist.Normal(self.backend.array([0.0]), 1.0).to_event(1))
+        if self.backend.name == "pyro":
+            import torch as array_library
+        else:
+            import jax.numpy as array_library
+        self.host.factor("positive", array_library.where(z > 0, 0.0, -np.inf).sum())
+
+    def guide(self, model: Any, mean: Any, scale: Any, *args: Any) -> tuple[Any, ...]:
+        """A guide of a model with these moments, and in NumPyro its parameters."""
+        guide = self.autoguide.AutoMultivariateNormal(model)
+        keys = () if self.backend.name == "pyro" else (self.backend.key(),)
+        density = self.guides.flat_density(guide, *keys, args)
+        moments = self.guides.Moments(self.backend.array(mean), self.backend.array(scale))
+        written = density.write_back(density.set_moments(density.initial_parameters(), moments))
+        return (guide,) if self.backend.name == "pyro" else (guide, written)
+
+    def engine(
+        self, model: Any, mean: Any, scale: Any, *args: Any, **options: Any
+    ) -> tuple[Any, ...]:
+        """An engine whose guide has these moments, and in NumPyro its state."""
+        guide = self.guide(model, mean, scale, *args)
+        if self.backend.name == "pyro":
+            engine = self.public.ProximalScoreVI(model, *guide, seed=0, **options)
+            engine.setup(*args)
+            return (engine,)
+        engine = self.public.ProximalScoreVI(model, guide[0], **options)
+        state = engine.init(self.backend.key(), *args)
+        parameters = engine.density.from_host(guide[1])
+        return engine, state._replace(algorithm=state.algorithm._replace(parameters=parameters))
+
+    def conjugate_guide(self, y: Any, mean: float, scale: float) -> tuple[Any, ...]:
+        return self.guide(self.conjugate, [mean], [[scale]], y)
+
+    def conjugate_engine(
+        self, mean: float, scale: float, *args: Any, **options: Any
+    ) -> tuple[Any, ...]:
+        return self.engine(self.conjugate, [mean], [[scale]], *args, **options)
+
+    def particles(self, num: int, *args: Any, steps: int = 0) -> tuple[Any, ...]:
+        """SVGD of the conjugate model, set up or run, and in NumPyro its state."""
+        options = {"num_particles": num}
+        if self.backend.name == "pyro":
+            engine = self.public.SVGD(self.conjugate, self.backend.adam(0.1), seed=0, **options)
+            engine.setup(*args)
+            if steps:
+                engine.run(steps, *args, progress_bar=False)
+            return (engine,)
+        engine = self.public.SVGD(self.conjugate, self.backend.adam(0.1), **options)
+        key = self.backend.key()
+        return engine, engine.run(key, steps, *args, progress_bar=False).state
+
+    def positions(self, fit: tuple[Any, ...]) -> np.ndarray:
+        """The particles of an engine."""
+        engine = fit[0]
+        found = engine.particles if self.backend.name == "pyro" else engine.particles(fit[1])
+        return self.backend.numpy(found).copy()
+
+
+@pytest.fixture
+def host(backend: Any) -> Host:
+    """Models and fits of each package."""
+    return Host(backend)

@@ -1,0 +1,115 @@
+"""How many programs JAX compiles until an engine's first step, and for a diagnostic's first call.
+
+Each takes a tenth of a second or a few, and together they are what a user waits for. Every count is
+that of a fresh process: a copy of one that has imported everything and has not computed anything.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.registry import REGISTRY
+
+ROOT = Path(__file__).parents[2]
+#: From construction to the first step, the host's set-up of a guide included.
+UNTIL_FIRST_STEP = 30
+FOR_A_DIAGNOSTIC = 6
+DIAGNOSTICS = ("get_samples", "elbo", "psis_khat", "ksd", "to_arviz")
+#: Rows of the registry that still take more.
+MORE = ("LaplaceGGN", "FisherVI, euclidean", "FisherVI, covariance")
+
+COUNT = """
+import json
+import os
+import sys
+import warnings
+
+import jax
+import numpyro_ext as nx
+from jax import monitoring
+from tests.models import numpyro_models as models, zoo
+from tests.registry import REGISTRY
+
+warnings.simplefilter("ignore")
+compiled = []
+
+
+def note(event, duration_secs, fun_name="", **_):
+    if event == "/jax/core/compile/backend_compile_duration":
+        compiled.append(fun_name)
+
+
+monitoring.register_event_duration_secs_listener(note)
+
+
+def first_step(name):
+    row = REGISTRY[name]
+    only_minibatches = row.engine == "SVGDVR"
+    model = "logistic_regression_subsampled" if only_minibatches else "eight_schools_noncentered"
+    program, arguments = models.build(model), models.arguments(model)
+    options, key = dict(zoo.ZOO[model].options), jax.random.key(0)
+    # What a user has before: data on the device, and a key.
+    arguments = jax.block_until_ready(jax.device_put(arguments))
+    compiled.clear()
+    engine = row.numpyro(program, 10)
+    state = engine.init(key, *arguments, **options)
+    jax.block_until_ready(engine.update(state, *arguments, **options)[0].step)
+    return engine, arguments
+
+
+def diagnostic(name):
+    engine, arguments = first_step("ProximalScoreVI, regression")
+    result = engine.run(jax.random.key(1), 10, *arguments, progress_bar=False)
+    compiled.clear()
+    if name == "get_samples":
+        jax.block_until_ready(engine.get_samples(result.state, num_samples=100))
+    elif name == "to_arviz":
+        nx.to_arviz(engine, result, *arguments)
+    else:
+        getattr(nx, name)(engine, result.state)
+
+
+for work, name in [(first_step, name) for name in REGISTRY] + [
+    (diagnostic, name) for name in sys.argv[1:]
+]:
+    sys.stdout.flush()
+    if os.fork() == 0:
+        work(name)
+        print(json.dumps([name, compiled]), flush=True)
+        os._exit(0)
+    _, status = os.wait()
+    assert status == 0, name
+"""
+
+
+@cache
+def counts() -> dict[str, list[str]]:
+    """Names of the programs that were compiled, by row of the registry and by diagnostic."""
+    ended = subprocess.run(
+        [sys.executable, "-c", COUNT, *DIAGNOSTICS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return dict(json.loads(line) for line in ended.stdout.splitlines())
+
+
+@pytest.mark.parametrize("row", sorted(set(REGISTRY) - set(MORE)))
+def test_first_step(row: str) -> None:
+    found = counts()[row]
+    assert len(found) <= UNTIL_FIRST_STEP, Counter(found).most_common()
+
+
+@pytest.mark.parametrize("name", DIAGNOSTICS)
+def test_first_call_of_a_diagnostic(name: str) -> None:
+    found = counts()[name]
+    assert len(found) <= FOR_A_DIAGNOSTIC, Counter(found).most_common()

@@ -1,0 +1,606 @@
+"""Stein variational Newton in both packages: its system, curvature, damping, and the engine."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ppl_ext.curvature import GaussNewton
+from ppl_ext.errors import ArgumentError, ModelCheckError
+from ppl_ext.newton import (
+    CurvatureSizes,
+    LevenbergMarquardt,
+    NewtonSystem,
+    as_damping,
+    as_system,
+    choose_solver,
+    solver_costs,
+)
+from tests import newton_support as support
+from tests.backends import backend_of, use_float64
+from tests.stein_support import Run, optimizer
+
+use_float64()
+
+FIXED = LevenbergMarquardt(adapt=False)
+
+
+class Rooms:
+    """The rooms of one package that these tests look into."""
+
+    def __init__(self, name: str) -> None:
+        if name == "pyro":
+            from pyro_ext import curvature, kernels, stein
+            from pyro_ext.stein import damping, newton_system
+        else:
+            from numpyro_ext import curvature, kernels, stein  # type: ignore[no-redef]
+            from numpyro_ext.stein import damping, newton_system  # type: ignore[no-redef]
+        self.curvature, self.kernels, self.stein = curvature, kernels, stein
+        self.damping, self.LinearSystem = damping, newton_system.LinearSystem
+
+
+@pytest.fixture
+def rooms(backend: Any) -> Rooms:
+    return Rooms(backend.name)
+
+
+# -- the linear system ------------------------------------------------------------------------
+
+
+def curvature_of(backend: Any, rooms: Rooms, values: dict[str, Any], kind: str) -> Any:
+    """A curvature of rows, of rows with one diagonal for all, or of every part."""
+    Curvature, Block = rooms.curvature.Curvature, rooms.curvature.KroneckerBlock
+    part = {name: backend.array(value) for name, value in values.items()}
+    if kind != "everything":
+        diagonal = part["diagonal" if kind == "rows" else "shared"]
+        return Curvature(diagonal, rows=part["rows"])
+    block = Block(part["left"], part["right"][:, :2, :2], 1)
+    return Curvature(part["diagonal"], part["matrix"], part["rows"], (block,))
+
+
+@pytest.mark.parametrize(("kernel", "kind", "number", "dim"), support.CASES)
+def test_every_solver_solves_the_system(
+    backend: Any, rooms: Rooms, kernel: str, kind: str, number: int, dim: int
+) -> None:
+    values = support.parts(3, number, dim, 3)
+    damping = np.linspace(0.5, 1.5, dim)
+    own = support.own_kernels(rooms.kernels)[kernel] or rooms.stein.curvature_kernel()
+    systems = [each for each in support.SYSTEMS if kind != "everything" or each[2] != "dual"]
+
+    def every(z: Any, scores: Any) -> Any:
+        curvature = curvature_of(backend, rooms, values, kind)
+        metric = rooms.kernels.ProductMetric(curvature.mean_products)
+        interactions = own.with_curvature(metric).interactions(z)
+        solutions = []
+        for coupling, repulsion, solver in systems:
+            options = NewtonSystem(coupling, repulsion, None, 1e-13, 5000)
+            damped = backend.array(damping)
+            system = rooms.LinearSystem(interactions, curvature, scores, damped, options)
+            solutions.append(system.solve(solver)[:2])
+        return curvature.dense(), curvature.diagonals(), curvature.product(z), solutions
+
+    z, scores = values["z"], values["scores"]
+    found = backend.compiled(every)(backend.array(z), backend.array(scores))
+    dense, diagonals, product = map(backend.numpy, found[:3])
+    sizes = curvature_of(backend, rooms, values, kind).sizes
+    blocks = ((2, 2),) if kind == "everything" else ()
+    assert sizes == CurvatureSizes(3, kind == "everything", blocks, kind == "shared")
+    np.testing.assert_allclose(np.diagonal(dense, axis1=1, axis2=2), diagonals, rtol=1e-12)
+    np.testing.assert_allclose(np.einsum("pab,pb->pa", dense, z), product)
+    function = support.KERNELS[kernel](z, dense.mean(0))
+    for (coupling, repulsion, _), (moves, solved) in zip(systems, found[3], strict=True):
+        moves = backend.numpy(moves)
+        if bool(solved):
+            expected = support.newton_moves(
+                z, scores, dense + np.diag(damping), function, coupling, repulsion
+            )
+            np.testing.assert_allclose(moves, expected, rtol=1e-6, atol=1e-7)
+        else:
+            # The variant that need not be definite says so, and moves nothing.
+            assert repulsion == "all"
+            assert not moves.any()
+
+
+def test_a_system_that_is_not_definite_is_reported(backend: Any, rooms: Rooms) -> None:
+    points = backend.array(support.parts(0, 4, 3, 1)["z"])
+    nothing = rooms.curvature.Curvature(backend.array(np.zeros((1, 3))))
+    options = NewtonSystem("full", "all", None, 1e-10, 200)
+
+    def both(z: Any) -> Any:
+        interactions = rooms.kernels.RBF(1.0).interactions(z)
+        zeros = backend.array(np.zeros(3))
+        system = rooms.LinearSystem(interactions, nothing, z, zeros, options)
+        return [system.solve(solver)[:2] for solver in ("dense", "cg")]
+
+    for moves, solved in backend.compiled(both)(points):
+        assert not bool(solved)
+        assert not backend.numpy(moves).any()
+
+
+def test_conjugate_gradients_stop_at_the_tolerance_and_say_so(backend: Any, rooms: Rooms) -> None:
+    root = np.random.default_rng(0).normal(size=(30, 30))
+    matrix, right = root @ root.T + np.eye(30), root[0]
+
+    def solved(sign: float, *options: Any) -> Any:
+        def solve(matrix: Any, right: Any) -> Any:
+            ones = backend.array(np.ones(30))
+            return rooms.curvature.conjugate_gradients(
+                lambda v: sign * matrix @ v, right, ones, *options
+            )
+
+        return backend.compiled(solve)(backend.array(matrix), backend.array(right))
+
+    for tolerance in (1e-2, 1e-8):
+        found = solved(1.0, tolerance, 500)
+        error = np.linalg.norm(right - matrix @ backend.numpy(found.solution))
+        assert error / np.linalg.norm(right) <= tolerance
+        np.testing.assert_allclose(found.residual, error / np.linalg.norm(right), rtol=1e-4)
+    short = solved(1.0, 1e-8, 5)
+    assert int(short.iterations) == 5
+    assert float(short.residual) > 1e-8
+    assert not bool(solved(-1.0).definite)
+
+
+def test_the_solver_is_chosen_by_cost() -> None:
+    def best(coupling: Any, number: int, dim: int, rows: int, asked: Any = None) -> str:
+        sizes = CurvatureSizes(rows, has_matrix=False, blocks=(), one_diagonal=True)
+        costs = solver_costs(NewtonSystem(coupling), sizes, number, dim, number)
+        return choose_solver(asked, costs)
+
+    assert best("full", 100, 5, 40) == "dense"
+    assert best("full", 5, 3000, 32) == "dual"
+    assert best("full", 200, 1000, 50) == "cg"
+    assert best("block_diagonal", 5, 3000, 32) == "dual"
+    assert best("block_diagonal", 50, 8, 100) == "dense"
+    assert best("full", 100, 5, 40, "cg") == "cg"
+    with pytest.raises(ArgumentError, match="solver among"):
+        best("full", 2, 10_000, 1, "dense")
+    sizes = CurvatureSizes(0, has_matrix=True, blocks=(), one_diagonal=False)
+    with pytest.raises(ArgumentError, match="solver among"):
+        choose_solver("dual", solver_costs(NewtonSystem(), sizes, 3, 5, 3))
+
+
+# -- the curvature of a program ---------------------------------------------------------------
+
+GENERATOR = np.random.default_rng(0)
+X, Y = GENERATOR.normal(size=(12, 2)), GENERATOR.normal(size=12)
+Z = np.random.default_rng(5).normal(size=(3, 10))
+PRIOR = np.diag([1.0] * 6 + [0.25] * 3 + [1.0])
+
+
+@functools.cache
+def network_of(name: str) -> Any:
+    """A network of one layer with a learnt noise scale."""
+    backend = backend_of(name)
+    host, dist, xp = backend.host, backend.dist, backend.xp
+
+    def network(x: Any, y: Any, batch: int | None = None) -> None:
+        w = host.sample("w", dist.Normal(xp.zeros((2, 3)), 1.0).to_event(2))
+        v = host.sample("v", dist.Normal(xp.zeros(3), 2.0).to_event(1))
+        noise = host.sample("noise", dist.LogNormal(0.0, 1.0))
+        with host.plate("N", 12, subsample_size=batch) as i:
+            host.sample("y", dist.Normal(xp.tanh(x[i] @ w) @ v, noise), obs=y[i])
+
+    return network
+
+
+def arguments(backend: Any, batch: int | None = None) -> tuple[Any, ...]:
+    return (backend.array(X), backend.array(Y), *(() if batch is None else (batch,)))
+
+
+@functools.cache
+def target_of(name: str, batch: int | None) -> tuple[Any, Any]:
+    backend = backend_of(name)
+    chunk = batch and 5
+    return backend.target(network_of(name), arguments(backend, batch), data_chunk=chunk)
+
+
+def rows_of(backend: Any, first: int) -> dict[str, Any]:
+    return {"N": backend.array(np.arange(first, first + 4))}
+
+
+def dense(
+    backend: Any, rooms: Rooms, batch: int | None, z: Any, rows: Any, *options: GaussNewton
+) -> list[np.ndarray]:
+    """Curvatures of the network as matrices, by all of these options, in one program."""
+    target, data = target_of(backend.name, batch)
+    every = [rooms.curvature.ProgramCurvature(target, data, each) for each in options]
+    key = () if backend.name == "pyro" else (backend.key(),)
+
+    def found(z: Any, rows: Any) -> Any:
+        return [each.at(target, z, data, rows, *key).dense() for each in every]
+
+    return [backend.numpy(each) for each in backend.compiled(found)(backend.array(z), rows)]
+
+
+def naive_curvature(z: np.ndarray) -> np.ndarray:
+    """J' F J over all rows and the exact curvature of the prior, by hand."""
+
+    def outputs(z: np.ndarray) -> np.ndarray:
+        mean = np.tanh(X @ z[:6].reshape(2, 3)) @ z[6:9]
+        return np.stack([mean, np.broadcast_to(np.exp(z[9]), mean.shape)], 1)
+
+    # By complex steps.
+    jacobian = np.stack([outputs(z + 1e-30j * e).imag / 1e-30 for e in np.eye(10)], axis=-1)
+    fisher = np.diag([1.0, 2.0]) * np.exp(-2.0 * z[9])
+    return np.einsum("nai,ab,nbj->ij", jacobian, fisher, jacobian) + PRIOR
+
+
+def test_curvature_over_all_rows_is_summed_over_chunks(backend: Any, rooms: Rooms) -> None:
+    expected = np.stack([naive_curvature(z) for z in Z])
+    factors = []
+    for batch in (None, 4):
+        options = GaussNewton(), GaussNewton("kfac")
+        full, factored = dense(backend, rooms, batch, Z, None, *options)
+        np.testing.assert_allclose(full, expected, rtol=1e-9, atol=1e-9)
+        factors.append(factored)
+    np.testing.assert_allclose(*factors, rtol=1e-9, atol=1e-9)
+
+
+def test_structures_of_minibatches(backend: Any, rooms: Rooms) -> None:
+    last = ("v", "noise")
+    whole, diag, low, lower, part, factored, last_factored = dense(
+        backend,
+        rooms,
+        4,
+        Z,
+        rows_of(backend, 0),
+        GaussNewton(),
+        GaussNewton("diag"),
+        GaussNewton("low_rank", rank=8),
+        GaussNewton("low_rank", rank=2),
+        GaussNewton(sites=last),
+        GaussNewton("kfac"),
+        GaussNewton("kfac", last),
+    )
+    others = [dense(backend, rooms, 4, Z, rows_of(backend, i), GaussNewton())[0] for i in (4, 8)]
+    expected = np.stack([naive_curvature(z) for z in Z])
+    np.testing.assert_allclose(np.mean([whole, *others], 0), expected, rtol=1e-9, atol=1e-9)
+
+    np.testing.assert_allclose(diag, whole * np.eye(10), atol=1e-12)
+    np.testing.assert_allclose(low, whole, atol=1e-9)
+    np.testing.assert_allclose(lower * np.eye(10), diag, atol=1e-9)
+    assert np.linalg.matrix_rank(lower[0] - np.diag(np.diag(lower[0]))) > 0
+    target, data = target_of(backend.name, 4)
+    sites = rooms.curvature.ProgramCurvature(target, data, GaussNewton(sites=last))
+    np.testing.assert_array_equal(sites.coordinates, [6, 7, 8, 9])
+    np.testing.assert_allclose(part, whole[:, 6:, 6:], atol=1e-12)
+
+    factored, whole = factored - PRIOR, whole - PRIOR
+    np.testing.assert_allclose(last_factored - PRIOR[6:, 6:], factored[:, 6:, 6:], atol=1e-12)
+    # Vectors keep their whole blocks, and nothing is between sites.
+    np.testing.assert_allclose(factored[:, 6:9, 6:9], whole[:, 6:9, 6:9], atol=1e-12)
+    assert not factored[:, :6, 6:].any()
+    for one, other in zip(factored[:, :6, :6], whole[:, :6, :6], strict=True):
+        # The nearest Kronecker product is the first singular pair of the rearranged matrix.
+        blocks = other.reshape(2, 3, 2, 3).transpose(0, 2, 1, 3).reshape(4, 9)
+        left, values, right = np.linalg.svd(blocks)
+        best = values[0] * np.kron(left[:, 0].reshape(2, 2), right[0].reshape(3, 3))
+        distance, least = np.linalg.norm(one - other), np.linalg.norm(best - other)
+        assert distance <= 1.001 * least
+        assert np.linalg.eigvalsh(one).min() > -1e-10
+
+
+def test_a_narrow_prior_hides_no_couplings(backend: Any, rooms: Rooms) -> None:
+    host, dist = backend.host, backend.dist
+
+    def model() -> None:
+        host.sample("c", dist.Normal(1.0, 1e-8))
+        mu = host.sample("mu", dist.Normal(0.0, 1.0))
+        with host.plate("J", 3):
+            host.sample("theta", dist.Normal(mu, 1.0))
+
+    found = rooms.curvature.ProgramCurvature(*backend.target(model), GaussNewton())
+    assert found.prior.form == "hessian"
+
+
+def test_what_has_no_curvature_is_refused(backend: Any, rooms: Rooms) -> None:
+    host, dist, xp = backend.host, backend.dist, backend.xp
+    # Pyro wants to know of a factor whether it is reparameterised.
+    plain = {"has_rsample": False} if backend.name == "pyro" else {}
+
+    def mixed() -> None:
+        z = host.sample("z", dist.Normal(0.0, 1.0))
+        with host.plate("N", 3):
+            host.sample("y", dist.Normal(z, 1.0), obs=xp.zeros(3))
+            host.factor("f", -((z - 1.0) ** 2) * xp.ones(3), **plain)
+
+    def local() -> None:
+        with host.plate("N", 6, subsample_size=2):
+            a = host.sample("a", dist.Normal(0.0, 1.0))
+            host.sample("y", dist.Normal(a, 1.0), obs=xp.zeros(2))
+
+    with pytest.raises(ArgumentError, match="found the factors"):
+        rooms.curvature.ProgramCurvature(*backend.target(mixed), GaussNewton())
+    with pytest.raises(ArgumentError, match="latent sites"):
+        rooms.curvature.ProgramCurvature(*target_of(backend.name, 4), GaussNewton(sites=("u",)))
+    with pytest.raises(ModelCheckError, match="[Ll]atent"):
+        Run(backend, "SVN", local)
+    sgd = optimizer(backend, "sgd", 0.1)
+    everything = GaussNewton(sites=["w", "v", "noise"])
+    with pytest.raises(ArgumentError, match="found all of them"):
+        Run(
+            backend,
+            "SVN",
+            network_of(backend.name),
+            sgd,
+            args=arguments(backend),
+            curvature=everything,
+        )
+
+
+# -- damping ----------------------------------------------------------------------------------
+
+
+def test_damping_follows_the_model(backend: Any, rooms: Rooms) -> None:
+    gain, loss = backend.array([2.0, 2.0]), backend.array([1.0, 1.0])
+    before = backend.array([0.0, 0.0])
+
+    def judged(*after: float, solved: bool = True) -> Any:
+        given = (1.0, solved) if backend.name == "pyro" else map(backend.array, (1.0, solved))
+        found = rooms.damping.judge(gain, loss, before, backend.array(after), *given)
+        return found._replace(accepted=backend.numpy(found.accepted))
+
+    exact = judged(1.0, 1.0)
+    assert exact.accepted.all()
+    assert float(exact.damping) < 1.0
+    poor = judged(0.0, 0.0)
+    assert poor.accepted.all()
+    assert float(poor.damping) > 1.0
+    np.testing.assert_array_equal(judged(1.0, -4.0).accepted, [True, False])
+    np.testing.assert_array_equal(judged(1.0, np.nan).accepted, [True, False])
+    unsolved = judged(1.0, 1.0, solved=False)
+    assert not unsolved.accepted.any()
+    assert float(unsolved.damping) > float(poor.damping)
+
+
+def test_moves_stay_within_the_radius(backend: Any, rooms: Rooms) -> None:
+    moves, scale = np.array([[3.0, 4.0], [0.03, 0.04], [0.0, 0.0]]), np.array([1.0, 4.0])
+    given = backend.array(moves), backend.array(scale)
+    found = backend.numpy(rooms.damping.within_radius(*given, 1.0))
+    np.testing.assert_allclose(found[1:], moves[1:])
+    np.testing.assert_allclose((found[0] ** 2 * scale).mean(), 1.0)
+    np.testing.assert_array_equal(rooms.damping.within_radius(*given, None), moves)
+
+
+# -- the engine -------------------------------------------------------------------------------
+
+ROOT = np.random.default_rng(1).normal(size=(5, 5))
+COVARIANCE = ROOT @ ROOT.T / 5 + 0.1 * np.eye(5)
+MEAN = np.array([5.0, -3.0, 2.0, 0.0, 8.0])
+
+
+def normal(backend: Any, *parameters: Any, events: int = 1) -> Any:
+    """A model of one Normal site."""
+    given = [backend.array(each) for each in parameters]
+
+    def model() -> None:
+        backend.host.sample("z", backend.dist.Normal(*given).to_event(events))
+
+    return model
+
+
+def damped(whole: np.ndarray, damping: float = 1.0) -> np.ndarray:
+    """Curvatures with the diagonal that a damping adds."""
+    scale = np.diagonal(whole, axis1=1, axis2=2).mean(0)
+    return whole + np.diag(damping * np.maximum(scale, 1e-3 * scale.mean()))
+
+
+def test_a_normal_is_exact_in_twenty_steps(backend: Any) -> None:
+    def gaussian() -> None:
+        mean, covariance = backend.array(MEAN), backend.array(COVARIANCE)
+        backend.host.sample("z", backend.dist.MultivariateNormal(mean, covariance))
+
+    z = Run(backend, "SVN", gaussian, num_particles=100).run(20).samples()["z"]
+    assert np.abs((z.mean(0) - MEAN) / np.sqrt(np.diag(COVARIANCE))).max() < 0.01
+    error = np.linalg.norm(np.cov(z.T) - COVARIANCE) / np.linalg.norm(COVARIANCE)
+    assert error < 0.02
+
+
+def test_particles_repel_without_a_score(backend: Any, rooms: Rooms) -> None:
+    start = np.array([[0.0, 0.0], [0.5, 0.2]])
+    flat, kernel = normal(backend, np.zeros(2), 1e4), rooms.kernels.RBF(1.0)
+    run = Run(backend, "SVN", flat, None, kernel, num_particles=2, damping=FIXED, start=start)
+    run.step()
+    moved = run.particles
+    assert np.linalg.norm(moved[0] - moved[1]) > np.linalg.norm(start[0] - start[1])
+
+
+def test_a_step_is_the_reference_on_a_network(backend: Any) -> None:
+    run = Run(
+        backend,
+        "SVN",
+        network_of(backend.name),
+        args=arguments(backend),
+        num_particles=3,
+        step_size=1.0,
+        damping=LevenbergMarquardt(0.5, adapt=False),
+        start=Z,
+    )
+    assert run.engine.plan.solver in ("dense", "dual")
+    scores = run.score(Z)
+    run.step()
+    whole = np.stack([naive_curvature(z) for z in Z])
+    kernel = support.default(Z, whole.mean(0))
+    expected = support.newton_moves(Z, scores, damped(whole, 0.5), kernel, "full")
+    np.testing.assert_allclose(run.particles - Z, expected, rtol=1e-6)
+
+
+def test_sites_take_newton_steps_and_others_follow_the_optimizer(
+    backend: Any, rooms: Rooms
+) -> None:
+    run = Run(
+        backend,
+        "SVN",
+        network_of(backend.name),
+        optimizer(backend, "sgd", 1e-2),
+        args=arguments(backend),
+        num_particles=3,
+        curvature=GaussNewton(sites=["v", "noise"]),
+        step_size=1.0,
+        damping=FIXED,
+        start=Z,
+    )
+    scores = run.score(Z)
+    run.step()
+    found = run.particles - Z
+    whole = np.stack([naive_curvature(z) for z in Z])[:, 6:, 6:]
+    kernel = support.default(Z[:, 6:], whole.mean(0))
+    expected = support.newton_moves(Z[:, 6:], scores[:, 6:], damped(whole), kernel, "full")
+    np.testing.assert_allclose(found[:, 6:], expected, rtol=1e-6)
+    ours = rooms.kernels.default_kernel()
+    others = backend.array(Z[:, :6])
+    phi, _ = ours.direction(ours.init(others), others, backend.array(scores[:, :6]))
+    np.testing.assert_allclose(found[:, :6], 1e-2 * backend.numpy(phi), rtol=1e-8)
+
+
+def test_minibatches_have_their_own_curvature(backend: Any, rooms: Rooms) -> None:
+    run = Run(
+        backend,
+        "SVN",
+        network_of(backend.name),
+        args=arguments(backend, 4),
+        num_particles=3,
+        estimator=backend.public.Minibatch("cyclic"),
+        step_size=lambda step: 1.0 - 0.5 * (step > 0),
+        damping=FIXED,
+        start=Z,
+    )
+    start = Z
+    for first, share in ((0, 1.0), (4, 0.5)):
+        rows = rows_of(backend, first)
+        scores = run.score(start, rows)
+        (whole,) = dense(backend, rooms, 4, start, rows, GaussNewton())
+        run.step()
+        kernel = support.default(start, whole.mean(0))
+        expected = support.newton_moves(start, scores, damped(whole), kernel, "full")
+        np.testing.assert_allclose(run.particles - start, share * expected, rtol=1e-6)
+        start = run.particles
+
+
+@functools.cache
+def narrow_of(name: str) -> Any:
+    backend = backend_of(name)
+
+    def narrow() -> None:
+        x = backend.host.sample("x", backend.dist.Normal(0.0, 10.0))
+        mean = backend.xp.exp(3.0 * x)
+        backend.host.sample("y", backend.dist.Normal(mean, 1.0), obs=backend.array(1.0))
+
+    return narrow
+
+
+@pytest.mark.parametrize("kind", ["step size", "optimizer"])
+def test_a_move_that_would_lower_the_density_is_taken_back(backend: Any, kind: str) -> None:
+    start = np.array([[-2.0], [-1.5]])
+    options: dict[str, Any] = {"step_size": 1.0}
+    if kind == "optimizer":
+        options = {"optim": optimizer(backend, "sgd", 1.0)}
+    model = narrow_of(backend.name)
+    run = Run(backend, "SVN", model, num_particles=2, damping=1e-6, start=start, **options)
+    run.run(1)
+    assert run.info("accepted")[0] == 0.0
+    np.testing.assert_array_equal(run.particles, start)
+    run.run(39)
+    assert run.info("damping").max() > 1e-6
+    assert np.isfinite(run.losses).all()
+    # An undamped step from -1.5 ends at 2.8, where exp(3 x) is 4,000; and the optimizer has not
+    # gone on without the particles.
+    assert np.abs(run.particles).max() < 5.0
+    assert (run.particles != start).any()
+
+
+def test_an_optimizer_takes_the_newton_direction(backend: Any) -> None:
+    model, given = network_of(backend.name), {"num_particles": 3, "start": Z}
+    sgd = optimizer(backend, "sgd", 0.5)
+    plain = Run(backend, "SVN", model, args=arguments(backend), step_size=0.5, **given).run(4)
+    other = Run(backend, "SVN", model, sgd, args=arguments(backend), **given).run(4)
+    np.testing.assert_allclose(plain.particles, other.particles, rtol=1e-9)
+
+
+@pytest.mark.parametrize("reduced", [True, False])
+def test_damping_falls_with_reduced_variance_too(backend: Any, reduced: bool) -> None:
+    host, dist, xp = backend.host, backend.dist, backend.xp
+
+    def regression(x: Any, y: Any, batch: int | None = None) -> None:
+        w = host.sample("w", dist.Normal(xp.zeros(2), 1.0).to_event(1))
+        with host.plate("N", 12, subsample_size=batch) as i:
+            host.sample("y", dist.Normal(x[i] @ w, 1.0), obs=y[i])
+
+    estimator = backend.public.SVRG(3) if reduced else backend.public.Minibatch()
+    given = arguments(backend, 4)
+    run = Run(backend, "SVN", regression, args=given, num_particles=10, estimator=estimator)
+    assert run.run(30).info("damping")[-1] < 0.1
+
+
+def test_a_start_that_is_far_off(backend: Any) -> None:
+    far = normal(backend, np.zeros(3), 1e-3)
+    z = Run(backend, "SVN", far, num_particles=10).run(30).samples()["z"]
+    assert np.abs(z.mean(0)).max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["a curvature for several steps", "sites"])
+def test_runs_go_on_exactly(backend: Any, kind: str, tmp_path: Any) -> None:
+    options: dict[str, Any] = {
+        "estimator": backend.public.Minibatch(),
+        "curvature": GaussNewton("kfac", every=3),
+        "system": "block_diagonal",
+    }
+    if kind == "sites":
+        options = {
+            "estimator": backend.public.SVRG(4),
+            "curvature": GaussNewton("diag", ["v"]),
+            "optim": optimizer(backend, "adam", 0.01),
+        }
+    run = Run(
+        backend,
+        "SVN",
+        network_of(backend.name),
+        args=arguments(backend, 4),
+        num_particles=3,
+        **options,
+    )
+    run.run(4)
+    again = run.saved_and_loaded(tmp_path / "state.npz")
+    whole, rest = run.run(3), again.run(3)
+    assert np.isfinite(whole.losses).all()
+    np.testing.assert_array_equal(rest.particles, whole.particles)
+    with pytest.raises(ArgumentError, match="optimizer|settings"):
+        other = optimizer(backend, "sgd", 0.1, momentum=0.9)
+        run.saved_and_loaded(tmp_path / "state.npz", optim=other)
+
+
+def test_bad_options_are_refused(backend: Any, rooms: Rooms) -> None:
+    gaussian = normal(backend, np.zeros(2), 1.0)
+    with pytest.raises(ArgumentError, match="optimizer with sites"):
+        backend.public.SVN(gaussian, curvature=GaussNewton(sites=["z"]))
+    with pytest.raises(ArgumentError, match="gradient at each pair"):
+        Run(backend, "SVN", gaussian, kernel=rooms.kernels.RandomFeature(3))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: GaussNewton("hessian"), "structure to be one of"),  # type: ignore[arg-type]
+        (lambda: GaussNewton(sites=[]), "sites to be a sequence of names"),
+        (lambda: GaussNewton(rank=0), "rank"),
+        (lambda: GaussNewton(every=0.5), "every"),  # type: ignore[arg-type]
+        (lambda: GaussNewton(prior="full"), "prior to be one of"),  # type: ignore[arg-type]
+        (lambda: NewtonSystem("half"), "coupling to be one of"),  # type: ignore[arg-type]
+        (lambda: NewtonSystem(repulsion="none"), "repulsion to be"),  # type: ignore[arg-type]
+        (lambda: NewtonSystem(solver="qr"), "solver to be one of"),  # type: ignore[arg-type]
+        (lambda: NewtonSystem(tolerance=0.0), "tolerance"),
+        (lambda: NewtonSystem(max_iterations=0), "max_iterations"),
+        (lambda: LevenbergMarquardt(0.0), "damping"),
+        (lambda: LevenbergMarquardt(adapt="no"), "adapt to be one of"),  # type: ignore[arg-type]
+        (lambda: LevenbergMarquardt(trust_radius=-1.0), "trust_radius"),
+        (lambda: as_system("half"), r"system to be one of .* or NewtonSystem\("),  # type: ignore[arg-type]
+        (lambda: as_damping("much"), r"> 0 or LevenbergMarquardt\("),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_parts_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        make()
