@@ -73,7 +73,7 @@ test-arviz1:  ## run the ArviZ tests of the NumPyro half with ArviZ 1.x (needs P
 
 .PHONY: run-test-arviz1
 run-test-arviz1: $(STAMP_ARVIZ1)
-	$(VENV_ARVIZ1)/bin/python -m pytest tests/numpyro_ext/test_arviz.py $(PYTEST_ARGS)
+	$(VENV_ARVIZ1)/bin/python -m pytest tests/diagnostics/test_arviz.py -k numpyro $(PYTEST_ARGS)
 
 $(STAMP_ARVIZ1): pyproject.toml
 	test -x $(VENV_ARVIZ1)/bin/python || $(PYTHON312) -m venv $(VENV_ARVIZ1)

@@ -679,10 +679,12 @@ class _Keys(NamedTuple):
     steps: Array
 
 
-@jax.jit
-def _keys(rng_key: Array) -> _Keys:
+def _split(rng_key: Array) -> _Keys:
     target_key, state_key = random.split(rng_key)
     return _Keys(target_key, *random.split(state_key, 3))
+
+
+_keys = Program(_split, rarely=True)
 
 
 def _by_path(tree: Any) -> dict[str, Any]:

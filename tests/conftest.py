@@ -171,9 +171,18 @@ class Timekeeper:
             self.before = {}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """The longest files first, and before them those of which nothing is known."""
+        """The longest files first; before them those not known yet, the one of most tests first."""
+
+        def file_of(item: pytest.Item) -> str:
+            return item.nodeid.partition("::")[0]
+
+        number = Counter(map(file_of, items))
+
+        def length(item: pytest.Item) -> tuple[float, int]:
+            return self.before.get(file_of(item), float("inf")), number[file_of(item)]
+
         # The sort is stable: within a file tests keep their order.
-        items.sort(key=lambda item: -self.before.get(item.nodeid.partition("::")[0], float("inf")))
+        items.sort(key=length, reverse=True)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add a test's seconds, or those of its fixtures, to its file's."""

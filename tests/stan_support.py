@@ -43,6 +43,12 @@ generated quantities {
   real prediction = normal_rng(mu, sd);
 }
 """
+#: The file of another program, with the posterior of the eight schools.
+EIGHT_SCHOOLS = (
+    Path(__file__).parent.parent
+    / "benchmarks/posteriordb/embedded/posterior_database/models/stan"
+    / "eight_schools_noncentered.stan"
+)
 Y = np.array([2.0, 3.5, 2.5, 4.0])
 DATA: dict[str, Any] = {"N": len(Y), "y": Y, "sd": 1.5}
 

@@ -1,31 +1,226 @@
-"""The code in the guide's pages runs as it is written there."""
+"""The Python blocks on the pages of the documentation run as they are written.
+
+Blocks of one page and one package run one after another in one namespace. What a page takes for
+granted, such as a model and its data, stands here. A block that cannot run alone has a comment
+right before it on the page, `<!-- not run: needs ... -->`, and is left out.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import arviz_support, stan_support
+
 DOCS = Path(__file__).parent.parent / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+BLOCK = re.compile(r"(<!-- not run: needs [^>]+ -->\n+)?^```python\n(.*?)^```", re.S | re.M)
+#: The page's blocks have tests of their own, which run them.
+ELSEWHERE = {"own-engine": "tests/test_own_engine.py"}
+
+WORDS = {"px": r"\b(px|pyro|torch)\b", "nx": r"\b(nx|numpyro|jax|jnp|optax)\b"}
+
+IMPORTS = {
+    "px": """
+import pyro, torch
+import pyro.distributions as dist
+import pyro_ext as px
+pyro.set_rng_seed(0)
+""",
+    "nx": """
+import jax, jax.numpy as jnp, numpyro, optax
+import numpyro.distributions as dist
+import numpyro_ext as nx
+from numpyro.infer import MCMC
+key = jax.random.key(0)
+""",
+}
+
+LOGISTIC = {
+    "px": """
+x = torch.randn(400, 3)
+y = dist.Bernoulli(logits=x.sum(1)).sample()
 
 
-def blocks(page: str, package: str) -> list[str]:
-    """A page's Python blocks of one package; each has the package's short name in it."""
-    found = re.findall(r"^```python\n(.*?)^```", (DOCS / f"{page}.md").read_text(), re.S | re.M)
-    other = {"px": "nx", "nx": "px"}[package]
-    return [block for block in found if not re.search(rf"\b{other}\b", block)]
+def model(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", 400, subsample_size=min(len(x), 100)) as rows:
+        pyro.sample("y", dist.Bernoulli(logits=x[rows] @ w), obs=y[rows])
+""",
+    "nx": """
+x = jax.random.normal(key, (400, 3))
+y = dist.Bernoulli(logits=x.sum(1)).sample(key)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("page", "package", "number"),
-    [("guides", "px", 4), ("guides", "nx", 4), ("uncertainty", "px", 1)],
+def model(x, y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("data", 400, subsample_size=min(len(x), 100)) as rows:
+        numpyro.sample("y", dist.Bernoulli(logits=x[rows] @ w), obs=y[rows])
+""",
+}
+
+NETWORK = {
+    "px": """
+from pyro.nn import PyroModule, PyroSample
+x = torch.randn(64, 2)
+y = x.sin().sum(1)
+
+
+class Network(PyroModule):
+    def __init__(self):
+        super().__init__()
+        self.body = PyroModule[torch.nn.Sequential](
+            PyroModule[torch.nn.Linear](2, 4), PyroModule[torch.nn.Tanh](),
+            PyroModule[torch.nn.Linear](4, 1),
+        )
+        for layer in (self.body[0], self.body[2]):
+            for name, value in list(layer.named_parameters()):
+                prior = dist.Normal(torch.zeros_like(value), 1.0).to_event(value.dim())
+                setattr(layer, name, PyroSample(prior))
+
+    def forward(self, x, y=None):
+        mean = self.body(x).squeeze(-1)
+        with pyro.plate("rows", len(x)):
+            return pyro.sample("y", dist.Normal(mean, 0.3), obs=y)
+
+
+model = Network()
+""",
+    "nx": """
+from flax import nnx
+from numpyro.contrib.module import random_nnx_module
+x = jax.random.normal(key, (64, 2))
+y = jnp.sin(x).sum(1)
+body = nnx.Sequential(
+    nnx.Linear(2, 4, rngs=nnx.Rngs(0)), nnx.tanh, nnx.Linear(4, 1, rngs=nnx.Rngs(1))
 )
-def test_blocks_of_a_page_run_one_after_another(page: str, package: str, number: int) -> None:
-    found = blocks(page, package)
-    assert len(found) == number
-    names: dict[str, object] = {}
-    for block in found:
-        exec(compile(block, f"{page}.md", "exec"), names)
-    assert any(name in names for name in ("khat", "predictive"))
+
+
+def model(x, y=None):
+    mean = random_nnx_module("net", body, dist.Normal(0.0, 1.0))(x).squeeze(-1)
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(mean, 0.3), obs=y)
+""",
+}
+
+STAN = """
+y = [28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0]
+sigma = [15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0]
+"""
+
+#: What stands before the block of that number: a page and a package for each that has blocks.
+GRANTED: dict[tuple[str, str], dict[int, str]] = {
+    ("examples-uncertainty", "nx"): {},
+    ("getting-started", "px"): {
+        0: LOGISTIC["px"],
+        1: """
+optim, path = pyro.optim.Adam({"lr": 0.05}), "state.pt"
+engine = px.SVGD(model, optim)
+engine.run(9_800, x, y, checkpoint=path, progress_bar=False)
+""",
+    },
+    ("getting-started", "nx"): {
+        0: LOGISTIC["nx"]
+        + """
+optim, path = numpyro.optim.Adam(0.05), "state.npz"
+engine = nx.SVGD(model, optim)
+engine.run(key, 9_800, x, y, checkpoint=path, progress_bar=False)
+"""
+    },
+    ("guides", "px"): {},
+    ("guides", "nx"): {},
+    ("newton", "px"): {0: NETWORK["px"]},
+    ("newton", "nx"): {
+        0: NETWORK["nx"],
+        1: LOGISTIC["nx"],
+        2: NETWORK["nx"],
+    },
+    ("sgmcmc", "px"): {0: LOGISTIC["px"]},
+    ("sgmcmc", "nx"): {
+        0: LOGISTIC["nx"],
+        1: """
+def model(x, y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("data", 400, subsample_size=len(x)):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+""",
+    },
+    ("stan", "px"): {0: STAN},
+    ("stan", "nx"): {0: STAN},
+    ("uncertainty", "px"): {},
+    ("uncertainty", "nx"): {
+        0: """
+x = jax.random.normal(key, (300, 2))
+y = dist.Bernoulli(logits=2.0 * x[:, 0] - x[:, 1]).sample(key)
+
+
+def classifier(x, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+"""
+    },
+}
+
+#: What the blocks leave behind has to hold.
+LEFT: dict[tuple[str, str], str] = {
+    ("getting-started", "px"): "engine.num_steps_taken == 10_000",
+    ("guides", "px"): "khat.num_samples == 200 and len(losses) == 100",
+    ("guides", "nx"): "khat.num_samples == 200 and len(result.losses) == 100",
+    ("newton", "px"): "all(len(values) == 500 for values in draws.values())",
+    ("newton", "nx"): "all(len(values) == 500 for values in draws.values())",
+    ("sgmcmc", "px"): "data.posterior['w'].shape == (4, 5000, 3)",
+    ("sgmcmc", "nx"): (
+        "data.posterior['w'].shape == (4, 5000, 3) and len(mcmc.get_samples()['w']) == 5000"
+    ),
+    ("stan", "px"): "draws['theta'].shape == (100, 8)",
+    ("stan", "nx"): "draws['theta'].shape == (100, 8)",
+    ("uncertainty", "px"): "predictive.sizes['draw'] == 50",
+    ("uncertainty", "nx"): "predictive.sizes['draw'] == 50",
+}
+
+
+def blocks(page: str) -> Iterator[tuple[str, str]]:
+    """Package and text of a page's blocks that are to run."""
+    for not_run, text in BLOCK.findall((DOCS / f"{page}.md").read_text(encoding="utf-8")):
+        if not not_run:
+            found = [package for package, words in WORDS.items() if re.search(words, text)]
+            assert len(found) == 1, f"{page}: a block is of {found or 'no package'}:\n{text}"
+            yield found[0], text
+
+
+def test_every_page_with_blocks_is_known() -> None:
+    found = {
+        (page.stem, package)
+        for page in PAGES
+        if page.stem not in ELSEWHERE
+        for package, _ in blocks(page.stem)
+    }
+    assert found == set(GRANTED)
+    assert all(f"{page}.md" in Path(test).read_text() for page, test in ELSEWHERE.items())
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize(("page", "package"), GRANTED, ids=lambda word: word)
+def test_blocks_run_one_after_another(
+    page: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if page == "stan":
+        if stan_support.REASON is not None:
+            pytest.skip(stan_support.REASON)
+        (tmp_path / "eight_schools.stan").write_text(stan_support.EIGHT_SCHOOLS.read_text())
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": page}
+    exec(IMPORTS[package], names)
+    granted = GRANTED[page, package]
+    own = [text for of_package, text in blocks(page) if of_package == package]
+    for number, text in enumerate(own):
+        exec(granted.get(number, ""), names)
+        exec(compile(text, f"{page}.md", "exec"), names)
+    assert eval(LEFT.get((page, package), "True"), names)
+
+
+pytestmark = [pytest.mark.filterwarnings(rule) for rule in arviz_support.IGNORED]

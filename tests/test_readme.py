@@ -33,6 +33,7 @@ def test_there_is_one_example_per_package() -> None:
     assert packages == [{"pyro_ext"}, {"numpyro_ext"}]
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("example", EXAMPLES, ids=["pyro", "numpyro"])
 def test_example_runs_as_written(example: str, tmp_path: Path) -> None:
     missing = sorted(name for name in imported(example) if not importlib.util.find_spec(name))

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import arviz_support
+from tests.backends import from_zoo
 from tests.diagnostics_support import N
 
 
@@ -23,6 +25,10 @@ class Host:
         self.dist = importlib.import_module(f"{backend.name}.distributions")
         self.autoguide = importlib.import_module(f"{backend.name}.infer.autoguide")
         self.guides = importlib.import_module(f"{backend.public.__name__}.guides")
+        handlers = {"pyro": "pyro.poutine", "numpyro": "numpyro.handlers"}[backend.name]
+        self.handlers = importlib.import_module(handlers)
+        arrays = {"pyro": "torch", "numpyro": "jax.numpy"}[backend.name]
+        self.array_library = importlib.import_module(arrays)
 
     def seed(self, seed: int) -> dict[str, Any]:
         """The option that makes draws repeat."""
@@ -56,11 +62,8 @@ class Host:
     def positive(self) -> None:
         """A Normal of which one half has density zero."""
         z = self.host.sample("z", self.dist.Normal(self.backend.array([0.0]), 1.0).to_event(1))
-        if self.backend.name == "pyro":
-            import torch as array_library
-        else:
-            import jax.numpy as array_library
-        self.host.factor("positive", array_library.where(z > 0, 0.0, -np.inf).sum())
+        size = self.array_library.where(z > 0, 0.0, -np.inf)
+        self.host.factor("positive", size.sum())
 
     def guide(self, model: Any, mean: Any, scale: Any, *args: Any) -> tuple[Any, ...]:
         """A guide of a model with these moments, and in NumPyro its parameters."""
@@ -85,6 +88,16 @@ class Host:
         parameters = engine.density.from_host(guide[1])
         return engine, state._replace(algorithm=state.algorithm._replace(parameters=parameters))
 
+    def fixed(self, model: Any, args: tuple[Any, ...], **options: Any) -> FixedEngine:
+        """An engine whose particles are given."""
+        return FixedEngine(self.backend, model, args, **options)
+
+    def converted(self, name: str, **options: Any) -> tuple[Any, dict[str, np.ndarray]]:
+        """The zoo's model as an ArviZ object, and its draws."""
+        model, args, of_model = from_zoo(self.backend, name)
+        engine = self.fixed(model, args, **of_model)
+        return engine.to_arviz(*args, **of_model, **options), engine.draws
+
     def conjugate_guide(self, y: Any, mean: float, scale: float) -> tuple[Any, ...]:
         return self.guide(self.conjugate, [mean], [[scale]], y)
 
@@ -93,24 +106,74 @@ class Host:
     ) -> tuple[Any, ...]:
         return self.engine(self.conjugate, [mean], [[scale]], *args, **options)
 
-    def particles(self, num: int, *args: Any, steps: int = 0) -> tuple[Any, ...]:
-        """SVGD of the conjugate model, set up or run, and in NumPyro its state."""
-        options = {"num_particles": num}
+    def particles(
+        self, num: int, *args: Any, steps: int = 0, model: Any = None, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """SVGD of the conjugate or another model, set up or run, and in NumPyro its result."""
+        model, adam = model or self.conjugate, self.backend.adam(0.1)
         if self.backend.name == "pyro":
-            engine = self.public.SVGD(self.conjugate, self.backend.adam(0.1), seed=0, **options)
-            engine.setup(*args)
+            engine = self.public.SVGD(model, adam, num_particles=num, seed=0)
+            engine.setup(*args, **kwargs)
             if steps:
-                engine.run(steps, *args, progress_bar=False)
+                engine.run(steps, *args, progress_bar=False, **kwargs)
             return (engine,)
-        engine = self.public.SVGD(self.conjugate, self.backend.adam(0.1), **options)
+        engine = self.public.SVGD(model, adam, num_particles=num)
         key = self.backend.key()
-        return engine, engine.run(key, steps, *args, progress_bar=False).state
+        return engine, engine.run(key, steps, *args, progress_bar=False, **kwargs)
+
+    def draws(self, fit: tuple[Any, ...]) -> dict[str, np.ndarray]:
+        """What an engine draws, by site."""
+        found = fit[0].get_samples(*(result.state for result in fit[1:]))
+        return {name: self.backend.numpy(value) for name, value in found.items()}
 
     def positions(self, fit: tuple[Any, ...]) -> np.ndarray:
         """The particles of an engine."""
         engine = fit[0]
-        found = engine.particles if self.backend.name == "pyro" else engine.particles(fit[1])
+        found = engine.particles if len(fit) == 1 else engine.particles(fit[1].state)
         return self.backend.numpy(found).copy()
+
+
+class FixedEngine:
+    """An engine whose particles are given; in NumPyro they are its state."""
+
+    num_particles = 20
+
+    def __init__(
+        self, backend: Any, model: Any, args: tuple[Any, ...], positions: Any = None, **options: Any
+    ) -> None:
+        self._backend = backend
+        self.target, self.data = backend.target(model, args, options)
+        if positions is None:
+            positions = arviz_support.positions(self.target.dim, self.num_particles)
+        self.positions = backend.array(positions)
+
+    def get_samples(
+        self, *state: Any, rng_key: Any = None, num_samples: int | None = None
+    ) -> dict[str, Any]:
+        # Pyro gives the number alone.
+        number = state[0] if state and self._backend.name == "pyro" else num_samples
+        return self.target.constrain(self.positions[:number], self.data)
+
+    @property
+    def draws(self) -> dict[str, np.ndarray]:
+        """All draws by site."""
+        found = self.target.constrain(self.positions, self.data)
+        return {name: self._backend.numpy(value) for name, value in found.items()}
+
+    def to_arviz(self, *args: Any, **options: Any) -> Any:
+        """The engine as an ArviZ object."""
+        state = () if self._backend.name == "pyro" else (self.positions,)
+        return self._backend.public.to_arviz(self, *state, *args, **options)
+
+
+class StatisticsEngine(FixedEngine):
+    """An engine with everything that the conversion looks for."""
+
+    def sample_statistics(self, *state_and_positions: Any) -> dict[str, Any]:
+        return {"log_q": -0.5 * (state_and_positions[-1] ** 2).sum(-1)}
+
+    def arviz_attributes(self) -> dict[str, Any]:
+        return {"sample_kind": "independent draws", "converged": True, "rank": 2}
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The model check: each fault is found before a step, in the host's own leading words."""
+"""The model check: faults that only NumPyro's models have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from flax import linen, nnx
 from jax import random
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
-from numpyro.contrib.einstein import SVGD, RBFKernel
 from numpyro.contrib.module import random_flax_module, random_nnx_module
 from numpyro.infer.autoguide import AutoDiagonalNormal
 
@@ -32,12 +31,6 @@ Model = Callable[..., Any]
 def guide(model: Model) -> None:
     """NumPyro's own guide looks at the model."""
     handlers.seed(AutoDiagonalNormal(model), KEY)()
-
-
-def svgd(model: Model) -> None:
-    """NumPyro's own SVGD takes a step."""
-    engine = SVGD(model, numpyro.optim.Adam(0.1), RBFKernel(), num_stein_particles=3)
-    engine.update(engine.init(KEY))
 
 
 def host_error(run: Callable[[Model], None], model: Model) -> str:
@@ -57,55 +50,6 @@ def our_error(model: Model, *args: Any, **options: Any) -> str:
     return str(raised.value)
 
 
-def discrete() -> None:
-    numpyro.sample("w", dist.Normal(0.0, 1.0))
-    numpyro.sample("z", dist.Bernoulli(0.5))
-
-
-def count() -> None:
-    numpyro.sample("z", dist.Poisson(3.0))
-
-
-def sphere() -> None:
-    numpyro.sample("z", dist.ProjectedNormal(jnp.ones(3)))
-
-
-def circular() -> None:
-    numpyro.sample("z", dist.VonMises(0.0, 1.0))
-
-
-def branching() -> None:
-    z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-    if z > 0:
-        numpyro.sample("b", dist.Normal(0.0, 1.0))
-
-
-def nothing_latent() -> None:
-    numpyro.sample("y", dist.Normal(0.0, 1.0), obs=1.0)
-
-
-def duplicated() -> None:
-    numpyro.sample("a", dist.Normal(0.0, 1.0))
-    numpyro.sample("a", dist.Normal(0.0, 1.0))
-
-
-def local_latents(y: jax.Array = Y) -> None:
-    with numpyro.plate("N", 5, subsample_size=2) as rows:
-        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-        numpyro.sample("y", dist.Normal(z, 1.0), obs=y[rows])
-
-
-def delta() -> None:
-    numpyro.sample("z", dist.Normal(0.0, 1.0))
-    numpyro.sample("d", dist.Delta(1.0))
-
-
-def not_a_number() -> None:
-    z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-    numpyro.sample("fine", dist.Normal(z, 1.0), obs=0.3)
-    numpyro.sample("broken", dist.Normal(z, 1.0).expand([2]), obs=jnp.array([1.0, jnp.nan]))
-
-
 def iterated_plate() -> None:
     z = numpyro.sample("z", dist.Normal(0.0, 1.0))
     for row in numpyro.plate("N", 5):
@@ -118,56 +62,10 @@ def wrong_batch() -> None:
         numpyro.sample("y", dist.Normal(z, 1.0), obs=Y)
 
 
-ROWS: dict[str, tuple[Model, Callable[[Model], None], str]] = {
-    # model, host engine that raises, what our message adds
-    "discrete": (discrete, guide, "MixtureSameFamily"),
-    "sphere": (sphere, guide, "ProjectedNormalReparam"),
-    "duplicate": (duplicated, guide, "handlers.scope"),
-    "delta": (delta, guide, "deterministic"),
-    "non-finite": (not_a_number, guide, "'broken'"),
-    "iterated plate": (iterated_plate, guide, "with numpyro.plate"),
-}
-
-
-@pytest.mark.parametrize("row", ROWS)
-def test_errors_lead_with_numpyros_words_and_add_the_fix(row: str) -> None:
-    model, run, fix = ROWS[row]
-    theirs, ours = host_error(run, model), our_error(model)
-    assert ours.startswith(theirs.split("\n")[0])
-    assert len(ours) > len(theirs) or row in ("sphere", "delta")
-    assert fix in ours
-
-
-def test_non_finite_density_names_only_the_site_at_fault() -> None:
-    assert "'fine'" not in our_error(not_a_number)
-
-
-def test_no_latents() -> None:
-    shared = "found no latent variables"
-    assert f"AutoDiagonalNormal {shared}" in host_error(guide, nothing_latent)
-    assert our_error(nothing_latent, engine="SVGD").startswith(f"SVGD {shared}")
-
-
-def test_discrete_latents_without_enumeration_get_the_same_message() -> None:
-    assert "Poisson" in host_error(guide, count)
-    assert our_error(count).startswith(
-        "Continuous inference cannot handle discrete sample site 'z'."
-    )
-
-
-def test_circular_latents_warn_as_numpyro_does() -> None:
-    with pytest.warns(UserWarning, match="poorly handles circular") as theirs:
-        guide(circular)
-    with pytest.warns(UserWarning, match="poorly handles circular") as ours:
-        check_model(circular, KEY)
-    assert str(ours[0].message) == str(theirs[0].message)
-
-
-def test_python_control_flow_on_a_latent() -> None:
-    words = "Attempted boolean conversion of traced array"
-    assert host_error(svgd, branching).startswith(words)
-    ours = our_error(branching)
-    assert words in ours and "structure changes" in ours and "jnp.where" in ours
+def test_iterated_plate() -> None:
+    ours = our_error(iterated_plate)
+    assert ours.startswith(host_error(guide, iterated_plate).split("\n")[0])
+    assert "with numpyro.plate" in ours
 
 
 def test_numpy_and_shapes_of_latents() -> None:
@@ -181,14 +79,6 @@ def test_numpy_and_shapes_of_latents() -> None:
 
     assert "Use jax.numpy" in our_error(through_numpy)
     assert "concrete value of a latent" in our_error(as_length)
-
-
-def test_local_latents_where_an_engine_cannot_carry_them() -> None:
-    words = "does not support local latent variables"
-    assert f"AutoContinuous guide {words}" in host_error(guide, local_latents)
-    ours = our_error(local_latents, engine="ProximalScoreVI", allow_local_latents=False)
-    assert ours.startswith(f"ProximalScoreVI {words}") and "'z'" in ours
-    assert check_model(local_latents, KEY).local_sites == ("z",)
 
 
 class Network(nnx.Module):
@@ -329,16 +219,6 @@ def test_batch_passed_to_a_model_that_looks_its_rows_up() -> None:
     assert "'N' has 100 rows" in ours and "only 10 rows" in ours
 
 
-def test_batches_as_arguments_with_local_latents() -> None:
-    def model(y: jax.Array) -> None:
-        with numpyro.plate("N", 100, subsample_size=len(y)):
-            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-            numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
-
-    ours = our_error(model, Y)
-    assert "passed as arguments" in ours and "'z'" in ours and "'N'" in ours
-
-
 def test_numpy_array_indexed_by_a_plate() -> None:
     closed_over = np.arange(5.0)
 
@@ -370,23 +250,6 @@ def test_subsampled_plate_inside_scan(scale: float) -> None:
     ours = our_error(build(2))
     assert "'y'" in ours and "scan" in ours and "'N'" in ours
     assert check_model(build(None), KEY).observed_sites == ("y",)
-
-
-def test_errors_of_the_model_itself_come_through() -> None:
-    def model() -> None:
-        numpyro.sample("z", dist.Normal(0.0, 1.0))
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        check_model(model, KEY)
-
-
-def test_plates_without_a_plate_statement_are_accepted() -> None:
-    def model() -> None:
-        z = numpyro.sample("z", dist.Normal(jnp.zeros(3), 1.0))
-        numpyro.sample("y", dist.Normal(z, 1.0), obs=jnp.ones(3))
-
-    assert check_model(model, KEY).layout.shapes == {"z": (3,)}
 
 
 def test_parameters_that_are_not_valid_are_named_by_numpyro() -> None:

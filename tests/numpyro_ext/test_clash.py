@@ -37,13 +37,13 @@ def test_importing_tells(tmp_path: Path) -> None:
     """`import numpyro_ext` itself makes the check: seen in a fresh interpreter."""
     install(tmp_path, "numpyro_ext", "0.0.1")
     search = [str(tmp_path), *filter(None, sys.path)]
-    for folders, told in ((search, True), (search[1:], False)):
-        run = subprocess.run(
-            [sys.executable, "-c", "import numpyro_ext"],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-        assert run.returncode == 0, run.stderr
-        assert ("found numpyro-ext 0.0.1 installed as well" in run.stderr) is told
+    run = subprocess.run(
+        [sys.executable, "-c", "import numpyro_ext"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(search)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert run.returncode == 0, run.stderr
+    # That it is silent otherwise every other test sees, to which warnings are errors.
+    assert "found numpyro-ext 0.0.1 installed as well" in run.stderr

@@ -21,9 +21,9 @@ ROOT = Path(__file__).parents[2]
 #: From construction to the first step, the host's set-up of a guide included.
 UNTIL_FIRST_STEP = 30
 FOR_A_DIAGNOSTIC = 6
-DIAGNOSTICS = ("elbo", "psis_khat")
+DIAGNOSTICS = ("get_samples", "elbo", "psis_khat", "ksd", "to_arviz")
 #: Rows of the registry that still take more.
-MORE = ("SVN", "LaplaceGGN", "FisherVI, euclidean", "FisherVI, covariance")
+MORE = ("LaplaceGGN", "FisherVI, euclidean", "FisherVI, covariance")
 
 COUNT = """
 import json

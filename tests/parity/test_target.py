@@ -11,115 +11,97 @@ import itertools
 from functools import cache
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
-import torch
-from numpyro import handlers
-from numpyro.infer.util import potential_energy
-from pyro.infer.mcmc.util import initialize_model
 
-from numpyro_ext.density import LogDensity as NumPyroLogDensity
-from pyro_ext.density import LogDensity as PyroLogDensity
-from tests.models import numpyro_models, pyro_models, zoo
+from tests.backends import backend_of, use_float64
+from tests.density_support import rows
+from tests.models import zoo
 
-jax.config.update("jax_enable_x64", True)
-torch.set_default_dtype(torch.float64)
+use_float64()
 
 POINTS = 3
 ROUNDING = {"rtol": 1e-10, "atol": 1e-9}
 
 BOTH = [name for name, model in zoo.ZOO.items() if model.hosts == ("pyro", "numpyro")]
 SUBSAMPLED = [name for name, model in zoo.ZOO.items() if model.subsampled]
+HOSTS = ("pyro", "numpyro")
 
 
-class Pyro:
-    """The Pyro target with NumPy arrays in and out."""
+class Case:
+    """The target of a model of the zoo, with NumPy arrays in and out."""
 
-    def __init__(self, name: str, data_chunk: int | None = None, rows: int | None = None) -> None:
-        self.zoo = zoo.ZOO[name]
-        self.model = pyro_models.build(name)
-        self.args = pyro_models.arguments(name)
-        if rows is not None:
-            self.args = tuple(value[:rows] for value in self.args)
-        options = self.zoo.options
-        self.target = PyroLogDensity(self.model, self.args, options, data_chunk=data_chunk)
-        self.data = self.target.bind(*self.args, **options)
-
-    def full(self, z: np.ndarray) -> list[np.ndarray]:
-        return self._numpy(self.target.full_score_parts(torch.tensor(z), self.data))
-
-    def batch(self, z: np.ndarray, rows: dict[str, np.ndarray]) -> list[np.ndarray]:
-        indices = {name: torch.tensor(value) for name, value in rows.items()}
-        return self._numpy(self.target.score_parts(torch.tensor(z), self.data, indices))
-
-    def score(self, z: np.ndarray) -> list[np.ndarray]:
-        return self._numpy(self.target.full_score(torch.tensor(z), self.data))
-
-    def host(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Log density and gradient from Pyro's own potential on all rows."""
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            _, potential, _, _ = initialize_model(
-                self.model, self.args, dict(self.zoo.full_options)
-            )
-        values, gradients = [], []
-        for row in torch.tensor(z):
-            flat = row.clone().requires_grad_()
-            value = -potential(self.target.layout.split(flat))
-            (gradient,) = torch.autograd.grad(value, flat)
-            values.append(value.item())
-            gradients.append(gradient.numpy())
-        return np.array(values), np.array(gradients)
-
-    @staticmethod
-    def _numpy(parts: Any) -> list[np.ndarray]:
-        return [part.detach().numpy() for part in parts]
-
-
-class NumPyro:
-    """The NumPyro target with NumPy arrays in and out."""
-
-    def __init__(self, name: str, data_chunk: int | None = None, rows: int | None = None) -> None:
-        self.zoo = zoo.ZOO[name]
-        self.model = numpyro_models.build(name)
-        self.args = numpyro_models.arguments(name)
-        if rows is not None:
-            self.args = tuple(value[:rows] for value in self.args)
-        options = self.zoo.options
-        self.target = NumPyroLogDensity(
-            self.model, jax.random.key(0), self.args, options, data_chunk=data_chunk
+    def __init__(
+        self, host: str, name: str, data_chunk: int | None = None, num_rows: int | None = None
+    ) -> None:
+        self.zoo, self.backend = zoo.ZOO[name], backend_of(host)
+        self.model = self.backend.models.build(name)
+        self.args = self.backend.models.arguments(name)
+        if num_rows is not None:
+            self.args = tuple(value[:num_rows] for value in self.args)
+        self.target, self.data = self.backend.target(
+            self.model, self.args, self.zoo.options, data_chunk=data_chunk
         )
-        self.data = self.target.bind(*self.args, **options)
+
+    def numpy(self, parts: Any) -> list[np.ndarray]:
+        return [self.backend.numpy(part) for part in parts]
 
     def full(self, z: np.ndarray) -> list[np.ndarray]:
-        return [np.asarray(part) for part in self.target.full_score_parts(z, self.data)]
+        return self.numpy(self.target.full_score_parts(self.backend.array(z), self.data))
 
-    def batch(self, z: np.ndarray, rows: dict[str, np.ndarray]) -> list[np.ndarray]:
-        return [np.asarray(part) for part in self.target.score_parts(z, self.data, rows)]
+    def batch(self, z: np.ndarray, indices: dict[str, np.ndarray]) -> list[np.ndarray]:
+        indices = rows(self.backend, **indices)
+        return self.numpy(self.target.score_parts(self.backend.array(z), self.data, indices))
 
     def score(self, z: np.ndarray) -> list[np.ndarray]:
-        return [np.asarray(part) for part in self.target.full_score(z, self.data)]
+        return self.numpy(self.target.full_score(self.backend.array(z), self.data))
 
-    def host(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Log density and gradient from NumPyro's own potential on all rows."""
-        # Flax's initial weights need a key, though the potential does not depend on them.
-        model = handlers.seed(self.model, 0)
-        options = self.zoo.full_options
+    def constrained(self, z: np.ndarray) -> dict[str, np.ndarray]:
+        values = self.target.constrain(self.backend.array(z), self.data)
+        return {site: self.backend.numpy(value) for site, value in values.items()}
 
-        def log_density(flat: jax.Array) -> jax.Array:
-            return -potential_energy(model, self.args, options, self.target.layout.split(flat))
-
-        values, gradients = jax.jit(jax.vmap(jax.value_and_grad(log_density)))(z)
-        return np.asarray(values), np.asarray(gradients)
+    def split(self, z: np.ndarray) -> dict[str, np.ndarray]:
+        sites = self.target.layout.split(self.backend.array(z))
+        return {site: self.backend.numpy(value) for site, value in sites.items()}
 
 
-HOSTS = {"pyro": Pyro, "numpyro": NumPyro}
+def of_pyro(ours: Case, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Log density and gradient from Pyro's own potential on all rows."""
+    import torch
+    from pyro.infer.mcmc.util import initialize_model
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        _, potential, _, _ = initialize_model(ours.model, ours.args, dict(ours.zoo.full_options))
+    values, gradients = [], []
+    for row in torch.tensor(z):
+        flat = row.clone().requires_grad_()
+        value = -potential(ours.target.layout.split(flat))
+        (gradient,) = torch.autograd.grad(value, flat)
+        values.append(value.item())
+        gradients.append(gradient.numpy())
+    return np.array(values), np.array(gradients)
+
+
+def of_numpyro(ours: Case, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Log density and gradient from NumPyro's own potential on all rows."""
+    import jax
+    from numpyro import handlers
+    from numpyro.infer.util import potential_energy
+
+    # Flax's initial weights need a key, though the potential does not depend on them.
+    model, options = handlers.seed(ours.model, 0), ours.zoo.full_options
+
+    def log_density(flat: Any) -> Any:
+        return -potential_energy(model, ours.args, options, ours.target.layout.split(flat))
+
+    values, gradients = jax.jit(jax.vmap(jax.value_and_grad(log_density)))(z)
+    return np.asarray(values), np.asarray(gradients)
 
 
 @cache
-def target(host: str, name: str, data_chunk: int | None = None) -> Any:
-    return HOSTS[host](name, data_chunk)
+def target(host: str, name: str, data_chunk: int | None = None) -> Case:
+    return Case(host, name, data_chunk)
 
 
 def positions(dim: int) -> np.ndarray:
@@ -128,8 +110,7 @@ def positions(dim: int) -> np.ndarray:
 
 def translated(name: str, z: np.ndarray) -> np.ndarray:
     """Pyro's flat vectors, or gradients, in the order and the shapes of NumPyro's."""
-    ours, theirs = target("pyro", name).target.layout, target("numpyro", name).target.layout
-    sites = {key: value.numpy() for key, value in ours.split(torch.tensor(z)).items()}
+    theirs, sites = target("numpyro", name).target.layout, target("pyro", name).split(z)
     for site, (other, axes) in zoo.ZOO[name].numpyro_names.items():
         sites[other] = np.transpose(sites[site], (0, *(axis + 1 for axis in axes)))
     return np.asarray(theirs.join({site: sites[site] for site in theirs.names}))
@@ -150,7 +131,7 @@ def test_log_density_and_score_agree_with_the_hosts_potential(host: str, name: s
     ours = target(host, name)
     z = positions(ours.target.dim)
     score, log_prior, log_likelihood = ours.score(z)
-    values, gradients = ours.host(z)
+    values, gradients = {"pyro": of_pyro, "numpyro": of_numpyro}[host](ours, z)
     np.testing.assert_allclose(log_prior + log_likelihood, values, **ROUNDING)
     np.testing.assert_allclose(score, gradients, **ROUNDING)
 
@@ -172,14 +153,13 @@ def test_constrained_values_agree(name: str) -> None:
     pyro, numpyro = target("pyro", name), target("numpyro", name)
     z = positions(pyro.target.dim)
     names = zoo.ZOO[name].numpyro_names
-    ours = pyro.target.constrain(torch.tensor(z), pyro.data)
-    theirs = numpyro.target.constrain(translated(name, z), numpyro.data)
+    ours, theirs = pyro.constrained(z), numpyro.constrained(translated(name, z))
     shapes = {site: tuple(value.shape[1:]) for site, value in ours.items()}
     assert not zoo.ZOO[name].latents or shapes == zoo.ZOO[name].latents
     for site, value in ours.items():
-        other, axes = names.get(site, (site, tuple(range(value.dim() - 1))))
-        array = np.transpose(value.numpy(), (0, *(axis + 1 for axis in axes)))
-        np.testing.assert_allclose(array, np.asarray(theirs[other]), **ROUNDING)
+        other, axes = names.get(site, (site, tuple(range(value.ndim - 1))))
+        array = np.transpose(value, (0, *(axis + 1 for axis in axes)))
+        np.testing.assert_allclose(array, theirs[other], **ROUNDING)
 
 
 @pytest.mark.parametrize("name", SUBSAMPLED)
@@ -196,7 +176,7 @@ def test_minibatches_average_to_the_full_data(host: str, name: str) -> None:
         ]
         for plate, size in plates.items()
     ]
-    batches = [ours.batch(z, dict(rows)) for rows in itertools.product(*windows)]
+    batches = [ours.batch(z, dict(chosen)) for chosen in itertools.product(*windows)]
     full = ours.full(z)
     spread = np.std([batch[1] for batch in batches], axis=0).max()
     assert spread > 1e-3, "the batches must differ for their average to say anything"
@@ -213,7 +193,7 @@ def test_chunked_sweep_equals_one_sweep(host: str, name: str) -> None:
     chunked = target(host, name, data_chunk=7)
     z = positions(chunked.target.dim)
     whole = chunked.batch(z, {plate: np.arange(size.size) for plate, size in plates.items()})
-    sizes = {len(rows) for _, indices in chunked.target.sweep() for rows in indices.values()}
+    sizes = {len(some) for _, indices in chunked.target.sweep() for some in indices.values()}
     assert len(sizes) > 1
     for part, expected in zip(chunked.full(z), whole, strict=True):
         np.testing.assert_allclose(part, expected, **ROUNDING)
@@ -230,12 +210,12 @@ def test_a_batch_passed_as_arguments_is_scaled_to_the_full_data(
     z = positions(whole.target.dim)
     full = whole.full(z)
     x, y = whole.args
-    ours = HOSTS[host](name, rows=rows_at_first)
+    ours = Case(host, name, num_rows=rows_at_first)
     assert ours.target.batch_arguments == (rows_at_first < 60)
     batches = []
     for start in range(0, 60, 15):
-        rows = slice(start, start + 15)
-        ours.data = ours.target.bind(x[rows], y[rows])
+        some = slice(start, start + 15)
+        ours.data = ours.target.bind(x[some], y[some])
         batches.append(ours.full(z))
     for position, expected in enumerate(full):
         average = np.mean([batch[position] for batch in batches], axis=0)
