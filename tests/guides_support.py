@@ -116,8 +116,11 @@ class PyroFace(Face):
     def draws(self, density: Any, parameters: Any, number: int, seed: int = 0) -> np.ndarray:
         import torch
 
+        before = torch.get_rng_state()
         draws = density.sample(parameters, torch.Generator().manual_seed(seed), number)
         assert not draws.requires_grad
+        # The global generator has no part in them, and is left alone.
+        assert torch.equal(torch.get_rng_state(), before)
         return self.numpy(draws)
 
     def no_gradient_through(self, density: Any, parameters: Any) -> None:
@@ -148,14 +151,17 @@ class PyroFace(Face):
         found = density.guide.quantiles(levels)
         return {name: np.stack([self.numpy(v) for v in value]) for name, value in found.items()}
 
-    def host_draws(self, density: Any, parameters: Any, model: Any, number: int) -> list[Any]:
+    def host_draws(
+        self, density: Any, parameters: Any, model: Any, number: int, parallel: bool = False
+    ) -> list[Any]:
         """Draws by site, in every way that the host has."""
         import torch
 
         density.write_back(parameters)
+        options = {"num_samples": number, "parallel": parallel}
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            draws = self.infer.Predictive(model, guide=density.guide, num_samples=number)()
+            draws = self.infer.Predictive(model, guide=density.guide, **options)()
         return [self.numpy(draws)]
 
     def svi_step(
@@ -214,18 +220,34 @@ class PyroFace(Face):
             ]
         return self.numpy(torch.stack(values)).reshape(*[2] * order, -1)
 
-    def svi_losses(
-        self, model: Any, guide: Any, num_steps: int, rate: float, num_particles: int
-    ) -> np.ndarray:
-        """Losses of a run of the host's SVI with Adam."""
+    def svi(
+        self,
+        model: Any,
+        guide: Any,
+        num_steps: int,
+        rate: float,
+        num_particles: int,
+        start: Mapping[str, Any] | None = None,
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Losses of a run of the host's SVI with Adam, and the guide's constrained values.
+
+        ``start`` replaces initial values that have no constraint.
+        """
         import torch
 
         self.host.clear_param_store()
-        loss = self.infer.Trace_ELBO(num_particles, vectorize_particles=True)
+        loss = self.infer.Trace_ELBO(
+            num_particles, vectorize_particles=True, max_plate_nesting=0 if start else float("inf")
+        )
         with torch.random.fork_rng():
             torch.manual_seed(0)
+            if start:
+                guide._setup_prototype()
+            for name, value in (start or {}).items():
+                getattr(guide, name).data = self.array(value)
             svi = self.infer.SVI(model, guide, self.host.optim.Adam({"lr": rate}), loss)
-            return np.array([svi.step() for _ in range(num_steps)])
+            losses = np.array([svi.step() for _ in range(num_steps)])
+        return losses, {name: self.numpy(getattr(guide, name)) for name in start or {}}
 
     def fitted_parameters(self, fit: Any) -> Any:
         """Parameters of a :class:`~tests.backends.Fit` of a guide."""
@@ -294,7 +316,9 @@ class NumPyroFace(Face):
         params = density.write_back(parameters)
         return self.numpy(self.jax.jit(lambda p: density.guide.quantiles(p, levels))(params))
 
-    def host_draws(self, density: Any, parameters: Any, model: Any, number: int) -> list[Any]:
+    def host_draws(
+        self, density: Any, parameters: Any, model: Any, number: int, parallel: bool = False
+    ) -> list[Any]:
         guide, key = density.guide, self.jax.random.key(0)
         predictive = self.infer.Predictive
 
@@ -358,13 +382,24 @@ class NumPyroFace(Face):
             function = backward(function) if number < 2 else forward(function)
         return self.numpy(jax.jit(function)(*map(self.array, arguments)))
 
-    def svi_losses(
-        self, model: Any, guide: Any, num_steps: int, rate: float, num_particles: int
-    ) -> np.ndarray:
+    def svi(
+        self,
+        model: Any,
+        guide: Any,
+        num_steps: int,
+        rate: float,
+        num_particles: int,
+        start: Mapping[str, Any] | None = None,
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         optim, loss = self.host.optim.Adam(rate), self.infer.Trace_ELBO(num_particles)
-        svi = self.infer.SVI(model, guide, optim, loss)
-        run = svi.run(self.jax.random.key(0), num_steps, progress_bar=False)
-        return self.numpy(run.losses)
+        svi, key = self.infer.SVI(model, guide, optim, loss), self.jax.random.key(0)
+        options = {}
+        if start:
+            given = {f"auto_{name}": self.array(value) for name, value in start.items()}
+            options["init_params"] = svi.get_params(svi.init(key)) | given
+        run = svi.run(key, num_steps, progress_bar=False, **options)
+        values = self.numpy(run.params)
+        return self.numpy(run.losses), {name: values[f"auto_{name}"] for name in start or {}}
 
     def fitted_parameters(self, fit: Any) -> Any:
         return fit.state.algorithm.parameters

@@ -13,6 +13,7 @@ import torch
 from scipy import optimize, stats
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.score import GradientSteps
 from tests import arviz_support, guides_support
 from tests.guides_support import face_of, normal
 
@@ -444,9 +445,8 @@ def test_host_svi_lowers_its_loss_on_a_skewed_target(face: Any) -> None:
     def skewed() -> None:
         face.host.sample("x", face.dist.Gamma(face.array([1.5, 1.5]), 1.0).to_event(1))
 
-    losses = face.svi_losses(
-        skewed, face.guides.AutoPlanarFlow(skewed, 2, init_scale=0.5), 400, 0.02, 16
-    )
+    guide = face.guides.AutoPlanarFlow(skewed, 2, init_scale=0.5)
+    losses, _ = face.svi(skewed, guide, 400, 0.02, 16)
     # The least loss is zero, for the exact posterior.
     assert losses[-50:].mean() < 0.3 * losses[:5].mean()
     assert losses[-50:].mean() < 0.1
@@ -487,8 +487,8 @@ def test_flow_follows_a_banana_where_a_diagonal_normal_cannot(face: Any) -> None
     for guide_class in (face.guides.AutoPlanarFlow, face.autoguide.AutoDiagonalNormal):
         guide, optim = guide_class(banana, init_scale=0.5), falling_adam(face, 0.01, 20_000)
         # More draws and steps than by default, which is made for less tame targets.
-        options = {"optim": optim, "num_samples": 32, "num_inner_steps": 20}
-        fit = face.backend.fit("ProximalScoreVI", banana, guide, steps=1000, draws=2, **options)
+        solver = GradientSteps(optim, num_samples=32, num_inner_steps=20)
+        fit = face.backend.fit("ProximalScoreVI", banana, guide, solver, steps=1000, draws=2)
         divergences.append(forward_kl(face, fit))
     assert divergences[0] < 0.1
     assert divergences[1] > 1.0
@@ -500,8 +500,8 @@ def test_flow_lowers_the_residual_of_a_banana(face: Any) -> None:
     # In NumPyro from a random point: from the median of its draws there is less to lower.
     start = {"init_loc_fn": face.infer.init_to_uniform} if face.name == "numpyro" else {}
     guide = face.guides.AutoPlanarFlow(banana, 2, init_scale=0.5, **start)
-    options = {"optim": face.backend.adam(0.02), "num_samples": 8, "num_inner_steps": 5}
-    fit = face.backend.fit("ProximalScoreVI", banana, guide, steps=300, draws=2, **options)
+    solver = GradientSteps(face.backend.adam(0.02), num_samples=8, num_inner_steps=5)
+    fit = face.backend.fit("ProximalScoreVI", banana, guide, solver, steps=300, draws=2)
     assert np.median(fit.losses[-50:]) < 0.3 * np.median(fit.losses[:20])
     converted = face.to_arviz(fit, num_samples=50)
     assert arviz_support.values(converted, "posterior", "b").shape[-1] == 50

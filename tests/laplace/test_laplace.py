@@ -1,0 +1,628 @@
+"""LaplaceGGN: exact where the posterior is Normal, dense algebra, hyperparameters, errors."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from scipy.stats import betabinom
+
+from ppl_ext.curvature import GaussNewton
+from ppl_ext.errors import ArgumentError
+from tests.guides_support import face_of
+
+jax.config.update("jax_enable_x64", True)
+torch.set_default_dtype(torch.float64)
+
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.normal(size=(40, 3))
+Y = X @ np.array([1.0, -0.5, 0.3]) + 0.4 * GENERATOR.normal(size=40)
+
+
+@pytest.fixture
+def face(backend: Any) -> Any:
+    """A host's statements, arrays and derivatives."""
+    return face_of(backend.name)
+
+
+def room(face: Any, name: str) -> Any:
+    return importlib.import_module(f"{face.backend.public.__name__}.{name}")
+
+
+def adam(face: Any, rate: float = 0.1, steps: int = 10) -> Any:
+    """Adam, whose rate falls along a cosine."""
+    if face.name == "numpyro":
+        import optax
+
+        return optax.adam(optax.cosine_decay_schedule(rate, steps))
+    options = {"optimizer": torch.optim.Adam, "optim_args": {"lr": rate}, "T_max": steps}
+    return face.host.optim.CosineAnnealingLR(options)
+
+
+def start_at(face: Any, values: dict[str, Any]) -> Any:
+    """Initial values by site."""
+    given = {name: face.array(np.asarray(value)) for name, value in values.items()}
+    initialization = face.infer if face.name == "numpyro" else face.autoguide.initialization
+    return initialization.init_to_value(values=given)
+
+
+class Running:
+    """A ``LaplaceGGN`` of either package with its state."""
+
+    def __init__(self, face: Any, model: Any, optim: Any = None, **options: Any) -> None:
+        self.face, self.state = face, None
+        seed = {"seed": 0} if face.name == "pyro" else {}
+        optim = adam(face) if optim is None else optim
+        self.engine = face.backend.public.LaplaceGGN(model, optim, **seed, **options)
+
+    def _given(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(self.face.array(a) if isinstance(a, np.ndarray) else a for a in args)
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        state = () if self.state is None else (self.state,)
+        return getattr(self.engine, name)(*state, *args, **kwargs)
+
+    def start(self, *args: Any) -> Running:
+        if self.face.name == "pyro":
+            self.engine.setup(*self._given(args))
+        else:
+            self.state = self.engine.init(jax.random.key(0), *self._given(args))
+        return self
+
+    def see(self, *args: Any) -> None:
+        """Let the engine meet arguments, leaving the state as it is."""
+        if self.face.name == "pyro":
+            self.engine.setup(*self._given(args))
+        else:
+            self.engine.update(self.state, *self._given(args))
+
+    def step(self, *args: Any) -> None:
+        if self.face.name == "pyro":
+            self.engine.step(*self._given(args))
+        else:
+            self.state, _ = self.engine.update(self.state, *self._given(args))
+
+    def run(self, steps: int, *args: Any) -> Running:
+        given = self._given(args)
+        if self.face.name == "pyro":
+            self.engine.run(steps, *given, progress_bar=False)
+        else:
+            options = {"init_state": self.state, "progress_bar": False}
+            self.state = self.engine.run(jax.random.key(0), steps, *given, **options).state
+        return self
+
+    def save(self, path: Path) -> None:
+        if self.face.name == "pyro":
+            self.engine.save(path)
+        else:
+            self.engine.save(path, self.state)
+
+    def load(self, path: Path, *args: Any) -> Running:
+        given = self._given(args)
+        if self.face.name == "pyro":
+            self.engine.load(path)
+            self.engine.setup(*given)
+        else:
+            self.state = self.engine.load(path, *given)
+        return self
+
+    @property
+    def skipped(self) -> int:
+        return int(self.engine.num_skipped if self.state is None else self.state.skipped)
+
+    @property
+    def position(self) -> np.ndarray:
+        found = self.engine.particles if self.state is None else self.engine.particles(self.state)
+        return self.face.numpy(found)[0]
+
+    def mode(self) -> dict[str, np.ndarray]:
+        return self.face.numpy(self._call("mode"))
+
+    def evidence(self) -> float:
+        return float(self._call("log_marginal_likelihood"))
+
+    def samples(self, number: int | None = None) -> dict[str, np.ndarray]:
+        return self.face.numpy(self._call("get_samples", num_samples=number))
+
+    def fit(self, *args: Any) -> Any:
+        return self._call("fit_curvature", *self._given(args))
+
+    def covariance(self, dim: int, *args: Any) -> np.ndarray:
+        """Of the draws, exactly: they are linear in the noise."""
+        root = self.face.numpy(self.fit(*args).draws(self.face.array(np.eye(dim))))
+        return root.T @ root
+
+
+# -- Gaussians by structured precisions -----------------------------------------------------------
+
+
+def part(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(size=shape)
+
+
+def positive(size: int) -> np.ndarray:
+    return part(1, size, size) @ part(1, size, size).transpose(0, 2, 1) + 0.1 * np.eye(size)
+
+
+def curvatures(face: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Curvatures of one position, and what they are taken for where that is not what they are."""
+    own = room(face, "curvature")
+
+    def kronecker(left: np.ndarray, right: np.ndarray, start: int) -> Any:
+        return (own.KroneckerBlock(face.array(left), face.array(right), start),)
+
+    def curvature(d: Any, matrix: Any = None, rows: Any = None, blocks: Any = ()) -> Any:
+        arrays = (None if each is None else face.array(each) for each in (d, matrix, rows))
+        return own.Curvature(*arrays, blocks)
+
+    d = np.exp(part(1, 8))
+    separable = np.outer([0.5, 2.0], [1.0, 3.0, 0.2]).reshape(1, 6)
+    column = part(1, 2, 1)
+    singular = column @ column.transpose(0, 2, 1), np.ones((1, 3, 3))
+    made = {
+        "diagonal": curvature(d),
+        "rows": curvature(d, rows=part(1, 3, 8)),
+        "more rows": curvature(d, rows=part(1, 11, 8)),
+        "matrix": curvature(d, positive(8)),
+        "kronecker": curvature(
+            np.hstack([separable, d[:, :2]]), blocks=kronecker(positive(2), positive(3), 0)
+        ),
+        "singular factors": curvature(np.full((1, 8), 0.3), blocks=kronecker(*singular, 1)),
+        "whole block": curvature(d, blocks=kronecker(np.ones((1, 1, 1)), positive(5), 2)),
+    }
+    # A prior that does not fit the factors is replaced by the nearest that does.
+    logs = part(2, 3)
+    nearest = np.exp(logs.mean(1, keepdims=True) + logs.mean(0) - logs.mean()).reshape(6)
+    left, right = positive(2), positive(3)
+    made["nearest"] = curvature(np.exp(logs).reshape(1, 6), blocks=kronecker(left, right, 0))
+    expected = {"nearest": np.kron(left[0], right[0]) + np.diag(nearest)}
+    made["not definite, diagonal"] = curvature(np.asarray([[1.0, 0.0]]))
+    made["not definite, matrix"] = curvature(np.zeros((1, 2)), np.ones((1, 2, 2)))
+    made["not definite, factors"] = curvature(
+        np.zeros((1, 4)), blocks=kronecker(np.ones((1, 2, 2)), positive(2), 0)
+    )
+    return made, expected
+
+
+def test_determinants_and_draws_are_those_of_the_dense_matrix(face: Any) -> None:
+    precision_of = room(face, "laplace").precision_of
+
+    def found(curvature: Any) -> Any:
+        precision = precision_of(curvature)
+        root = precision.draws(face.array(np.eye(curvature.diagonal.shape[1])))
+        return precision.log_determinant(), root.T @ root, precision.definite()
+
+    made, expected = curvatures(face)
+    results = face.call(lambda made: {name: found(each) for name, each in made.items()}, made)
+    for name, (log_determinant, draws, definite) in results.items():
+        if name.startswith("not definite"):
+            assert not definite.all()
+            continue
+        dense = expected.get(name, face.numpy(made[name].dense()[0]))
+        np.testing.assert_allclose(log_determinant, np.linalg.slogdet(dense)[1], rtol=1e-10)
+        np.testing.assert_allclose(draws, np.linalg.inv(dense), rtol=1e-8, atol=1e-9)
+        assert definite.all()
+
+
+def test_negative_curvature_is_removed_with_its_derivative(face: Any) -> None:
+    without_negative = room(face, "laplace.prior").without_negative
+    first, second = np.diag([2.0, 2.0, -1.0]), part(3, 3) + part(3, 3).T
+    pair = face.array(first), face.array(second)
+    if face.name == "numpyro":
+        found = jax.jvp(without_negative, pair[:1], pair[1:])
+    else:
+        found = torch.autograd.functional.jvp(without_negative, *pair)
+    value, derivative = face.numpy(tuple(found))
+    np.testing.assert_allclose(value, np.diag([2.0, 2.0, 0.0]), atol=1e-14)
+    step = 1e-6
+    up, down = (face.numpy(without_negative(face.array(first + s * second))) for s in (step, -step))
+    np.testing.assert_allclose(derivative, (up - down) / (2 * step), atol=1e-5)
+
+
+# -- curvature of a program -----------------------------------------------------------------------
+
+Z = 0.7 * np.random.default_rng(5).normal(size=10)
+WEIGHTS = ("w", "v")
+
+
+@cache
+def network_of(package: str) -> tuple[Any, Any, Any]:
+    """Target, data of batches of 8 in chunks of 16, and the coordinates of the weights.
+
+    A network of one layer, with a learnt noise that is not the same for all rows.
+    """
+    face = face_of(package)
+    host, dist = face.host, face.dist
+    tanh = jnp.tanh if package == "numpyro" else torch.tanh
+
+    def network(x: Any, y: Any, batch: int | None = None) -> None:
+        noise = host.sample("noise", dist.LogNormal(0.0, 1.0))
+        width = host.sample("width", dist.LogNormal(0.0, 1.0))
+        w = host.sample("w", dist.Normal(face.zeros(3, 2), width).to_event(2))
+        v = host.sample("v", dist.Normal(face.zeros(2), 2.0).to_event(1))
+        with host.plate("N", 40, subsample_size=batch) as i:
+            scale = noise ** (1.0 + 0.5 * x[i, 0])
+            host.sample("y", dist.Normal(tanh(x[i] @ w) @ v, scale), obs=y[i])
+
+    args = (face.array(X), face.array(Y), 8)
+    target, data = face.backend.target(network, args, data_chunk=16)
+    coordinates = room(face, "curvature.coordinates").Coordinates(target, WEIGHTS)
+    return target, data, coordinates
+
+
+def curvature_at(face: Any, structure: Any, rank: int = 3) -> Any:
+    """Curvature of the weights, as a function of the position."""
+    target, data, coordinates = network_of(face.name)
+    options = GaussNewton(structure, WEIGHTS, rank)
+    with jax.ensure_compile_time_eval():
+        rows = room(face, "curvature").row_structure(
+            target, face.array(Z), data, target.first_rows()
+        )
+    make = room(face, "laplace.likelihood").LikelihoodCurvature
+    likelihood = make(target, coordinates, options, rows)
+    if face.name == "pyro":
+        return lambda z: likelihood.at(z, data)
+    return lambda z: likelihood.at(z, data, jax.random.PRNGKey(0))
+
+
+def nearest_factors(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A and B after three steps of the power method for the nearest A (x) B, from B = I."""
+    right = np.eye(rows.shape[2])
+    for _ in range(3):
+        left = np.einsum("rab,bc,rdc->ad", rows, right, rows) / (right**2).sum()
+        right = np.einsum("rab,ad,rdc->bc", rows, left, rows) / (left**2).sum()
+    return left, right
+
+
+def test_structures_are_of_the_whole_likelihood_whatever_the_chunks(face: Any) -> None:
+    target, data, coordinates = network_of(face.name)
+    ours = room(face, "laplace.prior").ConditionalPrior(target, data, coordinates, GaussNewton())
+    # Given the width the prior of the weights is diagonal, and found to be.
+    assert ours.form == "diagonal" and ours.exact
+
+    def found(z: Any) -> Any:
+        made = {
+            s: curvature_at(face, s)(z).dense()[0] for s in ("full", "diag", "kfac", "low_rank")
+        }
+        # All leading terms, so that merging loses nothing.
+        made["all terms"] = curvature_at(face, "low_rank", rank=8)(z).dense()[0]
+        made["prior"] = ours.at(z, data).dense()[0]
+        return made
+
+    results = face.call(found, Z)
+    # Of the mean over the scale of the noise, which is fixed.
+    w, v = Z[2:8].reshape(3, 2), Z[8:]
+    inner = np.tanh(X @ w)
+    by_w = (X[:, :, None] * ((1 - inner**2) * v)[:, None, :]).reshape(40, 6)
+    jacobian = np.hstack([by_w, inner]) / np.exp(Z[0] * (1.0 + 0.5 * X[:, :1]))
+    full = jacobian.T @ jacobian
+    np.testing.assert_allclose(results["full"], full, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(results["diag"], np.diag(np.diag(full)), rtol=1e-9)
+    prior = np.diag([np.exp(-2.0 * Z[1])] * 6 + [0.25] * 2)
+    np.testing.assert_allclose(results["prior"], prior, rtol=1e-10)
+    kfac = np.zeros((8, 8))
+    kfac[6:, 6:] = full[6:, 6:]
+    kfac[:6, :6] = np.kron(*nearest_factors(jacobian[:, :6].reshape(-1, 3, 2)))
+    np.testing.assert_allclose(results["kfac"], kfac, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(results["all terms"], full, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(np.diag(results["low_rank"]), np.diag(full), rtol=1e-9)
+
+
+def test_slopes_of_log_determinants_are_finite_differences(face: Any) -> None:
+    network_of(face.name)
+    concatenate = jnp.concatenate if face.name == "numpyro" else torch.cat
+    stack, exp = (jnp.stack, jnp.exp) if face.name == "numpyro" else (torch.stack, torch.exp)
+    own, precision_of = room(face, "curvature"), room(face, "laplace").precision_of
+
+    def log_determinants(values: Any) -> Any:
+        z = concatenate([values, face.array(Z[2:])])
+        widths = exp(-2.0 * concatenate([values[1:]] * 6))
+        diagonal = concatenate([widths, face.array([0.25, 0.25])])
+        found = []
+        # The others are plain sums, which a whole run follows below.
+        for structure in ("kfac", "low_rank"):
+            curvature = curvature_at(face, structure)(z)
+            total = own.Curvature(
+                curvature.diagonal + diagonal, curvature.matrix, curvature.rows, curvature.blocks
+            )
+            found.append(precision_of(total).log_determinant())
+        return stack(found)
+
+    if face.name == "numpyro":
+        # One program for the values and the slopes.
+        both = jax.jit(lambda v: (log_determinants(v), jax.jacfwd(log_determinants)(v)))
+        slopes = face.numpy(both(jnp.asarray(Z[:2])))[1]
+    else:
+        slopes = face.jacobian(log_determinants, Z[:2])
+
+        def both(values: Any) -> Any:
+            return (log_determinants(values),)
+
+    step = 1e-5
+    for i, move in enumerate(step * np.eye(2)):
+        up, down = (face.numpy(both(face.array(Z[:2] + sign * move)))[0] for sign in (1, -1))
+        np.testing.assert_allclose(slopes[:, i], (up - down) / (2.0 * step), rtol=1e-6, atol=1e-6)
+
+
+# -- the engine ----------------------------------------------------------------------------------
+
+
+def regression_of(face: Any) -> Any:
+    def regression(x: Any, y: Any) -> None:
+        w = face.host.sample("w", face.dist.Normal(face.zeros(3), 2.0).to_event(1))
+        face.host.sample("y", face.dist.Normal(x @ w, 0.5).to_event(1), obs=y)
+
+    return regression
+
+
+def test_linear_regression_is_exact(face: Any) -> None:
+    precision = X.T @ X / 0.25 + np.eye(3) / 4.0
+    mean = np.linalg.solve(precision, X.T @ Y / 0.25)
+    fit = Running(face, regression_of(face), init_strategy=start_at(face, {"w": mean}))
+    if face.name == "pyro":
+        with pytest.raises(RuntimeError, match="arguments"):
+            fit.samples()
+    fit.start(X, Y)
+    np.testing.assert_allclose(fit.mode()["w"], mean, rtol=1e-12)
+    marginal = 4.0 * X @ X.T + 0.25 * np.eye(40)
+    evidence = (
+        -0.5 * Y @ np.linalg.solve(marginal, Y) - 0.5 * np.linalg.slogdet(2 * np.pi * marginal)[1]
+    )
+    np.testing.assert_allclose(fit.evidence(), evidence, atol=1e-6)
+    number = 20_000
+    draws = fit.samples(number)["w"]
+    whitened = (draws - mean) @ np.linalg.cholesky(precision)
+    assert np.abs(whitened.mean(0)).max() < 4.5 / number**0.5
+    assert np.abs(np.cov(whitened.T) - np.eye(3)).max() < 4.5 * (2.0 / number) ** 0.5
+    if face.name == "numpyro":
+        np.testing.assert_array_equal(fit.samples(number)["w"], draws)
+    assert fit.samples()["w"].shape == (1000, 3)
+    assert fit.engine.arviz_attributes() == {"sample_kind": "independent draws"}
+
+
+def scaled_regression_of(face: Any) -> Any:
+    host, dist = face.host, face.dist
+
+    def scaled_regression(x: Any, y: Any, batch: int | None = None) -> None:
+        tau = host.sample("tau", dist.LogNormal(0.0, 1.0))
+        w = host.sample("w", dist.Normal(face.zeros(3), tau).to_event(1))
+        noise = host.sample("noise", dist.LogNormal(0.0, 1.0))
+        with host.plate("N", 40, subsample_size=batch) as i:
+            host.sample("y", dist.Normal(x[i] @ w, noise), obs=y[i])
+
+    return scaled_regression
+
+
+def scaled(face: Any, **options: Any) -> Running:
+    return Running(
+        face,
+        scaled_regression_of(face),
+        adam(face, 0.1, 500),
+        hyperparameters=["tau", "noise"],
+        hyperparameters_every=5,
+        estimator=face.backend.public.Full(),
+        data_chunk=20,
+        **options,
+    )
+
+
+def test_hyperparameters_maximise_the_evidence(face: Any, tmp_path: Path) -> None:
+    def loss(logs: np.ndarray) -> float:
+        """Minus the exact log evidence and log density of the logarithms."""
+        marginal = np.exp(2 * logs[0]) * X @ X.T + np.exp(2 * logs[1]) * np.eye(40)
+        fit = 0.5 * Y @ np.linalg.solve(marginal, Y)
+        size = 0.5 * np.linalg.slogdet(2 * np.pi * marginal)[1]
+        return float(fit + size + 0.5 * logs @ logs + np.log(2 * np.pi))
+
+    best = minimize(loss, np.zeros(2), tol=1e-12)
+    fit = scaled(face).run(500, X, Y, 8)
+    mode = fit.mode()
+    np.testing.assert_allclose([mode["tau"], mode["noise"]], np.exp(best.x), rtol=1e-5)
+    np.testing.assert_allclose(fit.evidence(), -best.fun, atol=1e-6)
+    assert np.ptp(fit.samples()["tau"]) == 0.0
+
+    # Resuming is exact, and a new engine finds the same Gaussian.
+    first = scaled(face).run(13, X, Y, 8)
+    first.save(tmp_path / "state")
+    other = scaled(face).load(tmp_path / "state", X, Y, 8)
+    np.testing.assert_array_equal(other.samples()["w"], first.samples()["w"])
+    np.testing.assert_array_equal(other.run(7, X, Y, 8).position, first.run(7, X, Y, 8).position)
+    with pytest.raises(ArgumentError, match="curvature"):
+        scaled(face, curvature="diag").load(tmp_path / "state", X, Y, 8)
+
+
+def test_steps_that_are_not_finite_leave_the_gradient_of_the_determinant(face: Any) -> None:
+    bad = X.copy()
+    bad[3, 1] = np.nan
+    found = []
+    # Bad ones where the gradient is kept, and where it is to be renewed.
+    for designs in ((X, X, X, X, X), (X, bad, X, X, bad, X, X)):
+        if face.name == "pyro":
+            optim = face.host.optim.SGD({"lr": 1e-3})
+        else:
+            import optax
+
+            optim = optax.sgd(1e-3)
+        options = {"hyperparameters": ["tau", "noise"], "hyperparameters_every": 3}
+        model = scaled_regression_of(face)
+        fit = Running(face, model, optim, on_nonfinite="skip", **options).start(X, Y)
+        for design in designs:
+            fit.step(design, Y)
+        assert fit.skipped == len(designs) - 5
+        found.append(fit.position)
+    np.testing.assert_array_equal(*found)
+
+
+def test_logistic_regression_and_chosen_sites(face: Any) -> None:
+    def classification(x: Any, y: Any) -> None:
+        w = face.host.sample("w", face.dist.Normal(face.zeros(3), 1.5).to_event(1))
+        b = face.host.sample("b", face.dist.Normal(0.0, 3.0))
+        face.host.sample("y", face.dist.Bernoulli(logits=x @ w + b).to_event(1), obs=y)
+
+    labels = (Y > 0).astype(float)
+    fit = Running(face, classification, likelihood_temperature=2.0).start(X, labels)
+    mode = fit.position
+    design = np.hstack([X, np.ones((40, 1))])
+    chances = 1.0 / (1.0 + np.exp(-design @ mode))
+    variances = chances * (1 - chances)
+    dense = (design.T * variances) @ design / 2.0 + np.diag([1.5**-2] * 3 + [1.0 / 9.0])
+    np.testing.assert_allclose(fit.covariance(4), np.linalg.inv(dense), rtol=1e-8)
+    log_likelihood = (labels * np.log(chances) + (1 - labels) * np.log(1 - chances)).sum()
+    scales = np.asarray([1.5] * 3 + [3.0])
+    log_prior = -0.5 * ((mode / scales) ** 2).sum() - np.log(scales).sum() - 2 * np.log(2 * np.pi)
+    expected = log_prior + log_likelihood / 2.0 + 2 * np.log(2 * np.pi)
+    expected -= 0.5 * np.linalg.slogdet(dense)[1]
+    np.testing.assert_allclose(fit.evidence(), expected, rtol=1e-10)
+
+    options = {"curvature": GaussNewton(sites=["b"]), "likelihood_temperature": 2.0}
+    last = Running(face, classification, **options).start(X, labels)
+    np.testing.assert_allclose(last.covariance(1), 1.0 / dense[3:, 3:], rtol=1e-8)
+    draws = last.samples(50)
+    assert np.ptp(draws["w"], axis=0).max() == 0.0
+    assert np.ptp(draws["b"]) > 0.0
+
+
+def test_jacobians_of_constrained_sites_count(face: Any) -> None:
+    def proportion(successes: Any) -> None:
+        chance = face.host.sample("chance", face.dist.Beta(2.0, 3.0))
+        face.host.sample("y", face.dist.Binomial(20, probs=chance), obs=successes)
+
+    # In the logit the density is chance^8 (1 - chance)^17 with the Jacobian.
+    chance = 8.0 / 25.0
+    fit = Running(face, proportion, init_strategy=start_at(face, {"chance": chance}))
+    fit.start(jnp.asarray(6) if face.name == "numpyro" else torch.tensor(6.0))
+    np.testing.assert_allclose(fit.mode()["chance"], chance, rtol=1e-12)
+    precision = 25.0 * chance * (1 - chance)
+    np.testing.assert_allclose(fit.covariance(1)[0, 0], 1.0 / precision, rtol=1e-10)
+    # Stirling's series for the three Gamma functions, to its first term.
+    error = (1 / 8.0 + 1 / 17.0 - 1 / 25.0) / 12.0
+    exact = betabinom.logpmf(6, 20, 2.0, 3.0)
+    np.testing.assert_allclose(fit.evidence(), exact - error, atol=1e-5)
+    draws = fit.samples()["chance"]
+    assert draws.min() > 0.0 and draws.max() < 1.0
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"curvature": "dense"}, "curvature"),
+        ({"curvature": GaussNewton(every=2)}, "every=1"),
+        ({"curvature": GaussNewton(sites=["w"]), "hyperparameters": ["w"]}, "both"),
+        ({"hyperparameters_every": 0}, "hyperparameters_every"),
+        ({"num_particles": 3}, "num_particles"),
+    ],
+)
+def test_options_are_checked(face: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Running(face, regression_of(face), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hyperparameters": ["nothing"]}, "nothing"),
+        ({"hyperparameters": ["w"]}, "leave some"),
+        ({"curvature": GaussNewton("diag", prior="hessian")}, "hessian"),
+    ],
+)
+def test_sites_are_checked(face: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Running(face, regression_of(face), **options).start(X, Y)
+
+
+def improper(face: Any, name: str, number: int) -> Any:
+    real = face.dist.constraints.real_vector
+    return face.host.sample(name, face.dist.ImproperUniform(real, (), (number,)))
+
+
+@pytest.mark.parametrize("structure", ["full", "kfac"])
+def test_a_singular_curvature_names_its_site(face: Any, structure: Any) -> None:
+    def unbounded(x: Any, y: Any) -> None:
+        face.host.sample("bounded", face.dist.Normal(0.0, 1.0))
+        w = improper(face, "w", 3)
+        face.host.sample("y", face.dist.Normal(x @ w, 0.5).to_event(1), obs=y)
+
+    design = np.concatenate([X[:, :2], X[:, :1] + X[:, 1:2]], 1)
+    start = start_at(face, {"bounded": 0.0, "w": np.ones(3)})
+    fit = Running(face, unbounded, curvature=structure, init_strategy=start).start(design, Y)
+    with pytest.raises(ArgumentError, match="latent site 'w' in some"):
+        fit.samples()
+    with pytest.raises(ArgumentError, match="singular"):
+        fit.evidence()
+
+
+@pytest.mark.parametrize("first", [8, 40])
+def test_batches_as_arguments_want_the_curvature_of_all_rows(face: Any, first: int) -> None:
+    def batches(x: Any, y: Any) -> None:
+        w = face.host.sample("w", face.dist.Normal(face.zeros(3), 2.0).to_event(1))
+        with face.host.plate("N", 40, subsample_size=len(x)):
+            face.host.sample("y", face.dist.Normal(x @ w, 0.5), obs=y)
+
+    refused = "plate 'N' has 40 rows, found arguments with 8.*fit_curvature"
+    # Whether the first arguments were a batch or all rows must not matter.
+    fit = Running(face, batches).start(X[:first], Y[:first])
+    fit.step(X[:8], Y[:8])
+    with pytest.raises(ArgumentError, match=refused):
+        fit.samples()
+    with pytest.raises(ArgumentError, match=refused):
+        fit.fit(X[:8], Y[:8])
+    dense = X.T @ X / 0.25 + np.eye(3) / 4.0
+    np.testing.assert_allclose(fit.covariance(3, X, Y), np.linalg.inv(dense), rtol=1e-8)
+    # Both stay, whatever is given next, until the mode moves.
+    fit.see(X[8:16], Y[8:16])
+    assert fit.samples(5)["w"].shape == (5, 3)
+    mode = fit.mode()["w"]
+    squares = ((Y - X @ mode) ** 2).sum() / 0.25 + mode @ mode / 4.0
+    expected = -0.5 * (squares + np.linalg.slogdet(dense)[1]) - 3 * np.log(2.0)
+    expected -= 40 * np.log(0.5 * np.sqrt(2 * np.pi))
+    np.testing.assert_allclose(fit.evidence(), expected, rtol=1e-10)
+    fit.step(X[:8], Y[:8])
+    with pytest.raises(ArgumentError, match=refused):
+        fit.samples()
+
+
+def test_latents_of_rows(face: Any) -> None:
+    def local(y: Any, batch: int | None = None) -> None:
+        mu = face.host.sample("mu", face.dist.Normal(0.0, 3.0))
+        with face.host.plate("N", 8, subsample_size=batch) as i:
+            z = face.host.sample("z", face.dist.Normal(mu, 1.0))
+            face.host.sample("y", face.dist.Normal(z, 0.5), obs=y[i])
+
+    estimator = face.backend.public.Minibatch()
+    fit = Running(face, local, estimator=estimator, data_chunk=4).start(Y[:8], 3)
+    prior = np.zeros((9, 9))
+    prior[0, 0] = 1.0 / 9.0 + 8.0
+    prior[0, 1:] = prior[1:, 0] = -1.0
+    prior[1:, 1:] = 5.0 * np.eye(8)
+    np.testing.assert_allclose(fit.covariance(9), np.linalg.inv(prior), rtol=1e-8)
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_a_direction_of_many_coordinates_that_nothing_bounds_is_noticed(
+    face: Any, single: bool
+) -> None:
+    def model() -> None:
+        b = improper(face, "b", 120)
+        with face.host.plate("rows", 240):
+            rows = face.backend.array(np.arange(240) % 120)
+            face.host.sample("y", face.dist.Categorical(logits=b), obs=rows)
+
+    torch.set_default_dtype(torch.float32 if single else torch.float64)
+    try:
+        with jax.enable_x64(not single):
+            fit = Running(face, model, face.backend.adam(0.1)).start()
+            with pytest.raises(ArgumentError, match="bounds latent site 'b' in some direction"):
+                fit.samples()
+    finally:
+        torch.set_default_dtype(torch.float64)
