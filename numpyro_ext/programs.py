@@ -101,6 +101,11 @@ class Program:
         traced = self._traced.trace(*args)
         lowered = traced.lower()
         text = lowered.as_text()
+        inputs = text.partition("@main(")[2].partition(") ->")[0].count("%arg")
+        if inputs != len(jax.tree.leaves(args)):
+            # Constants that became arguments, whose values the text does not say; or values kept
+            # from another trace, of which the function says better than the program what is wrong.
+            return self._traced
         # A program that calls back to Python does not say in its text to what.
         if len(text) > MAX_LENGTH or "callback" in text:
             return _compile(lowered, self._rarely)

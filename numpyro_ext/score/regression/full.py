@@ -45,10 +45,10 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_ext.guides.flat_density import Moments, Parameters
+from numpyro_ext.guides.normal import log_density
 from numpyro_ext.score.overflow import LENIENCE, judged
-from numpyro_ext.score.regression.base import TRUST, ClosedForm
+from numpyro_ext.score.regression.base import ClosedForm, Draws
 from numpyro_ext.score.regression.pairs import (
-    DECAY,
     Count,
     advanced,
     averaged,
@@ -57,6 +57,7 @@ from numpyro_ext.score.regression.pairs import (
     next_mean_weight,
     next_weight,
 )
+from ppl_ext.score import DECAY, TRUST
 
 #: Pairs seen before the first update, beyond the number of regressors.
 SPARE_PAIRS = 5
@@ -76,7 +77,7 @@ class BlockMoments(NamedTuple):
     score_covariance: jax.Array
 
 
-class Regression(NamedTuple):
+class FullRegression(NamedTuple):
     """What was seen so far.
 
     ``mean_theta`` and ``mean_score``, (D,), are averages over the pairs' centres.
@@ -88,21 +89,23 @@ class Regression(NamedTuple):
     block: BlockMoments
 
 
-def initial_regression(mean: jax.Array) -> Regression:
+def initial_regression(mean: jax.Array) -> FullRegression:
     """No observations yet; zeros like the guide's mean (D,)."""
     # Arrays of their own each, so that the state can be donated.
     square = (len(mean), len(mean))
     block = BlockMoments(*(jnp.zeros(square, mean.dtype) for _ in range(3)))
-    return Regression(initial_count(mean.dtype), jnp.zeros_like(mean), jnp.zeros_like(mean), block)
+    return FullRegression(
+        initial_count(mean.dtype), jnp.zeros_like(mean), jnp.zeros_like(mean), block
+    )
 
 
 def observe(
-    regression: Regression,
+    regression: FullRegression,
     theta: jax.Array,
     score: jax.Array,
     decay: float = DECAY,
     total: jax.Array | int = 0,
-) -> Regression:
+) -> FullRegression:
     """Add scores (2 K, D) taken at the mirrored points theta (2 K, D).
 
     ``total`` is the number of iterations of the whole run, 0 when that is not known.
@@ -116,7 +119,7 @@ def observe(
     )
     weight = next_weight(regression.seen, decay)
     mean_weight = next_mean_weight(regression.seen, decay, total)
-    return Regression(
+    return FullRegression(
         advanced(regression.seen, pairs, weight),
         averaged(regression.mean_theta, theta.mean(0), mean_weight),
         averaged(regression.mean_score, score.mean(0), mean_weight),
@@ -125,13 +128,13 @@ def observe(
 
 
 def screened(
-    before: Regression, after: Regression, scale_tril: jax.Array, score: jax.Array
-) -> tuple[Regression, jax.Array]:
+    before: FullRegression, after: FullRegression, scale_tril: jax.Array, score: jax.Array
+) -> tuple[FullRegression, jax.Array]:
     """The next state without scores that come from an overflow, and whether it rests on the pairs.
 
     Parameters
     ----------
-    before, after : Regression
+    before, after : FullRegression
         Without the latest pairs, and with them.
     scale_tril : array (D, D)
     score : array (2 K, D)
@@ -144,26 +147,39 @@ def screened(
     return verdict.choose(lenient, fresh, after), verdict.sound
 
 
-def is_warm(regression: Regression) -> jax.Array:
+def is_warm(regression: FullRegression) -> jax.Array:
     """Whether enough pairs were seen for an update: regressors and a few to know the noise."""
     return regression.seen.num_pairs >= len(regression.mean_theta) + SPARE_PAIRS
 
 
-class FullForm(ClosedForm[Regression]):
+class FullForm(ClosedForm[FullRegression]):
     """The closed form for ``AutoMultivariateNormal``. O(D^2) memory, O(D^3) operations."""
 
-    def initial(self, parameters: Parameters) -> Regression:
+    def initial(self, parameters: Parameters) -> FullRegression:
         return initial_regression(self.density.mean(parameters))
+
+    def evaluated_draw(self, parameters: Parameters, rng_key: jax.Array, num: int) -> Draws:
+        # A pair's standard coordinates are known and each other's negatives.
+        mean, scale_tril = self.density.moments(parameters)
+        standard = self.density.noise(parameters, rng_key, (num // 2, len(mean)))
+        move = standard @ scale_tril.T
+        pull = solve_triangular(scale_tril, standard.T, trans=1, lower=True).T
+        log_prob = log_density(scale_tril, standard)
+        return Draws(
+            jnp.concatenate([mean + move, mean - move]),
+            jnp.concatenate([log_prob, log_prob]),
+            jnp.concatenate([-pull, pull]),
+        )
 
     def update(
         self,
-        state: Regression,
+        state: FullRegression,
         parameters: Parameters,
         theta: jax.Array,
         score: jax.Array,
         total: jax.Array | int = 0,
         log_density: jax.Array | None = None,
-    ) -> tuple[Regression, Parameters]:
+    ) -> tuple[FullRegression, Parameters]:
         scale_tril = self.density.moments(parameters).scale
         observed = observe(state, theta, score, self.decay, total)
         state, sound = screened(state, observed, scale_tril, score)
@@ -177,12 +193,12 @@ class FullForm(ClosedForm[Regression]):
         return state, lax.cond(ready, moved, lambda same: same, parameters)
 
 
-def updated_moments(regression: Regression, moments: Moments, trust: float = TRUST) -> Moments:
+def updated_moments(regression: FullRegression, moments: Moments, trust: float = TRUST) -> Moments:
     """Moments of the next guide, from the running moments and the present guide's.
 
     Parameters
     ----------
-    regression : Regression
+    regression : FullRegression
     moments : Moments
         Mean (D,) and lower triangular scale (D, D) of the present guide.
     trust : float
@@ -222,7 +238,7 @@ class Step(NamedTuple):
 
 
 def whitened_step(block: BlockMoments, number: jax.Array, trust: float) -> Step:
-    """Regression of one block in coordinates where the present covariance is the identity.
+    """FullRegression of one block in coordinates where the present covariance is the identity.
 
     Parameters
     ----------

@@ -53,7 +53,7 @@ from numpyro_ext.guides.flat_density import Parameters
 from numpyro_ext.guides.matrix_normal import Factors, _join, _split
 from numpyro_ext.guides.normal import _solve_lower
 from numpyro_ext.score.overflow import LENIENCE, Verdict, judged
-from numpyro_ext.score.regression.base import TRUST, ClosedForm
+from numpyro_ext.score.regression.base import ClosedForm
 from numpyro_ext.score.regression.full import (
     SPARE_PAIRS,
     BlockMoments,
@@ -63,7 +63,6 @@ from numpyro_ext.score.regression.full import (
     whitened_step,
 )
 from numpyro_ext.score.regression.pairs import (
-    DECAY,
     FORGETTING,
     Count,
     advanced,
@@ -74,6 +73,7 @@ from numpyro_ext.score.regression.pairs import (
     next_weight,
 )
 from ppl_ext.guides.layouts import Blocks
+from ppl_ext.score import DECAY, TRUST
 
 
 class MatrixMoments(NamedTuple):

@@ -18,8 +18,6 @@ import jax.numpy as jnp
 
 T = TypeVar("T")
 
-#: Exponent of the running averages' weights (t + 1)^-decay.
-DECAY = 0.9
 #: How much more the latest pairs count where averages have to forget faster.
 FORGETTING = 3.0
 

@@ -42,12 +42,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ppl_ext.score import DECAY, TRUST
 from pyro_ext.guides.flat_density import Moments, Parameters
 from pyro_ext.guides.normal import log_density
 from pyro_ext.score.overflow import LENIENCE, judged
-from pyro_ext.score.regression.base import TRUST, ClosedForm, Draws
+from pyro_ext.score.regression.base import ClosedForm, Draws
 from pyro_ext.score.regression.pairs import (
-    DECAY,
     Count,
     advanced,
     next_mean_weight,
@@ -72,7 +72,7 @@ class BlockMoments(NamedTuple):
     score_covariance: Tensor
 
 
-class Regression(NamedTuple):
+class FullRegression(NamedTuple):
     """What was seen so far.
 
     ``mean_theta`` and ``mean_score``, (D,), are averages over the pairs' centres.
@@ -84,19 +84,19 @@ class Regression(NamedTuple):
     block: BlockMoments
 
 
-def initial_regression(mean: Tensor) -> Regression:
+def initial_regression(mean: Tensor) -> FullRegression:
     """No observations yet; zeros like the guide's mean (D,)."""
     block = BlockMoments(*(mean.new_zeros(len(mean), len(mean)) for _ in range(3)))
-    return Regression(Count(), torch.zeros_like(mean), torch.zeros_like(mean), block)
+    return FullRegression(Count(), torch.zeros_like(mean), torch.zeros_like(mean), block)
 
 
 def observe(
-    regression: Regression,
+    regression: FullRegression,
     theta: Tensor,
     score: Tensor,
     decay: float = DECAY,
     total: int = 0,
-) -> Regression:
+) -> FullRegression:
     """Add scores (2 K, D) taken at the mirrored points theta (2 K, D).
 
     ``total`` is the number of iterations of the whole run, 0 when that is not known.
@@ -112,7 +112,7 @@ def observe(
         return torch.addmm(before, left, right, beta=1.0 - weight, alpha=0.25 * weight / pairs)
 
     block = regression.block
-    return Regression(
+    return FullRegression(
         advanced(regression.seen, pairs, weight),
         torch.lerp(regression.mean_theta, theta.mean(0), mean_weight),
         torch.lerp(regression.mean_score, score.mean(0), mean_weight),
@@ -125,13 +125,13 @@ def observe(
 
 
 def screened(
-    before: Regression, after: Regression, scale_tril: Tensor, score: Tensor
-) -> tuple[Regression, bool]:
+    before: FullRegression, after: FullRegression, scale_tril: Tensor, score: Tensor
+) -> tuple[FullRegression, bool]:
     """The next state without scores that come from an overflow, and whether it rests on the pairs.
 
     Parameters
     ----------
-    before, after : Regression
+    before, after : FullRegression
         Without the latest pairs, and with them.
     scale_tril : tensor (D, D)
     score : tensor (2 K, D)
@@ -146,15 +146,15 @@ def screened(
     return verdict.choose(lenient, initial_regression(before.mean_theta), after), False
 
 
-def is_warm(regression: Regression) -> bool:
+def is_warm(regression: FullRegression) -> bool:
     """Whether enough pairs were seen for an update: regressors and a few to know the noise."""
     return regression.seen.num_pairs >= len(regression.mean_theta) + SPARE_PAIRS
 
 
-class FullForm(ClosedForm[Regression]):
+class FullForm(ClosedForm[FullRegression]):
     """The closed form for ``AutoMultivariateNormal``. O(D^2) memory, O(D^3) operations."""
 
-    def initial(self, parameters: Parameters) -> Regression:
+    def initial(self, parameters: Parameters) -> FullRegression:
         return initial_regression(self.density.mean(parameters))
 
     def evaluated_draw(self, parameters: Parameters, generator: torch.Generator, num: int) -> Draws:
@@ -172,13 +172,13 @@ class FullForm(ClosedForm[Regression]):
 
     def update(
         self,
-        state: Regression,
+        state: FullRegression,
         parameters: Parameters,
         theta: Tensor,
         score: Tensor,
         total: int = 0,
         log_density: Tensor | None = None,
-    ) -> tuple[Regression, Parameters]:
+    ) -> tuple[FullRegression, Parameters]:
         moments = self.density.moments(parameters)
         observed = observe(state, theta, score, self.decay, total)
         state, sound = screened(state, observed, moments.scale, score)
@@ -189,12 +189,12 @@ class FullForm(ClosedForm[Regression]):
         )
 
 
-def updated_moments(regression: Regression, moments: Moments, trust: float = TRUST) -> Moments:
+def updated_moments(regression: FullRegression, moments: Moments, trust: float = TRUST) -> Moments:
     """Moments of the next guide, from the running moments and the present guide's.
 
     Parameters
     ----------
-    regression : Regression
+    regression : FullRegression
     moments : Moments
         Mean (D,) and lower triangular scale (D, D) of the present guide.
     trust : float
@@ -232,7 +232,7 @@ class Step(NamedTuple):
 
 
 def whitened_step(block: BlockMoments, number: float, trust: float) -> Step:
-    """Regression of one block in coordinates where the present covariance is the identity.
+    """FullRegression of one block in coordinates where the present covariance is the identity.
 
     Parameters
     ----------

@@ -49,11 +49,12 @@ import torch
 from torch import Tensor
 
 from ppl_ext.guides.layouts import Blocks
+from ppl_ext.score import DECAY, TRUST
 from pyro_ext.guides.flat_density import Parameters
 from pyro_ext.guides.matrix_normal import Factors, _join, _split
 from pyro_ext.guides.normal import _solve_lower
 from pyro_ext.score.overflow import LENIENCE, Verdict, judged
-from pyro_ext.score.regression.base import TRUST, ClosedForm
+from pyro_ext.score.regression.base import ClosedForm
 from pyro_ext.score.regression.full import (
     SPARE_PAIRS,
     BlockMoments,
@@ -63,7 +64,6 @@ from pyro_ext.score.regression.full import (
     whitened_step,
 )
 from pyro_ext.score.regression.pairs import (
-    DECAY,
     FORGETTING,
     Count,
     advanced,

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-#: Exponent of the running averages' weights (t + 1)^-decay.
-DECAY = 0.9
 #: How much more the latest pairs count where averages have to forget faster.
 FORGETTING = 3.0
 
