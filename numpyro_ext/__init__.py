@@ -70,6 +70,7 @@ from ppl_ext.errors import (
     NonFiniteError,
 )
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
+from ppl_ext.score import GradientSteps, Regression
 
 __all__ = [
     # engines
@@ -102,11 +103,13 @@ __all__ = [
     "Linear",
     "Preconditioned",
     "RandomFeature",
+    "Regression",
     # score estimators
     "BatchArguments",
     "ControlVariate",
     "Full",
     "GradientEstimator",
+    "GradientSteps",
     "Minibatch",
     "Noisy",
     "SAGA",

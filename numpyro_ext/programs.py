@@ -13,6 +13,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -42,6 +43,16 @@ def _trace_state() -> Any:
 
 
 _NO_TRACE = _trace_state()
+
+
+def concretely() -> AbstractContextManager[Any]:
+    """A context in which values are computed at once, whether or not something is being traced.
+
+    Outside of traces it does nothing: JAX would compute every operation without tracers one by one
+    there, also those of the functions that are traced inside.
+    """
+    inside = _trace_state() != _NO_TRACE
+    return jax.ensure_compile_time_eval() if inside else nullcontext()
 
 
 class Program:
@@ -90,6 +101,11 @@ class Program:
         traced = self._traced.trace(*args)
         lowered = traced.lower()
         text = lowered.as_text()
+        inputs = text.partition("@main(")[2].partition(") ->")[0].count("%arg")
+        if inputs != len(jax.tree.leaves(args)):
+            # Constants that became arguments, whose values the text does not say; or values kept
+            # from another trace, of which the function says better than the program what is wrong.
+            return self._traced
         # A program that calls back to Python does not say in its text to what.
         if len(text) > MAX_LENGTH or "callback" in text:
             return _compile(lowered, self._rarely)

@@ -16,6 +16,7 @@ from ppl_ext.errors import (
     NonFiniteError,
 )
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
+from ppl_ext.score import GradientSteps, Regression
 from pyro_ext import stan
 from pyro_ext.density import LogDensity
 from pyro_ext.diagnostics import (
@@ -103,11 +104,13 @@ __all__ = [
     "Linear",
     "Preconditioned",
     "RandomFeature",
+    "Regression",
     # score estimators
     "BatchArguments",
     "ControlVariate",
     "Full",
     "GradientEstimator",
+    "GradientSteps",
     "Minibatch",
     "Noisy",
     "SAGA",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import math
 import warnings
@@ -15,6 +14,7 @@ from pyro.optim import PyroLRScheduler, PyroOptim
 from torch import Tensor
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.score import REST, match_sites
 
 # PyroOptim, a callable from tensors to a torch optimizer, or a mapping from site patterns to these
 OptimizerLike: TypeAlias = Any
@@ -22,8 +22,6 @@ MakeOptimizer: TypeAlias = Callable[[list[Tensor]], torch.optim.Optimizer]
 #: What an optimizer does at one step: the options of each of its groups, learning rates included.
 Settings: TypeAlias = list[dict[str, Any]]
 
-#: The pattern of every site, which also serves parameters that belong to no site.
-REST = "*"
 #: Optimizers that treat each entry alone and keep their state by tensor, so that the parts of a
 #: parameter may take their steps one after another.
 ENTRYWISE = (
@@ -320,44 +318,6 @@ class EngineOptimizer:
                 scheduler.load_state_dict(entries)
         for optimizer, groups in zip(self._optimizers, settings, strict=True):
             _set(optimizer, groups)
-
-
-def match_sites(patterns: Sequence[str], sites: Mapping[str, Any]) -> dict[str, str]:
-    """The pattern of each site: the first that its name matches, but ``"*"`` last.
-
-    Raises
-    ------
-    ArgumentError
-        A site matches no pattern, or a pattern other than ``"*"`` no site, or all of its sites
-        belong to earlier ones.
-    """
-    names = list(sites)
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise ArgumentError(
-            f"Expected patterns of site names for the optimizers, found {list(patterns)}."
-        )
-    if not patterns:
-        raise ArgumentError(f"Expected an optimizer for the sites {names}, found an empty mapping.")
-    ordered = sorted(patterns, key=lambda pattern: pattern == REST)
-    owners: dict[str, str] = {}
-    for name in names:
-        for pattern in ordered:
-            if fnmatch.fnmatchcase(name, pattern):
-                owners[name] = pattern
-                break
-    lacking = [name for name in names if name not in owners]
-    if lacking:
-        raise ArgumentError(
-            f"Expected a pattern for every latent site, found none of {list(patterns)} for "
-            f"{lacking}. Add '*', which takes the rest."
-        )
-    idle = [pattern for pattern in ordered if pattern not in owners.values() and pattern != REST]
-    if idle:
-        raise ArgumentError(
-            f"Expected patterns that match latent sites, found {idle}, which match none of {names} "
-            "that is not another pattern's. Correct the pattern, or leave it out."
-        )
-    return owners
 
 
 def _divide(

@@ -6,6 +6,7 @@ Parameters are dictionaries of a framework's arrays; all other values come out a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -60,13 +61,16 @@ class Face:
 
     def random(self, density: Any, size: float, seed: int = 3) -> dict[str, Any]:
         """The initial parameters with noise added."""
-        start = sorted(self.numpy(density.initial_parameters()).items())
-        return self.arrays(
-            {
-                name: value + size * normal(seed + number, *np.shape(value))
-                for number, (name, value) in enumerate(start)
-            }
-        )
+        seeds = itertools.count(seed)
+
+        def moved(tree: Any) -> Any:
+            if isinstance(tree, Mapping):
+                return {name: moved(tree[name]) for name in sorted(tree)}
+            if isinstance(tree, tuple | list):
+                return type(tree)(map(moved, tree))
+            return self.array(tree + size * normal(next(seeds), *np.shape(tree)))
+
+        return moved(self.numpy(density.initial_parameters()))
 
 
 class PyroFace(Face):
@@ -299,7 +303,8 @@ class NumPyroFace(Face):
     def no_gradient_through(self, density: Any, parameters: Any) -> None:
         key = self.jax.random.key(0)
         gradient = self.jax.jit(self.jax.grad(lambda p: density.sample(p, key, 3).sum()))
-        assert all(not np.any(leaf) for leaf in self.numpy(gradient(parameters)).values())
+        leaves = self.jax.tree.leaves(gradient(parameters))
+        assert leaves and all(not np.any(leaf) for leaf in leaves)
 
     def posterior(self, density: Any, parameters: Any) -> Any:
         return density.guide.get_posterior(density.write_back(parameters))
@@ -434,7 +439,7 @@ def check_close(found: Any, expected: Any, rtol: float = 1e-9, atol: float = 1e-
     else:
         pairs = list(zip(found, expected, strict=True))
     for a, b in pairs:
-        if isinstance(a, Mapping | tuple):
+        if isinstance(a, Mapping | tuple | list):
             check_close(a, b, rtol, atol)
         else:
             np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)

@@ -90,16 +90,16 @@ class NumPyroTrainer:
             svi = SVI(model, guide, _cosine(rate, schedule.steps), Trace_ELBO())
             self._state, update, self._params = svi.init(key, *first), svi.update, svi.get_params
         else:
-            options: dict[str, Any] = {}
+            solver: Any = None
             if method.engine == "gradient":
                 optim = _cosine(rate, schedule.steps * INNER_STEPS)
-                options = {"optim": optim, "num_samples": 1, "num_inner_steps": INNER_STEPS}
+                solver = nx.GradientSteps(optim, num_samples=1, num_inner_steps=INNER_STEPS)
             engine = nx.ProximalScoreVI(
                 model,
                 guide,
+                solver=solver,
                 total_steps=schedule.steps // self._every,
                 on_nonfinite="skip",
-                **options,
             )
             self._state, update = engine.init(key, *first), engine.update
             self._params = engine.get_params

@@ -100,17 +100,17 @@ class PyroTrainer:
 
             self._step = step
         else:
-            options: dict[str, Any] = {}
+            solver: Any = None
             if method.engine == "gradient":
                 optim = _cosine(rate, schedule.steps * INNER_STEPS)
-                options = {"optim": optim, "num_samples": 1, "num_inner_steps": INNER_STEPS}
+                solver = px.GradientSteps(optim, num_samples=1, num_inner_steps=INNER_STEPS)
             engine = px.ProximalScoreVI(
                 model,
                 self.guide,
+                solver=solver,
                 total_steps=schedule.steps // self._every,
                 on_nonfinite="skip",
                 seed=spread_seed(seed, 3),
-                **options,
             )
             engine.setup(*first)
             self._step = engine.step

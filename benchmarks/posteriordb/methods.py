@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_ext.curvature import GaussNewton, as_curvature
+from ppl_ext.score import GradientSteps
 
 Floats = NDArray[np.float64]
 Family = Literal["host", "guide", "particles", "chains", "MCMC"]
@@ -90,7 +91,7 @@ METHODS: dict[str, Method] = {
         "ProximalScoreVI",
         "guide",
         "full",
-        {"solver": "gradient", "num_samples": 1, "num_inner_steps": 2},
+        {"solver": GradientSteps(num_samples=1, num_inner_steps=2)},
     ),
     "GSM": Method("GSM", "guide", "full", {"num_samples": 2}),
     "BaM": Method("BaM", "guide", "full", {"num_samples": 2}),

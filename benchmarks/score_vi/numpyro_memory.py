@@ -53,7 +53,7 @@ def _ours(layers: tuple[int, ...], x: Any, y: Any) -> Callable[[], Any]:
     model = program(layers)
     guide = AutoDiagonalNormal(model, init_scale=SCALE)
     engine = nx.ProximalScoreVI(
-        model, guide, solver="gradient", num_inner_steps=2, total_steps=1000
+        model, guide, solver=nx.GradientSteps(num_inner_steps=2), total_steps=1000
     )
     data = jnp.asarray(x), jnp.asarray(y)
     # As ``engine.run`` does it, the old state's memory is given to the new one, here and below.

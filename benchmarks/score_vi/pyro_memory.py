@@ -43,7 +43,7 @@ def _ours(layers: tuple[int, ...], x: Any, y: Any) -> Callable[[], Any]:
     model = program(layers)
     guide = AutoDiagonalNormal(model, init_scale=SCALE)
     engine = px.ProximalScoreVI(
-        model, guide, solver="gradient", num_inner_steps=2, total_steps=1000, seed=0
+        model, guide, solver=px.GradientSteps(num_inner_steps=2), total_steps=1000, seed=0
     )
     data = torch.tensor(x), torch.tensor(y)
     return lambda: engine.step(*data)

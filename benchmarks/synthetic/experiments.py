@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.synthetic.targets import Array, Mixture, random_mixture
+from ppl_ext.score import GradientSteps
 
 #: Learning rates that a method is tuned over; the paper's range.
 RATES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)
@@ -54,6 +55,15 @@ def ours(name: str = "Ours", constant_rate: float | None = None, **options: Any)
     """The gradient solver with its defaults, but for ``options``."""
     given = (("solver", "gradient"), *options.items())
     return Method(name, "proximal", given, constant_rate=constant_rate)
+
+
+def engine_options(method: Method, optim: Any) -> dict[str, Any]:
+    """Options of a method's engine, with an optimizer if there is one."""
+    options = dict(method.options) | ({} if optim is None else {"optim": optim})
+    if options.get("solver") != "gradient":
+        return options
+    del options["solver"]
+    return {"solver": GradientSteps(**options)}
 
 
 def fisher(rates: tuple[float, ...] = ()) -> tuple[Method, Method]:

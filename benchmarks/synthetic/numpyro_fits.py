@@ -20,7 +20,7 @@ from numpyro.infer.autoguide import AutoContinuous, AutoMultivariateNormal
 from numpyro.optim import Adam
 
 import numpyro_ext as nx
-from benchmarks.synthetic.experiments import Case, Method, iterations_to_look_at
+from benchmarks.synthetic.experiments import Case, Method, engine_options, iterations_to_look_at
 from benchmarks.synthetic.fits import Diverged, Fitter, Look, show
 from benchmarks.synthetic.targets import Mixture
 from numpyro_ext.engine import EngineState
@@ -152,11 +152,12 @@ class EngineFitter:
         # The guide looks its location up when it is set up, which every fit does again.
         self._location: dict[str, Array] = {}
         self.guide = make_guide(case, method, self._location)
-        options = dict(method.options)
+        optim: Any = None
         if rate is not None:
-            options["optim"] = make_adam(case, rate, options["num_samples"])
+            optim = make_adam(case, rate, dict(method.options)["num_samples"])
         elif method.constant_rate is not None:
-            options["optim"] = Adam(method.constant_rate)
+            optim = Adam(method.constant_rate)
+        options = engine_options(method, optim)
         self.engine = ENGINES[method.kind](program, self.guide, **options)
         self._advance = repeated(
             lambda state, args: self.engine.update(state, *args)[0], self.engine.get_params

@@ -15,7 +15,7 @@ from pyro.optim import Adam, CosineAnnealingLR
 from torch import Tensor
 
 import pyro_ext as px
-from benchmarks.synthetic.experiments import Case, Method, iterations_to_look_at
+from benchmarks.synthetic.experiments import Case, Method, engine_options, iterations_to_look_at
 from benchmarks.synthetic.fits import Diverged, Fitter, Look, show
 from benchmarks.synthetic.targets import Mixture
 from ppl_ext.errors import NonFiniteError
@@ -183,11 +183,13 @@ class EngineFitter:
         """See :class:`~benchmarks.synthetic.fits.Fitter`."""
         args = arguments(case.target(seed), case.noise, seed)
         guide = make_guide(case, self._method, args, seed)
-        options = dict(self._method.options)
+        optim: Any = None
         if self._rate is not None:
-            options["optim"] = make_adam(self._rate, case.budget // options["num_samples"])
+            samples = dict(self._method.options)["num_samples"]
+            optim = make_adam(self._rate, case.budget // samples)
         elif self._method.constant_rate is not None:
-            options["optim"] = Adam({"lr": self._method.constant_rate})
+            optim = Adam({"lr": self._method.constant_rate})
+        options = engine_options(self._method, optim)
         engine = ENGINES[self._method.kind](program, guide, seed=seed, **options)
         engine.setup(*args)
         samples = engine.plan.num_samples

@@ -46,43 +46,40 @@ def prior_structure(
         for name, where in target.layout.slices.items()
         if sites is None or name in sites
     }
-    starts, stops = np.array([(where.start, where.stop) for where in slices.values()]).T
+    # Of each coordinate, the number of its site; one more stands for all of them.
+    site_of = np.full(target.dim, -1)
+    for number, where in enumerate(slices.values()):
+        site_of[where] = number
     # Not signs: in two dimensions every second pair of these would be a multiple of ones.
     drawn = np.random.default_rng(0).normal(size=target.dim).astype(z.dtype)
     tolerance = 1e3 * float(np.finfo(z.dtype).eps)
 
     @jax.jit
-    def look(z: Array, data: Data, drawn: Array) -> tuple[Array, Array, Array]:
-        product = jax.vmap(_products(target, data), (0, None))
+    def look(z: Array, data: Data, site_of: Array, drawn: Array) -> tuple[Array, Array]:
+        product = _products(target, data)
 
-        def is_diagonal(mask: Array) -> Array:
-            """Whether H M v = (H M 1) * v on the mask, for a random v."""
-            diagonal = product(z, mask)
-            crossed = product(z, drawn * mask)
+        def within(number: Array) -> tuple[Array, Array]:
+            """Whether H M v = (H M 1) * v on the mask M of a site, for a random v, and H M 1
+            is the same at all positions."""
+            chosen = jnp.where(number == len(slices), site_of >= 0, site_of == number)
+            mask = chosen.astype(z.dtype)
+            vectors = jnp.stack([mask, drawn * mask])
+            diagonal, crossed = jax.vmap(lambda v: jax.vmap(lambda at: product(at, v))(z))(vectors)
             expected = diagonal * drawn
             size = jnp.maximum(jnp.abs(expected), jnp.abs(crossed))
             # By coordinate: one narrow prior must not hide the couplings of the others.
             near = jnp.abs(crossed - expected) <= tolerance * size
-            return (near | (mask == 0.0)).all()
+            same = (diagonal == diagonal[0]) | ~chosen
+            return (near | ~chosen).all(), same.all()
 
-        def mask_of(ends: tuple[Array, Array]) -> Array:
-            numbers = jnp.arange(target.dim)
-            return ((numbers >= ends[0]) & (numbers < ends[1])).astype(z.dtype)
+        return jax.lax.map(within, jnp.arange(len(slices) + 1))
 
-        inside = jnp.zeros(target.dim, z.dtype)
-        for where in slices.values():
-            inside = inside.at[where].set(1.0)
-        apart = jax.lax.map(
-            lambda ends: is_diagonal(mask_of(ends)), (jnp.asarray(starts), jnp.asarray(stops))
-        )
-        found = product(z, inside) * inside
-        return apart, is_diagonal(inside), (found == found[0]).all()
-
-    apart, diagonal, same = map(np.asarray, look(z, data.on_device(), jnp.asarray(drawn)))
-    whole = bool(apart.all() and diagonal)
-    constant = bool(whole and len(z) > 1 and same)
+    given = z, data.on_device(), jnp.asarray(site_of), jnp.asarray(drawn)
+    diagonal, same = map(np.asarray, look(*given))
+    apart, whole = diagonal[:-1], bool(diagonal.all())
+    constant = bool(whole and len(z) > 1 and same[-1])
     if form is None:
-        size = int((stops - starts).sum())
+        size = int((site_of >= 0).sum())
         form = "hessian" if not whole and size <= DENSE_PRIOR_UP_TO else "diagonal"
     exact = whole or form == "hessian"
     names = tuple(name for name, alone in zip(slices, apart, strict=True) if alone)

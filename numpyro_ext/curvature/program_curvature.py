@@ -13,6 +13,7 @@ from jaxtyping import Float
 
 from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.curvature.curvature import Curvature
+from numpyro_ext.curvature.fisher import needs_draws
 from numpyro_ext.curvature.gauss_newton import jacobian_rows
 from numpyro_ext.curvature.kronecker import Sums, kronecker_factors
 from numpyro_ext.curvature.prior import prior_curvature, prior_structure
@@ -41,6 +42,8 @@ class ProgramCurvature:
         Where each of their latent sites is among them.
     sites : tuple of str
         These sites, in the order of the layout.
+    drawing : bool
+        Whether the Fisher information of an observed site is made of draws.
 
     Raises
     ------
@@ -64,15 +67,19 @@ class ProgramCurvature:
         drawn = np.random.default_rng(0).uniform(-1.0, 1.0, (2, target.dim))
         positions = jnp.asarray(drawn, target.dtype)
         first = jnp.asarray(drawn[0], target.dtype)
-        self._check_likelihood(target, first, data)
+        self.drawing = self._look_at_likelihood(target, first, data)
         self.prior = prior_structure(target, positions, data, options.prior_form, self.sites)
         self.rows = row_structure(target, first, data, target.first_rows())
 
-    def _check_likelihood(self, target: LogDensity, position: Array, data: Data) -> None:
-        factors: list[str] = []
+    def _look_at_likelihood(self, target: LogDensity, position: Array, data: Data) -> bool:
+        """Refuse a likelihood with factors; say whether a Fisher information is made of draws."""
+        factors: tuple[str, ...] = ()
+        drawing = False
 
         def look(position: Array, data: Data, indices: Indices) -> None:
-            factors.extend(target.likelihood_factors(position, data, indices))
+            nonlocal factors, drawing
+            factors = target.likelihood_factors(position, data, indices)
+            drawing = any(map(needs_draws, target.outputs(position, data, indices).values()))
 
         jax.eval_shape(look, position, data.on_device(), target.first_rows())
         if factors:
@@ -81,6 +88,7 @@ class ProgramCurvature:
                 "factor has no distribution whose Fisher information could give its curvature. "
                 "Write them as numpyro.sample(..., obs=...), or use SVGD."
             )
+        return drawing
 
     def at(
         self,

@@ -94,7 +94,14 @@ class Start:
         ModelCheckError
             There is none; the message names the site at fault.
         """
-        self._first_finite(np.asarray(_bits(rng_key)), _kind(rng_key), data, judge)
+        try:
+            self._first_finite(np.asarray(_bits(rng_key)), _kind(rng_key), data, judge)
+        except jax.errors.UnexpectedTracerError as error:
+            raise ModelCheckError(
+                "The model keeps an array that it computed in an earlier run, in functools.cache "
+                "or an attribute, say, and that run was traced. Expected every run to compute its "
+                "own; compute the array outside the model, or with NumPy."
+            ) from error
 
     def _first_finite(
         self,

@@ -208,6 +208,12 @@ class FlatDensity:
 
         return jnp.vectorize(jax.grad(single), signature="(d)->(d)")(theta)
 
+    def log_prob_and_score(
+        self, parameters: Parameters, theta: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """:meth:`log_prob` and :meth:`score`, which have much in common."""
+        return self.log_prob(parameters, theta), self.score(parameters, theta)
+
     def mean_square_residual(
         self, parameters: Parameters, theta: jax.Array, target: jax.Array
     ) -> tuple[jax.Array, Parameters]:

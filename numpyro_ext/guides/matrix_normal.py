@@ -254,7 +254,7 @@ class MatrixNormalDensity(NormalDensity):
 
     def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
         factors = self.factors(parameters)
-        noise = self._noise(parameters, rng_key, (num, self.dim))
+        noise = self.noise(parameters, rng_key, (num, self.dim))
         draws = factors.mean + _scaled(noise, factors, self.blocks())
         return jax.lax.stop_gradient(draws)
 

@@ -42,7 +42,8 @@ class NormalDensity(FlatDensity):
         """Mean (D,) of the guide, in the unconstrained space."""
         return self._get(parameters, "loc")
 
-    def _noise(self, parameters: Parameters, rng_key: jax.Array, shape: tuple[int, ...]) -> Any:
+    def noise(self, parameters: Parameters, rng_key: jax.Array, shape: tuple[int, ...]) -> Any:
+        """Standard normal numbers of the guide's kind."""
         return standard_normal(rng_key, shape, self._get(parameters, "loc").dtype)
 
     def _set(self, **values: jax.Array) -> Parameters:
@@ -65,7 +66,7 @@ class DiagonalNormalDensity(NormalDensity):
     def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
         loc, scale = self.moments(parameters)
         if self.dim <= LONG:
-            draws = loc + scale * self._noise(parameters, rng_key, (num, self.dim))
+            draws = loc + scale * self.noise(parameters, rng_key, (num, self.dim))
             return lax.stop_gradient(draws)
         fast = is_threefry(rng_key) and loc.dtype == jnp.float32 and num * self.dim < 2**32
 
@@ -78,7 +79,7 @@ class DiagonalNormalDensity(NormalDensity):
                 noise = threefry_normal(rng_key, places)
             else:
                 key = jax.random.fold_in(rng_key, number)
-                noise = self._noise(parameters, key, (num, LONG))
+                noise = self.noise(parameters, key, (num, LONG))
             mean, deviation = self.moments(part_of(parameters, start, LONG))
             return lax.dynamic_update_slice(draws, mean + deviation * noise, (0, start))
 
@@ -157,19 +158,24 @@ class MultivariateNormalDensity(NormalDensity):
 
     def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
         loc, scale_tril = self.moments(parameters)
-        draws = loc + self._noise(parameters, rng_key, (num, self.dim)) @ scale_tril.T
+        draws = loc + self.noise(parameters, rng_key, (num, self.dim)) @ scale_tril.T
         return jax.lax.stop_gradient(draws)
 
     def log_prob(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
         loc, scale_tril = self.moments(parameters)
-        standard = _solve_lower(scale_tril, theta - loc)
-        log_determinant = jnp.log(jnp.diagonal(scale_tril)).sum()
-        square = jnp.square(standard).sum(-1)
-        return -0.5 * (square + self.dim * LOG_TWO_PI) - log_determinant
+        return log_density(scale_tril, _solve_lower(scale_tril, theta - loc))
 
     def score(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
         loc, scale_tril = self.moments(parameters)
         return _solve_lower(scale_tril, _solve_lower(scale_tril, loc - theta), transpose=True)
+
+    def log_prob_and_score(
+        self, parameters: Parameters, theta: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        loc, scale_tril = self.moments(parameters)
+        standard = _solve_lower(scale_tril, loc - theta)
+        score = _solve_lower(scale_tril, standard, transpose=True)
+        return log_density(scale_tril, standard), score
 
     def moments(self, parameters: Parameters) -> Moments:
         return Moments(self._get(parameters, "loc"), self._get(parameters, "scale_tril"))
@@ -212,8 +218,8 @@ class LowRankNormalDensity(NormalDensity):
     def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
         loc, scale, factor = self._parts(parameters)
         key_diagonal, key_factor = jax.random.split(rng_key)
-        noise = self._noise(parameters, key_diagonal, (num, self.dim))
-        noise += self._noise(parameters, key_factor, (num, factor.shape[-1])) @ factor.T
+        noise = self.noise(parameters, key_diagonal, (num, self.dim))
+        noise += self.noise(parameters, key_factor, (num, factor.shape[-1])) @ factor.T
         return jax.lax.stop_gradient(loc + scale * noise)
 
     def log_prob(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
@@ -271,6 +277,12 @@ def part_of(tree: Any, start: jax.Array | int, length: int) -> Any:
 def _capacitance(factor: jax.Array) -> jax.Array:
     """Cholesky factor of I + W^T W, (r, r)."""
     return jnp.linalg.cholesky(jnp.eye(factor.shape[-1], dtype=factor.dtype) + factor.T @ factor)
+
+
+def log_density(scale_tril: jax.Array, standard: jax.Array) -> jax.Array:
+    """Log density (...,) of a Normal at points in its standard coordinates (..., D)."""
+    constant = jnp.log(jnp.diagonal(scale_tril)).sum() + 0.5 * len(scale_tril) * LOG_TWO_PI
+    return -0.5 * jnp.square(standard).sum(-1) - constant
 
 
 def _solve_lower(scale_tril: jax.Array, vectors: jax.Array, transpose: bool = False) -> jax.Array:

@@ -20,6 +20,7 @@ from numpyro_ext.engine import EngineState, Plan, key_of_draws
 from numpyro_ext.laplace.gaussian import Precision, precision_of
 from numpyro_ext.laplace.likelihood import LikelihoodCurvature
 from numpyro_ext.laplace.prior import ConditionalPrior
+from numpyro_ext.programs import concretely
 from numpyro_ext.stein import DirectionEngine
 from ppl_ext.curvature import as_curvature
 from ppl_ext.errors import ArgumentError
@@ -144,7 +145,7 @@ class LaplaceGGN(DirectionEngine):
 
     def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> LaplacePlan:
         estimator = super()._plan(target, rng_key, data).estimator
-        with jax.ensure_compile_time_eval():
+        with concretely():
             posterior = _Posterior.of(target, data, self.curvature, self.hyperparameters)
         return LaplacePlan(target, estimator, posterior)
 

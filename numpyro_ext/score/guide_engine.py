@@ -9,10 +9,9 @@ guide it adds to the :class:`GuidePlan`, in ``_plan``.
 
 from __future__ import annotations
 
-import fnmatch
 import itertools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -37,16 +36,11 @@ from numpyro_ext.guides.flat_density import (
 from numpyro_ext.programs import Program
 from ppl_ext.errors import ArgumentError, NoisyScoreWarning
 from ppl_ext.options import check_count, check_number
+from ppl_ext.score import DRAWS, LEARNING_RATE, REST, match_sites
 
 # The default optimizer without its learning rate, which depends on the length of the run and so
 # is known only when the run starts.
 _ADAM = optax.scale_by_adam()
-#: Learning rate of the default optimizer (Adam) at the start of a run.
-LEARNING_RATE = 1e-2
-#: Draws that ``get_samples`` returns unless told otherwise.
-DRAWS = 1000
-#: The pattern of every site, which also serves parameters that belong to no site.
-REST = "*"
 #: Axis of the host guides' parameters along which the coordinates of the flat vector run, by name
 #: without the guide's prefix; rows of a low-rank factor belong to coordinates.
 AXES = {"loc": -1, "scale": -1, "cov_factor": -2}
@@ -148,10 +142,8 @@ class GuideEngine(Engine):
         data_chunk: int | None = None,
         on_nonfinite: str = "raise",
     ) -> None:
-        by_site = SiteOptimizers(optim) if isinstance(optim, Mapping) else None
         super().__init__(
             model,
-            None if by_site is not None else optim,
             estimator=estimator,
             likelihood_temperature=likelihood_temperature,
             particle_chunk=particle_chunk,
@@ -171,8 +163,7 @@ class GuideEngine(Engine):
             check_count(name, count, optional=True)
         for name, value in (("clip_norm", clip_norm), ("initial_scale", initial_scale)):
             check_number(name, value, optional=True)
-        if by_site is not None:
-            self.optim = by_site
+        self.optim = host_optimizer(optim)
         self.guide = guide
         self.num_samples = num_samples
         self.clip_norm = clip_norm
@@ -184,16 +175,12 @@ class GuideEngine(Engine):
     def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> GuidePlan:
         found = super()._plan(target, rng_key, data)
         density = flat_density(self.guide, rng_key, data.args, data.kwargs, layout=target.layout)
-        optim = self.optim
-        if isinstance(optim, SiteOptimizers):
-            parameters = density.initial_parameters()
-            optim = optim.divided(parameters, target.layout, self.guide.prefix)
         return GuidePlan(
             target,
             found.estimator,
             rng_key,
             density,
-            optim,
+            divided_optimizer(self.optim, density, target.layout),
             self.num_samples or 1,
             LEARNING_RATE,
             self.clip_norm,
@@ -411,6 +398,26 @@ class SiteOptimizers:
         return {**parameters, **pieces}
 
 
+def host_optimizer(optim: Any) -> Any:
+    """What an engine uses of an optimizer that was given: one of the host's, or one for each site.
+
+    Raises
+    ------
+    ArgumentError
+        It is no optimizer, nor a mapping to some.
+    """
+    if isinstance(optim, Mapping):
+        return SiteOptimizers(optim)
+    return None if optim is None else as_optimizer(optim)
+
+
+def divided_optimizer(optim: Any, density: FlatDensity, layout: Layout) -> Any:
+    """The same, with those of sites divided among a guide's parameters."""
+    if not isinstance(optim, SiteOptimizers):
+        return optim
+    return optim.divided(density.initial_parameters(), layout, density.guide.prefix)
+
+
 def _coordinates_of(name: str, shape: tuple[int, ...], dim: int) -> tuple[int, np.ndarray] | None:
     """Axis of a guide's parameter, and the coordinate that each entry along it belongs to."""
     if name == "scale_tril" and shape[-1:] == (dim * (dim + 1) // 2,):
@@ -422,44 +429,6 @@ def _coordinates_of(name: str, shape: tuple[int, ...], dim: int) -> tuple[int, n
     if axis is not None and shape[axis:][:1] == (dim,):
         return axis, np.arange(dim)
     return None
-
-
-def match_sites(patterns: Sequence[str], sites: Mapping[str, Any]) -> dict[str, str]:
-    """The pattern of each site: the first that its name matches, but ``"*"`` last.
-
-    Raises
-    ------
-    ArgumentError
-        A site matches no pattern, or a pattern other than ``"*"`` no site, or all of its sites
-        belong to earlier ones.
-    """
-    names = list(sites)
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise ArgumentError(
-            f"Expected patterns of site names for the optimizers, found {list(patterns)}."
-        )
-    if not patterns:
-        raise ArgumentError(f"Expected an optimizer for the sites {names}, found an empty mapping.")
-    ordered = sorted(patterns, key=lambda pattern: pattern == REST)
-    owners: dict[str, str] = {}
-    for name in names:
-        for pattern in ordered:
-            if fnmatch.fnmatchcase(name, pattern):
-                owners[name] = pattern
-                break
-    lacking = [name for name in names if name not in owners]
-    if lacking:
-        raise ArgumentError(
-            f"Expected a pattern for every latent site, found none of {list(patterns)} for "
-            f"{lacking}. Add '*', which takes the rest."
-        )
-    idle = [pattern for pattern in ordered if pattern not in owners.values() and pattern != REST]
-    if idle:
-        raise ArgumentError(
-            f"Expected patterns that match latent sites, found {idle}, which match none of {names} "
-            "that is not another pattern's. Correct the pattern, or leave it out."
-        )
-    return owners
 
 
 def adam_step(parameters: Any, gradient: Any, state: Any, rate: Array | float) -> tuple[Any, Any]:

@@ -22,6 +22,7 @@ from numpyro.util import is_prng_key
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.gradients import GradientEstimator, default_estimator
+from numpyro_ext.programs import concretely
 from ppl_ext.errors import ArgumentError
 from ppl_ext.sgmcmc import Schedule, as_schedule
 
@@ -229,7 +230,7 @@ class StochasticGradientKernel(MCMCKernel):
         keys = rng_key[None] if single else rng_key
         num_chains = keys.shape[0]
         # Keys may be traced (chains in parallel); what is learnt about the model must not be.
-        with jax.ensure_compile_time_eval():
+        with concretely():
             self._set_up(model_args, dict(model_kwargs or {}))
         target = self.target
         data = target.bind(*model_args, **dict(model_kwargs or {}))

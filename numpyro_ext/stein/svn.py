@@ -260,7 +260,9 @@ class SVN(ParticleEngine):
     ) -> tuple[EngineState, Array, dict[str, Array]]:
         before: NewtonState = state.algorithm
         particles, where = before.particles, plan.program.coordinates
-        rng_key, curvature_key = random.split(state.rng_key)
+        rng_key = curvature_key = state.rng_key
+        if plan.program.drawing:
+            rng_key, curvature_key = random.split(rng_key)
         score, estimator = plan.estimator.estimate(plan.target, state.estimator, particles, data)
         loss = -score.log_density(plan.target.likelihood_temperature).mean()
 

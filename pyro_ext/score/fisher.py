@@ -308,7 +308,7 @@ dtype
 
     def _initialize(self, plan: FisherPlan, data: Data) -> None:
         super()._initialize(plan, data)
-        self._start_optimizer(plan)
+        self._start_optimizer(plan, self.optim)
 
     def _settings(self) -> dict[str, str]:
         return {"norm": self.norm, **super()._settings()}

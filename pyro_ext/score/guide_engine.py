@@ -22,6 +22,7 @@ from torch import Generator, Tensor
 
 from ppl_ext.errors import ArgumentError, NoisyScoreWarning
 from ppl_ext.options import check_count, check_number
+from ppl_ext.score import DRAWS, LEARNING_RATE
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import Engine, Plan, seeded_generator
 from pyro_ext.gradients import GradientEstimator
@@ -33,10 +34,6 @@ from pyro_ext.guides.flat_density import (
 )
 from pyro_ext.optim import Coordinates, EngineOptimizer, OptimizerLike
 
-#: Learning rate of the default optimizer (Adam) at the start of a run.
-LEARNING_RATE = 1e-2
-#: Draws that ``get_samples`` returns unless told otherwise.
-DRAWS = 1000
 #: Axis of the host guides' parameters along which the coordinates of the flat vector run; rows of
 #: a Cholesky factor and of a low-rank factor belong to coordinates. A parameter that is not named
 #: here, or has another length there, belongs to no coordinate.
@@ -308,7 +305,9 @@ dtype
         total = self._total
         return min(self.num_steps_taken / total, 1.0) if total else 0.0
 
-    def _start_optimizer(self, plan: GuidePlan, length: int | None = None) -> None:
+    def _start_optimizer(
+        self, plan: GuidePlan, given: OptimizerLike | None, length: int | None = None
+    ) -> None:
         """Make the optimizer that ``_descend`` uses: the given one or the default.
 
         With ``length`` it updates parts of at most so many coordinates, where it can.
@@ -328,7 +327,7 @@ dtype
             for name, value in parameters.items()
             if name in AXES and value.shape[AXES[name] :][:1] == (layout.dim,)
         }
-        optim = default if self.optim is None else self.optim
+        optim = default if given is None else given
         coordinates = Coordinates(layout.slices, axes)
         self._optimizer = EngineOptimizer(optim, parameters, coordinates, default)
         if length is not None and length < layout.dim and self._optimizer.entrywise:

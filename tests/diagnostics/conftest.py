@@ -25,6 +25,8 @@ class Host:
         self.dist = importlib.import_module(f"{backend.name}.distributions")
         self.autoguide = importlib.import_module(f"{backend.name}.infer.autoguide")
         self.guides = importlib.import_module(f"{backend.public.__name__}.guides")
+        handlers = {"pyro": "pyro.poutine", "numpyro": "numpyro.handlers"}[backend.name]
+        self.handlers = importlib.import_module(handlers)
         arrays = {"pyro": "torch", "numpyro": "jax.numpy"}[backend.name]
         self.array_library = importlib.import_module(arrays)
 

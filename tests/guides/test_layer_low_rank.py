@@ -14,6 +14,7 @@ from scipy import linalg, stats
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guides.layouts import Layer, find_layers
+from ppl_ext.score import GradientSteps
 from tests import guides_support
 from tests.guides_support import face_of
 
@@ -214,11 +215,12 @@ def test_guide_is_usable_in_the_host(face: Any) -> None:
 
 
 def test_a_saved_state_belongs_to_its_layers(tmp_path: Path) -> None:
-    from pyro_ext import ProximalScoreVI
+    from pyro_ext import GradientSteps, ProximalScoreVI
 
     def engine(**options: Any) -> ProximalScoreVI:
         guide = face_of("pyro").guides.AutoLayerLowRankNormal(model_of("pyro"), **options)
-        found = ProximalScoreVI(model_of("pyro"), guide, num_inner_steps=1, total_steps=4, seed=0)
+        steps = GradientSteps(num_inner_steps=1)
+        found = ProximalScoreVI(model_of("pyro"), guide, solver=steps, total_steps=4, seed=0)
         found.step()
         return found
 
@@ -240,9 +242,8 @@ def test_fit_of_a_layer(face: Any) -> None:
         face.host.sample("z", exact)
 
     guide = face.guides.AutoLayerLowRankNormal(one_layer, rank=1)
-    options = {"optim": face.backend.adam(0.05), "num_samples": 8, "num_inner_steps": 10}
-    fit = face.backend.fit("ProximalScoreVI", one_layer, guide, steps=400, draws=2, **options)
-    assert fit.engine.plan.solver == "gradient"
+    solver = GradientSteps(face.backend.adam(0.05), num_samples=8, num_inner_steps=10)
+    fit = face.backend.fit("ProximalScoreVI", one_layer, guide, solver, steps=400, draws=2)
     mean, scale_tril = face.numpy(fit.engine.density.moments(face.fitted_parameters(fit)))
     found = guides_support.divergence(np.arange(4.0), covariance, mean, scale_tril @ scale_tril.T)
     assert found < 0.05

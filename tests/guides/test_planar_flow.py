@@ -13,6 +13,7 @@ import torch
 from scipy import optimize, stats
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.score import GradientSteps
 from tests import arviz_support, guides_support
 from tests.guides_support import face_of, normal
 
@@ -486,8 +487,8 @@ def test_flow_follows_a_banana_where_a_diagonal_normal_cannot(face: Any) -> None
     for guide_class in (face.guides.AutoPlanarFlow, face.autoguide.AutoDiagonalNormal):
         guide, optim = guide_class(banana, init_scale=0.5), falling_adam(face, 0.01, 20_000)
         # More draws and steps than by default, which is made for less tame targets.
-        options = {"optim": optim, "num_samples": 32, "num_inner_steps": 20}
-        fit = face.backend.fit("ProximalScoreVI", banana, guide, steps=1000, draws=2, **options)
+        solver = GradientSteps(optim, num_samples=32, num_inner_steps=20)
+        fit = face.backend.fit("ProximalScoreVI", banana, guide, solver, steps=1000, draws=2)
         divergences.append(forward_kl(face, fit))
     assert divergences[0] < 0.1
     assert divergences[1] > 1.0
@@ -499,8 +500,8 @@ def test_flow_lowers_the_residual_of_a_banana(face: Any) -> None:
     # In NumPyro from a random point: from the median of its draws there is less to lower.
     start = {"init_loc_fn": face.infer.init_to_uniform} if face.name == "numpyro" else {}
     guide = face.guides.AutoPlanarFlow(banana, 2, init_scale=0.5, **start)
-    options = {"optim": face.backend.adam(0.02), "num_samples": 8, "num_inner_steps": 5}
-    fit = face.backend.fit("ProximalScoreVI", banana, guide, steps=300, draws=2, **options)
+    solver = GradientSteps(face.backend.adam(0.02), num_samples=8, num_inner_steps=5)
+    fit = face.backend.fit("ProximalScoreVI", banana, guide, solver, steps=300, draws=2)
     assert np.median(fit.losses[-50:]) < 0.3 * np.median(fit.losses[:20])
     converted = face.to_arviz(fit, num_samples=50)
     assert arviz_support.values(converted, "posterior", "b").shape[-1] == 50

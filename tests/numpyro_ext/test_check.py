@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -94,6 +95,19 @@ class Network(nnx.Module):
         if self.dropout is not None:
             x = self.dropout(x)
         return self.dense(x)[..., 0]
+
+
+def test_arrays_kept_from_an_earlier_run() -> None:
+    @functools.cache
+    def location() -> jax.Array:
+        return jnp.arange(3.0)
+
+    def model() -> None:
+        numpyro.sample("z", dist.Normal(location(), 1.0))
+
+    assert "functools.cache" in our_error(model)
+    kept = location.__wrapped__()
+    assert LogDensity(lambda: numpyro.sample("z", dist.Normal(kept, 1.0)), KEY).dim == 3
 
 
 def test_network_inside_a_data_plate() -> None:

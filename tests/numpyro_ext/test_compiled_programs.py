@@ -23,7 +23,7 @@ UNTIL_FIRST_STEP = 30
 FOR_A_DIAGNOSTIC = 6
 DIAGNOSTICS = ("get_samples", "elbo", "psis_khat", "ksd", "to_arviz")
 #: Rows of the registry that still take more.
-MORE = ("LaplaceGGN", "FisherVI, euclidean", "FisherVI, covariance")
+MORE = ("FisherVI, euclidean", "FisherVI, covariance")
 
 COUNT = """
 import json

@@ -16,18 +16,12 @@ from numpyro.infer import SVI, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import (
     AutoBatchedMultivariateNormal,
     AutoBNAFNormal,
-    AutoDAIS,
-    AutoDelta,
     AutoDiagonalNormal,
-    AutoGuideList,
     AutoIAFNormal,
-    AutoLaplaceApproximation,
     AutoLowRankMultivariateNormal,
     AutoMultivariateNormal,
-    AutoNormal,
 )
 
-from numpyro_ext.density.layout import Layout
 from numpyro_ext.guides import (
     DiagonalNormalDensity,
     FlatDensity,
@@ -35,17 +29,15 @@ from numpyro_ext.guides import (
     Moments,
     flat_density,
     normal,
-    refuse_flat_density,
     register_flat_density,
 )
-from numpyro_ext.guides.flat_density import _REGISTRY, _transform_to
+from numpyro_ext.guides.flat_density import _transform_to
 from numpyro_ext.guides.threefry import threefry_normal
 from ppl_ext.errors import ArgumentError
 
 jax.config.update("jax_enable_x64", True)
 
 NORMALS = [AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal]
-EVALUABLE = [*NORMALS, AutoIAFNormal]
 KEY = jax.random.key(0)
 
 
@@ -56,14 +48,13 @@ def model() -> None:
     numpyro.sample("p", dist.Dirichlet(jnp.ones(3)))
 
 
-LAYOUT = Layout(("z", "a", "p"), {"z": (2,), "a": (), "p": (2,)})
 DIM = 5
 
 
 @functools.cache
 def density_of(guide_class) -> FlatDensity:
     options = {"num_flows": 2, "hidden_dims": [DIM]} if guide_class is AutoIAFNormal else {}
-    return flat_density(guide_class(model, **options), KEY, layout=LAYOUT)
+    return flat_density(guide_class(model, **options), KEY)
 
 
 def random_parameters(density: FlatDensity):
@@ -86,92 +77,6 @@ def assert_trees_close(actual, expected, **tolerance) -> None:
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, **({"rtol": 1e-8, "atol": 1e-10} | tolerance))
-
-
-@pytest.mark.parametrize("guide_class", EVALUABLE)
-def test_log_prob_and_score_agree_with_the_host(guide_class) -> None:
-    density = density_of(guide_class)
-    parameters = random_parameters(density)
-    theta = jax.random.normal(jax.random.key(1), (6, DIM))
-    for function, of_host in [
-        (density.log_prob, host_log_prob),
-        (density.score, jax.grad(host_log_prob, argnums=2)),
-    ]:
-        expected = jax.jit(jax.vmap(lambda point, f=of_host: f(density, parameters, point)))(theta)
-        actual = jax.jit(function)(parameters, theta)
-        np.testing.assert_allclose(actual, expected, rtol=1e-8, atol=1e-10)
-        # A single point, and more than one leading dimension.
-        shapes = jax.eval_shape(function, parameters, theta[0]).shape, actual.shape[1:]
-        assert shapes[0] == shapes[1]
-        stacked = jax.jit(function)(parameters, theta.reshape(2, 3, DIM))
-        np.testing.assert_allclose(stacked, actual.reshape(2, 3, *actual.shape[1:]), rtol=1e-8)
-
-
-@pytest.mark.parametrize("guide_class", EVALUABLE)
-def test_residual_gradient_agrees_with_double_differentiation(guide_class) -> None:
-    density = density_of(guide_class)
-    parameters = random_parameters(density)
-    theta, target = jax.random.normal(jax.random.key(1), (2, 3, DIM))
-
-    def objective(parameters):
-        score = jax.vmap(
-            lambda point: jax.grad(host_log_prob, argnums=2)(density, parameters, point)
-        )
-        return jnp.square(score(theta) - target).sum(-1).mean()
-
-    expected = jax.jit(jax.value_and_grad(objective))(parameters)
-    actual = jax.jit(density.mean_square_residual)(parameters, theta, target)
-    assert_trees_close(actual, expected)
-
-
-@pytest.mark.parametrize("guide_class", EVALUABLE)
-def test_samples_have_the_score_identities_of_their_density(guide_class) -> None:
-    """E[score] = 0 and E[theta score^T] = -I hold for draws from the very density only."""
-    density = density_of(guide_class)
-    parameters = random_parameters(density)
-    number = 100_000
-    theta = density.sample(parameters, jax.random.key(1), number)
-    assert theta.shape == (number, DIM)
-    score = jax.jit(density.score)(parameters, theta)
-    products = theta[:, :, None] * score[:, None, :]
-    for draws, expected in [(score, jnp.zeros(DIM)), (products, -jnp.eye(DIM))]:
-        standard_error = draws.std(0) / number**0.5
-        assert (jnp.abs(draws.mean(0) - expected) < 5 * standard_error).all()
-    gradient = jax.grad(lambda p: density.sample(p, KEY, 3).sum())(parameters)
-    assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradient))
-
-
-@pytest.mark.parametrize("guide_class", NORMALS)
-def test_moments(guide_class) -> None:
-    density = density_of(guide_class)
-    parameters = random_parameters(density)
-    posterior = density.guide.get_posterior(density.write_back(parameters))
-    mean, scale = density.moments(parameters)
-    np.testing.assert_allclose(mean, posterior.mean)
-    if scale.ndim == 1:
-        np.testing.assert_allclose(scale**2, posterior.variance)
-    else:
-        np.testing.assert_allclose(scale @ scale.T, posterior.covariance_matrix, rtol=1e-10)
-
-
-def test_set_moments_is_the_inverse_of_moments() -> None:
-    mean = jax.random.normal(jax.random.key(1), (DIM,))
-    root = jax.random.normal(jax.random.key(2), (DIM, DIM))
-    scale_tril = jnp.linalg.cholesky(root @ root.T + 0.1 * jnp.eye(DIM))
-    for guide_class, scale in [
-        (AutoDiagonalNormal, jnp.diagonal(scale_tril)),
-        (AutoMultivariateNormal, scale_tril),
-    ]:
-        density = density_of(guide_class)
-        parameters = density.set_moments(density.initial_parameters(), Moments(mean, scale))
-        assert_trees_close(density.moments(parameters), Moments(mean, scale))
-        assert_trees_close(density.from_host(density.to_host(parameters)), parameters)
-    density = density_of(AutoLowRankMultivariateNormal)
-    with pytest.raises(ArgumentError, match="AutoLowRankMultivariateNormal, which cannot be set"):
-        density.set_moments(density.initial_parameters(), Moments(mean, scale_tril))
-    density = density_of(AutoIAFNormal)
-    with pytest.raises(ArgumentError, match="AutoIAFNormal, whose moments have no closed form"):
-        density.moments(density.initial_parameters())
 
 
 @pytest.mark.parametrize("guide_class", [AutoDiagonalNormal, AutoMultivariateNormal])
@@ -211,39 +116,6 @@ def test_the_bound_on_gradients_holds_at_the_end_of_its_reach(
         _, gradient = density.mean_square_residual(near, theta, scores)
         largest = max(largest, *(float(jnp.abs(v).max()) for v in gradient.values()))
     assert largest <= bound < 10.0 * largest
-
-
-@pytest.mark.parametrize("guide_class", NORMALS)
-def test_parameters_are_usable_in_the_host_afterwards(guide_class) -> None:
-    density = density_of(guide_class)
-    guide = density.guide
-    parameters = random_parameters(density)
-    params = density.write_back(parameters)
-    mean, scale = density.moments(parameters)
-    spread = scale if scale.ndim == 1 else jnp.sqrt(jnp.square(scale).sum(-1))
-    np.testing.assert_allclose(guide.median(params)["z"], mean[:2])
-    np.testing.assert_allclose(guide.median(params)["a"], jnp.exp(mean[2]))
-    quantile = guide.quantiles(params, 0.9)["z"]
-    np.testing.assert_allclose(quantile, dist.Normal(mean, spread).icdf(0.9)[:2], rtol=1e-6)
-    for draws in [
-        guide.sample_posterior(KEY, params, sample_shape=(4000,)),
-        Predictive(guide, params=params, num_samples=4000)(KEY),
-    ]:
-        error = jnp.abs(jnp.log(draws["a"]).mean() - mean[2])
-        assert error < 5 * spread[2] / 4000**0.5
-
-
-def test_host_svi_goes_on_from_the_parameters() -> None:
-    density = density_of(AutoMultivariateNormal)
-    params = density.write_back(random_parameters(density))
-    guide, mean = density.guide, params["auto_loc"]
-    svi = SVI(model, guide, numpyro.optim.Adam(1e-3), Trace_ELBO())
-    state = svi.init(KEY, init_params=params)
-    assert_trees_close(svi.get_params(state), params)
-    state, _ = svi.update(state)
-    # Adam's first step is the learning rate, from where we left the guide.
-    loc = svi.get_params(state)["auto_loc"]
-    assert 0 < jnp.abs(loc - mean).max() < 1.1e-3
 
 
 def test_batched_guides_go_through_automatic_differentiation() -> None:
@@ -301,26 +173,6 @@ def test_model_parameters_are_not_the_guides() -> None:
     assert set(density.initial_parameters()) == {"auto_loc", "auto_scale"}
 
 
-REFUSED = [
-    (AutoNormal, "AutoDiagonalNormal is its flat equal"),
-    (AutoDelta, "point estimate"),
-    (AutoGuideList, "list of guides"),
-    (AutoBNAFNormal, "no analytic inverse"),
-    (AutoDAIS, "auxiliary variables"),
-    (AutoLaplaceApproximation, "point estimate while"),
-]
-
-
-@pytest.mark.parametrize(("guide_class", "reason"), REFUSED)
-def test_guides_without_a_flat_density_are_refused_by_name(guide_class, reason) -> None:
-    with pytest.raises(ArgumentError) as caught:
-        flat_density(guide_class(model), KEY)
-    message = str(caught.value)
-    assert guide_class.__name__ in message
-    assert reason in message
-    assert "Use AutoDiagonalNormal, AutoMultivariateNormal" in message
-
-
 def test_flows_that_cannot_be_inverted_and_functions_are_refused() -> None:
     @register_flat_density(AutoBlock)
     class Automatic(FlatDensity):
@@ -334,35 +186,6 @@ def test_flows_that_cannot_be_inverted_and_functions_are_refused() -> None:
 
 class AutoBlock(AutoBNAFNormal):
     pass
-
-
-def test_registry_is_open() -> None:
-    class Mine(AutoDiagonalNormal):
-        pass
-
-    @register_flat_density(Mine)
-    class MineDensity(DiagonalNormalDensity):
-        pass
-
-    assert type(flat_density(Mine(model), KEY)) is MineDensity
-    assert type(flat_density(AutoDiagonalNormal(model), KEY)) is DiagonalNormalDensity
-    refuse_flat_density(Mine, "it is ours")
-    with pytest.raises(ArgumentError, match="found Mine: it is ours"):
-        flat_density(Mine(model), KEY)
-    assert Mine not in _REGISTRY.factories
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        Layout(("a", "z", "p"), {"z": (2,), "a": (), "p": (2,)}),
-        Layout(("z", "a", "p"), {"z": (3,), "a": (), "p": (2,)}),
-        Layout(("z", "a"), {"z": (2,), "a": ()}),
-    ],
-)
-def test_other_order_or_shapes_of_the_sites_are_refused(layout: Layout) -> None:
-    with pytest.raises(ArgumentError, match="in this order"):
-        flat_density(AutoDiagonalNormal(model), KEY, layout=layout)
 
 
 # -- long vectors ----------------------------------------------------------------------------------

@@ -71,8 +71,9 @@ def test_the_next_target_of_the_same_model_compiles_nothing() -> None:
     data = first.bind(Y)
     z = first.initial_positions(4, KEY, data)
     expected = first.score(z, data).score, first.constrain(z, data)["z"]
+    other_key, other_data = random.key(1), Y + 0.0
     with compiled() as names:
-        other = LogDensity(model, random.key(1), (Y + 0.0,))
+        other = LogDensity(model, other_key, (other_data,))
         again = other.initial_positions(4, KEY, data)
         found = other.score(z, data).score, other.constrain(z, data)["z"]
     assert names == []
@@ -137,6 +138,20 @@ def test_programs_that_differ_in_what_their_text_does_not_say() -> None:
         return Program(lambda a: jax.pure_callback(lambda a: np.asarray(a) + number, shape, a))
 
     assert calls(1.0)(x)[0] == 2.0 and calls(2.0)(x)[0] == 3.0
+
+
+def test_values_kept_from_another_trace_are_told_by_jax() -> None:
+    kept: list[jax.Array] = []
+    jax.eval_shape(lambda x: kept.append(x + 1.0), 1.0)
+    with pytest.raises(jax.errors.UnexpectedTracerError):
+        Program(lambda x: x * kept[0])(1.0)
+
+
+def test_constants_that_are_arguments_of_the_text_are_not_shared() -> None:
+    with jax._src.config.use_simplified_jaxpr_constants(True):
+        for number in (1.0, 2.0):
+            constant = jnp.full(3, number)
+            assert Program(lambda x, constant=constant: x * constant)(1.0)[0] == number
 
 
 def test_inside_transformations_a_program_is_a_jitted_function() -> None:

@@ -31,11 +31,12 @@ from numpyro_ext.guides import (
     flat_density,
     normal,
 )
-from numpyro_ext.score import ProximalScoreVI, long_vectors, proximal
+from numpyro_ext.score import ProximalScoreVI, gradient_steps, long_vectors
 from numpyro_ext.score.objective import blended_target, proximal_gradient
 from numpyro_ext.score.regression import CLOSED_FORMS
 from numpyro_ext.score.regression.mixture import MixtureForm
 from ppl_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
+from ppl_ext.score import GradientSteps, Regression
 from tests.models import numpyro_models, zoo
 
 jax.config.update("jax_enable_x64", True)
@@ -136,17 +137,15 @@ def test_full_normal_on_a_correlated_normal_by_regression() -> None:
     assert forward_kl(engine, result.state, MEAN, COVARIANCE) < 1e-8
 
 
-def solver_options(solver: str, num_inner_steps: int) -> dict[str, Any]:
+def solver_of(name: str, num_inner_steps: int) -> GradientSteps | Regression:
     """The solver, with inner steps where it has them."""
-    return {"solver": solver} | (
-        {"num_inner_steps": num_inner_steps} if solver == "gradient" else {}
-    )
+    return GradientSteps(num_inner_steps=num_inner_steps) if name == "gradient" else Regression()
 
 
 @pytest.mark.parametrize("solver", ["gradient", "regression"])
 def test_diagonal_normal_is_exact_on_a_diagonal_normal(solver) -> None:
     guide = AutoDiagonalNormal(independent, init_scale=0.5)
-    engine = ProximalScoreVI(independent, guide, **solver_options(solver, 10))
+    engine = ProximalScoreVI(independent, guide, solver=solver_of(solver, 10))
     result = engine.run(KEY, {"gradient": 3000, "regression": 300}[solver], progress_bar=False)
     mean, scale = engine.density.moments(result.state.algorithm.parameters)
     np.testing.assert_allclose(mean, [1.0, -2.0, 2.0], atol=1e-4)
@@ -171,8 +170,7 @@ def test_flow_lowers_its_residual() -> None:
     engine = ProximalScoreVI(
         lambda: numpyro.sample("x", dist.Gamma(jnp.array([2.0, 3.0]), 1.0).to_event(1)),
         AutoIAFNormal,
-        num_inner_steps=3,
-        num_samples=8,
+        solver=GradientSteps(num_inner_steps=3, num_samples=8),
     )
     result = engine.run(KEY, 400, progress_bar=False)
     assert np.median(result.losses[-50:]) < 0.3 * np.median(result.losses[:20])
@@ -227,7 +225,7 @@ def test_full_sweep_and_temperature() -> None:
 @pytest.mark.parametrize("solver", ["gradient", "regression"])
 def test_result_is_usable_in_the_host(solver) -> None:
     guide = AutoMultivariateNormal(conjugate)
-    engine = ProximalScoreVI(conjugate, guide, **solver_options(solver, 5))
+    engine = ProximalScoreVI(conjugate, guide, solver=solver_of(solver, 5))
     result = engine.run(KEY, 300, Y, progress_bar=False)
     fitted, scale = moments_of(engine, result.state)
     params = result.params
@@ -263,13 +261,13 @@ def test_samples_have_supports_of_their_own() -> None:
 
 # -- runs ------------------------------------------------------------------------------------------
 
-CASES: list[dict[str, Any]] = [
-    {"solver": "gradient", "num_inner_steps": 3},
-    {"solver": "regression"},
-    {"solver": "gradient", "optim": optax.adam(optax.exponential_decay(0.01, 10, 0.9))},
-    {"solver": "gradient", "sample_reuse": 3, "clip_norm": 1.0},
-    {"optim": {"m*": numpyro.optim.Adam(0.02), "*": None}},
-    {"solver": "gradient", "optim": numpyro.optim.ClippedAdam(0.01)},
+CASES: list[GradientSteps | Regression] = [
+    GradientSteps(num_inner_steps=3),
+    Regression(),
+    GradientSteps(optax.adam(optax.exponential_decay(0.01, 10, 0.9))),
+    GradientSteps(sample_reuse=3, clip_norm=1.0),
+    GradientSteps({"m*": numpyro.optim.Adam(0.02), "*": None}),
+    GradientSteps(numpyro.optim.ClippedAdam(0.01)),
 ]
 
 
@@ -280,10 +278,10 @@ def assert_identical(first: Any, second: Any) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("options", CASES[:-1])
-def test_resumed_run_is_bit_identical(options: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("solver", CASES[:-1])
+def test_resumed_run_is_bit_identical(solver: Any, tmp_path: Path) -> None:
     def make() -> ProximalScoreVI:
-        return ProximalScoreVI(conjugate, AutoMultivariateNormal(conjugate), **options)
+        return ProximalScoreVI(conjugate, AutoMultivariateNormal(conjugate), solver=solver)
 
     engine = make()
     whole = engine.run(KEY, 30, Y, batch=7, progress_bar=False)
@@ -308,9 +306,10 @@ def test_resumed_run_is_bit_identical(options: dict[str, Any], tmp_path: Path) -
 
 def test_run_length_reaches_the_proximal_weight() -> None:
     def weight_in(engine: ProximalScoreVI, state: Any) -> float:
-        return float(engine._weight(state))
+        solver, total = engine._chosen_solver(), engine._total(state)
+        return float(solver.weight(state.step, total, engine._progress(state)))
 
-    engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, num_inner_steps=1)
+    engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, solver=GradientSteps(num_inner_steps=1))
     state = engine.init(KEY, Y)
     assert weight_in(engine, state) == 0.0
     state, _ = engine.update(state, Y)
@@ -320,14 +319,16 @@ def test_run_length_reaches_the_proximal_weight() -> None:
     assert weight_in(engine, result.state._replace(step=jnp.asarray(3))) == 0.75
     assert weight_in(engine, result.state) == 0.0  # the run and its T are over
 
-    engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, total_steps=8)
+    engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, solver="gradient", total_steps=8)
     # The run is over, but its horizon of 4 steps is still in the state.
     assert weight_in(engine, result.state) == 0.5
     state, _ = engine.update(engine.init(KEY, Y), Y)
     assert weight_in(engine, state) == 0.125
-    engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, proximal=lambda t, total: t + total)
+    engine = ProximalScoreVI(
+        conjugate, AutoDiagonalNormal, solver=GradientSteps(proximal=lambda t, total: t + total)
+    )
     assert weight_in(engine, state._replace(horizon=jnp.asarray(5))) == 6.0
-    engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, proximal=0.25)
+    engine = ProximalScoreVI(conjugate, AutoDiagonalNormal, solver=GradientSteps(proximal=0.25))
     assert weight_in(engine, state) == 0.25
 
 
@@ -344,9 +345,7 @@ def test_proximal_weight_reaches_the_inner_steps() -> None:
         engine = ProximalScoreVI(
             conjugate,
             AutoDiagonalNormal,
-            numpyro.optim.SGD(1e-6),
-            proximal=weight,
-            num_inner_steps=inner,
+            solver=GradientSteps(numpyro.optim.SGD(1e-6), proximal=weight, num_inner_steps=inner),
         )
         start = engine.init(KEY, Y)
         state, _ = engine.update(start, Y)
@@ -360,7 +359,9 @@ def test_proximal_weight_reaches_the_inner_steps() -> None:
 
 
 def test_update_can_be_jitted_and_is_pure() -> None:
-    engine = ProximalScoreVI(conjugate, AutoMultivariateNormal, num_inner_steps=2)
+    engine = ProximalScoreVI(
+        conjugate, AutoMultivariateNormal, solver=GradientSteps(num_inner_steps=2)
+    )
     state = engine.init(KEY, Y)
     first, loss = engine.update(state, Y)
     again, loss_again = jax.jit(engine.update)(state, Y)
@@ -376,7 +377,9 @@ def test_one_model_evaluation_per_iteration_and_no_retrace() -> None:
         runs.append(0)
         independent()
 
-    engine = ProximalScoreVI(counted, AutoDiagonalNormal(independent), num_inner_steps=7)
+    engine = ProximalScoreVI(
+        counted, AutoDiagonalNormal(independent), solver=GradientSteps(num_inner_steps=7)
+    )
     state = engine.init(KEY)
     before = len(runs)
     for _ in range(3):
@@ -385,9 +388,9 @@ def test_one_model_evaluation_per_iteration_and_no_retrace() -> None:
     assert len(runs) - before <= 2
 
 
-@pytest.mark.parametrize("options", CASES[1::2])
-def test_broken_step_leaves_the_fit(options: dict[str, Any]) -> None:
-    engine = ProximalScoreVI(conjugate, AutoMultivariateNormal, **options)
+@pytest.mark.parametrize("solver", CASES[1::2])
+def test_broken_step_leaves_the_fit(solver: Any) -> None:
+    engine = ProximalScoreVI(conjugate, AutoMultivariateNormal, solver=solver)
     state = engine.run(KEY, 20, Y, progress_bar=False).state
     with pytest.raises(NonFiniteError) as caught:
         engine.run(KEY, 3, jnp.full((40,), 1e300), progress_bar=False, init_state=state)
@@ -397,32 +400,12 @@ def test_broken_step_leaves_the_fit(options: dict[str, Any]) -> None:
 # -- refusals --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"solver": "newton"}, "Expected solver to be one of"),
-        ({"solver": "regression", "optim": numpyro.optim.Adam(0.1)}, "Expected optim=None"),
-        ({"num_samples": 0}, "num_samples to be an int >= 1"),
-        ({"num_inner_steps": 0}, "num_inner_steps to be an int >= 1"),
-        ({"total_steps": 0}, "total_steps to be an int >= 1"),
-        ({"proximal": "cosine"}, "Expected proximal"),
-        ({"proximal": -1.0}, "Expected proximal"),
-        ({"decay": 0.0}, "decay"),
-        ({"trust": 1.0}, "trust to be a finite number > 1"),
-    ],
-)
-def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        ProximalScoreVI(gaussian, AutoMultivariateNormal(gaussian), **options)
-
-
 def test_guides_are_refused_before_any_step() -> None:
     with pytest.raises(ArgumentError, match=r"found AutoNormal: .*AutoDiagonalNormal"):
         ProximalScoreVI(gaussian, AutoNormal(gaussian))
     guide = AutoIAFNormal(gaussian)
-    engine = ProximalScoreVI(gaussian, guide, solver="regression")
     with pytest.raises(ArgumentError, match="solver='gradient', which takes every guide"):
-        engine.init(KEY)
+        ProximalScoreVI(gaussian, guide, solver="regression")
     engine = ProximalScoreVI(gaussian, AutoMultivariateNormal(independent))
     with pytest.raises(ArgumentError, match="the same model that the engine is given"):
         engine.init(KEY)
@@ -446,7 +429,7 @@ def test_state_of_another_solver_or_guide_is_refused(tmp_path: Path) -> None:
     for other, words in [
         (
             ProximalScoreVI(gaussian, AutoMultivariateNormal, solver="regression"),
-            "another solver: expected regression, found gradient",
+            "another solver: expected Regression.*, found GradientSteps",
         ),
         (
             ProximalScoreVI(gaussian, AutoDiagonalNormal, solver="gradient"),
@@ -459,18 +442,25 @@ def test_state_of_another_solver_or_guide_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["likelihood_temperature", "decay", "trust"])
 def test_state_of_other_options_is_refused(option: str, tmp_path: Path) -> None:
-    options = {"likelihood_temperature": 0.5, "decay": 0.8, "trust": 1.5}
+    options: dict[str, Any] = {
+        "likelihood_temperature": {"likelihood_temperature": 0.5},
+        "decay": {"solver": Regression(decay=0.8)},
+        "trust": {"solver": Regression(trust=1.5)},
+    }
+    words = {"likelihood_temperature": "temperature: expected 0.5"}
     engine = ProximalScoreVI(gaussian, AutoDiagonalNormal)
     engine.save(tmp_path / "state", engine.run(KEY, 2, progress_bar=False).state)
-    loaded = ProximalScoreVI(gaussian, AutoDiagonalNormal, **{option: options[option]})
-    with pytest.raises(ArgumentError, match=f"another {option}: expected {options[option]}"):
+    loaded = ProximalScoreVI(gaussian, AutoDiagonalNormal, **options[option])
+    with pytest.raises(ArgumentError, match=words.get(option, f"another solver: .*{option}=")):
         loaded.load(tmp_path / "state")
 
 
 def test_wrong_kinds_of_arguments_are_told() -> None:
     with pytest.raises(ArgumentError, match=r"AutoGaussianMixture: .*num_components.*\(model, "):
         ProximalScoreVI(gaussian, AutoGaussianMixture)
-    engine = ProximalScoreVI(gaussian, AutoDiagonalNormal, {1: None, "*": None})
+    engine = ProximalScoreVI(
+        gaussian, AutoDiagonalNormal, solver=GradientSteps({1: None, "*": None})
+    )
     with pytest.raises(ArgumentError, match=r"patterns of site names .*\[1, '\*'\]"):
         engine.init(KEY)
     engine = ProximalScoreVI(conjugate, AutoDiagonalNormal)
@@ -481,10 +471,10 @@ def test_wrong_kinds_of_arguments_are_told() -> None:
 
 def test_trust_and_decay_reach_the_closed_form() -> None:
     engine = ProximalScoreVI(
-        conjugate, AutoMultivariateNormal, solver="regression", trust=2.0, decay=0.7
+        conjugate, AutoMultivariateNormal, solver=Regression(trust=2.0, decay=0.7)
     )
     engine.run(KEY, 1, Y, progress_bar=False)
-    assert (engine.plan.closed_form.trust, engine.plan.closed_form.decay) == (2.0, 0.7)
+    assert (engine.plan.executor.form.trust, engine.plan.executor.form.decay) == (2.0, 0.7)
 
 
 FLEXIBLE: dict[str, Any] = {
@@ -507,14 +497,13 @@ def test_default_steps_of_the_gradient_solver(make: Any, expected: tuple[Any, ..
     engine = ProximalScoreVI(gaussian, make(gaussian), solver="gradient")
     engine.init(KEY)
     plan = engine.plan
-    found = plan.num_samples, plan.num_inner_steps, plan.learning_rate, plan.clip_norm
+    found = plan.num_samples, plan.solver.num_inner_steps, plan.learning_rate, plan.clip_norm
     assert found == expected
-    options = {"num_samples": 3, "num_inner_steps": 4, "clip_norm": 0.5}
-    engine = ProximalScoreVI(gaussian, make(gaussian), solver="gradient", **options)
+    solver = GradientSteps(num_samples=3, num_inner_steps=4, clip_norm=0.5)
+    engine = ProximalScoreVI(gaussian, make(gaussian), solver=solver)
     engine.init(KEY)
-    plan = engine.plan
-    assert (plan.num_samples, plan.num_inner_steps, plan.clip_norm) == (3, 4, 0.5)
-    engine = ProximalScoreVI(gaussian, make(gaussian), optax.adam(0.01))
+    assert engine.plan.solver == solver
+    engine = ProximalScoreVI(gaussian, make(gaussian), solver=GradientSteps(optax.adam(0.01)))
     engine.init(KEY)
     assert engine.plan.clip_norm is None
 
@@ -609,7 +598,9 @@ def test_the_closed_form_is_given_the_tempered_density(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(MixtureForm, "update", look)
     guide = AutoGaussianMixture(model, 2)
-    engine = ProximalScoreVI(model, guide, num_samples=8, likelihood_temperature=0.25)
+    engine = ProximalScoreVI(
+        model, guide, solver=Regression(num_samples=8), likelihood_temperature=0.25
+    )
     engine.update(engine.init(KEY, jnp.asarray(2.0)), jnp.asarray(2.0))
     jax.effects_barrier()
     x, log_density = (np.asarray(each) for each in seen[0])
@@ -623,13 +614,13 @@ def test_new_parameters_that_are_not_finite_are_not_taken(
 ) -> None:
     engine = ProximalScoreVI(conjugate, AutoMultivariateNormal, solver="regression")
     state = engine.init(KEY, Y)
-    update = engine.plan.closed_form.update
+    update = engine.plan.executor.form.update
 
     def broken(*given: Any) -> Any:
         regression, parameters = update(*given)
         return regression, {name: value * jnp.nan for name, value in parameters.items()}
 
-    monkeypatch.setattr(engine.plan.closed_form, "update", broken)
+    monkeypatch.setattr(engine.plan.executor.form, "update", broken)
     with pytest.raises(NonFiniteError) as caught:
         engine.run(KEY, 1, Y, progress_bar=False, init_state=state)
     assert_identical(caught.value.state.algorithm, state.algorithm)
@@ -644,10 +635,12 @@ def test_draws_of_a_broken_step_are_not_used_again(
         numpyro.factor("size", size * x.sum())
 
     if by_part:
-        for module, name in ((normal, "LONG"), (proximal, "LONG"), (long_vectors, "PART")):
+        for module, name in ((normal, "LONG"), (gradient_steps, "LONG"), (long_vectors, "PART")):
             monkeypatch.setattr(module, name, 2)
     guide = AutoDiagonalNormal(model)
-    engine = ProximalScoreVI(model, guide, sample_reuse=3, on_nonfinite="skip")
+    engine = ProximalScoreVI(
+        model, guide, solver=GradientSteps(sample_reuse=3), on_nonfinite="skip"
+    )
     state, _ = engine.update(engine.init(KEY, jnp.asarray(1.0)), jnp.asarray(1.0))
     assert engine.plan.keeps_state == by_part
     before = jax.tree.map(np.asarray, state.algorithm.reused)

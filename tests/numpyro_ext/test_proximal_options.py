@@ -16,10 +16,11 @@ from numpyro.infer import autoguide
 
 from numpyro_ext.diagnostics import elbo
 from numpyro_ext.guides import AutoGaussianMixture, AutoMatrixNormal, AutoPlanarFlow, normal
-from numpyro_ext.score import ProximalScoreVI, long_vectors, proximal
+from numpyro_ext.score import ProximalScoreVI, gradient_steps, long_vectors
+from numpyro_ext.score.gradient_steps import Reused, _remember, _with_reused
 from numpyro_ext.score.long_vectors import lean_adam_step
-from numpyro_ext.score.proximal import Reused, _remember, _with_reused
 from ppl_ext.errors import ArgumentError
+from ppl_ext.score import STEPS, GradientSteps
 from tests.models import numpyro_models
 
 jax.config.update("jax_enable_x64", True)
@@ -34,10 +35,15 @@ def two_sites() -> None:
     numpyro.sample("layer.b", dist.Normal(a.sum() * jnp.ones(4), 0.5).to_event(1))
 
 
+#: Options of the engine, the others being the solver's.
+ENGINE = {"initial_scale", "on_nonfinite", "total_steps", "estimator"}
+
+
 def make(guide: Any = "AutoDiagonalNormal", **options: Any) -> ProximalScoreVI:
     if isinstance(guide, str):
         guide = getattr(autoguide, guide)(two_sites)
-    return ProximalScoreVI(two_sites, guide, solver="gradient", **options)
+    engine = {name: options.pop(name) for name in ENGINE & options.keys()}
+    return ProximalScoreVI(two_sites, guide, solver=GradientSteps(**options), **engine)
 
 
 def changes(engine: ProximalScoreVI, steps: int = 1) -> dict[str, np.ndarray]:
@@ -167,33 +173,14 @@ def test_a_fit_with_reused_draws_finds_the_target() -> None:
     def model() -> None:
         numpyro.sample("z", dist.Normal(mean, deviations).to_event(1))
 
-    engine = ProximalScoreVI(model, autoguide.AutoDiagonalNormal, solver="gradient", sample_reuse=4)
+    engine = ProximalScoreVI(
+        model, autoguide.AutoDiagonalNormal, solver=GradientSteps(sample_reuse=4)
+    )
     state = engine.run(KEY, 3000, progress_bar=False).state
     assert state.algorithm.reused.theta.shape == (3, 1, 3)
     found = engine.density.moments(state.algorithm.parameters)
     np.testing.assert_allclose(found.mean, mean, atol=1e-2)
     np.testing.assert_allclose(found.scale, deviations, rtol=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"sample_reuse": 0}, "sample_reuse to be an int >= 1"),
-        ({"clip_norm": 0.0}, "clip_norm to be a finite number > 0"),
-        ({"initial_scale": -1.0}, "initial_scale to be a finite number > 0"),
-        ({"solver": "regression", "clip_norm": 1.0}, "clip_norm=None with solver='regression'"),
-        ({"solver": "regression", "sample_reuse": 2}, "sample_reuse=1 and"),
-    ],
-)
-def test_options_out_of_range_are_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ArgumentError, match=words):
-        ProximalScoreVI(two_sites, autoguide.AutoMultivariateNormal, **options)
-
-
-def test_an_option_of_the_gradient_solver_chooses_it() -> None:
-    for options in ({"clip_norm": 1.0}, {"sample_reuse": 2}, {"optim": optax.sgd(0.1)}):
-        guide = autoguide.AutoMultivariateNormal
-        assert ProximalScoreVI(two_sites, guide, **options).solver == "gradient"
 
 
 # -- long vectors ----------------------------------------------------------------------------------
@@ -209,7 +196,7 @@ def test_steps_by_part_are_the_plain_ones(
     state = plain.init(KEY)
     assert not plain.plan.keeps_state
     expected = plain.run(KEY, 6, progress_bar=False)
-    monkeypatch.setattr(proximal, "LONG", 3)
+    monkeypatch.setattr(gradient_steps, "LONG", 3)
     monkeypatch.setattr(long_vectors, "PART", 3)
     engine = make(**options)
     engine.init(KEY)
@@ -226,7 +213,7 @@ def test_steps_by_part_are_the_plain_ones(
 
 def test_a_broken_step_by_part_leaves_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(normal, "LONG", 3)
-    monkeypatch.setattr(proximal, "LONG", 3)
+    monkeypatch.setattr(gradient_steps, "LONG", 3)
     monkeypatch.setattr(long_vectors, "PART", 3)
 
     def model(y: jax.Array) -> None:
@@ -249,7 +236,7 @@ def test_a_broken_step_by_part_leaves_the_state(monkeypatch: pytest.MonkeyPatch)
 
 def test_steps_are_looked_at_first_where_no_bound_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the bound at infinity the same steps are taken, and one inner step is one."""
-    for module, name in ((normal, "LONG"), (proximal, "LONG"), (long_vectors, "PART")):
+    for module, name in ((normal, "LONG"), (gradient_steps, "LONG"), (long_vectors, "PART")):
         monkeypatch.setattr(module, name, 3)
     expected = make(num_inner_steps=1).run(KEY, 3, progress_bar=False)
 
@@ -302,7 +289,7 @@ def test_a_factor_that_spans_everything_has_the_gradient_solver() -> None:
     guide = autoguide.AutoLowRankMultivariateNormal(scalar)
     engine = ProximalScoreVI(scalar, guide)
     engine.init(KEY)
-    assert engine.plan.solver == "gradient"
+    assert engine.plan.solver == GradientSteps().resolved(STEPS["normal"])
     engine = ProximalScoreVI(scalar, guide, solver="regression")
     with pytest.raises(ArgumentError, match="Expected a rank below the number of latents, 1,"):
         engine.init(KEY)
@@ -329,17 +316,3 @@ def test_steps_after_a_run_keep_what_it_found() -> None:
         state, _ = engine.update(state)
     found = engine.get_params(state)["auto_scale"]
     np.testing.assert_allclose(found / scale, 1.0, atol=0.02)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"solver": "regression", "num_inner_steps": 5}, "no num_inner_steps and no proximal"),
-        ({"solver": "regression", "proximal": 0.5}, "no num_inner_steps and no proximal"),
-        ({"solver": "gradient", "decay": 0.5}, "no decay and no trust"),
-        ({"solver": "gradient", "trust": 2.0}, "no decay and no trust"),
-    ],
-)
-def test_options_of_the_other_solver_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        ProximalScoreVI(scalar, autoguide.AutoDiagonalNormal(scalar), **options)

@@ -20,6 +20,7 @@ from numpyro_ext.guides.mixture import Components
 from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.score.regression.mixture import MixtureForm, _progress
 from ppl_ext.errors import ArgumentError
+from ppl_ext.score import GradientSteps, Regression
 from tests import mixture_support as support
 
 jax.config.update("jax_enable_x64", True)
@@ -190,7 +191,7 @@ def test_both_modes_are_found_with_their_weights() -> None:
     guide = AutoGaussianMixture(two_modes, 2)
     engine = ProximalScoreVI(two_modes, guide)
     params = engine.run(KEY, 1000, progress_bar=False).params
-    assert engine.plan.solver == "regression" and engine.plan.num_samples == 4
+    assert engine.plan.solver == Regression(num_samples=4)
     found = support.in_order(*(params[f"auto_{name}"] for name in Components._fields))
     np.testing.assert_allclose(found.weights, support.TWO_MODES.weights, atol=1e-3)
     np.testing.assert_allclose(found.loc, support.TWO_MODES.loc, atol=1e-3)
@@ -216,19 +217,15 @@ def test_noise_is_averaged() -> None:
 
 
 def test_other_covariances_and_the_gradient_solver() -> None:
-    assert ProximalScoreVI(model, AutoGaussianMixture(model, 2, "diag")).solver == "gradient"
-    assert ProximalScoreVI(model, AutoGaussianMixture(model, 2), num_inner_steps=3).solver == (
-        "gradient"
-    )
-    assert ProximalScoreVI(model, AutoGaussianMixture(model, 3), num_samples=2).solver == (
-        "gradient"
-    )
+    engine = ProximalScoreVI(model, AutoGaussianMixture(model, 2, "diag"))
+    engine.init(KEY)
+    assert isinstance(engine.plan.solver, GradientSteps)
     with pytest.raises(ArgumentError, match="with full covariances"):
         guide = AutoGaussianMixture(model, 2, "low_rank")
         ProximalScoreVI(model, guide, solver="regression").init(KEY)
     with pytest.raises(ArgumentError, match="a num_samples that 6 divides"):
         ProximalScoreVI(
-            model, AutoGaussianMixture(model, 3), solver="regression", num_samples=4
+            model, AutoGaussianMixture(model, 3), solver=Regression(num_samples=4)
         ).init(KEY)
     form, parameters = make(2, covariance="diag")
     with pytest.raises(ArgumentError, match="covariance='full'"):

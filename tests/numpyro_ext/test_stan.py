@@ -206,7 +206,7 @@ def test_svgd_finds_the_means(program: nx.stan.StanProgram) -> None:
 @needs_stan
 def test_proximal_score_vi_finds_the_moments(program: nx.stan.StanProgram) -> None:
     guide = AutoMultivariateNormal(program)
-    engine = nx.ProximalScoreVI(program, guide, solver="regression", num_samples=64)
+    engine = nx.ProximalScoreVI(program, guide, solver=nx.Regression(num_samples=64))
     result = engine.run(KEY, 60, progress_bar=False)
     found = flat(engine.get_samples(result.state, num_samples=4000))
     deviation = np.sqrt(np.diag(COVARIANCE))
@@ -343,19 +343,25 @@ ENGINES = {
         program, AutoMultivariateNormal(program, init_scale=1.0), _adam(), num_samples=16
     ),
     "ProximalScoreVI": lambda program: nx.ProximalScoreVI(
-        program, AutoMultivariateNormal(program), _adam(0.01), num_samples=64
+        program,
+        AutoMultivariateNormal(program),
+        solver=nx.GradientSteps(_adam(0.01), num_samples=64),
     ),
     "diagonal": lambda program: nx.ProximalScoreVI(
-        program, AutoDiagonalNormal(program), _adam(0.01), num_samples=64
+        program, AutoDiagonalNormal(program), solver=nx.GradientSteps(_adam(0.01), num_samples=64)
     ),
     "low rank": lambda program: nx.ProximalScoreVI(
-        program, AutoLowRankMultivariateNormal(program, rank=2), _adam(0.01), num_samples=64
+        program,
+        AutoLowRankMultivariateNormal(program, rank=2),
+        solver=nx.GradientSteps(_adam(0.01), num_samples=64),
     ),
     "mixture": lambda program: nx.ProximalScoreVI(
-        program, nx.AutoGaussianMixture(program, 2), _adam(0.01), num_samples=64
+        program,
+        nx.AutoGaussianMixture(program, 2),
+        solver=nx.GradientSteps(_adam(0.01), num_samples=64),
     ),
     "planar": lambda program: nx.ProximalScoreVI(
-        program, nx.AutoPlanarFlow(program), _adam(0.01), num_samples=64
+        program, nx.AutoPlanarFlow(program), solver=nx.GradientSteps(_adam(0.01), num_samples=64)
     ),
     "Noisy": lambda program: nx.SVGD(
         program, _adam(), num_particles=40, estimator=nx.Noisy(level=0.1)

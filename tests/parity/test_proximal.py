@@ -13,11 +13,9 @@ import torch
 
 import numpyro_ext.guides as numpyro_density
 import numpyro_ext.score.objective as numpyro_objective
-import numpyro_ext.score.proximal as numpyro_proximal
 import numpyro_ext.score.regression as numpyro_regression
 import pyro_ext.guides as pyro_density
 import pyro_ext.score.objective as pyro_objective
-import pyro_ext.score.proximal as pyro_proximal
 import pyro_ext.score.regression as pyro_regression
 from tests.models import numpyro_models, pyro_models
 
@@ -129,18 +127,3 @@ def test_closed_forms_agree(name: str) -> None:
     for a, b in zip(after, ours.moments(jax_parameters), strict=True):
         assert_equal(a, b)
     assert not any(torch.allclose(a, b) for a, b in zip(before, after, strict=True))
-
-
-def test_defaults_agree() -> None:
-    for name in (
-        "LEARNING_RATE",
-        "STEPS_DIAGONAL",
-        "STEPS_NORMAL",
-        "STEPS_FLEXIBLE",
-        "STEPS_OTHER",
-        "DRAWS",
-        "DECAY",
-        "TRUST",
-    ):
-        assert getattr(pyro_proximal, name) == getattr(numpyro_proximal, name)
-    assert pyro_regression.pairs.FORGETTING == numpyro_regression.pairs.FORGETTING

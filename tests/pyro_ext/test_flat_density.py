@@ -9,34 +9,23 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.distributions.transforms import block_autoregressive, iterated
-from pyro.infer import SVI, Predictive, Trace_ELBO
 from pyro.infer.autoguide import (
-    AutoDelta,
     AutoDiagonalNormal,
-    AutoDiscreteParallel,
-    AutoGuideList,
     AutoIAFNormal,
     AutoLaplaceApproximation,
     AutoLowRankMultivariateNormal,
     AutoMultivariateNormal,
-    AutoNormal,
     AutoNormalizingFlow,
-    AutoStructured,
 )
 from torch.distributions import constraints, transform_to
 from torch.distributions.transforms import ExpTransform
 
 from ppl_ext.errors import ArgumentError
-from pyro_ext.density.layout import Layout
 from pyro_ext.guides import (
     DiagonalNormalDensity,
     FlatDensity,
-    Moments,
     flat_density,
-    refuse_flat_density,
-    register_flat_density,
 )
-from pyro_ext.guides.flat_density import _REGISTRY
 
 torch.set_default_dtype(torch.float64)
 
@@ -50,7 +39,6 @@ def model() -> None:
     pyro.sample("p", dist.Dirichlet(torch.ones(3)))
 
 
-LAYOUT = Layout(("z", "a", "p"), {"z": (2,), "a": (), "p": (2,)})
 DIM = 5
 
 
@@ -72,97 +60,6 @@ def host_log_prob(density: FlatDensity, parameters, theta: torch.Tensor) -> torc
     """Through the host's own get_posterior, with the parameters written into the guide."""
     density.write_back(parameters)
     return density.guide.get_posterior().log_prob(theta)
-
-
-@pytest.mark.parametrize("guide_class", [*NORMALS, AutoIAFNormal])
-def test_log_prob_and_score_agree_with_the_host(guide_class) -> None:
-    guide = guide_class(model)
-    density = flat_density(guide, layout=LAYOUT)
-    parameters = random_parameters(density)
-    theta = torch.randn(7, DIM)
-
-    expected = host_log_prob(density, parameters, theta)
-    torch.testing.assert_close(density.log_prob(parameters, theta), expected)
-
-    leaf = theta.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(host_log_prob(density, parameters, leaf).sum(), leaf)
-    torch.testing.assert_close(density.score(parameters, theta), expected)
-    # A single point, and more than one leading dimension.
-    torch.testing.assert_close(density.score(parameters, theta[0]), expected[0])
-    stacked = density.score(parameters, theta[:6].reshape(2, 3, DIM))
-    torch.testing.assert_close(stacked, expected[:6].reshape(2, 3, DIM))
-
-
-@pytest.mark.parametrize("guide_class", [*NORMALS, AutoIAFNormal])
-def test_residual_gradient_agrees_with_double_differentiation(guide_class) -> None:
-    density = flat_density(guide_class(model))
-    parameters = random_parameters(density)
-    theta, target = torch.randn(3, DIM), torch.randn(3, DIM)
-    value, gradient = density.mean_square_residual(parameters, theta, target)
-
-    leaves = {name: entry.clone().requires_grad_() for name, entry in parameters.items()}
-    point = theta.clone().requires_grad_()
-    log_prob = FlatDensity.log_prob(density, leaves, point).sum()
-    (score,) = torch.autograd.grad(log_prob, point, create_graph=True)
-    expected = (score - target).square().sum(-1).mean()
-    expected_gradient = torch.autograd.grad(expected, list(leaves.values()), allow_unused=True)
-    torch.testing.assert_close(value, expected.detach())
-    for name, entry in zip(leaves, expected_gradient, strict=True):
-        # A shift that cancels in the score has no gradient at all.
-        entry = torch.zeros_like(leaves[name]) if entry is None else entry
-        torch.testing.assert_close(gradient[name], entry, msg=lambda m, n=name: f"{n}: {m}")
-
-
-@pytest.mark.parametrize("guide_class", [*NORMALS, AutoIAFNormal])
-def test_samples_have_the_score_identities_of_their_density(guide_class) -> None:
-    """E[score] = 0 and E[theta score^T] = -I hold for draws from the very density only."""
-    density = flat_density(guide_class(model))
-    parameters = random_parameters(density)
-    number = 100_000
-    generator = torch.Generator().manual_seed(1)
-    theta = density.sample(parameters, generator, number)
-    assert theta.shape == (number, DIM) and not theta.requires_grad
-    score = density.score(parameters, theta)
-    products = theta.unsqueeze(-1) * score.unsqueeze(-2)
-    for draws, expected in [(score, torch.zeros(DIM)), (products, -torch.eye(DIM))]:
-        standard_error = draws.std(0) / number**0.5
-        assert ((draws.mean(0) - expected).abs() < 5 * standard_error).all()
-    again = density.sample(parameters, torch.Generator().manual_seed(1), number)
-    assert torch.equal(theta, again)
-
-
-@pytest.mark.parametrize("guide_class", NORMALS)
-def test_moments(guide_class) -> None:
-    density = flat_density(guide_class(model))
-    parameters = random_parameters(density)
-    density.write_back(parameters)
-    posterior = density.guide.get_posterior()
-    mean, scale = density.moments(parameters)
-    covariance = torch.diag(scale.square()) if scale.dim() == 1 else scale @ scale.T
-    torch.testing.assert_close(mean, posterior.mean)
-    if scale.dim() == 1:
-        torch.testing.assert_close(scale.square(), posterior.variance)
-    else:
-        torch.testing.assert_close(covariance, posterior.covariance_matrix)
-
-
-def test_set_moments_is_the_inverse_of_moments() -> None:
-    mean, root = torch.randn(DIM), torch.randn(DIM, DIM)
-    scale_tril = torch.linalg.cholesky(root @ root.T + 0.1 * torch.eye(DIM))
-    for guide_class, scale in [
-        (AutoDiagonalNormal, scale_tril.diagonal()),
-        (AutoMultivariateNormal, scale_tril),
-    ]:
-        density = flat_density(guide_class(model))
-        parameters = density.set_moments(density.initial_parameters(), Moments(mean, scale))
-        torch.testing.assert_close(density.moments(parameters).mean, mean)
-        torch.testing.assert_close(density.moments(parameters).scale, scale)
-    density = flat_density(AutoLowRankMultivariateNormal(model))
-    with pytest.raises(ArgumentError, match="AutoLowRankMultivariateNormal, which cannot be set"):
-        density.set_moments(density.initial_parameters(), Moments(mean, scale_tril))
-    density = flat_density(AutoIAFNormal(model))
-    with pytest.raises(ArgumentError, match="AutoIAFNormal, whose moments have no closed form"):
-        density.moments(density.initial_parameters())
 
 
 class AboveZero(constraints.Constraint):
@@ -213,32 +110,6 @@ def test_the_bound_on_gradients_holds_at_the_end_of_its_reach(
     assert largest <= bound < 10.0 * largest
 
 
-@pytest.mark.parametrize("guide_class", NORMALS)
-def test_guide_is_usable_in_the_host_afterwards(guide_class) -> None:
-    guide = guide_class(model)
-    density = flat_density(guide)
-    parameters = random_parameters(density)
-    density.write_back(parameters)
-    mean, scale = density.moments(parameters)
-    torch.testing.assert_close(guide.median()["z"], mean[:2])
-    torch.testing.assert_close(guide.median()["a"], mean[2].exp())
-    spread = scale if scale.dim() == 1 else scale.square().sum(-1).sqrt()
-    normal = dist.Normal(mean, spread)
-    quantile = guide.quantiles([0.9])["z"][0]
-    torch.testing.assert_close(quantile, normal.icdf(torch.tensor(0.9))[:2])
-
-    draws = Predictive(model, guide=guide, num_samples=4000)()
-    error = (draws["a"].log().mean() - mean[2]).abs()
-    assert error < 5 * spread[2] / 4000**0.5
-
-    pyro.clear_param_store()
-    svi = SVI(model, guide, pyro.optim.Adam({"lr": 1e-3}), Trace_ELBO())
-    svi.step()
-    # Adam's first step is the learning rate, from where we left the guide.
-    torch.testing.assert_close(guide.loc.detach(), mean, atol=1.1e-3, rtol=0)
-    assert not torch.equal(guide.loc.detach(), mean)
-
-
 def test_param_store_and_random_state_are_untouched() -> None:
     def model_with_parameter() -> None:
         scale = pyro.param("model_scale", torch.tensor(2.0), constraint=constraints.positive)
@@ -268,26 +139,6 @@ def test_dtype() -> None:
         flat_density(AutoIAFNormal(model), dtype=torch.float32)
 
 
-REFUSED = [
-    (AutoNormal, "AutoDiagonalNormal is its flat equal"),
-    (AutoDelta, "point estimate"),
-    (AutoStructured, "site by site"),
-    (AutoGuideList, "list of guides"),
-    (AutoDiscreteParallel, "discrete"),
-    (AutoLaplaceApproximation, "laplace_approximation"),
-]
-
-
-@pytest.mark.parametrize(("guide_class", "reason"), REFUSED)
-def test_guides_without_a_flat_density_are_refused_by_name(guide_class, reason) -> None:
-    with pytest.raises(ArgumentError) as caught:
-        flat_density(guide_class(model))
-    message = str(caught.value)
-    assert guide_class.__name__ in message
-    assert reason in message
-    assert "Use AutoDiagonalNormal, AutoMultivariateNormal" in message
-
-
 class AutoBlockFlow(AutoNormalizingFlow):
     def __init__(self, model) -> None:
         super().__init__(model, partial(iterated, 1, block_autoregressive))
@@ -302,32 +153,3 @@ def test_flows_that_cannot_be_inverted_and_functions_are_refused() -> None:
     guide()
     with pytest.raises(ArgumentError, match="fixed values"):
         flat_density(guide.laplace_approximation())
-
-
-def test_registry_is_open() -> None:
-    class Mine(AutoDiagonalNormal):
-        pass
-
-    @register_flat_density(Mine)
-    class MineDensity(DiagonalNormalDensity):
-        pass
-
-    assert type(flat_density(Mine(model))) is MineDensity
-    assert type(flat_density(AutoDiagonalNormal(model))) is DiagonalNormalDensity
-    refuse_flat_density(Mine, "it is ours")
-    with pytest.raises(ArgumentError, match="found Mine: it is ours"):
-        flat_density(Mine(model))
-    assert Mine not in _REGISTRY.factories
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        Layout(("a", "z", "p"), {"a": (), "z": (2,), "p": (2,)}),
-        Layout(("z", "a", "p"), {"z": (3,), "a": (), "p": (2,)}),
-        Layout(("z", "a"), {"z": (2,), "a": ()}),
-    ],
-)
-def test_other_order_or_shapes_of_the_sites_are_refused(layout: Layout) -> None:
-    with pytest.raises(ArgumentError, match="in this order"):
-        flat_density(AutoDiagonalNormal(model), layout=layout)

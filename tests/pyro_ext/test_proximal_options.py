@@ -13,10 +13,12 @@ import torch
 from pyro.infer import autoguide
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.score import STEPS, GradientSteps
 from pyro_ext.density import evaluation, handlers
 from pyro_ext.diagnostics import elbo
 from pyro_ext.guides import AutoGaussianMixture, AutoMatrixNormal, AutoPlanarFlow
-from pyro_ext.score import ProximalScoreVI, objective, proximal
+from pyro_ext.score import ProximalScoreVI, gradient_steps, objective
+from pyro_ext.score.gradient_steps import GradientSolver
 from tests.models import pyro_models
 
 torch.set_default_dtype(torch.float64)
@@ -30,12 +32,17 @@ def two_sites() -> None:
     pyro.sample("layer.b", dist.Normal(a.sum() * torch.ones(4), 0.5).to_event(1))
 
 
+#: Options of the engine, the others being the solver's.
+ENGINE = {"initial_scale", "on_nonfinite", "total_steps", "estimator"}
+
+
 def make(guide: Any = "AutoDiagonalNormal", **options: Any) -> ProximalScoreVI:
     # Equal starts: the hosts' low-rank guide draws its factor.
     torch.manual_seed(0)
     if isinstance(guide, str):
         guide = getattr(autoguide, guide)(two_sites)
-    return ProximalScoreVI(two_sites, guide, solver="gradient", seed=3, **options)
+    engine = {name: options.pop(name) for name in ENGINE & options.keys()}
+    return ProximalScoreVI(two_sites, guide, solver=GradientSteps(**options), seed=3, **engine)
 
 
 def sgd(rate: float) -> Any:
@@ -146,7 +153,7 @@ def test_reused_draws_are_those_of_the_last_iterations(monkeypatch: pytest.Monke
         used.append(theta)
         return gradient(density, parameters, theta, *rest)
 
-    monkeypatch.setattr(proximal, "proximal_gradient", seen)
+    monkeypatch.setattr(gradient_steps, "proximal_gradient", seen)
     engine = make("AutoMultivariateNormal", sample_reuse=3, num_inner_steps=1, num_samples=2)
     for _ in range(4):
         engine.step()
@@ -156,27 +163,6 @@ def test_reused_draws_are_those_of_the_last_iterations(monkeypatch: pytest.Monke
         missing = max(2 - t, 0)
         expected = [fresh[t]] * (1 + missing) + [fresh[s] for s in (t - 1, t - 2) if s >= 0]
         assert torch.equal(theta, torch.cat(expected))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"sample_reuse": 0}, "sample_reuse to be an int >= 1"),
-        ({"clip_norm": 0.0}, "clip_norm to be a finite number > 0"),
-        ({"initial_scale": -1.0}, "initial_scale to be a finite number > 0"),
-        ({"solver": "regression", "clip_norm": 1.0}, "clip_norm=None with solver='regression'"),
-        ({"solver": "regression", "sample_reuse": 2}, "sample_reuse=1 and"),
-    ],
-)
-def test_options_out_of_range_are_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ArgumentError, match=words):
-        ProximalScoreVI(two_sites, autoguide.AutoMultivariateNormal, **options)
-
-
-def test_an_option_of_the_gradient_solver_chooses_it() -> None:
-    for options in ({"clip_norm": 1.0}, {"sample_reuse": 2}, {"optim": sgd(0.1)}):
-        guide = autoguide.AutoMultivariateNormal
-        assert ProximalScoreVI(two_sites, guide, **options).solver == "gradient"
 
 
 def test_the_host_works_on_without_the_values_of_the_set_up(
@@ -218,16 +204,17 @@ def test_steps_by_part_are_the_plain_ones(
 ) -> None:
     """The plain way copies what it may have to restore, and takes all coordinates together."""
     plain = make(**options)
-    monkeypatch.setattr(plain, "_cannot_break", lambda *_: False)
-    expected = plain.run(6, progress_bar=False)
-    monkeypatch.setattr(proximal, "PART_LENGTH", 2)
-    taken, by_part = [], ProximalScoreVI._steps_by_part
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradient_steps, "_cannot_break", lambda *_: False)
+        expected = plain.run(6, progress_bar=False)
+    monkeypatch.setattr(gradient_steps, "PART_LENGTH", 2)
+    taken, by_part = [], GradientSolver._steps_by_part
 
-    def counted(self: ProximalScoreVI, *arguments: Any) -> Any:
+    def counted(self: GradientSolver, *arguments: Any) -> Any:
         taken.append(1)
         return by_part(self, *arguments)
 
-    monkeypatch.setattr(ProximalScoreVI, "_steps_by_part", counted)
+    monkeypatch.setattr(GradientSolver, "_steps_by_part", counted)
     engine = make(**options)
     found = engine.run(6, progress_bar=False)
     assert len(taken) == 6 and engine._optimizer is not None
@@ -325,7 +312,7 @@ def test_a_factor_that_spans_everything_has_the_gradient_solver() -> None:
     guide = autoguide.AutoLowRankMultivariateNormal(scalar)
     engine = ProximalScoreVI(scalar, guide, seed=0)
     engine.setup()
-    assert engine.plan.solver == "gradient"
+    assert engine.plan.solver == GradientSteps().resolved(STEPS["normal"])
     engine = ProximalScoreVI(scalar, guide, solver="regression")
     with pytest.raises(ArgumentError, match="Expected a rank below the number of latents, 1,"):
         engine.setup()
@@ -352,17 +339,3 @@ def test_steps_after_a_run_keep_what_it_found() -> None:
     for _ in range(200):
         engine.step()
     torch.testing.assert_close(guide.scale.detach() / scale, torch.ones(20), rtol=0, atol=0.02)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"solver": "regression", "num_inner_steps": 5}, "no num_inner_steps and no proximal"),
-        ({"solver": "regression", "proximal": 0.5}, "no num_inner_steps and no proximal"),
-        ({"solver": "gradient", "decay": 0.5}, "no decay and no trust"),
-        ({"solver": "gradient", "trust": 2.0}, "no decay and no trust"),
-    ],
-)
-def test_options_of_the_other_solver_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        ProximalScoreVI(scalar, autoguide.AutoDiagonalNormal(scalar), **options)

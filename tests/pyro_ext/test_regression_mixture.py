@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.score import GradientSteps, Regression
 from pyro_ext.gradients import Noisy
 from pyro_ext.guides import AutoGaussianMixture
 from pyro_ext.guides.flat_density import flat_density
@@ -204,7 +205,7 @@ def test_both_modes_are_found_with_their_weights() -> None:
     guide = AutoGaussianMixture(two_modes, 2)
     engine = ProximalScoreVI(two_modes, guide, seed=0)
     engine.run(1000, progress_bar=False)
-    assert engine.plan.solver == "regression" and engine.plan.num_samples == 4
+    assert engine.plan.solver == Regression(num_samples=4)
     found = fitted(guide)
     np.testing.assert_allclose(found.weights, support.TWO_MODES.weights, atol=1e-3)
     np.testing.assert_allclose(found.loc, support.TWO_MODES.loc, atol=1e-3)
@@ -230,19 +231,15 @@ def test_noise_is_averaged() -> None:
 
 
 def test_other_covariances_and_the_gradient_solver() -> None:
-    assert ProximalScoreVI(model, AutoGaussianMixture(model, 2, "diag")).solver == "gradient"
-    assert ProximalScoreVI(model, AutoGaussianMixture(model, 2), num_inner_steps=3).solver == (
-        "gradient"
-    )
-    assert ProximalScoreVI(model, AutoGaussianMixture(model, 3), num_samples=2).solver == (
-        "gradient"
-    )
+    engine = ProximalScoreVI(model, AutoGaussianMixture(model, 2, "diag"))
+    engine.setup()
+    assert isinstance(engine.plan.solver, GradientSteps)
     with pytest.raises(ArgumentError, match="with full covariances"):
         guide = AutoGaussianMixture(model, 2, "low_rank")
         ProximalScoreVI(model, guide, solver="regression").setup()
     with pytest.raises(ArgumentError, match="a num_samples that 6 divides"):
         ProximalScoreVI(
-            model, AutoGaussianMixture(model, 3), solver="regression", num_samples=4
+            model, AutoGaussianMixture(model, 3), solver=Regression(num_samples=4)
         ).setup()
     form, parameters = make(2, covariance="diag")
     with pytest.raises(ArgumentError, match="covariance='full'"):

@@ -203,7 +203,7 @@ def test_svgd_finds_the_means(program: px.stan.StanProgram) -> None:
 @needs_stan
 def test_proximal_score_vi_finds_the_moments(program: px.stan.StanProgram) -> None:
     guide = AutoMultivariateNormal(program)
-    engine = px.ProximalScoreVI(program, guide, solver="regression", num_samples=64, seed=0)
+    engine = px.ProximalScoreVI(program, guide, solver=px.Regression(num_samples=64), seed=0)
     engine.run(60, progress_bar=False)
     draws = engine.get_samples(4000)
     found = flat(draws)
@@ -340,19 +340,34 @@ ENGINES = {
         program, AutoMultivariateNormal(program, init_scale=1.0), _adam(), num_samples=16, seed=0
     ),
     "ProximalScoreVI": lambda program: px.ProximalScoreVI(
-        program, AutoMultivariateNormal(program), _adam(0.01), num_samples=64, seed=0
+        program,
+        AutoMultivariateNormal(program),
+        solver=px.GradientSteps(_adam(0.01), num_samples=64),
+        seed=0,
     ),
     "diagonal": lambda program: px.ProximalScoreVI(
-        program, AutoDiagonalNormal(program), _adam(0.01), num_samples=64, seed=0
+        program,
+        AutoDiagonalNormal(program),
+        solver=px.GradientSteps(_adam(0.01), num_samples=64),
+        seed=0,
     ),
     "low rank": lambda program: px.ProximalScoreVI(
-        program, AutoLowRankMultivariateNormal(program, rank=2), _adam(0.01), num_samples=64, seed=0
+        program,
+        AutoLowRankMultivariateNormal(program, rank=2),
+        solver=px.GradientSteps(_adam(0.01), num_samples=64),
+        seed=0,
     ),
     "mixture": lambda program: px.ProximalScoreVI(
-        program, px.AutoGaussianMixture(program, 2), _adam(0.01), num_samples=64, seed=0
+        program,
+        px.AutoGaussianMixture(program, 2),
+        solver=px.GradientSteps(_adam(0.01), num_samples=64),
+        seed=0,
     ),
     "planar": lambda program: px.ProximalScoreVI(
-        program, px.AutoPlanarFlow(program), _adam(0.01), num_samples=64, seed=0
+        program,
+        px.AutoPlanarFlow(program),
+        solver=px.GradientSteps(_adam(0.01), num_samples=64),
+        seed=0,
     ),
     "Noisy": lambda program: px.SVGD(
         program, _adam(), num_particles=40, estimator=px.Noisy(level=0.1), seed=0

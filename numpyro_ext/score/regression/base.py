@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters
-from numpyro_ext.score.regression.pairs import DECAY, antithetic
+from numpyro_ext.score.regression.pairs import antithetic
+from ppl_ext.score import DECAY, TRUST
 
 State = TypeVar("State")
 
-#: Limit c on how far one update changes the precision, as a factor in every direction.
-TRUST = 1.25
+
+class Draws(NamedTuple):
+    """Points (S, D) of an iteration, with the guide's log density (S,) and score (S, D) there."""
+
+    theta: jax.Array
+    log_prob: jax.Array
+    score: jax.Array
 
 
 class ClosedForm(ABC, Generic[State]):
@@ -57,6 +63,11 @@ class ClosedForm(ABC, Generic[State]):
         """
         draws = self.density.sample(parameters, rng_key, num // 2)
         return antithetic(draws, self.density.mean(parameters))
+
+    def evaluated_draw(self, parameters: Parameters, rng_key: jax.Array, num: int) -> Draws:
+        """The points of :meth:`draw`, with what the guide is there."""
+        theta = self.draw(parameters, rng_key, num)
+        return Draws(theta, *self.density.log_prob_and_score(parameters, theta))
 
     def weights(self, parameters: Parameters, num: int) -> jax.Array:
         """Weights (num,), of sum 1, with which the points of :meth:`draw` stand for the guide."""

@@ -1,38 +1,6 @@
 """Closed form for full-covariance Normal guides: recursive regression of noisy scores.
 
-For a Normal q with mean m and precision P the score, grad log q(theta) = P (m - theta), is linear
-in (P m, P). The proximal score-matching objective is then a linear least-squares problem: the
-(noisy) scores of the target are regressed on the points where they were taken. Running moments
-take the place of an optimiser and average the noise out; there is no learning rate.
-
-*Pairs.* Scores come in mirrored pairs; see :mod:`numpyro_ext.score.regression.pairs` for the halves
-d and e of their differences. The slope P is regressed on
-
-    V = E[d d^T],   C = E[e d^T],   R = E[e e^T].
-
-*Steps that know the noise.* In coordinates whitened by L, where Sigma = inverse P = L L^T is the
-present covariance, the residual R - C V^-1 C^T, over 1 - D / n, is the covariance of the noise.
-In its eigenbasis row i of the slope has noise variance r_i / n in each entry, so that
-
-- each row is pulled towards the present precision, the identity, by rho_i = D r_i / n:
-  B_i = (rho_i I_i - C_i) (V + rho_i I)^-1, which keeps the noise in B below one half at any
-  level and vanishes as n grows;
-- the two estimates B_ij and B_ji of one entry of the symmetric precision are averaged with
-  weights 1 / r_i and 1 / r_j;
-- eigenvalues of the result are limited to at most c, and to no less than
-  1 / (1 + (c - 1) / (1 + D r / 3)): a guide that widens faster than the noise lets it see would
-  soon rest on its last few draws, as wide draws outweigh the earlier ones, and would run away;
-- the mean moves by m+ - m = E[theta] - m + Sigma+ E[score], each row over 1 + rho_i, and by at
-  most one unit of Mahalanobis distance. These two averages forget faster at first, see
-  :func:`~numpyro_ext.score.regression.pairs.next_mean_weight`.
-
-*Overflow.* One score that is finite and yet thirty orders too large would rule V^-1 C for ever: the
-guide would shrink to nothing. Pairs with such scores are left out, see
-:mod:`numpyro_ext.score.overflow`.
-
-The fixed point has E_q[score] = 0 and -E_q[grad score] = P, which by Stein's identity is where
-the evidence lower bound is stationary. Without noise it is reached exactly for a Normal target,
-once there are D + 5 pairs.
+The method is told in :mod:`ppl_ext.regression.full`.
 """
 
 from __future__ import annotations
@@ -45,10 +13,10 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_ext.guides.flat_density import Moments, Parameters
-from numpyro_ext.score.overflow import LENIENCE, judged
-from numpyro_ext.score.regression.base import TRUST, ClosedForm
+from numpyro_ext.guides.normal import log_density
+from numpyro_ext.score.overflow import judged
+from numpyro_ext.score.regression.base import ClosedForm, Draws
 from numpyro_ext.score.regression.pairs import (
-    DECAY,
     Count,
     advanced,
     averaged,
@@ -57,11 +25,9 @@ from numpyro_ext.score.regression.pairs import (
     next_mean_weight,
     next_weight,
 )
-
-#: Pairs seen before the first update, beyond the number of regressors.
-SPARE_PAIRS = 5
-# The share of the noise (in units of D r) that a guide may outrun when it widens.
-_HASTE = 3.0
+from ppl_ext.regression.full import HASTE, SPARE_PAIRS
+from ppl_ext.regression.overflow import LENIENCE
+from ppl_ext.score import DECAY, TRUST
 
 
 class BlockMoments(NamedTuple):
@@ -76,7 +42,7 @@ class BlockMoments(NamedTuple):
     score_covariance: jax.Array
 
 
-class Regression(NamedTuple):
+class FullRegression(NamedTuple):
     """What was seen so far.
 
     ``mean_theta`` and ``mean_score``, (D,), are averages over the pairs' centres.
@@ -88,21 +54,23 @@ class Regression(NamedTuple):
     block: BlockMoments
 
 
-def initial_regression(mean: jax.Array) -> Regression:
+def initial_regression(mean: jax.Array) -> FullRegression:
     """No observations yet; zeros like the guide's mean (D,)."""
     # Arrays of their own each, so that the state can be donated.
     square = (len(mean), len(mean))
     block = BlockMoments(*(jnp.zeros(square, mean.dtype) for _ in range(3)))
-    return Regression(initial_count(mean.dtype), jnp.zeros_like(mean), jnp.zeros_like(mean), block)
+    return FullRegression(
+        initial_count(mean.dtype), jnp.zeros_like(mean), jnp.zeros_like(mean), block
+    )
 
 
 def observe(
-    regression: Regression,
+    regression: FullRegression,
     theta: jax.Array,
     score: jax.Array,
     decay: float = DECAY,
     total: jax.Array | int = 0,
-) -> Regression:
+) -> FullRegression:
     """Add scores (2 K, D) taken at the mirrored points theta (2 K, D).
 
     ``total`` is the number of iterations of the whole run, 0 when that is not known.
@@ -116,7 +84,7 @@ def observe(
     )
     weight = next_weight(regression.seen, decay)
     mean_weight = next_mean_weight(regression.seen, decay, total)
-    return Regression(
+    return FullRegression(
         advanced(regression.seen, pairs, weight),
         averaged(regression.mean_theta, theta.mean(0), mean_weight),
         averaged(regression.mean_score, score.mean(0), mean_weight),
@@ -125,13 +93,13 @@ def observe(
 
 
 def screened(
-    before: Regression, after: Regression, scale_tril: jax.Array, score: jax.Array
-) -> tuple[Regression, jax.Array]:
+    before: FullRegression, after: FullRegression, scale_tril: jax.Array, score: jax.Array
+) -> tuple[FullRegression, jax.Array]:
     """The next state without scores that come from an overflow, and whether it rests on the pairs.
 
     Parameters
     ----------
-    before, after : Regression
+    before, after : FullRegression
         Without the latest pairs, and with them.
     scale_tril : array (D, D)
     score : array (2 K, D)
@@ -144,26 +112,39 @@ def screened(
     return verdict.choose(lenient, fresh, after), verdict.sound
 
 
-def is_warm(regression: Regression) -> jax.Array:
+def is_warm(regression: FullRegression) -> jax.Array:
     """Whether enough pairs were seen for an update: regressors and a few to know the noise."""
     return regression.seen.num_pairs >= len(regression.mean_theta) + SPARE_PAIRS
 
 
-class FullForm(ClosedForm[Regression]):
+class FullForm(ClosedForm[FullRegression]):
     """The closed form for ``AutoMultivariateNormal``. O(D^2) memory, O(D^3) operations."""
 
-    def initial(self, parameters: Parameters) -> Regression:
+    def initial(self, parameters: Parameters) -> FullRegression:
         return initial_regression(self.density.mean(parameters))
+
+    def evaluated_draw(self, parameters: Parameters, rng_key: jax.Array, num: int) -> Draws:
+        # A pair's standard coordinates are known and each other's negatives.
+        mean, scale_tril = self.density.moments(parameters)
+        standard = self.density.noise(parameters, rng_key, (num // 2, len(mean)))
+        move = standard @ scale_tril.T
+        pull = solve_triangular(scale_tril, standard.T, trans=1, lower=True).T
+        log_prob = log_density(scale_tril, standard)
+        return Draws(
+            jnp.concatenate([mean + move, mean - move]),
+            jnp.concatenate([log_prob, log_prob]),
+            jnp.concatenate([-pull, pull]),
+        )
 
     def update(
         self,
-        state: Regression,
+        state: FullRegression,
         parameters: Parameters,
         theta: jax.Array,
         score: jax.Array,
         total: jax.Array | int = 0,
         log_density: jax.Array | None = None,
-    ) -> tuple[Regression, Parameters]:
+    ) -> tuple[FullRegression, Parameters]:
         scale_tril = self.density.moments(parameters).scale
         observed = observe(state, theta, score, self.decay, total)
         state, sound = screened(state, observed, scale_tril, score)
@@ -177,12 +158,12 @@ class FullForm(ClosedForm[Regression]):
         return state, lax.cond(ready, moved, lambda same: same, parameters)
 
 
-def updated_moments(regression: Regression, moments: Moments, trust: float = TRUST) -> Moments:
+def updated_moments(regression: FullRegression, moments: Moments, trust: float = TRUST) -> Moments:
     """Moments of the next guide, from the running moments and the present guide's.
 
     Parameters
     ----------
-    regression : Regression
+    regression : FullRegression
     moments : Moments
         Mean (D,) and lower triangular scale (D, D) of the present guide.
     trust : float
@@ -222,7 +203,7 @@ class Step(NamedTuple):
 
 
 def whitened_step(block: BlockMoments, number: jax.Array, trust: float) -> Step:
-    """Regression of one block in coordinates where the present covariance is the identity.
+    """FullRegression of one block in coordinates where the present covariance is the identity.
 
     Parameters
     ----------
@@ -266,5 +247,5 @@ def free_share(regressors: int, number: jax.Array) -> jax.Array:
 
 def limited(precision: jax.Array, noise: jax.Array, trust: float) -> jax.Array:
     """A whitened precision limited to the trust region, whose lower end knows the noise."""
-    widest = 1.0 / (1.0 + (trust - 1.0) / (1.0 + noise / _HASTE))
+    widest = 1.0 / (1.0 + (trust - 1.0) / (1.0 + noise / HASTE))
     return jnp.clip(precision, widest, trust)

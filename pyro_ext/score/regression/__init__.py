@@ -6,13 +6,14 @@ from typing import Any
 
 from pyro_ext.guides.flat_density import check_has_flat_density
 from pyro_ext.guides.mixture import AutoGaussianMixture
-from pyro_ext.score.regression.base import TRUST, ClosedForm, restored, saved
+from pyro_ext.score.regression.base import ClosedForm
 from pyro_ext.score.regression.diagonal import DiagonalForm
 from pyro_ext.score.regression.full import FullForm
 from pyro_ext.score.regression.low_rank import LowRankForm
 from pyro_ext.score.regression.matrix_normal import MatrixNormalForm
 from pyro_ext.score.regression.mixture import MixtureForm
-from pyro_ext.score.regression.pairs import DECAY, antithetic
+from pyro_ext.score.regression.pairs import antithetic
+from pyro_ext.score.regression.solver import RegressionSolver
 
 #: By :func:`structure_of` the guide.
 CLOSED_FORMS: dict[str, type[ClosedForm]] = {
@@ -36,20 +37,10 @@ def structure_of(guide: Any) -> str | None:
     return structure if structure in CLOSED_FORMS else None
 
 
-def group_of(guide: Any) -> int:
-    """Of how many draws an iteration with the closed form takes a multiple."""
-    structure = structure_of(guide)
-    return 2 if structure is None else CLOSED_FORMS[structure].group(guide)
-
-
 __all__ = [
     "CLOSED_FORMS",
-    "DECAY",
-    "TRUST",
     "ClosedForm",
+    "RegressionSolver",
     "antithetic",
-    "group_of",
-    "restored",
-    "saved",
     "structure_of",
 ]

@@ -8,13 +8,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from ppl_ext.score import DECAY, TRUST
 from pyro_ext.guides.flat_density import FlatDensity, Parameters
-from pyro_ext.score.regression.pairs import DECAY, antithetic
+from pyro_ext.score.regression.pairs import antithetic
 
 State = TypeVar("State")
-
-#: Limit c on how far one update changes the precision, as a factor in every direction.
-TRUST = 1.25
 
 
 class Draws(NamedTuple):

@@ -1,0 +1,81 @@
+"""The proximal step in closed form (``Regression``), for Normals and mixtures of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, random
+
+from numpyro_ext.density import Data
+from numpyro_ext.engine import EngineState
+from numpyro_ext.guides.flat_density import FlatDensity, Parameters
+from numpyro_ext.score.guide_engine import GuideEngine, GuidePlan
+from numpyro_ext.score.regression.base import ClosedForm
+from ppl_ext.score import LEARNING_RATE, Regression
+
+
+class RegressionState(NamedTuple):
+    """State of the fit.
+
+    Parameters
+    ----------
+    parameters : dict of arrays
+        Unconstrained parameters of the guide, by host name.
+    regression : pytree
+        What the closed form has seen.
+    """
+
+    parameters: Parameters
+    regression: Any
+
+
+@dataclass(frozen=True)
+class RegressionSolver:
+    """Carries out :class:`~ppl_ext.score.Regression`.
+
+    Parameters
+    ----------
+    options : Regression
+        With the defaults of the guide.
+    form : ClosedForm
+        Of the guide.
+    """
+
+    options: Regression
+    form: ClosedForm[Any]
+    learning_rate: float = LEARNING_RATE
+    in_place: bool = False
+
+    @classmethod
+    def plan(
+        cls, options: Regression, form: type[ClosedForm[Any]], density: FlatDensity
+    ) -> RegressionSolver:
+        """The solver for a guide."""
+        options = options.resolved(form.group(density.guide))
+        return cls(options, form(density, options.decay, options.trust))
+
+    def initial(
+        self, engine: GuideEngine, plan: GuidePlan, parameters: Parameters
+    ) -> RegressionState:
+        """The state before the first iteration."""
+        return RegressionState(parameters, self.form.initial(parameters))
+
+    def update(
+        self, engine: GuideEngine, plan: GuidePlan, state: EngineState, data: Data
+    ) -> tuple[EngineState, Array, dict[str, Array]]:
+        """One iteration."""
+        target, form, fit = plan.target, self.form, state.algorithm
+        rng_key, sample_key = random.split(state.rng_key)
+        draws = form.evaluated_draw(fit.parameters, sample_key, plan.num_samples)
+        found, estimator = plan.estimator.estimate(target, state.estimator, draws.theta, data)
+        weights = form.weights(fit.parameters, plan.num_samples)
+        loss = weights @ jnp.square(draws.score - found.score).sum(-1)
+        log_p = found.log_density(target.likelihood_temperature)
+        regression, parameters = form.update(
+            fit.regression, fit.parameters, draws.theta, found.score, engine._total(state), log_p
+        )
+        fit = RegressionState(parameters, regression)
+        state = state._replace(algorithm=fit, estimator=estimator, rng_key=rng_key)
+        return state, loss, {"log_p": weights @ log_p, "log_q": weights @ draws.log_prob}

@@ -1,0 +1,231 @@
+"""The proximal step by an optimizer (``GradientSteps``), for every guide with a flat log density.
+
+After M. Kim, "Large-scale Score-based Variational Posterior Inference for Bayesian Deep Neural
+Networks", equation 8 and Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ppl_ext.score import STEPS, GradientSteps, kind_of
+from pyro_ext.density import Data
+from pyro_ext.engine import Update
+from pyro_ext.guides.flat_density import FlatDensity, Parameters
+from pyro_ext.guides.mixture import AutoGaussianMixture
+from pyro_ext.guides.normal import DiagonalNormalDensity
+from pyro_ext.guides.planar_flow import AutoPlanarFlow
+from pyro_ext.optim import PlannedSteps
+from pyro_ext.score.guide_engine import GuideEngine, GuidePlan
+from pyro_ext.score.objective import blended_target, proximal_gradient
+
+#: Coordinates of a diagonal guide that take their inner steps together.
+PART_LENGTH = 2**18
+
+
+@dataclass
+class GradientState:
+    """What the next iteration needs besides the guide and the optimizer.
+
+    Parameters
+    ----------
+    reused : list of pairs of tensors (S, D)
+        Draws and scores of earlier iterations that are used again, the latest first.
+    theta, score : tensors (S, D), optional
+        Those of the last iteration, whose memory the next one takes.
+    """
+
+    reused: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    theta: Tensor | None = None
+    score: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class GradientSolver:
+    """Carries out :class:`~ppl_ext.score.GradientSteps`.
+
+    Parameters
+    ----------
+    options : GradientSteps
+        With the defaults of the guide.
+    learning_rate : float
+        Of the default optimizer, at the start of a run.
+    """
+
+    options: GradientSteps
+    learning_rate: float
+
+    @classmethod
+    def plan(cls, options: GradientSteps, density: FlatDensity) -> GradientSolver:
+        """The solver for a guide."""
+        guide = density.guide
+        mixture = guide.covariance if isinstance(guide, AutoGaussianMixture) else None
+        planar_flow = isinstance(guide, AutoPlanarFlow)
+        defaults = STEPS[kind_of(density.covariance_structure, mixture, planar_flow)]
+        return cls(options.resolved(defaults), defaults.learning_rate)
+
+    def initial(self, engine: GuideEngine, plan: GuidePlan) -> GradientState:
+        """The state before the first iteration; the engine gets its optimizer."""
+        by_parts = isinstance(plan.density, DiagonalNormalDensity) and plan.clip_norm is None
+        length = PART_LENGTH if by_parts and plan.target.device.type == "cpu" else None
+        engine._start_optimizer(plan, self.options.optim, length)
+        return GradientState()
+
+    def saved(self, state: GradientState) -> Any:
+        """A state as plain containers, for a file."""
+        return [list(pair) for pair in state.reused]
+
+    def restored(self, state: GradientState, found: Any) -> GradientState:
+        """Inverse of :meth:`saved`."""
+        return GradientState([(theta, score) for theta, score in found])
+
+    def update(
+        self, engine: GuideEngine, plan: GuidePlan, state: GradientState, data: Data
+    ) -> tuple[GradientState, Update]:
+        """One iteration; the state is the old one where the step is not finite."""
+        theta = self._sample(engine, plan, state)
+        with plan.target.writing_into(state.score):
+            found = engine._score(theta, data)
+        score = found.score
+        log_p = float(found.log_density(plan.target.likelihood_temperature).mean())
+        finite = math.isfinite(log_p)
+        loss = log_q = math.nan
+        earlier, number = state.reused, self.options.sample_reuse
+        if finite:
+            missing = number - 1 - len(earlier)
+            draws = [(theta, score)] * (1 + missing) + earlier
+            total = engine._total or 0
+            weight = self.options.weight(engine.num_steps_taken, total, engine._progress())
+            loss, log_q, finite = self._gradient_steps(engine, plan, draws, float(weight))
+            if finite and number > 1:
+                earlier = [(theta, score), *earlier][: number - 1]
+        kept = (theta, score) if number == 1 else (None, None)
+        update = Update(loss, {"log_p": log_p, "log_q": log_q}, finite)
+        return GradientState(earlier, *kept), update
+
+    def _sample(self, engine: GuideEngine, plan: GuidePlan, state: GradientState) -> Tensor:
+        density, number = plan.density, plan.num_samples
+        if isinstance(density, DiagonalNormalDensity) and self.options.sample_reuse == 1:
+            # Memory that is kept costs less than memory that the system gives anew.
+            return density.sample(engine._parameters, engine._generator, number, state.theta)
+        return density.sample(engine._parameters, engine._generator, number)
+
+    @property
+    def _inner_steps(self) -> int:
+        assert self.options.num_inner_steps is not None
+        return self.options.num_inner_steps
+
+    @torch.no_grad()
+    def _gradient_steps(
+        self,
+        engine: GuideEngine,
+        plan: GuidePlan,
+        draws: list[tuple[Tensor, Tensor]],
+        weight: float,
+    ) -> tuple[float, float, bool]:
+        """Take the inner steps; return the loss, the mean of log q, and whether all was finite."""
+        assert engine._optimizer is not None
+        engine._set_default_rate(plan)
+        planned = engine._optimizer.plan(self._inner_steps)
+        safe = _cannot_break(plan.density, engine._parameters, draws, weight, planned)
+        if safe and plan.clip_norm is None and engine._optimizer.entrywise:
+            return *self._steps_by_part(engine, plan, draws, weight, planned), True
+        density, present_draws = plan.density, draws[0][0]
+        theta, score = (_joined(each) for each in zip(*draws, strict=True))
+        present = density.score(engine._parameters, theta)
+        log_q = float(density.log_prob(engine._parameters, present_draws).mean())
+        residual = (present - score)[: len(present_draws)]
+        loss = float(residual.square_().sum(-1).mean())
+        if not math.isfinite(loss):
+            return loss, log_q, False
+        target = blended_target(score, present, weight)
+        del draws, score, present, residual
+
+        def objective(parameters: Parameters) -> tuple[Tensor, Parameters]:
+            return proximal_gradient(density, parameters, theta, target, weight)
+
+        finite = engine._descend(plan, objective, self._inner_steps, can_break=not safe)
+        return loss, log_q, finite
+
+    def _steps_by_part(
+        self,
+        engine: GuideEngine,
+        plan: GuidePlan,
+        draws: list[tuple[Tensor, Tensor]],
+        weight: float,
+        planned: PlannedSteps,
+    ) -> tuple[float, float]:
+        """All inner steps of one part of a diagonal guide after another.
+
+        The objective is a sum over coordinates and so are the steps of the optimizer, so that a
+        part can take all its steps while it is in the processor's cache; every vector is read and
+        written once an iteration, and what is computed in between is never long. Returns the loss
+        and the mean of log q.
+        """
+        density, optimizer = plan.density, engine._optimizer
+        assert isinstance(density, DiagonalNormalDensity) and optimizer is not None
+        number = len(draws[0][0])
+        loss, log_q = 0.0, -0.5 * density.dim * math.log(2.0 * math.pi)
+        for part in optimizer.parts:
+            where = slice(None) if part.where is None else part.where
+            theta, score = (
+                _joined([entry[:, where] for entry in each]) for each in zip(*draws, strict=True)
+            )
+            parameters = {name: tensor.detach() for name, tensor in part.tensors.items()}
+            loc, scale = density.moments(parameters)
+            standard = (loc - theta).div_(scale)
+            present = standard / scale
+            log_q -= _sum_of_logarithms(scale)
+            log_q -= 0.5 * float(standard[:number].square_().sum()) / number
+            loss += float((present[:number] - score[:number]).square_().sum()) / number
+            target = torch.lerp(score, present, weight / (1.0 + weight))
+            for step in range(self._inner_steps):
+                known = (scale, present) if step == 0 else None
+                _, gradient = density.residual_gradient(
+                    parameters, theta, target, 1.0 + weight, known
+                )
+                optimizer.step_part(part, gradient, planned, step)
+        optimizer.finish(planned)
+        return loss, log_q
+
+
+def _cannot_break(
+    density: FlatDensity,
+    parameters: Parameters,
+    draws: list[tuple[Tensor, Tensor]],
+    weight: float,
+    planned: PlannedSteps,
+) -> bool:
+    """Whether it is certain that the inner steps will be finite, so that none is undone."""
+    if not isinstance(density, DiagonalNormalDensity) or planned.reach == math.inf:
+        return False
+    largest = max(
+        density.largest_gradient(parameters, theta, score, planned.reach)
+        for theta, score in dict.fromkeys(draws)
+    )
+    # Adam keeps squares of gradients.
+    limit = 1e-4 * math.sqrt(torch.finfo(draws[0][0].dtype).max)
+    return (1.0 + weight) * largest < limit
+
+
+def _joined(pieces: Sequence[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
+
+
+def _sum_of_logarithms(values: Tensor) -> float:
+    """Sum of the logarithms of positive numbers (D,), of products of four, which is faster."""
+    quarter = len(values) // 4
+    if quarter:
+        first, second, third, fourth = values[: 4 * quarter].chunk(4)
+        products = (first * second).mul_(third).mul_(fourth)
+        low, high = (float(bound) for bound in products.aminmax())
+        if 1e-30 < low and high < math.inf:
+            rest = values[4 * quarter :]
+            return float(products.log_().sum()) + float(rest.log().sum())
+    return float(values.log().sum())

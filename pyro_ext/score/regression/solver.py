@@ -1,0 +1,75 @@
+"""The proximal step in closed form (``Regression``), for Normals and mixtures of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ppl_ext.score import LEARNING_RATE, Regression
+from pyro_ext.density import Data
+from pyro_ext.engine import Update
+from pyro_ext.guides.flat_density import FlatDensity
+from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, all_finite
+from pyro_ext.score.regression.base import ClosedForm, restored, saved
+
+
+@dataclass(frozen=True)
+class RegressionSolver:
+    """Carries out :class:`~ppl_ext.score.Regression`; its state is the closed form's.
+
+    Parameters
+    ----------
+    options : Regression
+        With the defaults of the guide.
+    form : ClosedForm
+        Of the guide.
+    """
+
+    options: Regression
+    form: ClosedForm[Any]
+    learning_rate: float = LEARNING_RATE
+
+    @classmethod
+    def plan(
+        cls, options: Regression, form: type[ClosedForm[Any]], density: FlatDensity
+    ) -> RegressionSolver:
+        """The solver for a guide."""
+        options = options.resolved(form.group(density.guide))
+        return cls(options, form(density, options.decay, options.trust))
+
+    def initial(self, engine: GuideEngine, plan: GuidePlan) -> Any:
+        """The state before the first iteration."""
+        return self.form.initial(engine._parameters)
+
+    def saved(self, state: Any) -> Any:
+        """A state as plain containers, for a file."""
+        return saved(state)
+
+    def restored(self, state: Any, found: Any) -> Any:
+        """Inverse of :meth:`saved`; ``state`` is one of the same form."""
+        return restored(state, found)
+
+    @torch.no_grad()
+    def update(
+        self, engine: GuideEngine, plan: GuidePlan, state: Any, data: Data
+    ) -> tuple[Any, Update]:
+        """One iteration; the state is the old one where the step is not finite."""
+        form, parameters = self.form, engine._parameters
+        draws = form.evaluated_draw(parameters, engine._generator, plan.num_samples)
+        weights = form.weights(parameters, plan.num_samples)
+        found = engine._score(draws.theta, data)
+        score, log_p = found.score, found.log_density(plan.target.likelihood_temperature)
+        loss = float(weights @ (draws.score - score).square_().sum(-1))
+        info = {"log_p": float(weights @ log_p), "log_q": float(weights @ draws.log_prob)}
+        finite = math.isfinite(loss) and math.isfinite(info["log_p"])
+        if finite:
+            total = engine._total or 0
+            updated, moved = form.update(state, parameters, draws.theta, score, total, log_p)
+            finite = all_finite(moved)
+            if finite:
+                engine._write(moved)
+                state = updated
+        return state, Update(loss, info, finite)
