@@ -22,8 +22,9 @@ from numpyro_ext.engine import EngineState
 from numpyro_ext.gradients import Full, GradientEstimator
 from numpyro_ext.guides.flat_density import Moments, Parameters
 from numpyro_ext.score.guide_engine import GuideEngine, GuidePlan
-from numpyro_ext.score.overflow import LENIENCE, judged
+from numpyro_ext.score.overflow import judged
 from ppl_ext.errors import ArgumentError
+from ppl_ext.regression.overflow import LENIENCE
 
 #: Weight of the latest step in the mean square of the scores.
 RECENT = 0.1
@@ -128,8 +129,7 @@ class GaussianMatching(GuideEngine):
         target, density, (parameters, seen) = plan.target, plan.density, state.algorithm
         rng_key, sample_key = random.split(state.rng_key)
         theta = density.sample(parameters, sample_key, plan.num_samples)
-        present = density.score(parameters, theta)
-        log_q = density.log_prob(parameters, theta)
+        log_q, present = density.log_prob_and_score(parameters, theta)
         score, estimator = plan.estimator.estimate(target, state.estimator, theta, data)
         loss = jnp.square(present - score.score).sum(-1).mean()
         log_p = score.log_density(target.likelihood_temperature)

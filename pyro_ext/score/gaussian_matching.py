@@ -18,12 +18,13 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Generator, Tensor
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.regression.overflow import LENIENCE
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import Update
 from pyro_ext.gradients import Full, GradientEstimator
 from pyro_ext.guides.flat_density import Moments
 from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, all_finite
-from pyro_ext.score.overflow import LENIENCE, judged
+from pyro_ext.score.overflow import judged
 
 #: Weight of the latest step in the mean square of the scores.
 RECENT = 0.1
@@ -119,8 +120,8 @@ dtype
         density = plan.density
         with torch.no_grad():
             theta = density.sample(self._parameters, self._generator, plan.num_samples)
-            present = density.score(self._parameters, theta)
-            log_q = density.log_prob(self._parameters, theta).mean()
+            log_prob, present = density.log_prob_and_score(self._parameters, theta)
+            log_q = log_prob.mean()
         found = self._score(theta, data)
         log_p = found.log_density(plan.target.likelihood_temperature).mean()
         loss = float((present - found.score).square().sum(-1).mean())

@@ -1,25 +1,15 @@
 """Scores that come from an overflow, which closed forms and matches leave out.
 
-A draw far out can meet a density that overflows, with a score that is finite and yet thirty orders
-too large. In a running average, or a guide that follows it at once, it would rule for ever. So the
-mean square of the latest scores is compared with that of those before, both in coordinates that
-the present guide whitens: noise of finite variance is beyond ``WILD`` times its mean with a
-probability below 1 / ``WILD``. Scores that are wilder count for nothing but that the next may be
-wilder, by ``LENIENCE``, so that a density that does change is followed in the end. Where it is the
-earlier ones that are beyond ``SPOILT`` times the latest, it was they, and all begins anew.
+The method is told in :mod:`ppl_ext.regression.overflow`.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple, TypeVar
 
-T = TypeVar("T")
+from ppl_ext.regression.overflow import SPOILT, WILD
 
-#: In mean square, the latest scores may be so many times those before; and those before so many
-#: times the latest.
-WILD, SPOILT = 1e8, 1e12
-#: How much more is let in after each time that scores were left out.
-LENIENCE = 1.5
+T = TypeVar("T")
 
 
 class Verdict(NamedTuple):

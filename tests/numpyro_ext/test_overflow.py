@@ -20,8 +20,9 @@ from numpyro.infer.autoguide import (
 from numpyro_ext.guides import AutoGaussianMixture, AutoMatrixNormal
 from numpyro_ext.guides.flat_density import flat_density
 from numpyro_ext.score import GSM, BaM
-from numpyro_ext.score.overflow import LENIENCE, SPOILT, WILD, judged
+from numpyro_ext.score.overflow import judged
 from numpyro_ext.score.regression import CLOSED_FORMS, structure_of
+from ppl_ext.regression.overflow import LENIENCE, SPOILT, WILD
 
 jax.config.update("jax_enable_x64", True)
 

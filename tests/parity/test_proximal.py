@@ -127,7 +127,3 @@ def test_closed_forms_agree(name: str) -> None:
     for a, b in zip(after, ours.moments(jax_parameters), strict=True):
         assert_equal(a, b)
     assert not any(torch.allclose(a, b) for a, b in zip(before, after, strict=True))
-
-
-def test_defaults_agree() -> None:
-    assert pyro_regression.pairs.FORGETTING == numpyro_regression.pairs.FORGETTING

@@ -1,38 +1,6 @@
 """Closed form for full-covariance Normal guides: recursive regression of noisy scores.
 
-For a Normal q with mean m and precision P the score, grad log q(theta) = P (m - theta), is linear
-in (P m, P). The proximal score-matching objective is then a linear least-squares problem: the
-(noisy) scores of the target are regressed on the points where they were taken. Running moments
-take the place of an optimiser and average the noise out; there is no learning rate.
-
-*Pairs.* Scores come in mirrored pairs; see :mod:`numpyro_ext.score.regression.pairs` for the halves
-d and e of their differences. The slope P is regressed on
-
-    V = E[d d^T],   C = E[e d^T],   R = E[e e^T].
-
-*Steps that know the noise.* In coordinates whitened by L, where Sigma = inverse P = L L^T is the
-present covariance, the residual R - C V^-1 C^T, over 1 - D / n, is the covariance of the noise.
-In its eigenbasis row i of the slope has noise variance r_i / n in each entry, so that
-
-- each row is pulled towards the present precision, the identity, by rho_i = D r_i / n:
-  B_i = (rho_i I_i - C_i) (V + rho_i I)^-1, which keeps the noise in B below one half at any
-  level and vanishes as n grows;
-- the two estimates B_ij and B_ji of one entry of the symmetric precision are averaged with
-  weights 1 / r_i and 1 / r_j;
-- eigenvalues of the result are limited to at most c, and to no less than
-  1 / (1 + (c - 1) / (1 + D r / 3)): a guide that widens faster than the noise lets it see would
-  soon rest on its last few draws, as wide draws outweigh the earlier ones, and would run away;
-- the mean moves by m+ - m = E[theta] - m + Sigma+ E[score], each row over 1 + rho_i, and by at
-  most one unit of Mahalanobis distance. These two averages forget faster at first, see
-  :func:`~numpyro_ext.score.regression.pairs.next_mean_weight`.
-
-*Overflow.* One score that is finite and yet thirty orders too large would rule V^-1 C for ever: the
-guide would shrink to nothing. Pairs with such scores are left out, see
-:mod:`numpyro_ext.score.overflow`.
-
-The fixed point has E_q[score] = 0 and -E_q[grad score] = P, which by Stein's identity is where
-the evidence lower bound is stationary. Without noise it is reached exactly for a Normal target,
-once there are D + 5 pairs.
+The method is told in :mod:`ppl_ext.regression.full`.
 """
 
 from __future__ import annotations
@@ -46,7 +14,7 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_ext.guides.flat_density import Moments, Parameters
 from numpyro_ext.guides.normal import log_density
-from numpyro_ext.score.overflow import LENIENCE, judged
+from numpyro_ext.score.overflow import judged
 from numpyro_ext.score.regression.base import ClosedForm, Draws
 from numpyro_ext.score.regression.pairs import (
     Count,
@@ -57,12 +25,9 @@ from numpyro_ext.score.regression.pairs import (
     next_mean_weight,
     next_weight,
 )
+from ppl_ext.regression.full import HASTE, SPARE_PAIRS
+from ppl_ext.regression.overflow import LENIENCE
 from ppl_ext.score import DECAY, TRUST
-
-#: Pairs seen before the first update, beyond the number of regressors.
-SPARE_PAIRS = 5
-# The share of the noise (in units of D r) that a guide may outrun when it widens.
-_HASTE = 3.0
 
 
 class BlockMoments(NamedTuple):
@@ -282,5 +247,5 @@ def free_share(regressors: int, number: jax.Array) -> jax.Array:
 
 def limited(precision: jax.Array, noise: jax.Array, trust: float) -> jax.Array:
     """A whitened precision limited to the trust region, whose lower end knows the noise."""
-    widest = 1.0 / (1.0 + (trust - 1.0) / (1.0 + noise / _HASTE))
+    widest = 1.0 / (1.0 + (trust - 1.0) / (1.0 + noise / HASTE))
     return jnp.clip(precision, widest, trust)
