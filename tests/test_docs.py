@@ -138,6 +138,9 @@ engine.run(key, 9_800, x, y, checkpoint=path, progress_bar=False)
         1: LOGISTIC["nx"],
         2: NETWORK["nx"],
     },
+    ("score-vi", "px"): {
+        0: LOGISTIC["px"] + "guide = pyro.infer.autoguide.AutoMultivariateNormal(model)"
+    },
     ("sgmcmc", "px"): {0: LOGISTIC["px"]},
     ("sgmcmc", "nx"): {
         0: LOGISTIC["nx"],
