@@ -181,7 +181,7 @@ class LaplaceGGN(DirectionEngine):
         return {
             "correction": jnp.zeros(len(plan.posterior.held), particles.dtype),
             # The first step finds one.
-            "since": jnp.asarray(self.hyperparameters_every, jnp.int32),
+            "steps_served": jnp.asarray(self.hyperparameters_every, jnp.int32),
         }
 
     def _step(
@@ -190,13 +190,16 @@ class LaplaceGGN(DirectionEngine):
         if self.hyperparameters:
             posterior, position = plan.posterior, self.particles(state)[0]
             before = state.algorithm.direction
-            due = before["since"] >= self.hyperparameters_every
+            due = before["steps_served"] >= self.hyperparameters_every
             correction = lax.cond(
                 due,
                 lambda: -0.5 * posterior.slope_of_log_determinant(position, data),
                 lambda: before["correction"],
             )
-            direction = {"correction": correction, "since": jnp.where(due, 1, before["since"] + 1)}
+            direction = {
+                "correction": correction,
+                "steps_served": jnp.where(due, 1, before["steps_served"] + 1),
+            }
             state = state._replace(algorithm=state.algorithm._replace(direction=direction))
         return super()._step(plan, state, data)
 

@@ -144,7 +144,7 @@ class LaplaceGGN(DirectionEngine):
         self._draws = seeded_generator(self._generator.initial_seed(), 1)
         self._fitted: tuple[Tensor, Data, Precision] | None = None
         self._correction = torch.zeros(0)
-        self._since = hyperparameters_every
+        self._steps_served = hyperparameters_every
 
     def _plan(self, target: LogDensity, generator: Generator, data: Data) -> LaplacePlan:
         estimator = super()._plan(target, generator, data).estimator
@@ -177,16 +177,16 @@ class LaplaceGGN(DirectionEngine):
             self._correction = torch.zeros_like(position[plan.posterior.held])
 
     def _update(self, plan: LaplacePlan, data: Data) -> Update:
-        before = self._correction, self._since
+        before = self._correction, self._steps_served
         if self.hyperparameters:
             # The first step finds one.
-            if self._since >= self.hyperparameters_every:
+            if self._steps_served >= self.hyperparameters_every:
                 slope = plan.posterior.slope_of_log_determinant(self.particles[0], data)
-                self._correction, self._since = -0.5 * slope, 0
-            self._since += 1
+                self._correction, self._steps_served = -0.5 * slope, 0
+            self._steps_served += 1
         update = super()._update(plan, data)
         if not update.finite:
-            self._correction, self._since = before
+            self._correction, self._steps_served = before
         return update
 
     def _direction(
@@ -200,14 +200,14 @@ class LaplaceGGN(DirectionEngine):
     def _algorithm_state(self) -> dict[str, Any]:
         own = {
             "correction": self._correction,
-            "since": self._since,
+            "steps_served": self._steps_served,
             "draws": self._draws.get_state(),
         }
         return {**own, **super()._algorithm_state()}
 
     def _load_algorithm_state(self, state: dict[str, Any]) -> None:
         super()._load_algorithm_state(state)
-        self._correction, self._since = state["correction"], state["since"]
+        self._correction, self._steps_served = state["correction"], state["steps_served"]
         self._draws.set_state(state["draws"])
 
     # -- the Gaussian -------------------------------------------------------------------------

@@ -5,21 +5,63 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as numpyro_dist
+import pyro
+import pyro.distributions as pyro_dist
 import pytest
 import torch
 
+import numpyro_ext.guides as numpyro_guides
 import numpyro_ext.score.regression as numpyro_regression
+import pyro_ext.guides as pyro_guides
 import pyro_ext.score.regression as pyro_regression
-from tests.parity.test_guides import DIM, make
 
 jax.config.update("jax_enable_x64", True)
 torch.set_default_dtype(torch.float64)
+
+ROWS, COLUMNS, REST = 3, 2, 4
+DIM = ROWS * COLUMNS + REST
+
+
+def pyro_model() -> None:
+    pyro.sample("z", pyro_dist.Normal(torch.zeros(REST), 1.0).to_event(1))
+    pyro.sample("w", pyro_dist.Normal(torch.zeros(ROWS, COLUMNS), 1.0).to_event(2))
+
+
+def numpyro_model() -> None:
+    numpyro.sample("z", numpyro_dist.Normal(jnp.zeros(REST), 1.0).to_event(1))
+    numpyro.sample("w", numpyro_dist.Normal(jnp.zeros((ROWS, COLUMNS)), 1.0).to_event(2))
+
+
+def make():
+    """A guide of each package over the same latents, and equal parameters for both.
+
+    NumPyro packs a triangular factor into one vector.
+    """
+    draws = np.random.default_rng(0)
+    ours = {"auto_loc": draws.normal(size=DIM), "auto_scale": draws.normal(size=REST)}
+    theirs = {"loc": ours["auto_loc"], "scale_unconstrained": ours["auto_scale"]}
+    for side, length in (("row", ROWS), ("column", COLUMNS)):
+        lower = np.tril(draws.normal(size=(length, length)), -1)
+        scale = draws.normal(size=length)
+        theirs[f"{side}_tril.w_unconstrained"] = lower
+        theirs[f"{side}_scale.w_unconstrained"] = scale
+        packed = np.concatenate([lower[np.tril_indices(length, -1)], scale])
+        ours[f"auto_w_{side}_tril"] = packed
+    torch_density = pyro_guides.flat_density(pyro_guides.AutoMatrixNormal(pyro_model))
+    guide = numpyro_guides.AutoMatrixNormal(numpyro_model)
+    jax_density = numpyro_guides.flat_density(guide, jax.random.key(0))
+    return (
+        (torch_density, {name: torch.tensor(value) for name, value in theirs.items()}),
+        (jax_density, {name: jnp.asarray(value) for name, value in ours.items()}),
+    )
 
 
 @pytest.mark.parametrize("total", [0, 14])
 def test_closed_forms_agree(total: int) -> None:
     """Twelve updates from the same scores, each from the draws of the guide as it then is."""
-    (theirs, torch_parameters), (ours, jax_parameters) = make("AutoMatrixNormal")
+    (theirs, torch_parameters), (ours, jax_parameters) = make()
     form = pyro_regression.CLOSED_FORMS["matrix_normal"](theirs)
     jax_form = numpyro_regression.CLOSED_FORMS["matrix_normal"](ours)
     state, jax_state = form.initial(torch_parameters), jax_form.initial(jax_parameters)
