@@ -466,3 +466,25 @@ def test_estimator_is_the_default_for_the_model_unless_given() -> None:
     given = engine(estimator=Minibatch(sampling="replacement"))
     given.init(KEY, Y, batch=8)
     assert given.plan.estimator == Minibatch(sampling="replacement")
+
+
+def test_programs_of_another_engine_serve_only_what_they_compute() -> None:
+    """The next engine finds the compiled steps of the last, unless something differs in them."""
+
+    def closed_over(shift: float) -> Any:
+        data = jnp.asarray(Y) + shift
+
+        def program() -> None:
+            mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+            numpyro.sample("y", dist.Normal(mean, 1.0).expand([40]).to_event(1), obs=data)
+
+        return program
+
+    def losses(shift: float = 0.0, rate: float = 0.05, **options: Any) -> np.ndarray:
+        e = NoisyAscent(closed_over(shift), numpyro.optim.Adam(rate), **options)
+        return e.run(KEY, 4, progress_bar=False).losses
+
+    first = losses()
+    np.testing.assert_array_equal(losses(), first)
+    for other in (losses(shift=1.0), losses(rate=0.5), losses(likelihood_temperature=0.1)):
+        assert np.abs(other[1:] - first[1:]).max() > 1e-4
