@@ -161,7 +161,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class _Meeting:
+class _Bound:
     """What is known once the engine has met the model's arguments.
 
     Parameters
@@ -285,17 +285,17 @@ class Engine(EngineShell, ABC):
 
     # -- set up -------------------------------------------------------------------------------
 
-    def _meet(
+    def _bind(
         self, keys: _Keys, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[_Meeting, Data]:
-        """The present meeting where these arguments would only lead to the same, or a new one.
+    ) -> tuple[_Bound, Data]:
+        """The model bound to these arguments: as it is where they would only lead to the same.
 
-        Also the arguments themselves, which inside ``jax.jit`` are not those of the meeting.
+        Also the arguments themselves, which inside ``jax.jit`` are not those that are kept.
         """
         signature = Data(args, kwargs).signature()
-        known = self._meeting
+        known = self._bound
         if known is not None and not known.plan.target.held and known.signature == signature:
-            return self._meet_again(known, args, kwargs)
+            return self._bind_again(known, args, kwargs)
         target = LogDensity(
             self.model,
             keys.target,
@@ -308,23 +308,21 @@ class Engine(EngineShell, ABC):
         data = target.bind(*args, **kwargs)
         if not _traced(data):
             data = data.on_device()
-        return self._meeting_of(target, keys.start, data, signature), data
+        return self._bound_to(target, keys.start, data, signature), data
 
-    def _meet_again(
-        self, known: _Meeting, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[_Meeting, Data]:
+    def _bind_again(
+        self, known: _Bound, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[_Bound, Data]:
         data = known.plan.target.bind(*args, **kwargs)
         if _traced(data):
             return known, data
         data = data.on_device()
         return replace(known, data=data), data
 
-    def _meeting_of(
-        self, target: LogDensity, rng_key: Array, data: Data, signature: Any
-    ) -> _Meeting:
+    def _bound_to(self, target: LogDensity, rng_key: Array, data: Data, signature: Any) -> _Bound:
         plan = self._plan(target, rng_key, data)
         update = Program(partial(self._advance, plan))
-        return _Meeting(
+        return _Bound(
             plan,
             data,
             signature,
@@ -334,11 +332,11 @@ class Engine(EngineShell, ABC):
             Program(partial(self._get_params, plan), rarely=True),
         )
 
-    def _first_state(self, meeting: _Meeting, keys: _Keys, data: Data) -> EngineState:
-        start = self._start(meeting.plan, keys.start, data)
-        state: EngineState = meeting.init(start, keys.estimator, keys.steps, data)
+    def _first_state(self, bound: _Bound, keys: _Keys, data: Data) -> EngineState:
+        start = self._start(bound.plan, keys.start, data)
+        state: EngineState = bound.init(start, keys.estimator, keys.steps, data)
         if not isinstance(state.step, jax.core.Tracer):
-            meeting.plan.estimator.check(state.estimator)
+            bound.plan.estimator.check(state.estimator)
         return state
 
     def _initial_state(
@@ -438,8 +436,8 @@ class Engine(EngineShell, ABC):
         """
         _check_key(rng_key)
         keys = _keys(rng_key)
-        self._meeting, data = self._meet(keys, args, kwargs)
-        return self._first_state(self._meeting, keys, data)
+        self._bound, data = self._bind(keys, args, kwargs)
+        return self._first_state(self._bound, keys, data)
 
     def update(self, state: EngineState, *args: Any, **kwargs: Any) -> tuple[EngineState, Array]:
         """Take one step with these arguments of the model; return the next state and the loss.
@@ -452,8 +450,8 @@ class Engine(EngineShell, ABC):
         NonFiniteError
             Outside ``jax.jit``: the step was not finite and ``on_nonfinite="raise"``.
         """
-        self._meeting, data = self._meet_again(self._met(), args, kwargs)
-        advanced, loss, _, finite = self._meeting.update(state, data)
+        self._bound, data = self._bind_again(self._require_bound(), args, kwargs)
+        advanced, loss, _, finite = self._bound.update(state, data)
         if (
             self.on_nonfinite == "raise"
             and not isinstance(finite, jax.core.Tracer)
@@ -515,12 +513,12 @@ class Engine(EngineShell, ABC):
             state = self.init(rng_key, *args, **kwargs)
         else:
             self._check_state(init_state)
-            if self._meeting is None:
-                self._meeting, _ = self._meet(_keys(rng_key), args, kwargs)
+            if self._bound is None:
+                self._bound, _ = self._bind(_keys(rng_key), args, kwargs)
             else:
-                self._meeting, _ = self._meet_again(self._meeting, args, kwargs)
+                self._bound, _ = self._bind_again(self._bound, args, kwargs)
             state = init_state
-        meeting = self._met()
+        bound = self._require_bound()
         cadence = Cadence.of(
             int(state.step),
             num_steps,
@@ -534,9 +532,7 @@ class Engine(EngineShell, ABC):
 
         def take(count: int) -> Piece:
             nonlocal state
-            state, losses, figures, taken, sound = meeting.chunk(
-                state, meeting.data, np.int32(count)
-            )
+            state, losses, figures, taken, sound = bound.chunk(state, bound.data, np.int32(count))
             done = int(taken)
             if not bool(sound) and self.on_nonfinite == "raise":
                 raise self._nonfinite_error(int(state.step) + 1, state)
@@ -561,12 +557,12 @@ class Engine(EngineShell, ABC):
             call_back=call_back,
             progress_bar=progress_bar,
         )
-        params = meeting.params(state, meeting.data)
+        params = bound.params(state, bound.data)
         return RunResult(params, state, found.losses, found.info)
 
     def get_params(self, state: EngineState) -> dict[str, Any]:
         """The parameters in a state: what the engine has fitted."""
-        known = self._met()
+        known = self._require_bound()
         params: dict[str, Any] = known.params(state, known.data)
         return params
 
@@ -618,18 +614,18 @@ class Engine(EngineShell, ABC):
         header, trees = state_files.load(path, type(self).__name__, _from_numpy)
         # A key of the same kind as the one saved.
         keys = _keys(trees["state"][".rng_key"])
-        meeting = self._meeting
-        if meeting is None or args or kwargs:
-            meeting, _ = self._meet(keys, args, kwargs)
-        state_files.check(header, self._header(meeting.plan))
-        target = meeting.plan.target
+        bound = self._bound
+        if bound is None or args or kwargs:
+            bound, _ = self._bind(keys, args, kwargs)
+        state_files.check(header, self._header(bound.plan))
+        target = bound.plan.target
         if trees["held"]:
             held = _in_place("held parameters", trees["held"], target.held)
             target = target.with_held(held)
-            meeting = self._meeting_of(target, keys.start, meeting.data, meeting.signature)
-        template = self._first_state(meeting, keys, meeting.data)
+            bound = self._bound_to(target, keys.start, bound.data, bound.signature)
+        template = self._first_state(bound, keys, bound.data)
         state: EngineState = _in_place("state", trees["state"], template)
-        self._meeting = meeting
+        self._bound = bound
         return state
 
 

@@ -16,7 +16,7 @@ class EngineShell:
     """The options of an engine, and what it knows once it has met the model's arguments.
 
     Options are never written over. What is decided when the arguments are met is a plan, which
-    ``_meeting`` holds together with the last arguments.
+    ``_bound`` holds together with the last arguments.
 
     Parameters
     ----------
@@ -56,12 +56,13 @@ class EngineShell:
         self.data_chunk = data_chunk
         self.on_nonfinite = on_nonfinite
         self._first_verbs = first_verbs
-        self._meeting: Any = None
+        self._bound: Any = None
 
     def __repr__(self) -> str:
         shown = [f"{name}={describe(value)}" for name, value in options_of(self).items()]
-        if self._meeting is not None:
-            shown.append(f"plan={self._meeting.plan!r}")
+        bound = getattr(self, "_bound", None)  # not there while options are being checked
+        if bound is not None:
+            shown.append(f"plan={bound.plan!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
@@ -73,25 +74,25 @@ class EngineShell:
         RuntimeError
             The engine has not seen the model's arguments yet.
         """
-        return self._met().plan
+        return self._require_bound().plan
 
     @property
     def target(self) -> Any:
         """The model as a ``LogDensity``; raises as :attr:`plan` does."""
-        return self._met().plan.target
+        return self._require_bound().plan.target
 
     @property
     def data(self) -> Any:
         """The arguments that the engine saw last; raises as :attr:`plan` does."""
-        return self._met().data
+        return self._require_bound().data
 
-    def _met(self) -> Any:
-        if self._meeting is None:
+    def _require_bound(self) -> Any:
+        if self._bound is None:
             raise RuntimeError(
                 f"{type(self).__name__} has not seen the model's arguments yet. Call "
                 f"{self._first_verbs} with them first."
             )
-        return self._meeting
+        return self._bound
 
     def _target_options(self) -> dict[str, Any]:
         """Options of the engine that are the target's."""

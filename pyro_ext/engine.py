@@ -92,7 +92,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class _Meeting:
+class _Bound:
     """What is known once the engine has met the model's arguments: ``data`` are the last ones."""
 
     plan: Plan
@@ -220,9 +220,9 @@ class Engine(EngineShell, ABC):
         ArgumentError
             The arguments do not fit the model.
         """
-        known = self._meeting
+        known = self._bound
         if known is not None:
-            self._meeting = replace(known, data=known.plan.target.bind(*args, **kwargs))
+            self._bound = replace(known, data=known.plan.target.bind(*args, **kwargs))
             return
         target = LogDensity(
             self.model,
@@ -237,14 +237,14 @@ class Engine(EngineShell, ABC):
         plan = self._plan(target, self._generator, data)
         self._estimator_state = plan.estimator.init(target, data, self._generator)
         self._initialize(plan, data)
-        self._meeting = _Meeting(plan, data)
+        self._bound = _Bound(plan, data)
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self._restore(*pending)
 
     def _score(self, z: Tensor, data: Data) -> ScoreEstimate:
         """Score at particles z (P, D) by the engine's estimator, which moves on."""
-        plan = self._met().plan
+        plan = self._require_bound().plan
         score, self._estimator_state = plan.estimator.estimate(
             plan.target, self._estimator_state, z, data, self._generator
         )
@@ -265,7 +265,7 @@ class Engine(EngineShell, ABC):
         return self._step_once().loss
 
     def _step_once(self) -> Update:
-        known = self._met()
+        known = self._require_bound()
         before = self._estimator_state, self._generator.get_state(), self.gradient_evaluations
         update = self._update(known.plan, known.data)
         if not update.finite and self.on_nonfinite == "raise":
@@ -402,7 +402,7 @@ class Engine(EngineShell, ABC):
             The file was saved by another engine, with other settings, or for another model.
         """
         saved = state_files.load(path, type(self).__name__, _from_numpy)
-        if self._meeting is None:
+        if self._bound is None:
             self._restore_counts(saved[1])
             self._pending = saved
         else:

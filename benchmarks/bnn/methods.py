@@ -74,7 +74,7 @@ METHODS = {
     "SVN, 5 times": Method("SVN", "Newton", 5 * NEWTON_SHARE),
     "LL-SVN": Method("SVN", "last layer", 5 * NEWTON_SHARE),
     "LaplaceGGN": Method("LaplaceGGN", "Laplace", options={"curvature": "kfac"}),
-    "LL-LaplaceGGN": Method("LaplaceGGN", "Laplace", options={"sites": "last layer"}),
+    "LL-LaplaceGGN": Method("LaplaceGGN", "Laplace", options={"curvature": "last layer"}),
     "MFVI": Method("MFVI", "variational"),
 }
 
@@ -143,8 +143,8 @@ def engine_options(method: Method, setting: Setting) -> dict[str, Any]:
         options |= {"num_particles": setting.particles}
     elif method.family == "Laplace":
         options["hyperparameters"] = setting.with_noise or None
-        if options.get("sites") == "last layer":
-            options["sites"] = setting.last_layer
+        if options.get("curvature") == "last layer":
+            options["curvature"] = GaussNewton(sites=setting.last_layer)
     else:
         options["num_particles"] = setting.particles
     return options

@@ -241,7 +241,7 @@ class LaplaceGGN(DirectionEngine):
         """
         self._check_state(state)
         if args or kwargs:
-            self._meeting, _ = self._meet_again(self._met(), args, kwargs)
+            self._bound, _ = self._bind_again(self._require_bound(), args, kwargs)
         data, posterior = self.data, self.plan.posterior
         self.target.require_all_rows(
             data, "Call fit_curvature(state, *args) with the arguments of all rows."

@@ -23,6 +23,8 @@ from pyro.infer.autoguide import (
 )
 
 import pyro_ext as px
+from ppl_ext.stan import density as stan_density
+from ppl_ext.stan import inputs as stan_inputs
 from tests.stan_support import (
     B_MEANS,
     DATA,
@@ -289,7 +291,7 @@ def test_an_invalid_program_is_told_with_stans_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", [-1, 2**32, 0.5])
 def test_seeds_that_stan_does_not_take(seed: Any) -> None:
     with pytest.raises(px.ArgumentError, match=r"from 0 to 2\*\*32 - 1, found"):
-        px.stan.density.StanDensity(Path("none.so"), "", name="one", seed=seed)
+        stan_density.StanDensity(Path("none.so"), "", name="one", seed=seed)
 
 
 def test_the_value_of_rejected_positions() -> None:
@@ -300,7 +302,7 @@ def test_the_value_of_rejected_positions() -> None:
             raise RuntimeError("log_density() failed: Exception: scale is negative")
         return float("nan") if z[0] > 9.0 else float(z.sum())
 
-    density = object.__new__(px.stan.density.StanDensity)
+    density = object.__new__(stan_density.StanDensity)
     density.dim, density.name, density.threads, density.rejection = 2, "one", 1, None
     density._model = SimpleNamespace(log_density=log_density)
     np.testing.assert_array_equal(
@@ -311,7 +313,7 @@ def test_the_value_of_rejected_positions() -> None:
 
 def test_ragged_data_are_told() -> None:
     with pytest.raises(px.ArgumentError, match="data 'y', found rows of different lengths"):
-        px.stan.inputs.read_data({"y": [[1.0, 2.0], [3.0]]})
+        stan_inputs.read_data({"y": [[1.0, 2.0], [3.0]]})
 
 
 def test_a_program_that_cannot_be_read() -> None:
