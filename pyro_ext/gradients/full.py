@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from pyro_ext.density import Data, LogDensity
 from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 
 
+@dataclass(frozen=True)
 class Full(GradientEstimator):
     """The score over all rows of the model's plates.
 

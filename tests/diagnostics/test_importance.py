@@ -317,6 +317,16 @@ def test_calls_repeat_and_seeds_differ(host, y) -> None:
         assert first != elbo(engine, state._replace(rng_key=host.backend.key(7)), num_samples=50)
         result = engine.run(host.backend.key(), 2, y, progress_bar=False)
         assert elbo(engine, result, num_samples=50) == elbo(engine, result.state, num_samples=50)
+    else:
+        import torch
+
+        (engine,) = fit
+        before = torch.get_rng_state(), engine._generator.get_state()
+        elbo(engine, num_samples=50)
+        host.public.psis_khat(engine, num_samples=50)
+        host.public.ksd(engine, num_samples=50)
+        after = torch.get_rng_state(), engine._generator.get_state()
+        assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
 # -- refusals ------------------------------------------------------------------------------------
