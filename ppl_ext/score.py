@@ -86,8 +86,8 @@ class GradientSteps:
     def __post_init__(self) -> None:
         check_count("num_samples", self.num_samples, optional=True)
         check_count("num_inner_steps", self.num_inner_steps, optional=True)
-        value = self.proximal
-        number = is_number(value) and float(value) >= 0  # type: ignore[arg-type]
+        value: Any = self.proximal
+        number = is_number(value) and float(value) >= 0
         if not (number or callable(value) or (isinstance(value, str) and value == "linear")):
             raise ArgumentError(
                 "Expected proximal to be 'linear', a number >= 0 or a function of (t, T), found "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -28,6 +27,7 @@ from numpyro_ext.kernels import (
     default_kernel,
     mixture,
 )
+from numpyro_ext.programs import concretely
 from numpyro_ext.stein.damping import Judgement, damping_scale, judge, within_radius
 from numpyro_ext.stein.newton_system import LinearSystem
 from numpyro_ext.stein.particles import ParticleEngine
@@ -196,10 +196,8 @@ class SVN(ParticleEngine):
 
     def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> NewtonPlan:
         estimator = super()._plan(target, rng_key, data).estimator
-        # Values decide, so a step that is being compiled waits; elsewhere this would have each
-        # operation of what is traced here compiled by itself.
-        traced = isinstance(rng_key, jax.core.Tracer)
-        with jax.ensure_compile_time_eval() if traced else contextlib.nullcontext():
+        # Values decide, so a step that is being compiled waits.
+        with concretely():
             program = ProgramCurvature(target, data, self.curvature)
         others = program.coordinates
         if self.curvature.sites is not None:

@@ -34,6 +34,7 @@ class FlatDensityRegistry(Generic[Factory]):
         """Decorator that gives guides of a class a factory."""
 
         def decorate(factory: Registered) -> Registered:
+            # A decorated class keeps its own type, which a factory of the class is not known to be.
             self.factories[guide_class] = factory  # type: ignore[assignment]
             self._refusals.pop(guide_class, None)
             return factory
