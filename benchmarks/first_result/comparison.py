@@ -252,6 +252,8 @@ def _plot(rows: list[dict[str, Any]], path: Path) -> None:
         axis.bar_label(bars, [f" {seconds:.3g}" for seconds in draws])
         axis.set(title=f"{backend}, {model.replace('_', ' ')}", xlabel="CPU seconds")
         axis.invert_yaxis()
-    np.ravel(axes)[0].legend()
+    # Below all panels: inside one it would hide a bar and its figure.
+    handles, labels = np.ravel(axes)[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=120)
     plt.close(figure)
