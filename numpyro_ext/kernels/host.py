@@ -17,9 +17,9 @@ from jax import Array, lax
 from jaxtyping import Float
 from numpyro.contrib.einstein.stein_kernels import ProbabilityProductKernel, SteinKernel
 
-from numpyro_ext.kernels.base import Kernel, KernelState
-from numpyro_ext.kernels.default import default_kernel
+from numpyro_ext.kernels.classes import Kernel, default_kernel
 from ppl_ext.errors import ArgumentError
+from ppl_ext.kernels.base import KernelState
 
 
 @dataclass(frozen=True, eq=False, repr=False)

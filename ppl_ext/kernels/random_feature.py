@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
+import abc
 from dataclasses import dataclass
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax import Array
 from jaxtyping import Float
 
-from numpyro_ext.kernels.bandwidth import Bandwidth, bandwidth
-from numpyro_ext.kernels.base import Kernel, KernelState
-from numpyro_ext.kernels.metric import Metric, coordinates
 from ppl_ext.errors import ArgumentError
-from ppl_ext.kernels import check_bandwidth, check_metric
+from ppl_ext.kernels.bandwidth import bandwidth
+from ppl_ext.kernels.base import Kernel, KernelState
+from ppl_ext.kernels.coordinates import coordinates
+from ppl_ext.kernels.rules import check_bandwidth, check_metric
 from ppl_ext.options import check_count
 
 
@@ -32,9 +30,9 @@ class RandomFeature(Kernel):
     num_features : int
         Number M of features.
     bandwidth : str, float or callable, default "dimension"
-        h, one number; see :mod:`ppl_ext.kernels`.
-    metric : str, Array, callable or None, default "variance"
-        See :mod:`ppl_ext.kernels`.
+        h, one number; see :mod:`ppl_ext.kernels.rules`.
+    metric : str, array, callable or None, default "variance"
+        See :mod:`ppl_ext.kernels.rules`.
     seed : int, default 0
         Seed of the features.
 
@@ -45,8 +43,8 @@ class RandomFeature(Kernel):
     """
 
     num_features: int
-    bandwidth: Bandwidth = "dimension"
-    metric: Metric = "variance"
+    bandwidth: Any = "dimension"
+    metric: Any = "variance"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -60,35 +58,28 @@ class RandomFeature(Kernel):
                 "coordinate. Use a metric instead."
             )
 
-    def init(self, particles: Float[Array, "P D"]) -> KernelState:
+    @abc.abstractmethod
+    def init(self, particles: Float[Any, "P D"]) -> KernelState:
         """The features: ``frequencies`` (M, D) for h = 2, standard Normal, ``offsets`` (M,)."""
-        frequencies_key, offsets_key = jax.random.split(jax.random.PRNGKey(self.seed))
-        shape, dtype = (self.num_features, particles.shape[1]), particles.dtype
-        return {
-            "frequencies": jax.random.normal(frequencies_key, shape, dtype),
-            "offsets": 2.0 * math.pi * jax.random.uniform(offsets_key, shape[:1], dtype),
-        }
 
-    def _angles(self, state: KernelState, points: Array) -> tuple[Array, Array]:
+    def _angles(self, state: KernelState, points: Any) -> tuple[Any, Any]:
         """Angles (P, M) of the features, and their gradients (M, D) in u."""
-        width = jnp.sqrt(2.0 / bandwidth(self.bandwidth, points))
-        slopes = state["frequencies"] * width
+        width = bandwidth(self.arrays, self.bandwidth, points)
+        slopes = state["frequencies"] * self.arrays.functions.sqrt(2.0 / width)
         return points @ slopes.T + state["offsets"], slopes
 
     def direction(
-        self, state: KernelState, particles: Float[Array, "P D"], scores: Float[Array, "P D"]
-    ) -> tuple[Float[Array, "P D"], KernelState]:
-        """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
-        frame = coordinates(self.metric, particles)
+        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
+    ) -> tuple[Float[Any, "P D"], KernelState]:
+        frame = coordinates(self.arrays, self.metric, particles)
         angles, slopes = self._angles(state, frame.points)
-        features = jnp.cos(angles)
+        features = self.arrays.functions.cos(angles)
         # sum_j grad_{z_j} cos(angle_j) of each feature.
-        turned = -jnp.sin(angles).sum(axis=0)[:, None] * slopes
+        turned = -self.arrays.functions.sin(angles).sum(axis=0)[:, None] * slopes
         total = features @ (features.T @ scores + frame.pulled_back(turned))
         return total * (2.0 / (self.num_features * len(particles))), state
 
-    def gram(self, state: KernelState, particles: Float[Array, "P D"]) -> Float[Array, "P P"]:
-        """Kernel values at all pairs of particles, shape (P, P)."""
-        angles, _ = self._angles(state, coordinates(self.metric, particles).points)
-        features = jnp.cos(angles)
+    def gram(self, state: KernelState, particles: Float[Any, "P D"]) -> Float[Any, "P P"]:
+        angles, _ = self._angles(state, coordinates(self.arrays, self.metric, particles).points)
+        features = self.arrays.functions.cos(angles)
         return features @ features.T * (2.0 / self.num_features)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Float
-from torch import Tensor
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.kernels import check_metric
-from pyro_ext.kernels.base import Kernel, KernelState, check_kernel
-from pyro_ext.kernels.metric import Metric, coordinates
+from ppl_ext.kernels.base import Kernel, KernelState
+from ppl_ext.kernels.coordinates import coordinates
+from ppl_ext.kernels.rules import check_metric
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -28,8 +28,8 @@ class Preconditioned(Kernel):
     ----------
     kernel : Kernel
         Kernel k in the coordinates u. Kernels that treat sites apart have none there.
-    metric : str, Tensor or callable, default "covariance"
-        W; see :mod:`ppl_ext.kernels`.
+    metric : str, array or callable, default "covariance"
+        W; see :mod:`ppl_ext.kernels.rules`.
 
     Raises
     ------
@@ -37,28 +37,27 @@ class Preconditioned(Kernel):
         The kernel is no Kernel of this package, or the metric is none or no metric.
     """
 
-    kernel: Kernel
-    metric: Metric = "covariance"
+    kernel: Any
+    metric: Any = "covariance"
 
     def __post_init__(self) -> None:
-        check_kernel(self.kernel, " to precondition")
+        self.check(self.kernel, " to precondition")
         if self.metric is None:
             raise ArgumentError("Expected a metric to precondition with, found None.")
         check_metric(self.metric)
 
-    def init(self, particles: Float[Tensor, "P D"]) -> KernelState:
+    def init(self, particles: Float[Any, "P D"]) -> KernelState:
         """State of the kernel in the coordinates of the metric."""
-        return self.kernel.init(coordinates(self.metric, particles).points)
+        return self.kernel.init(coordinates(self.arrays, self.metric, particles).points)
 
     def direction(
-        self, state: KernelState, particles: Float[Tensor, "P D"], scores: Float[Tensor, "P D"]
-    ) -> tuple[Float[Tensor, "P D"], KernelState]:
-        """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
-        frame = coordinates(self.metric, particles)
+        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
+    ) -> tuple[Float[Any, "P D"], KernelState]:
+        frame = coordinates(self.arrays, self.metric, particles)
         phi, state = self.kernel.direction(state, frame.points, frame.pushed_forward(scores))
         return frame.displaced(phi), state
 
-    def gram(self, state: KernelState, particles: Float[Tensor, "P D"]) -> Float[Tensor, "P P"]:
+    def gram(self, state: KernelState, particles: Float[Any, "P D"]) -> Float[Any, "P P"]:
         """Not defined.
 
         Raises

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import jax.numpy as jnp
-from jax import Array
 from jaxtyping import Float
 
-from numpyro_ext.kernels.bandwidth import Bandwidth, scaled_pairs
-from numpyro_ext.kernels.base import Interactions, KernelState
-from numpyro_ext.kernels.metric import Coordinates, CoordinatesByMetric, Metric, coordinates
-from numpyro_ext.kernels.metric_kernel import MetricKernel, radial_interactions
-from ppl_ext.kernels import check_bandwidth, check_metric
+from ppl_ext.kernels.bandwidth import scaled_pairs
+from ppl_ext.kernels.base import Interactions, KernelState
+from ppl_ext.kernels.coordinates import Coordinates, CoordinatesByMetric
+from ppl_ext.kernels.metric_kernel import MetricKernel, radial_interactions
+from ppl_ext.kernels.rules import check_bandwidth, check_metric
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -22,24 +21,23 @@ class RBF(MetricKernel):
     Parameters
     ----------
     bandwidth : str, float or callable, default "median"
-        h, in units of a squared distance; see :mod:`ppl_ext.kernels`. With a
+        h, in units of a squared distance; see :mod:`ppl_ext.kernels.rules`. With a
         vector of bandwidths, k = exp(-sum_d (x_d - y_d)^2 / h_d).
-    metric : str, Array, callable or None, default None
-        W; see :mod:`ppl_ext.kernels`. The bandwidth is found in its coordinates.
+    metric : str, array, callable or None, default None
+        W; see :mod:`ppl_ext.kernels.rules`. The bandwidth is found in its coordinates.
     """
 
-    bandwidth: Bandwidth = "median"
-    metric: Metric = None
+    bandwidth: Any = "median"
+    metric: Any = None
 
     def __post_init__(self) -> None:
         check_bandwidth(self.bandwidth)
         check_metric(self.metric)
 
     def direction(
-        self, state: KernelState, particles: Float[Array, "P D"], scores: Float[Array, "P D"]
-    ) -> tuple[Float[Array, "P D"], KernelState]:
-        """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
-        frame = coordinates(self.metric, particles)
+        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
+    ) -> tuple[Float[Any, "P D"], KernelState]:
+        frame = self.coordinates(particles)
         values, bandwidth = self._values(frame)
         pull = frame.gradients(2.0 / bandwidth)
         # sum_j grad_{z_j} k(z_j, z_i) = (2 / h) W (z_i sum_j k_ij - sum_j k_ij z_j): one Gram
@@ -47,10 +45,10 @@ class RBF(MetricKernel):
         total = values @ (scores - pull) + values.sum(axis=1, keepdims=True) * pull
         return total / len(particles), state
 
-    def _values(self, frame: Coordinates) -> tuple[Array, Array]:
+    def _values(self, frame: Coordinates) -> tuple[Any, Any]:
         """k at all pairs (P, P), and the bandwidth h."""
         pairs = scaled_pairs(self.bandwidth, frame)
-        return jnp.exp(-pairs.ratios), pairs.bandwidth
+        return self.arrays.functions.exp(-pairs.ratios), pairs.bandwidth
 
     @property
     def translation_invariant(self) -> bool:
@@ -58,10 +56,8 @@ class RBF(MetricKernel):
         return True
 
     def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
-        """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
         values, bandwidth = self._values(points.of(self.metric)[0])
         return radial_interactions(values, values, bandwidth, points, self.metric)
 
-    def gram(self, state: KernelState, particles: Float[Array, "P D"]) -> Float[Array, "P P"]:
-        """Kernel values at all pairs of particles, shape (P, P)."""
-        return self._values(coordinates(self.metric, particles))[0]
+    def gram(self, state: KernelState, particles: Float[Any, "P D"]) -> Float[Any, "P P"]:
+        return self._values(self.coordinates(particles))[0]

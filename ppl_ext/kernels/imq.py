@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from jax import Array, lax
 from jaxtyping import Float
 
-from numpyro_ext.kernels.bandwidth import Bandwidth, scaled_pairs
-from numpyro_ext.kernels.base import Interactions, KernelState
-from numpyro_ext.kernels.metric import Coordinates, CoordinatesByMetric, Metric, coordinates
-from numpyro_ext.kernels.metric_kernel import MetricKernel, radial_interactions
-from ppl_ext.kernels import check_bandwidth, check_exponent, check_metric
+from ppl_ext.kernels.bandwidth import scaled_pairs
+from ppl_ext.kernels.base import Interactions, KernelState
+from ppl_ext.kernels.coordinates import Coordinates, CoordinatesByMetric
+from ppl_ext.kernels.metric_kernel import MetricKernel, radial_interactions
+from ppl_ext.kernels.rules import check_bandwidth, check_exponent, check_metric
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -24,11 +24,11 @@ class IMQ(MetricKernel):
     Parameters
     ----------
     bandwidth : str, float or callable, default "median"
-        h, in units of a squared distance; see :mod:`ppl_ext.kernels`.
+        h, in units of a squared distance; see :mod:`ppl_ext.kernels.rules`.
     exponent : float, default -0.5
         Between -1 and 0, both excluded.
-    metric : str, Array, callable or None, default None
-        W; see :mod:`ppl_ext.kernels`. The bandwidth is found in its coordinates.
+    metric : str, array, callable or None, default None
+        W; see :mod:`ppl_ext.kernels.rules`. The bandwidth is found in its coordinates.
 
     Raises
     ------
@@ -36,30 +36,30 @@ class IMQ(MetricKernel):
         If the exponent lies outside (-1, 0), or bandwidth or metric are no rules.
     """
 
-    bandwidth: Bandwidth = "median"
+    bandwidth: Any = "median"
     exponent: float = -0.5
-    metric: Metric = None
+    metric: Any = None
 
     def __post_init__(self) -> None:
         check_bandwidth(self.bandwidth)
         check_metric(self.metric)
         check_exponent(self.exponent)
 
-    def _power(self, base: Array) -> Array:
+    def _power(self, base: Any) -> Any:
         # A power of any other exponent takes a logarithm and an exponential.
-        return lax.rsqrt(base) if self.exponent == -0.5 else base**self.exponent
+        usual = self.exponent == -0.5
+        return self.arrays.inverse_root(base) if usual else base**self.exponent
 
     def direction(
-        self, state: KernelState, particles: Float[Array, "P D"], scores: Float[Array, "P D"]
-    ) -> tuple[Float[Array, "P D"], KernelState]:
-        """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
-        frame = coordinates(self.metric, particles)
+        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
+    ) -> tuple[Float[Any, "P D"], KernelState]:
+        frame = self.coordinates(particles)
         values, slopes, bandwidth = self._parts(frame)
         pull = frame.gradients(2.0 / bandwidth)
         total = values @ scores - slopes @ pull + slopes.sum(axis=1, keepdims=True) * pull
         return total / len(particles), state
 
-    def _parts(self, frame: Coordinates) -> tuple[Array, Array, Array]:
+    def _parts(self, frame: Coordinates) -> tuple[Any, Any, Any]:
         """k and the slopes of its gradient at all pairs, (P, P) each, and the bandwidth h."""
         pairs = scaled_pairs(self.bandwidth, frame)
         base = 1.0 + pairs.ratios
@@ -74,11 +74,9 @@ class IMQ(MetricKernel):
         return True
 
     def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
-        """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
         return radial_interactions(
             *self._parts(points.of(self.metric)[0]), points=points, metric=self.metric
         )
 
-    def gram(self, state: KernelState, particles: Float[Array, "P D"]) -> Float[Array, "P P"]:
-        """Kernel values at all pairs of particles, shape (P, P)."""
-        return self._parts(coordinates(self.metric, particles))[0]
+    def gram(self, state: KernelState, particles: Float[Any, "P D"]) -> Float[Any, "P P"]:
+        return self._parts(self.coordinates(particles))[0]

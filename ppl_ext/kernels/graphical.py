@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, ClassVar, Self
 
-import torch
+import numpy as np
 from jaxtyping import Float
-from torch import Tensor
+from numpy.typing import NDArray
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.kernels import check_groups, check_kernels_of_groups, coordinates_of_groups
-from pyro_ext.kernels.base import Kernel, KernelState, check_kernel
-from pyro_ext.kernels.rbf import RBF
+from ppl_ext.kernels.base import Kernel, KernelState
+from ppl_ext.kernels.groups import check_groups, check_kernels_of_groups, coordinates_of_groups
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,18 +50,23 @@ class Graphical(Kernel):
         no site or no group of the model.
     """
 
-    kernel: Kernel | Mapping[str, Kernel] = field(default_factory=RBF)
+    #: The kernel of all groups unless told otherwise.
+    default: ClassVar[type[Any]]
+
+    kernel: Any = None
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     neighbours: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    sites: Mapping[str, slice] | None = field(default=None)
+    sites: Mapping[str, slice] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if self.kernel is None:
+            object.__setattr__(self, "kernel", self.default())
         kernels = self.kernel.values() if isinstance(self.kernel, Mapping) else (self.kernel,)
         for kernel in kernels:
-            check_kernel(kernel, " for the groups")
+            self.check(kernel, " for the groups")
         check_groups(self.groups, self.neighbours)
 
-    def with_sites(self, sites: Mapping[str, slice]) -> Graphical:
+    def with_sites(self, sites: Mapping[str, slice]) -> Self:
         """The kernel for a flat vector in which ``sites`` take these ranges.
 
         Raises
@@ -73,7 +79,7 @@ class Graphical(Kernel):
         return chosen
 
     @cached_property
-    def _ranges(self) -> dict[str, tuple[Kernel, Tensor, int]]:
+    def _ranges(self) -> dict[str, tuple[Any, NDArray[np.int64], int]]:
         """By group: its kernel, the coordinates that it sees, and how many of them are its own.
 
         Those that are its own come first.
@@ -83,27 +89,28 @@ class Graphical(Kernel):
         if not isinstance(kernels, Mapping):
             kernels = dict.fromkeys(groups, kernels)
         check_kernels_of_groups(kernels, groups)
-        return {
-            name: (kernels[name], torch.from_numpy(group.seen), group.size)
-            for name, group in groups.items()
-        }
+        return {name: (kernels[name], group.seen, group.size) for name, group in groups.items()}
 
-    def init(self, particles: Float[Tensor, "P D"]) -> KernelState:
+    def init(self, particles: Float[Any, "P D"]) -> KernelState:
         """States of the groups' kernels, by group."""
         ranges = self._ranges
         return {name: kernel.init(particles[:, at]) for name, (kernel, at, _) in ranges.items()}
 
     def direction(
-        self, state: KernelState, particles: Float[Tensor, "P D"], scores: Float[Tensor, "P D"]
-    ) -> tuple[Float[Tensor, "P D"], KernelState]:
-        """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
-        total, states = torch.zeros_like(particles), {}
+        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
+    ) -> tuple[Float[Any, "P D"], KernelState]:
+        total, states = self.arrays.functions.zeros_like(particles), {}
         for name, (kernel, at, size) in self._ranges.items():
             phi, states[name] = kernel.direction(state[name], particles[:, at], scores[:, at])
-            total[:, at[:size]] = phi[:, :size]
+            total = self._with_columns(total, at[:size], phi[:, :size])
         return total, states
 
-    def gram(self, state: KernelState, particles: Float[Tensor, "P D"]) -> Float[Tensor, "P P"]:
+    @staticmethod
+    @abc.abstractmethod
+    def _with_columns(total: Any, at: NDArray[np.int64], values: Any) -> Any:
+        """``total`` with these values in the columns ``at``; ``total`` itself may be changed."""
+
+    def gram(self, state: KernelState, particles: Float[Any, "P D"]) -> Float[Any, "P P"]:
         """Not defined.
 
         Raises

@@ -6,37 +6,41 @@ import dataclasses
 from abc import abstractmethod
 from typing import Any, cast
 
-import jax.numpy as jnp
-from jax import Array
+from jaxtyping import Float
 
-from numpyro_ext.kernels.base import Interactions, Kernel
-from numpyro_ext.kernels.metric import CoordinatesByMetric, Metric
-from ppl_ext.kernels import ProductMetric
+from ppl_ext.kernels.base import Interactions, Kernel
+from ppl_ext.kernels.coordinates import Coordinates, CoordinatesByMetric, coordinates
+from ppl_ext.kernels.rules import ProductMetric
 
 
 class MetricKernel(Kernel):
     """Base of the kernels that have a metric: dataclasses with a field ``metric``."""
 
-    metric: Metric
+    metric: Any
+
+    def coordinates(self, particles: Float[Any, "P D"]) -> Coordinates:
+        """Particles (P, D) in the coordinates of the metric."""
+        return coordinates(self.arrays, self.metric, particles)
 
     def with_curvature(self, metric: ProductMetric) -> Kernel:
-        """The kernel with the present curvature for the metric ``"curvature"``."""
         if not (isinstance(self.metric, str) and self.metric == "curvature"):
             return self
         found: Kernel = dataclasses.replace(cast(Any, self), metric=metric)
         return found
 
     @abstractmethod
-    def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
-        """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
+    def interactions_at(self, points: CoordinatesByMetric) -> Interactions: ...
 
 
 def radial_interactions(
-    values: Array, slopes: Array, bandwidth: Array, points: CoordinatesByMetric, metric: Metric
+    values: Float[Any, "P P"],
+    slopes: Float[Any, "P P"],
+    bandwidth: Any,
+    points: CoordinatesByMetric,
+    metric: Any,
 ) -> Interactions:
     """Interactions where grad_{z_j} k(z_j, z_i) = -(2 / h) slope_ji W (z_j - z_i)."""
-    number = len(values)
-    identity = jnp.eye(number, dtype=values.dtype)
+    identity = points.arrays.identity(len(values), values)
     coefficients = slopes[:, :, None] * (identity[None, :, :] - identity[:, None, :])
     frame, basis = points.of(metric)
     if bandwidth.ndim:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import jax.numpy as jnp
-from jax import Array
 from jaxtyping import Float
 
-from numpyro_ext.kernels.base import Interactions, KernelState
-from numpyro_ext.kernels.metric import CoordinatesByMetric, Metric, coordinates
-from numpyro_ext.kernels.metric_kernel import MetricKernel
-from ppl_ext.kernels import check_metric
+from ppl_ext.kernels.base import Interactions, KernelState
+from ppl_ext.kernels.coordinates import CoordinatesByMetric
+from ppl_ext.kernels.metric_kernel import MetricKernel
+from ppl_ext.kernels.rules import check_metric
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -26,22 +25,21 @@ class Linear(MetricKernel):
 
     Parameters
     ----------
-    metric : str, Array, callable or None, default "variance"
-        W; see :mod:`ppl_ext.kernels`. The default makes the kernel the same in any
+    metric : str, array, callable or None, default "variance"
+        W; see :mod:`ppl_ext.kernels.rules`. The default makes the kernel the same in any
         units of the coordinates.
     """
 
-    metric: Metric = "variance"
+    metric: Any = "variance"
 
     def __post_init__(self) -> None:
         check_metric(self.metric)
 
     def direction(
-        self, state: KernelState, particles: Float[Array, "P D"], scores: Float[Array, "P D"]
-    ) -> tuple[Float[Array, "P D"], KernelState]:
-        """Direction phi, shape (P, D); see :meth:`Kernel.direction`."""
+        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
+    ) -> tuple[Float[Any, "P D"], KernelState]:
         num, dim = particles.shape
-        frame = coordinates(self.metric, particles)
+        frame = self.coordinates(particles)
         weighted = frame.gradients(1.0 / dim)
         # Associate the product so that the middle matrix is the smaller of (D, D) and (P, P).
         if dim <= num:
@@ -51,15 +49,13 @@ class Linear(MetricKernel):
         # grad_{z_j} k(z_j, z_i) = W (z_i - c) / D, the same for every j.
         return scores.mean(axis=0) + drift / (num * dim) + weighted, state
 
-    def gram(self, state: KernelState, particles: Float[Array, "P D"]) -> Float[Array, "P P"]:
-        """Kernel values at all pairs of particles, shape (P, P)."""
-        return 1.0 + coordinates(self.metric, particles).inner_products() / particles.shape[1]
+    def gram(self, state: KernelState, particles: Float[Any, "P D"]) -> Float[Any, "P P"]:
+        return 1.0 + self.coordinates(particles).inner_products() / particles.shape[1]
 
     def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
-        """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
         frame, basis = points.of(self.metric)
         num, dim = basis.shape
         # grad_{z_j} k(z_j, z_i) = W (z_i - c) / D, the same for every j.
-        identity = jnp.eye(num, dtype=basis.dtype)
-        coefficients = jnp.broadcast_to(identity / dim, (num, num, num))
+        own = self.arrays.identity(num, basis) / dim
+        coefficients = self.arrays.functions.broadcast_to(own, (num, num, num))
         return Interactions(1.0 + frame.inner_products() / dim, coefficients, basis)

@@ -5,8 +5,12 @@ The Stein direction of a kernel k at particles z_1..z_P with scores s_1..s_P is
     phi(z_i) = 1/P sum_j [ k(z_j, z_i) s_j + grad_{z_j} k(z_j, z_i) ]
 
 (Liu and Wang 2016, https://arxiv.org/abs/1608.04471, Algorithm 1). Bandwidths and metrics computed
-from the particles are constants of a step: they are not differentiated. No kernel of this package
-makes an array larger than (P, P) or (P, D).
+from the particles are constants of a step: they are not differentiated. No kernel here makes an
+array larger than (P, P) or (P, D).
+
+Formulas stand here for the arrays of either package. A package has a subclass of :class:`Kernel`
+with what computes on its arrays, and each of its kernels inherits from that and from a class of
+this folder.
 """
 
 from __future__ import annotations
@@ -15,16 +19,15 @@ import abc
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.kernels import ProductMetric, check_factor, mixture_weights
+from ppl_ext.kernels.arrays import KernelArrays
+from ppl_ext.kernels.coordinates import CoordinatesByMetric
+from ppl_ext.kernels.rules import ProductMetric, check_factor, mixture_weights
 from ppl_ext.options import describe
-from pyro_ext.kernels.metric import CoordinatesByMetric
 
 KernelState = dict[str, Any]
 
@@ -34,23 +37,23 @@ class Interactions(NamedTuple):
 
     Parameters
     ----------
-    gram : Tensor
+    gram : array
         k(z_j, z_i), shape (P, P).
-    coefficients : Tensor
+    coefficients : array
         c with grad_{z_j} k(z_j, z_i) = sum_q c_jiq b_q, shape (P, P, Q).
-    basis : Tensor
+    basis : array
         b, shape (Q, D).
     """
 
-    gram: Float[Tensor, "P P"]
-    coefficients: Float[Tensor, "P P Q"]
-    basis: Float[Tensor, "Q D"]
+    gram: Float[Any, "P P"]
+    coefficients: Float[Any, "P P Q"]
+    basis: Float[Any, "Q D"]
 
-    def repulsion(self) -> Float[Tensor, "P D"]:
+    def repulsion(self) -> Float[Any, "P D"]:
         """sum_j grad_{z_j} k(z_j, z_i), shape (P, D)."""
-        return self.coefficients.sum(dim=0) @ self.basis
+        return self.coefficients.sum(axis=0) @ self.basis
 
-    def direction(self, scores: Float[Tensor, "P D"]) -> Float[Tensor, "P D"]:
+    def direction(self, scores: Float[Any, "P D"]) -> Float[Any, "P D"]:
         """The Stein direction phi (P, D) of scores (P, D)."""
         return (self.gram.T @ scores + self.repulsion()) / len(scores)
 
@@ -59,10 +62,12 @@ class Kernel(abc.ABC):
     """A positive definite kernel with its Stein direction.
 
     Kernels are immutable descriptions. What a kernel has to remember between steps, if
-    anything, is its state: a dictionary of tensors, passed in and handed back.
+    anything, is its state: a dictionary of arrays, passed in and handed back.
     """
 
-    def init(self, particles: Float[Tensor, "P D"]) -> KernelState:
+    arrays: ClassVar[KernelArrays]
+
+    def init(self, particles: Float[Any, "P D"]) -> KernelState:
         """State before the first step; empty for kernels that remember nothing."""
         return {}
 
@@ -75,17 +80,17 @@ class Kernel(abc.ABC):
 
     @abc.abstractmethod
     def direction(
-        self, state: KernelState, particles: Float[Tensor, "P D"], scores: Float[Tensor, "P D"]
-    ) -> tuple[Float[Tensor, "P D"], KernelState]:
+        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
+    ) -> tuple[Float[Any, "P D"], KernelState]:
         """Direction phi in which the particles move, an ascent direction.
 
         Parameters
         ----------
         state : dict
             State from :meth:`init` or from the previous call.
-        particles : Tensor
+        particles : array
             Particles, shape (P, D).
-        scores : Tensor
+        scores : array
             Gradients of the log density at the particles, shape (P, D).
 
         Returns
@@ -106,7 +111,7 @@ class Kernel(abc.ABC):
         """
         return self
 
-    def interactions(self, particles: Float[Tensor, "P D"]) -> Interactions:
+    def interactions(self, particles: Float[Any, "P D"]) -> Interactions:
         """Values and gradients at all pairs of particles (P, D), for engines that need each.
 
         Raises
@@ -114,7 +119,7 @@ class Kernel(abc.ABC):
         ArgumentError
             The kernel does not offer them.
         """
-        return self.interactions_at(CoordinatesByMetric(particles))
+        return self.interactions_at(CoordinatesByMetric(self.arrays, particles))
 
     def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         """:meth:`interactions` of the particles that ``points`` are of."""
@@ -124,7 +129,7 @@ class Kernel(abc.ABC):
         )
 
     @abc.abstractmethod
-    def gram(self, state: KernelState, particles: Float[Tensor, "P D"]) -> Float[Tensor, "P P"]:
+    def gram(self, state: KernelState, particles: Float[Any, "P D"]) -> Float[Any, "P P"]:
         """Kernel values at all pairs of particles, shape (P, P).
 
         Raises
@@ -137,32 +142,20 @@ class Kernel(abc.ABC):
         own = dataclasses.is_dataclass(self)
         return describe(self) if own else f"{type(self).__name__}()"
 
-    def __add__(self, other: Kernel) -> Sum:
-        if not isinstance(other, Kernel):
-            return NotImplemented
-        return Sum((self, other))
+    @classmethod
+    def check(cls, kernel: object, purpose: str = "") -> None:
+        """See that an object is a kernel of this package; ``purpose`` says what it is for.
 
-    def __mul__(self, factor: float) -> Scaled:
-        if not isinstance(factor, (int, float)):
-            return NotImplemented
-        return Scaled(self, float(factor))
-
-    __rmul__ = __mul__
-
-
-def check_kernel(kernel: object, purpose: str = "") -> None:
-    """See that an object is a kernel of this package; ``purpose`` says what it is for.
-
-    Raises
-    ------
-    ArgumentError
-        It is something else.
-    """
-    if not isinstance(kernel, Kernel):
-        raise ArgumentError(
-            f"Expected kernels of pyro_ext.kernels{purpose}, found {type(kernel).__name__}. "
-            "Wrap a kernel of the host in HostKernel."
-        )
+        Raises
+        ------
+        ArgumentError
+            It is something else.
+        """
+        if not (isinstance(kernel, Kernel) and kernel.arrays is cls.arrays):
+            raise ArgumentError(
+                f"Expected kernels of {cls.arrays.package}.kernels{purpose}, found "
+                f"{type(kernel).__name__}. Wrap a kernel of the host in HostKernel."
+            )
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -175,31 +168,54 @@ class Sum(Kernel):
         Terms of the sum; sums within it are flattened.
     """
 
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[Any, ...]
 
-    def __init__(self, kernels: Iterable[Kernel]) -> None:
-        terms: list[Kernel] = []
+    def __init__(self, kernels: Iterable[Any]) -> None:
+        terms: list[Any] = []
         for kernel in kernels:
             terms.extend(kernel.kernels if isinstance(kernel, Sum) else (kernel,))
         if not terms:
             raise ArgumentError("Expected at least one kernel in a sum, found none.")
         for kernel in terms:
-            check_kernel(kernel)
+            self.check(kernel)
         object.__setattr__(self, "kernels", tuple(terms))
 
-    def with_sites(self, sites: Mapping[str, slice]) -> Sum:
-        """The sum of the terms for these sites."""
-        return Sum(kernel.with_sites(sites) for kernel in self.kernels)
+    @classmethod
+    def mixture(cls, kernels: Sequence[Any], weights: Sequence[float] | None = None) -> Self:
+        """Mixture of kernels, k = sum_m w_m k_m.
 
-    def init(self, particles: Float[Tensor, "P D"]) -> KernelState:
+        Parameters
+        ----------
+        kernels : sequence of Kernel
+            The kernels mixed.
+        weights : sequence of float, optional
+            Positive weights w_m, one for each kernel; scaled to sum to one. Default: all equal.
+
+        Raises
+        ------
+        ArgumentError
+            There is no kernel, the numbers of kernels and weights differ, or a weight is not
+            positive and finite.
+        """
+        kernels = list(kernels) if isinstance(kernels, Iterable) else [kernels]
+        shares = mixture_weights(len(kernels), weights)
+        for kernel in kernels:
+            cls.check(kernel)
+        return cls(share * kernel for kernel, share in zip(kernels, shares, strict=True))
+
+    def with_sites(self, sites: Mapping[str, slice]) -> Self:
+        """The sum of the terms for these sites."""
+        return type(self)(kernel.with_sites(sites) for kernel in self.kernels)
+
+    def init(self, particles: Float[Any, "P D"]) -> KernelState:
         """States of the terms, under their positions."""
         return {str(i): kernel.init(particles) for i, kernel in enumerate(self.kernels)}
 
     def direction(
-        self, state: KernelState, particles: Float[Tensor, "P D"], scores: Float[Tensor, "P D"]
-    ) -> tuple[Float[Tensor, "P D"], KernelState]:
+        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
+    ) -> tuple[Float[Any, "P D"], KernelState]:
         """Direction phi, shape (P, D): the sum of the terms' directions."""
-        total, states = torch.zeros_like(particles), {}
+        total, states = self.arrays.functions.zeros_like(particles), {}
         for i, kernel in enumerate(self.kernels):
             phi, states[str(i)] = kernel.direction(state[str(i)], particles, scores)
             total = total + phi
@@ -210,9 +226,9 @@ class Sum(Kernel):
         """Whether all terms are."""
         return all(kernel.translation_invariant for kernel in self.kernels)
 
-    def with_curvature(self, metric: ProductMetric) -> Sum:
+    def with_curvature(self, metric: ProductMetric) -> Self:
         """The sum of the terms with the present curvature."""
-        return Sum(kernel.with_curvature(metric) for kernel in self.kernels)
+        return type(self)(kernel.with_curvature(metric) for kernel in self.kernels)
 
     def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
@@ -226,18 +242,17 @@ class Sum(Kernel):
                     break
             else:
                 terms.append(term)
+        functions = self.arrays.functions
         return Interactions(
-            torch.stack([term.gram for term in terms]).sum(dim=0),
-            torch.cat([term.coefficients for term in terms], dim=-1),
-            torch.cat([term.basis for term in terms]),
+            functions.stack([term.gram for term in terms]).sum(axis=0),
+            functions.concatenate([term.coefficients for term in terms], axis=-1),
+            functions.concatenate([term.basis for term in terms]),
         )
 
-    def gram(self, state: KernelState, particles: Float[Tensor, "P D"]) -> Float[Tensor, "P P"]:
+    def gram(self, state: KernelState, particles: Float[Any, "P D"]) -> Float[Any, "P P"]:
         """Kernel values at all pairs of particles, shape (P, P)."""
-        total = particles.new_zeros(len(particles), len(particles))
-        for i, kernel in enumerate(self.kernels):
-            total = total + kernel.gram(state[str(i)], particles)
-        return total
+        values = [kernel.gram(state[str(i)], particles) for i, kernel in enumerate(self.kernels)]
+        return sum(values[1:], values[0])
 
 
 @dataclass(frozen=True, repr=False)
@@ -252,24 +267,24 @@ class Scaled(Kernel):
         Positive and finite; a negative multiple would not be positive definite.
     """
 
-    kernel: Kernel
+    kernel: Any
     factor: float
 
     def __post_init__(self) -> None:
-        check_kernel(self.kernel)
+        self.check(self.kernel)
         check_factor(self.factor)
 
-    def with_sites(self, sites: Mapping[str, slice]) -> Scaled:
+    def with_sites(self, sites: Mapping[str, slice]) -> Self:
         """The multiple of the kernel for these sites."""
-        return Scaled(self.kernel.with_sites(sites), self.factor)
+        return type(self)(self.kernel.with_sites(sites), self.factor)
 
-    def init(self, particles: Float[Tensor, "P D"]) -> KernelState:
+    def init(self, particles: Float[Any, "P D"]) -> KernelState:
         """State of the scaled kernel."""
         return self.kernel.init(particles)
 
     def direction(
-        self, state: KernelState, particles: Float[Tensor, "P D"], scores: Float[Tensor, "P D"]
-    ) -> tuple[Float[Tensor, "P D"], KernelState]:
+        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
+    ) -> tuple[Float[Any, "P D"], KernelState]:
         """Direction phi, shape (P, D)."""
         phi, state = self.kernel.direction(state, particles, scores)
         return self.factor * phi, state
@@ -279,36 +294,15 @@ class Scaled(Kernel):
         """Whether the kernel is."""
         return self.kernel.translation_invariant
 
-    def with_curvature(self, metric: ProductMetric) -> Scaled:
+    def with_curvature(self, metric: ProductMetric) -> Self:
         """The multiple of the kernel with the present curvature."""
-        return Scaled(self.kernel.with_curvature(metric), self.factor)
+        return type(self)(self.kernel.with_curvature(metric), self.factor)
 
     def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
         found = self.kernel.interactions_at(points)
         return Interactions(self.factor * found.gram, self.factor * found.coefficients, found.basis)
 
-    def gram(self, state: KernelState, particles: Float[Tensor, "P D"]) -> Float[Tensor, "P P"]:
+    def gram(self, state: KernelState, particles: Float[Any, "P D"]) -> Float[Any, "P P"]:
         """Kernel values at all pairs of particles, shape (P, P)."""
         return self.factor * self.kernel.gram(state, particles)
-
-
-def mixture(kernels: Sequence[Kernel], weights: Sequence[float] | None = None) -> Sum:
-    """Mixture of kernels, k = sum_m w_m k_m.
-
-    Parameters
-    ----------
-    kernels : sequence of Kernel
-        The kernels mixed.
-    weights : sequence of float, optional
-        Positive weights w_m, one for each kernel; scaled to sum to one. Default: all equal.
-
-    Raises
-    ------
-    ArgumentError
-        There is no kernel, the numbers of kernels and weights differ, or a weight is not positive
-        and finite.
-    """
-    kernels = list(kernels) if isinstance(kernels, Iterable) else [kernels]
-    shares = mixture_weights(len(kernels), weights)
-    return Sum(Scaled(kernel, share) for kernel, share in zip(kernels, shares, strict=True))
