@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +66,7 @@ class HostKernel(Kernel):
         """The random key of the next step."""
         return {"rng_key": jax.random.split(self._key())[0]}
 
-    def with_sites(self, sites: Mapping[str, slice]) -> HostKernel:
+    def with_sites(self, sites: Mapping[str, slice]) -> Self:
         """This kernel with the ranges of the sites, unless it was given some."""
         return self if self.sites is not None else dataclasses.replace(self, sites=dict(sites))
 

@@ -71,7 +71,7 @@ class Kernel(abc.ABC):
         """State before the first step; empty for kernels that remember nothing."""
         return {}
 
-    def with_sites(self, sites: Mapping[str, slice]) -> Kernel:
+    def with_sites(self, sites: Mapping[str, slice]) -> Self:
         """The kernel for a flat vector in which ``sites`` take these ranges.
 
         Only kernels that treat sites apart differ from themselves.
@@ -104,7 +104,7 @@ class Kernel(abc.ABC):
         """Whether k(x, y) is a function of x - y, with what a step holds constant."""
         return False
 
-    def with_curvature(self, metric: ProductMetric) -> Kernel:
+    def with_curvature(self, metric: ProductMetric) -> Self:
         """The kernel with the present curvature for the metric ``"curvature"``.
 
         Only kernels that have that metric differ from themselves.

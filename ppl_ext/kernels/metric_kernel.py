@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from jaxtyping import Float
 
@@ -22,10 +22,10 @@ class MetricKernel(Kernel):
         """Particles (P, D) in the coordinates of the metric."""
         return coordinates(self.arrays, self.metric, particles)
 
-    def with_curvature(self, metric: ProductMetric) -> Kernel:
+    def with_curvature(self, metric: ProductMetric) -> Self:
         if not (isinstance(self.metric, str) and self.metric == "curvature"):
             return self
-        found: Kernel = dataclasses.replace(cast(Any, self), metric=metric)
+        found: Self = dataclasses.replace(cast(Any, self), metric=metric)
         return found
 
     @abstractmethod

@@ -410,23 +410,19 @@ def _curvature() -> Iterator[Mutation]:
         "share = 1.0",
         "curvature newton",
     )
-    yield from both(
+    yield from neutral(
         "Fisher information of a Normal's scale halved",
-        "curvature/fisher.py",
-        "(dist.Normal, dist.LogNormal)(_location_scale(1.0, 2.0))",
-        "(dist.Normal, dist.LogNormal)(_location_scale(1.0, 1.0))",
+        "fisher.py",
+        '"Normal LogNormal", self._location_scale(1.0, 2.0)',
+        '"Normal LogNormal", self._location_scale(1.0, 1.0)',
         "curvature",
     )
-    yield from both(
+    yield from neutral(
         "Fisher information of a Poisson squared",
-        "curvature/fisher.py",
-        'return (t["rate"] / jnp.sqrt(p["rate"]))[..., None]',
+        "fisher.py",
+        'return (t["rate"] / self.functions.sqrt(p["rate"]))[..., None]',
         'return (t["rate"] / (p["rate"] + 0.0))[..., None]',
         "curvature",
-        pyro=(
-            'return (t["rate"] / torch.sqrt(p["rate"]))[..., None]',
-            'return (t["rate"] / (p["rate"] + 0.0))[..., None]',
-        ),
     )
     yield from numpyro(
         "prior's curvature with the wrong sign",
