@@ -1,11 +1,9 @@
-"""Judging predictions: figures by hand and by other libraries, and both packages alike."""
+"""Judging predictions, which no host has a part in: figures by hand and by other libraries."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -14,69 +12,28 @@ from scipy import optimize, stats
 from sklearn import calibration, metrics
 from torchmetrics.functional import classification, regression
 
-import numpyro_ext as nx
-import pyro_ext as px
-from ppl_ext.diagnostics.predictive_data import mixture_log_likelihood, predictive_dataset
+from ppl_ext.diagnostics.calibration import calibration_curve, calibration_error
+from ppl_ext.diagnostics.plots import (
+    plot_reliability,
+    plot_selective_prediction,
+    plot_uncertainty,
+)
+from ppl_ext.diagnostics.predictive_data import (
+    mixture_log_likelihood,
+    predictive_dataset,
+    to_original_units,
+)
+from ppl_ext.diagnostics.predictive_metrics import predictive_metrics
+from ppl_ext.diagnostics.uncertainty import (
+    out_of_distribution_score,
+    selective_prediction_curve,
+    uncertainty_score,
+    uncertainty_split,
+)
 from ppl_ext.errors import ArgumentError
 from tests import arviz_support as support
-from tests.models import numpyro_models, pyro_models
-
-jax.config.update("jax_enable_x64", True)
-torch.set_default_dtype(torch.float64)
 
 pytestmark = [pytest.mark.filterwarnings(rule) for rule in support.IGNORED]
-
-
-@pytest.mark.parametrize("name", ["nested_plates", "bnn"])
-def test_both_packages_predict_the_same(name: str) -> None:
-    if name == "bnn":
-        # One network in both: a hidden layer whose weights are two sites.
-        rng = np.random.default_rng(4)
-        x, y = rng.normal(size=(7, 2)), np.array([0, 2, 1, 1, 0, 2, 2])
-        draws = {"w": rng.normal(size=(5, 2, 4)), "v": rng.normal(size=(5, 4, 3))}
-        ours = px.predictive_distribution(pyro_network, tensors(draws), *map(torch.tensor, (x, y)))
-        theirs = nx.predictive_distribution(numpyro_network, draws, jnp.array(x), jnp.array(y))
-    else:
-        args, other_args = pyro_models.arguments(name), numpyro_models.arguments(name)
-        model, other = pyro_models.build(name), numpyro_models.build(name)
-        target = px.LogDensity(model, args)
-        draws = target.constrain(
-            torch.tensor(support.positions(target.dim, num=6)), target.bind(*args)
-        )
-        ours = px.predictive_distribution(model, draws, *args)
-        given = {site: value.numpy() for site, value in draws.items()}
-        theirs = nx.predictive_distribution(other, given, *other_args)
-    assert ours.attrs == theirs.attrs and set(ours) == set(theirs)
-    for variable in ours:
-        assert ours[variable].dims == theirs[variable].dims
-        np.testing.assert_allclose(ours[variable], theirs[variable], rtol=1e-9, atol=1e-12)
-
-
-def tensors(draws: dict[str, Any]) -> dict[str, torch.Tensor]:
-    return {name: torch.tensor(value) for name, value in draws.items()}
-
-
-def pyro_network(x: Any, y: Any = None) -> None:
-    import pyro
-    import pyro.distributions as dist
-
-    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 4]).to_event(2))
-    v = pyro.sample("v", dist.Normal(0.0, 1.0).expand([4, 3]).to_event(2))
-    with pyro.plate("rows", len(x)):
-        pyro.sample("y", dist.Categorical(logits=torch.tanh(x @ w) @ v), obs=y)
-
-
-def numpyro_network(x: Any, y: Any = None) -> None:
-    import numpyro
-    import numpyro.distributions as dist
-
-    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 4]).to_event(2))
-    v = numpyro.sample("v", dist.Normal(0.0, 1.0).expand([4, 3]).to_event(2))
-    with numpyro.plate("rows", len(x)):
-        numpyro.sample("y", dist.Categorical(logits=jnp.tanh(x @ w) @ v), obs=y)
-
-
-# -- what follows is one text in both packages, and is tested once -------------------------------
 
 
 def classes(probabilities: Any, observed: Any) -> Any:
@@ -118,7 +75,7 @@ def test_figures_of_classes_agree_with_other_libraries(number: int) -> None:
     predictive = some_classes(number)
     mixture = predictive["probabilities"].mean("draw").values
     truth = predictive["observed"].values
-    found = px.predictive_metrics(predictive)
+    found = predictive_metrics(predictive)
     one_hot = np.eye(number)[truth]
     expected = {
         "log_likelihood": -metrics.log_loss(truth, mixture),
@@ -147,7 +104,7 @@ def test_figures_of_classes_agree_with_other_libraries(number: int) -> None:
 @pytest.mark.parametrize("binning, strategy", [("width", "uniform"), ("mass", "quantile")])
 def test_calibration_curve_is_that_of_scikit_learn(binning: str, strategy: str) -> None:
     predictive = some_classes(2)
-    curve = px.calibration_curve(predictive, num_bins=7, binning=binning, label=np.int64(1))
+    curve = calibration_curve(predictive, num_bins=7, binning=binning, label=np.int64(1))
     frequency, confidence = calibration.calibration_curve(
         predictive["observed"].values,
         predictive["probabilities"].mean("draw").values[:, 1],
@@ -165,10 +122,10 @@ def test_calibration_curve_is_that_of_scikit_learn(binning: str, strategy: str) 
 def test_calibration_error_by_hand() -> None:
     # Confidences 0.6, 0.7 (right, wrong) and 0.9 (right): bins (0.5, 0.75] and (0.75, 1].
     one = classes([[[0.6, 0.4], [0.3, 0.7], [0.9, 0.1]]], [0, 0, 0])
-    curve = px.calibration_curve(one, num_bins=4)
+    curve = calibration_curve(one, num_bins=4)
     np.testing.assert_allclose(curve["confidence"], [np.nan, np.nan, 0.65, 0.9])
     np.testing.assert_allclose(curve["frequency"], [np.nan, np.nan, 0.5, 1.0])
-    assert px.calibration_error(curve) == pytest.approx((2 * 0.15 + 0.1) / 3)
+    assert calibration_error(curve) == pytest.approx((2 * 0.15 + 0.1) / 3)
 
 
 def test_entropy_of_classes_by_hand() -> None:
@@ -176,21 +133,21 @@ def test_entropy_of_classes_by_hand() -> None:
     one = classes(
         [[[1.0, 0.0], [0.5, 0.5], [1.0, 0.0]], [[0.0, 1.0], [0.5, 0.5], [0.5, 0.5]]], [0, 1, 1]
     )
-    split = px.uncertainty_split(one)
+    split = uncertainty_split(one)
     both = -(0.75 * np.log(0.75) + 0.25 * np.log(0.25))
     np.testing.assert_allclose(split["total"], [np.log(2), np.log(2), both])
     np.testing.assert_allclose(split["aleatoric"], [0.0, np.log(2), np.log(2) / 2])
     np.testing.assert_allclose(split["epistemic"], [np.log(2), 0, both - np.log(2) / 2], atol=1e-15)
     # The likelihood is that of the mixture: log(1/2), log(1/2), log((0 + 1/2) / 2).
-    assert float(px.predictive_metrics(one)["log_likelihood"]) == pytest.approx(-np.log(16) / 3)
-    np.testing.assert_allclose(px.uncertainty_score(one, "max_probability"), [0.5, 0.5, 0.25])
+    assert float(predictive_metrics(one)["log_likelihood"]) == pytest.approx(-np.log(16) / 3)
+    np.testing.assert_allclose(uncertainty_score(one, "max_probability"), [0.5, 0.5, 0.25])
 
 
 @pytest.mark.parametrize(
     "predictive", [some_classes(5), some_numbers()], ids=["classes", "numbers"]
 )
 def test_aleatoric_and_epistemic_add_up_to_the_total(predictive: Any) -> None:
-    split = px.uncertainty_split(predictive)
+    split = uncertainty_split(predictive)
     np.testing.assert_allclose(split["aleatoric"] + split["epistemic"], split["total"], rtol=1e-13)
     if "mean" in predictive:
         # Moments of the mixture about zero, in place of the law of total variance.
@@ -211,7 +168,7 @@ def test_figures_of_numbers() -> None:
     predictive = some_numbers()
     mean, truth = predictive["mean"].values, predictive["observed"].values
     deviation = np.sqrt(predictive["variance"].values)
-    found = px.predictive_metrics(predictive, num_bins=10)
+    found = predictive_metrics(predictive, num_bins=10)
     density = stats.norm.pdf(truth, mean, deviation).mean(0)
     np.testing.assert_allclose(mixture_log_likelihood(predictive), np.log(density), rtol=1e-12)
     np.testing.assert_allclose(found["log_likelihood"], np.log(density).mean(), rtol=1e-12)
@@ -227,7 +184,7 @@ def test_figures_of_numbers() -> None:
 
         return float(optimize.brentq(gap, -50.0, 50.0))
 
-    curve = px.calibration_curve(predictive, num_bins=10)
+    curve = calibration_curve(predictive, num_bins=10)
     np.testing.assert_allclose(curve["level"], np.arange(1, 10) / 10)
     for level, coverage in zip([0.3, 0.8], curve["coverage"].values[[2, 7]], strict=True):
         inside = [
@@ -244,7 +201,7 @@ def test_original_units() -> None:
     mean, truth = predictive["mean"].values, predictive["observed"].values
     deviation = np.sqrt(predictive["variance"].values)
     direct = numbers(3.0 * mean - 7.0, 3.0 * deviation, 3.0 * truth - 7.0)
-    found = px.to_original_units(predictive, -7.0, 3.0)
+    found = to_original_units(predictive, -7.0, 3.0)
     for variable in direct:
         np.testing.assert_allclose(found[variable], direct[variable], rtol=1e-10, atol=1e-12)
     assert float(found["log_likelihood"][0, 0]) < float(predictive["log_likelihood"][0, 0])
@@ -254,20 +211,20 @@ def test_original_units() -> None:
     terms = {"mean": mean, "variance": np.ones_like(mean)}
     log_density = stats.norm.logpdf(truth, mean).sum(-1)
     pairs = predictive_dataset("y", (30,), terms, log_density, truth)
-    found = px.to_original_units(pairs, np.array([1.0, 0.0]), np.array([2.0, 5.0]))
+    found = to_original_units(pairs, np.array([1.0, 0.0]), np.array([2.0, 5.0]))
     np.testing.assert_allclose(found["log_likelihood"], log_density - np.log(10.0))
     np.testing.assert_allclose(found["mean"][..., 1], 5.0 * mean[..., 1])
     np.testing.assert_allclose(found["variance"][..., 0], 4.0)
     error = (mean.mean(0) - truth) * [2.0, 5.0]
-    rmse = px.predictive_metrics(found)["rmse"]
+    rmse = predictive_metrics(found)["rmse"]
     np.testing.assert_allclose(rmse, np.sqrt(np.square(error).mean()))
-    assert px.uncertainty_score(pairs).dims == ("row",)
+    assert uncertainty_score(pairs).dims == ("row",)
 
 
 def test_selective_prediction_by_hand() -> None:
     # In the order of uncertainty: right, (wrong, right) alike, wrong.
     one = classes([[[0.8, 0.2], [0.05, 0.95], [0.4, 0.6], [0.2, 0.8]]], [1, 1, 0, 1])
-    curve = px.selective_prediction_curve(one)
+    curve = selective_prediction_curve(one)
     np.testing.assert_allclose(curve["coverage"], [0.25, 0.5, 0.75, 1.0])
     np.testing.assert_allclose(curve["risk"], [0.0, 0.25, 1 / 3, 0.5])
     np.testing.assert_allclose(curve["oracle_risk"], [0.0, 0.0, 1 / 3, 0.5])
@@ -275,7 +232,7 @@ def test_selective_prediction_by_hand() -> None:
 
     # Of numbers the root mean squared error; deviations 1, 2, 3 rank errors of 2, 1, 3 not quite.
     three = numbers([[0.0, 0.0, 0.0]], [[1.0, 2.0, 3.0]], [2.0, -1.0, 3.0])
-    curve = px.selective_prediction_curve(three)
+    curve = selective_prediction_curve(three)
     np.testing.assert_allclose(curve["risk"], np.sqrt([4.0, 2.5, 14 / 3]))
     np.testing.assert_allclose(curve["oracle_risk"], np.sqrt([1.0, 2.5, 14 / 3]))
     assert float(curve["area"]) == pytest.approx(np.sqrt([4.0, 2.5, 14 / 3]).mean())
@@ -284,11 +241,11 @@ def test_selective_prediction_by_hand() -> None:
 @pytest.mark.parametrize("measure", ["total", "epistemic", "max_probability"])
 def test_scores_outside_the_data(measure: str) -> None:
     inside, outside = some_classes(3), some_classes(4, rows=90)
-    found = px.out_of_distribution_score(inside, outside, measure=measure)
+    found = out_of_distribution_score(inside, outside, measure=measure)
     pairs = stats.mannwhitneyu(found["outside"], found["inside"]).statistic
     np.testing.assert_allclose(found["auroc"], pairs / (400 * 90), atol=1e-12)
     assert found["inside"].shape == (400,) and found["outside"].shape == (90,)
-    same = px.out_of_distribution_score(inside, inside, measure=measure)
+    same = out_of_distribution_score(inside, inside, measure=measure)
     assert float(same["auroc"]) == pytest.approx(0.5)
 
 
@@ -307,35 +264,35 @@ def test_rows_that_a_mask_hides_are_left_out() -> None:
 def test_plots_show_the_numbers() -> None:
     several, single = some_classes(3), some_numbers()
     _, axes = plt.subplots(2, 3)
-    px.plot_reliability(several, ax=axes[0, 0])
-    curve = px.calibration_curve(several)
+    plot_reliability(several, ax=axes[0, 0])
+    curve = calibration_curve(several)
     filled = curve["rows"].values > 0
     drawn = axes[0, 0].lines[1].get_xydata()
     np.testing.assert_allclose(drawn[:, 0], curve["confidence"].values[filled])
     np.testing.assert_allclose(drawn[:, 1], curve["frequency"].values[filled])
     assert len(axes[0, 0].patches) == 15
 
-    px.plot_reliability(single, num_bins=5, ax=axes[0, 1])
-    coverage = px.calibration_curve(single, num_bins=5)["coverage"]
+    plot_reliability(single, num_bins=5, ax=axes[0, 1])
+    coverage = calibration_curve(single, num_bins=5)["coverage"]
     np.testing.assert_allclose(axes[0, 1].lines[1].get_ydata(), coverage)
 
-    px.plot_selective_prediction({"one": several, "two": several}, ax=axes[0, 2])
+    plot_selective_prediction({"one": several, "two": several}, ax=axes[0, 2])
     assert len(axes[0, 2].lines) == 4 and axes[0, 2].get_ylabel() == "error rate"
-    assert len(px.plot_selective_prediction(single).lines) == 2
+    assert len(plot_selective_prediction(single).lines) == 2
 
     x = np.random.default_rng(0).permutation(60)
-    px.plot_uncertainty(single, x, ax=axes[1, 0])
+    plot_uncertainty(single, x, ax=axes[1, 0])
     line, dots = axes[1, 0].lines
     mean = single["mean"].mean("draw").values
     np.testing.assert_allclose(line.get_ydata(), mean[np.argsort(x)])
     np.testing.assert_allclose(dots.get_ydata(), single["observed"].values[np.argsort(x)])
     total = axes[1, 0].collections[0].get_paths()[0].vertices[:, 1].max()
-    spread = 2.0 * np.sqrt(px.uncertainty_split(single)["total"].values)
+    spread = 2.0 * np.sqrt(uncertainty_split(single)["total"].values)
     np.testing.assert_allclose(total, (mean + spread).max())
 
-    px.plot_uncertainty(several, ax=axes[1, 1])
+    plot_uncertainty(several, ax=axes[1, 1])
     top = axes[1, 1].collections[1].get_paths()[0].vertices[:, 1].max()
-    np.testing.assert_allclose(top, px.uncertainty_split(several)["total"].max())
+    np.testing.assert_allclose(top, uncertainty_split(several)["total"].max())
     plt.close("all")
 
 
@@ -344,43 +301,43 @@ def test_messages() -> None:
     unseen = single.drop_vars(["observed", "log_likelihood", "cdf"])
     calls = {
         "Expected the observations of site 'y' for predictive metrics": (
-            lambda: px.predictive_metrics(unseen)
+            lambda: predictive_metrics(unseen)
         ),
         "for the error of the predictions, found none": (
-            lambda: px.selective_prediction_curve(unseen)
+            lambda: selective_prediction_curve(unseen)
         ),
         "Expected the observations of site 'y' for calibration": (
-            lambda: px.calibration_curve(unseen)
+            lambda: calibration_curve(unseen)
         ),
         "Expected the distribution function of site 'y'": (
-            lambda: px.calibration_curve(single.drop_vars("cdf"))
+            lambda: calibration_curve(single.drop_vars("cdf"))
         ),
         "Expected the dataset that predictive_distribution returns": (
-            lambda: px.uncertainty_split({"mean": 1.0})
+            lambda: uncertainty_split({"mean": 1.0})
         ),
-        "found classes and numbers": lambda: px.out_of_distribution_score(several, single),
+        "found classes and numbers": lambda: out_of_distribution_score(several, single),
         "Expected class probabilities for measure='max_probability'": (
-            lambda: px.uncertainty_score(single, "max_probability")
+            lambda: uncertainty_score(single, "max_probability")
         ),
-        "Expected measure to be one of": lambda: px.uncertainty_score(single, "entropy"),
-        "Expected binning to be one of": lambda: px.calibration_curve(several, binning="rows"),
-        "Expected num_bins to be an int >= 2": lambda: px.predictive_metrics(several, num_bins=1),
-        "Expected label to be a class from 0 to 2": lambda: px.calibration_curve(several, label=3),
-        "Expected no label": lambda: px.calibration_curve(single, label=1),
+        "Expected measure to be one of": lambda: uncertainty_score(single, "entropy"),
+        "Expected binning to be one of": lambda: calibration_curve(several, binning="rows"),
+        "Expected num_bins to be an int >= 2": lambda: predictive_metrics(several, num_bins=1),
+        "Expected label to be a class from 0 to 2": lambda: calibration_curve(several, label=3),
+        "Expected no label": lambda: calibration_curve(single, label=1),
         "Expected observed classes 0 to 2, found values from 0 to 9": (
-            lambda: px.predictive_metrics(several.assign(observed=several["observed"] * 9 // 2))
+            lambda: predictive_metrics(several.assign(observed=several["observed"] * 9 // 2))
         ),
-        "Expected a positive scale": lambda: px.to_original_units(single, 0.0, -1.0),
+        "Expected a positive scale": lambda: to_original_units(single, 0.0, -1.0),
         "Expected the predictions of a continuous site": (
-            lambda: px.to_original_units(several, 0.0, 1.0)
+            lambda: to_original_units(several, 0.0, 1.0)
         ),
-        "Expected x of 60 rows": lambda: px.plot_uncertainty(single, [1.0]),
+        "Expected x of 60 rows": lambda: plot_uncertainty(single, [1.0]),
         "Expected one output for each row, found 2": (
-            lambda: px.plot_uncertainty(single.expand_dims(output=2))
+            lambda: plot_uncertainty(single.expand_dims(output=2))
         ),
     }
     for message, call in calls.items():
         with pytest.raises(ArgumentError, match=message):
             call()
     # Without the distribution function the other figures remain.
-    assert set(px.predictive_metrics(single.drop_vars("cdf"))) == {"log_likelihood", "rmse"}
+    assert set(predictive_metrics(single.drop_vars("cdf"))) == {"log_likelihood", "rmse"}

@@ -1,4 +1,4 @@
-"""Stan programs: both packages hold one density, and one way to compile and to keep programs."""
+"""How Stan programs are compiled and kept, with a compiler that only pretends."""
 
 from __future__ import annotations
 
@@ -10,18 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jax
-import numpy as np
 import pytest
-import torch
 
-import numpyro_ext as nx
-import pyro_ext as px
+from ppl_ext.errors import ArgumentError
 from ppl_ext.stan import compilation
-from tests.stan_support import DATA, DIM, PROGRAM, needs_stan
-
-jax.config.update("jax_enable_x64", True)
-torch.set_default_dtype(torch.float64)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -32,27 +24,6 @@ def test_importing_needs_no_bridgestan(package: str) -> None:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 assert not re.match(r"(from|import) bridgestan", ast.unparse(node)), path
-
-
-@needs_stan
-def test_densities_gradients_and_parameters_agree() -> None:
-    ours, theirs = (
-        package.stan.model(PROGRAM, DATA, generated_quantities=True, seed=3) for package in (px, nx)
-    )
-    assert ours.parameter_sites == theirs.parameter_sites
-    assert ours.density.settings == theirs.density.settings
-    z = np.random.default_rng(0).normal(size=(5, DIM))
-    tensor = torch.as_tensor(z)
-    gradient, value = torch.func.vmap(torch.func.grad_and_value(ours.log_density))(tensor)
-    expected = jax.vmap(jax.value_and_grad(theirs.log_density))(z)
-    np.testing.assert_array_equal(value, expected[0])
-    np.testing.assert_array_equal(gradient, expected[1])
-    parameters = theirs.constrain(z)
-    for name, found in ours.constrain(tensor).items():
-        np.testing.assert_array_equal(found, parameters[name])
-
-
-# -- the cache, with a compiler that only pretends --------------------------------------------
 
 
 class Compiler:
@@ -145,7 +116,7 @@ def test_a_library_that_is_not_whole_is_made_again(compiler: Compiler, kept: str
 
 def test_a_failure_leaves_nothing_behind(compiler: Compiler) -> None:
     compiler.fails = "Command make failed with code 2.\nstderr:\ng++: fatal error: Killed"
-    with pytest.raises(px.stan.ToolchainError, match="fatal error: Killed") as caught:
+    with pytest.raises(compilation.ToolchainError, match="fatal error: Killed") as caught:
         compilation.compiled("model {}", "one")
     assert "\n" not in str(caught.value)
     assert [path.name for path in compilation.cache_folder().iterdir()] == ["lock"]
@@ -163,7 +134,7 @@ def test_the_message_of_stans_compiler_is_one_line(compiler: Compiler) -> None:
         'Ill-formed "~"-statement.\nExpect ";".\n'
         "make: *** [Makefile:21: /tmp/x_model.cpp] Error 1\n"
     )
-    with pytest.raises(px.ArgumentError) as caught:
+    with pytest.raises(ArgumentError) as caught:
         compilation.compiled("model {}", "mine.stan")
     assert str(caught.value) == (
         "Syntax error in 'mine.stan', line 4, column 0 to column 1, parsing error: "
@@ -192,7 +163,7 @@ def test_what_is_missing_is_told_in_one_line(
     else:
         monkeypatch.setenv(compilation.CACHE_VARIABLE, str(tmp_path / "home" / "Makefile" / "x"))
         expected = f"name another one by {compilation.CACHE_VARIABLE}"
-    with pytest.raises(px.stan.ToolchainError, match=expected) as caught:
+    with pytest.raises(compilation.ToolchainError, match=expected) as caught:
         compilation.compiled("model {}", "one")
     assert "\n" not in str(caught.value)
 
