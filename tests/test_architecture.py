@@ -8,6 +8,7 @@ handlers; both packages have the same files.
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -239,6 +240,22 @@ def test_the_rules_see_what_they_look_for() -> None:
         ast.parse("from .inner import x"), "top.room", is_package=True
     )
     assert "pyro.poutine.trace" in attribute_chains(tree)
+
+
+@pytest.mark.parametrize("package", ALL)
+def test_every_public_class_is_documented(package: str) -> None:
+    """By a docstring of its own or by that of a base, which `help` and the API pages then show."""
+    missing = []
+    for name in map(module_name, sources(package)):
+        module = importlib.import_module(name)
+        for found in vars(module).values():
+            if isinstance(found, type) and found.__module__ == name and found.__name__[0] != "_":
+                ours = [each for each in found.__mro__ if each.__module__.split(".")[0] in ALL]
+                texts = [each.__doc__ for each in ours if each.__doc__]
+                # `dataclass` and `NamedTuple` write a signature where no docstring is.
+                if not texts or texts[0].startswith(f"{found.__name__}("):
+                    missing.append(f"{name}.{found.__name__}")
+    assert not missing, missing
 
 
 @pytest.mark.parametrize("package", ALL)
