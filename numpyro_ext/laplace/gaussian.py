@@ -9,9 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_ext.curvature import Curvature
 from ppl_ext.laplace import gaussian
-from ppl_ext.laplace.gaussian import Precision
 
 
 class Algebra(gaussian.Algebra):
@@ -58,12 +56,7 @@ class BlockPrecision(gaussian.BlockPrecision, Algebra):
     pass
 
 
+Precision = gaussian.Precision
 eigenvalues = Algebra.eigenvalues
 KINDS = gaussian.Kinds(DensePrecision, RowPrecision, KroneckerPrecision, BlockPrecision)
-
-
-def precision_of(curvature: Curvature) -> Precision:
-    return gaussian.precision_of(curvature, KINDS)
-
-
-precision_of.__doc__ = gaussian.precision_of.__doc__
+precision_of = KINDS.precision_of

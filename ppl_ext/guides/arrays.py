@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
 
@@ -19,27 +19,14 @@ class ArrayFunctions:
     """
 
     # Not an abstract class: the hosts' distributions and guides have metaclasses of their own.
-    xp: ClassVar[Any]
-
-    @staticmethod
-    def held(array: Any) -> Any:
-        """The array as a constant, without a derivative."""
-        raise NotImplementedError
-
-    @staticmethod
-    def softplus(array: Any) -> Any:
-        """log(1 + exp(x)) of each entry."""
-        raise NotImplementedError
-
-    @staticmethod
-    def ndtr(array: Any) -> Any:
-        """The standard Normal distribution function."""
-        raise NotImplementedError
-
-    @staticmethod
-    def ndtri(array: Any) -> Any:
-        """Inverse of :meth:`ndtr`."""
-        raise NotImplementedError
+    xp: Any
+    #: The array as a constant, without a derivative.
+    held: Callable[[Any], Any]
+    #: log(1 + exp(x)) of each entry.
+    softplus: Callable[[Any], Any]
+    #: The standard Normal distribution function of each entry, and its inverse.
+    ndtr: Callable[[Any], Any]
+    ndtri: Callable[[Any], Any]
 
     @staticmethod
     def as_array(values: Any, like: Any) -> Any:

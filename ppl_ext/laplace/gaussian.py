@@ -12,8 +12,9 @@ A package gives the classes its array functions, those of :class:`Algebra`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -27,22 +28,13 @@ class Algebra(ABC):
         ``torch`` or ``jax.numpy``, of which only functions are used that are the same in both.
     """
 
-    xp: ClassVar[Any]
-
-    @staticmethod
-    @abstractmethod
-    def held(array: Any) -> Any:
-        """The array as a constant, without a derivative."""
-
-    @staticmethod
-    @abstractmethod
-    def eigen(matrix: Any) -> tuple[Any, Any]:
-        """Eigenvalues, rising, and eigenvectors of a constant symmetric matrix."""
-
-    @staticmethod
-    @abstractmethod
-    def cholesky(matrix: Any) -> Any:
-        """Lower triangular factor of a matrix; not finite where it is not positive definite."""
+    xp: Any
+    #: The array as a constant, without a derivative.
+    held: Callable[[Any], Any]
+    #: Eigenvalues, rising, and eigenvectors of a constant symmetric matrix.
+    eigen: Callable[[Any], tuple[Any, Any]]
+    #: Lower triangular factor of a matrix; not finite where it is not positive definite.
+    cholesky: Callable[[Any], Any]
 
     @staticmethod
     @abstractmethod
@@ -318,27 +310,26 @@ class Kinds(NamedTuple):
     kronecker: type[KroneckerPrecision]
     block: type[BlockPrecision]
 
+    def precision_of(self, curvature: Any) -> Precision:
+        """Factorise the curvature of one position (P = 1); H is that matrix.
 
-def precision_of(curvature: Any, kinds: Kinds) -> Precision:
-    """Factorise the curvature of one position (P = 1); H is that matrix.
+        A Kronecker block A (x) B with the diagonal d of its coordinates is exact where d is one
+        number, or a product of one number for each row of A and one for each row of B, or where A
+        or B is a number. Any other d is replaced by the product that is nearest in the logarithm;
+        by its mean, where it is zero in places.
 
-    A Kronecker block A (x) B with the diagonal d of its coordinates is exact where d is one number,
-    or a product of one number for each row of A and one for each row of B, or where A or B is a
-    number. Any other d is replaced by the product that is nearest in the logarithm; by its mean,
-    where it is zero in places.
-
-    Raises
-    ------
-    ValueError
-        There is more than one position, or blocks come with rows or a matrix.
-    """
-    if curvature.number != 1:
-        raise ValueError(f"Expected the curvature of one position, found {curvature.number}.")
-    if curvature.blocks:
-        if curvature.matrix is not None or curvature.rows is not None:
-            raise ValueError("Expected blocks with a diagonal alone, found rows or a matrix.")
-        return kinds.block.of(curvature, kinds)
-    if curvature.matrix is not None:
-        return kinds.dense.of(curvature.dense()[0], (curvature.diagonal > 0.0).all())
-    rows = curvature.diagonal[:0] if curvature.rows is None else curvature.rows[0]
-    return kinds.row.of(curvature.diagonal[0], rows)
+        Raises
+        ------
+        ValueError
+            There is more than one position, or blocks come with rows or a matrix.
+        """
+        if curvature.number != 1:
+            raise ValueError(f"Expected the curvature of one position, found {curvature.number}.")
+        if curvature.blocks:
+            if curvature.matrix is not None or curvature.rows is not None:
+                raise ValueError("Expected blocks with a diagonal alone, found rows or a matrix.")
+            return self.block.of(curvature, self)
+        if curvature.matrix is not None:
+            return self.dense.of(curvature.dense()[0], (curvature.diagonal > 0.0).all())
+        rows = curvature.diagonal[:0] if curvature.rows is None else curvature.rows[0]
+        return self.row.of(curvature.diagonal[0], rows)

@@ -43,7 +43,7 @@ class LaplaceShell(EngineShell):
         fixed at the mode. Nothing of D x D numbers is formed but for ``"full"``. With ``"kfac"``
         the prior of a matrix site joins its Kronecker factors exactly where its curvature is the
         same for the whole site, or differs by rows and by columns; see
-        :func:`~ppl_ext.laplace.gaussian.precision_of`. Negative curvature of the prior is set to 0.
+        ``laplace.precision_of``. Negative curvature of the prior is set to 0.
     hyperparameters : sequence of str, optional
         Latent sites, such as the scale of the noise and that of the weights' prior, that have no
         Gaussian. While the others are led to their mode, these are led to the maximum of the
@@ -124,7 +124,7 @@ class LaplaceShell(EngineShell):
             )
         check_count("hyperparameters_every", hyperparameters_every)
         # What follows in a package's class is its engine of particles.
-        super().__init__(model, optim, 1, **options)  # type: ignore[misc]
+        super().__init__(model, optim, 1, **options)  # type: ignore[arg-type, call-arg]
         self.hyperparameters = tuple(hyperparameters or ())
         self.hyperparameters_every = hyperparameters_every
         self.curvature = curvature

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ppl_ext.laplace import gaussian
-from ppl_ext.laplace.gaussian import Precision
-from pyro_ext.curvature import Curvature, symmetric_eigen
+from pyro_ext.curvature import symmetric_eigen
 
 
 class Algebra(gaussian.Algebra):
@@ -55,12 +54,7 @@ class BlockPrecision(gaussian.BlockPrecision, Algebra):
     pass
 
 
+Precision = gaussian.Precision
 eigenvalues = Algebra.eigenvalues
 KINDS = gaussian.Kinds(DensePrecision, RowPrecision, KroneckerPrecision, BlockPrecision)
-
-
-def precision_of(curvature: Curvature) -> Precision:
-    return gaussian.precision_of(curvature, KINDS)
-
-
-precision_of.__doc__ = gaussian.precision_of.__doc__
+precision_of = KINDS.precision_of
