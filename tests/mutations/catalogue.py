@@ -533,7 +533,7 @@ def _guides() -> Iterator[Mutation]:
         "return mean + variance *",
         "row_noise",
     )
-    yield from both(
+    yield from neutral(
         "flipout: one sign for all rows",
         "guides/flipout.py",
         "flipped = use.x * self._factor(use, use.in_axes, use.row_axes[0], use.x)",
