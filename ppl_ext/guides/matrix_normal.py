@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
-from ppl_ext.guides.flat_density import Moments
+from ppl_ext.guides.flat_density import FlatDensityShell, Moments
 from ppl_ext.guides.layouts import Blocks
 
 
@@ -179,14 +179,11 @@ class MatrixGuide:
     """
 
 
-class MatrixDensity(MatrixFormulas):
+class MatrixDensity(MatrixFormulas, FlatDensityShell):
     """``AutoMatrixNormal``: closed forms by triangular solves with A and B.
 
     O(n p (n + p)) operations per draw and matrix, O(n p) memory.
     """
-
-    guide: Any
-    dim: int
 
     def blocks(self) -> Blocks:
         """Which parts of the flat vector are matrices and which are the rest."""

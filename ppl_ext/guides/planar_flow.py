@@ -27,6 +27,7 @@ import math
 from typing import Any, NamedTuple
 
 from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
+from ppl_ext.guides.flat_density import FlatDensityShell
 from ppl_ext.options import check_count, check_number
 
 #: softplus(SHIFT) = 1, so that u = 0 gives the identity.
@@ -204,7 +205,7 @@ class Flow(NamedTuple):
     products: Any  # w_k . u_hat_j (K, K)
 
 
-class PlanarDensity(PlanarFormulas):
+class PlanarDensity(PlanarFormulas, FlatDensityShell):
     """``AutoPlanarFlow``: closed form of the score, given the K scalars of the inverse.
 
     The maps meet the flat vector through the products with w alone. With y the standardised theta
@@ -217,8 +218,6 @@ class PlanarDensity(PlanarFormulas):
     however many steps the root finding takes, and all of the inverse's derivatives are solutions
     of triangular K x K systems.
     """
-
-    dim: int
 
     def _flow_of(self, loc: Any, scale: Any, weight: Any, direction: Any, bias: Any) -> Flow:
         direction, slope = self.invertible_direction(weight, direction)
