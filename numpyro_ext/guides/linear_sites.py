@@ -34,8 +34,11 @@ from ppl_ext.guides.row_noise import (
     RowNoise,
     RowNoiseShell,
     Uses,
+    base_distribution,
     check_drawn,
     check_latent,
+    kind_of,
+    row_shape,
 )
 
 # Calls whose body is looked into, and operations that only lay a weight out otherwise.
@@ -127,7 +130,7 @@ def _drawn(guide: Any, sites: Mapping[str, Any]) -> dict[str, Drawn]:
     drawn = {}
     for name, site in sites.items():
         value = site["value"]
-        drawn[name] = Drawn(value, _normal_draw(site["fn"], value), _kind(site["fn"]))
+        drawn[name] = Drawn(value, _normal_draw(site["fn"], value), kind_of(site["fn"]))
     for flat in _flat_guides(guide):
         latent = drawn.get(f"_{flat.prefix}_latent")
         if latent is None:
@@ -160,19 +163,8 @@ def _is_real(support: Any) -> bool:
     return support is constraints.real
 
 
-def _base(fn: Any) -> Any:
-    """A distribution without the wrappers that change its batch shape, mask or event alone."""
-    while isinstance(fn, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
-        fn = fn.base_dist
-    return fn
-
-
-def _kind(fn: Any) -> str:
-    return type(_base(fn)).__name__
-
-
 def _normal_draw(fn: Any, value: jax.Array) -> NormalDraw | None:
-    base = _base(fn)
+    base = base_distribution(fn)
     if not isinstance(base, dist.Normal):
         return None
     shape = jnp.shape(value)
@@ -357,16 +349,7 @@ class _Rewriting(Uses):
         distributions: Mapping[str, Any],
     ) -> None:
         """See that what was asked for has happened, and that it was sound."""
-        self._check(weights, sites, map(_row_shape, distributions.values()))
-
-
-def _row_shape(fn: Any) -> tuple[int, ...]:
-    """Axes over which the log density of an observed distribution is a sum."""
-    shape = tuple(fn.batch_shape)
-    while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
-        fn = fn.base_dist
-        shape += tuple(fn.batch_shape)
-    return shape
+        self._check(weights, sites, map(row_shape, distributions.values()))
 
 
 def _needed(jaxpr: Jaxpr) -> list[JaxprEqn]:

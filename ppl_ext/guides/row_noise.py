@@ -155,6 +155,35 @@ class Uses:
         check_rows(self._noise.name, self._uses, shapes)
 
 
+#: Distributions that change another's batch shape, mask or event alone; in both hosts.
+_WRAPPERS = frozenset({"Independent", "ExpandedDistribution", "MaskedDistribution"})
+
+
+def _is_wrapped(fn: Any) -> bool:
+    return any(kind.__name__ in _WRAPPERS for kind in type(fn).__mro__)
+
+
+def base_distribution(fn: Any) -> Any:
+    """A distribution without the wrappers that change its batch shape, mask or event alone."""
+    while _is_wrapped(fn):
+        fn = fn.base_dist
+    return fn
+
+
+def kind_of(fn: Any) -> str:
+    """Name of the class of a distribution without its wrappers."""
+    return type(base_distribution(fn)).__name__
+
+
+def row_shape(fn: Any) -> tuple[int, ...]:
+    """Axes over which the log density of an observed distribution is a sum."""
+    shape = tuple(fn.batch_shape)
+    while _is_wrapped(fn):
+        fn = fn.base_dist
+        shape += tuple(fn.batch_shape)
+    return shape
+
+
 def check_latent(name: str, sites: Collection[str] | None, latent: Collection[str]) -> None:
     """See that the sites that were asked for are latent sites of the model.
 

@@ -27,8 +27,11 @@ from ppl_ext.guides.row_noise import (
     RowNoise,
     RowNoiseShell,
     Uses,
+    base_distribution,
     check_drawn,
     check_latent,
+    kind_of,
+    row_shape,
 )
 
 
@@ -93,16 +96,6 @@ class _Recorder(Messenger):
             self.sites[msg["name"]] = msg
 
 
-def _base(fn: Any) -> Any:
-    """A distribution without the wrappers that change its batch shape, mask or event alone."""
-    while hasattr(fn, "base_dist") and type(fn).__name__ in _WRAPPERS:
-        fn = fn.base_dist
-    return fn
-
-
-_WRAPPERS = frozenset({"Independent", "ExpandedDistribution", "MaskedDistribution"})
-
-
 def _storage(value: Tensor) -> int:
     return int(value.untyped_storage().data_ptr())
 
@@ -118,7 +111,7 @@ class _Weight:
 
     @property
     def kind(self) -> str:
-        return type(_base(self.fn)).__name__
+        return kind_of(self.fn)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is a view of this site's value."""
@@ -127,7 +120,7 @@ class _Weight:
 
     def draw(self, view: Tensor) -> NormalDraw | None:
         """Mean and scale of a view of the draw; None if the draw is not a factorised Normal."""
-        base = _base(self.fn)
+        base = base_distribution(self.fn)
         if not isinstance(base, torch.distributions.Normal) or not self.drawn.is_contiguous():
             return None
         offset = view.storage_offset() - self.drawn.storage_offset()
@@ -156,7 +149,7 @@ class _Weights(Messenger):
     def _pyro_post_sample(self, msg: Any) -> None:
         name, value = msg["name"], msg["value"]
         if msg["is_observed"]:
-            self.row_shapes.append(_row_shape(msg["fn"]))
+            self.row_shapes.append(row_shape(msg["fn"]))
             return
         self.latent.append(name)
         if name not in self._drawn or (self._wanted is not None and name not in self._wanted):
@@ -168,7 +161,7 @@ class _Weights(Messenger):
         sources = [
             site for site in self._drawn.values() if _storage(site["value"]) == _storage(value)
         ]
-        random = [site for site in sources if type(_base(site["fn"])).__name__ != "Delta"]
+        random = [site for site in sources if kind_of(site["fn"]) != "Delta"]
         source = (random or sources)[0]
         self.sites[name] = _Weight(name, value, source["value"], source["fn"])
 
@@ -177,15 +170,6 @@ class _Weights(Messenger):
         if not isinstance(tensor, Tensor) or not self.sites:
             return None
         return next((site for site in self.sites.values() if site.holds(tensor)), None)
-
-
-def _row_shape(fn: Any) -> tuple[int, ...]:
-    """Axes over which the log density of an observed distribution is a sum."""
-    shape = tuple(fn.batch_shape)
-    while type(fn).__name__ in _WRAPPERS:
-        fn = fn.base_dist
-        shape += tuple(fn.batch_shape)
-    return shape
 
 
 # -- linear operations -----------------------------------------------------------------------------
