@@ -62,11 +62,12 @@ class Minibatch(GradientEstimator):
                 "divided by rows. Use Full(), the exact score."
             )
         if not target.plates:
-            found = "batches are passed as arguments" if target.batch_arguments else "it has none"
+            found = "batches that are passed as arguments" if target.batch_arguments else "none"
             raise ArgumentError(
-                "Minibatch needs a model with a subsampled plate whose rows are looked up by its "
-                f"indices, 'with plate(name, N, subsample_size=B) as i: ... y[i]'; {found}. Use "
-                "estimator=Full(), which evaluates the arguments as they are."
+                "Minibatch draws the rows of subsampled plates. Expected a model that looks them "
+                "up by a plate's indices, 'with plate(name, N, subsample_size=B) as i: ... y[i]', "
+                f"found {found}. Use Full(), which evaluates the arguments as they are, and pass "
+                "batches as arguments if you want minibatches."
             )
 
     @abstractmethod

@@ -614,9 +614,9 @@ def _score() -> Iterator[Mutation]:
         "new_mean = share * mean + (1.0 - share) *",
         "rivals bam",
     )
-    yield from both(
+    yield from neutral(
         "GSM: covariance with the wrong sign",
-        "score/gsm.py",
+        "matching.py",
         "(offset.T @ offset - moved.T @ moved)",
         "(moved.T @ moved - offset.T @ offset)",
         "rivals gsm",
