@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 from jaxtyping import Float, Int
 
 from ppl_ext.density import tempered
+from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError
 
 
@@ -63,7 +64,7 @@ def share_of_rows(plates: Mapping[str, Any]) -> float:
     return math.prod(plate.subsample_size / plate.size for plate in plates.values())
 
 
-class GradientEstimator(ABC):
+class GradientEstimator(Documented, ABC):
     """An unbiased estimator of the target's score.
 
     The object holds settings only. What changes from step to step is a state, which the engine
