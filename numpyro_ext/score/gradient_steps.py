@@ -6,7 +6,7 @@ Networks", equation 8 and Algorithm 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -75,7 +75,7 @@ class GradientSolver:
 
     options: GradientSteps
     learning_rate: float
-    in_place: bool
+    in_place: bool = field(repr=False, compare=False)
 
     @classmethod
     def plan(cls, options: GradientSteps, density: FlatDensity) -> GradientSolver:

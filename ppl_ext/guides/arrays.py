@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ppl_ext.documented import Documented
+
 LOG_TWO_PI = math.log(2.0 * math.pi)
 
 
-class ArrayFunctions:
+class ArrayFunctions(Documented):
     """Functions of a framework's arrays, which a package gives to the formulas of this one.
 
     Attributes

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
+from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError
 
 CovarianceStructure = Literal["diagonal", "full", "low_rank", "matrix_normal", "layer_low_rank"]
@@ -29,7 +30,7 @@ class Moments(NamedTuple):
     scale: Any
 
 
-class FlatDensityShell:
+class FlatDensityShell(Documented):
     """Flat log density of an ``AutoContinuous`` guide, by automatic differentiation.
 
     Subclasses give closed forms. All methods are pure functions of ``parameters``, but for

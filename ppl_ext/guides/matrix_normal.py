@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ppl_ext.documented import Documented
 from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
 from ppl_ext.guides.flat_density import FlatDensityShell, Moments
 from ppl_ext.guides.layouts import Blocks
@@ -138,7 +139,7 @@ class MatrixTransform(MatrixFormulas):
         return self.xp.broadcast_to(total, x.shape[:-1])
 
 
-class MatrixGuide:
+class MatrixGuide(Documented):
     """Normal guide whose covariance is a Kronecker product for each matrix-shaped site.
 
     The covariance over the flat unconstrained vector is block diagonal by site. A site whose

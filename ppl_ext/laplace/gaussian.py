@@ -18,8 +18,10 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from ppl_ext.documented import Documented
 
-class Algebra(ABC):
+
+class Algebra(Documented, ABC):
     """Functions of a framework's arrays.
 
     Attributes

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from ppl_ext.curvature import GaussNewton, RowStructure
+from ppl_ext.documented import Documented
 
 #: Dimension up to which ``"full"`` is a matrix even where there are fewer rows than dimensions.
 MATRIX_UP_TO = 2000
@@ -30,7 +31,7 @@ class Rows(Protocol):
         """All rows, (R, D')."""
 
 
-class LikelihoodShell:
+class LikelihoodShell(Documented):
     """The Gauss-Newton matrix of a program's likelihood over all rows.
 
     Parameters

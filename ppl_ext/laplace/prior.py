@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from ppl_ext.curvature import DENSE_PRIOR_UP_TO, GaussNewton
+from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError
 
 
-class PriorShell(ABC):
+class PriorShell(Documented, ABC):
     """What is found once about the log prior: where its curvature is diagonal.
 
     Parameters

@@ -195,7 +195,7 @@ def test_default_estimator_and_costs() -> None:
     arguments = LogDensity(batches, KEY, (Y[:, 0],))
     assert default_estimator(arguments) == Full()
     assert Full().evaluations_per_step(arguments) == pytest.approx(0.1)
-    for target, words in ((whole, "it has none"), (arguments, "passed as arguments")):
+    for target, words in ((whole, "found none"), (arguments, "passed as arguments")):
         with pytest.raises(ArgumentError, match=words):
             Minibatch().init(target, target.bind(Y), KEY, 1)
     with pytest.raises(ArgumentError, match="'shuffled'"):

@@ -229,7 +229,7 @@ def test_refusals() -> None:
         (local, jnp.ones(4), SVRG(2), "no latent inside a subsampled plate with SVRG"),
         (local, jnp.ones(4), SAGA(), "no latent inside a subsampled plate with SAGA"),
         (crossed, jnp.ones((3, 4)), SAGA(), r"one subsampled plate with SAGA.*'a', 'b'"),
-        (by_argument, jnp.ones(4), SAGA(), "Minibatch needs a model"),
+        (by_argument, jnp.ones(4), SAGA(), "Minibatch draws the rows"),
     ]
     for model, y, estimator, words in cases:
         target = LogDensity(model, KEY, (y,))

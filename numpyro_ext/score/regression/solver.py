@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -44,9 +44,9 @@ class RegressionSolver:
     """
 
     options: Regression
-    form: ClosedForm[Any]
-    learning_rate: float = LEARNING_RATE
-    in_place: bool = False
+    form: ClosedForm[Any] = field(repr=False, compare=False)
+    learning_rate = LEARNING_RATE
+    in_place = False
 
     @classmethod
     def plan(

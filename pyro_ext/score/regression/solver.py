@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,8 +29,8 @@ class RegressionSolver:
     """
 
     options: Regression
-    form: ClosedForm[Any]
-    learning_rate: float = LEARNING_RATE
+    form: ClosedForm[Any] = field(repr=False, compare=False)
+    learning_rate = LEARNING_RATE
 
     @classmethod
     def plan(
