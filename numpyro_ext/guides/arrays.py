@@ -18,10 +18,13 @@ class JaxFunctions(ArrayFunctions):
     """Functions of JAX arrays."""
 
     xp = jnp
-    held = staticmethod(lax.stop_gradient)
     softplus = staticmethod(jax.nn.softplus)
     ndtr = staticmethod(ndtr)
     ndtri = staticmethod(ndtri)
+
+    @staticmethod
+    def held(array: Array) -> Array:
+        return lax.stop_gradient(array)
 
     @staticmethod
     def as_array(values: Any, like: Array) -> Array:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError
 
 
@@ -62,7 +63,7 @@ class LinearUse:
     positions: int
 
 
-class RowNoise(ABC):
+class RowNoise(Documented, ABC):
     """What takes the place of linear operations in one run of a model."""
 
     #: Name in messages.
@@ -73,7 +74,7 @@ class RowNoise(ABC):
         """The operation's result, with noise of its own in each row."""
 
 
-class RowNoiseShell:
+class RowNoiseShell(Documented):
     """An objective of the host in which linear operations of the model have noise by row.
 
     Parameters
