@@ -123,13 +123,6 @@ class FlatDensityShell(Documented):
             f"{type(self.guide).__name__}, which cannot be set to given moments."
         )
 
-    def set_scale(self, parameters: Any, scale: float) -> Any:
-        """New parameters of a Normal guide with this standard deviation everywhere.
-
-        The mean is the same, and so is W of a low-rank covariance; others are uncorrelated.
-        """
-        raise NotImplementedError
-
     def _not_invertible(self, error: Exception) -> ArgumentError:
         return ArgumentError(
             f"Expected a guide whose log density can be evaluated at any point, found "
