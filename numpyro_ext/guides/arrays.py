@@ -18,10 +18,13 @@ class JaxFunctions(ArrayFunctions):
     """Functions of JAX arrays."""
 
     xp = jnp
-    held = staticmethod(lax.stop_gradient)
     softplus = staticmethod(jax.nn.softplus)
     ndtr = staticmethod(ndtr)
     ndtri = staticmethod(ndtri)
+
+    @staticmethod
+    def held(array: Array) -> Array:
+        return lax.stop_gradient(array)
 
     @staticmethod
     def as_array(values: Any, like: Array) -> Array:
@@ -52,3 +55,11 @@ class JaxFunctions(ArrayFunctions):
     @staticmethod
     def repeated(number: int, step: Callable[[Any], Any], start: Any) -> Any:
         return lax.fori_loop(0, number, lambda _, carry: step(carry), start)
+
+    @staticmethod
+    def until_settled(most: int, step: Callable[[Any], tuple[Any, Any]], start: Any) -> Any:
+        def advance(state: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
+            return *step(state[0]), state[2] + 1
+
+        first = start, jnp.array(True), jnp.array(0)
+        return lax.while_loop(lambda state: state[1] & (state[2] < most), advance, first)[0]

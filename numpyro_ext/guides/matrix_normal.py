@@ -111,7 +111,7 @@ class AutoMatrixNormal(shared.MatrixGuide, AutoContinuous):
 
 
 @register_flat_density(AutoMatrixNormal)
-class MatrixNormalDensity(shared.MatrixDensity, JaxFunctions, NormalDensity):
+class MatrixNormalDensity(shared.MatrixDensity, NormalDensity):
     covariance_structure = "matrix_normal"
 
     def factors(self, parameters: Parameters) -> Factors:

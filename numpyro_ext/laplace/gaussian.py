@@ -16,9 +16,12 @@ class Algebra(gaussian.Algebra):
     """Functions of JAX arrays."""
 
     xp = jnp
-    held = staticmethod(lax.stop_gradient)
     eigen = staticmethod(jnp.linalg.eigh)
     cholesky = staticmethod(jnp.linalg.cholesky)
+
+    @staticmethod
+    def held(array: Array) -> Array:
+        return lax.stop_gradient(array)
 
     @staticmethod
     def solve_transposed(factor: Array, columns: Array) -> Array:

@@ -68,6 +68,16 @@ class ArrayFunctions(Documented):
         """A step that is taken so many times."""
         raise NotImplementedError
 
+    @staticmethod
+    def until_settled(most: int, step: Callable[[Any], tuple[Any, Any]], start: Any) -> Any:
+        """A step that also says whether another is to follow, taken so many times at most."""
+        raise NotImplementedError
+
+    @staticmethod
+    def differentiates() -> bool:
+        """Whether derivatives of what is computed now may be asked for."""
+        return True
+
     @classmethod
     def softmax(cls, values: Any) -> Any:
         """Positive numbers that sum to one along the last axis."""

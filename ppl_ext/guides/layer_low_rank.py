@@ -20,7 +20,7 @@ import numpy as np
 
 from ppl_ext.documented import Documented
 from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
-from ppl_ext.guides.flat_density import Moments
+from ppl_ext.guides.flat_density import FlatDensityShell, Moments
 from ppl_ext.guides.layouts import Layer
 from ppl_ext.options import check_count, check_number
 
@@ -163,7 +163,7 @@ class LayerGuide(Documented):
         self._given_layers = None if layers is None else dict(layers)
 
 
-class LayerDensity(ArrayFunctions):
+class LayerDensity(ArrayFunctions, FlatDensityShell):
     """``AutoLayerLowRankNormal``: closed forms by Woodbury's identity in each layer.
 
     O(D r) operations per draw, and a Cholesky factor of size r for each layer.

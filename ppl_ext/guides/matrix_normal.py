@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ppl_ext.documented import Documented
 from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
-from ppl_ext.guides.flat_density import Moments
+from ppl_ext.guides.flat_density import FlatDensityShell, Moments
 from ppl_ext.guides.layouts import Blocks
 
 
@@ -180,14 +180,11 @@ class MatrixGuide(Documented):
     """
 
 
-class MatrixDensity(MatrixFormulas):
+class MatrixDensity(MatrixFormulas, FlatDensityShell):
     """``AutoMatrixNormal``: closed forms by triangular solves with A and B.
 
     O(n p (n + p)) operations per draw and matrix, O(n p) memory.
     """
-
-    guide: Any
-    dim: int
 
     def blocks(self) -> Blocks:
         """Which parts of the flat vector are matrices and which are the rest."""

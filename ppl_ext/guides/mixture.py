@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
-from ppl_ext.guides.flat_density import Moments
+from ppl_ext.guides.flat_density import FlatDensityShell, Moments
 from ppl_ext.options import check_choice, check_count, check_number, is_number
 
 COVARIANCES = ("diag", "full", "low_rank")
@@ -352,10 +352,8 @@ class Components(NamedTuple):
     scale_tril: Any
 
 
-class MixtureDensity(ArrayFunctions):
+class MixtureDensity(ArrayFunctions, FlatDensityShell):
     """``AutoGaussianMixture``: closed-form score, so that its fit needs one reverse pass."""
-
-    guide: Any
 
     def _mixture(self, parameters: Any) -> Any:
         """The distribution with these parameters."""

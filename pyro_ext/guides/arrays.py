@@ -57,3 +57,15 @@ class TensorFunctions(ArrayFunctions):
         for _ in range(number):
             start = step(start)
         return start
+
+    @staticmethod
+    def until_settled(most: int, step: Callable[[Any], tuple[Any, Any]], start: Any) -> Any:
+        for _ in range(most):
+            start, moving = step(start)
+            if not moving:
+                break
+        return start
+
+    @staticmethod
+    def differentiates() -> bool:
+        return torch.is_grad_enabled()

@@ -98,7 +98,7 @@ class AutoLayerLowRankNormal(shared.LayerGuide, AutoContinuous):
 
 
 @register_flat_density(AutoLayerLowRankNormal)
-class LayerLowRankNormalDensity(shared.LayerDensity, TensorFunctions, NormalDensity):
+class LayerLowRankNormalDensity(shared.LayerDensity, NormalDensity):
     covariance_structure = "layer_low_rank"
 
     def _posterior(self, parameters: Parameters) -> LayerLowRankNormal:

@@ -103,7 +103,7 @@ class AutoMatrixNormal(shared.MatrixGuide, AutoContinuous):
 
 
 @register_flat_density(AutoMatrixNormal)
-class MatrixNormalDensity(shared.MatrixDensity, TensorFunctions, NormalDensity):
+class MatrixNormalDensity(shared.MatrixDensity, NormalDensity):
     covariance_structure = "matrix_normal"
 
     def factors(self, parameters: Parameters) -> Factors:
