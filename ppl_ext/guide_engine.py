@@ -115,21 +115,3 @@ class GuideShell(EngineShell):
             NoisyScoreWarning,
             stacklevel=2,
         )
-
-
-def scaled(density: Any, parameters: Any, scale: float) -> Any:
-    """Parameters with which every coordinate has this standard deviation, the mean as it is.
-
-    Raises
-    ------
-    ArgumentError
-        The guide is not one that can be set to a scale.
-    """
-    set_scale = getattr(density, "set_scale", None)
-    if set_scale is None:
-        raise ArgumentError(
-            "Expected AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal or "
-            f"AutoMatrixNormal with initial_scale, found {type(density.guide).__name__}. Leave "
-            "initial_scale out, and give the guide its scale where it is made (init_scale)."
-        )
-    return set_scale(parameters, scale)

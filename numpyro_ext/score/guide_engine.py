@@ -33,7 +33,7 @@ from numpyro_ext.guides.flat_density import (
 )
 from numpyro_ext.programs import Program
 from ppl_ext.errors import ArgumentError
-from ppl_ext.guide_engine import GuideShell, scaled
+from ppl_ext.guide_engine import GuideShell
 from ppl_ext.options import check_count
 from ppl_ext.score import DRAWS, LEARNING_RATE, REST, match_sites
 
@@ -120,7 +120,7 @@ class GuideEngine(GuideShell, Engine):
             density = flat_density(self.guide, rng_key, data.args, data.kwargs, layout=layout)
         parameters = density.initial_parameters()
         if self.initial_scale is not None:
-            parameters = scaled(density, parameters, self.initial_scale)
+            parameters = density.set_scale(parameters, self.initial_scale)
         return parameters
 
     def _num_positions(self, plan: GuidePlan) -> int:

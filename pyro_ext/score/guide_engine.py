@@ -20,7 +20,7 @@ from pyro.infer.autoguide import AutoGuide
 from torch import Generator, Tensor
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.guide_engine import GuideShell, scaled
+from ppl_ext.guide_engine import GuideShell
 from ppl_ext.options import check_count
 from ppl_ext.score import DRAWS, LEARNING_RATE
 from pyro_ext.density import Data, LogDensity
@@ -96,7 +96,7 @@ class GuideEngine(GuideShell, Engine):
         # The guide's own tensors: it is always the present fit, without copies.
         parameters = plan.density.live_parameters()
         if self.initial_scale is not None:
-            start = scaled(plan.density, parameters, self.initial_scale)
+            start = plan.density.set_scale(parameters, self.initial_scale)
             for name, value in parameters.items():
                 value.copy_(start[name])
         self._parameters = parameters

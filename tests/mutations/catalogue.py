@@ -542,16 +542,16 @@ def _guides() -> Iterator[Mutation]:
 
 
 def _score() -> Iterator[Mutation]:
-    yield from both(
+    yield from neutral(
         "proximal term dropped",
-        "score/objective.py",
+        "proximal.py",
         "return (score + weight * present_score) / (1.0 + weight)",
         "return score",
         "proximal",
     )
-    yield from both(
+    yield from neutral(
         "proximal term without its weight in the mean",
-        "score/objective.py",
+        "proximal.py",
         "return (score + weight * present_score) / (1.0 + weight)",
         "return score + weight * present_score",
         "proximal",
@@ -588,9 +588,9 @@ def _score() -> Iterator[Mutation]:
             "plan.learning_rate",
         ),
     )
-    yield from both(
+    yield from neutral(
         "BaM: shares of old and new mean swapped",
-        "score/bam.py",
+        "matching.py",
         "new_mean = (1.0 - share) * mean + share *",
         "new_mean = share * mean + (1.0 - share) *",
         "rivals bam",
