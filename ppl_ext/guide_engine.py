@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ppl_ext.engine import EngineShell
 from ppl_ext.errors import ArgumentError, NoisyScoreWarning
-from ppl_ext.options import check_count, check_number
+from ppl_ext.options import check_count, check_number, refuse
 
 
 class GuideShell(EngineShell):
@@ -63,7 +63,8 @@ class GuideShell(EngineShell):
         total_steps: int | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(model, init_strategy=None, **options)
+        refuse(type(self), options, "init_strategy")
+        super().__init__(model, **options)
         if isinstance(guide, type) and issubclass(guide, self._host_guide):
             try:
                 guide = guide(model)

@@ -36,6 +36,7 @@ from jaxtyping import Float
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guide_engine import GuideShell
+from ppl_ext.options import refuse
 
 #: Weight of the latest step in the mean square of the scores.
 RECENT = 0.1
@@ -139,16 +140,8 @@ class MatchingShell(GuideShell, ABC):
                 f"update in closed form, found {guide_class.__name__}. Leave the guide out, or use "
                 "ProximalScoreVI, which takes every guide with a flat log density."
             )
-        super().__init__(
-            model,
-            guide,
-            None,
-            num_samples,
-            clip_norm=None,
-            initial_scale=None,
-            total_steps=None,
-            **options,
-        )
+        refuse(type(self), options, "optim", "clip_norm", "initial_scale", "total_steps")
+        super().__init__(model, guide, None, num_samples, **options)
 
     @abstractmethod
     def _matched(self, moments: Any, theta: Any, score: Any, step: Any) -> Any:

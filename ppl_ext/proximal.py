@@ -20,6 +20,7 @@ from jaxtyping import Float
 from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guide_engine import GuideShell
+from ppl_ext.options import refuse
 from ppl_ext.score import (
     LEARNING_RATE,
     GradientSteps,
@@ -162,15 +163,9 @@ class ProximalShell(GuideShell):
         total_steps: int | None = None,
         **options: Any,
     ) -> None:
+        refuse(type(self), options, "optim", "num_samples", "clip_norm")
         super().__init__(
-            model,
-            guide,
-            None,
-            None,
-            clip_norm=None,
-            initial_scale=initial_scale,
-            total_steps=total_steps,
-            **options,
+            model, guide, initial_scale=initial_scale, total_steps=total_steps, **options
         )
         self.solver = solver
         # Checked at once.

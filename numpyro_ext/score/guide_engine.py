@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array, lax
+from jaxtyping import Float
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_ext.density import Data, LogDensity
@@ -143,8 +144,10 @@ class GuideEngine(GuideShell, Engine):
 
     # -- the fit ------------------------------------------------------------------------------
 
-    def sample_statistics(self, state: EngineState, positions: Array) -> dict[str, Array]:
-        """Log density of the guide at flat positions (S, D), for ``to_arviz``."""
+    def sample_statistics(
+        self, state: EngineState, positions: Float[Array, "S D"]
+    ) -> dict[str, Array]:
+        """Log density of the guide at flat positions, for ``to_arviz``."""
         return {"log_q": self.density.log_prob(state.algorithm.parameters, positions)}
 
     # -- for the steps of subclasses ----------------------------------------------------------

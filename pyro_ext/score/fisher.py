@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Generator, Tensor
 from torch.autograd.function import once_differentiable
 
@@ -103,7 +104,7 @@ class DifferentiableTarget:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
-    def score(self, z: Tensor, data: Data, indices: Any = None) -> Score:
+    def score(self, z: Float[Tensor, "P D"], data: Data, indices: Any = None) -> Score:
         """As :meth:`~pyro_ext.density.LogDensity.score`."""
 
         def product(z: Tensor, vectors: Tensor) -> Tensor:
@@ -112,7 +113,7 @@ class DifferentiableTarget:
         found = self._target.score(z, data, indices)
         return found._replace(score=_WithProduct.apply(z, found.score, product))
 
-    def full_score(self, z: Tensor, data: Data) -> Score:
+    def full_score(self, z: Float[Tensor, "P D"], data: Data) -> Score:
         """As :meth:`~pyro_ext.density.LogDensity.full_score`."""
 
         def product(z: Tensor, vectors: Tensor) -> Tensor:

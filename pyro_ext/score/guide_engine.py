@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from pyro.infer.autoguide import AutoGuide
 from torch import Generator, Tensor
 
@@ -182,8 +183,8 @@ class GuideEngine(GuideShell, Engine):
     # -- the fit -------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def sample_statistics(self, positions: Tensor) -> dict[str, Tensor]:
-        """Log density of the guide at flat positions (S, D), for ``to_arviz``."""
+    def sample_statistics(self, positions: Float[Tensor, "S D"]) -> dict[str, Tensor]:
+        """Log density of the guide at flat positions, for ``to_arviz``."""
         return {"log_q": self.density.log_prob(self._parameters, positions)}
 
     @property
