@@ -14,7 +14,7 @@ from typing import Any
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guide_engine import GuideShell
-from ppl_ext.options import check_count
+from ppl_ext.options import check_count, refuse
 
 NORMS = ("euclidean", "covariance")
 #: Models with more latent dimensions are refused unless told otherwise.
@@ -107,16 +107,8 @@ class FisherShell(GuideShell):
         total_steps: int | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(
-            model,
-            guide,
-            optim,
-            num_samples,
-            clip_norm=None,
-            initial_scale=None,
-            total_steps=total_steps,
-            **options,
-        )
+        refuse(type(self), options, "clip_norm", "initial_scale")
+        super().__init__(model, guide, optim, num_samples, total_steps=total_steps, **options)
         if norm not in NORMS:
             raise ArgumentError(f"Expected norm to be one of {NORMS}, found {norm!r}.")
         check_count("max_dimension", max_dimension)

@@ -15,13 +15,6 @@ class NormalFormulas(ArrayFunctions, FlatDensityShell):
         """Mean (D,) of the guide, in the unconstrained space."""
         raise NotImplementedError
 
-    def set_scale(self, parameters: Any, scale: float) -> Any:
-        """New parameters with this standard deviation everywhere.
-
-        The mean is the same, and so is W of a low-rank covariance; others are uncorrelated.
-        """
-        raise NotImplementedError
-
     @classmethod
     def log_density(cls, scale_tril: Any, standard: Any) -> Any:
         """Log density (...,) of a Normal at points in its standard coordinates (..., D)."""

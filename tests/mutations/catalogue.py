@@ -542,48 +542,40 @@ def _guides() -> Iterator[Mutation]:
 
 
 def _score() -> Iterator[Mutation]:
-    yield from both(
+    yield from neutral(
         "proximal term dropped",
-        "score/objective.py",
+        "proximal.py",
         "return (score + weight * present_score) / (1.0 + weight)",
         "return score",
         "proximal",
     )
-    yield from both(
+    yield from neutral(
         "proximal term without its weight in the mean",
-        "score/objective.py",
+        "proximal.py",
         "return (score + weight * present_score) / (1.0 + weight)",
         "return score + weight * present_score",
         "proximal",
     )
-    yield from both(
+    yield from neutral(
         "regression: mean moves against its score",
-        "score/regression/full.py",
+        "regression/full.py",
         "move = offset + step.covariance @",
         "move = offset - step.covariance @",
         "regression_full regression",
-        pyro=(
-            "step.covariance, across @ regression.mean_score)",
-            "step.covariance, -across @ regression.mean_score)",
-        ),
     )
-    yield from both(
+    yield from neutral(
         "regression: slope with the wrong sign",
-        "score/regression/diagonal.py",
+        "regression/diagonal.py",
         "-halves(score) / moments.scale",
         "halves(score) / moments.scale",
         "regression_diagonal regression",
     )
-    yield from both(
+    yield from neutral(
         "mixture regression: weights of draws left out",
-        "score/regression/mixture.py",
-        "weights = jax.nn.softmax(self.density.components(parameters).logits)",
-        "weights = jax.nn.softmax(0.0 * self.density.components(parameters).logits)",
+        "regression/mixture.py",
+        "weights = self.softmax(self.density.components(parameters).logits)",
+        "weights = self.softmax(0.0 * self.density.components(parameters).logits)",
         "regression_mixture",
-        pyro=(
-            "weights = self.density.components(parameters).logits.softmax(-1)",
-            "weights = (0.0 * self.density.components(parameters).logits).softmax(-1)",
-        ),
     )
     yield from both(
         "learning rate does not fall",
@@ -596,9 +588,9 @@ def _score() -> Iterator[Mutation]:
             "plan.learning_rate",
         ),
     )
-    yield from both(
+    yield from neutral(
         "BaM: shares of old and new mean swapped",
-        "score/bam.py",
+        "matching.py",
         "new_mean = (1.0 - share) * mean + share *",
         "new_mean = share * mean + (1.0 - share) *",
         "rivals bam",
