@@ -217,7 +217,11 @@ def _of_numpyro(public: Any) -> Any:
                 half=memory.half * jnp.bfloat16(0.99),
             )
             info = {"norm": jnp.linalg.norm(score.score), "horizon": state.horizon}
-            return state._replace(algorithm=memory, estimator=estimator, rng_key=rng_key), loss, info
+            return (
+                state._replace(algorithm=memory, estimator=estimator, rng_key=rng_key),
+                loss,
+                info,
+            )
 
         def _get_params(self, plan: Any, state: Any, data: Any) -> dict[str, jax.Array]:
             return {"positions": self.optim.get_params(state.algorithm.optimizer)}

@@ -23,7 +23,8 @@ class Estimation:
     def __init__(
         self, backend: Any, estimator: Any, target: Any, data: Any, number: int = 2, seed: int = 0
     ) -> None:
-        self.backend, self.target, self.data = backend, target, data
+        self.backend, self.estimator = backend, estimator
+        self.target, self.data = target, data
         key = backend.key(seed)
         if backend.is_pyro:
             self.state = estimator.init(target, data, key)

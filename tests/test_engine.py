@@ -50,9 +50,7 @@ def test_result_of_a_run(shell: Shell) -> None:
     assert np.abs(np.log(draws["scale"] / shell.y.std())).max() < 0.5
     # They are what the host's own takes.
     backend = shell.backend
-    predictive = backend.host.infer.Predictive(
-        shell.model, posterior_samples=backend.arrays(draws)
-    )
+    predictive = backend.host.infer.Predictive(shell.model, posterior_samples=backend.arrays(draws))
     keys = () if shell.is_pyro else (backend.key(),)
     assert predictive(*keys, *shell.args, batch=8)["y"].shape == (3, 8)
     if shell.is_pyro:
@@ -122,9 +120,7 @@ def optimizer(shell: Shell, name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["host", "framework", "scheduled"])
-def test_a_killed_run_resumed_ends_bit_identical(
-    shell: Shell, name: str, tmp_path: Path
-) -> None:
+def test_a_killed_run_resumed_ends_bit_identical(shell: Shell, name: str, tmp_path: Path) -> None:
     path = tmp_path / "state"
     whole = shell.make(optimizer(shell, name))
     end, result = shell.run(whole, 30)
@@ -221,9 +217,7 @@ def test_a_broken_step_can_be_skipped(shell: Shell) -> None:
     assert shell.bits(engine, state) != bits
 
 
-def test_progress_bar_shows_loss_and_rate(
-    shell: Shell, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_bar_shows_loss_and_rate(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     engine = shell.make(breaks_at=3, on_nonfinite="skip")
     shell.run(engine, 20, progress_bar=True)
     shown = capsys.readouterr().err

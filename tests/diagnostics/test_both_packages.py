@@ -11,7 +11,6 @@ import pytest
 from tests import arviz_support as support
 from tests.backends import PACKAGES, backend_of, from_zoo, use_float64
 from tests.diagnostics.conftest import FixedEngine
-from tests.models import zoo
 
 use_float64()
 

@@ -194,9 +194,8 @@ def test_the_default_follows_the_model_and_costs_are_stated(backend: Any) -> Non
     arguments, batch = backend.target(by_argument(backend), (y[:, 0],))
     assert default(arguments) == public.Full()
     assert public.Full().evaluations_per_step(arguments) == pytest.approx(0.1)
-    for target, bound, words in ((whole, data, "it has none"), (arguments, batch, "as arguments")):
-        # Pyro's message is one for both.
-        words = rf"subsample_size=B.*{'' if backend.is_pyro else words}.*Full\(\)"
+    for target, bound, words in ((whole, data, "none"), (arguments, batch, "passed as arguments")):
+        words = rf"subsample_size=B.*found .*{words}.*Full\(\)"
         with pytest.raises(ArgumentError, match=words):
             Estimation(backend, public.Minibatch(), target, bound)
     with pytest.raises(ArgumentError, match="'reshuffle', 'replacement'.*'shuffled'"):

@@ -60,9 +60,7 @@ def positions(seed: int) -> np.ndarray:
     return normal(seed, POSITIONS, 4)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), [*CYCLIC, ("SVRG", (3,)), ("SAGA", ("replacement",))]
-)
+@pytest.mark.parametrize(("name", "options"), [*CYCLIC, ("SVRG", (3,)), ("SAGA", ("replacement",))])
 def test_the_first_step_is_exact(backend: Any, name: str, options: tuple[Any, ...]) -> None:
     found, z = estimation(backend, name, *options), positions(1)
     np.testing.assert_allclose(found.estimate(z).score, found.full(z).score, rtol=1e-12)
@@ -220,7 +218,7 @@ def test_models_that_do_not_fit_are_refused(backend: Any) -> None:
         (local, rows, public.SVRG(2), "no latent inside a subsampled plate with SVRG"),
         (local, rows, public.SAGA(), "no latent inside a subsampled plate with SAGA"),
         (crossed, table, public.SAGA(), r"one subsampled plate with SAGA.*'a', 'b'"),
-        (by_argument, rows, public.SAGA(), "Minibatch (draws the rows|needs a model)"),
+        (by_argument, rows, public.SAGA(), "Minibatch draws the rows"),
     ]
     for model, y, estimator, words in cases:
         with pytest.raises(ArgumentError, match=words):

@@ -126,7 +126,9 @@ def test_gradients_are_unbiased_and_quieter(backend: Any, name: str) -> None:
     plain_elbo = backend.host.infer.Trace_ELBO
     objectives = [plain_elbo(), *(method(plain_elbo(), ["w"]) for method in methods(backend))]
     # torch takes one after another.
-    number, gradients = (400, gradients_of_pyro) if backend.is_pyro else (2000, gradients_of_numpyro)
+    number, gradients = (
+        (400, gradients_of_pyro) if backend.is_pyro else (2000, gradients_of_numpyro)
+    )
     draws, exact = gradients(backend, name, objectives, number)
     variances = []
     for found in draws:

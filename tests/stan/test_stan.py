@@ -148,9 +148,7 @@ def test_a_batch_is_its_rows(backend: Any, program: Any, chunk: int | None) -> N
 
 @needs_stan
 def test_threads_change_nothing(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone, several = (
-        backend.public.stan.model(PROGRAM, DATA, threads=number) for number in (1, 3)
-    )
+    alone, several = (backend.public.stan.model(PROGRAM, DATA, threads=number) for number in (1, 3))
     monkeypatch.setattr("ppl_ext.stan.density.WORTH_A_THREAD", 0.0)
     z = backend.array(positions(20))
     np.testing.assert_array_equal(alone.log_density(z), several.log_density(z))
