@@ -138,7 +138,7 @@ def _of_pyro(public: Any) -> Any:
 
         def _initialize(self, plan: Any, data: Any) -> None:
             self.z = plan.target.initial_positions(self.num, self._generator, data)
-            self.optimizer = EngineOptimizer(self.optim, {"z": self.z})
+            self._optimizer = EngineOptimizer(self.optim, {"z": self.z})
 
         def _update(self, plan: Any, data: Any) -> Update:
             score = self._score(self.z.detach(), data)
@@ -147,18 +147,18 @@ def _of_pyro(public: Any) -> Any:
             direction = broken * (score.score + noise)
             finite = bool(torch.isfinite(direction).all())
             if finite:
-                self.optimizer.step({"z": -direction})
+                self._optimizer.step({"z": -direction})
             loss = -float((score.log_prior + score.log_likelihood).mean())
             info = {"norm": float(score.score.norm()), "horizon": float(self._horizon or 0)}
             return Update(loss, info, finite)
 
         def _algorithm_state(self) -> dict[str, Any]:
-            return {"z": self.z.detach(), "optimizer": self.optimizer.state_dict()}
+            return {"z": self.z.detach(), "optimizer": self._optimizer.state_dict()}
 
         def _load_algorithm_state(self, state: dict[str, Any]) -> None:
             with torch.no_grad():
                 self.z.copy_(state["z"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            self._optimizer.load_state_dict(state["optimizer"])
 
         def _draw(self, plan: Any, num_samples: int | None) -> Any:
             return self.z.detach()
