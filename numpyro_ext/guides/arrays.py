@@ -19,6 +19,8 @@ class JaxFunctions(ArrayFunctions):
 
     xp = jnp
     softplus = staticmethod(jax.nn.softplus)
+    softmax = staticmethod(jax.nn.softmax)
+    log_softmax = staticmethod(jax.nn.log_softmax)
     ndtr = staticmethod(ndtr)
     ndtri = staticmethod(ndtri)
 
@@ -40,13 +42,9 @@ class JaxFunctions(ArrayFunctions):
 
     @staticmethod
     def solve_lower(factor: Array, rows: Array, transpose: bool = False) -> Array:
-        together = rows.reshape(-1, rows.shape[-1]) if factor.ndim == 2 else rows
+        together = rows if rows.ndim == factor.ndim else rows.reshape(-1, rows.shape[-1])
         solved = solve_triangular(factor, together.mT, trans=1 if transpose else 0, lower=True)
         return solved.mT.reshape(rows.shape)
-
-    @staticmethod
-    def log_softmax(values: Array) -> Array:
-        return jax.nn.log_softmax(values)
 
     @staticmethod
     def largest(values: Array) -> Array:
