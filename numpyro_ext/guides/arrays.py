@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,8 +20,8 @@ class JaxFunctions(ArrayFunctions):
 
     xp = jnp
     softplus = staticmethod(jax.nn.softplus)
-    softmax = staticmethod(jax.nn.softmax)
-    log_softmax = staticmethod(jax.nn.log_softmax)
+    softmax = staticmethod(partial(jax.nn.softmax, axis=-1))
+    log_softmax = staticmethod(partial(jax.nn.log_softmax, axis=-1))
     ndtr = staticmethod(ndtr)
     ndtri = staticmethod(ndtri)
 
