@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -20,14 +19,20 @@ class JaxFunctions(ArrayFunctions):
 
     xp = jnp
     softplus = staticmethod(jax.nn.softplus)
-    softmax = staticmethod(partial(jax.nn.softmax, axis=-1))
-    log_softmax = staticmethod(partial(jax.nn.log_softmax, axis=-1))
     ndtr = staticmethod(ndtr)
     ndtri = staticmethod(ndtri)
 
     @staticmethod
     def held(array: Array) -> Array:
         return lax.stop_gradient(array)
+
+    @staticmethod
+    def softmax(values: Array) -> Array:
+        return jax.nn.softmax(values)
+
+    @staticmethod
+    def log_softmax(values: Array) -> Array:
+        return jax.nn.log_softmax(values)
 
     @staticmethod
     def as_array(values: Any, like: Array) -> Array:
