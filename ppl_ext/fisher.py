@@ -47,9 +47,9 @@ class FisherShell(GuideShell):
         reparameterised draws, or the class, which is then called with the model. In Pyro the
         guide object holds the fit at any time and starts from the values that it has.
     optim : optimizer or mapping, optional
-        The host's optimizer; or a mapping that gives sites optimizers of their own, see
-        :class:`~ppl_ext.score.GradientSteps`. Default: Adam with a learning rate that falls from
-        0.01 to 0 along a cosine over the run.
+        Pyro's (see ``pyro_ext.optim.EngineOptimizer``), NumPyro's or optax's; or a mapping that
+        gives sites optimizers of their own, see :class:`~ppl_ext.score.GradientSteps`. Default:
+        Adam with a learning rate that falls from 0.01 to 0 along a cosine over the run.
     norm : {"euclidean", "covariance"}
         "euclidean" is |r|^2 (Fisher). "covariance" is r^T Cov(q) r (Score), which does not depend
         on the units of the latents; for guides with a covariance in closed form: Normals and

@@ -21,9 +21,10 @@ class GuideShell(EngineShell):
     guide : AutoContinuous
         An autoguide of the model, or the class, which is then called with the model.
     optim : optimizer or mapping, optional
-        The host's optimizer; or a mapping that gives sites optimizers of their own, see
-        :class:`~ppl_ext.score.GradientSteps`. Default, where the engine uses one: Adam with a
-        learning rate that falls from 0.01 to 0 along a cosine over the run.
+        Pyro's (see ``pyro_ext.optim.EngineOptimizer``), NumPyro's or optax's; or a mapping that
+        gives sites optimizers of their own, see :class:`~ppl_ext.score.GradientSteps`. Default,
+        where the engine uses one: Adam with a learning rate that falls from 0.01 to 0 along a
+        cosine over the run.
     num_samples : int, optional
         Draws S per step. None when the engine chooses by the guide, in ``_plan``.
     clip_norm : float, optional

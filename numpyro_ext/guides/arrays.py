@@ -19,14 +19,20 @@ class JaxFunctions(ArrayFunctions):
 
     xp = jnp
     softplus = staticmethod(jax.nn.softplus)
-    softmax = staticmethod(jax.nn.softmax)
-    log_softmax = staticmethod(jax.nn.log_softmax)
     ndtr = staticmethod(ndtr)
     ndtri = staticmethod(ndtri)
 
     @staticmethod
     def held(array: Array) -> Array:
         return lax.stop_gradient(array)
+
+    @staticmethod
+    def softmax(values: Array) -> Array:
+        return jax.nn.softmax(values)
+
+    @staticmethod
+    def log_softmax(values: Array) -> Array:
+        return jax.nn.log_softmax(values)
 
     @staticmethod
     def as_array(values: Any, like: Array) -> Array:
