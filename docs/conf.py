@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 import tomllib
@@ -76,16 +75,7 @@ def escape_prose(app: Any, what: str, name: str, obj: Any, options: Any, lines: 
             lines[number] = "".join(parts)
 
 
-def inherit_docstring(
-    app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
-) -> None:
-    """Show a class without a docstring with that of its base, as `help` does."""
-    if what == "class" and not any(lines):
-        lines[:] = (inspect.getdoc(obj) or "").splitlines()
-
-
 def setup(app: Sphinx) -> None:
-    """Register the adjustments above: before napoleon, which has priority 500, and after it."""
+    """Register the two adjustments above; after napoleon, which has priority 500."""
     app.add_domain(OnePackageDomain, override=True)
-    app.connect("autodoc-process-docstring", inherit_docstring, priority=400)
     app.connect("autodoc-process-docstring", escape_prose, priority=600)

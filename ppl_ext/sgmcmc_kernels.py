@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count, check_number
 from ppl_ext.sgmcmc import (
@@ -16,7 +17,7 @@ from ppl_ext.sgmcmc import (
 )
 
 
-class StochasticGradientShell:
+class StochasticGradientShell(Documented):
     """Base of the stochastic gradient MCMC kernels.
 
     Use with the host's ``MCMC``. Rows of a plate with ``subsample_size`` are drawn by the kernel,

@@ -1,4 +1,4 @@
-"""Fisher information of observed distributions, as :mod:`ppl_ext.fisher` has it, for NumPyro's."""
+"""Fisher information of NumPyro's distributions; see :mod:`ppl_ext.fisher_information`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import polygamma
 
 from numpyro_ext.density.outputs import BASE, Output
-from ppl_ext.fisher import FisherRoots, Parameters, Root
+from ppl_ext.fisher_information import FisherRoots, Parameters, Root
 
 
 class _NumPyroRoots(FisherRoots):

@@ -8,8 +8,10 @@ from typing import Any
 
 from jaxtyping import Float
 
+from ppl_ext.documented import Documented
 
-class KernelArrays(abc.ABC):
+
+class KernelArrays(Documented, abc.ABC):
     """What computes on the arrays of one package.
 
     Arrays of both packages share their operators, ``.mT``, ``.T``, ``.ndim``, and ``.sum`` and

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from jaxtyping import Float
 
+from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.kernels.arrays import KernelArrays
 from ppl_ext.kernels.coordinates import CoordinatesByMetric
@@ -58,7 +59,7 @@ class Interactions(NamedTuple):
         return (self.gram.T @ scores + self.repulsion()) / len(scores)
 
 
-class Kernel(abc.ABC):
+class Kernel(Documented, abc.ABC):
     """A positive definite kernel with its Stein direction.
 
     Kernels are immutable descriptions. What a kernel has to remember between steps, if

@@ -1,4 +1,4 @@
-"""Fisher information of observed distributions, as :mod:`ppl_ext.fisher` has it, for Pyro's."""
+"""Fisher information of Pyro's distributions; see :mod:`ppl_ext.fisher_information`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from ppl_ext.fisher import FisherRoots, Parameters, Root
+from ppl_ext.fisher_information import FisherRoots, Parameters, Root
 from pyro_ext.density.outputs import BASE, Output
 
 

@@ -152,14 +152,14 @@ def _density() -> Iterator[Mutation]:
 
 def _gradients() -> Iterator[Mutation]:
     tests = "gradients variance_reduction"
-    yield from both(
+    yield from neutral(
         "variance reduction with the wrong sign",
         "gradients/estimator.py",
         "here.score - there.score + exact.score",
         "here.score + there.score - exact.score",
         tests,
     )
-    yield from both(
+    yield from neutral(
         "score at the anchor not taken off",
         "gradients/estimator.py",
         "here.score - there.score + exact.score",
@@ -412,14 +412,14 @@ def _curvature() -> Iterator[Mutation]:
     )
     yield from neutral(
         "Fisher information of a Normal's scale halved",
-        "fisher.py",
+        "fisher_information.py",
         '"Normal LogNormal", self._location_scale(1.0, 2.0)',
         '"Normal LogNormal", self._location_scale(1.0, 1.0)',
         "curvature",
     )
     yield from neutral(
         "Fisher information of a Poisson squared",
-        "fisher.py",
+        "fisher_information.py",
         'return (t["rate"] / self.functions.sqrt(p["rate"]))[..., None]',
         'return (t["rate"] / (p["rate"] + 0.0))[..., None]',
         "curvature",
@@ -455,34 +455,32 @@ def _curvature() -> Iterator[Mutation]:
 
 
 def _laplace() -> Iterator[Mutation]:
-    yield from both(
+    yield from neutral(
         "draws scaled by the root of the precision",
         "laplace/gaussian.py",
-        "solve_triangular(self.factor.T, noise.T).T / self.scale",
-        "solve_triangular(self.factor.T, noise.T).T * self.scale",
+        "self.solve_transposed(self.factor, noise.T).T / self.scale",
+        "self.solve_transposed(self.factor, noise.T).T * self.scale",
         "laplace",
-        pyro=("return turned.T / self.scale", "return turned.T * self.scale"),
     )
-    yield from both(
+    yield from neutral(
         "log determinant of rows with the wrong sign",
         "laplace/gaussian.py",
-        "+ jnp.log1p(self.values).sum()",
-        "- jnp.log1p(self.values).sum()",
+        "+ self.xp.log1p(self.values).sum()",
+        "- self.xp.log1p(self.values).sum()",
         "laplace",
-        pyro=("+ self.values.log1p().sum()", "- self.values.log1p().sum()"),
     )
-    yield from both(
+    yield from neutral(
         "marginal likelihood: volume with the wrong sign",
         "laplace/laplace_ggn.py",
         "- 0.5 * precision.log_determinant()",
         "+ 0.5 * precision.log_determinant()",
         "laplace",
     )
-    yield from both(
+    yield from neutral(
         "prior left out of the precision",
         "laplace/laplace_ggn.py",
-        "first.diagonal + second.diagonal",
-        "0.0 * first.diagonal + second.diagonal",
+        "prior.diagonal + likelihood.diagonal",
+        "0.0 * prior.diagonal + likelihood.diagonal",
         "laplace",
     )
     yield from both(
@@ -496,56 +494,47 @@ def _laplace() -> Iterator[Mutation]:
 
 
 def _guides() -> Iterator[Mutation]:
-    yield from both(
+    yield from neutral(
         "Normal guide: log determinant with the wrong sign",
         "guides/normal.py",
-        "LOG_TWO_PI) - jnp.log(scale).sum()",
-        "LOG_TWO_PI) + jnp.log(scale).sum()",
+        "LOG_TWO_PI) - self.xp.log(scale).sum()",
+        "LOG_TWO_PI) + self.xp.log(scale).sum()",
         "flat_density",
-        pyro=("LOG_TWO_PI) - scale.log().sum()", "LOG_TWO_PI) + scale.log().sum()"),
     )
-    yield from both(
+    yield from neutral(
         "low-rank guide: factor left out of the score",
         "guides/normal.py",
         "return (inner @ factor.T - standard) / scale",
         "return (0.0 * inner @ factor.T - standard) / scale",
         "flat_density",
     )
-    yield from both(
+    yield from neutral(
         "matrix Normal: log determinant with rows and columns swapped",
         "guides/matrix_normal.py",
-        "+= columns * jnp.log(jnp.diagonal(row)).sum()",
-        "+= rows * jnp.log(jnp.diagonal(row)).sum()",
+        "total + columns * log(row.diagonal()).sum()",
+        "total + rows * log(row.diagonal()).sum()",
         "matrix_normal",
-        pyro=(
-            "total + columns * row.diagonal().log().sum()",
-            "total + rows * row.diagonal().log().sum()",
-        ),
     )
-    yield from both(
+    yield from neutral(
         "mixture: log determinant with the wrong sign",
         "guides/mixture.py",
         "log_weights - log_determinant - 0.5 *",
         "log_weights + log_determinant - 0.5 *",
         "mixture",
     )
-    yield from both(
+    yield from neutral(
         "mixture: weights left out",
         "guides/mixture.py",
         "log_weights - log_determinant - 0.5 *",
         "0.0 * log_weights - log_determinant - 0.5 *",
         "mixture",
     )
-    yield from both(
+    yield from neutral(
         "planar flow: log determinant with the wrong sign",
         "guides/planar_flow.py",
-        "(jnp.square(z).sum(-1) + self.dim * LOG_TWO_PI) - log_determinant",
-        "(jnp.square(z).sum(-1) + self.dim * LOG_TWO_PI) + log_determinant",
+        "((z**2).sum(-1) + self.dim * LOG_TWO_PI) - log_determinant",
+        "((z**2).sum(-1) + self.dim * LOG_TWO_PI) + log_determinant",
         "planar_flow",
-        pyro=(
-            "log_determinant = _derivative(bends, flow.slope).log().sum(-1)",
-            "log_determinant = -_derivative(bends, flow.slope).log().sum(-1)",
-        ),
     )
     yield from both(
         "local reparameterisation: variance for standard deviation",
@@ -554,7 +543,7 @@ def _guides() -> Iterator[Mutation]:
         "return mean + variance *",
         "row_noise",
     )
-    yield from both(
+    yield from neutral(
         "flipout: one sign for all rows",
         "guides/flipout.py",
         "flipped = use.x * self._factor(use, use.in_axes, use.row_axes[0], use.x)",
@@ -564,48 +553,40 @@ def _guides() -> Iterator[Mutation]:
 
 
 def _score() -> Iterator[Mutation]:
-    yield from both(
+    yield from neutral(
         "proximal term dropped",
-        "score/objective.py",
+        "proximal.py",
         "return (score + weight * present_score) / (1.0 + weight)",
         "return score",
         "proximal",
     )
-    yield from both(
+    yield from neutral(
         "proximal term without its weight in the mean",
-        "score/objective.py",
+        "proximal.py",
         "return (score + weight * present_score) / (1.0 + weight)",
         "return score + weight * present_score",
         "proximal",
     )
-    yield from both(
+    yield from neutral(
         "regression: mean moves against its score",
-        "score/regression/full.py",
+        "regression/full.py",
         "move = offset + step.covariance @",
         "move = offset - step.covariance @",
         "regression_full regression",
-        pyro=(
-            "step.covariance, across @ regression.mean_score)",
-            "step.covariance, -across @ regression.mean_score)",
-        ),
     )
-    yield from both(
+    yield from neutral(
         "regression: slope with the wrong sign",
-        "score/regression/diagonal.py",
+        "regression/diagonal.py",
         "-halves(score) / moments.scale",
         "halves(score) / moments.scale",
         "regression_diagonal regression",
     )
-    yield from both(
+    yield from neutral(
         "mixture regression: weights of draws left out",
-        "score/regression/mixture.py",
-        "weights = jax.nn.softmax(self.density.components(parameters).logits)",
-        "weights = jax.nn.softmax(0.0 * self.density.components(parameters).logits)",
+        "regression/mixture.py",
+        "weights = self.softmax(self.density.components(parameters).logits)",
+        "weights = self.softmax(0.0 * self.density.components(parameters).logits)",
         "regression_mixture",
-        pyro=(
-            "weights = self.density.components(parameters).logits.softmax(-1)",
-            "weights = (0.0 * self.density.components(parameters).logits).softmax(-1)",
-        ),
     )
     yield from both(
         "learning rate does not fall",
@@ -618,16 +599,16 @@ def _score() -> Iterator[Mutation]:
             "plan.learning_rate",
         ),
     )
-    yield from both(
+    yield from neutral(
         "BaM: shares of old and new mean swapped",
-        "score/bam.py",
+        "matching.py",
         "new_mean = (1.0 - share) * mean + share *",
         "new_mean = share * mean + (1.0 - share) *",
         "rivals bam",
     )
-    yield from both(
+    yield from neutral(
         "GSM: covariance with the wrong sign",
-        "score/gsm.py",
+        "matching.py",
         "(offset.T @ offset - moved.T @ moved)",
         "(moved.T @ moved - offset.T @ offset)",
         "rivals gsm",
