@@ -119,7 +119,7 @@ class LogDensityShell(ABC, Generic[Array, Data]):
     # -- values and scores --------------------------------------------------------------------
 
     @abstractmethod
-    def _batch(self, what: str, z: Array, data: Data, indices: Mapping[str, Array] | None) -> Any:
+    def _batch(self, what: str, z: Array, data: Data, indices: Any) -> Any:
         """What is wanted of one (mini)batch."""
 
     @abstractmethod

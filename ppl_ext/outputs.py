@@ -107,7 +107,7 @@ class ObservedOutput(Generic[Array]):
 
 
 def unwrapped(
-    fn: Any, independent: type, masked: type, expanded: type
+    fn: Any, independent: Any, masked: Any, expanded: Any
 ) -> tuple[Any, list[tuple[Any, int]], int]:
     """Innermost distribution, masks with the declared dimensions outside them, and all of these.
 
@@ -128,10 +128,10 @@ def unwrapped(
 def prediction_terms(
     outer: Any,
     fn: Any,
-    value: Array,
+    value: Any,
     shape: tuple[int, ...],
-    classes: Array | None,
-    mask: Array | None,
+    classes: Any,
+    mask: Any,
     broadcast: Callable[[Any, tuple[int, ...]], Array],
 ) -> dict[str, Array]:
     """What a distribution says of values that are yet to be seen, as arrays in a value's shape.

@@ -13,8 +13,9 @@ from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import polygamma
 
-from numpyro_ext.density.outputs import BASE, Output
+from numpyro_ext.density.outputs import Output
 from ppl_ext.fisher_information import FisherRoots, Parameters, Root
+from ppl_ext.outputs import BASE
 
 
 class _NumPyroRoots(FisherRoots):

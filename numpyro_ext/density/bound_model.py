@@ -112,7 +112,7 @@ class BoundModel(BoundModelShell[Array]):
         """Positions as an array (P, D); see the base."""
         return super().check_positions(jnp.asarray(positions))
 
-    def check_indices(self, indices: Indices | None) -> Indices:
+    def check_indices(self, indices: Mapping[str, Array] | None) -> Indices:
         """Rows for every plate whose rows the engine chooses; see :meth:`check_plates`.
 
         Raises

@@ -101,6 +101,7 @@ class LogDensity(LogDensityShell[Array, Data]):
         When the arguments do not fit the model's signature or an option has no meaning for it.
     """
 
+    bound: BoundModel
     _data_plate = "with numpyro.plate(name, N, subsample_size=B) as rows:"
 
     def __init__(
@@ -206,7 +207,7 @@ class LogDensity(LogDensityShell[Array, Data]):
             self._programs[name] = Program(function, rarely=rarely)
         return self._programs[name]
 
-    def _batch(self, what: str, z: Array, data: Data, indices: Indices | None) -> Any:
+    def _batch(self, what: str, z: Array, data: Data, indices: Any) -> Any:
         run = self._run(what, partial(self._evaluation.batch, getattr(self._evaluation, what)))
         z, indices = self.bound.check_positions(z), self.bound.check_indices(indices)
         return run(z, self.arguments.ready(data), indices)
@@ -265,9 +266,9 @@ class LogDensity(LogDensityShell[Array, Data]):
 
     # -- observed distributions ---------------------------------------------------------------
 
-    def _trace(self, z: Array, data: Data, indices: Indices | None) -> Trace:
-        indices = self.bound.check_indices(indices)
-        return self.bound.trace(jnp.asarray(z), self.arguments.ready(data), indices)
+    def _trace(self, z: Array, data: Data, indices: Mapping[str, Array] | None) -> Trace:
+        rows = self.bound.check_indices(indices)
+        return self.bound.trace(jnp.asarray(z), self.arguments.ready(data), rows)
 
     def outputs(
         self, z: Float[Array, " D"], data: Data, indices: Indices | None = None
@@ -280,7 +281,7 @@ class LogDensity(LogDensityShell[Array, Data]):
         return {name: output_of(site) for name, site in trace.items() if is_observation(site)}
 
     def likelihood_factors(
-        self, z: Float[Array, " D"], data: Data, indices: Indices | None = None
+        self, z: Float[Array, " D"], data: Data, indices: Mapping[str, Array] | None = None
     ) -> tuple[str, ...]:
         trace = self._trace(z, data, indices)
         return tuple(

@@ -47,7 +47,7 @@ from ppl_ext.diagnostics.replay import (
     describe_sites,
     plates_of_axes,
 )
-from ppl_ext.documentation import documented
+from ppl_ext.documented import documented
 
 # Folded into a key, so that new observations have not the numbers of draws with the same key. With
 # JAX's default setting ``fold_in(key, 1)`` is ``split(key)[1]``: a small number would not do.

@@ -13,7 +13,7 @@ from numpyro_ext.density.replay import replay
 from numpyro_ext.diagnostics.fit import target_of_model
 from ppl_ext.diagnostics.predictive_data import PREDICTIVE_DOCUMENTATION, predicted_site
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
-from ppl_ext.documentation import documented
+from ppl_ext.documented import documented
 from ppl_ext.options import check_count
 
 if TYPE_CHECKING:

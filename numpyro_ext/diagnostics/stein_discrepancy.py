@@ -30,7 +30,7 @@ from ppl_ext.diagnostics.stein_discrepancy import (
     discrepancy_of_positions,
     target_of_positions,
 )
-from ppl_ext.documentation import documented
+from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 
 Metric = str | Array | np.ndarray | None

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ppl_ext.fisher_information import FisherRoots, Parameters, Root
-from pyro_ext.density.outputs import BASE, Output
+from ppl_ext.outputs import BASE
+from pyro_ext.density.outputs import Output
 
 
 class _PyroRoots(FisherRoots):

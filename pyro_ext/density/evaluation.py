@@ -124,6 +124,13 @@ class Evaluation:
         (likelihood,) = pullback((zero, one))
         return prior, likelihood, log_prior, log_likelihood
 
+    def log_densities(
+        self, z: Float[Tensor, "P D"], arguments: Any, in_dims: Any = None
+    ) -> Float[Tensor, " P"]:
+        """Log prior + log likelihood / temperature, at particles."""
+        log_prior, log_likelihood = self.values(z, arguments, in_dims)
+        return tempered(log_prior, log_likelihood, self.temperature)
+
     def parts(
         self, z: Float[Tensor, "P D"], arguments: Any, in_dims: Any = None
     ) -> ScoreParts[Tensor]:

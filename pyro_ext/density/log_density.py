@@ -74,6 +74,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         The model cannot be fitted; see :mod:`pyro_ext.density.check`.
     """
 
+    bound: BoundModel
     _data_plate = "with pyro.plate(name, N, subsample_size=B) as rows:"
 
     def __init__(
@@ -187,12 +188,13 @@ class LogDensity(LogDensityShell[Tensor, Data]):
     def _arguments(self, data: Data, indices: Indices | None) -> Any:
         return as_arguments(data.args, data.kwargs, self.bound.check_indices(indices))
 
-    def _batch(self, what: str, z: Tensor, data: Data, indices: Indices | None) -> Any:
+    def _batch(self, what: str, z: Tensor, data: Data, indices: Any) -> Any:
         return self._evaluation.batch(what, z, data, indices)
 
     def _full(self, what: str, z: Tensor, data: Data) -> Any:
         if what == "log_density":
-            return tempered(*self._full("value", z, data), self.likelihood_temperature)
+            log_prior, log_likelihood = self._full("value", z, data)
+            return tempered(log_prior, log_likelihood, self.likelihood_temperature)
         z, function = self.bound.check_positions(z), self._evaluation.functions[what]
         return sum_over_rows(
             self.sweep(), lambda rows: function(z, as_arguments(data.args, data.kwargs, rows))

@@ -28,7 +28,7 @@ from ppl_ext.diagnostics.replay import (
     describe_sites,
     plates_of_axes,
 )
-from ppl_ext.documentation import documented
+from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from pyro_ext.density.handlers import (
     is_deterministic,

@@ -39,7 +39,7 @@ from ppl_ext.diagnostics.fit_groups import (
     step_group,
 )
 from ppl_ext.diagnostics.inference_data import Variable, inference_data
-from ppl_ext.documentation import documented
+from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from pyro_ext.density.replay import replay
 from pyro_ext.diagnostics.chains import Chains

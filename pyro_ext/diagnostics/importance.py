@@ -21,7 +21,7 @@ from ppl_ext.diagnostics.importance import (
     pareto_khat,
     ratios_at_draws,
 )
-from ppl_ext.documentation import documented
+from ppl_ext.documented import documented
 from ppl_ext.options import check_count
 from pyro_ext.diagnostics.fit import SEED, fitted_guide
 

@@ -10,7 +10,7 @@ import torch
 
 from ppl_ext.diagnostics.predictive_data import PREDICTIVE_DOCUMENTATION, predicted_site
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
-from ppl_ext.documentation import documented
+from ppl_ext.documented import documented
 from ppl_ext.options import check_count
 from pyro_ext.density.prediction import ObserveMissing
 from pyro_ext.density.replay import replay

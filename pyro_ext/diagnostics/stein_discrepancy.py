@@ -23,7 +23,7 @@ from ppl_ext.diagnostics.stein_discrepancy import (
     discrepancy_of_positions,
     target_of_positions,
 )
-from ppl_ext.documentation import documented
+from ppl_ext.documented import documented
 from pyro_ext.density import LogDensity
 from pyro_ext.diagnostics.fit import SEED, fitted_guide, target_of_model
 

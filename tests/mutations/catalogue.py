@@ -673,15 +673,22 @@ def _engine() -> Iterator[Mutation]:
 
 
 def _diagnostics() -> Iterator[Mutation]:
-    yield from both(
+    yield from neutral(
         "importance ratios: not tempered",
         "diagnostics/importance.py",
         "tempered(prior, likelihood, temperature)",
         "tempered(prior, likelihood, 1.0)",
         "importance",
+    )
+    yield from both(
+        "draws' log density in ArviZ: the prior's alone",
+        "diagnostics/arviz.py",
+        '"log_p": prior + likelihood',
+        '"log_p": prior',
+        "arviz",
         pyro=(
-            "tempered(prior.double(), likelihood.double(), temperature)",
-            "tempered(prior.double(), likelihood.double(), 1.0)",
+            "torch.stack(target.full_log_prior_and_likelihood(part, data)).sum(0)",
+            "target.full_log_prior_and_likelihood(part, data)[0]",
         ),
     )
     yield from neutral(
