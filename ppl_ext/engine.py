@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError, NonFiniteError
 from ppl_ext.options import check_choice, decisions, describe, described, options_of
 
@@ -12,7 +13,7 @@ from ppl_ext.options import check_choice, decisions, describe, described, option
 ON_NONFINITE = ("raise", "skip")
 
 
-class EngineShell:
+class EngineShell(Documented):
     """The options of an engine, and what it knows once it has met the model's arguments.
 
     Options are never written over. What is decided when the arguments are met is a plan, which

@@ -8,6 +8,7 @@ handlers; both packages have the same files.
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -239,6 +240,20 @@ def test_the_rules_see_what_they_look_for() -> None:
         ast.parse("from .inner import x"), "top.room", is_package=True
     )
     assert "pyro.poutine.trace" in attribute_chains(tree)
+
+
+@pytest.mark.parametrize("package", ALL)
+def test_every_public_class_is_documented(package: str) -> None:
+    """By a docstring of its own or by that of a `Documented` base; `help` shows no other."""
+    missing = []
+    for name in map(module_name, sources(package)):
+        module = importlib.import_module(name)
+        for found in vars(module).values():
+            if isinstance(found, type) and found.__module__ == name and found.__name__[0] != "_":
+                # `dataclass` and `NamedTuple` write a signature where no docstring is.
+                if not found.__doc__ or found.__doc__.startswith(f"{found.__name__}("):
+                    missing.append(f"{name}.{found.__name__}")
+    assert not missing, missing
 
 
 @pytest.mark.parametrize("package", ALL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pyro.optim import SGD, CosineAnnealingLR, PyroOptim
@@ -48,7 +48,7 @@ class PyroTrainer:
         **options: Any,
     ) -> None:
         self._data = tuple(torch.tensor(array, dtype=torch.float32) for array in data)
-        sampling = "cyclic" if schedule.ordered else "reshuffle"
+        sampling: Literal["cyclic", "reshuffle"] = "cyclic" if schedule.ordered else "reshuffle"
         every = schedule.anchor_every
         estimator: Any = px.SVRG(every, sampling) if method.reduced else px.Minibatch(sampling)
         if method.point:

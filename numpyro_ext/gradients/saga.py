@@ -2,74 +2,31 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jaxtyping import Float
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
-from numpyro_ext.gradients.minibatch import Minibatch, Sampling
-from numpyro_ext.gradients.svrg import check_no_local_latents
+from numpyro_ext.gradients.minibatch import Minibatch
 from ppl_ext.density import tempered
-from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_count
+from ppl_ext.gradients import reduced_variance
+from ppl_ext.gradients.reduced_variance import table_shape
 
 #: Rows whose gradients are computed at once when the table is made.
 ROWS_AT_ONCE = 256
 
 
-@dataclass(frozen=True)
-class SAGA(GradientEstimator):
-    """Score with a table that holds, for every row and position, the row's latest gradient.
-
-    With g_n the gradient of row n's log likelihood and t_n the table's entry, the estimate from a
-    minibatch B of N rows is
-
-        grad log prior + (N / |B|) sum_B (g_n - t_n) + sum_n t_n,
-
-    which is unbiased; then t_n becomes g_n for the rows of B. The first step fills the table by a
-    sweep over all rows, so that it is exact. Unlike ``SVRG`` there is no other sweep, and the
-    table takes N P D numbers.
-
-    Parameters
-    ----------
-    sampling : {"reshuffle", "replacement", "cyclic"}
-        See :class:`~numpyro_ext.gradients.Minibatch`.
-    max_bytes : int
-        A larger table is refused.
-
-    Raises
-    ------
-    ArgumentError
-        An option is out of range. From ``init``: the table would be too large, the model does not
-        subsample exactly one plate itself, or has latents inside it.
-
-    References
-    ----------
-    A. Defazio, F. Bach and S. Lacoste-Julien, "SAGA: A fast incremental gradient method with
-    support for non-strongly convex composite objectives", NeurIPS 2014.
-    """
-
-    sampling: Sampling = "reshuffle"
-    max_bytes: int = 2**30
-
-    def __post_init__(self) -> None:
-        check_count("max_bytes", self.max_bytes)
-        self._minibatch()
-
-    def _minibatch(self) -> Minibatch:
-        return Minibatch(self.sampling)
+class SAGA(reduced_variance.SAGA, GradientEstimator):
+    _minibatches = Minibatch
 
     def init(
         self, target: LogDensity, data: Data, rng_key: Array, num_positions: int
     ) -> EstimatorState:
         """State: that of the minibatches, the table, its sum, and whether it is filled."""
-        check_no_local_latents(target, type(self).__name__)
-        minibatch = self._minibatch().init(target, data, rng_key, num_positions)
-        shape = table_shape(target, num_positions, self.max_bytes)
+        minibatch = self._rows_at_first(target, data, rng_key, num_positions)
+        shape = table_shape(target, num_positions, target.dtype.itemsize, self.max_bytes)
         return {
             "minibatch": minibatch,
             "table": jnp.zeros(shape, target.dtype),
@@ -78,9 +35,8 @@ class SAGA(GradientEstimator):
         }
 
     def estimate(
-        self, target: LogDensity, state: EstimatorState, z: Array, data: Data
+        self, target: LogDensity, state: EstimatorState, z: Float[Array, "P D"], data: Data
     ) -> tuple[ScoreEstimate, EstimatorState]:
-        """Score at positions (P, D), and the next state."""
         (name,) = target.plates
         number = target.plates[name].size
 
@@ -111,32 +67,3 @@ class SAGA(GradientEstimator):
         }
         score = tempered(prior[0], likelihood, target.likelihood_temperature)
         return ScoreEstimate(score, log_prior[0], log_likelihood.mean(0), indices), following
-
-    def evaluations_per_step(self, target: LogDensity) -> float:
-        """That of a minibatch; the first step's sweep is not counted."""
-        return self._minibatch().evaluations_per_step(target)
-
-
-def table_shape(target: LogDensity, num_positions: int, max_bytes: int) -> tuple[int, int, int]:
-    """Shape (N, P, D) of the table.
-
-    Raises
-    ------
-    ArgumentError
-        It would be too large, or there is more than one plate.
-    """
-    if len(target.plates) != 1:
-        raise ArgumentError(
-            f"Expected one subsampled plate with SAGA, found {sorted(target.plates)}. Use SVRG, "
-            "which takes several."
-        )
-    (plate,) = target.plates.values()
-    shape = (plate.size, num_positions, target.dim)
-    needed = math.prod(shape) * target.dtype.itemsize
-    if needed > max_bytes:
-        raise ArgumentError(
-            f"Expected a table of at most max_bytes={max_bytes} bytes, found {needed}: {shape[0]} "
-            f"rows times {shape[1]} positions times {shape[2]} latent dimensions. Use SVRG, which "
-            "has no table, or raise max_bytes."
-        )
-    return shape

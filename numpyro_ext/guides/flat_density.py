@@ -1,19 +1,11 @@
-"""The flat log density of a guide: what score-based inference needs to know of a NumPyro autoguide.
-
-A guide takes part in score-based inference through a :class:`FlatDensity`: a view of the guide
-as a density log q(theta) over the flat unconstrained vector, with pure functions of a dictionary
-of *unconstrained* parameter arrays under the host's names (``auto_loc``, ...). Normal guides
-have closed forms for the score, grad_theta log q(theta); other continuous guides whose posterior
-can be evaluated at a given point are differentiated automatically. The registry is open:
-:func:`register_flat_density` adds a guide class.
-"""
+"""The flat log density of NumPyro's autoguides; see :mod:`ppl_ext.guides.flat_density`."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,11 +24,11 @@ from numpyro.infer import autoguide
 from numpyro_ext.density.layout import Data, Layout
 from numpyro_ext.guides.set_up import set_up
 from numpyro_ext.programs import Program
-from ppl_ext.errors import ArgumentError
+from ppl_ext.guides import flat_density as shared
 from ppl_ext.guides.registry import PER_SITE, FlatDensityRegistry, check_same_sites
 
 Parameters = dict[str, Any]
-CovarianceStructure = Literal["diagonal", "full", "low_rank", "matrix_normal", "layer_low_rank"]
+Moments = shared.Moments
 
 
 class _ScaledUnitLowerCholesky(ScaledUnitLowerCholeskyTransform):
@@ -63,37 +55,7 @@ def _transform_to(constraint: Any) -> Any:
     return _ScaledUnitLowerCholesky() if scatters else transform
 
 
-class Moments(NamedTuple):
-    """First two moments of a Normal guide.
-
-    ``mean`` is (D,). ``scale`` is the standard deviations (D,) of a diagonal guide, and the lower
-    triangular Cholesky factor (D, D) of the covariance of any other.
-    """
-
-    mean: jax.Array
-    scale: jax.Array
-
-
-class FlatDensity:
-    """Flat log density of an ``AutoContinuous`` guide, by automatic differentiation.
-
-    Subclasses give closed forms. All methods are pure functions of ``parameters``.
-
-    Parameters
-    ----------
-    guide : AutoContinuous
-        A guide that has been set up (its prototype exists).
-    rng_key : jax.Array
-        Key of the random draws with which the host initialises parameters such as a flow's.
-
-    Attributes
-    ----------
-    covariance_structure : CovarianceStructure or None
-        None when the guide is not a Normal.
-    """
-
-    covariance_structure: CovarianceStructure | None = None
-
+class FlatDensity(shared.FlatDensityShell):
     def __init__(self, guide: autoguide.AutoContinuous, rng_key: jax.Array) -> None:
         self.guide = guide
         self._rng_key = rng_key
@@ -142,15 +104,7 @@ class FlatDensity:
         try:
             jax.eval_shape(self.log_prob, parameters, theta)
         except NotImplementedError as error:
-            raise ArgumentError(
-                f"Expected a guide whose log density can be evaluated at any point, found "
-                f"{type(self.guide).__name__}, which cannot be inverted ({error}). {ALTERNATIVES}"
-            ) from error
-
-    @property
-    def dim(self) -> int:
-        """Length D of the flat unconstrained vector."""
-        return int(self.guide.latent_dim)
+            raise self._not_invertible(error) from error
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -158,7 +112,6 @@ class FlatDensity:
         return tuple(self._transforms)
 
     def initial_parameters(self) -> Parameters:
-        """The guide's initial unconstrained parameters, by host name (made anew)."""
         # As arguments of the program, not constants: they can be long.
         return Program(self._start, rarely=True)(self._arrays, self._rng_key)
 
@@ -193,109 +146,32 @@ class FlatDensity:
         return jax.lax.stop_gradient(self._posterior(parameters).sample(rng_key, (num,)))
 
     def log_prob(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
-        """Log density at theta (..., D), shape (...,)."""
-
         def single(theta: jax.Array) -> jax.Array:
             return jnp.sum(self._posterior(parameters).log_prob(theta))
 
         return jnp.vectorize(single, signature="(d)->()")(theta)
 
     def score(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
-        """Gradient of the log density with respect to theta, (..., D)."""
-
         def single(theta: jax.Array) -> jax.Array:
             return jnp.sum(self._posterior(parameters).log_prob(theta))
 
         return jnp.vectorize(jax.grad(single), signature="(d)->(d)")(theta)
 
-    def log_prob_and_score(
-        self, parameters: Parameters, theta: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """:meth:`log_prob` and :meth:`score`, which have much in common."""
-        return self.log_prob(parameters, theta), self.score(parameters, theta)
-
     def mean_square_residual(
         self, parameters: Parameters, theta: jax.Array, target: jax.Array
     ) -> tuple[jax.Array, Parameters]:
-        """Mean over draws of ||grad log q(theta) - target||^2, and its gradient.
-
-        Parameters
-        ----------
-        parameters : dict of arrays
-        theta, target : arrays (S, D)
-            Held fixed.
-
-        Returns
-        -------
-        value : scalar array
-        gradient : dict of arrays
-            With respect to ``parameters``.
-        """
-
         def value(parameters: Parameters) -> jax.Array:
             return jnp.square(self.score(parameters, theta) - target).sum(-1).mean()
 
         return jax.value_and_grad(value)(parameters)
 
-    def moments(self, parameters: Parameters) -> Moments:
-        """Mean and scale of a Normal guide.
-
-        Raises
-        ------
-        ArgumentError
-            The guide is not a Normal.
-        """
-        raise ArgumentError(
-            f"Expected a Normal guide, found {type(self.guide).__name__}, whose moments have no "
-            "closed form. Draw samples instead."
-        )
-
-    def set_moments(self, parameters: Parameters, moments: Moments) -> Parameters:
-        """New parameters with which a diagonal or full Normal guide has these moments.
-
-        Raises
-        ------
-        ArgumentError
-            The guide is not a diagonal or full Normal.
-        """
-        raise ArgumentError(
-            "Expected AutoDiagonalNormal or AutoMultivariateNormal, found "
-            f"{type(self.guide).__name__}, which cannot be set to given moments."
-        )
-
-
-ALTERNATIVES = (
-    "Use AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal, "
-    "AutoLayerLowRankNormal, AutoMatrixNormal, AutoGaussianMixture or AutoPlanarFlow, or another "
-    "AutoContinuous guide whose posterior has an evaluable log density; or register one "
-    "with register_flat_density."
-)
 
 Factory = Callable[..., FlatDensity]
-FactoryType = TypeVar("FactoryType", bound=Factory)
 
-_REGISTRY: FlatDensityRegistry[Factory] = FlatDensityRegistry(ALTERNATIVES)
+_REGISTRY: FlatDensityRegistry[Factory] = FlatDensityRegistry(shared.ALTERNATIVES)
 check_has_flat_density = _REGISTRY.find
+register_flat_density = _REGISTRY.register
 refuse_flat_density = _REGISTRY.refuse
-
-
-def register_flat_density(guide_class: type) -> Callable[[FactoryType], FactoryType]:
-    """Decorator that gives guides of a class (and its subclasses) a flat log density.
-
-    Parameters
-    ----------
-    guide_class : type
-        A subclass of NumPyro's ``AutoContinuous``.
-
-    Examples
-    --------
-    >>> @register_flat_density(MyGuide)          # doctest: +SKIP
-    ... class MyDensity(FlatDensity):
-    ...     def score(self, parameters, theta): ...
-
-    The decorated object is called with the guide (set up) and a random key.
-    """
-    return _REGISTRY.register(guide_class)
 
 
 def flat_density(
@@ -344,8 +220,7 @@ def check_same_layout(guide: Any, layout: Layout) -> None:
         It has not.
     """
     found = {name: tuple(jnp.shape(value)) for name, value in guide._init_locs.items()}
-    expected = {name: tuple(layout.shapes[name]) for name in layout.names}
-    check_same_sites(found, expected)
+    check_same_sites(found, layout)
 
 
 register_flat_density(autoguide.AutoContinuous)(FlatDensity)

@@ -1,109 +1,17 @@
-"""Flipout: noise in a network's weights that is nearly independent from row to row.
-
-Reparameterised gradients draw the weights once for all rows of a minibatch. The rows' gradients
-are then correlated, and averaging over more of them stops lowering the variance. Flipout gives
-row n the weights ``W_mean + dW * (r_n s_n^T)``, where dW is the deviation of the one draw from its
-mean and s_n, r_n are random signs: in distribution the same weights for every row, since dW is
-symmetric about zero and independent in its entries, but nearly uncorrelated between rows. With
-signs outside of the product this costs one more product of matrices, not one for each row.
-
-Y. Wen, P. Vicol, J. Ba, D. Tran and R. Grosse, "Flipout: efficient pseudo-independent weight
-perturbations on mini-batches", ICLR 2018 (arXiv 1803.04386), the estimator in matrix form.
-"""
+"""Flipout for NumPyro; see :mod:`ppl_ext.guides.flipout`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
-
 import jax
-import jax.numpy as jnp
-from numpyro.infer import ELBO
+from jax import Array
 
-from numpyro_ext.guides.linear_sites import LinearUse, RowNoise, RowNoiseELBO
-from ppl_ext.errors import ArgumentError
-
-
-def flipout(elbo: ELBO, sites: Collection[str] | None = None) -> RowNoiseELBO:
-    """An objective with gradients of lower variance for networks under a mean-field guide.
-
-    The expectation of objective and gradient is that of ``elbo``; model and guide are not touched,
-    and the weights stay sample sites.
-
-    Parameters
-    ----------
-    elbo : Trace_ELBO, TraceMeanField_ELBO or TraceGraph_ELBO
-        The host's objective.
-    sites : collection of str, optional
-        Names of the weights' sites. Default: all that are met as an operand of a matrix product
-        or a convolution. Biases, and what is used otherwise, keep one draw for all rows.
-
-    Returns
-    -------
-    RowNoiseELBO
-        To be passed to the host's ``SVI`` as its loss.
-
-    Notes
-    -----
-    The guide draws the weights from a factorised Normal over unconstrained sites: ``AutoNormal``,
-    ``AutoDiagonalNormal``, or ``numpyro.sample(name, Normal(...))``. The first axis of what a
-    weight is applied to (the batch axis of a convolution) holds the rows, and the likelihood is a
-    product over rows: no batch normalisation. Places within a row, such as pixels or time steps,
-    share their row's weights, and so do several applications of one weight; these are exact too.
-    A weight that enters a loop (``lax.scan``) or a function with derivatives of its own is not met
-    there.
-
-    Raises
-    ------
-    ArgumentError
-        At once, when the objective is not linear in the log likelihood; from the first step, when
-        a named site (or, by default, every site) is never met in a linear operation, a weight is
-        used in other ways besides, or is not drawn from a factorised Normal.
-
-    Examples
-    --------
-    >>> svi = SVI(model, AutoNormal(model), Adam(1e-3), flipout(Trace_ELBO()))  # doctest: +SKIP
-    """
-    return RowNoiseELBO(elbo, FlipoutNoise, sites)
+from numpyro_ext.guides.linear_sites import KeyedNoise, RowNoiseELBO
+from ppl_ext.guides.flipout import FlipoutSigns, flipout_of
 
 
-class FlipoutNoise(RowNoise):
-    """Random signs by row and axis of each weight, the same in all uses of the weight."""
+class FlipoutNoise(FlipoutSigns, KeyedNoise):
+    def _random_signs(self, rows: int, length: int, like: Array) -> Array:
+        return jax.random.rademacher(self.next_key(), (rows, length)).astype(like.dtype)
 
-    name = "flipout"
 
-    def __init__(self, rng_key: jax.Array) -> None:
-        super().__init__(rng_key)
-        self._axes: dict[str, tuple[int, frozenset[Any]]] = {}
-        self._signs: dict[tuple[str, Any, int], jax.Array] = {}
-
-    def __call__(self, use: LinearUse) -> jax.Array:
-        axes = use.rows, frozenset(label for label, _ in (*use.in_axes, *use.out_axes))
-        if self._axes.setdefault(use.site, axes) != axes:
-            raise ArgumentError(
-                f"Expected all uses of {use.site!r} to be alike, with one number of rows, found "
-                f"{self._axes[use.site][0]} and {use.rows} rows, or other axes of the weight. The "
-                "rows would not have one weight each; name the other sites in sites=."
-            )
-        centre = use.apply(use.x, use.draw.mean)
-        flipped = use.x * self._factor(use, use.in_axes, use.row_axes[0], use.x)
-        deviation = use.apply(flipped, use.draw.value - use.draw.mean)
-        return centre + deviation * self._factor(use, use.out_axes, use.row_axes[1], centre)
-
-    def _factor(self, use: LinearUse, axes: Any, row_axis: int, like: jax.Array) -> jax.Array:
-        """Product of the signs along axes of an array, of a shape that broadcasts to it."""
-        factor = jnp.ones((1,) * like.ndim, like.dtype)
-        for label, axis in axes:
-            signs = self._sign(use, label, like.shape[axis]).astype(like.dtype)
-            if axis < row_axis:
-                signs = signs.T
-            shape = [1] * like.ndim
-            shape[row_axis], shape[axis] = use.rows, like.shape[axis]
-            factor = factor * signs.reshape(shape)
-        return factor
-
-    def _sign(self, use: LinearUse, label: Any, length: int) -> jax.Array:
-        key = use.site, label, length
-        if key not in self._signs:
-            self._signs[key] = jax.random.rademacher(self.next_key(), (use.rows, length))
-        return self._signs[key]
+flipout = flipout_of(RowNoiseELBO, FlipoutNoise)

@@ -1,24 +1,17 @@
-"""Linear operations of a program on weights that a mean-field guide has drawn.
+"""Linear operations of a NumPyro program on weights that a mean-field guide has drawn.
 
-What flipout and the local reparameterisation share. Both replace ``x W``, with W a draw of a
-latent site whose guide is a factorised Normal, by something that has the same distribution in
-each row of x but not the same noise in all rows. Here such operations are found; what takes
-their place is the business of a :class:`RowNoise`.
-
-The guide runs under a handler that records its Normal draws. The model runs twice under handlers:
-once as it is, to take its latent sites through the host's own handlers, and once as a function
-from its weights to its observed distributions. That function is traced to a jaxpr, and evaluated
-equation by equation (a jaxpr interpreter, as in JAX's documentation) with every ``dot_general``
-and ``conv_general_dilated`` replaced that has a weight as an operand: flax, equinox and
-hand-written ``x @ w`` alike. The observed sites are then handed to the host with what came out.
-Model, guide and the values of all latent sites stay as they are, and so does every term of the
-objective but the likelihood.
+How they are found, for the noise of :mod:`ppl_ext.guides.row_noise`. The guide runs under a handler
+that records its Normal draws. The model runs twice under handlers: once as it is, to take its
+latent sites through the host's own handlers, and once as a function from its weights to its
+observed distributions. That function is traced to a jaxpr, and evaluated equation by equation (a
+jaxpr interpreter, as in JAX's documentation) with every ``dot_general`` and
+``conv_general_dilated`` replaced that has a weight as an operand: flax, equinox and hand-written
+``x @ w`` alike. The observed sites are then handed to the host with what came out.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -35,67 +28,26 @@ from numpyro.infer.autoguide import AutoContinuous, AutoGuideList
 from numpyro.primitives import Messenger, apply_stack
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.guides.row_noise import check_met, check_rows, check_uses
-
-#: Objectives that are linear in the log likelihood: only then is the same distribution of each
-#: row enough for the same expectation.
-OBJECTIVES = (Trace_ELBO, TraceMeanField_ELBO, TraceGraph_ELBO)
+from ppl_ext.guides.row_noise import (
+    LinearUse,
+    NormalDraw,
+    RowNoise,
+    RowNoiseShell,
+    Uses,
+    base_distribution,
+    check_drawn,
+    check_latent,
+    kind_of,
+    row_shape,
+)
 
 # Calls whose body is looked into, and operations that only lay a weight out otherwise.
 _CALLS = frozenset({"jit", "pjit", "closed_call"})
 _LAYOUT = frozenset({"convert_element_type", "copy", "copy_p", "reshape", "squeeze", "transpose"})
 
 
-class NormalDraw(NamedTuple):
-    """A draw of a factorised Normal: value, mean and standard deviations, all of one shape."""
-
-    value: jax.Array
-    mean: jax.Array
-    scale: jax.Array
-
-
-@dataclass(frozen=True)
-class LinearUse:
-    """One linear operation y = x W on a weight.
-
-    Attributes
-    ----------
-    site : str
-        The weight's site.
-    x : array
-        The other operand.
-    draw : NormalDraw
-        The weight, laid out as the operation takes it.
-    apply : callable
-        The operation: from x and a weight to y, linear in each.
-    rows : int
-        Number B of rows.
-    row_axes : (int, int)
-        Their axis in x and in y.
-    in_axes, out_axes : tuple of (label, axis)
-        Axes of the weight that belong to an axis of x (and are summed over), or of y; a label
-        names an axis of the site's value.
-    positions : int
-        Number of places of one row, such as the pixels of an image, at which the same weight is
-        applied.
-    """
-
-    site: str
-    x: jax.Array
-    draw: NormalDraw
-    apply: Callable[[jax.Array, jax.Array], jax.Array]
-    rows: int
-    row_axes: tuple[int, int]
-    in_axes: tuple[tuple[Any, int], ...]
-    out_axes: tuple[tuple[Any, int], ...]
-    positions: int
-
-
-class RowNoise(ABC):
-    """What takes the place of linear operations in one run of a model."""
-
-    #: Name in messages.
-    name: str
+class KeyedNoise(RowNoise):
+    """Noise by row from a random key."""
 
     def __init__(self, rng_key: jax.Array) -> None:
         self._rng_key = rng_key
@@ -105,28 +57,9 @@ class RowNoise(ABC):
         self._rng_key, key = jax.random.split(self._rng_key)
         return key
 
-    @abstractmethod
-    def __call__(self, use: LinearUse) -> jax.Array:
-        """The operation's result, with noise of its own in each row."""
 
-
-class RowNoiseELBO(ELBO):
-    """An objective of the host in which linear operations of the model have noise by row.
-
-    Parameters
-    ----------
-    elbo : Trace_ELBO, TraceMeanField_ELBO or TraceGraph_ELBO
-        The host's objective.
-    noise : callable
-        From a random key to the :class:`RowNoise` of one run.
-    sites : collection of str, optional
-        Weights that must be met in linear operations. Default: whichever are.
-
-    Raises
-    ------
-    ArgumentError
-        The objective is another one, or its guide proposes several draws at once.
-    """
+class RowNoiseELBO(RowNoiseShell, ELBO):
+    objectives = (Trace_ELBO, TraceMeanField_ELBO, TraceGraph_ELBO)
 
     def __init__(
         self,
@@ -134,19 +67,9 @@ class RowNoiseELBO(ELBO):
         noise: Callable[[jax.Array], RowNoise],
         sites: Collection[str] | None = None,
     ) -> None:
-        if type(elbo) not in OBJECTIVES or getattr(elbo, "multi_sample_guide", False):
-            raise ArgumentError(
-                "Expected an objective that is linear in the log likelihood, one of "
-                f"{', '.join(kind.__name__ for kind in OBJECTIVES)} with a draw of the guide at a "
-                f"time, found {elbo!r}. Under another objective noise by row would change what is "
-                "maximised; pass that objective to SVI as it is."
-            )
-        if isinstance(sites, str):
-            raise ArgumentError(f"Expected sites to be a list of names, found {sites!r}.")
-        super().__init__(elbo.num_particles, elbo.vectorize_particles)
-        self.elbo = elbo
-        self.sites = None if sites is None else frozenset(sites)
-        self._noise = noise
+        several = " with multi_sample_guide" if getattr(elbo, "multi_sample_guide", False) else ""
+        ELBO.__init__(self, elbo.num_particles, elbo.vectorize_particles)
+        self._wrap(elbo, noise, sites, several)
 
     def loss(
         self, rng_key: Any, param_map: Any, model: Any, guide: Any, *args: Any, **kwargs: Any
@@ -207,7 +130,7 @@ def _drawn(guide: Any, sites: Mapping[str, Any]) -> dict[str, Drawn]:
     drawn = {}
     for name, site in sites.items():
         value = site["value"]
-        drawn[name] = Drawn(value, _normal_draw(site["fn"], value), _kind(site["fn"]))
+        drawn[name] = Drawn(value, _normal_draw(site["fn"], value), kind_of(site["fn"]))
     for flat in _flat_guides(guide):
         latent = drawn.get(f"_{flat.prefix}_latent")
         if latent is None:
@@ -240,19 +163,8 @@ def _is_real(support: Any) -> bool:
     return support is constraints.real
 
 
-def _base(fn: Any) -> Any:
-    """A distribution without the wrappers that change its batch shape, mask or event alone."""
-    while isinstance(fn, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
-        fn = fn.base_dist
-    return fn
-
-
-def _kind(fn: Any) -> str:
-    return type(_base(fn)).__name__
-
-
 def _normal_draw(fn: Any, value: jax.Array) -> NormalDraw | None:
-    base = _base(fn)
+    base = base_distribution(fn)
     if not isinstance(base, dist.Normal):
         return None
     shape = jnp.shape(value)
@@ -311,20 +223,11 @@ def _run(
 ) -> Any:
     with _Boundary() as first:
         result = model(*args, **kwargs)
-    unknown = sorted((sites or frozenset()) - set(first.latent))
-    if unknown:
-        raise ArgumentError(
-            f"Expected the names of latent sites for {noise.name}, found {unknown}. The model has "
-            f"{sorted(first.latent)}."
-        )
+    check_latent(noise.name, sites, first.latent)
     weights = {}
     for name in first.latent:
         if name in drawn and (sites is None or name in sites):
-            if drawn[name].value is not first.values[name]:
-                raise ArgumentError(
-                    f"Expected the model to be run with the guide's draws, found another value of "
-                    f"{name!r}. Pass {noise.name}(elbo) to SVI as its loss."
-                )
+            check_drawn(noise.name, name, drawn[name].value, first.values[name])
             weights[name] = _Weight.of_site(name, drawn[name])
 
     structure: list[Any] = []
@@ -392,19 +295,14 @@ class _Weight:
         return replace(self, draw=draw, labels=labels)
 
 
-class _Rewriting:
+class _Rewriting(Uses):
     """Evaluates a jaxpr with other results for linear operations on weights."""
-
-    def __init__(self, noise: RowNoise) -> None:
-        self._noise = noise
-        self._uses: dict[str, list[LinearUse]] = {}
-        self._plain_uses: dict[str, set[str]] = {}
 
     def plain(self, value: Any, use: str) -> Any:
         """The value of a weight that is not used linearly."""
         if not isinstance(value, _Weight):
             return value
-        self._plain_uses.setdefault(value.site, set()).add(use)
+        self._note_plain(value.site, use)
         return value.draw.value
 
     def evaluate(self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
@@ -440,14 +338,9 @@ class _Rewriting:
 
     def _linear(self, weight: _Weight, use: LinearUse) -> jax.Array:
         if not weight.is_normal:
-            raise ArgumentError(
-                f"Expected the weights of linear operations to be drawn from a factorised Normal, "
-                f"found {weight.site!r} from {weight.kind}. Use a mean-field guide such as "
-                f"AutoNormal or AutoDiagonalNormal, or name in {self._noise.name}(elbo, sites=...) "
-                "those weights that have one."
-            )
-        self._uses.setdefault(weight.site, []).append(use)
-        return self._noise(use)
+            raise self._no_normal(weight.site, weight.kind)
+        found: jax.Array = self._replace(use)
+        return found
 
     def check(
         self,
@@ -455,26 +348,8 @@ class _Rewriting:
         sites: Collection[str] | None,
         distributions: Mapping[str, Any],
     ) -> None:
-        """See that what was asked for has happened, and that it was sound.
-
-        Raises
-        ------
-        ArgumentError
-            It was not.
-        """
-        name = self._noise.name
-        check_met(name, weights, sites, self._uses, self._plain_uses)
-        check_uses(name, self._uses, self._plain_uses)
-        check_rows(name, self._uses, map(_row_shape, distributions.values()))
-
-
-def _row_shape(fn: Any) -> tuple[int, ...]:
-    """Axes over which the log density of an observed distribution is a sum."""
-    shape = tuple(fn.batch_shape)
-    while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
-        fn = fn.base_dist
-        shape += tuple(fn.batch_shape)
-    return shape
+        """See that what was asked for has happened, and that it was sound."""
+        self._check(weights, sites, map(row_shape, distributions.values()))
 
 
 def _needed(jaxpr: Jaxpr) -> list[JaxprEqn]:

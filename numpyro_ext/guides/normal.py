@@ -1,4 +1,4 @@
-"""Closed forms of the flat log density and the score for NumPyro's Normal guides."""
+"""NumPyro's Normal guides; see :mod:`ppl_ext.guides.normal`."""
 
 from __future__ import annotations
 
@@ -9,28 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.scipy.linalg import cho_solve, solve_triangular
 from numpyro.distributions.transforms import ExpTransform, SoftplusTransform
 from numpyro.infer import autoguide
 
 from numpyro_ext.draws import standard_normal
-from numpyro_ext.guides.flat_density import (
-    FlatDensity,
-    Moments,
-    Parameters,
-    register_flat_density,
-)
+from numpyro_ext.guides.arrays import JaxFunctions
+from numpyro_ext.guides.flat_density import FlatDensity, Moments, Parameters, register_flat_density
 from numpyro_ext.guides.threefry import is_threefry, threefry_normal
+from ppl_ext.guides import normal as shared
 
-LOG_TWO_PI = math.log(2.0 * math.pi)
 #: Longer vectors are worked on in pieces of this length where entries do not depend on each
 #: other, so that what is computed on the way is not long and stays in the processor's cache.
 LONG = 2**18
 
 
-class NormalDensity(FlatDensity):
-    """What the three Normal guides have in common."""
-
+class NormalDensity(shared.NormalFormulas, JaxFunctions, FlatDensity):
     def _check_evaluable(self) -> None:
         """The closed forms can always be evaluated."""
 
@@ -39,7 +32,6 @@ class NormalDensity(FlatDensity):
         return self._transforms[name](parameters[name])
 
     def mean(self, parameters: Parameters) -> jax.Array:
-        """Mean (D,) of the guide, in the unconstrained space."""
         return self._get(parameters, "loc")
 
     def noise(self, parameters: Parameters, rng_key: jax.Array, shape: tuple[int, ...]) -> Any:
@@ -52,9 +44,7 @@ class NormalDensity(FlatDensity):
         )
 
 
-class DiagonalNormalDensity(NormalDensity):
-    """``AutoDiagonalNormal``: closed forms in O(D) memory per draw."""
-
+class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
     covariance_structure = "diagonal"
 
     def __init__(self, guide: autoguide.AutoContinuous, rng_key: jax.Array) -> None:
@@ -86,15 +76,6 @@ class DiagonalNormalDensity(NormalDensity):
         empty = jnp.zeros((num, self.dim), loc.dtype)
         return lax.stop_gradient(lax.fori_loop(0, -(-self.dim // LONG), fill, empty))
 
-    def log_prob(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
-        loc, scale = self.moments(parameters)
-        square = jnp.square((theta - loc) / scale).sum(-1)
-        return -0.5 * (square + self.dim * LOG_TWO_PI) - jnp.log(scale).sum()
-
-    def score(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
-        loc, scale = self.moments(parameters)
-        return (loc - theta) / jnp.square(scale)
-
     def mean_square_residual(
         self, parameters: Parameters, theta: jax.Array, target: jax.Array
     ) -> tuple[jax.Array, Parameters]:
@@ -116,18 +97,6 @@ class DiagonalNormalDensity(NormalDensity):
     def largest_gradient(
         self, parameters: Parameters, theta: jax.Array, score: jax.Array, reach: jax.Array | float
     ) -> jax.Array:
-        """Bound on the entries of :meth:`mean_square_residual`'s gradient, and on the residuals.
-
-        For targets between ``score`` and the scores of the present guide, at these parameters and
-        all others whose entries differ by ``reach`` at most. Infinite or NaN where something is
-        not finite, or not known.
-
-        Parameters
-        ----------
-        parameters : dict of arrays
-        theta, score : arrays (S, D)
-        reach : float
-        """
         transform = self._transforms[f"{self.guide.prefix}_scale"]
         if not isinstance(transform, SoftplusTransform | ExpTransform):
             return jnp.asarray(jnp.inf, theta.dtype)
@@ -142,18 +111,11 @@ class DiagonalNormalDensity(NormalDensity):
     def moments(self, parameters: Parameters) -> Moments:
         return Moments(self._get(parameters, "loc"), self._get(parameters, "scale"))
 
-    def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
-        """New parameters with this standard deviation everywhere, and the same mean."""
-        mean = self._get(parameters, "loc")
-        return self.set_moments(parameters, Moments(mean, jnp.full_like(mean, scale)))
-
     def set_moments(self, parameters: Parameters, moments: Moments) -> Parameters:
         return self._set(loc=moments.mean, scale=moments.scale)
 
 
-class MultivariateNormalDensity(NormalDensity):
-    """``AutoMultivariateNormal``: closed forms by two triangular solves."""
-
+class MultivariateNormalDensity(shared.FullFormulas, NormalDensity):
     covariance_structure = "full"
 
     def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
@@ -161,41 +123,14 @@ class MultivariateNormalDensity(NormalDensity):
         draws = loc + self.noise(parameters, rng_key, (num, self.dim)) @ scale_tril.T
         return jax.lax.stop_gradient(draws)
 
-    def log_prob(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
-        loc, scale_tril = self.moments(parameters)
-        return log_density(scale_tril, _solve_lower(scale_tril, theta - loc))
-
-    def score(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
-        loc, scale_tril = self.moments(parameters)
-        return _solve_lower(scale_tril, _solve_lower(scale_tril, loc - theta), transpose=True)
-
-    def log_prob_and_score(
-        self, parameters: Parameters, theta: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        loc, scale_tril = self.moments(parameters)
-        standard = _solve_lower(scale_tril, loc - theta)
-        score = _solve_lower(scale_tril, standard, transpose=True)
-        return log_density(scale_tril, standard), score
-
     def moments(self, parameters: Parameters) -> Moments:
         return Moments(self._get(parameters, "loc"), self._get(parameters, "scale_tril"))
-
-    def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
-        """New parameters with this standard deviation everywhere, uncorrelated, the same mean."""
-        mean = self._get(parameters, "loc")
-        return self.set_moments(parameters, Moments(mean, jnp.diag(jnp.full_like(mean, scale))))
 
     def set_moments(self, parameters: Parameters, moments: Moments) -> Parameters:
         return self._set(loc=moments.mean, scale_tril=moments.scale)
 
 
-class LowRankNormalDensity(NormalDensity):
-    """``AutoLowRankMultivariateNormal``: closed forms by Woodbury's identity.
-
-    The covariance is S (I + W W^T) S with S = diag(scale) and W = ``cov_factor`` (D, r), so only
-    r x r systems are solved.
-    """
-
+class LowRankNormalDensity(shared.LowRankFormulas, NormalDensity):
     covariance_structure = "low_rank"
 
     def _host_start(self, arrays: dict[str, Any], rng_key: jax.Array) -> Parameters:
@@ -222,33 +157,10 @@ class LowRankNormalDensity(NormalDensity):
         noise += self.noise(parameters, key_factor, (num, factor.shape[-1])) @ factor.T
         return jax.lax.stop_gradient(loc + scale * noise)
 
-    def log_prob(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
-        loc, scale, factor = self._parts(parameters)
-        standard, capacitance = (theta - loc) / scale, _capacitance(factor)
-        inner = _solve_lower(capacitance, standard @ factor)
-        square = jnp.square(standard).sum(-1) - jnp.square(inner).sum(-1)
-        log_determinant = jnp.log(scale).sum() + jnp.log(jnp.diagonal(capacitance)).sum()
-        return -0.5 * (square + self.dim * LOG_TWO_PI) - log_determinant
-
-    def score(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
-        loc, scale, factor = self._parts(parameters)
-        standard = (theta - loc) / scale
-        projected = jnp.reshape(standard @ factor, (-1, factor.shape[-1]))
-        inner = cho_solve((_capacitance(factor), True), projected.T).T
-        inner = jnp.reshape(inner, (*standard.shape[:-1], factor.shape[-1]))
-        return (inner @ factor.T - standard) / scale
-
     def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
-        """New parameters with this standard deviation everywhere, and the same mean and W."""
         loc, _, factor = self._parts(parameters)
         deviations = scale * lax.rsqrt(1.0 + jnp.square(factor).sum(-1))
         return self._set(loc=loc, cov_factor=factor, scale=deviations)
-
-    def moments(self, parameters: Parameters) -> Moments:
-        loc, scale, factor = self._parts(parameters)
-        scaled = scale[:, None] * factor
-        covariance = scaled @ scaled.T + jnp.diag(jnp.square(scale))
-        return Moments(loc, jnp.linalg.cholesky(covariance))
 
 
 def _release_prototype(guide: autoguide.AutoContinuous) -> None:
@@ -274,23 +186,8 @@ def part_of(tree: Any, start: jax.Array | int, length: int) -> Any:
     )
 
 
-def _capacitance(factor: jax.Array) -> jax.Array:
-    """Cholesky factor of I + W^T W, (r, r)."""
-    return jnp.linalg.cholesky(jnp.eye(factor.shape[-1], dtype=factor.dtype) + factor.T @ factor)
-
-
-def log_density(scale_tril: jax.Array, standard: jax.Array) -> jax.Array:
-    """Log density (...,) of a Normal at points in its standard coordinates (..., D)."""
-    constant = jnp.log(jnp.diagonal(scale_tril)).sum() + 0.5 * len(scale_tril) * LOG_TWO_PI
-    return -0.5 * jnp.square(standard).sum(-1) - constant
-
-
-def _solve_lower(scale_tril: jax.Array, vectors: jax.Array, transpose: bool = False) -> jax.Array:
-    """Solve L x = v, or L^T x = v, for vectors v in the rows of ``vectors`` (..., D)."""
-    rows = jnp.reshape(vectors, (-1, vectors.shape[-1]))
-    solved = solve_triangular(scale_tril, rows.T, trans=1 if transpose else 0, lower=True).T
-    return jnp.reshape(solved, vectors.shape)
-
+log_density = MultivariateNormalDensity.log_density
+_solve_lower = JaxFunctions.solve_lower
 
 register_flat_density(autoguide.AutoDiagonalNormal)(DiagonalNormalDensity)
 register_flat_density(autoguide.AutoMultivariateNormal)(MultivariateNormalDensity)

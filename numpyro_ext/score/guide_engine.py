@@ -10,7 +10,6 @@ guide it adds to the :class:`GuidePlan`, in ``_plan``.
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,12 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array, lax
+from jaxtyping import Float
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Layout
 from numpyro_ext.engine import Engine, EngineState, Plan, as_optimizer, key_of_draws
-from numpyro_ext.gradients import GradientEstimator
 from numpyro_ext.guides.flat_density import (
     FlatDensity,
     Parameters,
@@ -34,8 +33,9 @@ from numpyro_ext.guides.flat_density import (
     flat_density,
 )
 from numpyro_ext.programs import Program
-from ppl_ext.errors import ArgumentError, NoisyScoreWarning
-from ppl_ext.options import check_count, check_number
+from ppl_ext.errors import ArgumentError
+from ppl_ext.guide_engine import GuideShell
+from ppl_ext.options import check_count
 from ppl_ext.score import DRAWS, LEARNING_RATE, REST, match_sites
 
 # The default optimizer without its learning rate, which depends on the length of the run and so
@@ -89,86 +89,13 @@ class GuidePlan(Plan):
     clip_norm: float | None
 
 
-class GuideEngine(Engine):
-    """Base of the engines that fit a guide with a flat log density.
+class GuideEngine(GuideShell, Engine):
+    _host_guide = AutoGuide
+    _check_flat_density = staticmethod(check_has_flat_density)
 
-    Parameters
-    ----------
-    model : callable
-        NumPyro model, used as it is.
-    guide : AutoContinuous
-        A NumPyro autoguide of the model, or the class, which is then called with the model.
-    optim : optimizer or mapping, optional
-        NumPyro or optax optimizer; or a mapping that gives sites optimizers of their own, see
-        :class:`SiteOptimizers`. Default, where the engine uses one: Adam with a learning rate
-        that falls from 0.01 to 0 along a cosine over the run.
-    num_samples : int, optional
-        Draws S per step. None when the engine chooses by the guide, in ``_plan``.
-    clip_norm : float, optional
-        The gradient in all of the guide's parameters, as one vector, is shortened to this length
-        where it is longer. Default: not.
-    initial_scale : float, optional
-        Standard deviation of every coordinate, in the unconstrained space, at the start. Default:
-        the guide's own.
-    total_steps : int, optional
-        T when steps are taken with ``update``. ``run`` sets T to the steps taken so far plus its
-        own, so that a run resumed for its remaining steps has the T of the uninterrupted one.
-        Steps taken with ``update`` after a run has ended are outside it and have this T again,
-        not the run's. While T is unknown, t/T is taken as 0.
-    estimator, likelihood_temperature, particle_chunk, data_chunk, on_nonfinite
-        See :class:`~numpyro_ext.engine.Engine`.
-
-    Raises
-    ------
-    ArgumentError
-        The guide has no flat log density, or an option is out of range.
-    """
-
-    allow_local_latents = False
-
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        guide: Any,
-        optim: Any = None,
-        num_samples: int | None = None,
-        *,
-        clip_norm: float | None = None,
-        initial_scale: float | None = None,
-        total_steps: int | None = None,
-        estimator: GradientEstimator | None = None,
-        likelihood_temperature: float = 1.0,
-        particle_chunk: int | None = None,
-        data_chunk: int | None = None,
-        on_nonfinite: str = "raise",
-    ) -> None:
-        super().__init__(
-            model,
-            estimator=estimator,
-            likelihood_temperature=likelihood_temperature,
-            particle_chunk=particle_chunk,
-            data_chunk=data_chunk,
-            on_nonfinite=on_nonfinite,
-        )
-        if isinstance(guide, type) and issubclass(guide, AutoGuide):
-            try:
-                guide = guide(model)
-            except TypeError as error:
-                raise ArgumentError(
-                    f"Expected a guide class that takes the model alone, found {guide.__name__}: "
-                    f"{error}. Pass a guide, such as {guide.__name__}(model, ...)."
-                ) from error
-        check_has_flat_density(guide)
-        for name, count in (("num_samples", num_samples), ("total_steps", total_steps)):
-            check_count(name, count, optional=True)
-        for name, value in (("clip_norm", clip_norm), ("initial_scale", initial_scale)):
-            check_number(name, value, optional=True)
-        self.optim = host_optimizer(optim)
-        self.guide = guide
-        self.num_samples = num_samples
-        self.clip_norm = clip_norm
-        self.initial_scale = initial_scale
-        self.total_steps = total_steps
+    @staticmethod
+    def _host_optimizer(optim: Any) -> Any:
+        return host_optimizer(optim)
 
     # -- engine hooks -------------------------------------------------------------------------
 
@@ -194,7 +121,7 @@ class GuideEngine(Engine):
             density = flat_density(self.guide, rng_key, data.args, data.kwargs, layout=layout)
         parameters = density.initial_parameters()
         if self.initial_scale is not None:
-            parameters = _with_scale(density, parameters, self.initial_scale)
+            parameters = density.set_scale(parameters, self.initial_scale)
         return parameters
 
     def _num_positions(self, plan: GuidePlan) -> int:
@@ -202,9 +129,6 @@ class GuideEngine(Engine):
 
     def _get_params(self, plan: GuidePlan, state: EngineState, data: Data) -> dict[str, Any]:
         return plan.density.write_back(state.algorithm.parameters)
-
-    def _settings(self) -> dict[str, str]:
-        return {"guide": type(self.guide).__name__, **super()._settings()}
 
     def _draw(
         self,
@@ -220,27 +144,13 @@ class GuideEngine(Engine):
 
     # -- the fit ------------------------------------------------------------------------------
 
-    def sample_statistics(self, state: EngineState, positions: Array) -> dict[str, Array]:
-        """Log density of the guide at flat positions (S, D), for ``to_arviz``."""
+    def sample_statistics(
+        self, state: EngineState, positions: Float[Array, "S D"]
+    ) -> dict[str, Array]:
+        """Log density of the guide at flat positions, for ``to_arviz``."""
         return {"log_q": self.density.log_prob(state.algorithm.parameters, positions)}
 
-    @property
-    def density(self) -> FlatDensity:
-        """The guide as a density over the flat unconstrained vector."""
-        density: FlatDensity = self.plan.density
-        return density
-
     # -- for the steps of subclasses ----------------------------------------------------------
-
-    def _warn_of_noise(self, plan: GuidePlan, consequence: str) -> None:
-        """Warn that the scores are not exact."""
-        warnings.warn(
-            f"{type(self).__name__} expects exact scores, but {type(plan.estimator).__name__} "
-            f"gives noisy ones or scores of a part of the data here. {consequence} Use "
-            "estimator=Full() with all rows, or ProximalScoreVI, which takes noisy scores.",
-            NoisyScoreWarning,
-            stacklevel=2,
-        )
 
     def _total(self, state: EngineState) -> Array:
         """T of the run; outside a run ``total_steps``, 0 when that is not given."""
@@ -442,25 +352,6 @@ def clipped(gradient: Parameters, norm: float) -> Parameters:
     length = jnp.sqrt(sum(jnp.square(entry).sum() for entry in jax.tree.leaves(gradient)))
     factor = jnp.minimum(norm / length, 1.0)
     return jax.tree.map(lambda entry: entry * factor, gradient)
-
-
-def _with_scale(density: FlatDensity, parameters: Parameters, scale: float) -> Parameters:
-    """Parameters with which every coordinate has this standard deviation, the mean as it is.
-
-    Raises
-    ------
-    ArgumentError
-        The guide is not one that can be set to a scale.
-    """
-    set_scale = getattr(density, "set_scale", None)
-    if set_scale is None:
-        raise ArgumentError(
-            "Expected AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal or "
-            f"AutoMatrixNormal with initial_scale, found {type(density.guide).__name__}. Leave "
-            "initial_scale out, and give the guide its scale where it is made (init_scale)."
-        )
-    scaled: Parameters = set_scale(parameters, scale)
-    return scaled
 
 
 # A few programs are kept: an engine draws again and again, and many numbers of draws are one.

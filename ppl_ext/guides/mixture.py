@@ -1,21 +1,406 @@
-"""Options of a mixture guide, and the widths at which its components start."""
+"""Mixtures of Normals over the flat unconstrained vector: options, densities, scores.
+
+The guide q(theta) = sum_k w_k N(theta; mu_k, Sigma_k) can hold several modes, which no single
+Normal can. It is an ordinary host autoguide: it works in ``SVI`` and ``Predictive``, and
+score-based engines match its score
+
+    grad log q(theta) = sum_k r_k(theta) Sigma_k^{-1} (mu_k - theta),
+
+where r_k(theta) is the posterior probability of component k at theta.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
+from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError
+from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
+from ppl_ext.guides.flat_density import FlatDensityShell, Moments
 from ppl_ext.options import check_choice, check_count, check_number, is_number
 
 COVARIANCES = ("diag", "full", "low_rank")
+#: Halvings of a bracket when the distribution function is inverted: more than a float64 can tell.
+HALVINGS = 100
 
 
-def initial_scales(num_components: int, init_scale: float, init_spread: float) -> list[float]:
-    """Standard deviations at which the components start, from the narrowest to the widest."""
-    if num_components == 1:
-        return [init_scale]
-    steps = (2.0 * k / (num_components - 1) - 1.0 for k in range(num_components))
-    return [init_scale * init_spread**step for step in steps]
+class MixtureFormulas(ArrayFunctions):
+    """Mixture of K Normals over vectors of length D, with draws that can be differentiated.
+
+    Draws are exact: a component is chosen by the largest of the logits with Gumbel noise added,
+    and the draw is that component's. See ``AutoGaussianMixture`` for their gradient.
+
+    Parameters
+    ----------
+    logits : array (K,)
+        Logarithms of the weights, up to a constant.
+    loc : array (K, D)
+        Means.
+    scale : array (K, D), optional
+        Standard deviations; with ``cov_factor`` the S of S (I + W W^T) S.
+    scale_tril : array (K, D, D), optional
+        Lower triangular Cholesky factors of the covariances, in place of ``scale``.
+    cov_factor : array (K, D, r), optional
+        The W of S (I + W W^T) S.
+    temperature : float
+        Of the softmax that stands for the choice of the component in gradients.
+    """
+
+    logits: Any
+    loc: Any
+    scale: Any
+    scale_tril: Any
+    cov_factor: Any
+    temperature: float
+
+    def _noisy(self, noise: Any, inner: Any, gumbel: Any) -> tuple[Any, Any]:
+        """Each component's draw (..., K, D), and the logits with noise (..., K).
+
+        From standard Normal numbers (..., D), and (..., r) where there is a factor, and standard
+        Gumbel numbers (..., K).
+        """
+        # Every component's draw from the same noise: only one of them is used.
+        if self.scale_tril is not None:
+            draws = self.loc + self.xp.einsum("kde,...e->...kd", self.scale_tril, noise)
+        else:
+            draws = noise[..., None, :]
+            if self.cov_factor is not None:
+                draws = draws + self.xp.einsum("kdr,...r->...kd", self.cov_factor, inner)
+            draws = self.loc + self.scale * draws
+        return draws, self.logits + gumbel
+
+    def _chosen(self, draws: Any, perturbed: Any) -> Any:
+        """The draw of the component with the largest noisy logit, differentiable, (..., D)."""
+        soft = self.softmax(perturbed / self.temperature)
+        # In value exactly the choice; in the gradient the choice's soft stand-in.
+        chosen = self.largest(perturbed) + (soft - self.held(soft))
+        return self.xp.einsum("...k,...kd->...d", chosen, draws)
+
+    def score(self, value: Any) -> Any:
+        """Gradient of the log density with respect to ``value`` (..., D)."""
+        joint, pull = self._components(value)
+        return self.xp.einsum("...k,...kd->...d", self.softmax(joint), pull)
+
+    def quantile(self, probabilities: Any) -> Any:
+        """Quantiles of every coordinate's own distribution, for probabilities of any shape (...).
+
+        The distribution function of a coordinate is a weighted sum of the components' and has no
+        closed inverse; it is inverted by bisection between the least and the greatest of the
+        components' quantiles, which always enclose the mixture's. Where it is flat to rounding,
+        as between two distant modes, the middle of the flat part is taken.
+
+        Returns
+        -------
+        array (..., D)
+        """
+        xp = self.xp
+        weights, scale = self.softmax(self.logits), self._marginal_scale()
+        level = self.as_array(probabilities, scale)[..., None]
+        of_components = self.loc + scale * self.ndtri(level)[..., None]
+
+        def below(point: Any) -> Any:
+            standard = (point[..., None, :] - self.loc) / scale
+            return xp.einsum("k,...kd->...d", weights, self.ndtr(standard))
+
+        def halved(ends: tuple[Any, ...]) -> tuple[Any, ...]:
+            low, high, low_of_last, high_of_last = ends
+            first, last = 0.5 * low + 0.5 * high, 0.5 * low_of_last + 0.5 * high_of_last
+            left, right = below(first) < level, below(last) <= level
+            return (
+                xp.where(left, first, low),
+                xp.where(left, high, first),
+                xp.where(right, last, low_of_last),
+                xp.where(right, high_of_last, last),
+            )
+
+        bracket = xp.amin(of_components, -2), xp.amax(of_components, -2)
+        _, first, last, _ = self.repeated(HALVINGS, halved, bracket * 2)
+        return 0.5 * first + 0.5 * last
+
+    @property
+    def mean(self) -> Any:
+        """Mean (D,)."""
+        return self.softmax(self.logits) @ self.loc
+
+    @property
+    def variance(self) -> Any:
+        """Variance of each coordinate (D,)."""
+        second = self._marginal_scale() ** 2 + (self.loc - self.mean) ** 2
+        return self.softmax(self.logits) @ second
+
+    @property
+    def covariance_matrix(self) -> Any:
+        """Covariance (D, D): that within the components and that of their means."""
+        einsum = self.xp.einsum
+        weights, apart = self.softmax(self.logits), self.loc - self.mean
+        between = einsum("k,kd,ke->de", weights, apart, apart)
+        if self.scale_tril is not None:
+            root = self.scale_tril
+            return between + einsum("k,kdr,ker->de", weights, root, root)
+        within = self.xp.diag(weights @ self.scale**2)
+        if self.cov_factor is not None:
+            root = self.scale[..., None] * self.cov_factor
+            within = within + einsum("k,kdr,ker->de", weights, root, root)
+        return between + within
+
+    def _marginal_scale(self) -> Any:
+        """Standard deviation of each component in each coordinate, (K, D)."""
+        if self.scale_tril is not None:
+            return self.xp.sqrt((self.scale_tril**2).sum(-1))
+        if self.cov_factor is None:
+            return self.scale
+        return self.scale * self.xp.sqrt(1.0 + (self.cov_factor**2).sum(-1))
+
+    def _components(self, value: Any) -> tuple[Any, Any]:
+        """Log of weight times density of each component (..., K), and each one's score.
+
+        The score of component k is Sigma_k^{-1} (mu_k - theta), (..., K, D).
+        """
+        xp, (number, dim) = self.xp, self.loc.shape
+        difference = self.loc - value[..., None, :]
+
+        def rows(points: Any) -> Any:
+            # Components first: one triangular solve per component, points in the rows.
+            return xp.moveaxis(points.reshape(-1, number, dim), 0, 1)
+
+        def restored(found: Any) -> Any:
+            return xp.moveaxis(found, 0, 1).reshape(difference.shape)
+
+        if self.scale_tril is not None:
+            standard = self.solve_lower(self.scale_tril, rows(difference))
+            pull = restored(self.solve_lower(self.scale_tril, standard, transpose=True))
+            square = (standard**2).sum(-1).T.reshape(difference.shape[:-1])
+            log_determinant = xp.log(self.diagonal(self.scale_tril)).sum(-1)
+        else:
+            standard = difference / self.scale
+            log_determinant = xp.log(self.scale).sum(-1)
+            if self.cov_factor is None:
+                square = (standard**2).sum(-1)
+            else:
+                # With c = (I + W^T W)^{-1} W^T z: (I + W W^T)^{-1} z = z - W c, and
+                # z^T (I + W W^T)^{-1} z = |z - W c|^2 + |c|^2, which no rounding makes negative.
+                factor = self.cov_factor
+                identity = self.identity(factor.shape[-1], factor)
+                capacitance = xp.linalg.cholesky(identity + factor.mT @ factor)
+                within = self.solve_lower(capacitance, rows(standard) @ factor)
+                within = self.solve_lower(capacitance, within, transpose=True)
+                left = rows(standard) - within @ factor.mT
+                square = (left**2).sum(-1) + (within**2).sum(-1)
+                square = square.T.reshape(difference.shape[:-1])
+                standard = restored(left)
+                log_determinant = log_determinant + xp.log(self.diagonal(capacitance)).sum(-1)
+            pull = standard / self.scale
+        log_weights = self.log_softmax(self.logits)
+        return log_weights - log_determinant - 0.5 * (square + dim * LOG_TWO_PI), pull
+
+
+class MixtureGuide(Documented):
+    """Mixture of K Normals over the flat unconstrained vector.
+
+    q(theta) = sum_k w_k N(theta; mu_k, Sigma_k), a guide for posteriors with several modes or
+    with shapes that one Normal cannot take.
+
+    The components start apart, since equal ones would get equal gradients and stay equal: each
+    mean is the initial location plus ``init_scale`` times a standard normal draw. Standard
+    deviations start evenly spaced on the logarithmic scale, the first component's at
+    ``init_scale / init_spread`` and the last's at ``init_scale * init_spread``: in many dimensions
+    narrow components find the modes nearby, and wide ones the wide modes, whose density is the
+    greatest far out; of equally wide components, several often end at one mode. Weights start at
+    1/K.
+
+    Parameters
+    ----------
+    model : callable
+        The host's model.
+    num_components : int
+        Number K of components.
+    covariance : {"full", "diag", "low_rank"}
+        Form of every Sigma_k: any, diagonal, or S (I + W W^T) S with S diagonal (D) and W (D, r),
+        as in the host's ``AutoMultivariateNormal``, ``AutoDiagonalNormal`` and
+        ``AutoLowRankMultivariateNormal``.
+    prefix : str
+        Of the names of the parameters, in NumPyro alone.
+    init_loc_fn : callable
+        Initialisation strategy of the host, for the point around which the means start.
+    init_scale : float
+        See above. In units of the unconstrained latents.
+    init_spread : float
+        See above; 1 for components that are equally wide. A single component has ``init_scale``.
+    rank : int, optional
+        The r of ``covariance="low_rank"``. Default: the square root of D, rounded.
+    temperature : float
+        Temperature of the softmax in the gradient of draws, see the notes.
+
+    Raises
+    ------
+    ArgumentError
+        A number is out of range, or ``covariance`` is unknown, or ``rank`` was given for another
+        covariance than "low_rank".
+
+    Notes
+    -----
+    The parameters are in Pyro ``logits`` (K,), ``loc`` (K, D), ``scale`` (K, D) and, for "full",
+    ``scale_tril`` (K, D, D) with a diagonal of ones, which ``scale`` multiplies from the left, or,
+    for "low_rank", ``cov_factor`` (K, D, r). In NumPyro they are ``auto_logits`` (K,), ``auto_loc``
+    (K, D) and, for "full", ``auto_scale_tril`` (K, D, D), else ``auto_scale`` (K, D), with
+    ``auto_cov_factor`` (K, D, r) for "low_rank".
+
+    Draws are exact everywhere: the component is the largest logit after adding Gumbel noise. A
+    choice has no derivative, so the gradient through a draw, which ``SVI`` needs, is the
+    straight-through one: the choice is differentiated as if it were the softmax of the same
+    noisy logits over ``temperature``. The default 0.05 is that of M. Kim, "Large-scale
+    Score-based Variational Posterior Inference for Bayesian Deep Neural Networks", Appendix C.
+    With respect to the components this gives the unbiased gradient of the draw. With respect to
+    the logits it is biased: the function's slope at the draw stands for its difference between
+    the components' draws, and these agree for linear functions only. Between modes that hardly
+    overlap, the slope of the loss says almost nothing of its difference (a tenth of the exact
+    gradient, for two modes four standard deviations apart), so that ``SVI`` determines the weights
+    of such modes badly. ``ProximalScoreVI`` does not differentiate draws and has no such bias, but
+    scores too know the weights only from where components overlap.
+
+    ``median`` and ``quantiles`` are those of each unconstrained coordinate's own distribution,
+    carried through the site's transform: exact for transforms that act on each coordinate alone.
+    A mixture is no transform of one base distribution, so that ``get_base_dist`` and
+    ``get_transform`` are not defined.
+    """
+
+    def _take_options(
+        self,
+        num_components: int,
+        covariance: str,
+        rank: int | None,
+        init_scale: float,
+        init_spread: float,
+        temperature: float,
+    ) -> None:
+        check_options(num_components, covariance, rank, init_scale, init_spread, temperature)
+        self.num_components = num_components
+        self.covariance = covariance
+        self.rank = rank
+        self.temperature = temperature
+        self._init_scale, self._init_spread = init_scale, init_spread
+
+    def _initial_scales(self) -> list[float]:
+        """Standard deviations at which the components start, from the narrowest to the widest."""
+        if self.num_components == 1:
+            return [self._init_scale]
+        last = self.num_components - 1
+        steps = (2.0 * k / last - 1.0 for k in range(self.num_components))
+        return [self._init_scale * self._init_spread**step for step in steps]
+
+    def _initial_rank(self, dim: int) -> int:
+        """Columns r of W for D coordinates: those asked for, or the square root of D, rounded.
+
+        Raises
+        ------
+        ArgumentError
+            There are more columns than coordinates.
+        """
+        found = round(dim**0.5) if self.rank is None else self.rank
+        if found > dim:
+            raise ArgumentError(
+                f"Expected a rank of at most the number of latents, {dim}, found rank={found}."
+            )
+        return found
+
+    def get_posterior(self, *args: Any, **kwargs: Any) -> Any:
+        """The mixture, a distribution over the flat vector.
+
+        Its parameters are the present ones in Pyro; in NumPyro those of a dictionary ``params``,
+        as ``SVI.get_params`` or an engine's result gives them.
+        """
+        raise NotImplementedError
+
+    def median(self, *args: Any, **kwargs: Any) -> Any:
+        """Median of each coordinate, by site, in the constrained space."""
+        raise NotImplementedError
+
+    def quantiles(self, *args: Any, **kwargs: Any) -> Any:
+        """Quantiles of each coordinate, by site, in the constrained space.
+
+        Parameters
+        ----------
+        params : dict of arrays
+            In NumPyro: as ``SVI.get_params`` or an engine's result gives them.
+        quantiles : list, array or, in NumPyro, float
+            Probabilities between 0 and 1.
+
+        Returns
+        -------
+        dict of arrays
+            By site, with the quantiles along the first dimension.
+        """
+        raise NotImplementedError
+
+
+class Components(NamedTuple):
+    """Components of a mixture with full covariances.
+
+    Parameters
+    ----------
+    logits : array (K,)
+        Logarithms of the weights, up to a constant.
+    loc : array (K, D)
+        Means.
+    scale_tril : array (K, D, D)
+        Lower triangular Cholesky factors of the covariances.
+    """
+
+    logits: Any
+    loc: Any
+    scale_tril: Any
+
+
+class MixtureDensity(ArrayFunctions, FlatDensityShell):
+    """``AutoGaussianMixture``: closed-form score, so that its fit needs one reverse pass."""
+
+    def _mixture(self, parameters: Any) -> Any:
+        """The distribution with these parameters."""
+        raise NotImplementedError
+
+    def _check_full(self) -> None:
+        if self.guide.covariance != "full":
+            raise ArgumentError(
+                "Expected AutoGaussianMixture with covariance='full', found "
+                f"{self.guide.covariance!r}."
+            )
+
+    def components(self, parameters: Any) -> Components:
+        """The components, for ``covariance="full"``.
+
+        Raises
+        ------
+        ArgumentError
+            The guide has another covariance.
+        """
+        self._check_full()
+        mixture = self._mixture(parameters)
+        return Components(mixture.logits, mixture.loc, mixture.scale_tril)
+
+    def set_components(self, parameters: Any, components: Components) -> Any:
+        """New parameters with which the guide has these components, for ``covariance="full"``.
+
+        Raises
+        ------
+        ArgumentError
+            The guide has another covariance.
+        """
+        raise NotImplementedError
+
+    def log_prob(self, parameters: Any, theta: Any) -> Any:
+        return self._mixture(parameters).log_prob(theta)
+
+    def score(self, parameters: Any, theta: Any) -> Any:
+        return self._mixture(parameters).score(theta)
+
+    def moments(self, parameters: Any) -> Moments:
+        """Mean (D,) and Cholesky factor (D, D) of the covariance of the whole mixture.
+
+        Exact, but they do not determine the mixture, unlike a Normal guide's.
+        """
+        mixture = self._mixture(parameters)
+        return Moments(mixture.mean, self.xp.linalg.cholesky(mixture.covariance_matrix))
 
 
 def check_options(
@@ -45,19 +430,3 @@ def check_options(
     if not is_number(init_spread) or not 1.0 <= init_spread < math.inf:
         raise ArgumentError(f"Expected a finite init_spread >= 1, found {init_spread!r}.")
     check_number("temperature", temperature)
-
-
-def initial_rank(rank: int | None, dim: int) -> int:
-    """Columns r of W for D coordinates: those asked for, or the square root of D, rounded.
-
-    Raises
-    ------
-    ArgumentError
-        There are more columns than coordinates.
-    """
-    found = round(dim**0.5) if rank is None else rank
-    if found > dim:
-        raise ArgumentError(
-            f"Expected a rank of at most the number of latents, {dim}, found rank={found}."
-        )
-    return found

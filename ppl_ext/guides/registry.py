@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.layouts import FlatLayout
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 Registered = TypeVar("Registered", bound=Callable[..., Any])
@@ -31,7 +32,22 @@ class FlatDensityRegistry(Generic[Factory]):
         self._refusals: dict[type, str] = {}
 
     def register(self, guide_class: type) -> Callable[[Registered], Registered]:
-        """Decorator that gives guides of a class a factory."""
+        """Decorator that gives guides of a class (and its subclasses) a flat log density.
+
+        Parameters
+        ----------
+        guide_class : type
+            A subclass of the host's ``AutoContinuous``.
+
+        Examples
+        --------
+        >>> @register_flat_density(MyGuide)          # doctest: +SKIP
+        ... class MyDensity(FlatDensity):
+        ...     def score(self, parameters, theta): ...
+
+        The decorated object is called with the guide (set up) and, in Pyro, ``dtype``; in NumPyro
+        with the guide and a random key.
+        """
 
         def decorate(factory: Registered) -> Registered:
             # A decorated class keeps its own type, which a factory of the class is not known to be.
@@ -69,9 +85,7 @@ class FlatDensityRegistry(Generic[Factory]):
         )
 
 
-def check_same_sites(
-    found: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]
-) -> None:
+def check_same_sites(found: dict[str, tuple[int, ...]], layout: FlatLayout) -> None:
     """See that a guide's flat vector has the sites of the target, in its order.
 
     Raises
@@ -79,6 +93,7 @@ def check_same_sites(
     ArgumentError
         It has not.
     """
+    expected = {name: tuple(layout.shapes[name]) for name in layout.names}
     if list(found.items()) != list(expected.items()):
         raise ArgumentError(
             f"Expected a guide over the latent sites {expected} in this order, found {found}. "

@@ -2,115 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ppl_ext.errors import ArgumentError
-from pyro_ext.density import Data, LogDensity, Score
-
-#: The model's positional arguments with all rows, or those of each batch.
-FullData: TypeAlias = tuple[Any, ...] | Iterable[tuple[Any, ...]]
+from ppl_ext.gradients.full_data import Batch, FullData, rows_in
+from pyro_ext.density import LogDensity, Score
 
 
-def batches_of(full_data: FullData) -> tuple[tuple[Any, ...], ...]:
-    """Arguments of each batch.
-
-    Raises
-    ------
-    ArgumentError
-        There is no batch, a batch is no tuple of arguments, or one has no tensor to count rows by.
-    """
-    batches: tuple[Any, ...]
-    try:
-        batches = (full_data,) if isinstance(full_data, tuple) else tuple(full_data)
-    except TypeError:
-        batches = ()
-    # A DataLoader gives lists.
-    batches = tuple(tuple(batch) if isinstance(batch, list) else batch for batch in batches)
-    if not batches or not all(isinstance(batch, tuple) for batch in batches):
-        raise ArgumentError(
-            "Expected full_data to be a tuple of the model's arguments with all rows, such as "
-            "(x, y), or an iterable of such tuples, one for each batch, found "
-            f"{type(full_data).__name__}."
-        )
-    for batch in batches:
-        num_rows(batch)
-    return batches
-
-
-def num_rows(batch: tuple[Any, ...]) -> int:
-    """Rows of a batch: the leading axis of its tensors.
-
-    Raises
-    ------
-    ArgumentError
-        No argument has a leading axis, or they differ.
-    """
-    found = {
-        leaf.shape[0]
-        for leaf in pytree.tree_leaves(batch)
-        if isinstance(leaf, Tensor) and leaf.dim() > 0
-    }
-    if len(found) == 1:
-        return found.pop()
-    raise ArgumentError(
-        "Expected each batch of full_data to hold tensors with one row for each row of the data, "
-        f"found leading axes {sorted(found)} in one. Give arguments that hold no rows by keyword "
-        "or by functools.partial, and several batches as a list."
-    )
-
-
-def check_rows(target: LogDensity, data: Data, batches: tuple[tuple[Any, ...], ...]) -> None:
-    """See that rows come from the engine or from ``full_data``, and not from both.
-
-    Raises
-    ------
-    ArgumentError
-        They come from both or from neither, or ``full_data`` does not hold each row once.
-    """
-    if batches and target.plates:
-        raise ArgumentError(
-            "Expected no full_data with a model that looks up its rows by a plate's indices, "
-            f"as {sorted(target.plates)}: the engine draws them, and sweeps over all."
-        )
-    if not batches and target.batch_arguments:
-        raise ArgumentError(
-            "Expected full_data with a model whose batches are its arguments: the score at an "
-            "anchor needs all rows. Pass full_data=(x, y) with all of them, or a list of such "
-            "tuples, one for each batch."
-        )
-    sizes = {plate.size for plate in target.batch_plates.values()}
-    found = sum(num_rows(batch) for batch in batches)
-    if batches and not sizes and num_rows(data.args) != found:
-        raise ArgumentError(
-            "Expected a model that scales its batches up to all rows, by a plate with "
-            "subsample_size=len(batch), or a first call with all rows; found no such plate, "
-            f"{num_rows(data.args)} rows in the call and {found} in full_data."
-        )
-    if batches and sizes and sizes != {found}:
-        raise ArgumentError(
-            f"Expected full_data to hold each of the rows of {sorted(target.batch_plates)} "
-            f"once, {sorted(sizes)} in all, found {found}."
-        )
-
-
-def score_of_all_rows(
-    target: LogDensity, z: Tensor, data: Data, batches: tuple[tuple[Any, ...], ...]
-) -> Score:
-    """Score over all rows at positions (P, D), by the model's own plate or from all batches."""
-    if batches:
-        return exact_score(target, z, batches, data.kwargs)
-    return target.full_score(z, data)
+def num_rows(batch: Batch) -> int:
+    """Rows of a batch: the leading axis of its tensors; refused as by ``rows_in``."""
+    return rows_in(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor))
 
 
 def exact_score(
     target: LogDensity,
-    z: Tensor,
-    batches: tuple[tuple[Any, ...], ...],
+    z: Float[Tensor, "P D"],
+    batches: tuple[Batch, ...],
     keywords: Mapping[str, Any] | None = None,
 ) -> Score:
     """Score over all rows at positions (P, D): the mean over batches, weighted by their rows.
@@ -124,9 +36,8 @@ def exact_score(
     for batch in batches:
         weight = num_rows(batch) / total
         found = target.score(z, target.bind(*batch, **dict(keywords or {})))
-        score = Score(
-            score.score + weight * found.score,
-            score.log_prior + weight * found.log_prior,
-            score.log_likelihood + weight * found.log_likelihood,
-        )
+        score = Score(*(old + weight * new for old, new in zip(score, found, strict=True)))
     return score
+
+
+__all__ = ["FullData", "exact_score", "num_rows"]

@@ -2,52 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.errors import ArgumentError
+from ppl_ext.gradients import noisy
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 
 
-@dataclass(frozen=True)
-class Noisy(GradientEstimator):
-    """Another estimator's scores with normal noise added, for studying robustness.
-
-    The score s of each particle becomes ``s + level * max|s| * n`` with n standard normal in
-    every coordinate, drawn anew for every particle and step: unbiased, and noisier far from the
-    mode. Equation 19 of M. Kim, "Large-scale Score-based Variational Posterior Inference for
-    Bayesian Deep Neural Networks", where ``level`` is beta. The parts of the log density stay as
-    they are.
-
-    Parameters
-    ----------
-    estimator : GradientEstimator, optional
-        Where the scores come from. Default: the engines' default, minibatches when the model
-        subsamples a plate itself, else all rows of the arguments.
-    level : float
-        Noise level; 0 adds none.
-
-    Raises
-    ------
-    ArgumentError
-        The level is negative, or ``estimator`` is something else.
-    """
-
-    estimator: GradientEstimator | None = None
-    level: float = field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        if self.estimator is not None and not isinstance(self.estimator, GradientEstimator):
-            raise ArgumentError(
-                "Expected estimator to be a GradientEstimator such as Full(), found "
-                f"{type(self.estimator).__name__}. The noise level goes by name: Noisy(level=0.5)."
-            )
-        if not self.level >= 0:
-            raise ArgumentError(f"Expected level >= 0, found {self.level}.")
-
+class Noisy(noisy.Noisy, GradientEstimator):
     def inner(self, target: LogDensity) -> GradientEstimator:
         # Imported late: the room's __init__ imports this module.
         from pyro_ext.gradients import default_estimator
@@ -61,7 +25,7 @@ class Noisy(GradientEstimator):
         self,
         target: LogDensity,
         state: EstimatorState,
-        z: Tensor,
+        z: Float[Tensor, "P D"],
         data: Data,
         generator: torch.Generator,
     ) -> tuple[ScoreEstimate, EstimatorState]:
@@ -74,14 +38,3 @@ class Noisy(GradientEstimator):
         # follows the parameters the derivative would not be unbiased.
         size = score.detach().abs().amax(-1, keepdim=True)
         return found._replace(score=score + self.level * size * noise.to(score.device)), state
-
-    def needs_new_arguments(self, target: LogDensity) -> bool:
-        """As the other estimator."""
-        return self.inner(target).needs_new_arguments(target)
-
-    def with_own_rows(self, target: LogDensity) -> Noisy:
-        """Noise on scores of the other estimator with rows of each position's own."""
-        return replace(self, estimator=self.inner(target).with_own_rows(target))
-
-    def evaluations_per_step(self, target: LogDensity) -> float:
-        return self.inner(target).evaluations_per_step(target)

@@ -2,78 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.density import tempered
-from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_count
+from ppl_ext.gradients import reduced_variance
+from ppl_ext.gradients.reduced_variance import table_shape
 from pyro_ext.density import Data, LogDensity, ScoreParts
 from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from pyro_ext.gradients.minibatch import Minibatch
-from pyro_ext.gradients.svrg import check_no_local_latents
 
 
-@dataclass(frozen=True)
-class SAGA(GradientEstimator):
-    """Score with a table that holds, for every row and position, the row's latest gradient.
-
-    With g_n the gradient of row n's log likelihood and t_n the table's entry, the estimate from a
-    minibatch B of N rows is
-
-        grad log prior + (N / |B|) sum_B (g_n - t_n) + sum_n t_n,
-
-    which is unbiased; then t_n becomes g_n for the rows of B. The first step fills the table by a
-    sweep over all rows, so that it is exact. Unlike ``SVRG`` there is no other sweep, and the
-    table takes N P D numbers. Rows are evaluated one after another, which is slow in torch.
-
-    Parameters
-    ----------
-    sampling : {"reshuffle", "replacement", "cyclic"}
-        See :class:`~pyro_ext.gradients.Minibatch`.
-    max_bytes : int
-        A larger table is refused, at the first step.
-
-    Raises
-    ------
-    ArgumentError
-        An option is out of range. From ``init``: the model does not subsample exactly one plate
-        itself, or has latents inside it. From ``estimate``: the table would be too large.
-
-    References
-    ----------
-    A. Defazio, F. Bach and S. Lacoste-Julien, "SAGA: A fast incremental gradient method with
-    support for non-strongly convex composite objectives", NeurIPS 2014.
-    """
-
-    sampling: str = "reshuffle"
-    max_bytes: int = 2**30
-
-    def __post_init__(self) -> None:
-        check_count("max_bytes", self.max_bytes)
-        self._minibatch()
-
-    def _minibatch(self) -> Minibatch:
-        return Minibatch(self.sampling)
+class SAGA(reduced_variance.SAGA, GradientEstimator):
+    _minibatches = Minibatch
 
     def init(self, target: LogDensity, data: Data, generator: torch.Generator) -> EstimatorState:
-        check_no_local_latents(target, type(self).__name__)
-        minibatch = self._minibatch().init(target, data, generator)
-        if len(target.plates) != 1:
-            raise ArgumentError(
-                f"Expected one subsampled plate with SAGA, found {sorted(target.plates)}. Use "
-                "SVRG, which takes several."
-            )
+        minibatch = self._rows_at_first(target, data, generator)
         return {"minibatch": minibatch, "table": None, "sum": None, "rows": None, "gradient": None}
 
     def estimate(
         self,
         target: LogDensity,
         state: EstimatorState,
-        z: Tensor,
+        z: Float[Tensor, "P D"],
         data: Data,
         generator: torch.Generator,
     ) -> tuple[ScoreEstimate, EstimatorState]:
@@ -87,7 +39,8 @@ class SAGA(GradientEstimator):
 
         table, total = state["table"], state["sum"]
         if table is None:
-            table = z.new_empty(table_shape(target, z, self.max_bytes))
+            shape = table_shape(target, len(z), z.element_size(), self.max_bytes)
+            table = z.new_empty(shape)
             for index in torch.arange(number, device=target.device):
                 table[index] = row(index).likelihood
             total = table.sum(0)
@@ -114,26 +67,3 @@ class SAGA(GradientEstimator):
         score = tempered(found[0].prior, likelihood, target.likelihood_temperature)
         log_likelihood = torch.stack([parts.log_likelihood for parts in found]).mean(0)
         return ScoreEstimate(score, found[0].log_prior, log_likelihood, indices), following
-
-    def evaluations_per_step(self, target: LogDensity) -> float:
-        return self._minibatch().evaluations_per_step(target)
-
-
-def table_shape(target: LogDensity, z: Tensor, max_bytes: int) -> tuple[int, int, int]:
-    """Shape (N, P, D) of the table for positions z.
-
-    Raises
-    ------
-    ArgumentError
-        It would be too large.
-    """
-    (plate,) = target.plates.values()
-    shape = (plate.size, z.shape[0], z.shape[1])
-    needed = math.prod(shape) * z.element_size()
-    if needed > max_bytes:
-        raise ArgumentError(
-            f"Expected a table of at most max_bytes={max_bytes} bytes, found {needed}: {shape[0]} "
-            f"rows times {shape[1]} positions times {shape[2]} latent dimensions. Use SVRG, which "
-            "has no table, or raise max_bytes."
-        )
-    return shape

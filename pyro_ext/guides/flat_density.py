@@ -1,18 +1,9 @@
-"""The flat log density of a guide: what score-based inference needs to know of a Pyro autoguide.
-
-A guide takes part in score-based inference through a :class:`FlatDensity`: a view of the guide
-as a density log q(theta) over the flat unconstrained vector, with pure functions of a dictionary
-of *unconstrained* parameter tensors (named as in ``guide.named_parameters()``). Normal guides
-have closed forms for the score, grad_theta log q(theta); other continuous guides whose
-``get_posterior()`` can be evaluated at a given point are differentiated automatically. The
-registry is open: :func:`register_flat_density` adds a guide class. Setting a guide up, and
-everything here, leaves Pyro's global param store as it was.
-"""
+"""The flat log density of Pyro's autoguides; see :mod:`ppl_ext.guides.flat_density`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any
 
 import torch
 from pyro.infer import autoguide
@@ -21,46 +12,16 @@ from torch import Tensor, nn
 from torch.distributions import biject_to
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.guides import flat_density as shared
 from ppl_ext.guides.registry import PER_SITE, FlatDensityRegistry, check_same_sites
 from pyro_ext.density.handlers import LARGE_SITE, isolated_parameters
 from pyro_ext.density.layout import Layout
 
 Parameters = dict[str, Tensor]
-CovarianceStructure = Literal["diagonal", "full", "low_rank", "matrix_normal", "layer_low_rank"]
+Moments = shared.Moments
 
 
-class Moments(NamedTuple):
-    """First two moments of a Normal guide.
-
-    ``mean`` is (D,). ``scale`` is the standard deviations (D,) of a diagonal guide, and the lower
-    triangular Cholesky factor (D, D) of the covariance of any other.
-    """
-
-    mean: Tensor
-    scale: Tensor
-
-
-class FlatDensity:
-    """Flat log density of an ``AutoContinuous`` guide, by automatic differentiation.
-
-    Subclasses give closed forms. All methods are pure functions of ``parameters`` except
-    :meth:`write_back`.
-
-    Parameters
-    ----------
-    guide : AutoContinuous
-        A guide that has been set up (its prototype exists).
-    dtype : torch.dtype, optional
-        The guide's parameters are converted to it. Default: as they are.
-
-    Attributes
-    ----------
-    covariance_structure : CovarianceStructure or None
-        None when the guide is not a Normal.
-    """
-
-    covariance_structure: CovarianceStructure | None = None
-
+class FlatDensity(shared.FlatDensityShell):
     def __init__(
         self, guide: autoguide.guides.AutoContinuous, dtype: torch.dtype | None = None
     ) -> None:
@@ -92,10 +53,7 @@ class FlatDensity:
             # A new tensor: the host's flows remember the inverse of the last value they drew.
             log_prob = guide.get_posterior().log_prob(theta + 0.5)
         except (KeyError, NotImplementedError) as error:
-            raise ArgumentError(
-                f"Expected a guide whose log density can be evaluated at any point, found "
-                f"{type(guide).__name__}, which cannot be inverted ({error}). {ALTERNATIVES}"
-            ) from error
+            raise self._not_invertible(error) from error
         if log_prob.shape != ():
             raise ArgumentError(
                 f"Expected get_posterior() of {type(guide).__name__} to be a distribution over the "
@@ -103,13 +61,7 @@ class FlatDensity:
                 "it with .to_event()."
             )
 
-    @property
-    def dim(self) -> int:
-        """Length D of the flat unconstrained vector."""
-        return int(self.guide.latent_dim)
-
     def initial_parameters(self) -> Parameters:
-        """Copy of the guide's present unconstrained parameters, by name."""
         return {
             name: parameter.detach().clone() for name, parameter in self.guide.named_parameters()
         }
@@ -127,14 +79,9 @@ class FlatDensity:
             return self._with_posterior(parameters, lambda q: q.sample((num,)))
 
     def log_prob(self, parameters: Parameters, theta: Tensor) -> Tensor:
-        """Log density at theta (..., D), shape (...,)."""
         return self._with_posterior(parameters, lambda q: q.log_prob(theta))
 
     def score(self, parameters: Parameters, theta: Tensor) -> Tensor:
-        """Gradient of the log density with respect to theta, (..., D).
-
-        Differentiable in the parameters where they require gradients.
-        """
         differentiable = torch.is_grad_enabled() and any(
             parameter.requires_grad for parameter in parameters.values()
         )
@@ -145,27 +92,9 @@ class FlatDensity:
             (score,) = torch.autograd.grad(total, theta, create_graph=differentiable)
         return score
 
-    def log_prob_and_score(self, parameters: Parameters, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """:meth:`log_prob` and :meth:`score`, which have much in common."""
-        return self.log_prob(parameters, theta), self.score(parameters, theta)
-
     def mean_square_residual(
         self, parameters: Parameters, theta: Tensor, target: Tensor
     ) -> tuple[Tensor, Parameters]:
-        """Mean over draws of ||grad log q(theta) - target||^2, and its gradient.
-
-        Parameters
-        ----------
-        parameters : dict of tensors
-        theta, target : tensors (S, D)
-            Held fixed.
-
-        Returns
-        -------
-        value : scalar tensor
-        gradient : dict of tensors
-            With respect to ``parameters``.
-        """
         leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
         with torch.enable_grad():
             residual = self.score(leaves, theta) - target
@@ -175,32 +104,6 @@ class FlatDensity:
             name: torch.zeros_like(leaf) if gradient is None else gradient
             for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True)
         }
-
-    def moments(self, parameters: Parameters) -> Moments:
-        """Mean and scale of a Normal guide.
-
-        Raises
-        ------
-        ArgumentError
-            The guide is not a Normal.
-        """
-        raise ArgumentError(
-            f"Expected a Normal guide, found {type(self.guide).__name__}, whose moments have no "
-            "closed form. Draw samples instead."
-        )
-
-    def set_moments(self, parameters: Parameters, moments: Moments) -> Parameters:
-        """New parameters with which a diagonal or full Normal guide has these moments.
-
-        Raises
-        ------
-        ArgumentError
-            The guide is not a diagonal or full Normal.
-        """
-        raise ArgumentError(
-            "Expected AutoDiagonalNormal or AutoMultivariateNormal, found "
-            f"{type(self.guide).__name__}, which cannot be set to given moments."
-        )
 
     @torch.no_grad()
     def write_back(self, parameters: Mapping[str, Tensor]) -> None:
@@ -231,38 +134,12 @@ class _PosteriorAccess(nn.Module):
         return function(self.guide.get_posterior())
 
 
-ALTERNATIVES = (
-    "Use AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal, "
-    "AutoLayerLowRankNormal, AutoMatrixNormal, AutoGaussianMixture or AutoPlanarFlow, or another "
-    "AutoContinuous guide whose get_posterior() has an evaluable log density; or register one with "
-    "register_flat_density."
-)
-
 Factory = Callable[..., FlatDensity]
-FactoryType = TypeVar("FactoryType", bound=Factory)
 
-_REGISTRY: FlatDensityRegistry[Factory] = FlatDensityRegistry(ALTERNATIVES)
+_REGISTRY: FlatDensityRegistry[Factory] = FlatDensityRegistry(shared.ALTERNATIVES)
 check_has_flat_density = _REGISTRY.find
+register_flat_density = _REGISTRY.register
 refuse_flat_density = _REGISTRY.refuse
-
-
-def register_flat_density(guide_class: type) -> Callable[[FactoryType], FactoryType]:
-    """Decorator that gives guides of a class (and its subclasses) a flat log density.
-
-    Parameters
-    ----------
-    guide_class : type
-        A subclass of Pyro's ``AutoContinuous``.
-
-    Examples
-    --------
-    >>> @register_flat_density(MyGuide)          # doctest: +SKIP
-    ... class MyDensity(FlatDensity):
-    ...     def score(self, parameters, theta): ...
-
-    The decorated object is called with the guide (set up) and ``dtype``.
-    """
-    return _REGISTRY.register(guide_class)
 
 
 def flat_density(
@@ -341,8 +218,7 @@ def check_same_layout(guide: Any, layout: Layout) -> None:
         name: tuple(biject_to(site["fn"].support).inv(site["value"]).shape)
         for name, site in guide.prototype_trace.iter_stochastic_nodes()
     }
-    expected = {name: tuple(layout.shapes[name]) for name in layout.names}
-    check_same_sites(found, expected)
+    check_same_sites(found, layout)
 
 
 register_flat_density(autoguide.guides.AutoContinuous)(FlatDensity)

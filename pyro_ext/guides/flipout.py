@@ -1,109 +1,18 @@
-"""Flipout: noise in a network's weights that is nearly independent from row to row.
-
-Reparameterised gradients draw the weights once for all rows of a minibatch. The rows' gradients
-are then correlated, and averaging over more of them stops lowering the variance. Flipout gives
-row n the weights ``W_mean + dW * (r_n s_n^T)``, where dW is the deviation of the one draw from its
-mean and s_n, r_n are random signs: in distribution the same weights for every row, since dW is
-symmetric about zero and independent in its entries, but nearly uncorrelated between rows. With
-signs outside of the product this costs one more product of matrices, not one for each row.
-
-Y. Wen, P. Vicol, J. Ba, D. Tran and R. Grosse, "Flipout: efficient pseudo-independent weight
-perturbations on mini-batches", ICLR 2018 (arXiv 1803.04386), the estimator in matrix form.
-"""
+"""Flipout for Pyro; see :mod:`ppl_ext.guides.flipout`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
-
 import torch
-from pyro.infer import ELBO
 from torch import Tensor
 
-from ppl_ext.errors import ArgumentError
-from pyro_ext.guides.linear_sites import LinearUse, RowNoise, RowNoiseELBO
+from ppl_ext.guides.flipout import FlipoutSigns, flipout_of
+from pyro_ext.guides.linear_sites import RowNoiseELBO
 
 
-def flipout(elbo: ELBO, sites: Collection[str] | None = None) -> RowNoiseELBO:
-    """An objective with gradients of lower variance for networks under a mean-field guide.
-
-    The expectation of objective and gradient is that of ``elbo``; model and guide are not touched,
-    and the weights stay sample sites.
-
-    Parameters
-    ----------
-    elbo : Trace_ELBO, TraceMeanField_ELBO or TraceGraph_ELBO
-        The host's objective.
-    sites : collection of str, optional
-        Names of the weights' sites. Default: all that are met as an operand of a matrix product
-        or a convolution. Biases, and what is used otherwise, keep one draw for all rows.
-
-    Returns
-    -------
-    RowNoiseELBO
-        To be passed to the host's ``SVI`` as its loss.
-
-    Notes
-    -----
-    The guide draws the weights from a factorised Normal over unconstrained sites: ``AutoNormal``,
-    ``AutoDiagonalNormal``, or ``pyro.sample(name, Normal(...))``. The first axis of what a
-    weight is applied to (the batch axis of a convolution) holds the rows, and the likelihood is a
-    product over rows: no batch normalisation. Places within a row, such as pixels or time steps,
-    share their row's weights, and so do several applications of one weight; these are exact too.
-    A weight is met in ``F.linear``, ``F.conv*`` and ``x @ w``, as it is or as a view; not in other
-    functions, such as those of recurrent layers and ``einsum``.
-
-    Raises
-    ------
-    ArgumentError
-        At once, when the objective is not linear in the log likelihood; from the first step, when
-        a named site (or, by default, every site) is never met in a linear operation, a weight is
-        used in other ways besides, or is not drawn from a factorised Normal.
-
-    Examples
-    --------
-    >>> svi = SVI(model, AutoNormal(model), Adam(1e-3), flipout(Trace_ELBO()))  # doctest: +SKIP
-    """
-    return RowNoiseELBO(elbo, FlipoutNoise, sites)
+class FlipoutNoise(FlipoutSigns):
+    def _random_signs(self, rows: int, length: int, like: Tensor) -> Tensor:
+        bits = torch.randint(2, (rows, length), device=like.device)
+        return (2 * bits - 1).to(like.dtype)
 
 
-class FlipoutNoise(RowNoise):
-    """Random signs by row and axis of each weight, the same in all uses of the weight."""
-
-    name = "flipout"
-
-    def __init__(self) -> None:
-        self._axes: dict[str, tuple[int, frozenset[Any]]] = {}
-        self._signs: dict[tuple[str, Any, int], Tensor] = {}
-
-    def __call__(self, use: LinearUse) -> Tensor:
-        axes = use.rows, frozenset(label for label, _ in (*use.in_axes, *use.out_axes))
-        if self._axes.setdefault(use.site, axes) != axes:
-            raise ArgumentError(
-                f"Expected all uses of {use.site!r} to be alike, with one number of rows, found "
-                f"{self._axes[use.site][0]} and {use.rows} rows, or other axes of the weight. The "
-                "rows would not have one weight each; name the other sites in sites=."
-            )
-        centre = use.apply(use.x, use.draw.mean)
-        flipped = use.x * self._factor(use, use.in_axes, use.row_axes[0], use.x)
-        deviation = use.apply(flipped, use.draw.value - use.draw.mean)
-        return centre + deviation * self._factor(use, use.out_axes, use.row_axes[1], centre)
-
-    def _factor(self, use: LinearUse, axes: Any, row_axis: int, like: Tensor) -> Tensor:
-        """Product of the signs along axes of a tensor, of a shape that broadcasts to it."""
-        factor = like.new_ones((1,) * like.dim())
-        for label, axis in axes:
-            signs = self._sign(use, label, like.shape[axis], like)
-            if axis < row_axis:
-                signs = signs.T
-            shape = [1] * like.dim()
-            shape[row_axis], shape[axis] = use.rows, like.shape[axis]
-            factor = factor * signs.reshape(shape)
-        return factor
-
-    def _sign(self, use: LinearUse, label: Any, length: int, like: Tensor) -> Tensor:
-        key = use.site, label, length
-        if key not in self._signs:
-            bits = torch.randint(2, (use.rows, length), device=like.device)
-            self._signs[key] = (2 * bits - 1).to(like.dtype)
-        return self._signs[key]
+flipout = flipout_of(RowNoiseELBO, FlipoutNoise)

@@ -1,22 +1,15 @@
-"""Linear operations of a program on weights that a mean-field guide has drawn.
+"""Linear operations of a Pyro program on weights that a mean-field guide has drawn.
 
-What flipout and the local reparameterisation share. Both replace ``x W``, with W a draw of a
-latent site whose guide is a factorised Normal, by something that has the same distribution in
-each row of x but not the same noise in all rows. Here such operations are found; what takes
-their place is the business of a :class:`RowNoise`.
-
-The guide runs under a handler that records its Normal draws, the model under one that records
-its latent sites, and under a torch function mode that sees every torch function which the model
-calls. A weight is known by its storage: the values of an autoguide's unconstrained sites are
-views of a Normal draw, and so are transposes and other views of them, whose mean and standard
-deviations are read at the same places. Model, guide and the values of all latent sites stay as
-they are, and so does every term of the objective but the likelihood.
+How they are found, for the noise of :mod:`ppl_ext.guides.row_noise`. The guide runs under a handler
+that records its Normal draws, the model under one that records its latent sites, and under a torch
+function mode that sees every torch function which the model calls. A weight is known by its
+storage: the values of an autoguide's unconstrained sites are views of a Normal draw, and so are
+transposes and other views of them, whose mean and standard deviations are read at the same places.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,87 +21,22 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ppl_ext.errors import ArgumentError
-from ppl_ext.guides.row_noise import check_met, check_rows, check_uses
-
-#: Objectives that are linear in the log likelihood: only then is the same distribution of each
-#: row enough for the same expectation.
-OBJECTIVES = (Trace_ELBO, TraceMeanField_ELBO, TraceGraph_ELBO)
-
-
-class NormalDraw(NamedTuple):
-    """A draw of a factorised Normal: value, mean and standard deviations, all of one shape."""
-
-    value: Tensor
-    mean: Tensor
-    scale: Tensor
+from ppl_ext.guides.row_noise import (
+    LinearUse,
+    NormalDraw,
+    RowNoise,
+    RowNoiseShell,
+    Uses,
+    base_distribution,
+    check_drawn,
+    check_latent,
+    kind_of,
+    row_shape,
+)
 
 
-@dataclass(frozen=True)
-class LinearUse:
-    """One linear operation y = x W on a weight.
-
-    Attributes
-    ----------
-    site : str
-        The weight's site.
-    x : tensor
-        The other operand.
-    draw : NormalDraw
-        The weight, laid out as the operation takes it.
-    apply : callable
-        The operation: from x and a weight to y, linear in each.
-    rows : int
-        Number B of rows.
-    row_axes : (int, int)
-        Their axis in x and in y.
-    in_axes, out_axes : tuple of (label, axis)
-        Axes of the weight that belong to an axis of x (and are summed over), or of y; a label
-        names an axis of the site's value.
-    positions : int
-        Number of places of one row, such as the pixels of an image, at which the same weight is
-        applied.
-    """
-
-    site: str
-    x: Tensor
-    draw: NormalDraw
-    apply: Callable[[Tensor, Tensor], Tensor]
-    rows: int
-    row_axes: tuple[int, int]
-    in_axes: tuple[tuple[Any, int], ...]
-    out_axes: tuple[tuple[Any, int], ...]
-    positions: int
-
-
-class RowNoise(ABC):
-    """What takes the place of linear operations in one run of a model."""
-
-    #: Name in messages.
-    name: str
-
-    @abstractmethod
-    def __call__(self, use: LinearUse) -> Tensor:
-        """The operation's result, with noise of its own in each row."""
-
-
-class RowNoiseELBO(ELBO):
-    """An objective of the host in which linear operations of the model have noise by row.
-
-    Parameters
-    ----------
-    elbo : Trace_ELBO, TraceMeanField_ELBO or TraceGraph_ELBO
-        The host's objective.
-    noise : callable
-        Makes the :class:`RowNoise` of one run.
-    sites : collection of str, optional
-        Weights that must be met in linear operations. Default: whichever are.
-
-    Raises
-    ------
-    ArgumentError
-        The objective is another one, or draws its particles in one run of the model.
-    """
+class RowNoiseELBO(RowNoiseShell, ELBO):
+    objectives = (Trace_ELBO, TraceMeanField_ELBO, TraceGraph_ELBO)
 
     def __init__(
         self,
@@ -116,19 +44,10 @@ class RowNoiseELBO(ELBO):
         noise: Callable[[], RowNoise],
         sites: Collection[str] | None = None,
     ) -> None:
-        if type(elbo) not in OBJECTIVES or (elbo.vectorize_particles and elbo.num_particles > 1):
-            raise ArgumentError(
-                "Expected an objective that is linear in the log likelihood, one of "
-                f"{', '.join(kind.__name__ for kind in OBJECTIVES)} with a draw of the guide at a "
-                f"time (vectorize_particles=False), found {elbo!r}. Under another objective noise "
-                "by row would change what is maximised; pass that objective to SVI as it is."
-            )
-        if isinstance(sites, str):
-            raise ArgumentError(f"Expected sites to be a list of names, found {sites!r}.")
-        super().__init__(num_particles=elbo.num_particles)
-        self.elbo = elbo
-        self.sites = None if sites is None else frozenset(sites)
-        self._noise = noise
+        vectorized = elbo.vectorize_particles and elbo.num_particles > 1
+        several = " with vectorize_particles=True" if vectorized else ""
+        ELBO.__init__(self, num_particles=elbo.num_particles)
+        self._wrap(elbo, noise, sites, several)
 
     def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Any:
         return self.elbo.loss(*self._handled(model, guide), *args, **kwargs)
@@ -151,8 +70,8 @@ class RowNoiseELBO(ELBO):
                 return guide(*args, **kwargs)
 
         def noisy_model(*args: Any, **kwargs: Any) -> Any:
-            weights = _Weights(drawn.sites, self.sites)
             noise = self._noise()
+            weights = _Weights(drawn.sites, self.sites, noise.name)
             uses = _LinearOperations(weights, noise)
             with weights, uses:
                 result = model(*args, **kwargs)
@@ -177,16 +96,6 @@ class _Recorder(Messenger):
             self.sites[msg["name"]] = msg
 
 
-def _base(fn: Any) -> Any:
-    """A distribution without the wrappers that change its batch shape, mask or event alone."""
-    while hasattr(fn, "base_dist") and type(fn).__name__ in _WRAPPERS:
-        fn = fn.base_dist
-    return fn
-
-
-_WRAPPERS = frozenset({"Independent", "ExpandedDistribution", "MaskedDistribution"})
-
-
 def _storage(value: Tensor) -> int:
     return int(value.untyped_storage().data_ptr())
 
@@ -202,7 +111,7 @@ class _Weight:
 
     @property
     def kind(self) -> str:
-        return type(_base(self.fn)).__name__
+        return kind_of(self.fn)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is a view of this site's value."""
@@ -211,7 +120,7 @@ class _Weight:
 
     def draw(self, view: Tensor) -> NormalDraw | None:
         """Mean and scale of a view of the draw; None if the draw is not a factorised Normal."""
-        base = _base(self.fn)
+        base = base_distribution(self.fn)
         if not isinstance(base, torch.distributions.Normal) or not self.drawn.is_contiguous():
             return None
         offset = view.storage_offset() - self.drawn.storage_offset()
@@ -227,9 +136,11 @@ class _Weight:
 class _Weights(Messenger):
     """Keeps the model's latent sites that the guide has drawn, and the observed ones' axes."""
 
-    def __init__(self, drawn: Mapping[str, dict[str, Any]], sites: frozenset[str] | None) -> None:
+    def __init__(
+        self, drawn: Mapping[str, dict[str, Any]], sites: frozenset[str] | None, noise: str
+    ) -> None:
         super().__init__()
-        self._drawn = drawn
+        self._drawn, self._noise = drawn, noise
         self._wanted = sites
         self.sites: dict[str, _Weight] = {}
         self.latent: list[str] = []
@@ -238,24 +149,19 @@ class _Weights(Messenger):
     def _pyro_post_sample(self, msg: Any) -> None:
         name, value = msg["name"], msg["value"]
         if msg["is_observed"]:
-            self.row_shapes.append(_row_shape(msg["fn"]))
+            self.row_shapes.append(row_shape(msg["fn"]))
             return
         self.latent.append(name)
         if name not in self._drawn or (self._wanted is not None and name not in self._wanted):
             return
-        if self._drawn[name]["value"] is not value:
-            raise ArgumentError(
-                f"Expected the model to be run with the guide's draws, found another value of "
-                f"{name!r}. Pass flipout(elbo) or local_reparameterization(elbo) to SVI as its "
-                "loss."
-            )
+        check_drawn(self._noise, name, self._drawn[name]["value"], value)
         if not value.numel():
             return
         # An autoguide draws an auxiliary site, and its sites are views of the draw.
         sources = [
             site for site in self._drawn.values() if _storage(site["value"]) == _storage(value)
         ]
-        random = [site for site in sources if type(_base(site["fn"])).__name__ != "Delta"]
+        random = [site for site in sources if kind_of(site["fn"]) != "Delta"]
         source = (random or sources)[0]
         self.sites[name] = _Weight(name, value, source["value"], source["fn"])
 
@@ -264,15 +170,6 @@ class _Weights(Messenger):
         if not isinstance(tensor, Tensor) or not self.sites:
             return None
         return next((site for site in self.sites.values() if site.holds(tensor)), None)
-
-
-def _row_shape(fn: Any) -> tuple[int, ...]:
-    """Axes over which the log density of an observed distribution is a sum."""
-    shape = tuple(fn.batch_shape)
-    while type(fn).__name__ in _WRAPPERS:
-        fn = fn.base_dist
-        shape += tuple(fn.batch_shape)
-    return shape
 
 
 # -- linear operations -----------------------------------------------------------------------------
@@ -291,15 +188,13 @@ class _Call(NamedTuple):
     places: Callable[[Tensor], int]
 
 
-class _LinearOperations(TorchFunctionMode):
+class _LinearOperations(TorchFunctionMode, Uses):
     """Sees the torch functions that are called, and replaces linear ones on weights."""
 
     def __init__(self, weights: _Weights, noise: RowNoise) -> None:
-        super().__init__()
+        TorchFunctionMode.__init__(self)
+        Uses.__init__(self, noise)
         self._weights = weights
-        self._noise = noise
-        self._uses: dict[str, list[LinearUse]] = {}
-        self._plain_uses: dict[str, set[str]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -314,31 +209,25 @@ class _LinearOperations(TorchFunctionMode):
         weight = None if call is None else self._weights.find(call.weight)
         if call is not None and weight is not None and self._weights.find(call.x) is None:
             result = self._linear(weight, call)
-            self._note_plain(_tensors((call.bias,)), func)
+            self._note(_tensors((call.bias,)), func)
             return result
         result = func(*args, **kwargs)
         # Views of a weight are still known by their storage.
         computed = [value for value in _tensors((result,)) if self._weights.find(value) is None]
         if computed:
-            self._note_plain(_tensors((*args, *kwargs.values())), func)
+            self._note(_tensors((*args, *kwargs.values())), func)
         return result
 
-    def _note_plain(self, values: Iterable[Tensor], func: Any) -> None:
+    def _note(self, values: Iterable[Tensor], func: Any) -> None:
         for value in values:
             site = self._weights.find(value)
             if site is not None:
-                name = getattr(func, "__name__", str(func))
-                self._plain_uses.setdefault(site.site, set()).add(name)
+                self._note_plain(site.site, getattr(func, "__name__", str(func)))
 
     def _linear(self, weight: _Weight, call: _Call) -> Tensor:
         draw = weight.draw(call.weight)
         if draw is None:
-            raise ArgumentError(
-                f"Expected the weights of linear operations to be drawn from a factorised Normal, "
-                f"found {weight.site!r} from {weight.kind}. Use a mean-field guide such as "
-                f"AutoNormal or AutoDiagonalNormal, or name in {self._noise.name}(elbo, sites=...) "
-                "those weights that have one."
-            )
+            raise self._no_normal(weight.site, weight.kind)
 
         def labelled(axes: tuple[tuple[int, int], ...], role: str) -> tuple[tuple[Any, int], ...]:
             # A stride names an axis of the site, whichever view is taken; of an axis of length
@@ -364,31 +253,16 @@ class _LinearOperations(TorchFunctionMode):
             out_axes=labelled(call.out_axes, "out"),
             positions=call.places(call.x),
         )
-        self._uses.setdefault(weight.site, []).append(use)
-        result = self._noise(use)
+        result: Tensor = self._replace(use)
         if call.bias is None:
             return result
         after = result.dim() - call.channel - 1
         return result + call.bias.reshape(-1, *[1] * after)
 
     def check(self, sites: Collection[str] | None) -> None:
-        """See that what was asked for has happened, and that it was sound.
-
-        Raises
-        ------
-        ArgumentError
-            It was not.
-        """
-        name = self._noise.name
-        unknown = sorted(set(sites or ()) - set(self._weights.latent))
-        if unknown:
-            raise ArgumentError(
-                f"Expected the names of latent sites for {name}, found {unknown}. The model has "
-                f"{sorted(self._weights.latent)}."
-            )
-        check_met(name, self._weights.sites, sites, self._uses, self._plain_uses)
-        check_uses(name, self._uses, self._plain_uses)
-        check_rows(name, self._uses, self._weights.row_shapes)
+        """See that what was asked for has happened, and that it was sound."""
+        check_latent(self._noise.name, sites, self._weights.latent)
+        self._check(self._weights.sites, sites, self._weights.row_shapes)
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

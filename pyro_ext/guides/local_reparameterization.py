@@ -1,99 +1,16 @@
-"""The local reparameterisation: noise in a layer's outputs in place of its weights.
-
-With independent Normal weights of mean M and variance V the outputs y = x W of a row are
-independent Normals with mean x M and variance x^2 V (squares entry by entry). Drawing these
-directly gives every row noise of its own, so that the variance of the gradient falls with the
-number of rows, and fewer numbers are drawn.
-
-D. P. Kingma, T. Salimans and M. Welling, "Variational dropout and the local reparameterization
-trick", NeurIPS 2015, equation (6). For convolutions, with places drawn independently: D.
-Molchanov, A. Ashukha and D. Vetrov, "Variational dropout sparsifies deep neural networks", ICML
-2017.
-"""
+"""The local reparameterisation for Pyro; see :mod:`ppl_ext.guides.local_reparameterization`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from functools import partial
-
 import torch
-from pyro.infer import ELBO
 from torch import Tensor
 
-from ppl_ext.errors import ArgumentError
-from pyro_ext.guides.linear_sites import LinearUse, RowNoise, RowNoiseELBO
+from ppl_ext.guides.local_reparameterization import NormalOutputs, local_reparameterization_of
+from pyro_ext.guides.linear_sites import RowNoiseELBO
 
 
-def local_reparameterization(
-    elbo: ELBO, sites: Collection[str] | None = None, *, independent_places: bool = False
-) -> RowNoiseELBO:
-    """An objective whose noise is drawn in the outputs of linear layers, for mean-field guides.
-
-    The expectation of objective and gradient is that of ``elbo``; model and guide are not touched,
-    and the weights stay sample sites, whose draws the objective's other terms see.
-
-    Parameters
-    ----------
-    elbo : Trace_ELBO, TraceMeanField_ELBO or TraceGraph_ELBO
-        The host's objective. TraceMeanField_ELBO has no noise in the divergence from the prior.
-    sites : collection of str, optional
-        Names of the weights' sites. Default: all that are met as an operand of a matrix product
-        or a convolution. Biases, and what is used otherwise, keep one draw for all rows.
-    independent_places : bool
-        A convolution applies its weights at many places of a row, whose outputs are then
-        correlated. Drawing them independently, as is usual, changes the objective: it is an
-        approximation, and has to be asked for. :func:`~pyro_ext.guides.flipout.flipout` is
-        exact there.
-
-    Returns
-    -------
-    RowNoiseELBO
-        To be passed to the host's ``SVI`` as its loss.
-
-    Notes
-    -----
-    What is asked of model and guide is as in :func:`~pyro_ext.guides.flipout.flipout`; besides,
-    a weight is applied once.
-
-    Raises
-    ------
-    ArgumentError
-        As in :func:`~pyro_ext.guides.flipout.flipout`; and from the first step when a weight
-        is applied twice, or at several places of a row without ``independent_places``.
-
-    Examples
-    --------
-    >>> loss = local_reparameterization(TraceMeanField_ELBO())  # doctest: +SKIP
-    >>> svi = SVI(model, AutoNormal(model), Adam(1e-3), loss)  # doctest: +SKIP
-    """
-    return RowNoiseELBO(elbo, partial(OutputNoise, independent_places=independent_places), sites)
-
-
-class OutputNoise(RowNoise):
-    """Independent Normal noise in the outputs, with the variance that the weights' noise has."""
-
-    name = "local_reparameterization"
-
-    def __init__(self, independent_places: bool = False) -> None:
-        self._independent_places = independent_places
-        self._seen: set[str] = set()
-
-    def __call__(self, use: LinearUse) -> Tensor:
-        if use.site in self._seen:
-            raise ArgumentError(
-                f"Expected {use.site!r} to be applied once, found a second use, whose outputs "
-                "depend on those of the first. Use flipout, which is exact there, or name the "
-                "other sites in sites=."
-            )
-        if use.positions > 1 and not self._independent_places:
-            raise ArgumentError(
-                f"Expected {use.site!r} to be applied once a row, found {use.positions} places, "
-                "whose outputs depend on each other. Use flipout, which is exact there, or accept "
-                "the approximation of independent places with independent_places=True."
-            )
-        self._seen.add(use.site)
-        mean = use.apply(use.x, use.draw.mean)
-        variance = use.apply(use.x.square(), use.draw.scale.square())
+class OutputNoise(NormalOutputs):
+    def _normal(self, mean: Tensor, variance: Tensor) -> Tensor:
         return mean + _sqrt(variance) * torch.randn_like(mean)
 
 
@@ -101,3 +18,6 @@ def _sqrt(variance: Tensor) -> Tensor:
     """Square root with derivative 0 at 0, where a row of zeros has no noise."""
     positive = variance > 0
     return torch.where(positive, torch.where(positive, variance, 1.0).sqrt(), 0.0)
+
+
+local_reparameterization = local_reparameterization_of(RowNoiseELBO, OutputNoise)

@@ -1,4 +1,4 @@
-"""Closed forms of the flat log density and the score for Pyro's Normal guides."""
+"""Pyro's Normal guides; see :mod:`ppl_ext.guides.normal`."""
 
 from __future__ import annotations
 
@@ -14,27 +14,20 @@ from torch import Tensor
 from torch.distributions import transform_to
 from torch.distributions.transforms import ExpTransform, Transform
 
-from pyro_ext.guides.flat_density import (
-    FlatDensity,
-    Moments,
-    Parameters,
-    register_flat_density,
-)
+from ppl_ext.guides import normal as shared
+from pyro_ext.guides.arrays import TensorFunctions
+from pyro_ext.guides.flat_density import FlatDensity, Moments, Parameters, register_flat_density
 
-LOG_TWO_PI = math.log(2.0 * math.pi)
 #: Coordinates that are worked on at once where entries do not depend on each other: few enough for
 #: the processor's cache, so that long vectors are read and written once for many operations.
 CACHE_LENGTH = 2**16
 
 
-class NormalDensity(FlatDensity):
-    """What the three Normal guides have in common."""
-
+class NormalDensity(shared.NormalFormulas, TensorFunctions, FlatDensity):
     def _prepare(self) -> None:
         """The host creates every parameter of these guides when it sets them up."""
 
     def mean(self, parameters: Parameters) -> Tensor:
-        """Mean (D,) of the guide, in the unconstrained space."""
         return parameters["loc"]
 
     @cached_property
@@ -56,9 +49,7 @@ class NormalDensity(FlatDensity):
         return noise.to(loc.device)
 
 
-class DiagonalNormalDensity(NormalDensity):
-    """``AutoDiagonalNormal``: closed forms in O(D) memory per draw."""
-
+class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
     covariance_structure = "diagonal"
 
     @torch.no_grad()
@@ -81,14 +72,6 @@ class DiagonalNormalDensity(NormalDensity):
                     piece.copy_(self.noise(parameters, generator, tuple(piece.shape)))
                 piece.mul_(scale).add_(loc[where])
         return theta
-
-    def log_prob(self, parameters: Parameters, theta: Tensor) -> Tensor:
-        scale = self._scale(parameters)
-        standard = (theta - parameters["loc"]) / scale
-        return -0.5 * (standard.square().sum(-1) + self.dim * LOG_TWO_PI) - scale.log().sum()
-
-    def score(self, parameters: Parameters, theta: Tensor) -> Tensor:
-        return (parameters["loc"] - theta) / self._scale(parameters).square()
 
     def mean_square_residual(
         self, parameters: Parameters, theta: Tensor, target: Tensor
@@ -151,18 +134,6 @@ class DiagonalNormalDensity(NormalDensity):
     def largest_gradient(
         self, parameters: Parameters, theta: Tensor, score: Tensor, reach: float
     ) -> float:
-        """Bound on the entries of :meth:`residual_gradient`, and on the residuals.
-
-        For targets between ``score`` and the scores of the present guide, at these parameters and
-        all others whose entries differ by ``reach`` at most. Infinite or NaN where something is
-        not finite, or not known.
-
-        Parameters
-        ----------
-        parameters : dict of tensors
-        theta, score : tensors (S, D)
-        reach : float
-        """
         transform = self._scale_transform
         if not isinstance(transform, (SoftplusTransform, ExpTransform)) or not reach < math.inf:
             return math.inf
@@ -188,19 +159,12 @@ class DiagonalNormalDensity(NormalDensity):
     def moments(self, parameters: Parameters) -> Moments:
         return Moments(parameters["loc"], self._scale(parameters))
 
-    def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
-        """New parameters with this standard deviation everywhere, and the same mean."""
-        deviations = torch.full_like(parameters["loc"], scale)
-        return self.set_moments(parameters, Moments(parameters["loc"], deviations))
-
     def set_moments(self, parameters: Parameters, moments: Moments) -> Parameters:
         scale = self._unconstrained_scale(moments.scale)
         return {"loc": moments.mean.clone(), "scale_unconstrained": scale}
 
 
-class MultivariateNormalDensity(NormalDensity):
-    """``AutoMultivariateNormal``: closed forms by two triangular solves."""
-
+class MultivariateNormalDensity(shared.FullFormulas, NormalDensity):
     covariance_structure = "full"
     _masks: tuple[Any, tuple[Tensor, Tensor]] | None = None
 
@@ -231,29 +195,8 @@ class MultivariateNormalDensity(NormalDensity):
         noise = self.noise(parameters, generator, (num, self.dim))
         return parameters["loc"] + noise @ self._scale_tril(parameters).T
 
-    def log_prob(self, parameters: Parameters, theta: Tensor) -> Tensor:
-        scale_tril = self._scale_tril(parameters)
-        return log_density(scale_tril, _solve_lower(scale_tril, theta - parameters["loc"]))
-
-    def score(self, parameters: Parameters, theta: Tensor) -> Tensor:
-        scale_tril = self._scale_tril(parameters)
-        standard = _solve_lower(scale_tril, parameters["loc"] - theta)
-        return _solve_lower(scale_tril, standard, transpose=True)
-
-    def log_prob_and_score(self, parameters: Parameters, theta: Tensor) -> tuple[Tensor, Tensor]:
-        scale_tril = self._scale_tril(parameters)
-        standard = _solve_lower(scale_tril, parameters["loc"] - theta)
-        score = _solve_lower(scale_tril, standard, transpose=True)
-        return log_density(scale_tril, standard), score
-
     def moments(self, parameters: Parameters) -> Moments:
         return Moments(parameters["loc"], self._scale_tril(parameters))
-
-    def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
-        """New parameters with this standard deviation everywhere, uncorrelated, the same mean."""
-        loc = parameters["loc"]
-        deviations = torch.full_like(loc, scale)
-        return self.set_moments(parameters, Moments(loc, torch.diag(deviations)))
 
     def set_moments(self, parameters: Parameters, moments: Moments) -> Parameters:
         scale = moments.scale.diagonal()
@@ -265,13 +208,7 @@ class MultivariateNormalDensity(NormalDensity):
         }
 
 
-class LowRankNormalDensity(NormalDensity):
-    """``AutoLowRankMultivariateNormal``: closed forms by Woodbury's identity.
-
-    The covariance is S (I + W W^T) S with S = diag(scale) and W = ``cov_factor`` (D, r), so only
-    r x r systems are solved.
-    """
-
+class LowRankNormalDensity(shared.LowRankFormulas, NormalDensity):
     covariance_structure = "low_rank"
 
     @torch.no_grad()
@@ -281,38 +218,13 @@ class LowRankNormalDensity(NormalDensity):
         noise += self.noise(parameters, generator, (num, factor.shape[-1])) @ factor.T
         return noise.mul_(self._scale(parameters)).add_(parameters["loc"])
 
-    def _whiten(self, parameters: Parameters, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Scale, standardised theta, and the Cholesky factor of I + W^T W (r, r)."""
-        scale, factor = self._scale(parameters), parameters["cov_factor"]
-        identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
-        capacitance = torch.linalg.cholesky(identity + factor.T @ factor)
-        return scale, (theta - parameters["loc"]) / scale, capacitance
-
-    def log_prob(self, parameters: Parameters, theta: Tensor) -> Tensor:
-        scale, standard, capacitance = self._whiten(parameters, theta)
-        inner = _solve_lower(capacitance, standard @ parameters["cov_factor"])
-        square = standard.square().sum(-1) - inner.square().sum(-1)
-        log_determinant = scale.log().sum() + capacitance.diagonal().log().sum()
-        return -0.5 * (square + self.dim * LOG_TWO_PI) - log_determinant
-
-    def score(self, parameters: Parameters, theta: Tensor) -> Tensor:
-        scale, standard, capacitance = self._whiten(parameters, theta)
-        factor = parameters["cov_factor"]
-        inner = _solve_lower(capacitance, standard @ factor)
-        inner = _solve_lower(capacitance, inner, transpose=True)
-        return (inner @ factor.T - standard) / scale
+    def _parts(self, parameters: Parameters) -> tuple[Tensor, Tensor, Tensor]:
+        return parameters["loc"], self._scale(parameters), parameters["cov_factor"]
 
     def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
-        """New parameters with this standard deviation everywhere, and the same mean and W."""
         factor = parameters["cov_factor"]
         deviations = scale * (1.0 + factor.square().sum(-1)).rsqrt()
         return {**parameters, "scale_unconstrained": self._unconstrained_scale(deviations)}
-
-    def moments(self, parameters: Parameters) -> Moments:
-        scale, factor = self._scale(parameters), parameters["cov_factor"]
-        scaled = scale.unsqueeze(-1) * factor
-        covariance = scaled @ scaled.T + torch.diag(scale.square())
-        return Moments(parameters["loc"], torch.linalg.cholesky(covariance))
 
 
 def part_of(parameters: Parameters, where: slice) -> Parameters:
@@ -333,22 +245,8 @@ def _sum_draws(values: Tensor) -> Tensor:
     return values[0] if len(values) == 1 else values.sum(0)
 
 
-def log_density(scale_tril: Tensor, standard: Tensor) -> Tensor:
-    """Log density (...,) of a Normal at points in its standard coordinates (..., D)."""
-    constant = scale_tril.diagonal().log().sum() + 0.5 * len(scale_tril) * LOG_TWO_PI
-    return -0.5 * standard.square().sum(-1) - constant
-
-
-def _solve_lower(scale_tril: Tensor, vectors: Tensor, transpose: bool = False) -> Tensor:
-    """Solve L x = v, or L^T x = v, for vectors v in the rows of ``vectors`` (..., D)."""
-    rows = vectors if vectors.dim() == 2 else vectors.reshape(-1, vectors.shape[-1])
-    # x^T = v^T L^{-T}: the rows are solved from the right, by an upper triangular matrix for L.
-    if transpose:
-        solved = torch.linalg.solve_triangular(scale_tril, rows, upper=False, left=False)
-    else:
-        solved = torch.linalg.solve_triangular(scale_tril.T, rows, upper=True, left=False)
-    return solved.reshape(vectors.shape) if vectors.dim() != 2 else solved
-
+log_density = MultivariateNormalDensity.log_density
+_solve_lower = TensorFunctions.solve_lower
 
 register_flat_density(autoguide.AutoDiagonalNormal)(DiagonalNormalDensity)
 register_flat_density(autoguide.AutoMultivariateNormal)(MultivariateNormalDensity)

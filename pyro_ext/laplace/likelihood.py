@@ -1,12 +1,4 @@
-"""The Gauss-Newton matrix of all rows at one position, in its structure, differentiable.
-
-The structures are those of :mod:`ppl_ext.curvature`. Here they are those of
-the whole likelihood, however many chunks the rows come in: the nearest Kronecker product is found
-by a sweep for each half step, and the leading terms of ``"low_rank"`` are updated chunk by chunk
-(exact for one chunk, else those of a merged decomposition; the diagonal is exact always). And they
-follow the change of the Fisher information with the position, which the gradient of the log
-determinant needs.
-"""
+"""The Gauss-Newton matrix of all rows by torch; see :mod:`ppl_ext.laplace.likelihood`."""
 
 from __future__ import annotations
 
@@ -17,46 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_ext.curvature import (
-    Curvature,
-    GaussNewton,
-    RowStructure,
-    symmetric_eigen,
-)
-from pyro_ext.curvature.coordinates import Coordinates
+from ppl_ext.laplace.likelihood import LikelihoodShell
+from pyro_ext.curvature import Curvature
 from pyro_ext.curvature.fisher import needs_draws, same_draws
 from pyro_ext.curvature.gauss_newton import rows_of_one
 from pyro_ext.curvature.kronecker import Sums, kronecker_factors
-from pyro_ext.density import Data, LogDensity
+from pyro_ext.density import Data
 from pyro_ext.density.layout import Indices
-
-#: Dimension up to which ``"full"`` is a matrix even where there are fewer rows than dimensions.
-MATRIX_UP_TO = 2000
+from pyro_ext.laplace.gaussian import Algebra
 
 
-class LikelihoodCurvature:
-    """The Gauss-Newton matrix of a program's likelihood over all rows.
-
-    Parameters
-    ----------
-    target : LogDensity
-    coordinates : Coordinates
-        D' in number.
-    options : GaussNewton
-    structure : RowStructure
-        What is known of the rows.
-    """
-
-    def __init__(
-        self,
-        target: LogDensity,
-        coordinates: Coordinates,
-        options: GaussNewton,
-        structure: RowStructure,
-    ) -> None:
-        self.target, self.coordinates, self.options = target, coordinates, options
-        self.structure = structure
-
+class LikelihoodCurvature(LikelihoodShell):
     def drawn_sites(self, position: Tensor, data: Data) -> list[str]:
         """Observed sites whose Fisher information is estimated by drawing observations."""
         found = self.target.outputs(position, data, self.target.first_rows())
@@ -69,66 +32,40 @@ class LikelihoodCurvature:
         generator.
         """
         rows = _Rows(self, position, data)
-        structure = self.options.structure
+        if self.options.structure == "kfac":
+            return kronecker_factors(
+                lambda function, held: rows.sum(lambda r, held: function(r[None], held), held),
+                self.coordinates.slices,
+                self.target.layout.shapes,
+                position[None],
+            )
+        if self.options.structure == "low_rank":
+            return self._low_rank(rows)
         nothing = position.new_zeros(len(self.coordinates))
-        if structure == "full":
-            if len(nothing) <= MATRIX_UP_TO or rows.count >= len(nothing):
-                matrix = rows.sum(lambda r, _: {"": r.T @ r})[""]
-                return Curvature(nothing[None], matrix[None])
-            return Curvature(nothing[None], rows=rows.all()[None])
-        if structure == "diag":
-            return Curvature(rows.sum(lambda r, _: {"": r.square().sum(dim=0)})[""][None])
-        if structure == "low_rank":
-            return _low_rank(rows, min(self.options.rank, rows.count, len(nothing)), nothing)
-        return kronecker_factors(
-            lambda function, held: rows.sum(lambda r, held: function(r[None], held), held),
-            self.coordinates.slices,
-            self.target.layout.shapes,
-            position[None],
+        found: Curvature = self._summed(rows, nothing, Curvature)
+        return found
+
+    def _low_rank(self, rows: _Rows) -> Curvature:
+        rank = min(self.options.rank, rows.count, len(self.coordinates))
+
+        def merge(carry: Sums, r: Tensor, _: Sums) -> Sums:
+            squares = r.square().sum(dim=0)
+            if not carry:
+                return {"kept": Algebra.leading(r, rank), "total": squares}
+            merged = Algebra.leading(torch.cat([carry["kept"], r]), rank)
+            return {"kept": merged, "total": carry["total"] + squares}
+
+        found = rows.fold(merge, {})
+        terms: Curvature = self._leading_terms(
+            rows, found["kept"], found["total"], Curvature, torch
         )
+        return terms
 
     def rows_of_batch(self, position: Tensor, data: Data, indices: Indices) -> Tensor:
         """Rows F^(1/2) J of one batch at a position (D,), shape (R, D'), differentiable in it."""
         names = self.target.outputs(position.detach(), data, indices)
         latents = tuple(self.coordinates.slices)
         return rows_of_one(self.target, position, data, indices, names, self.structure, latents)
-
-
-def _low_rank(rows: _Rows, rank: int, nothing: Tensor) -> Curvature:
-    """The leading ``rank`` terms of R' R, and the diagonal of the others."""
-
-    def merge(carry: Sums, r: Tensor, _: Sums) -> Sums:
-        squares = r.square().sum(dim=0)
-        if not carry:
-            return {"kept": _leading(r, rank), "total": squares}
-        merged = _leading(torch.cat([carry["kept"], r]), rank)
-        return {"kept": merged, "total": carry["total"] + squares}
-
-    found = rows.fold(merge, {})
-    kept, total = found["kept"], found["total"]
-    rest = total - kept.square().sum(dim=0)
-    # A difference within rounding of zero is zero, not a precision.
-    rounding = 10.0 * rows.count * torch.finfo(nothing.dtype).eps * total
-    return Curvature(
-        torch.where(rest > rounding, rest, torch.zeros_like(rest))[None], rows=kept[None]
-    )
-
-
-def _leading(rows: Tensor, rank: int) -> Tensor:
-    """Rows (rank, D) with the leading terms of R' R, and their derivative up to rotations."""
-    gram = rows @ rows.T
-    held = gram.detach()
-    if not torch.isfinite(held).all():
-        return rows[:rank]
-    values, vectors = symmetric_eigen(held)
-    kept, dropped = vectors[:, -rank:], vectors[:, :-rank]
-    # First-order change of the leading eigenspace, into the other one.
-    gaps = values[-rank:] - values[:-rank, None]
-    rounding = len(values) * torch.finfo(rows.dtype).eps * values[-1]
-    apart = gaps > rounding
-    slopes = torch.where(apart, 1.0 / torch.where(apart, gaps, 1.0), 0.0)
-    kept = kept + dropped @ (slopes * (dropped.T @ (gram - held) @ kept))
-    return kept.T @ rows
 
 
 class _Rows:
@@ -201,6 +138,10 @@ class _Rows:
             return {name: carry[name] + part[name] if carry else part[name] for name in part}
 
         return self.fold(add, {}, held)
+
+    def total(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """The sum of ``function(rows)`` over the chunks, a tensor."""
+        return self.sum(lambda rows, _: {"": function(rows)})[""]
 
     def all(self) -> Tensor:
         """All rows, (R, D')."""

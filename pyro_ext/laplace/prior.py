@@ -1,87 +1,31 @@
-"""Curvature of the log prior in some coordinates, given the others.
-
-As :mod:`pyro_ext.curvature.prior`, but of the coordinates that have a Gaussian alone: with the
-scale of the weights' prior held, the prior of the weights may be diagonal where that of weights and
-scale together is not. It is differentiable in all coordinates.
-"""
+"""Curvature of the log prior by torch; see :mod:`ppl_ext.laplace.prior`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ppl_ext.curvature import DENSE_PRIOR_UP_TO
-from ppl_ext.errors import ArgumentError
-from pyro_ext.curvature import Curvature, GaussNewton, symmetric_eigen
-from pyro_ext.curvature.coordinates import Coordinates
-from pyro_ext.density import Data, LogDensity
+from ppl_ext.laplace.prior import PriorShell
+from pyro_ext.curvature import Curvature
+from pyro_ext.density import Data
+from pyro_ext.laplace.gaussian import Algebra
+
+without_negative = Algebra.without_negative
 
 
-class ConditionalPrior:
-    """What is found once about the log prior: where its curvature is diagonal.
+class ConditionalPrior(PriorShell):
+    def _products(self, positions: np.ndarray, data: Data) -> Callable[[np.ndarray], np.ndarray]:
+        kind = {"dtype": self.target.dtype, "device": self.target.device}
+        products = [self._product(z, data) for z in torch.as_tensor(positions, **kind)]
 
-    Parameters
-    ----------
-    target : LogDensity
-    data : Data
-        Arguments of the model.
-    coordinates : Coordinates
-        D' in number.
-    options : GaussNewton
+        def product(vector: np.ndarray) -> np.ndarray:
+            given = torch.as_tensor(vector, **kind)
+            return torch.stack([product(given) for product in products]).cpu().numpy()
 
-    Attributes
-    ----------
-    form : {"diagonal", "hessian"}
-        The curvature is the diagonal, or the matrix with negative eigenvalues set to 0.
-    exact : bool
-        Whether nothing but negative curvature is left out.
-
-    Raises
-    ------
-    ArgumentError
-        A matrix is asked for with a structure that is to do without matrices.
-    """
-
-    def __init__(
-        self, target: LogDensity, data: Data, coordinates: Coordinates, options: GaussNewton
-    ) -> None:
-        if options.prior == "hessian" and options.structure != "full":
-            raise ArgumentError(
-                f'Expected prior="hessian" with curvature="full" alone, found curvature='
-                f"{options.structure!r}: a matrix of all coordinates would undo the structure. Use "
-                'prior="diagonal".'
-            )
-        self.target = target
-        self.coordinates = coordinates
-        dim = len(coordinates)
-        # Anywhere will do: these positions show the structure, and are not started from.
-        generator = torch.Generator().manual_seed(1)
-        uniform = torch.rand(2, target.dim, generator=generator, dtype=target.dtype)
-        positions = (2.0 * uniform - 1.0).to(target.device)
-        drawn = torch.randn(dim, generator=generator, dtype=target.dtype).to(target.device)
-        ones = torch.ones_like(drawn)
-
-        def product(vector: Tensor) -> Tensor:
-            return torch.stack([self._product(z, data)(vector) for z in positions])
-
-        def is_diagonal(mask: Tensor) -> bool:
-            """Whether H M v = (H M 1) * v on the mask, for a random v."""
-            expected, crossed = product(mask) * drawn, product(drawn * mask)
-            size = torch.maximum(expected.abs(), crossed.abs())
-            near = (crossed - expected).abs() <= 1e3 * torch.finfo(target.dtype).eps * size
-            return bool((near | (mask == 0.0)).all())
-
-        self.whole = is_diagonal(ones)
-        self.apart = tuple(
-            name
-            for name, where in coordinates.slices.items()
-            if self.whole or is_diagonal(_mask(ones, where))
-        )
-        wants_matrix = not self.whole and options.structure == "full" and dim <= DENSE_PRIOR_UP_TO
-        self.form = options.prior or ("hessian" if wants_matrix else "diagonal")
-        self.exact = self.whole or self.form == "hessian"
+        return product
 
     def _log_prior(self, position: Tensor, data: Data) -> Tensor:
         if not self.target.local_sites:
@@ -109,7 +53,6 @@ class ConditionalPrior:
         return product
 
     def at(self, position: Tensor, data: Data) -> Curvature:
-        """The curvature at a position (D,), of one position."""
         product = self._product(position, data)
         ones = torch.ones(len(self.coordinates), dtype=position.dtype, device=position.device)
         if self.form == "hessian":
@@ -132,25 +75,3 @@ def _mask(ones: Tensor, where: slice) -> Tensor:
     mask = torch.zeros_like(ones)
     mask[where] = 1.0
     return mask
-
-
-def without_negative(matrix: Tensor) -> Tensor:
-    """A symmetric matrix (D, D) with negative eigenvalues set to 0, and its derivative."""
-    matrix = 0.5 * (matrix + matrix.T)
-    held = matrix.detach()
-    if not torch.isfinite(held).all():
-        return matrix
-    values, vectors = symmetric_eigen(held)
-    kept = values.clamp_min(0.0)
-    # Divided differences of max(x, 0): the derivative of a function of a matrix, which has no
-    # difference of eigenvalues in a denominator unless one of them is cut.
-    gaps = values[:, None] - values
-    rise = (values > 0.0).to(matrix.dtype)
-    crossing = rise[:, None] != rise
-    slopes = torch.where(
-        crossing,
-        (kept[:, None] - kept) / torch.where(crossing, gaps, torch.ones_like(gaps)),
-        rise[:, None],
-    )
-    change = vectors.T @ (matrix - held) @ vectors
-    return vectors @ (kept.diag() + slopes * change) @ vectors.T

@@ -1,11 +1,4 @@
-"""Fisher divergence by reparameterised draws (``FisherVI``).
-
-Lowers E_q |grad log q - s|^2 in the guide's parameters, where s is the target's score and the
-draws move with the parameters. So the model is differentiated twice: the gradient holds, beside
-that of log q, products of the Hessian of log pi with the residual. Equation 4 of M. Kim,
-"Large-scale Score-based Variational Posterior Inference for Bayesian Deep Neural Networks", which
-names the Euclidean norm Fisher (Hyvarinen 2005) and the norm of Cov(q) Score (Barp et al. 2019).
-"""
+"""Fisher divergence by reparameterised draws (``FisherVI``); see :mod:`ppl_ext.fisher`."""
 
 from __future__ import annotations
 
@@ -15,24 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Generator, Tensor
 from torch.autograd.function import once_differentiable
 
 from ppl_ext.density import tempered
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_count
+from ppl_ext.fisher import FisherShell
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.graph import BatchedFunction, as_arguments
 from pyro_ext.density.handlers import SiteHandler
 from pyro_ext.engine import Update
-from pyro_ext.gradients import GradientEstimator, Score, ScoreEstimate
+from pyro_ext.gradients import Score, ScoreEstimate
 from pyro_ext.guides.flat_density import FlatDensity, Parameters
-from pyro_ext.optim import OptimizerLike
 from pyro_ext.score.guide_engine import GuideEngine, GuidePlan
-
-NORMS = ("euclidean", "covariance")
-#: Models with more latent dimensions are refused unless told otherwise.
-MAX_DIMENSION = 10_000
 
 
 def fisher_gradient(
@@ -42,24 +31,11 @@ def fisher_gradient(
     score: Callable[[Tensor], tuple[Tensor, Any]],
     norm: str,
 ) -> tuple[Tensor, Parameters, Any]:
-    """Mean over draws of |grad log q - s|^2, and its gradient in the guide's parameters.
+    """Mean over draws of |grad log q - s|^2, its gradient in the guide's parameters, and the rest.
 
-    Parameters
-    ----------
-    density : FlatDensity
-    parameters : dict of tensors
-    draw : callable
-        Parameters to draws (S, D), differentiable, with its noise fixed.
-    score : callable
-        Draws to scores (S, D) of the target, differentiable once more, and anything else.
-    norm : {"euclidean", "covariance"}
-
-    Returns
-    -------
-    value : scalar tensor
-    gradient : dict of tensors
-    other
-        What ``score`` gave besides.
+    ``draw`` makes draws (S, D) from parameters, differentiable, with its noise fixed. ``score``
+    gives the target's scores (S, D) there, differentiable once more, and anything else, which is
+    the rest. ``norm`` is one of :data:`~ppl_ext.fisher.NORMS`.
     """
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     with torch.enable_grad():
@@ -128,7 +104,7 @@ class DifferentiableTarget:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
-    def score(self, z: Tensor, data: Data, indices: Any = None) -> Score:
+    def score(self, z: Float[Tensor, "P D"], data: Data, indices: Any = None) -> Score:
         """As :meth:`~pyro_ext.density.LogDensity.score`."""
 
         def product(z: Tensor, vectors: Tensor) -> Tensor:
@@ -137,7 +113,7 @@ class DifferentiableTarget:
         found = self._target.score(z, data, indices)
         return found._replace(score=_WithProduct.apply(z, found.score, product))
 
-    def full_score(self, z: Tensor, data: Data) -> Score:
+    def full_score(self, z: Float[Tensor, "P D"], data: Data) -> Score:
         """As :meth:`~pyro_ext.density.LogDensity.full_score`."""
 
         def product(z: Tensor, vectors: Tensor) -> Tensor:
@@ -177,141 +153,20 @@ class FisherPlan(GuidePlan):
     differentiable: Any = field(repr=False, compare=False)
 
 
-class FisherVI(GuideEngine):
-    """Score matching over the guide's own draws, differentiated through the draws.
-
-    Each step takes one optimizer step down
-
-        E_q |grad log q - s|^2
-
-    where s is the target's score, in the Euclidean norm or in that of the guide's covariance. The
-    gradient is that of the Monte Carlo estimate with the noise of the draws held fixed, through
-    the draws, the score of the guide, the score of the model and, for ``norm="covariance"``, the
-    norm.
-
-    It depends on its start. The norm of Cov(q) does not see the directions in which the guide is
-    narrow: while the mean is far, a guide that shrinks everywhere lowers the objective, and then
-    stays. Start at least as wide as the posterior (``init_scale=1.0``; the host's default is 0.1)
-    and not far from it.
-
-    Parameters
-    ----------
-    model : callable
-        Pyro model, used as it is; it is differentiated twice.
-    guide : AutoContinuous
-        A Pyro autoguide of the model that has a log density over the flat unconstrained vector
-        and reparameterised draws, or the class, which is then called with the model. The guide
-        object holds the fit at any time and starts from the values that it has.
-    optim : PyroOptim or callable, optional
-        See :class:`~pyro_ext.optim.EngineOptimizer`. Default: Adam with a learning rate that
-        falls from 0.01 to 0 along a cosine over the run.
-    norm : {"euclidean", "covariance"}
-        "euclidean" is |r|^2 (Fisher). "covariance" is r^T Cov(q) r (Score), which does not depend
-        on the units of the latents; for guides with a covariance in closed form: Normals and
-        mixtures of them.
-    num_samples : int
-        Draws S per step.
-    max_dimension : int
-        Models with more latent dimensions are refused, because of the second derivatives. Raise
-        it to fit them all the same.
-    total_steps : int, optional
-        Length of the run that the default optimizer's rate falls over, when steps are taken with
-        ``step``; ``run(n)`` sets its own.
-    estimator, likelihood_temperature, particle_chunk, data_chunk, evaluation, on_nonfinite, seed, \
-dtype
-        See :class:`~pyro_ext.engine.Engine`. The guide is converted to ``dtype``.
-
-    Notes
-    -----
-    The loss is the objective at the draws; ``info`` holds the means of log p (tempered as the
-    target is, from the minibatch) and of log q there. ``gradient_evaluations``
-    counts a draw twice: a product with the Hessian costs about as much as two gradients, one of
-    which is the score itself.
-
-    Scores enter squared, so that with minibatches the objective holds the variance of the score
-    besides, and the fit is drawn to where that is small: unlike ``ProximalScoreVI`` this engine
-    is biased by noise that depends on the parameters. Noise of
-    :class:`~pyro_ext.gradients.noisy.Noisy` is not differentiated and biases only
-    ``norm="covariance"``.
-
-    Draws of a guide whose posterior is a mixture choose a component, and a choice has no
-    derivative: with a posterior that offers a stand-in, such as the straight-through gradient of
-    ``AutoGaussianMixture``, the gradient in the mixture's weights is biased as the stand-in is.
-
-    References
-    ----------
-    A. Hyvarinen, "Estimation of non-normalized statistical models by score matching", JMLR 2005.
-    A. Barp et al., "Minimum Stein discrepancy estimators", NeurIPS 2019.
-
-    Raises
-    ------
-    ArgumentError
-        The guide has no flat log density, its draws cannot be reparameterised, or it has no
-        covariance in closed form for ``norm="covariance"``; the model has more than
-        ``max_dimension`` dimensions; or an option is out of range.
-    """
-
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        guide: Any,
-        optim: OptimizerLike | None = None,
-        norm: str = "euclidean",
-        num_samples: int = 1,
-        max_dimension: int = MAX_DIMENSION,
-        *,
-        total_steps: int | None = None,
-        estimator: GradientEstimator | None = None,
-        likelihood_temperature: float = 1.0,
-        particle_chunk: int | None = None,
-        data_chunk: int | None = None,
-        evaluation: str = "graph",
-        on_nonfinite: str = "raise",
-        seed: int | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            guide,
-            optim,
-            num_samples,
-            total_steps=total_steps,
-            estimator=estimator,
-            likelihood_temperature=likelihood_temperature,
-            particle_chunk=particle_chunk,
-            data_chunk=data_chunk,
-            evaluation=evaluation,
-            on_nonfinite=on_nonfinite,
-            seed=seed,
-            dtype=dtype,
-        )
-        if norm not in NORMS:
-            raise ArgumentError(f"Expected norm to be one of {NORMS}, found {norm!r}.")
-        check_count("max_dimension", max_dimension)
-        self.norm = norm
-        self.max_dimension = max_dimension
-
+class FisherVI(FisherShell, GuideEngine):
     def _plan(self, target: LogDensity, generator: Generator, data: Data) -> FisherPlan:
         # Before the guide is set up, which may itself need room for a large covariance.
-        _check_dimension(target.dim, self.max_dimension)
+        self._check_dimension(target.dim)
         plan = super()._plan(target, generator, data)
         density = plan.density
         posterior = density.guide.get_posterior()
-        _check_guide(density, density.live_parameters(), self.norm, posterior.has_rsample)
-        if plan.estimator.evaluations_per_step(target) != 1.0:
-            self._warn_of_noise(
-                plan,
-                "Its objective holds the variance of the scores besides, and the fit is drawn to "
-                "where that is small.",
-            )
+        self._check_guide(density, density.live_parameters(), posterior.has_rsample)
+        self._warn_unless_exact(plan)
         return FisherPlan(**vars(plan), differentiable=DifferentiableTarget(target))
 
     def _initialize(self, plan: FisherPlan, data: Data) -> None:
         super()._initialize(plan, data)
         self._start_optimizer(plan, self.optim)
-
-    def _settings(self) -> dict[str, str]:
-        return {"norm": self.norm, **super()._settings()}
 
     def _update(self, plan: FisherPlan, data: Data) -> Update:
         seed = int(torch.randint(2**62, (), generator=self._generator))
@@ -347,34 +202,3 @@ def _reparameterised(density: FlatDensity, parameters: Parameters, seed: int, nu
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return density._with_posterior(parameters, lambda posterior: posterior.rsample((num,)))
-
-
-def _check_dimension(dim: int, most: int) -> None:
-    if dim > most:
-        raise ArgumentError(
-            f"Expected at most max_dimension={most} latent dimensions, found {dim}: each step "
-            "differentiates the model twice, which takes a large model's memory several times "
-            f"over. Pass max_dimension={dim} to do it all the same, or use ProximalScoreVI, which "
-            "needs no second derivative."
-        )
-
-
-def _check_guide(
-    density: FlatDensity, parameters: Parameters, norm: str, reparameterised: bool
-) -> None:
-    name = type(density.guide).__name__
-    if not reparameterised:
-        raise ArgumentError(
-            f"Expected a guide whose draws can be reparameterised, found {name}, whose posterior "
-            "has no rsample. Use a Normal guide or a flow, or ProximalScoreVI, which does not "
-            "differentiate draws."
-        )
-    if norm == "covariance":
-        try:
-            density.moments(parameters)
-        except ArgumentError as error:
-            raise ArgumentError(
-                f"Expected a guide whose covariance has a closed form for norm='covariance', found "
-                f"{name}. Use norm='euclidean', or AutoDiagonalNormal, AutoMultivariateNormal, "
-                "AutoLowRankMultivariateNormal or AutoGaussianMixture."
-            ) from error

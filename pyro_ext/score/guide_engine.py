@@ -11,21 +11,21 @@ subclass fills in ``_update``, which takes one step by changing ``self._paramete
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from pyro.infer.autoguide import AutoGuide
 from torch import Generator, Tensor
 
-from ppl_ext.errors import ArgumentError, NoisyScoreWarning
-from ppl_ext.options import check_count, check_number
+from ppl_ext.errors import ArgumentError
+from ppl_ext.guide_engine import GuideShell
+from ppl_ext.options import check_count
 from ppl_ext.score import DRAWS, LEARNING_RATE
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import Engine, Plan, seeded_generator
-from pyro_ext.gradients import GradientEstimator
 from pyro_ext.guides.flat_density import (
     FlatDensity,
     Parameters,
@@ -62,92 +62,11 @@ class GuidePlan(Plan):
     clip_norm: float | None
 
 
-class GuideEngine(Engine):
-    """Base of the engines that fit a guide with a flat log density.
+class GuideEngine(GuideShell, Engine):
+    _host_guide = AutoGuide
+    _check_flat_density = staticmethod(check_has_flat_density)
 
-    Parameters
-    ----------
-    model : callable
-        Pyro model, used as it is.
-    guide : AutoContinuous
-        A Pyro autoguide of the model, or the class, which is then called with the model.
-    optim : PyroOptim, callable or mapping, optional
-        See :class:`~pyro_ext.optim.EngineOptimizer`; a mapping gives sites optimizers of their
-        own. Default, where the engine uses one: Adam with a learning rate that falls from 0.01 to
-        0 along a cosine over the run.
-    num_samples : int, optional
-        Draws S per step. None when the engine chooses by the guide, in ``_plan``.
-    clip_norm : float, optional
-        The gradient in all of the guide's parameters, as one vector, is shortened to this length
-        where it is longer. Default: not.
-    initial_scale : float, optional
-        Standard deviation of every coordinate, in the unconstrained space, at the start. Default:
-        the guide's own.
-    total_steps : int, optional
-        T when steps are taken with ``step``. ``run(n)`` sets T to the steps taken so far plus n,
-        so that a run resumed for its remaining steps has the T of the uninterrupted one. While T
-        is unknown, and for steps after the end of a run, t/T is taken as 0.
-    estimator, likelihood_temperature, particle_chunk, data_chunk, evaluation, on_nonfinite, seed, \
-dtype
-        See :class:`~pyro_ext.engine.Engine`. The guide is converted to ``dtype``.
-
-    Raises
-    ------
-    ArgumentError
-        The guide has no flat log density, or an option is out of range.
-    """
-
-    allow_local_latents = False
-
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        guide: Any,
-        optim: OptimizerLike | None = None,
-        num_samples: int | None = None,
-        *,
-        clip_norm: float | None = None,
-        initial_scale: float | None = None,
-        total_steps: int | None = None,
-        estimator: GradientEstimator | None = None,
-        likelihood_temperature: float = 1.0,
-        particle_chunk: int | None = None,
-        data_chunk: int | None = None,
-        evaluation: str = "graph",
-        on_nonfinite: str = "raise",
-        seed: int | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            optim,
-            estimator=estimator,
-            likelihood_temperature=likelihood_temperature,
-            particle_chunk=particle_chunk,
-            data_chunk=data_chunk,
-            evaluation=evaluation,
-            on_nonfinite=on_nonfinite,
-            seed=seed,
-            dtype=dtype,
-        )
-        if isinstance(guide, type) and issubclass(guide, AutoGuide):
-            try:
-                guide = guide(model)
-            except TypeError as error:
-                raise ArgumentError(
-                    f"Expected a guide class that takes the model alone, found {guide.__name__}: "
-                    f"{error}. Pass a guide, such as {guide.__name__}(model, ...)."
-                ) from error
-        check_has_flat_density(guide)
-        for name, count in (("num_samples", num_samples), ("total_steps", total_steps)):
-            check_count(name, count, optional=True)
-        for name, value in (("clip_norm", clip_norm), ("initial_scale", initial_scale)):
-            check_number(name, value, optional=True)
-        self.guide = guide
-        self.num_samples = num_samples
-        self.clip_norm = clip_norm
-        self.initial_scale = initial_scale
-        self.total_steps = total_steps
+    def _begin(self) -> None:
         self._parameters: Parameters = {}
         self._default_optimizers: list[torch.optim.Optimizer] = []
         self._draws = seeded_generator(self._generator.initial_seed(), 1)
@@ -178,13 +97,10 @@ dtype
         # The guide's own tensors: it is always the present fit, without copies.
         parameters = plan.density.live_parameters()
         if self.initial_scale is not None:
-            scaled = _with_scale(plan.density, parameters, self.initial_scale)
+            start = plan.density.set_scale(parameters, self.initial_scale)
             for name, value in parameters.items():
-                value.copy_(scaled[name])
+                value.copy_(start[name])
         self._parameters = parameters
-
-    def _settings(self) -> dict[str, str]:
-        return {"guide": type(self.guide).__name__, **super()._settings()}
 
     def _algorithm_state(self) -> dict[str, Any]:
         return {
@@ -267,15 +183,9 @@ dtype
     # -- the fit -------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def sample_statistics(self, positions: Tensor) -> dict[str, Tensor]:
-        """Log density of the guide at flat positions (S, D), for ``to_arviz``."""
+    def sample_statistics(self, positions: Float[Tensor, "S D"]) -> dict[str, Tensor]:
+        """Log density of the guide at flat positions, for ``to_arviz``."""
         return {"log_q": self.density.log_prob(self._parameters, positions)}
-
-    @property
-    def density(self) -> FlatDensity:
-        """The guide as a density over the flat unconstrained vector."""
-        density: FlatDensity = self.plan.density
-        return density
 
     @property
     def parameters(self) -> Parameters:
@@ -283,16 +193,6 @@ dtype
         return {name: value.detach().clone() for name, value in self._parameters.items()}
 
     # -- for the steps of subclasses -----------------------------------------------------------
-
-    def _warn_of_noise(self, plan: GuidePlan, consequence: str) -> None:
-        """Warn that the scores are not exact."""
-        warnings.warn(
-            f"{type(self).__name__} expects exact scores, but {type(plan.estimator).__name__} "
-            f"gives noisy ones or scores of a part of the data here. {consequence} Use "
-            "estimator=Full() with all rows, or ProximalScoreVI, which takes noisy scores.",
-            NoisyScoreWarning,
-            stacklevel=2,
-        )
 
     @property
     def _total(self) -> int | None:
@@ -382,25 +282,6 @@ def clipped(gradient: Parameters, norm: float) -> Parameters:
     lengths = [torch.linalg.vector_norm(entry) for entry in gradient.values()]
     factor = (norm / torch.linalg.vector_norm(torch.stack(lengths))).clamp(max=1.0)
     return {name: entry * factor for name, entry in gradient.items()}
-
-
-def _with_scale(density: FlatDensity, parameters: Parameters, scale: float) -> Parameters:
-    """Parameters with which every coordinate has this standard deviation, the mean as it is.
-
-    Raises
-    ------
-    ArgumentError
-        The guide is not one that can be set to a scale.
-    """
-    set_scale = getattr(density, "set_scale", None)
-    if set_scale is None:
-        raise ArgumentError(
-            "Expected AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal or "
-            f"AutoMatrixNormal with initial_scale, found {type(density.guide).__name__}. Leave "
-            "initial_scale out, and give the guide its scale where it is made (init_scale)."
-        )
-    scaled: Parameters = set_scale(parameters, scale)
-    return scaled
 
 
 def all_finite(parameters: Parameters) -> bool:

@@ -12,6 +12,7 @@ from pyro_ext.density import Data
 from pyro_ext.engine import Update
 from pyro_ext.gradients import SVRG
 from pyro_ext.gradients.full_data import FullData
+from pyro_ext.gradients.minibatch import Sampling
 from pyro_ext.kernels import Kernel
 from pyro_ext.optim import OptimizerLike
 from pyro_ext.stein.kernel_engine import KernelPlan
@@ -69,7 +70,7 @@ class SVGDVR(SVGD):
         num_particles: int = 32,
         *,
         anchor_every: int,
-        sampling: str = "reshuffle",
+        sampling: Sampling = "reshuffle",
         full_data: FullData | None = None,
         reset_optimizer: bool = False,
         annealing: Annealing | None = None,

@@ -31,9 +31,10 @@ from numpyro_ext.gradients import Full, Minibatch, Noisy
 from numpyro_ext.guides import Moments, flat_density
 from numpyro_ext.score import GSM, BaM, FisherVI, bam, gsm
 from numpyro_ext.score.bam import bam_update
-from numpyro_ext.score.fisher import NORMS, fisher_gradient
+from numpyro_ext.score.fisher import fisher_gradient
 from numpyro_ext.score.gsm import gsm_update
 from ppl_ext.errors import ArgumentError, ModelCheckError, NoisyScoreWarning
+from ppl_ext.fisher import NORMS
 from tests.models import numpyro_models, zoo
 
 jax.config.update("jax_enable_x64", True)

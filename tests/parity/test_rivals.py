@@ -17,13 +17,12 @@ import numpyro_ext.guides as numpyro_density
 import numpyro_ext.score.bam as numpyro_bam
 import numpyro_ext.score.fisher as numpyro_fisher
 import numpyro_ext.score.gsm as numpyro_gsm
-import numpyro_ext.score.guide_engine as numpyro_engine
 import pyro_ext.density as pyro_target
 import pyro_ext.guides as pyro_density
 import pyro_ext.score.bam as pyro_bam
 import pyro_ext.score.fisher as pyro_fisher
 import pyro_ext.score.gsm as pyro_gsm
-import pyro_ext.score.guide_engine as pyro_engine
+from ppl_ext.fisher import NORMS
 from tests.models import numpyro_models, pyro_models, zoo
 
 jax.config.update("jax_enable_x64", True)
@@ -64,7 +63,7 @@ def test_matching_updates_agree(dim: int, number: int) -> None:
             assert_equal(a, b)
 
 
-@pytest.mark.parametrize("norm", pyro_fisher.NORMS)
+@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["logistic_regression", "dependent_uniform"])
 def test_fisher_gradients_agree(name: str, norm: str) -> None:
     """On the same noise; the gradients in the mean and in the scale have the same coordinates."""
@@ -119,13 +118,3 @@ def test_fisher_gradients_agree(name: str, norm: str) -> None:
     assert_equal(value, expected)
     assert_equal(gradient["loc"], expected_gradient["auto_loc"])
     assert_equal(gradient["scale_unconstrained"], expected_gradient["auto_scale"])
-
-
-def test_defaults_agree() -> None:
-    for name in ("LEARNING_RATE", "DRAWS"):
-        assert getattr(pyro_engine, name) == getattr(numpyro_engine, name)
-    assert pyro_fisher.NORMS == numpyro_fisher.NORMS
-    assert pyro_fisher.MAX_DIMENSION == numpyro_fisher.MAX_DIMENSION
-    model = pyro_models.build("gaussian_five"), numpyro_models.build("gaussian_five")
-    for theirs, ours in [(pyro_gsm.GSM, numpyro_gsm.GSM), (pyro_bam.BaM, numpyro_bam.BaM)]:
-        assert theirs(model[0]).num_samples == ours(model[1]).num_samples

@@ -27,13 +27,14 @@ from scipy.linalg import sqrtm
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from ppl_ext.errors import ArgumentError, ModelCheckError, NoisyScoreWarning
+from ppl_ext.fisher import NORMS
 from pyro_ext.density import LogDensity
 from pyro_ext.engine import Engine, seeded_generator
 from pyro_ext.gradients import Full, GradientEstimator, Minibatch, Noisy
 from pyro_ext.guides import Moments, flat_density
 from pyro_ext.score import GSM, BaM, FisherVI, bam, gsm
 from pyro_ext.score.bam import bam_update
-from pyro_ext.score.fisher import NORMS, DifferentiableTarget, _reparameterised, fisher_gradient
+from pyro_ext.score.fisher import DifferentiableTarget, _reparameterised, fisher_gradient
 from pyro_ext.score.gsm import gsm_update
 from tests.models import pyro_models, zoo
 

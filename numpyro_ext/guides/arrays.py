@@ -1,0 +1,69 @@
+"""Functions of JAX arrays for the formulas of ``ppl_ext.guides``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.scipy.linalg import block_diag, solve_triangular
+from jax.scipy.special import ndtr, ndtri
+
+from ppl_ext.guides.arrays import ArrayFunctions
+
+
+class JaxFunctions(ArrayFunctions):
+    """Functions of JAX arrays."""
+
+    xp = jnp
+    softplus = staticmethod(jax.nn.softplus)
+    ndtr = staticmethod(ndtr)
+    ndtri = staticmethod(ndtri)
+
+    @staticmethod
+    def held(array: Array) -> Array:
+        return lax.stop_gradient(array)
+
+    @staticmethod
+    def softmax(values: Array) -> Array:
+        return jax.nn.softmax(values)
+
+    @staticmethod
+    def log_softmax(values: Array) -> Array:
+        return jax.nn.log_softmax(values)
+
+    @staticmethod
+    def as_array(values: Any, like: Array) -> Array:
+        return jnp.asarray(values, like.dtype)
+
+    @staticmethod
+    def identity(length: int, like: Array) -> Array:
+        return jnp.eye(length, dtype=like.dtype)
+
+    @staticmethod
+    def block_diagonal(matrices: Sequence[Array]) -> Array:
+        return block_diag(*matrices)
+
+    @staticmethod
+    def solve_lower(factor: Array, rows: Array, transpose: bool = False) -> Array:
+        together = rows if rows.ndim == factor.ndim else rows.reshape(-1, rows.shape[-1])
+        solved = solve_triangular(factor, together.mT, trans=1 if transpose else 0, lower=True)
+        return solved.mT.reshape(rows.shape)
+
+    @staticmethod
+    def largest(values: Array) -> Array:
+        return jax.nn.one_hot(jnp.argmax(values, -1), values.shape[-1], dtype=values.dtype)
+
+    @staticmethod
+    def repeated(number: int, step: Callable[[Any], Any], start: Any) -> Any:
+        return lax.fori_loop(0, number, lambda _, carry: step(carry), start)
+
+    @staticmethod
+    def until_settled(most: int, step: Callable[[Any], tuple[Any, Any]], start: Any) -> Any:
+        def advance(state: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
+            return *step(state[0]), state[2] + 1
+
+        first = start, jnp.array(True), jnp.array(0)
+        return lax.while_loop(lambda state: state[1] & (state[2] < most), advance, first)[0]

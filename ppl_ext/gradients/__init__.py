@@ -1,0 +1,1 @@
+"""Score estimators without arrays: what they are, their options and checks."""

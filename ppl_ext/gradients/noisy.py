@@ -1,0 +1,63 @@
+"""Scores with noise added, for studying how robust an engine is."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ppl_ext.errors import ArgumentError
+from ppl_ext.gradients.estimator import GradientEstimator
+
+
+@dataclass(frozen=True)
+class Noisy(GradientEstimator):
+    """Another estimator's scores with normal noise added, for studying robustness.
+
+    The score s of each particle becomes ``s + level * max|s| * n`` with n standard normal in
+    every coordinate, drawn anew for every particle and step: unbiased, and noisier far from the
+    mode. Equation 19 of M. Kim, "Large-scale Score-based Variational Posterior Inference for
+    Bayesian Deep Neural Networks", where ``level`` is beta. The parts of the log density stay as
+    they are.
+
+    Parameters
+    ----------
+    estimator : GradientEstimator, optional
+        Where the scores come from. Default: the engines' default, minibatches when the model
+        subsamples a plate itself, else all rows of the arguments.
+    level : float
+        Noise level; 0 adds none.
+
+    Raises
+    ------
+    ArgumentError
+        The level is negative, or ``estimator`` is something else.
+    """
+
+    estimator: Any = None
+    level: float = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.estimator is not None and not isinstance(self.estimator, self._base):
+            raise ArgumentError(
+                "Expected estimator to be a GradientEstimator such as Full(), found "
+                f"{type(self.estimator).__name__}. The noise level goes by name: Noisy(level=0.5)."
+            )
+        if not self.level >= 0:
+            raise ArgumentError(f"Expected level >= 0, found {self.level}.")
+
+    @abstractmethod
+    def inner(self, target: Any) -> Any:
+        """The estimator that the scores come from."""
+
+    def needs_new_arguments(self, target: Any) -> bool:
+        """As the other estimator."""
+        return bool(self.inner(target).needs_new_arguments(target))
+
+    def with_own_rows(self, target: Any) -> Any:
+        """Noise on scores of the other estimator with rows of each position's own."""
+        return replace(self, estimator=self.inner(target).with_own_rows(target))
+
+    def evaluations_per_step(self, target: Any) -> float:
+        """Cost of the estimator that the scores come from; noise is free."""
+        return float(self.inner(target).evaluations_per_step(target))

@@ -1,0 +1,319 @@
+"""Minibatch scores with reduced variance: differences to what is known of an anchor or of rows."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from jaxtyping import Float
+
+from ppl_ext.errors import ArgumentError
+from ppl_ext.gradients.estimator import GradientEstimator, share_of_rows
+from ppl_ext.gradients.full_data import Batch, FullData, batches_of, check_rows
+from ppl_ext.gradients.minibatch import Sampling
+from ppl_ext.options import check_count
+
+
+def check_no_local_latents(target: Any, name: str) -> None:
+    """See that no latent lives inside a subsampled plate.
+
+    Raises
+    ------
+    ArgumentError
+        One does: it is moved by the scores of its own row alone, which a step mostly does not
+        draw, so that there is no noise of other rows to reduce.
+    """
+    if target.local_sites:
+        raise ArgumentError(
+            f"Expected no latent inside a subsampled plate with {name}, found "
+            f"{sorted(target.local_sites)}: their gradients come from their own rows alone, which "
+            "most minibatches do not hold. Use Minibatch() or Full()."
+        )
+
+
+class _Anchored(GradientEstimator):
+    """Base of those that compare with an anchor, where the score over all rows is known."""
+
+    #: The host's estimator that draws rows.
+    _minibatches: ClassVar[Any]
+    sampling: Sampling
+    own_rows: bool
+
+    def _minibatch(self) -> Any:
+        return self._minibatches(self.sampling, self.own_rows)
+
+    @abstractmethod
+    def _batches(self) -> tuple[Batch, ...]:
+        """Arguments that hold all rows; none where the model looks its rows up."""
+
+    def _check(self, target: Any, data: Any) -> None:
+        check_no_local_latents(target, type(self).__name__)
+        check_rows(target, data, self._batches(), self._num_rows)
+
+    def _score_of_all_rows(self, target: Any, z: Float[Any, "P D"], data: Any) -> Any:
+        """Score over all rows, by the model's own plate or from all batches."""
+        batches = self._batches()
+        if batches:
+            return self._exact_score(target, z, batches, data.kwargs)
+        return target.full_score(z, data)
+
+
+@dataclass(frozen=True)
+class SVRG(_Anchored):
+    """Stochastic variance reduced gradient.
+
+    Every ``anchor_every`` steps the present positions become anchors, and the exact scores there
+    are computed by a sweep over all rows. With s_B the score of a minibatch B, shared by all
+    positions, the estimate at position z with anchor a is
+
+        s_B(z) - s_B(a) + s(a),
+
+    which is unbiased, and the less noisy the nearer z is to its anchor. What does not depend on
+    the rows, such as the prior of the weights, is the same in s_B and s and therefore exact.
+
+    Parameters
+    ----------
+    anchor_every : int
+        Steps from one anchor to the next.
+    sampling : {"reshuffle", "replacement", "cyclic"}
+        See ``Minibatch``.
+    full_data : tuple or iterable of tuples, optional
+        For models whose batches are their arguments: the arguments with all rows, such as
+        ``(x, y)``, or those of each batch; together they hold each row once. Steps take the batch
+        that they are given, of the size that the model's plate says, for the minibatch B.
+    own_rows : bool
+        See ``Minibatch``.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of range. From ``init``: the model has latents inside a subsampled plate;
+        it subsamples no plate itself, and there is no ``full_data``; or both.
+
+    References
+    ----------
+    R. Johnson and T. Zhang, "Accelerating stochastic gradient descent using predictive variance
+    reduction", NeurIPS 2013; for Stein variational gradient descent see ``SVGDVR``.
+    """
+
+    anchor_every: int
+    sampling: Sampling = "reshuffle"
+    full_data: FullData | None = field(default=None, compare=False, repr=False)
+    own_rows: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("anchor_every", self.anchor_every)
+        self._minibatch()
+        if self.full_data is not None:
+            # An iterable may be good for one pass only.
+            batches = list(batches_of(self.full_data, self._num_rows))
+            object.__setattr__(self, "full_data", batches)
+
+    def _batches(self) -> tuple[Batch, ...]:
+        return () if self.full_data is None else tuple(self.full_data)
+
+    def with_own_rows(self, target: Any) -> Any:
+        """The same, with minibatches drawn for each position apart.
+
+        Raises
+        ------
+        ArgumentError
+            The minibatches are the model's arguments, one for all positions.
+        """
+        if self.full_data is not None:
+            return super().with_own_rows(target)
+        return replace(self, own_rows=True)
+
+    def evaluations_per_step(self, target: Any) -> float:
+        """Two minibatches, and the share of a sweep."""
+        plates = target.plates if self.full_data is None else target.batch_plates
+        return 2.0 * share_of_rows(plates) + 1.0 / self.anchor_every
+
+
+@dataclass(frozen=True)
+class ControlVariate(_Anchored):
+    """Differences to the scores at a fixed position, found before: a mode, or a guide's centre.
+
+    With s_B the score of a minibatch B and a the anchor, the estimate at position z is
+
+        s_B(z) - s_B(a) + s(a),
+
+    which is unbiased for any anchor, and the less noisy the nearer z is to it: near a mode the
+    noise is that of the curvature times the distance. The exact score s(a) takes one sweep over
+    all rows, when the estimator is set up; ``SVRG`` instead moves its anchors along.
+
+    Parameters
+    ----------
+    anchor : mapping of str to array
+        Latent sites in their supports, without a leading axis of draws: ``guide.median()`` of an
+        autoguide (``guide.median(params)`` or ``AutoDelta.median`` in NumPyro), or the mean of an
+        engine's draws.
+    sampling : {"reshuffle", "replacement", "cyclic"}
+        See ``Minibatch``.
+    batches : iterable of tuples, optional
+        For models whose batches are their arguments; see ``BatchArguments``.
+    own_rows : bool
+        See ``Minibatch``.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of range. From ``init``: the anchor lacks a site or has another shape or
+        no finite score; the model has latents inside a subsampled plate, or leaves no rows to
+        draw.
+
+    References
+    ----------
+    J. Baker, P. Fearnhead, E. B. Fox and C. Nemeth, "Control variates for stochastic gradient
+    MCMC", Statistics and Computing 2019.
+    """
+
+    #: The host's estimator that draws batches.
+    _batch_arguments: ClassVar[Any]
+
+    anchor: Mapping[str, Any]
+    sampling: Sampling = "reshuffle"
+    batches: FullData | None = field(default=None, compare=False, repr=False)
+    own_rows: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.anchor, Mapping):
+            raise ArgumentError(
+                "Expected anchor to map each latent site to its value, as guide.median() does, "
+                f"found {type(self.anchor).__name__}."
+            )
+        self._minibatch()
+        if self.batches is not None:
+            # An iterable may be good for one pass only.
+            batches = list(batches_of(self.batches, self._num_rows))
+            object.__setattr__(self, "batches", batches)
+            self._given()
+
+    def _batches(self) -> tuple[Batch, ...]:
+        return () if self.batches is None else tuple(self.batches)
+
+    def _given(self) -> Any:
+        return self._batch_arguments(self.batches, self.own_rows)
+
+    def _rows(self) -> Any:
+        return self._minibatch() if self.batches is None else self._given()
+
+    def _compared(
+        self, target: Any, state: Any, z: Any, anchor: Any, data: Any, *generator: Any
+    ) -> tuple[Any, Any, Any, Any]:
+        """Scores of the next batch at positions and at the anchor, its rows and the next state."""
+        if self.batches is None:
+            indices, state = self._minibatch().draw(target, state, *generator, len(z))
+            scores = (target.score(position, data, indices) for position in (z, anchor))
+            return *scores, indices, state
+        given = self._given()
+        chosen, state = given.draw(state, *generator, len(z))
+        scores = (given.score(target, chosen, position, data) for position in (z, anchor))
+        return *scores, None, state
+
+    def _check_finite(self, finite: bool) -> None:
+        if not finite:
+            raise ArgumentError(
+                "Expected an anchor with a finite score, found one that is not. Take a position "
+                "inside the supports of all sites, such as a mode."
+            )
+
+    def needs_new_arguments(self, target: Any) -> bool:
+        """Never: it has the batches."""
+        return False
+
+    def with_own_rows(self, target: Any) -> Any:
+        """The same anchor, with minibatches drawn for each position apart."""
+        return replace(self, own_rows=True)
+
+    def evaluations_per_step(self, target: Any) -> float:
+        """Two minibatches; the sweep at the anchor is not counted."""
+        return 2.0 * float(self._rows().evaluations_per_step(target))
+
+
+@dataclass(frozen=True)
+class SAGA(GradientEstimator):
+    """Score with a table that holds, for every row and position, the row's latest gradient.
+
+    With g_n the gradient of row n's log likelihood and t_n the table's entry, the estimate from a
+    minibatch B of N rows is
+
+        grad log prior + (N / |B|) sum_B (g_n - t_n) + sum_n t_n,
+
+    which is unbiased; then t_n becomes g_n for the rows of B. The first step fills the table by a
+    sweep over all rows, so that it is exact. Unlike ``SVRG`` there is no other sweep, and the
+    table takes N P D numbers. In Pyro rows are evaluated one after another, which is slow.
+
+    Parameters
+    ----------
+    sampling : {"reshuffle", "replacement", "cyclic"}
+        See ``Minibatch``.
+    max_bytes : int
+        A larger table is refused, when the number of positions is known: in Pyro at the first
+        step.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of range. From ``init``: the model does not subsample exactly one plate
+        itself, or has latents inside it. From ``init``, in Pyro ``estimate``: the table would be
+        too large.
+
+    References
+    ----------
+    A. Defazio, F. Bach and S. Lacoste-Julien, "SAGA: A fast incremental gradient method with
+    support for non-strongly convex composite objectives", NeurIPS 2014.
+    """
+
+    #: The host's estimator that draws rows.
+    _minibatches: ClassVar[Any]
+
+    sampling: Sampling = "reshuffle"
+    max_bytes: int = 2**30
+
+    def __post_init__(self) -> None:
+        check_count("max_bytes", self.max_bytes)
+        self._minibatch()
+
+    def _minibatch(self) -> Any:
+        return self._minibatches(self.sampling)
+
+    def _rows_at_first(self, target: Any, *args: Any) -> Any:
+        """State of the minibatches of a model that was seen to fit."""
+        check_no_local_latents(target, type(self).__name__)
+        state = self._minibatch().init(target, *args)
+        if len(target.plates) != 1:
+            raise ArgumentError(
+                f"Expected one subsampled plate with SAGA, found {sorted(target.plates)}. Use "
+                "SVRG, which takes several."
+            )
+        return state
+
+    def evaluations_per_step(self, target: Any) -> float:
+        """That of a minibatch; the first step's sweep is not counted."""
+        return share_of_rows(target.plates)
+
+
+def table_shape(
+    target: Any, num_positions: int, itemsize: int, max_bytes: int
+) -> tuple[int, int, int]:
+    """Shape (N, P, D) of SAGA's table, of numbers of so many bytes.
+
+    Raises
+    ------
+    ArgumentError
+        It would be too large.
+    """
+    (plate,) = target.plates.values()
+    shape = (plate.size, num_positions, target.dim)
+    needed = math.prod(shape) * itemsize
+    if needed > max_bytes:
+        raise ArgumentError(
+            f"Expected a table of at most max_bytes={max_bytes} bytes, found {needed}: {shape[0]} "
+            f"rows times {shape[1]} positions times {shape[2]} latent dimensions. Use SVRG, which "
+            "has no table, or raise max_bytes."
+        )
+    return shape

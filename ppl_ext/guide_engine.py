@@ -1,0 +1,119 @@
+"""Engines that fit a guide, without arrays: their options, checks and warnings."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from ppl_ext.engine import EngineShell
+from ppl_ext.errors import ArgumentError, NoisyScoreWarning
+from ppl_ext.options import check_count, check_number, refuse
+
+
+class GuideShell(EngineShell):
+    """Base of the engines that fit a guide with a flat log density.
+
+    Parameters
+    ----------
+    model : callable
+        The host's model, used as it is.
+    guide : AutoContinuous
+        An autoguide of the model, or the class, which is then called with the model.
+    optim : optimizer or mapping, optional
+        Pyro's (see ``pyro_ext.optim.EngineOptimizer``), NumPyro's or optax's; or a mapping that
+        gives sites optimizers of their own, see :class:`~ppl_ext.score.GradientSteps`. Default,
+        where the engine uses one: Adam with a learning rate that falls from 0.01 to 0 along a
+        cosine over the run.
+    num_samples : int, optional
+        Draws S per step. None when the engine chooses by the guide, in ``_plan``.
+    clip_norm : float, optional
+        The gradient in all of the guide's parameters, as one vector, is shortened to this length
+        where it is longer. Default: not.
+    initial_scale : float, optional
+        Standard deviation of every coordinate, in the unconstrained space, at the start. Default:
+        the guide's own.
+    total_steps : int, optional
+        T when steps are taken one by one. ``run`` sets T to the steps taken so far plus its own,
+        so that a run resumed for its remaining steps has the T of the uninterrupted one. Steps
+        taken after a run has ended are outside it and have this T again, not the run's. While T
+        is unknown, t/T is taken as 0.
+    **options
+        Options of every engine but ``init_strategy``; see the package's ``Engine``. In Pyro the
+        guide is converted to ``dtype``.
+
+    Raises
+    ------
+    ArgumentError
+        The guide has no flat log density, or an option is out of range.
+    """
+
+    allow_local_latents = False
+    #: What the host's guides are instances of.
+    _host_guide: ClassVar[Any]
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        guide: Any,
+        optim: Any = None,
+        num_samples: int | None = None,
+        *,
+        clip_norm: float | None = None,
+        initial_scale: float | None = None,
+        total_steps: int | None = None,
+        **options: Any,
+    ) -> None:
+        refuse(type(self), options, "init_strategy")
+        super().__init__(model, **options)
+        if isinstance(guide, type) and issubclass(guide, self._host_guide):
+            try:
+                guide = guide(model)
+            except TypeError as error:
+                raise ArgumentError(
+                    f"Expected a guide class that takes the model alone, found {guide.__name__}: "
+                    f"{error}. Pass a guide, such as {guide.__name__}(model, ...)."
+                ) from error
+        self._check_flat_density(guide)
+        for name, count in (("num_samples", num_samples), ("total_steps", total_steps)):
+            check_count(name, count, optional=True)
+        for name, value in (("clip_norm", clip_norm), ("initial_scale", initial_scale)):
+            check_number(name, value, optional=True)
+        self.optim = self._host_optimizer(optim)
+        self.guide = guide
+        self.num_samples = num_samples
+        self.clip_norm = clip_norm
+        self.initial_scale = initial_scale
+        self.total_steps = total_steps
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make what the host's engines hold before they have met the model's arguments."""
+
+    @staticmethod
+    def _check_flat_density(guide: Any) -> Any:
+        """See that a guide has a flat log density."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _host_optimizer(optim: Any) -> Any:
+        """What the engine uses of an optimizer that was given, checked."""
+        return optim
+
+    @property
+    def density(self) -> Any:
+        """The guide as a density over the flat unconstrained vector."""
+        return self.plan.density
+
+    def _settings(self) -> dict[str, str]:
+        return {"guide": type(self.guide).__name__, **super()._settings()}
+
+    def _warn_of_noise(self, plan: Any, consequence: str) -> None:
+        """Warn that the scores are not exact."""
+        warnings.warn(
+            f"{type(self).__name__} expects exact scores, but {type(plan.estimator).__name__} "
+            f"gives noisy ones or scores of a part of the data here. {consequence} Use "
+            "estimator=Full() with all rows, or ProximalScoreVI, which takes noisy scores.",
+            NoisyScoreWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,154 @@
+"""The flat log density of a guide: what score-based inference needs to know of a host's autoguide.
+
+A guide takes part in score-based inference through a ``FlatDensity``: a view of the guide
+as a density log q(theta) over the flat unconstrained vector, with pure functions of a dictionary
+of *unconstrained* parameter arrays under the host's names: in Pyro as in
+``guide.named_parameters()``, in NumPyro ``auto_loc``, ... Normal guides have closed forms for the
+score, grad_theta log q(theta); other continuous guides whose posterior can be evaluated at a given
+point are differentiated automatically. The registry is open: ``register_flat_density`` adds a guide
+class. Setting a guide up leaves Pyro's global param store as it was.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from ppl_ext.documented import Documented
+from ppl_ext.errors import ArgumentError
+
+CovarianceStructure = Literal["diagonal", "full", "low_rank", "matrix_normal", "layer_low_rank"]
+
+
+class Moments(NamedTuple):
+    """First two moments of a Normal guide.
+
+    ``mean`` is (D,). ``scale`` is the standard deviations (D,) of a diagonal guide, and the lower
+    triangular Cholesky factor (D, D) of the covariance of any other.
+    """
+
+    mean: Any
+    scale: Any
+
+
+class FlatDensityShell(Documented):
+    """Flat log density of an ``AutoContinuous`` guide, by automatic differentiation.
+
+    Subclasses give closed forms. All methods are pure functions of ``parameters``, but for
+    ``write_back`` in Pyro, whose guides hold their parameters.
+
+    Parameters
+    ----------
+    guide : AutoContinuous
+        A guide that has been set up (its prototype exists).
+    dtype : torch.dtype, optional
+        In Pyro: the guide's parameters are converted to it. Default: as they are.
+    rng_key : jax.Array
+        In NumPyro: key of the random draws with which the host initialises parameters such as a
+        flow's.
+
+    Attributes
+    ----------
+    covariance_structure : CovarianceStructure or None
+        None when the guide is not a Normal.
+    """
+
+    covariance_structure: CovarianceStructure | None = None
+    guide: Any
+
+    @property
+    def dim(self) -> int:
+        """Length D of the flat unconstrained vector."""
+        return int(self.guide.latent_dim)
+
+    def initial_parameters(self) -> Any:
+        """The guide's unconstrained parameters, by name: a copy of Pyro's present ones; NumPyro's
+        initial ones, made anew."""
+        raise NotImplementedError
+
+    def log_prob(self, parameters: Any, theta: Any) -> Any:
+        """Log density at theta (..., D), shape (...,)."""
+        raise NotImplementedError
+
+    def score(self, parameters: Any, theta: Any) -> Any:
+        """Gradient of the log density with respect to theta, (..., D).
+
+        Differentiable in the parameters (in Pyro where they require gradients).
+        """
+        raise NotImplementedError
+
+    def log_prob_and_score(self, parameters: Any, theta: Any) -> tuple[Any, Any]:
+        """:meth:`log_prob` and :meth:`score`, which have much in common."""
+        return self.log_prob(parameters, theta), self.score(parameters, theta)
+
+    def mean_square_residual(self, parameters: Any, theta: Any, target: Any) -> tuple[Any, Any]:
+        """Mean over draws of ||grad log q(theta) - target||^2, and its gradient.
+
+        Parameters
+        ----------
+        parameters : dict of arrays
+        theta, target : arrays (S, D)
+            Held fixed.
+
+        Returns
+        -------
+        value : scalar array
+        gradient : dict of arrays
+            With respect to ``parameters``.
+        """
+        raise NotImplementedError
+
+    def moments(self, parameters: Any) -> Moments:
+        """Mean and scale of a Normal guide.
+
+        Raises
+        ------
+        ArgumentError
+            The guide is not a Normal.
+        """
+        raise ArgumentError(
+            f"Expected a Normal guide, found {type(self.guide).__name__}, whose moments have no "
+            "closed form. Draw samples instead."
+        )
+
+    def set_moments(self, parameters: Any, moments: Moments) -> Any:
+        """New parameters with which a diagonal or full Normal guide has these moments.
+
+        Raises
+        ------
+        ArgumentError
+            The guide is not a diagonal or full Normal.
+        """
+        raise ArgumentError(
+            "Expected AutoDiagonalNormal or AutoMultivariateNormal, found "
+            f"{type(self.guide).__name__}, which cannot be set to given moments."
+        )
+
+    def set_scale(self, parameters: Any, scale: float) -> Any:
+        """New parameters of a Normal guide with this standard deviation everywhere.
+
+        The mean is the same, and so is W of a low-rank covariance; others are uncorrelated.
+
+        Raises
+        ------
+        ArgumentError
+            The guide is not one that can be set to a scale.
+        """
+        raise ArgumentError(
+            "Expected AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal or "
+            f"AutoMatrixNormal with initial_scale, found {type(self.guide).__name__}. Leave "
+            "initial_scale out, and give the guide its scale where it is made (init_scale)."
+        )
+
+    def _not_invertible(self, error: Exception) -> ArgumentError:
+        return ArgumentError(
+            f"Expected a guide whose log density can be evaluated at any point, found "
+            f"{type(self.guide).__name__}, which cannot be inverted ({error}). {ALTERNATIVES}"
+        )
+
+
+ALTERNATIVES = (
+    "Use AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal, "
+    "AutoLayerLowRankNormal, AutoMatrixNormal, AutoGaussianMixture or AutoPlanarFlow, or another "
+    "AutoContinuous guide whose posterior has an evaluable log density; or register one "
+    "with register_flat_density."
+)

@@ -1,0 +1,185 @@
+"""A Normal guide with a low-rank covariance for each layer of a network.
+
+Weights and biases of one layer are jointly Normal with covariance ``S (I + W W^T) S``, S a
+diagonal of scales and W a factor with few columns; layers are independent of each other. For the
+same number of columns this describes correlations within every layer, where one low-rank
+covariance over all weights shares its few directions between them, at the same cost.
+
+Source of the covariance: V. M.-H. Ong, D. J. Nott and M. S. Smith, "Gaussian variational
+approximation with a factor covariance structure", Journal of Computational and Graphical
+Statistics 27 (2018). For the layers of networks: M. Tomczak, S. Swaroop and R. Turner, "Efficient
+low rank Gaussian variational inference for neural networks", NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ppl_ext.documented import Documented
+from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
+from ppl_ext.guides.flat_density import FlatDensityShell, Moments
+from ppl_ext.guides.layouts import Layer
+from ppl_ext.options import check_count, check_number
+
+
+class LayerFormulas(ArrayFunctions):
+    """Normal over a flat vector, of covariance ``S (I + W W^T) S`` within each layer.
+
+    Parameters
+    ----------
+    loc : array (..., D)
+        Without further axes in NumPyro.
+    scale : array (D,)
+        The diagonal of S, positive.
+    cov_factor : array (D, r)
+        The rows of W, layer by layer independent of each other.
+    layers : tuple of Layer
+        Together they are the whole vector.
+    """
+
+    loc: Any
+    scale: Any
+    cov_factor: Any
+    layers: tuple[Layer, ...]
+
+    def _draw(self, noise: Any, inner: Any) -> Any:
+        """Draws (..., D) from standard Normal numbers (..., D) and (..., layers, r)."""
+        return self.loc + self.scale * (noise + self._lifted(inner))
+
+    def log_prob(self, value: Any) -> Any:
+        log = self.xp.log
+        standard, root = (value - self.loc) / self.scale, self._roots()
+        inner = self._solved(root, self._projected(standard))
+        square = (standard**2).sum(-1) - (inner**2).sum((-2, -1))
+        log_determinant = log(self.scale).sum() + log(self.diagonal(root)).sum()
+        return -0.5 * (square + len(self.scale) * LOG_TWO_PI) - log_determinant
+
+    def score(self, value: Any) -> Any:
+        """Gradient of the log density, (..., D)."""
+        standard, root = (value - self.loc) / self.scale, self._roots()
+        inner = self._solved(root, self._projected(standard))
+        inner = self._solved(root, inner, transpose=True)
+        return (self._lifted(inner) - standard) / self.scale
+
+    @property
+    def mean(self) -> Any:
+        return self.loc
+
+    @property
+    def variance(self) -> Any:
+        return self.scale**2 * (1.0 + (self.cov_factor**2).sum(-1))
+
+    def covariance_matrix(self) -> Any:
+        """Dense covariance (D, D): for small D only."""
+        scaled = self.scale[:, None] * self.cov_factor
+        member = np.zeros((len(self.layers), len(self.scale)))
+        for number, layer in enumerate(self.layers):
+            for start, stop in layer.places:
+                member[number, start:stop] = 1.0
+        together = self.as_array(member.T @ member, scaled)
+        return together * (scaled @ scaled.T) + self.xp.diag(self.scale**2)
+
+    def _projected(self, x: Any) -> Any:
+        """``x^T W`` in each layer, (..., layers, r), of vectors (..., D)."""
+        factor = self.cov_factor
+        products = [
+            sum(x[..., start:stop] @ factor[start:stop] for start, stop in layer.places)
+            for layer in self.layers
+        ]
+        return self.xp.stack(products, -2)
+
+    def _lifted(self, inner: Any) -> Any:
+        """``W z`` in each layer, (..., D), of vectors (..., layers, r)."""
+        parts = {
+            start: inner[..., number, :] @ self.cov_factor[start:stop].T
+            for number, layer in enumerate(self.layers)
+            for start, stop in layer.places
+        }
+        return self.xp.concatenate([parts[start] for start in sorted(parts)], -1)
+
+    def _roots(self) -> Any:
+        """Cholesky factor of I + W^T W in each layer, (layers, r, r)."""
+        factor = self.cov_factor
+        products = [
+            sum(factor[start:stop].T @ factor[start:stop] for start, stop in layer.places)
+            for layer in self.layers
+        ]
+        identity = self.identity(factor.shape[-1], factor)
+        return self.xp.linalg.cholesky(identity + self.xp.stack(products))
+
+    def _solved(self, root: Any, inner: Any, transpose: bool = False) -> Any:
+        """Solve L x = v, or L^T x = v, in each layer, for vectors (..., layers, r)."""
+        # Layers first, and the vectors of all draws in the rows.
+        rows = self.xp.moveaxis(inner.reshape(-1, *root.shape[:2]), 0, 1)
+        solved = self.solve_lower(root, rows, transpose)
+        return self.xp.moveaxis(solved, 0, 1).reshape(inner.shape)
+
+
+class LayerGuide(Documented):
+    """Normal guide with a low-rank plus diagonal covariance for each layer of a network.
+
+    Within a layer the covariance is ``S (I + W W^T) S``, S a diagonal of scales and W of ``rank``
+    columns; layers are independent. Which sites are one layer is read from their names, all
+    before the last dot: "net.0.weight" and "net.0.bias" are, and "net/Dense_0.kernel" and
+    "net/Dense_0.bias". A site without a dot is a layer of its own.
+
+    Parameters
+    ----------
+    model : callable
+        The host's model.
+    rank : int
+        Columns of W in each layer.
+    layers : mapping of str to str, optional
+        Names of layers by site, for sites that belong to another one than their name says.
+    prefix : str
+        Prefix of the parameters' names, in NumPyro alone; the host's default.
+    init_loc_fn : callable
+        Initial values by site; the host's default.
+    init_scale : float
+        Initial standard deviation of each unconstrained coordinate, on average; the host's default.
+
+    Notes
+    -----
+    Parameters in Pyro, by the names of ``named_parameters()``: ``loc`` (D,),
+    ``scale_unconstrained`` (D,) and ``cov_factor`` (D, rank), the rows of W for all layers; in
+    NumPyro ``auto_loc`` (D,), ``auto_scale`` (D,) and ``auto_cov_factor`` (D, rank). W starts at
+    random, since nothing would leave W = 0.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of range; when the guide first sees its model, ``layers`` names a site
+        that there is not.
+    """
+
+    def _take_options(self, rank: int, layers: Mapping[str, str] | None, init_scale: float) -> None:
+        check_count("rank", rank)
+        check_number("init_scale", init_scale)
+        self.rank = rank
+        self._init_scale = float(init_scale)
+        self._given_layers = None if layers is None else dict(layers)
+
+
+class LayerDensity(ArrayFunctions, FlatDensityShell):
+    """``AutoLayerLowRankNormal``: closed forms by Woodbury's identity in each layer.
+
+    O(D r) operations per draw, and a Cholesky factor of size r for each layer.
+    """
+
+    def _posterior(self, parameters: Any) -> Any:
+        """The distribution with these parameters."""
+        raise NotImplementedError
+
+    def log_prob(self, parameters: Any, theta: Any) -> Any:
+        return self._posterior(parameters).log_prob(theta)
+
+    def score(self, parameters: Any, theta: Any) -> Any:
+        return self._posterior(parameters).score(theta)
+
+    def moments(self, parameters: Any) -> Moments:
+        """Mean (D,) and dense Cholesky factor (D, D): for small D only."""
+        posterior = self._posterior(parameters)
+        return Moments(posterior.loc, self.xp.linalg.cholesky(posterior.covariance_matrix()))

@@ -1,0 +1,108 @@
+"""The local reparameterisation: noise in a layer's outputs in place of its weights.
+
+With independent Normal weights of mean M and variance V the outputs y = x W of a row are
+independent Normals with mean x M and variance x^2 V (squares entry by entry). Drawing these
+directly gives every row noise of its own, so that the variance of the gradient falls with the
+number of rows, and fewer numbers are drawn.
+
+D. P. Kingma, T. Salimans and M. Welling, "Variational dropout and the local reparameterization
+trick", NeurIPS 2015, equation (6). For convolutions, with places drawn independently: D.
+Molchanov, A. Ashukha and D. Vetrov, "Variational dropout sparsifies deep neural networks", ICML
+2017.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+from ppl_ext.errors import ArgumentError
+from ppl_ext.guides.flipout import Objective
+from ppl_ext.guides.row_noise import LinearUse, RowNoise
+
+
+class NormalOutputs(RowNoise):
+    """Independent Normal noise in the outputs, with the variance that the weights' noise has."""
+
+    name = "local_reparameterization"
+
+    def __init__(self, *args: Any, independent_places: bool = False) -> None:
+        super().__init__(*args)
+        self._independent_places = independent_places
+        self._seen: set[str] = set()
+
+    @abstractmethod
+    def _normal(self, mean: Any, variance: Any) -> Any:
+        """Independent Normal draws, of the shape of the mean."""
+
+    def __call__(self, use: LinearUse) -> Any:
+        if use.site in self._seen:
+            raise ArgumentError(
+                f"Expected {use.site!r} to be applied once, found a second use, whose outputs "
+                "depend on those of the first. Use flipout, which is exact there, or name the "
+                "other sites in sites=."
+            )
+        if use.positions > 1 and not self._independent_places:
+            raise ArgumentError(
+                f"Expected {use.site!r} to be applied once a row, found {use.positions} places, "
+                "whose outputs depend on each other. Use flipout, which is exact there, or accept "
+                "the approximation of independent places with independent_places=True."
+            )
+        self._seen.add(use.site)
+        mean = use.apply(use.x, use.draw.mean)
+        return self._normal(mean, use.apply(use.x**2, use.draw.scale**2))
+
+
+def local_reparameterization_of(
+    objective: Callable[..., Objective], noise: type[NormalOutputs]
+) -> Callable[..., Objective]:
+    """The function ``local_reparameterization`` of a package, from its objective and its noise."""
+
+    def local_reparameterization(
+        elbo: Any, sites: Collection[str] | None = None, *, independent_places: bool = False
+    ) -> Objective:
+        """An objective whose noise is drawn in the outputs of linear layers, for mean-field guides.
+
+        The expectation of objective and gradient is that of ``elbo``; model and guide are not
+        touched, and the weights stay sample sites, whose draws the objective's other terms see.
+
+        Parameters
+        ----------
+        elbo : Trace_ELBO, TraceMeanField_ELBO or TraceGraph_ELBO
+            The host's objective. TraceMeanField_ELBO has no noise in the divergence from the prior.
+        sites : collection of str, optional
+            Names of the weights' sites. Default: all that are met as an operand of a matrix product
+            or a convolution. Biases, and what is used otherwise, keep one draw for all rows.
+        independent_places : bool
+            A convolution applies its weights at many places of a row, whose outputs are then
+            correlated. Drawing them independently, as is usual, changes the objective: it is an
+            approximation, and has to be asked for. ``flipout`` is exact there.
+
+        Returns
+        -------
+        RowNoiseELBO
+            To be passed to the host's ``SVI`` as its loss.
+
+        Notes
+        -----
+        What is asked of model and guide is as in ``flipout``; besides, a weight is applied once.
+
+        Raises
+        ------
+        ArgumentError
+            As in ``flipout``; and from the first step when a weight is applied twice, or at several
+            places of a row without ``independent_places``.
+
+        Examples
+        --------
+        >>> loss = local_reparameterization(TraceMeanField_ELBO())  # doctest: +SKIP
+        >>> svi = SVI(model, AutoNormal(model), Adam(1e-3), loss)  # doctest: +SKIP
+        """
+        return objective(elbo, partial(noise, independent_places=independent_places), sites)
+
+    # Where the package's API page looks for it.
+    found = local_reparameterization
+    found.__module__, found.__qualname__ = noise.__module__, found.__name__
+    return found

@@ -1,0 +1,266 @@
+"""A Normal guide with a Kronecker covariance for each matrix-shaped site (``AutoMatrixNormal``).
+
+A weight matrix W (n x p) has the posterior approximation ``W = M + A E B^T`` with standard Normal
+E: the matrix normal distribution with row covariance U = A A^T and column covariance V = B B^T.
+The entries of W taken row by row have the covariance U (x) V, which is described by
+n (n + 1) / 2 + p (p + 1) / 2 numbers and never formed.
+
+Source of the distribution: A. P. Dawid, "Some matrix-variate distribution theory: notational
+considerations and a Bayesian application", Biometrika 68 (1981). As an approximate posterior of
+network weights: C. Louizos and M. Welling, "Structured and efficient variational deep learning
+with matrix Gaussian posteriors", ICML 2016.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ppl_ext.documented import Documented
+from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
+from ppl_ext.guides.flat_density import FlatDensityShell, Moments
+from ppl_ext.guides.layouts import Blocks
+
+
+class Factors(NamedTuple):
+    """What an ``AutoMatrixNormal`` is made of.
+
+    ``mean`` is (D,). ``scale`` holds the standard deviations (R,) of the coordinates that belong
+    to no matrix, in flat order. ``matrices`` gives for each matrix-shaped site, by name, the lower
+    triangular factors A (n, n) and B (p, p) of the covariance A A^T (x) B B^T.
+    """
+
+    mean: Any
+    scale: Any
+    matrices: dict[str, tuple[Any, Any]]
+
+    def pairs(self, blocks: Blocks) -> list[tuple[Any, Any]]:
+        """A and B in the order of the flat vector: JAX sorts dictionaries by their keys."""
+        return [self.matrices[name] for name, _, _ in blocks.matrices]
+
+
+class MatrixFormulas(ArrayFunctions):
+    """The map from standard Normal vectors to draws about zero, and its inverse."""
+
+    @classmethod
+    def split(cls, x: Any, blocks: Blocks) -> tuple[list[Any], Any]:
+        """Matrices (..., n, p) and the rest (..., R) of flat vectors (..., D)."""
+        lead = x.shape[:-1]
+        matrices = [x[..., where].reshape(*lead, *shape) for _, where, shape in blocks.matrices]
+        rest = [x[..., where] for where in blocks.rest]
+        return matrices, cls.xp.concatenate(rest, -1) if rest else x[..., :0]
+
+    @classmethod
+    def join(cls, matrices: Sequence[Any], rest: Any, blocks: Blocks) -> Any:
+        """Inverse of :meth:`split`."""
+        parts = {
+            block.where.start: matrix.reshape(*matrix.shape[:-2], -1)
+            for block, matrix in zip(blocks.matrices, matrices, strict=True)
+        }
+        used = 0
+        for where in blocks.rest:
+            size = where.stop - where.start
+            parts[where.start] = rest[..., used : used + size]
+            used += size
+        return cls.xp.concatenate([parts[start] for start in sorted(parts)], -1)
+
+    @classmethod
+    def scaled(cls, x: Any, factors: Factors, blocks: Blocks) -> Any:
+        """``A E B^T`` and ``scale * e`` of standard Normal vectors (..., D)."""
+        matrices, rest = cls.split(x, blocks)
+        scaled = [
+            row @ (matrix @ column.T)
+            for (row, column), matrix in zip(factors.pairs(blocks), matrices, strict=True)
+        ]
+        return cls.join(scaled, rest * factors.scale, blocks)
+
+    @classmethod
+    def whitened(cls, x: Any, factors: Factors, blocks: Blocks) -> Any:
+        """Inverse of :meth:`scaled`."""
+        matrices, rest = cls.split(x, blocks)
+        whitened = [
+            cls._solve(pair, matrix)
+            for pair, matrix in zip(factors.pairs(blocks), matrices, strict=True)
+        ]
+        return cls.join(whitened, rest / factors.scale, blocks)
+
+    @classmethod
+    def _solve(cls, pair: tuple[Any, Any], matrix: Any, transpose: bool = False) -> Any:
+        """``A^{-1} X B^{-T}``, or ``A^{-T} X B^{-1}``, of matrices (..., n, p)."""
+        row, column = pair
+        # Right-hand sides of all draws together, so that each factor is read once.
+        half = cls.solve_lower(column, matrix, transpose)
+        return cls.solve_lower(row, half.mT, transpose).mT
+
+    @classmethod
+    def log_determinant(cls, factors: Factors, blocks: Blocks) -> Any:
+        """Log determinant of the map from standard Normal vectors."""
+        log = cls.xp.log
+        total = log(factors.scale).sum()
+        for name, _, (rows, columns) in blocks.matrices:
+            row, column = factors.matrices[name]
+            # det(A (x) B) = det(A)^p det(B)^n.
+            total = total + columns * log(row.diagonal()).sum()
+            total = total + rows * log(column.diagonal()).sum()
+        return total
+
+    @classmethod
+    def deviations(cls, factors: Factors, blocks: Blocks) -> Any:
+        """Standard deviation of each coordinate, (D,)."""
+        # The marginal variance of W_ij is U_ii V_jj.
+        matrices = [
+            cls.xp.outer(*(cls.xp.sqrt((factor**2).sum(-1)) for factor in pair))
+            for pair in factors.pairs(blocks)
+        ]
+        return cls.join(matrices, factors.scale, blocks)
+
+
+class MatrixTransform(MatrixFormulas):
+    """``mean + A E B^T`` for each matrix of the flat vector, ``mean + scale * e`` for the rest.
+
+    Parameters
+    ----------
+    factors : Factors
+    blocks : Blocks
+    """
+
+    factors: Factors
+    blocks: Blocks
+
+    def _call(self, x: Any) -> Any:
+        return self.factors.mean + self.scaled(x, self.factors, self.blocks)
+
+    def _inverse(self, y: Any) -> Any:
+        return self.whitened(y - self.factors.mean, self.factors, self.blocks)
+
+    def log_abs_det_jacobian(self, x: Any, y: Any, intermediates: Any = None) -> Any:
+        total = self.log_determinant(self.factors, self.blocks)
+        return self.xp.broadcast_to(total, x.shape[:-1])
+
+
+class MatrixGuide(Documented):
+    """Normal guide whose covariance is a Kronecker product for each matrix-shaped site.
+
+    The covariance over the flat unconstrained vector is block diagonal by site. A site whose
+    unconstrained value has at least two axes longer than one is taken as a matrix W: its first
+    axis (axes of length one aside) is the n rows, the remaining ones together are the p columns.
+    It is ``W = M + A E B^T`` with standard Normal E, hence its entries, row by row, have the
+    covariance ``A A^T (x) B B^T``. Every other site is diagonal.
+
+    A and B are lower triangular with a positive diagonal. They share one scale, as (c A, B / c) is
+    the same guide; at the start, and after ``MatrixNormalDensity.set_factors``, it is divided
+    evenly.
+
+    Parameters
+    ----------
+    model : callable
+        The host's model.
+    prefix : str
+        Prefix of the parameters' names, in NumPyro alone; the host's default.
+    init_loc_fn : callable
+        Initial values by site; the host's default.
+    init_scale : float
+        Initial standard deviation of each unconstrained coordinate; the host's default.
+
+    Notes
+    -----
+    Parameters in Pyro, by the names of ``named_parameters()``: ``loc`` (D,);
+    ``scale_unconstrained`` (R,), where R > 0 coordinates belong to no matrix; and for each
+    matrix-shaped site ``row_scale.<site>_unconstrained`` (n,) and
+    ``row_tril.<site>_unconstrained`` (n, n), whose product is A, with ``column_scale`` (p,) and
+    ``column_tril`` (p, p) likewise for B. In NumPyro: ``auto_loc`` (D,); ``auto_scale`` (R,), where
+    R > 0; and for each matrix-shaped site A as ``auto_<site>_row_tril`` (n, n) and B as
+    ``auto_<site>_column_tril`` (p, p).
+
+    Raises
+    ------
+    ArgumentError
+        ``init_scale`` is not a positive number.
+    """
+
+
+class MatrixDensity(MatrixFormulas, FlatDensityShell):
+    """``AutoMatrixNormal``: closed forms by triangular solves with A and B.
+
+    O(n p (n + p)) operations per draw and matrix, O(n p) memory.
+    """
+
+    def blocks(self) -> Blocks:
+        """Which parts of the flat vector are matrices and which are the rest."""
+        found: Blocks = self.guide.blocks
+        return found
+
+    def factors(self, parameters: Any) -> Factors:
+        """Mean, factors of each matrix, and standard deviations of the rest.
+
+        Differentiable in the parameters. Only the products A (x) B are determined: (c A, B / c)
+        is the same density.
+        """
+        raise NotImplementedError
+
+    def set_factors(self, parameters: Any, factors: Factors) -> Any:
+        """New parameters with which the guide has these factors.
+
+        The scale that A and B share is divided so that their diagonals have the same geometric
+        mean; the density is that of the given factors.
+
+        Parameters
+        ----------
+        parameters : dict of arrays
+            Present parameters.
+        factors : Factors
+            As :meth:`factors` gives them: A and B lower triangular with positive diagonals.
+
+        Returns
+        -------
+        dict of arrays
+        """
+        raise NotImplementedError
+
+    def _balanced(self, pair: tuple[Any, Any]) -> tuple[Any, Any]:
+        """A and B with one scale divided so that their diagonals have the same geometric mean."""
+        row_level, column_level = (self.xp.log(factor.diagonal()).mean() for factor in pair)
+        ratio = self.xp.exp(0.5 * (column_level - row_level))
+        return pair[0] * ratio, pair[1] / ratio
+
+    def set_scale(self, parameters: Any, scale: float) -> Any:
+        factors, half = self.factors(parameters), math.sqrt(scale)
+        matrices = {
+            name: (
+                half * self.identity(rows, factors.mean),
+                half * self.identity(columns, factors.mean),
+            )
+            for name, _, (rows, columns) in self.blocks().matrices
+        }
+        deviations = self.xp.full_like(factors.scale, scale)
+        return self.set_factors(parameters, Factors(factors.mean, deviations, matrices))
+
+    def log_prob(self, parameters: Any, theta: Any) -> Any:
+        factors, blocks = self.factors(parameters), self.blocks()
+        standard = self.whitened(theta - factors.mean, factors, blocks)
+        square = (standard**2).sum(-1) + self.dim * LOG_TWO_PI
+        return -0.5 * square - self.log_determinant(factors, blocks)
+
+    def score(self, parameters: Any, theta: Any) -> Any:
+        factors, blocks = self.factors(parameters), self.blocks()
+        matrices, rest = self.split(factors.mean - theta, blocks)
+        # grad log q (W) = -U^{-1} (W - M) V^{-1}.
+        scores = [
+            self._solve(pair, self._solve(pair, matrix), transpose=True)
+            for pair, matrix in zip(factors.pairs(blocks), matrices, strict=True)
+        ]
+        return self.join(scores, rest / factors.scale**2, blocks)
+
+    def moments(self, parameters: Any) -> Moments:
+        """Mean (D,) and dense Cholesky factor (D, D): for small D only."""
+        factors, blocks = self.factors(parameters), self.blocks()
+        dense = {
+            where.start: self.xp.kron(*factors.matrices[name]) for name, where, _ in blocks.matrices
+        }
+        used = 0
+        for where in blocks.rest:
+            size = where.stop - where.start
+            dense[where.start] = self.xp.diag(factors.scale[used : used + size])
+            used += size
+        return Moments(factors.mean, self.block_diagonal([dense[start] for start in sorted(dense)]))

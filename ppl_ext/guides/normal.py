@@ -1,0 +1,117 @@
+"""Closed forms of the flat log density and the score for the hosts' Normal guides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
+from ppl_ext.guides.flat_density import FlatDensityShell, Moments
+
+
+class NormalFormulas(ArrayFunctions, FlatDensityShell):
+    """What Normal guides have in common: a mean, and points in standard coordinates."""
+
+    def mean(self, parameters: Any) -> Any:
+        """Mean (D,) of the guide, in the unconstrained space."""
+        raise NotImplementedError
+
+    @classmethod
+    def log_density(cls, scale_tril: Any, standard: Any) -> Any:
+        """Log density (...,) of a Normal at points in its standard coordinates (..., D)."""
+        constant = cls.xp.log(scale_tril.diagonal()).sum() + 0.5 * len(scale_tril) * LOG_TWO_PI
+        return -0.5 * (standard**2).sum(-1) - constant
+
+
+class DiagonalFormulas(NormalFormulas):
+    """``AutoDiagonalNormal``: closed forms in O(D) memory per draw."""
+
+    def log_prob(self, parameters: Any, theta: Any) -> Any:
+        loc, scale = self.moments(parameters)
+        square = (((theta - loc) / scale) ** 2).sum(-1)
+        return -0.5 * (square + self.dim * LOG_TWO_PI) - self.xp.log(scale).sum()
+
+    def score(self, parameters: Any, theta: Any) -> Any:
+        loc, scale = self.moments(parameters)
+        return (loc - theta) / scale**2
+
+    def largest_gradient(self, parameters: Any, theta: Any, score: Any, reach: Any) -> Any:
+        """Bound on the entries of ``mean_square_residual``'s gradient, and on the residuals.
+
+        For targets between ``score`` and the scores of the present guide, at these parameters and
+        all others whose entries differ by ``reach`` at most. Infinite or NaN where something is
+        not finite, or not known.
+
+        Parameters
+        ----------
+        parameters : dict of arrays
+        theta, score : arrays (S, D)
+        reach : float
+        """
+        raise NotImplementedError
+
+    def set_scale(self, parameters: Any, scale: float) -> Any:
+        mean = self.mean(parameters)
+        return self.set_moments(parameters, Moments(mean, self.xp.full_like(mean, scale)))
+
+
+class FullFormulas(NormalFormulas):
+    """``AutoMultivariateNormal``: closed forms by two triangular solves."""
+
+    def log_prob(self, parameters: Any, theta: Any) -> Any:
+        loc, scale_tril = self.moments(parameters)
+        return self.log_density(scale_tril, self.solve_lower(scale_tril, theta - loc))
+
+    def score(self, parameters: Any, theta: Any) -> Any:
+        return self._standard_and_score(*self.moments(parameters), theta)[1]
+
+    def log_prob_and_score(self, parameters: Any, theta: Any) -> tuple[Any, Any]:
+        loc, scale_tril = self.moments(parameters)
+        standard, score = self._standard_and_score(loc, scale_tril, theta)
+        return self.log_density(scale_tril, standard), score
+
+    def _standard_and_score(self, loc: Any, scale_tril: Any, theta: Any) -> tuple[Any, Any]:
+        standard = self.solve_lower(scale_tril, loc - theta)
+        return standard, self.solve_lower(scale_tril, standard, transpose=True)
+
+    def set_scale(self, parameters: Any, scale: float) -> Any:
+        mean = self.mean(parameters)
+        deviations = self.xp.diag(self.xp.full_like(mean, scale))
+        return self.set_moments(parameters, Moments(mean, deviations))
+
+
+class LowRankFormulas(NormalFormulas):
+    """``AutoLowRankMultivariateNormal``: closed forms by Woodbury's identity.
+
+    The covariance is S (I + W W^T) S with S = diag(scale) and W = ``cov_factor`` (D, r), so only
+    r x r systems are solved.
+    """
+
+    def _parts(self, parameters: Any) -> tuple[Any, Any, Any]:
+        """The mean, the diagonal of S, and W."""
+        raise NotImplementedError
+
+    def _capacitance(self, factor: Any) -> Any:
+        """Cholesky factor of I + W^T W, (r, r)."""
+        identity = self.identity(factor.shape[-1], factor)
+        return self.xp.linalg.cholesky(identity + factor.T @ factor)
+
+    def log_prob(self, parameters: Any, theta: Any) -> Any:
+        loc, scale, factor = self._parts(parameters)
+        standard, capacitance = (theta - loc) / scale, self._capacitance(factor)
+        inner = self.solve_lower(capacitance, standard @ factor)
+        square = (standard**2).sum(-1) - (inner**2).sum(-1)
+        log_determinant = self.xp.log(scale).sum() + self.xp.log(capacitance.diagonal()).sum()
+        return -0.5 * (square + self.dim * LOG_TWO_PI) - log_determinant
+
+    def score(self, parameters: Any, theta: Any) -> Any:
+        loc, scale, factor = self._parts(parameters)
+        standard, capacitance = (theta - loc) / scale, self._capacitance(factor)
+        inner = self.solve_lower(capacitance, standard @ factor)
+        inner = self.solve_lower(capacitance, inner, transpose=True)
+        return (inner @ factor.T - standard) / scale
+
+    def moments(self, parameters: Any) -> Moments:
+        loc, scale, factor = self._parts(parameters)
+        scaled = scale[:, None] * factor
+        covariance = scaled @ scaled.T + self.xp.diag(scale**2)
+        return Moments(loc, self.xp.linalg.cholesky(covariance))

@@ -1,0 +1,1 @@
+"""The Laplace approximation without a framework: options, checks, formulas of its Gaussians."""

@@ -1,0 +1,381 @@
+"""``LaplaceGGN`` without arrays: its options, which sites have a Gaussian, what is refused."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ppl_ext.curvature import GaussNewton, Structure, as_curvature
+from ppl_ext.engine import EngineShell
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count, check_names, describe
+
+#: Draws that ``get_samples`` returns unless told otherwise.
+DRAWS = 1000
+
+
+class LaplaceShell(EngineShell):
+    """A Gaussian at the mode, whose precision is the Gauss-Newton matrix and the prior's curvature.
+
+    Steps are those of a maximum a posteriori estimate. The first call for draws or for the marginal
+    likelihood after them takes the curvature H of minus the log density there, over all rows
+    whatever the estimator of the steps was, and the approximation is N(mode, H^-1). Mode and
+    Gaussian are those in unconstrained space: of the density with the Jacobians of constrained
+    sites. Other than the Hessian of the hosts' ``AutoLaplaceApproximation`` the Gauss-Newton matrix
+    is never indefinite, needs no second derivatives of the program, and has structures for many
+    dimensions.
+
+    Parameters
+    ----------
+    model : callable
+        The host's model, used as it is. Its likelihood is made of observed sample sites.
+    optim : optimizer
+        Of the kind that ``SVGD`` takes: Pyro's or a callable from tensors to a torch optimizer;
+        in NumPyro the host's or one of optax.
+    curvature : GaussNewton or {"full", "diag", "kfac", "low_rank"}
+        Curvature of the likelihood and the prior; see :class:`~ppl_ext.curvature.GaussNewton`. Its
+        ``sites``, such as those of a network's last layer, have a Gaussian, and all others are
+        fixed at the mode. Nothing of D x D numbers is formed but for ``"full"``. With ``"kfac"``
+        the prior of a matrix site joins its Kronecker factors exactly where its curvature is the
+        same for the whole site, or differs by rows and by columns; see
+        ``laplace.precision_of``. Negative curvature of the prior is set to 0.
+    hyperparameters : sequence of str, optional
+        Latent sites, such as the scale of the noise and that of the weights' prior, that have no
+        Gaussian. While the others are led to their mode, these are led to the maximum of the
+        marginal likelihood by Laplace's method, in unconstrained space and times their own prior.
+        They change during the run, by the same optimizer.
+    hyperparameters_every : int
+        Steps that one gradient of the log determinant, which takes the curvature over all rows,
+        serves.
+    **options
+        Options of every engine; see the package's ``engine.Engine``.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of range. When the engine meets the model's arguments: a site is not
+        latent, nothing is left for the Gaussian, or the likelihood has factors; with
+        ``hyperparameters`` also where the curvature at the start is singular. From ``get_samples``
+        and ``log_marginal_likelihood``: the curvature is singular, or the last arguments were a
+        batch.
+
+    Notes
+    -----
+    The loss is minus the log density at the mode so far, before the step, an estimate where the
+    score is one. ``info["force_norm"]`` is the length of the gradient that the optimizer follows.
+
+    The gradient in the hyperparameters is that of the marginal likelihood at the present mode; how
+    the mode moves with them is followed by the steps, and what that does to the curvature is left
+    out, as in Immer et al. (2021). It is nothing where the model is linear.
+
+    Draws of all the weights of a network, put through the network itself, predict worse than its
+    mode: the Gauss-Newton matrix is that of the network made linear at the mode. With
+    ``curvature=GaussNewton(sites=...)`` of the last layer the outputs are linear in what is drawn.
+
+    References
+    ----------
+    D. J. C. MacKay, "A practical Bayesian framework for backpropagation networks", 1992; H. Ritter,
+    A. Botev and D. Barber, "A scalable Laplace approximation for neural networks", 2018; A. Immer,
+    M. Bauer, V. Fortuin, G. Raetsch and M. E. Khan, "Scalable marginal likelihood estimation for
+    model selection in deep learning", 2021; E. Daxberger et al., "Laplace redux", 2021.
+
+    Examples
+    --------
+    With Pyro, and with NumPyro:
+
+    >>> engine = LaplaceGGN(model, pyro.optim.Adam({"lr": 0.01}), curvature="kfac")
+    ... # doctest: +SKIP
+    >>> engine.run(2000, x, y)  # doctest: +SKIP
+    >>> draws = engine.get_samples(500)  # doctest: +SKIP
+
+    >>> engine = LaplaceGGN(model, optax.adam(0.01), curvature="kfac")  # doctest: +SKIP
+    >>> result = engine.run(jax.random.key(0), 2000, x, y)  # doctest: +SKIP
+    >>> draws = engine.get_samples(result.state, jax.random.key(1), 500)  # doctest: +SKIP
+    """
+
+    _fit_call = "fit_curvature(*args)"
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        optim: Any,
+        *,
+        curvature: Structure | GaussNewton = "full",
+        hyperparameters: Sequence[str] | None = None,
+        hyperparameters_every: int = 20,
+        **options: Any,
+    ) -> None:
+        curvature = as_curvature(curvature)
+        if curvature.every != 1:
+            raise ArgumentError(
+                f"Expected a curvature with every=1, found every={curvature.every}: it is taken at "
+                "the mode, once. With hyperparameters give hyperparameters_every."
+            )
+        check_names("hyperparameters", hyperparameters, optional=True)
+        if "num_particles" in options:
+            raise ArgumentError(
+                "Expected no num_particles, since there is one mode. For several modes run several "
+                "engines, or DeepEnsemble."
+            )
+        check_count("hyperparameters_every", hyperparameters_every)
+        # What follows in a package's class is its engine of particles.
+        super().__init__(model, optim, 1, **options)  # type: ignore[arg-type, call-arg]
+        self.hyperparameters = tuple(hyperparameters or ())
+        self.hyperparameters_every = hyperparameters_every
+        self.curvature = curvature
+        shared = [name for name in self.hyperparameters if name in (curvature.sites or ())]
+        if shared:
+            raise ArgumentError(
+                f"Expected hyperparameters other than the sites of the curvature, found {shared} "
+                "in both."
+            )
+
+    def _settings(self) -> dict[str, str]:
+        # Without hyperparameters the steps do not depend on the curvature, and the state of one
+        # serves engines with all others.
+        own = {"hyperparameters": describe(self.hyperparameters)}
+        if self.hyperparameters:
+            own["curvature"] = describe(self.curvature)
+            own["hyperparameters_every"] = repr(self.hyperparameters_every)
+        return {**own, **super()._settings()}
+
+    @abstractmethod
+    def mode(self, *args: Any, **kwargs: Any) -> Any:
+        """The mode so far: latent site to its value, constrained."""
+
+    @abstractmethod
+    def fit_curvature(self, *args: Any, **kwargs: Any) -> Any:
+        """Take the curvature at the mode, over all rows, and keep it for draws of this mode.
+
+        Draws and the marginal likelihood call it by themselves. It is needed by itself only where
+        the last arguments that the engine saw were a batch: then with the arguments of all rows.
+
+        Parameters
+        ----------
+        state : EngineState
+            Of NumPyro's engine, whose states are its caller's.
+        *args, **kwargs
+            Arguments of the model; default those that the engine saw last.
+
+        Returns
+        -------
+        Precision
+            Of the D' coordinates of the Gaussian, those of ``sites`` in the order of the program.
+
+        Raises
+        ------
+        ArgumentError
+            The arguments are a batch; or the curvature is singular, or not finite.
+        """
+
+    @abstractmethod
+    def log_marginal_likelihood(self, *args: Any, **kwargs: Any) -> Any:
+        """Log marginal likelihood log p(y) by Laplace's method at the mode, a scalar.
+
+        log p(y, mode) + D'/2 log 2 pi - 1/2 log det H, for the D' coordinates of the Gaussian. It
+        holds where the run has converged. With ``hyperparameters`` the density of these in
+        unconstrained space is a factor, so that it is log p(y, hyperparameters); with ``sites``
+        that of the other sites at the mode. The likelihood is that of the program divided by the
+        temperature.
+
+        Raises
+        ------
+        ArgumentError
+            The curvature is singular, or the last arguments were a batch.
+        """
+
+    def arviz_attributes(self) -> dict[str, Any]:
+        """What ``to_arviz`` says of the draws."""
+        return {"sample_kind": "independent draws"}
+
+    def _evidence(self, log_density: Any, precision: Any) -> Any:
+        """The log marginal likelihood from the log density at the mode."""
+        volume = 0.5 * len(self.plan.posterior.coordinates) * math.log(2.0 * math.pi)
+        return log_density + volume - 0.5 * precision.log_determinant()
+
+    def _take_curvature(self, mode: Any) -> Any:
+        """The precision at a mode (D,) over all rows of the last arguments, which is kept."""
+        posterior, data = self.plan.posterior, self.data
+        self.target.require_all_rows(data, f"Call {self._fit_call} with the arguments of all rows.")
+        precision = posterior.precision_at(mode, data)
+        posterior.latest.keep(mode, data, precision)
+        return precision
+
+    def _fit(self, mode: Any) -> tuple[Any, Any]:
+        """All rows and the precision that are kept for a mode, or those of the last arguments."""
+        kept = self.plan.posterior.latest.kept
+        if kept is not None:
+            # A batch does not put an end to what all rows have said.
+            serves = kept.data is self.data or bool(self.target.partial_plates(self.data))
+            if serves and np.array_equal(kept.mode, as_numpy(mode)):
+                return kept.data, kept.precision
+        precision = self._take_curvature(mode)
+        return self.data, precision
+
+
+class FittedPrecision(NamedTuple):
+    """A precision with all that it depends on: the mode (D,) and all rows."""
+
+    mode: np.ndarray
+    data: Any
+    precision: Any
+
+
+class LatestPrecision:
+    """The precision that was taken last, which draws at the same mode use again."""
+
+    def __init__(self) -> None:
+        self.kept: FittedPrecision | None = None
+
+    def keep(self, mode: Any, data: Any, precision: Any) -> None:
+        """Keep a precision in place of the one before."""
+        self.kept = FittedPrecision(as_numpy(mode), data, precision)
+
+
+def as_numpy(array: Any) -> np.ndarray:
+    """An array of a framework, from wherever it is, as one of NumPy."""
+    return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+
+
+@dataclass(frozen=True)
+class PosteriorShell(ABC):
+    """The curvature of minus the log density in the Gaussian's coordinates, given the others.
+
+    Parameters
+    ----------
+    target : LogDensity
+    coordinates : Coordinates
+        The D' of the Gaussian.
+    prior : ConditionalPrior
+    likelihood : LikelihoodCurvature
+    held : array of int
+        The K coordinates of the hyperparameters.
+    latest : LatestPrecision
+        What was found last.
+    """
+
+    target: Any
+    coordinates: Any
+    prior: Any
+    likelihood: Any
+    held: Any
+    latest: LatestPrecision = field(default_factory=LatestPrecision, kw_only=True)
+
+    @abstractmethod
+    def precision_at(self, position: Any, data: Any) -> Any:
+        """The precision at a position (D,), found to be positive definite."""
+
+    @abstractmethod
+    def slope_of_log_determinant(self, position: Any, data: Any) -> Any:
+        """d log det H / d hyperparameters at a position (D,), shape (K,)."""
+
+    def singular(self, curvature: Any, definite: np.ndarray) -> ArgumentError:
+        """The error for a curvature that is no precision, with the sites at fault."""
+        if not np.isfinite(as_numpy(curvature.diagonals())).all():
+            return ArgumentError(
+                "Expected a finite curvature at the mode, found one that is not. Look at the mode: "
+                "a scale may have run to 0, or the run may not have converged."
+            )
+        fault = ~definite
+        if curvature.matrix is not None:
+            matrix = as_numpy(curvature.dense()[0]).astype(np.float64)
+            scale = np.sqrt(np.where(np.diagonal(matrix) > 0.0, np.diagonal(matrix), 1.0))
+            direction = np.abs(np.linalg.eigh(matrix / np.outer(scale, scale))[1][:, 0])
+            fault = direction > 0.3 * direction.max()
+        names = [name for name, where in self.coordinates.slices.items() if fault[where].any()]
+        return ArgumentError(
+            "Expected a positive definite curvature at the mode, found a singular one: nothing in "
+            f"the data or the prior bounds latent site {', '.join(map(repr, names))} in some "
+            "direction. Give it a proper prior, or leave it out of the curvature's sites."
+        )
+
+
+def added(prior: Any, likelihood: Any) -> Any:
+    """The curvature H of one position from that of the prior and that of the likelihood."""
+    matrices = [part.matrix for part in (prior, likelihood) if part.matrix is not None]
+    return type(prior)(
+        prior.diagonal + likelihood.diagonal,
+        sum(matrices[1:], start=matrices[0]) if matrices else None,
+        likelihood.rows,
+        likelihood.blocks,
+    )
+
+
+def sites_of_gaussian(
+    target: Any, sites: Sequence[str] | None, hyperparameters: Sequence[str]
+) -> tuple[str, ...]:
+    """The latent sites that have a Gaussian: those asked for, or all but the hyperparameters.
+
+    Parameters
+    ----------
+    target : LogDensity
+        The model.
+    sites : sequence of str, optional
+        Those asked for.
+    hyperparameters : sequence of str
+
+    Raises
+    ------
+    ArgumentError
+        The model has no observed sites, a site is not latent, or none is left.
+    """
+    if target.parameter_sites and not target.observed_sites:
+        raise ArgumentError(
+            "Expected a model with observed sites, whose outputs the Gauss-Newton matrix is "
+            "made of, found none: its density is in one piece, as that of a Stan program is. "
+            "Use SVN, which takes its Hessian, or the host's AutoLaplaceApproximation."
+        )
+    names = target.layout.names
+    for label, wanted in (("sites", sites or ()), ("hyperparameters", hyperparameters)):
+        unknown = [name for name in wanted if name not in names]
+        if unknown:
+            raise ArgumentError(
+                f"Expected {label} among the latent sites {list(names)}, found {unknown}."
+            )
+    if sites is not None:
+        return tuple(sites)
+    left = tuple(name for name in names if name not in hyperparameters)
+    if not left:
+        raise ArgumentError(
+            "Expected hyperparameters to leave some latent sites for the Gaussian, found all of "
+            f"them, {list(names)}."
+        )
+    return left
+
+
+def check_no_factors(factors: Sequence[str], host: str) -> None:
+    """See that a likelihood is made of observed sample sites of a host.
+
+    Raises
+    ------
+    ArgumentError
+        It has factors.
+    """
+    if factors:
+        raise ArgumentError(
+            f"Expected a likelihood of observed sample sites, found the factors {factors}: a "
+            "factor has no distribution whose Fisher information could give its curvature. "
+            f"Write them as {host}.sample(..., obs=...), or use the host's "
+            "AutoLaplaceApproximation."
+        )
+
+
+def check_known_fisher(drawn: Sequence[str]) -> None:
+    """See that no Fisher information is estimated by draws, where its derivative is needed.
+
+    Raises
+    ------
+    ArgumentError
+        That of some observed sites is.
+    """
+    if drawn:
+        raise ArgumentError(
+            f"Expected observed distributions with known Fisher information, found {drawn} "
+            "without: with hyperparameters its derivative is needed, which draws do not "
+            "give. Add it with register_output_fisher, or leave hyperparameters out."
+        )

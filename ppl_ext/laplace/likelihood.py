@@ -1,0 +1,66 @@
+"""The Gauss-Newton matrix of all rows at one position, in its structure, differentiable.
+
+The structures are those of :mod:`ppl_ext.curvature`. Here they are those of
+the whole likelihood, however many chunks the rows come in: the nearest Kronecker product is found
+by a sweep for each half step, and the leading terms of ``"low_rank"`` are updated chunk by chunk
+(exact for one chunk, else those of a merged decomposition; the diagonal is exact always). And they
+follow the change of the Fisher information with the position, which the gradient of the log
+determinant needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ppl_ext.curvature import GaussNewton, RowStructure
+from ppl_ext.documented import Documented
+
+#: Dimension up to which ``"full"`` is a matrix even where there are fewer rows than dimensions.
+MATRIX_UP_TO = 2000
+
+
+class Rows(Protocol):
+    """The rows R (R, D') of the Jacobian of all whitened outputs at one position, by chunks."""
+
+    count: int
+
+    def total(self, function: Any) -> Any:
+        """The sum over chunks of a function of their rows, an array."""
+
+    def all(self) -> Any:
+        """All rows, (R, D')."""
+
+
+class LikelihoodShell(Documented):
+    """The Gauss-Newton matrix of a program's likelihood over all rows.
+
+    Parameters
+    ----------
+    target : LogDensity
+    coordinates : Coordinates
+        D' in number.
+    options : GaussNewton
+    structure : RowStructure
+        What is known of the rows.
+    """
+
+    def __init__(
+        self, target: Any, coordinates: Any, options: GaussNewton, structure: RowStructure
+    ) -> None:
+        self.target, self.coordinates, self.options = target, coordinates, options
+        self.structure = structure
+
+    def _summed(self, rows: Rows, nothing: Any, kind: Any) -> Any:
+        """The ``"full"`` or ``"diag"`` matrix, a curvature; ``nothing`` are D' zeros."""
+        if self.options.structure == "diag":
+            return kind(rows.total(lambda r: (r**2).sum(0))[None])
+        if len(nothing) <= MATRIX_UP_TO or rows.count >= len(nothing):
+            return kind(nothing[None], rows.total(lambda r: r.T @ r)[None])
+        return kind(nothing[None], rows=rows.all()[None])
+
+    def _leading_terms(self, rows: Any, kept: Any, total: Any, kind: Any, xp: Any) -> Any:
+        """The leading terms (rank, D') of R' R, and what its diagonal has beyond them."""
+        rest = total - (kept**2).sum(0)
+        # A difference within rounding of zero is zero, not a precision.
+        rounding = 10.0 * rows.count * xp.finfo(total.dtype).eps * total
+        return kind(xp.where(rest > rounding, rest, 0.0)[None], rows=kept[None])
