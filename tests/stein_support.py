@@ -137,9 +137,9 @@ class Run:
         self.state, loss = self.engine.update(self.state, *args, **self.kwargs)
         return float(loss)
 
-    def run(self, steps: int) -> Run:
+    def run(self, steps: int, **options: Any) -> Run:
         """Further steps."""
-        options = {"progress_bar": False, **self.kwargs}
+        options = {"progress_bar": False, **self.kwargs, **options}
         if self.is_pyro:
             self.engine.run(steps, *self.args, **options)
             return self
