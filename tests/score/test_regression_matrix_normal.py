@@ -107,9 +107,7 @@ def lost(face: Any, level: float, seed: int, pairs: int) -> float:
 @pytest.mark.parametrize(
     ("trend", "trust", "total"), [(0.4, 50.0, 0), (0.4, 1.25, 12), (0.02, 1.5, 6)]
 )
-def test_step_agrees_with_its_definition(
-    face: Any, trend: float, trust: float, total: int
-) -> None:
+def test_step_agrees_with_its_definition(face: Any, trend: float, trust: float, total: int) -> None:
     guides, theta, score = example(trend)
     step = step_of(face)
     found = step.updated(step.seen(guides, theta, score, 0.8, total), guides[-1], trust)
