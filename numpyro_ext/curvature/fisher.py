@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import polygamma
+from jaxtyping import Float
 
 from numpyro_ext.density.outputs import Output
 from ppl_ext.fisher_information import FisherRoots, Parameters, Root
@@ -46,7 +47,9 @@ register_output_fisher, root_for = _FISHER.register, _FISHER.root_for
 needs_draws = _FISHER.needs_draws
 
 
-def fisher_root(output: Output, tangents: Parameters, rng_key: Array, draws: int = 16) -> Array:
+def fisher_root(
+    output: Output, tangents: Parameters, rng_key: Array, draws: int = 16
+) -> Float[Array, "... R"]:
     """Root of an observed site's Fisher information, shape batch + (R,).
 
     Parameters

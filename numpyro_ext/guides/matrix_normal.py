@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+from jax import Array
+from jaxtyping import Float
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform
@@ -135,7 +137,7 @@ class MatrixNormalDensity(shared.MatrixDensity, NormalDensity):
             values[f"{name}_row_tril"], values[f"{name}_column_tril"] = self._balanced(pair)
         return self._set(**values)
 
-    def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
+    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Float[Array, "num D"]:
         factors = self.factors(parameters)
         noise = self.noise(parameters, rng_key, (num, self.dim))
         return jax.lax.stop_gradient(factors.mean + self.scaled(noise, factors, self.blocks()))

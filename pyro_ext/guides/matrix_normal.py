@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from pyro.distributions import Normal, constraints
 from pyro.infer.autoguide.guides import AutoContinuous
 from pyro.infer.autoguide.initialization import init_to_median
 from pyro.nn.module import PyroModule, PyroParam
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.distributions import transform_to
 from torch.distributions.transforms import Transform
 
@@ -138,7 +139,9 @@ class MatrixNormalDensity(shared.MatrixDensity, NormalDensity):
         return {name: result[name] for name in parameters}
 
     @torch.no_grad()
-    def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
+    def sample(
+        self, parameters: Parameters, generator: Generator, num: int
+    ) -> Float[Tensor, "num D"]:
         noise = self.noise(parameters, generator, (num, self.dim))
         draws: Tensor = self.scaled(noise, self.factors(parameters), self.blocks())
         return draws.add_(parameters["loc"])

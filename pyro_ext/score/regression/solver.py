@@ -10,14 +10,14 @@ import torch
 from ppl_ext.proximal import RegressionExecutor
 from pyro_ext.density import Data
 from pyro_ext.engine import Update
-from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, all_finite
+from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState, all_finite
 from pyro_ext.score.regression.base import restored, saved
 
 
 class RegressionSolver(RegressionExecutor):
-    def initial(self, engine: GuideEngine, plan: GuidePlan) -> Any:
-        """The state before the first iteration."""
-        return self.form.initial(engine._parameters)
+    def initial(self, engine: GuideEngine, plan: GuidePlan) -> GuideState:
+        """The engine's state before the first iteration."""
+        return GuideState(method=self.form.initial(plan.parameters))
 
     def saved(self, state: Any) -> Any:
         """A state as plain containers, for a file."""
@@ -28,11 +28,9 @@ class RegressionSolver(RegressionExecutor):
         return restored(state, found)
 
     @torch.no_grad()
-    def update(
-        self, engine: GuideEngine, plan: GuidePlan, state: Any, data: Data
-    ) -> tuple[Any, Update]:
-        """One iteration; the state is the old one where the step is not finite."""
-        form, parameters = self.form, engine._parameters
+    def update(self, engine: GuideEngine, plan: GuidePlan, state: GuideState, data: Data) -> Update:
+        """One iteration."""
+        form, parameters = self.form, plan.parameters
         draws = form.evaluated_draw(parameters, engine._generator, plan.num_samples)
         weights = form.weights(parameters, plan.num_samples)
         found = engine._score(draws.theta, data)
@@ -42,9 +40,9 @@ class RegressionSolver(RegressionExecutor):
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
         if finite:
             total = engine._total or 0
-            updated, moved = form.update(state, parameters, draws.theta, score, total, log_p)
+            updated, moved = form.update(state.method, parameters, draws.theta, score, total, log_p)
             finite = all_finite(moved)
             if finite:
-                engine._write(moved)
-                state = updated
-        return state, Update(loss, info, finite)
+                engine._write(plan, moved)
+                state = state._replace(method=updated)
+        return Update(loss, info, finite, state)
