@@ -272,9 +272,9 @@ class Engine(EngineShell, ABC):
         return Plan(target, self.estimator or default_estimator(target))
 
     def _settings(self) -> dict[str, str]:
+        kind = "none" if self.optim is None else type(self.optim).__name__
         # What optax's are wrapped in says nothing of them.
-        kind = "none" if self.optim is None else type(self.optim).__name__.strip("_")
-        return {**super()._settings(), "optimizer": kind}
+        return {**super()._settings(), "optimizer": {"_NumPyroOptim": "optax"}.get(kind, kind)}
 
     @abstractmethod
     def _start(self, plan: Any, rng_key: Array, data: Data) -> Any:

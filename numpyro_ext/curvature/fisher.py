@@ -80,9 +80,7 @@ def _monte_carlo_root(output: Output, tangents: Parameters, rng_key: Array, draw
     }
 
     try:
-        built = output.built(moving)
-        if tuple(built.event_shape) != output.event_shape:
-            raise ValueError(f"events of shape {built.event_shape}, not {output.event_shape}")
+        built = _FISHER.rebuilt(output, moving)
         values = jax.lax.stop_gradient(built.sample(rng_key, (draws,)))
     except (TypeError, ValueError, NotImplementedError) as error:
         raise _FISHER.cannot_draw(output, error) from error

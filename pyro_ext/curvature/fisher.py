@@ -86,12 +86,7 @@ def drawn_values(output: Output, draws: int = 16) -> list[Float[Tensor, " ..."]]
         The distribution cannot be built from its parameters, or not be drawn from.
     """
     try:
-        for name, value in output.parameters.items():
-            if value.shape[: len(output.batch)] != output.batch:
-                raise ValueError(f"{name} of shape {tuple(value.shape)}, not one per element")
-        built = output.built({})
-        if tuple(built.event_shape) != output.event_shape:
-            raise ValueError(f"events of shape {built.event_shape}, not {output.event_shape}")
+        built = _FISHER.rebuilt(output, {})
         return [built.sample().detach() for _ in range(draws)]
     except (TypeError, ValueError, NotImplementedError) as error:
         raise _FISHER.cannot_draw(output, error) from error
