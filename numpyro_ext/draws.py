@@ -11,18 +11,13 @@ import math
 from typing import Any
 
 from jax import Array, random
-from jaxtyping import Float
 
 
-def standard_normal(
-    rng_key: Array, shape: tuple[int, ...], dtype: Any = float
-) -> Float[Array, "*shape"]:
+def standard_normal(rng_key: Array, shape: tuple[int, ...], dtype: Any = float) -> Array:
     """The numbers of ``jax.random.normal``, drawn as one vector."""
     return random.normal(rng_key, (math.prod(shape),), dtype).reshape(shape)
 
 
-def standard_gumbel(
-    rng_key: Array, shape: tuple[int, ...], dtype: Any = float
-) -> Float[Array, "*shape"]:
+def standard_gumbel(rng_key: Array, shape: tuple[int, ...], dtype: Any = float) -> Array:
     """The numbers of ``jax.random.gumbel``, drawn as one vector."""
     return random.gumbel(rng_key, (math.prod(shape),), dtype).reshape(shape)

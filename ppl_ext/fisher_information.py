@@ -141,12 +141,9 @@ class FisherRoots(Documented, abc.ABC):
 
     @staticmethod
     def rebuilt(output: Any, parameters: Parameters) -> Any:
-        """A site's distribution from its parameters, in place of which some are given.
+        """A site's distribution from its parameters, some of them given, one per element.
 
-        Raises
-        ------
-        ValueError
-            A parameter is not one per element of the site, or the events are others.
+        Raises a ValueError where they are not, or where the events are others.
         """
         for name, value in output.parameters.items():
             if tuple(value.shape[: len(output.batch)]) != output.batch:

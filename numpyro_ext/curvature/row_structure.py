@@ -108,7 +108,7 @@ def _repeated(output: Output, depends: Mapping[str, Array]) -> tuple[RepeatedCom
 def merged(
     point: Output,
     output: Output,
-    weight: Float[Array, "*batch"],
+    weight: Array,
     repeated: tuple[RepeatedComponent, ...],
     rng_key: Array,
 ) -> list[Float[Array, " n"]]:

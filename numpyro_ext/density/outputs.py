@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from numpyro.distributions.discrete import ZeroInflatedProbs
 from numpyro.distributions.distribution import (
     Distribution,
@@ -54,9 +54,7 @@ def unwrap(fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
     return unwrapped(fn, Independent, MaskedDistribution, ExpandedDistribution)
 
 
-def joint_mask(
-    masks: list[tuple[Any, int]], declared: int, batch: tuple[int, ...]
-) -> Bool[Array, "*batch"] | None:
+def joint_mask(masks: list[tuple[Any, int]], declared: int, batch: tuple[int, ...]) -> Array | None:
     """The conjunction of masks, in the shape of the parameters' batch; None when all count."""
     mask: Array | None = None
     for part, within in masks:

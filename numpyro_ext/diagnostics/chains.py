@@ -44,9 +44,7 @@ class Chains:
         """Draws of all chains, one chain after another."""
         return dict(self.mcmc.get_samples())
 
-    def sample_statistics(
-        self, state: Any, positions: Float[Array, "S D"]
-    ) -> dict[str, Float[Array, " S"]]:
+    def sample_statistics(self, state: Any, positions: Float[Array, "S D"]) -> dict[str, Array]:
         """What the kernel reports of each draw."""
         fields = self.mcmc.get_extra_fields()
         return {

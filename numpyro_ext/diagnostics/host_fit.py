@@ -85,7 +85,7 @@ class HostFit:
 
     def sample_statistics(
         self, params: Mapping[str, Any], positions: Float[Array, "S D"]
-    ) -> dict[str, Float[Array, " S"]]:
+    ) -> dict[str, Array]:
         """Log density of the guide at flat positions (S, D), where it can be evaluated."""
         if self._fitted is None:
             return {}

@@ -29,6 +29,7 @@ from ppl_ext.guides import flat_density as shared
 from ppl_ext.guides.registry import PER_SITE, FlatDensityRegistry, check_same_sites
 
 Parameters = dict[str, Any]
+Draws = Float[Array, "num D"]
 Moments = shared.Moments
 
 
@@ -142,7 +143,7 @@ class FlatDensity(shared.FlatDensityShell):
     def _posterior(self, parameters: Parameters) -> Any:
         return handlers.substitute(self.guide._get_posterior, data=self.to_host(parameters))()
 
-    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Float[Array, "num D"]:
+    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         """Draw (num, D) from q; no gradient flows through the draws."""
         return jax.lax.stop_gradient(self._posterior(parameters).sample(rng_key, (num,)))
 

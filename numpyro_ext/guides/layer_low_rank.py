@@ -19,7 +19,7 @@ from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext.draws import standard_normal
 from numpyro_ext.guides.arrays import JaxFunctions
-from numpyro_ext.guides.flat_density import Parameters, register_flat_density
+from numpyro_ext.guides.flat_density import Draws, Parameters, register_flat_density
 from numpyro_ext.guides.normal import NormalDensity
 from ppl_ext.guides import layer_low_rank as shared
 from ppl_ext.guides.layouts import Layer, find_layers
@@ -116,7 +116,7 @@ class LayerLowRankNormalDensity(shared.LayerDensity, NormalDensity):
         loc, scale, factor = (self._get(parameters, name) for name in names)
         return LayerLowRankNormal(loc, scale, factor, self.guide.layers)
 
-    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Float[Array, "num D"]:
+    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         return lax.stop_gradient(self._posterior(parameters).sample(rng_key, (num,)))
 
     def set_scale(self, parameters: Parameters, scale: float) -> Parameters:

@@ -22,7 +22,7 @@ from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext.draws import standard_gumbel, standard_normal
 from numpyro_ext.guides.arrays import JaxFunctions
-from numpyro_ext.guides.flat_density import FlatDensity, Parameters, register_flat_density
+from numpyro_ext.guides.flat_density import Draws, FlatDensity, Parameters, register_flat_density
 from ppl_ext.guides import mixture as shared
 
 Components = shared.Components
@@ -162,5 +162,5 @@ class GaussianMixtureDensity(shared.MixtureDensity, JaxFunctions, FlatDensity):
             {f"{self.guide.prefix}_{name}": value for name, value in values.items()}
         )
 
-    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Float[Array, "num D"]:
+    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         return jax.lax.stop_gradient(self._mixture(parameters).sample(rng_key, (num,)))

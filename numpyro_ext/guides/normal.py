@@ -15,7 +15,13 @@ from numpyro.infer import autoguide
 
 from numpyro_ext.draws import standard_normal
 from numpyro_ext.guides.arrays import JaxFunctions
-from numpyro_ext.guides.flat_density import FlatDensity, Moments, Parameters, register_flat_density
+from numpyro_ext.guides.flat_density import (
+    Draws,
+    FlatDensity,
+    Moments,
+    Parameters,
+    register_flat_density,
+)
 from numpyro_ext.guides.threefry import is_threefry, threefry_normal
 from ppl_ext.guides import normal as shared
 
@@ -54,7 +60,7 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
         if known and self.dim > LONG and not isinstance(guide._init_latent, jax.core.Tracer):
             _release_prototype(guide)
 
-    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Float[Array, "num D"]:
+    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         loc, scale = self.moments(parameters)
         if self.dim <= LONG:
             draws = loc + scale * self.noise(parameters, rng_key, (num, self.dim))
@@ -123,7 +129,7 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
 class MultivariateNormalDensity(shared.FullFormulas, NormalDensity):
     covariance_structure = "full"
 
-    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Float[Array, "num D"]:
+    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         loc, scale_tril = self.moments(parameters)
         draws = loc + self.noise(parameters, rng_key, (num, self.dim)) @ scale_tril.T
         return jax.lax.stop_gradient(draws)
@@ -155,7 +161,7 @@ class LowRankNormalDensity(shared.LowRankFormulas, NormalDensity):
         loc, scale = self._get(parameters, "loc"), self._get(parameters, "scale")
         return loc, scale, self._get(parameters, "cov_factor")
 
-    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Float[Array, "num D"]:
+    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         loc, scale, factor = self._parts(parameters)
         key_diagonal, key_factor = jax.random.split(rng_key)
         noise = self.noise(parameters, key_diagonal, (num, self.dim))

@@ -18,7 +18,7 @@ from numpyro.infer.initialization import init_to_median
 
 from numpyro_ext.draws import standard_normal
 from numpyro_ext.guides.arrays import JaxFunctions
-from numpyro_ext.guides.flat_density import FlatDensity, Parameters, register_flat_density
+from numpyro_ext.guides.flat_density import Draws, FlatDensity, Parameters, register_flat_density
 from ppl_ext.guides import planar_flow as shared
 from ppl_ext.guides.planar_flow import INITIAL_DIRECTION
 
@@ -105,7 +105,7 @@ class PlanarFlowDensity(shared.PlanarDensity, JaxFunctions, FlatDensity):
         names = ("loc", "scale", "weight", "direction", "bias")
         return self._flow_of(*(host[f"{prefix}_{name}"] for name in names))
 
-    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Float[Array, "num D"]:
+    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         flow = self._flow(parameters)
         y = standard_normal(rng_key, (num, self.dim), flow.loc.dtype)
         argument = y @ flow.weight.T + flow.bias

@@ -64,7 +64,5 @@ class BlockPrecision(gaussian.BlockPrecision, Algebra):
 
 Precision = gaussian.Precision
 eigenvalues = Algebra.eigenvalues
-PRECISION_CLASSES = gaussian.PrecisionClasses(
-    DensePrecision, RowPrecision, KroneckerPrecision, BlockPrecision
-)
-precision_of = PRECISION_CLASSES.precision_of
+PRECISIONS = gaussian.Precisions(DensePrecision, RowPrecision, KroneckerPrecision, BlockPrecision)
+precision_of = PRECISIONS.precision_of

@@ -55,10 +55,10 @@ class LikelihoodCurvature(LikelihoodShell):
             merged = Algebra.leading(jnp.concatenate([kept, r]), rank)
             return merged, total + (r**2).sum(axis=0)
 
-        if rows.single_chunk is not None:
+        if rows.single is not None:
             kept, total = (
-                Algebra.leading(rows.single_chunk, rank),
-                (rows.single_chunk**2).sum(axis=0),
+                Algebra.leading(rows.single, rank),
+                (rows.single**2).sum(axis=0),
             )
         else:
             start = jnp.zeros((rank, len(nothing)), nothing.dtype), nothing
@@ -90,10 +90,10 @@ class _Rows:
             size = tuple(len(numbers) for numbers in indices.values())
             groups.setdefault(size, []).append((weight, indices))
         self.groups = list(groups.values())
-        self.single_chunk: Array | None = None
+        self.single: Array | None = None
         if len(self.groups) == 1 and len(self.groups[0]) == 1:
-            self.single_chunk = self._of_chunk(*self.groups[0][0], rng_key)
-            self.count = len(self.single_chunk)
+            self.single = self._of_chunk(*self.groups[0][0], rng_key)
+            self.count = len(self.single)
         else:
             self.count = sum(self._count(group[0][1]) * len(group) for group in self.groups)
 
@@ -121,8 +121,8 @@ class _Rows:
 
     def fold(self, function: Callable[[Any, Array], Any], initial: Any) -> Any:
         """``function(carry, rows)`` over the chunks, from ``initial``."""
-        if self.single_chunk is not None:
-            return function(initial, self.single_chunk)
+        if self.single is not None:
+            return function(initial, self.single)
         return self._scan(lambda carry, rows: (function(carry, rows), None), initial)[0]
 
     def total(self, function: Callable[[Array], Any]) -> Any:
@@ -135,7 +135,7 @@ class _Rows:
 
     def all(self) -> Array:
         """All rows, (R, D')."""
-        if self.single_chunk is not None:
-            return self.single_chunk
+        if self.single is not None:
+            return self.single
         _, parts = self._scan(lambda carry, rows: (carry, rows), None)
         return jnp.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])

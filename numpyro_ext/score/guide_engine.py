@@ -146,7 +146,7 @@ class GuideEngine(GuideShell, Engine):
 
     def sample_statistics(
         self, state: EngineState, positions: Float[Array, "S D"]
-    ) -> dict[str, Float[Array, " S"]]:
+    ) -> dict[str, Array]:
         """Log density of the guide at flat positions, for ``to_arviz``."""
         return {"log_q": self.density.log_prob(state.algorithm.parameters, positions)}
 

@@ -268,7 +268,7 @@ class BlockPrecision(Precision):
     places: tuple[tuple[int, int], ...] = field(metadata={"static": True})
 
     @classmethod
-    def of(cls, curvature: Any, classes: PrecisionClasses) -> Self:
+    def of(cls, curvature: Any, classes: Precisions) -> Self:
         """Factorise a curvature of blocks and a diagonal."""
         whole = curvature.diagonal[0]
         outside, places = 1.0 * whole, []
@@ -304,7 +304,7 @@ class BlockPrecision(Precision):
         return found
 
 
-class PrecisionClasses(NamedTuple):
+class Precisions(NamedTuple):
     """A package's classes of precisions."""
 
     dense: type[DensePrecision]

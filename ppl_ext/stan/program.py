@@ -117,10 +117,8 @@ class StanProgramShell(Documented, Generic[Array]):
         return f"StanProgram({self.density.name!r}, {self.density.dim} unconstrained numbers)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (type(self), self.density.settings)
+        return _rebuilt, (type(self), self.density.settings)
 
 
-def _unpickled(
-    kind: type[StanProgramShell[Any]], settings: dict[str, Any]
-) -> StanProgramShell[Any]:
+def _rebuilt(kind: type[StanProgramShell[Any]], settings: dict[str, Any]) -> StanProgramShell[Any]:
     return kind(StanDensity(**settings))

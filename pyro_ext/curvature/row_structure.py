@@ -88,7 +88,7 @@ def _no_changes(output: Output) -> dict[str, Tensor]:
 def merged(
     point: Output,
     output: Output,
-    weight: Float[Tensor, "*batch"],
+    weight: Tensor,
     repeated: tuple[RepeatedComponent, ...],
 ) -> list[Float[Tensor, " n"]]:
     """The merged whitened outputs of a site, one vector for each repeated component.

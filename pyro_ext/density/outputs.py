@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from pyro.distributions import (
     MaskedDistribution,
     MixtureSameFamily,
@@ -59,7 +59,7 @@ def unwrap(fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
 
 def joint_mask(
     masks: list[tuple[Any, int]], declared: int, batch: tuple[int, ...]
-) -> Bool[Tensor, "*batch"] | None:
+) -> Tensor | None:
     """The conjunction of masks, in the shape of the parameters' batch; None when all count."""
     joint: Tensor | None = None
     for part, within in masks:

@@ -42,7 +42,7 @@ class Chains:
         """Draws of all chains, one chain after another."""
         return dict(self.mcmc.get_samples())
 
-    def sample_statistics(self, positions: Float[Tensor, "S D"]) -> dict[str, Float[Tensor, " S"]]:
+    def sample_statistics(self, positions: Float[Tensor, "S D"]) -> dict[str, Tensor]:
         """What the kernel reports of each draw."""
         per_chain = len(positions) // self.num_chains
         statistics: dict[str, list[Tensor]] = {}

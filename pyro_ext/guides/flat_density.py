@@ -19,6 +19,7 @@ from pyro_ext.density.handlers import LARGE_SITE, isolated_parameters
 from pyro_ext.density.layout import Layout
 
 Parameters = dict[str, Tensor]
+Draws = Float[Tensor, "num D"]
 Moments = shared.Moments
 
 
@@ -71,9 +72,7 @@ class FlatDensity(shared.FlatDensityShell):
         """The guide's unconstrained parameters themselves: writing in place changes the guide."""
         return {name: parameter.detach() for name, parameter in self.guide.named_parameters()}
 
-    def sample(
-        self, parameters: Parameters, generator: Generator, num: int
-    ) -> Float[Tensor, "num D"]:
+    def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         """Draw (num, D) from q, without gradients."""
         seed = int(torch.randint(2**62, (), generator=generator, device=generator.device).item())
         # Distributions draw from the global generator only.

@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 from ppl_ext.guides import layer_low_rank as shared
 from ppl_ext.guides.layouts import Layer, find_layers
 from pyro_ext.guides.arrays import TensorFunctions
-from pyro_ext.guides.flat_density import Parameters, register_flat_density
+from pyro_ext.guides.flat_density import Draws, Parameters, register_flat_density
 from pyro_ext.guides.normal import NormalDensity
 
 
@@ -111,9 +111,7 @@ class LayerLowRankNormalDensity(shared.LayerDensity, NormalDensity):
         return LayerLowRankNormal(loc, scale, factor, self.guide.layers, validate_args=False)
 
     @torch.no_grad()
-    def sample(
-        self, parameters: Parameters, generator: Generator, num: int
-    ) -> Float[Tensor, "num D"]:
+    def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         return self._posterior(parameters).rsample((num,), generator)
 
     def set_scale(self, parameters: Parameters, scale: float) -> Parameters:

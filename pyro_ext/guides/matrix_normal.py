@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from pyro.distributions import Normal, constraints
 from pyro.infer.autoguide.guides import AutoContinuous
 from pyro.infer.autoguide.initialization import init_to_median
@@ -21,7 +20,7 @@ from ppl_ext.guides import matrix_normal as shared
 from ppl_ext.guides.layouts import Blocks, find_blocks
 from ppl_ext.options import check_number
 from pyro_ext.guides.arrays import TensorFunctions
-from pyro_ext.guides.flat_density import Parameters, register_flat_density
+from pyro_ext.guides.flat_density import Draws, Parameters, register_flat_density
 from pyro_ext.guides.normal import NormalDensity
 
 Factors = shared.Factors
@@ -139,9 +138,7 @@ class MatrixNormalDensity(shared.MatrixDensity, NormalDensity):
         return {name: result[name] for name in parameters}
 
     @torch.no_grad()
-    def sample(
-        self, parameters: Parameters, generator: Generator, num: int
-    ) -> Float[Tensor, "num D"]:
+    def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         noise = self.noise(parameters, generator, (num, self.dim))
         draws: Tensor = self.scaled(noise, self.factors(parameters), self.blocks())
         return draws.add_(parameters["loc"])

@@ -17,7 +17,7 @@ from torch.distributions import biject_to, constraints, transform_to
 
 from ppl_ext.guides import mixture as shared
 from pyro_ext.guides.arrays import TensorFunctions
-from pyro_ext.guides.flat_density import FlatDensity, Parameters, register_flat_density
+from pyro_ext.guides.flat_density import Draws, FlatDensity, Parameters, register_flat_density
 
 Components = shared.Components
 
@@ -187,7 +187,5 @@ class GaussianMixtureDensity(shared.MixtureDensity, TensorFunctions, FlatDensity
             "scale_tril_unconstrained": transform_to(guide.scale_tril_constraint).inv(unit),
         }
 
-    def sample(
-        self, parameters: Parameters, generator: Generator, num: int
-    ) -> Float[Tensor, "num D"]:
+    def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         return self._mixture(parameters).sample((num,), generator)

@@ -17,7 +17,13 @@ from torch.distributions.transforms import ExpTransform, Transform
 
 from ppl_ext.guides import normal as shared
 from pyro_ext.guides.arrays import TensorFunctions
-from pyro_ext.guides.flat_density import FlatDensity, Moments, Parameters, register_flat_density
+from pyro_ext.guides.flat_density import (
+    Draws,
+    FlatDensity,
+    Moments,
+    Parameters,
+    register_flat_density,
+)
 
 #: Coordinates that are worked on at once where entries do not depend on each other: few enough for
 #: the processor's cache, so that long vectors are read and written once for many operations.
@@ -59,8 +65,8 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
         parameters: Parameters,
         generator: Generator,
         num: int,
-        out: Float[Tensor, "num D"] | None = None,
-    ) -> Float[Tensor, "num D"]:
+        out: Draws | None = None,
+    ) -> Draws:
         loc = parameters["loc"]
         theta = loc.new_empty(num, self.dim) if out is None else out
         for where in _pieces(theta):
@@ -196,9 +202,7 @@ class MultivariateNormalDensity(shared.FullFormulas, NormalDensity):
         return self._masks[1]
 
     @torch.no_grad()
-    def sample(
-        self, parameters: Parameters, generator: Generator, num: int
-    ) -> Float[Tensor, "num D"]:
+    def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         noise = self.noise(parameters, generator, (num, self.dim))
         return parameters["loc"] + noise @ self._scale_tril(parameters).T
 
@@ -219,9 +223,7 @@ class LowRankNormalDensity(shared.LowRankFormulas, NormalDensity):
     covariance_structure = "low_rank"
 
     @torch.no_grad()
-    def sample(
-        self, parameters: Parameters, generator: Generator, num: int
-    ) -> Float[Tensor, "num D"]:
+    def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         factor = parameters["cov_factor"]
         noise = self.noise(parameters, generator, (num, self.dim))
         noise += self.noise(parameters, generator, (num, factor.shape[-1])) @ factor.T

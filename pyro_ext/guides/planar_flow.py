@@ -18,7 +18,7 @@ from torch.distributions.transforms import AffineTransform, ComposeTransform, Tr
 from ppl_ext.guides import planar_flow as shared
 from ppl_ext.guides.planar_flow import INITIAL_DIRECTION
 from pyro_ext.guides.arrays import TensorFunctions
-from pyro_ext.guides.flat_density import FlatDensity, Parameters, register_flat_density
+from pyro_ext.guides.flat_density import Draws, FlatDensity, Parameters, register_flat_density
 
 
 class PlanarTransform(shared.PlanarMap, TensorFunctions, Transform):
@@ -92,9 +92,7 @@ class PlanarFlowDensity(shared.PlanarDensity, TensorFunctions, FlatDensity):
         return self._flow_of(parameters["loc"], scale, weight, direction, bias)
 
     @torch.no_grad()
-    def sample(
-        self, parameters: Parameters, generator: Generator, num: int
-    ) -> Float[Tensor, "num D"]:
+    def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         flow = self._flow(parameters)
         shape, loc = (num, self.dim), flow.loc
         noise = torch.randn(shape, generator=generator, dtype=loc.dtype, device=generator.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -39,13 +39,6 @@ class LaplacePlan(Plan):
     posterior: _Posterior = field(repr=False, compare=False)
 
 
-class _Correction(NamedTuple):
-    """What the log determinant adds to the hyperparameters' score (K,), and its age in steps."""
-
-    values: Float[Tensor, " K"]
-    steps_served: int
-
-
 class LaplaceGGN(LaplaceShell, DirectionEngine):
     def _plan(self, target: LogDensity, generator: Generator, data: Data) -> LaplacePlan:
         estimator = super()._plan(target, generator, data).estimator
@@ -65,32 +58,23 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
             plan.posterior.precision_at(state.particles[0].detach(), data)
         return state
 
-    def _init_direction(self, plan: LaplacePlan, particles: Tensor) -> _Correction:
-        # The first step finds one.
+    def _init_direction(self, plan: LaplacePlan, particles: Tensor) -> dict[str, Any]:
+        # What the log determinant adds to the hyperparameters' score; the first step finds one.
         nothing = torch.zeros_like(particles[0, plan.posterior.held])
-        return _Correction(nothing, self.hyperparameters_every)
+        return {"correction": nothing, "steps_served": self.hyperparameters_every}
 
     def _direction(
-        self, plan: LaplacePlan, state: _Correction, particles: Tensor, scores: Tensor
-    ) -> tuple[Tensor, _Correction]:
+        self, plan: LaplacePlan, state: dict[str, Any], particles: Tensor, scores: Tensor
+    ) -> tuple[Tensor, dict[str, Any]]:
         if not self.hyperparameters:
             return scores, state
-        posterior, (values, served) = plan.posterior, state
+        posterior, correction, served = plan.posterior, state["correction"], state["steps_served"]
         if served >= self.hyperparameters_every:
             slope = posterior.slope_of_log_determinant(particles[0], self.data)
-            values, served = -0.5 * slope, 0
+            correction, served = -0.5 * slope, 0
         scores = scores.clone()
-        scores[:, posterior.held] += values
-        return scores, _Correction(values, served + 1)
-
-    def _algorithm_state(self, state: DirectionState) -> dict[str, Any]:
-        values, served = state.direction
-        own = {"correction": values, "steps_served": served}
-        return {**own, **super()._algorithm_state(state)}
-
-    def _load_algorithm_state(self, plan: Any, state: DirectionState, saved: dict[str, Any]) -> Any:
-        found = super()._load_algorithm_state(plan, state, saved)
-        return found._replace(direction=_Correction(saved["correction"], saved["steps_served"]))
+        scores[:, posterior.held] += correction
+        return scores, {"correction": correction, "steps_served": served + 1}
 
     # -- the Gaussian -------------------------------------------------------------------------
 

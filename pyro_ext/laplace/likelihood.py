@@ -78,10 +78,10 @@ class _Rows:
         self.curvature = curvature
         self.position, self.data = position, data
         self.chunks = curvature.target.sweep()
-        self.single_chunk: Tensor | None = None
+        self.single: Tensor | None = None
         if len(self.chunks) == 1:
-            self.single_chunk = self._of_chunk(position, *self.chunks[0])
-            self.count = len(self.single_chunk)
+            self.single = self._of_chunk(position, *self.chunks[0])
+            self.count = len(self.single)
         else:
             counts: dict[tuple[int, ...], int] = {}
             self.count = 0
@@ -107,8 +107,8 @@ class _Rows:
         Tensors that the function uses and that have a derivative must be in ``held``.
         """
         held = held or {}
-        if self.single_chunk is not None:
-            return function(initial, self.single_chunk, held)
+        if self.single is not None:
+            return function(initial, self.single, held)
         # A structure that takes several sweeps is that of one matrix.
         with same_draws(0):
             return self._folded(function, initial, held)
@@ -148,8 +148,8 @@ class _Rows:
 
     def all(self) -> Tensor:
         """All rows, (R, D')."""
-        if self.single_chunk is not None:
-            return self.single_chunk
+        if self.single is not None:
+            return self.single
         return torch.cat([self._of_chunk(self.position, *chunk) for chunk in self.chunks])
 
 

@@ -6,7 +6,6 @@ See :mod:`ppl_ext.matching`.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from pyro.infer.autoguide import AutoMultivariateNormal
@@ -57,13 +56,6 @@ class GaussianMatching(MatchingShell, GuideEngine):
             else:
                 info["rejected"] = 1.0
         return Update(loss, info, finite, state)
-
-    def _algorithm_state(self, state: GuideState) -> dict[str, Any]:
-        return {**super()._algorithm_state(state), "score_square": state.method}
-
-    def _load_algorithm_state(self, plan: Any, state: GuideState, saved: dict[str, Any]) -> Any:
-        found = super()._load_algorithm_state(plan, state, saved)
-        return found._replace(method=saved["score_square"])
 
 
 def _screened(seen: float, latest: float) -> tuple[bool, float]:

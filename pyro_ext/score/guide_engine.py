@@ -72,7 +72,7 @@ class GuideState(NamedTuple):
     ----------
     optimizer : EngineOptimizer, optional
     method : any
-        What the method remembers.
+        What the method remembers: tensors and plain values in containers, or a subclass saves it.
     """
 
     optimizer: EngineOptimizer | None = None
@@ -117,6 +117,7 @@ class GuideEngine(GuideShell, Engine):
             "buffers": {name: value.clone() for name, value in self.guide.named_buffers()},
             "probe": _probe(self.plan),
             "optimizer": None if state.optimizer is None else state.optimizer.state_dict(),
+            "method": state.method,
             "total_steps": self._total,
         }
 
@@ -143,7 +144,7 @@ class GuideEngine(GuideShell, Engine):
             )
         if state.optimizer is not None:
             state.optimizer.load_state_dict(saved["optimizer"])
-        return state
+        return state._replace(method=saved["method"])
 
     def _restore(self, header: dict[str, Any], state: dict[str, Any]) -> None:
         super()._restore(header, state)
@@ -183,7 +184,7 @@ class GuideEngine(GuideShell, Engine):
     # -- the fit -------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def sample_statistics(self, positions: Float[Tensor, "S D"]) -> dict[str, Float[Tensor, " S"]]:
+    def sample_statistics(self, positions: Float[Tensor, "S D"]) -> dict[str, Tensor]:
         """Log density of the guide at flat positions, for ``to_arviz``."""
         return {"log_q": self.density.log_prob(self.plan.parameters, positions)}
 

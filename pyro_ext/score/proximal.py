@@ -64,9 +64,9 @@ class ProximalScoreVI(ProximalShell, GuideEngine):
         return plan.executor.update(self, plan, state, data)
 
     def _algorithm_state(self, state: GuideState) -> dict[str, Any]:
-        solver = self.plan.executor.saved(state.method)
-        return {**super()._algorithm_state(state), "solver": solver}
+        method = self.plan.executor.saved(state.method)
+        return {**super()._algorithm_state(state), "method": method}
 
     def _load_algorithm_state(self, plan: Any, state: GuideState, saved: dict[str, Any]) -> Any:
-        state = super()._load_algorithm_state(plan, state, saved)
-        return state._replace(method=plan.executor.restored(state.method, saved["solver"]))
+        method = plan.executor.restored(state.method, saved["method"])
+        return super()._load_algorithm_state(plan, state, {**saved, "method": method})

@@ -32,7 +32,7 @@ class DirectionState(NamedTuple):
         The optimizer writes into it.
     optimizer : EngineOptimizer
     direction : any
-        State of the direction, such as the kernel's.
+        State of the direction, such as the kernel's: tensors and plain values in containers.
     """
 
     particles: Float[Tensor, "P D"]
@@ -118,9 +118,10 @@ class DirectionEngine(ParticleEngine):
         return Update(loss, {"force_norm": force_norm}, finite, following)
 
     def _algorithm_state(self, state: DirectionState) -> dict[str, Any]:
-        return {**super()._algorithm_state(state), "optimizer": state.optimizer.state_dict()}
+        own = {"optimizer": state.optimizer.state_dict(), "direction": state.direction}
+        return {**super()._algorithm_state(state), **own}
 
     def _load_algorithm_state(self, plan: Any, state: DirectionState, saved: dict[str, Any]) -> Any:
         super()._load_algorithm_state(plan, state, saved)
         state.optimizer.load_state_dict(saved["optimizer"])
-        return state
+        return state._replace(direction=saved["direction"])

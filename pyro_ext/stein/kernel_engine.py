@@ -13,7 +13,7 @@ from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import Plan
 from pyro_ext.kernels import Kernel, KernelState
 from pyro_ext.optim import OptimizerLike
-from pyro_ext.stein.direction import DirectionEngine, DirectionState
+from pyro_ext.stein.direction import DirectionEngine
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,3 @@ class KernelEngine(DirectionEngine):
 
     def _settings(self) -> dict[str, str]:
         return {**super()._settings(), "kernel": describe(self.kernel)}
-
-    def _algorithm_state(self, state: DirectionState) -> dict[str, Any]:
-        return {**super()._algorithm_state(state), "kernel": state.direction}
-
-    def _load_algorithm_state(self, plan: Any, state: DirectionState, saved: dict[str, Any]) -> Any:
-        found = super()._load_algorithm_state(plan, state, saved)
-        return found._replace(direction=saved["kernel"])
