@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import cache, partial
 from typing import Any
 
@@ -24,8 +23,7 @@ SHAPES = {"z": (2,), "a": (), "p": (2,)}
 
 
 def layout_of(face: Any, shapes: dict[str, tuple[int, ...]]) -> Any:
-    module = importlib.import_module(f"{face.backend.public.__name__}.density.layout")
-    return module.Layout(tuple(shapes), shapes)
+    return face.backend.room("density.layout").Layout(tuple(shapes), shapes)
 
 
 @cache

@@ -17,7 +17,7 @@ from torch.distributions import constraints, transform_to
 from torch.distributions.transforms import ExpTransform
 
 from ppl_ext.errors import ArgumentError
-from pyro_ext.guides import flat_density
+from pyro_ext.guides import AutoMatrixNormal, AutoPlanarFlow, flat_density
 from tests.guides_support import DIM, check_residual_gradient, face_of, model_of
 
 torch.set_default_dtype(torch.float64)
@@ -71,12 +71,20 @@ def test_dtype() -> None:
         AutoDiagonalNormal,
         AutoMultivariateNormal,
         AutoLowRankMultivariateNormal,
+        AutoMatrixNormal,
+        AutoPlanarFlow,
     ):
         density = flat_density(guide_class(model), dtype=torch.float32)
         parameters = density.initial_parameters()
         theta = density.sample(parameters, torch.Generator(), 3)
-        assert theta.dtype == torch.float32
-        assert density.score(parameters, theta).dtype == torch.float32
+        posterior = density.guide.get_posterior()
+        for found in (
+            theta,
+            density.score(parameters, theta),
+            density.log_prob(parameters, theta),
+            posterior.log_prob(posterior.sample()),
+        ):
+            assert found.dtype == torch.float32
     with pytest.raises(ArgumentError, match=r"AutoIAFNormal, found torch.float32.*set_default"):
         flat_density(AutoIAFNormal(model), dtype=torch.float32)
 
