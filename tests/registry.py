@@ -62,9 +62,9 @@ class Row:
     def made(self, package: str, model: Any, steps: int) -> Any:
         """The engine of a package, for so many steps."""
         backend = backend_of(package)
-        seeds = {"seed": 0} if backend.is_pyro else {}
-        options = self.options(backend, model, steps)
-        return getattr(backend.public, self.engine)(model, **options, **seeds)
+        options = {"seed": 0} if backend.is_pyro else {}
+        options |= self.options(backend, model, steps)
+        return getattr(backend.public, self.engine)(model, **options)
 
 
 def adam(backend: Any, rate: float, steps: int) -> Any:
