@@ -31,7 +31,11 @@ _FILLED = {
 _UNDEFINED = (_ATEN.empty, _ATEN.empty_like, _ATEN.new_empty, _ATEN.empty_strided)
 _ADD = (_ATEN.add.Tensor, _ATEN.add.Scalar)
 _ADDS_AXIS = (_ATEN.unsqueeze.default, _ATEN.view.default, _ATEN._unsafe_view.default)
+_SUBTRACT = (_ATEN.sub.Tensor, _ATEN.sub.Scalar)
 _MULTIPLY = (_ATEN.mul.Tensor, _ATEN.mul.Scalar)
+_DIVIDE = (_ATEN.div.Tensor, _ATEN.div.Scalar)
+#: The operation that takes the place of another when its second argument changes sign.
+_OPPOSITE = dict(zip((*_ADD, *_SUBTRACT), (*_SUBTRACT, *_ADD), strict=True))
 
 
 def simplify(module: GraphModule) -> None:
@@ -53,6 +57,8 @@ def simplify(module: GraphModule) -> None:
         if same is not node:
             node.replace_all_uses_with(same)
             graph.erase_node(node)
+    _carry_signs(graph, changed)
+    _double_constants(graph, constants)
     _write_constants(module, constants)
     graph.eliminate_dead_code()
 
@@ -156,6 +162,73 @@ def _description(node: Any) -> Hashable:
     """What two nodes that compute the same have in common."""
     # Numbers by their text: 1, 1.0 and True are equal, and nan is not.
     return node.target, repr(node.args), repr(sorted(node.kwargs.items()))
+
+
+def _carry_signs(graph: Any, changed: set[Any]) -> None:
+    """Carry minus signs on until they meet each other or an addition; no rounding depends on them.
+
+    A square takes part in a log density with a minus sign and in its gradient with another.
+    """
+    node = next(iter(graph.nodes))
+    while node.op != "output":
+        if node.target is _ATEN.neg.default and _root(node) not in changed:
+            (value,) = node.args
+            for user in list(node.users):
+                found = None if _root(user) in changed else _without_sign(user, node)
+                if found is None:
+                    continue
+                with graph.inserting_after(user):
+                    taken = graph.call_function(*found[:2]) if found[0] else value
+                taken.meta.setdefault("val", user.meta["val"])
+                if found[2]:
+                    with graph.inserting_after(taken):
+                        signed = graph.call_function(node.target, (taken,))
+                    signed.meta["val"] = user.meta["val"]
+                    taken = signed
+                user.replace_all_uses_with(taken)
+                graph.erase_node(user)
+        node = node.next
+
+
+def _without_sign(user: Any, node: Any) -> tuple[Any, tuple[Any, ...], bool] | None:
+    """Operation and arguments in place of a user of ``node``, that is -x, and whether with a minus.
+
+    None where the sign has to stay; no operation where x itself takes the user's place.
+    """
+    (value,), target = node.args, user.target
+    left, right = (*user.args, None, None)[:2]
+    if user.kwargs or left is right:
+        return None
+    if target is node.target:
+        return None, (), False
+    if target in _OPPOSITE and right is node:
+        return _OPPOSITE[target], (left, value), False
+    if target is _ATEN.add.Tensor and isinstance(right, Node):
+        # In another order memory could be laid out differently.
+        contiguous = all(each.meta["val"].is_contiguous() for each in (value, right, user))
+        return (_ATEN.sub.Tensor, (right, value), False) if contiguous else None
+    if len(node.users) > 1:
+        return None
+    if target in _OPPOSITE:
+        return _OPPOSITE[target], (value, right), True
+    if target in (*_MULTIPLY, *_DIVIDE, _ATEN.sum.dim_IntList):
+        return target, tuple(value if each is node else each for each in user.args), True
+    return None
+
+
+def _double_constants(graph: Any, constants: dict[Any, Tensor]) -> None:
+    """Double the constant c in c (2 x), as in the gradient of a square, and not x at every call."""
+    for node in list(graph.nodes):
+        constant, twice = (*node.args, None, None)[:2]
+        doubled = isinstance(twice, Node) and twice.target is _ATEN.mul.Scalar
+        if node.target is _ATEN.mul.Tensor and constant in constants and doubled:
+            value, factor = twice.args
+            if factor == 2 and value.meta["val"].dtype == constants[constant].dtype:
+                with graph.inserting_before(node):
+                    found = graph.call_function(twice.target, (constant, factor))
+                constants[found] = constants[constant] * factor
+                found.meta["val"] = constants[found]
+                node.args = (found, value)
 
 
 def _write_constants(module: GraphModule, constants: dict[Any, Tensor]) -> None:
