@@ -1,14 +1,58 @@
-"""What targets of both hosts have in common: tempering, and what they refuse."""
+"""What targets of both hosts have in common: scores, tempering, and what they refuse."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from jaxtyping import Float
 
 from ppl_ext.errors import ArgumentError
 
 Array = TypeVar("Array")
+
+
+class Score(NamedTuple, Generic[Array]):
+    """Gradient and value of the target at P positions.
+
+    Parameters
+    ----------
+    score : array (P, D)
+        Gradient of log prior + log likelihood / temperature.
+    log_prior, log_likelihood : array (P,)
+        The two parts, not tempered.
+    """
+
+    score: Float[Array, "P D"]
+    log_prior: Float[Array, " P"]
+    log_likelihood: Float[Array, " P"]
+
+    def log_density(self, temperature: float = 1.0) -> Float[Array, " P"]:
+        """Log prior + log likelihood / temperature."""
+        return tempered(self.log_prior, self.log_likelihood, temperature)
+
+
+class ScoreParts(NamedTuple, Generic[Array]):
+    """Gradients of the two parts of the target at P positions, neither of them tempered.
+
+    Parameters
+    ----------
+    prior, likelihood : array (P, D)
+        Gradients of the log prior and the log likelihood.
+    log_prior, log_likelihood : array (P,)
+        Values of the two parts.
+    """
+
+    prior: Float[Array, "P D"]
+    likelihood: Float[Array, "P D"]
+    log_prior: Float[Array, " P"]
+    log_likelihood: Float[Array, " P"]
+
+    def score(self, temperature: float = 1.0) -> Score[Array]:
+        """The two parts as one."""
+        gradient = tempered(self.prior, self.likelihood, temperature)
+        return Score(gradient, self.log_prior, self.log_likelihood)
 
 
 def tempered(log_prior: Array, log_likelihood: Array, temperature: float) -> Array:
@@ -38,34 +82,3 @@ def check_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
             f"The arguments do not fit the model: {error}. Expected model{signature}, found "
             f"{len(args)} positional arguments and keywords {sorted(kwargs)}."
         ) from error
-
-
-def nothing_to_temper(temperature: float) -> str:
-    """The message for a temperature of a model without a likelihood."""
-    return (
-        f"likelihood_temperature={temperature} has nothing to divide: the model has no "
-        "likelihood, that is neither observed sites nor factors inside a plate. The density of a "
-        "Stan program is in one piece; temper it in the program."
-    )
-
-
-def check_all_rows(partial_plates: Mapping[str, tuple[int, int]], advice: str) -> None:
-    """See that arguments hold every row of every plate whose rows the engine does not choose.
-
-    Parameters
-    ----------
-    partial_plates : mapping of str to (int, int)
-        Plates that arguments hold a batch of: all rows, and those that are held.
-    advice : str
-        What to do.
-
-    Raises
-    ------
-    ArgumentError
-        They hold a batch.
-    """
-    for name, (size, rows) in partial_plates.items():
-        raise ArgumentError(
-            f"Expected the full data: plate '{name}' has {size} rows, found arguments with "
-            f"{rows}. {advice}"
-        )

@@ -14,7 +14,7 @@ from typing import Any
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guide_engine import GuideShell
-from ppl_ext.options import check_count
+from ppl_ext.options import check_count, refuse
 
 NORMS = ("euclidean", "covariance")
 #: Models with more latent dimensions are refused unless told otherwise.
@@ -47,9 +47,9 @@ class FisherShell(GuideShell):
         reparameterised draws, or the class, which is then called with the model. In Pyro the
         guide object holds the fit at any time and starts from the values that it has.
     optim : optimizer or mapping, optional
-        The host's optimizer; or a mapping that gives sites optimizers of their own, see
-        :class:`~ppl_ext.score.GradientSteps`. Default: Adam with a learning rate that falls from
-        0.01 to 0 along a cosine over the run.
+        Pyro's (see ``pyro_ext.optim.EngineOptimizer``), NumPyro's or optax's; or a mapping that
+        gives sites optimizers of their own, see :class:`~ppl_ext.score.GradientSteps`. Default:
+        Adam with a learning rate that falls from 0.01 to 0 along a cosine over the run.
     norm : {"euclidean", "covariance"}
         "euclidean" is |r|^2 (Fisher). "covariance" is r^T Cov(q) r (Score), which does not depend
         on the units of the latents; for guides with a covariance in closed form: Normals and
@@ -107,16 +107,8 @@ class FisherShell(GuideShell):
         total_steps: int | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(
-            model,
-            guide,
-            optim,
-            num_samples,
-            clip_norm=None,
-            initial_scale=None,
-            total_steps=total_steps,
-            **options,
-        )
+        refuse(type(self), options, "clip_norm", "initial_scale")
+        super().__init__(model, guide, optim, num_samples, total_steps=total_steps, **options)
         if norm not in NORMS:
             raise ArgumentError(f"Expected norm to be one of {NORMS}, found {norm!r}.")
         check_count("max_dimension", max_dimension)

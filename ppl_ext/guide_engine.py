@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ppl_ext.engine import EngineShell
 from ppl_ext.errors import ArgumentError, NoisyScoreWarning
-from ppl_ext.options import check_count, check_number
+from ppl_ext.options import check_count, check_number, refuse
 
 
 class GuideShell(EngineShell):
@@ -21,9 +21,10 @@ class GuideShell(EngineShell):
     guide : AutoContinuous
         An autoguide of the model, or the class, which is then called with the model.
     optim : optimizer or mapping, optional
-        The host's optimizer; or a mapping that gives sites optimizers of their own, see
-        :class:`~ppl_ext.score.GradientSteps`. Default, where the engine uses one: Adam with a
-        learning rate that falls from 0.01 to 0 along a cosine over the run.
+        Pyro's (see ``pyro_ext.optim.EngineOptimizer``), NumPyro's or optax's; or a mapping that
+        gives sites optimizers of their own, see :class:`~ppl_ext.score.GradientSteps`. Default,
+        where the engine uses one: Adam with a learning rate that falls from 0.01 to 0 along a
+        cosine over the run.
     num_samples : int, optional
         Draws S per step. None when the engine chooses by the guide, in ``_plan``.
     clip_norm : float, optional
@@ -63,7 +64,8 @@ class GuideShell(EngineShell):
         total_steps: int | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(model, init_strategy=None, **options)
+        refuse(type(self), options, "init_strategy")
+        super().__init__(model, **options)
         if isinstance(guide, type) and issubclass(guide, self._host_guide):
             try:
                 guide = guide(model)
@@ -115,21 +117,3 @@ class GuideShell(EngineShell):
             NoisyScoreWarning,
             stacklevel=2,
         )
-
-
-def scaled(density: Any, parameters: Any, scale: float) -> Any:
-    """Parameters with which every coordinate has this standard deviation, the mean as it is.
-
-    Raises
-    ------
-    ArgumentError
-        The guide is not one that can be set to a scale.
-    """
-    set_scale = getattr(density, "set_scale", None)
-    if set_scale is None:
-        raise ArgumentError(
-            "Expected AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal or "
-            f"AutoMatrixNormal with initial_scale, found {type(density.guide).__name__}. Leave "
-            "initial_scale out, and give the guide its scale where it is made (init_scale)."
-        )
-    return set_scale(parameters, scale)

@@ -36,6 +36,7 @@ from jaxtyping import Float
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guide_engine import GuideShell
+from ppl_ext.options import refuse
 
 #: Weight of the latest step in the mean square of the scores.
 RECENT = 0.1
@@ -65,6 +66,38 @@ def gsm_moments(
     moved = offset + move
     covariance = covariance + (offset.T @ offset - moved.T @ moved) / len(theta)
     return mean + move.mean(0), 0.5 * (covariance + covariance.T)
+
+
+def bam_moments(
+    xp: Any,
+    triangular: Callable[[Any], Any],
+    mean: Float[Any, " D"],
+    scale: Float[Any, "D D"],
+    theta: Float[Any, "S D"],
+    score: Float[Any, "S D"],
+    weight: Any,
+) -> tuple[Float[Any, " D"], Float[Any, "D D"]]:
+    """Mean and Cholesky factor of the next guide of ``BaM``, the minimum of one step's objective.
+
+    ``scale`` is the factor of the present covariance. ``xp`` is the host's module of arrays, and
+    ``triangular`` gives a lower triangular L of positive diagonal with L L^T = R^T R.
+    """
+    number, share = len(theta), weight / (1.0 + weight)
+    theta_mean, score_mean = theta.mean(0), score.mean(0)
+    spread, pull = (weight / number) ** 0.5, (share / number) ** 0.5
+    # The mean is added to every row, where the deviations from it add up to zero: one row more
+    # than draws would have a singular value that is zero but for rounding, which is not small
+    # against 1 when scores are large.
+    rows = spread * (theta - theta_mean) + pull * (mean - theta_mean)
+    root = triangular(xp.concatenate([scale.T, rows]))
+    rows = spread * (score - score_mean) + pull * score_mean
+    _, singular, directions = xp.linalg.svd(rows @ root, full_matrices=False)
+    shrunk = xp.sqrt(2.0 / (1.0 + xp.sqrt(1.0 + 4.0 * singular * singular)))
+    # The root of S is the identity but for these directions.
+    root = root - ((root @ directions.T) * (1.0 - shrunk)) @ directions
+    scale = triangular(root.T)
+    new_mean = (1.0 - share) * mean + share * (scale @ (scale.T @ score_mean) + theta_mean)
+    return new_mean, scale
 
 
 class MatchingShell(GuideShell, ABC):
@@ -107,16 +140,8 @@ class MatchingShell(GuideShell, ABC):
                 f"update in closed form, found {guide_class.__name__}. Leave the guide out, or use "
                 "ProximalScoreVI, which takes every guide with a flat log density."
             )
-        super().__init__(
-            model,
-            guide,
-            None,
-            num_samples,
-            clip_norm=None,
-            initial_scale=None,
-            total_steps=None,
-            **options,
-        )
+        refuse(type(self), options, "optim", "clip_norm", "initial_scale", "total_steps")
+        super().__init__(model, guide, None, num_samples, **options)
 
     @abstractmethod
     def _matched(self, moments: Any, theta: Any, score: Any, step: Any) -> Any:

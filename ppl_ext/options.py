@@ -41,6 +41,21 @@ def described(value: Any) -> str:
     return text if len(text) <= 60 and "\n" not in text else type(value).__name__
 
 
+def refuse(owner: type, options: Mapping[str, Any], *names: str) -> None:
+    """See that options for a base class are none that a class has no use for.
+
+    Raises
+    ------
+    TypeError
+        One is, as for any other keyword that is not expected.
+    """
+    for name in names:
+        if name in options:
+            raise TypeError(
+                f"{owner.__name__}.__init__() got an unexpected keyword argument {name!r}"
+            )
+
+
 def is_number(value: Any) -> bool:
     """Whether a value is one real number, which an array without axes may hold too."""
     if isinstance(value, bool):

@@ -12,11 +12,81 @@ project's; see ``ppl_ext.regression``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
+from jaxtyping import Float
+
+from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guide_engine import GuideShell
-from ppl_ext.score import GradientSteps, ProximalSolver, Regression, SolverName, as_solver
+from ppl_ext.options import refuse
+from ppl_ext.score import (
+    LEARNING_RATE,
+    GradientSteps,
+    ProximalSolver,
+    Regression,
+    SolverName,
+    as_solver,
+)
+
+
+def blended_target(
+    score: Float[Any, "S D"], present_score: Float[Any, "S D"], weight: Any
+) -> Float[Any, "S D"]:
+    """The one regression target that stands for both terms of the proximal objective.
+
+    With b = (s + alpha g_t) / (1 + alpha),
+    ``alpha |g - g_t|^2 + |g - s|^2 = (1 + alpha) |g - b|^2 + a constant``,
+    so that the inner steps need a single array of scores.
+
+    Parameters
+    ----------
+    score, present_score : arrays (S, D)
+        Score s of the target, and g_t of the present guide, at the same points.
+    weight : float
+        Proximal weight alpha.
+    """
+    return (score + weight * present_score) / (1.0 + weight)
+
+
+@dataclass(frozen=True)
+class GradientExecutor(Documented):
+    """Carries out :class:`~ppl_ext.score.GradientSteps`.
+
+    Parameters
+    ----------
+    options : GradientSteps
+        With the defaults of the guide.
+    learning_rate : float
+        Of the default optimizer, at the start of a run.
+    """
+
+    options: GradientSteps
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class RegressionExecutor(Documented):
+    """Carries out :class:`~ppl_ext.score.Regression`.
+
+    Parameters
+    ----------
+    options : Regression
+        With the defaults of the guide.
+    form : ClosedForm
+        Of the guide.
+    """
+
+    options: Regression
+    form: Any = field(repr=False, compare=False)
+    learning_rate = LEARNING_RATE
+
+    @classmethod
+    def plan(cls, options: Regression, form: Any, density: Any) -> Self:
+        """The solver for a guide, by the class of its closed form."""
+        options = options.resolved(form.group(density.guide))
+        return cls(options, form(density, options.decay, options.trust))
 
 
 class ProximalShell(GuideShell):
@@ -93,15 +163,9 @@ class ProximalShell(GuideShell):
         total_steps: int | None = None,
         **options: Any,
     ) -> None:
+        refuse(type(self), options, "optim", "num_samples", "clip_norm")
         super().__init__(
-            model,
-            guide,
-            None,
-            None,
-            clip_norm=None,
-            initial_scale=initial_scale,
-            total_steps=total_steps,
-            **options,
+            model, guide, initial_scale=initial_scale, total_steps=total_steps, **options
         )
         self.solver = solver
         # Checked at once.

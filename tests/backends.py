@@ -8,6 +8,7 @@ NumPy goes in by :meth:`array` and comes out by :meth:`numpy`; models of both ho
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -28,51 +29,53 @@ class Fit:
     samples: dict[str, np.ndarray]
 
 
-class PyroBackend:
-    """``pyro_ext`` on torch."""
+class Backend:
+    """What both backends share."""
 
-    name = "pyro"
+    name: str
+    #: The package's public face, and models of its host under their common names.
+    public: Any
+    models: Any
+    #: What a model that is written once for both hosts needs: the host, its distributions, its
+    #: handlers, and the functions that torch and jax.numpy have alike.
+    host: Any
+    dist: Any
+    handlers: Any
+    xp: Any
+    #: Where ``grad``, ``jacrev`` and ``vmap`` are.
+    transforms: Any
 
-    def __init__(self) -> None:
-        import pyro
-        import torch
+    @property
+    def is_pyro(self) -> bool:
+        """Whether engines hold their state and random numbers come from a generator."""
+        return self.name == "pyro"
 
-        import pyro_ext as public
-        from tests.models import pyro_models as models
+    @property
+    def autoguide(self) -> Any:
+        """The host's guides."""
+        return importlib.import_module(f"{self.name}.infer.autoguide")
 
-        self.public, self.models = public, models
-        #: What a model that is written once for both hosts needs: the host, its distributions, and
-        #: the functions that torch and jax.numpy have alike.
-        self.host, self.dist, self.xp = pyro, pyro.distributions, torch
+    def room(self, name: str) -> Any:
+        """A module of the package, such as "kernels"."""
+        return importlib.import_module(f"{self.public.__name__}.{name}")
 
     def array(self, value: Any, dtype: Any = None) -> Any:
-        """A torch tensor, floats in torch's default precision unless told otherwise."""
-        import torch
-
-        array = np.asarray(value)
-        if dtype is None and array.dtype.kind == "f":
-            return torch.as_tensor(array, dtype=torch.get_default_dtype())
-        return torch.as_tensor(array, dtype=None if dtype is None else getattr(torch, dtype))
+        """The framework's array, floats in its default precision unless told otherwise."""
+        raise NotImplementedError
 
     def numpy(self, value: Any) -> np.ndarray:
-        """A NumPy array of a tensor."""
-        return np.asarray(value.detach() if hasattr(value, "detach") else value)
+        """A NumPy array of the framework's."""
+        raise NotImplementedError
 
     def key(self, seed: int = 0) -> Any:
-        """A random generator."""
-        import torch
+        """A random generator, or a random key."""
+        raise NotImplementedError
 
-        return torch.Generator().manual_seed(seed)
-
-    def compiled(self, function: Any) -> Any:
-        """The function itself: torch runs it as it is."""
-        return function
-
-    def adam(self, rate: float) -> Any:
-        """The host's Adam."""
-        from pyro.optim import Adam
-
-        return Adam({"lr": rate})
+    def arrays(self, values: Any) -> Any:
+        """The framework's arrays of those in a dictionary or a tuple."""
+        if isinstance(values, Mapping):
+            return {name: self.array(value) for name, value in values.items()}
+        return tuple(map(self.array, values))
 
     def target(
         self,
@@ -82,7 +85,8 @@ class PyroBackend:
         **options: Any,
     ) -> tuple[Any, Any]:
         """Log density of a model, and its data."""
-        target = self.public.LogDensity(model, args, kwargs, **options)
+        keys = () if self.is_pyro else (self.key(),)
+        target = self.public.LogDensity(model, *keys, args, kwargs, **options)
         return target, target.bind(*args, **(kwargs or {}))
 
     def fit(
@@ -98,13 +102,64 @@ class PyroBackend:
         **named: Any,
     ) -> Fit:
         """Make the engine of this public name, run it and draw."""
-        made = getattr(self.public, engine)(model, *options, seed=seed, **named)
-        made.run(steps, *args, progress_bar=False, **(kwargs or {}))
-        samples = {name: self.numpy(value) for name, value in made.get_samples(draws).items()}
-        return Fit(made, None, np.asarray(made.losses), samples)
+        seeds = {"seed": seed} if self.is_pyro else {}
+        made = getattr(self.public, engine)(model, *options, **seeds, **named)
+        keys = () if self.is_pyro else (self.key(seed),)
+        run = made.run(*keys, steps, *args, progress_bar=False, **(kwargs or {}))
+        state = None if self.is_pyro else run.state
+        samples = made.get_samples(*(() if self.is_pyro else (state,)), num_samples=draws)
+        return Fit(
+            made,
+            state,
+            np.asarray(run.losses),
+            {name: self.numpy(value) for name, value in samples.items()},
+        )
 
 
-class NumPyroBackend:
+class PyroBackend(Backend):
+    """``pyro_ext`` on torch."""
+
+    name = "pyro"
+
+    def __init__(self) -> None:
+        import pyro
+        import torch
+
+        import pyro_ext as public
+        from tests.models import pyro_models as models
+
+        self.public, self.models = public, models
+        self.host, self.dist, self.xp = pyro, pyro.distributions, torch
+        self.handlers, self.transforms = pyro.poutine, torch.func
+
+    def array(self, value: Any, dtype: Any = None) -> Any:
+        import torch
+
+        array = np.asarray(value)
+        if dtype is None and array.dtype.kind == "f":
+            return torch.as_tensor(array, dtype=torch.get_default_dtype())
+        return torch.as_tensor(array, dtype=None if dtype is None else getattr(torch, dtype))
+
+    def numpy(self, value: Any) -> np.ndarray:
+        return np.asarray(value.detach() if hasattr(value, "detach") else value)
+
+    def key(self, seed: int = 0) -> Any:
+        import torch
+
+        return torch.Generator().manual_seed(seed)
+
+    def compiled(self, function: Any) -> Any:
+        """The function itself: torch runs it as it is."""
+        return function
+
+    def adam(self, rate: float) -> Any:
+        """The host's Adam."""
+        from pyro.optim import Adam
+
+        return Adam({"lr": rate})
+
+
+class NumPyroBackend(Backend):
     """``numpyro_ext`` on JAX."""
 
     name = "numpyro"
@@ -118,19 +173,17 @@ class NumPyroBackend:
 
         self.public, self.models = public, models
         self.host, self.dist, self.xp = numpyro, numpyro.distributions, jax.numpy
+        self.handlers, self.transforms = numpyro.handlers, jax
 
     def array(self, value: Any, dtype: Any = None) -> Any:
-        """A JAX array, in JAX's default precision unless told otherwise."""
         import jax.numpy as jnp
 
         return jnp.asarray(value, dtype)
 
     def numpy(self, value: Any) -> np.ndarray:
-        """A NumPy array of a JAX one."""
         return np.asarray(value)
 
     def key(self, seed: int = 0) -> Any:
-        """A random key."""
         import jax
 
         return jax.random.key(seed)
@@ -146,40 +199,6 @@ class NumPyroBackend:
         from numpyro.optim import Adam
 
         return Adam(rate)
-
-    def target(
-        self,
-        model: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> tuple[Any, Any]:
-        """Log density of a model, and its data."""
-        target = self.public.LogDensity(model, self.key(), args, kwargs, **options)
-        return target, target.bind(*args, **(kwargs or {}))
-
-    def fit(
-        self,
-        engine: str,
-        model: Any,
-        *options: Any,
-        steps: int,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        seed: int = 0,
-        draws: int | None = None,
-        **named: Any,
-    ) -> Fit:
-        """Make the engine of this public name, run it and draw."""
-        made = getattr(self.public, engine)(model, *options, **named)
-        run = made.run(self.key(seed), steps, *args, progress_bar=False, **(kwargs or {}))
-        samples = made.get_samples(run.state, num_samples=draws)
-        return Fit(
-            made,
-            run.state,
-            np.asarray(run.losses),
-            {name: self.numpy(value) for name, value in samples.items()},
-        )
 
 
 PACKAGES = ("pyro", "numpyro")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from tests.regression_support import weights
+from tests.regression_support import block_step, limited, weights
 
 Array = NDArray[np.float64]
 
@@ -32,35 +32,6 @@ def coordinates(factor: Array) -> tuple[Array, Array]:
     spanned = basis.T @ factor
     root = np.linalg.cholesky(np.eye(len(spanned)) + spanned @ spanned.T)
     return basis, np.asarray(root, dtype=np.float64)
-
-
-def _full_step(y: Array, g: Array, share: Array, trust: float) -> tuple[Array, Array, Array]:
-    """Precision, pull and noise's eigenbasis of the full step on (n, r) pairs of weight (n,)."""
-    rank = y.shape[1]
-    number = 1.0 / np.square(share).sum()
-    spread, cross, square = (a.T @ np.diag(share) @ b for a, b in ((y, y), (g, y), (g, g)))
-    residual = square - cross @ np.linalg.inv(spread) @ cross.T
-    noise, basis = np.linalg.eigh((residual + residual.T) / 2)
-    noise = np.maximum(noise, 0.0) / max(1.0 - rank / number, 1.0 / number)
-    pull = rank * noise / number
-    spread, cross = basis.T @ spread @ basis, basis.T @ cross @ basis
-    slope = np.zeros((rank, rank))
-    for i in range(rank):
-        unit = np.eye(rank)[i]
-        slope[i] = (pull[i] * unit - cross[i]) @ np.linalg.inv(spread + pull[i] * np.eye(rank))
-    certainty = 1.0 / (noise + 1e-6 * noise.max())
-    weighted = certainty[:, None] * slope
-    precision = (weighted + weighted.T) / (certainty[:, None] + certainty)
-    values, vectors = np.linalg.eigh(precision)
-    for i in range(rank):
-        seen = vectors[:, i] @ np.diag(noise) @ vectors[:, i]
-        values[i] = _limited(values[i], rank * seen, trust)
-    turned = basis @ vectors
-    return turned @ np.diag(values) @ turned.T, pull, basis
-
-
-def _limited(value: float, noise: float, trust: float) -> float:
-    return min(max(value, 1.0 / (1.0 + (trust - 1.0) / (1.0 + noise / 3.0))), trust)
 
 
 def literal_step(
@@ -86,7 +57,9 @@ def literal_step(
     number = 1.0 / np.square(share).sum()
     z, g = d / scale, e * scale
     y = z @ basis @ np.linalg.inv(root).T
-    block, block_pull, block_basis = _full_step(y, g @ basis @ root, share, trust)
+    inner = g @ basis @ root
+    moments = (a.T @ np.diag(share) @ b for a, b in ((y, y), (inner, y), (inner, inner)))
+    block, block_pull, block_basis = block_step(*moments, number, trust)
 
     present = basis @ (np.eye(rank) - np.linalg.inv(root @ root.T)) @ root
     ratio, pull, coefficients = np.zeros(dim), np.zeros(dim), np.zeros((dim, rank))
@@ -101,7 +74,7 @@ def literal_step(
         ridge = np.diag([pull[i]] + rank * [dim * noise / number])
         there = np.concatenate([[-1.0], present[i]])
         slope = np.linalg.solve(gram + ridge, moment + ridge @ there)
-        ratio[i] = _limited(-slope[0], (rank + 1) * noise, trust)
+        ratio[i] = limited(-slope[0], (rank + 1) * noise, trust)
         # With the first coefficient where the trust region leaves it.
         rest = moment[1:] + ratio[i] * gram[1:, 0] + ridge[1:, 1:] @ there[1:]
         coefficients[i] = np.linalg.solve(gram[1:, 1:] + ridge[1:, 1:], rest)
@@ -191,12 +164,3 @@ def least_divergence(covariance: Array, rank: int, tries: int = 4) -> float:
         flat = np.concatenate([start, generator.normal(size=dim * rank)])
         found.append(minimize(divergence, flat, jac=True, method="L-BFGS-B", options=options).fun)
     return float(min(found))
-
-
-def divergence(mean: Array, covariance: Array, target: tuple[Array, Array]) -> float:
-    """KL(q || target) between Normals, in nats."""
-    precision = np.linalg.inv(target[1])
-    offset = mean - target[0]
-    volume = np.linalg.slogdet(target[1])[1] - np.linalg.slogdet(covariance)[1]
-    quadratic = np.trace(precision @ covariance) + offset @ precision @ offset
-    return float(0.5 * (quadratic - len(mean) + volume))

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.guides_support import divergence
+from tests.regression_support import block_step, limited, mean_weights, weights
+
 Array = NDArray[np.float64]
 
 #: Sites of the models that both packages' tests fit, in the order of the flat vector: a vector,
@@ -86,16 +89,6 @@ def example(trend: float) -> tuple[list[Guide], Array, Array]:
 SIZES = (("w", 4, 3), ("v", 2, 3))
 
 
-def weights(iterations: int, decay: float, forgetting: list[float]) -> Array:
-    """Weight of each iteration in the running averages after the last one."""
-    found = np.zeros(iterations)
-    for t in range(iterations):
-        rate = min(forgetting[t] * (t + 1.0) ** -decay, 1.0)
-        found *= 1.0 - rate
-        found[t] = rate
-    return found
-
-
 def power(matrix: Array) -> float:
     """The geometric mean of the eigenvalues of a covariance."""
     return float(np.exp(np.log(np.linalg.eigvalsh(matrix)).mean()))
@@ -111,8 +104,7 @@ def literal_step(
     iterations, points, _ = theta.shape
     pairs = points // 2
     share = weights(iterations, decay, [3.0] * iterations)
-    left = [max(1.0 - t / total, 0.0) if total else 1.0 for t in range(iterations)]
-    mean_share = weights(iterations, decay, [1.0 + 2.0 * part for part in left])
+    mean_share = mean_weights(iterations, decay, total)
     number = 1.0 / (np.square(share) / pairs).sum()
     mean_theta = parts(np.einsum("t,tsi->i", mean_share, theta) / points)
     mean_score = parts(np.einsum("t,tsi->i", mean_share, score) / points)
@@ -173,7 +165,7 @@ def literal_step(
         cross = sum(weight * d[1][i] * e[1][i] for _, weight, d, e in halves)
         square = sum(weight * (e[1][i] * scale) ** 2 for _, weight, _, e in halves)
         noise = max(square - cross**2 / spread, 0.0) / max(1.0 - 1.0 / number, 1.0 / number)
-        precision = bounded((noise / number - cross) / (spread + noise / number), noise, trust)
+        precision = limited((noise / number - cross) / (spread + noise / number), noise, trust)
         step = (mean_theta[1][i] - old_rest[i]) / scale + scale * mean_score[1][i] / precision
         rest[i] = old_rest[i] + scale * np.clip(step / (1.0 + noise / number), -1.0, 1.0)
         variances[i] = scale**2 / precision
@@ -184,41 +176,18 @@ def literal_step(
     return result.mean, covariance(result)
 
 
-def bounded(precision: float, noise: float, trust: float) -> float:
-    """A whitened precision in the trust region."""
-    lowest = 1.0 / (1.0 + (trust - 1.0) / (1.0 + noise / 3.0))
-    return float(min(max(precision, lowest), trust))
-
-
 def regressed(
     moments: Array, factor: Array, number: float, trust: float
 ) -> tuple[Array, Array, Array]:
     """Next covariance relative to the present one, pulls, and the eigenbasis of the noise."""
-    dim = len(factor)
     inverse = np.linalg.inv(factor)
-    spread = inverse @ moments[0] @ inverse.T
-    cross = factor.T @ moments[1] @ inverse.T
-    residual = factor.T @ moments[2] @ factor - cross @ np.linalg.inv(spread) @ cross.T
-    noise, basis = np.linalg.eigh((residual + residual.T) / 2)
-    noise = np.maximum(noise, 0.0) / max(1.0 - dim / number, 1.0 / number)
-    pull = dim * noise / number
-    spread, cross = basis.T @ spread @ basis, basis.T @ cross @ basis
-    slope = np.zeros((dim, dim))
-    for i in range(dim):
-        unit = np.eye(dim)[i]
-        slope[i] = (pull[i] * unit - cross[i]) @ np.linalg.inv(spread + pull[i] * np.eye(dim))
-    certainty = 1.0 / (noise + 1e-6 * noise.max())
-    precision = np.zeros((dim, dim))
-    for i in range(dim):
-        for j in range(dim):
-            both = certainty[i] * slope[i, j] + certainty[j] * slope[j, i]
-            precision[i, j] = both / (certainty[i] + certainty[j])
-    values, vectors = np.linalg.eigh(precision)
-    for i in range(dim):
-        seen = vectors[:, i] @ np.diag(noise) @ vectors[:, i]
-        values[i] = bounded(values[i], dim * seen, trust)
-    turned = basis @ vectors
-    return turned @ np.diag(1.0 / values) @ turned.T, pull, basis
+    whitened = (
+        inverse @ moments[0] @ inverse.T,
+        factor.T @ moments[1] @ inverse.T,
+        factor.T @ moments[2] @ factor,
+    )
+    precision, pull, basis = block_step(*whitened, number, trust)
+    return np.linalg.inv(precision), pull, basis
 
 
 class Posterior(NamedTuple):
@@ -238,11 +207,7 @@ class Posterior(NamedTuple):
 
     def kl(self, mean: NDArray[Any], found: NDArray[Any]) -> float:
         """Nats that a Normal with this mean (n, p) and covariance (n p, n p) loses."""
-        precision = np.kron(np.linalg.inv(self.rows), np.linalg.inv(self.noise))
-        offset = (mean - self.mean).ravel()
-        volume = np.linalg.slogdet(precision @ found)[1]
-        quadratic = np.trace(precision @ found) + offset @ precision @ offset
-        return float(0.5 * (quadratic - len(offset) - volume))
+        return divergence(mean.ravel(), found, self.mean.ravel(), np.kron(self.rows, self.noise))
 
 
 def posterior(rows: int = 4, columns: int = 3, number: int = 12) -> Posterior:

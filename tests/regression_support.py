@@ -9,14 +9,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.guides_support import divergence
+
 Array = NDArray[np.float64]
 
 
-def weights(iterations: int, decay: float) -> Array:
+def weights(iterations: int, decay: float, forgetting: list[float] | None = None) -> Array:
     """Weight of each iteration in the running averages after the last one."""
     found = np.zeros(iterations)
     for t in range(iterations):
-        rate = (t + 1.0) ** -decay
+        haste = 1.0 if forgetting is None else forgetting[t]
+        rate = min(haste * (t + 1.0) ** -decay, 1.0)
         found *= 1.0 - rate
         found[t] = rate
     return found
@@ -24,13 +27,45 @@ def weights(iterations: int, decay: float) -> Array:
 
 def mean_weights(iterations: int, decay: float, total: int) -> Array:
     """As :func:`weights`, for the averages that give the mean, in a run of ``total`` iterations."""
-    found = np.zeros(iterations)
-    for t in range(iterations):
-        forgetting = 1.0 + 2.0 * (1.0 - t / total)
-        rate = min(forgetting * (t + 1.0) ** -decay, 1.0)
-        found *= 1.0 - rate
-        found[t] = rate
-    return found
+    left = [max(1.0 - t / total, 0.0) if total else 1.0 for t in range(iterations)]
+    return weights(iterations, decay, [1.0 + 2.0 * part for part in left])
+
+
+def limited(precision: float, noise: float, trust: float) -> float:
+    """A whitened precision in the trust region."""
+    lowest = 1.0 / (1.0 + (trust - 1.0) / (1.0 + noise / 3.0))
+    return float(min(max(precision, lowest), trust))
+
+
+def block_step(
+    spread: Array, cross: Array, square: Array, number: float, trust: float
+) -> tuple[Array, Array, Array]:
+    """Next precision relative to the present one, pulls, and the eigenbasis of the noise.
+
+    From E[d d^T], E[e d^T] and E[e e^T], (n, n) each, of ``number`` pairs in coordinates in which
+    the guide's covariance is the identity.
+    """
+    dim = len(spread)
+    residual = square - cross @ np.linalg.inv(spread) @ cross.T
+    noise, basis = np.linalg.eigh((residual + residual.T) / 2)
+    noise = np.maximum(noise, 0.0) / max(1.0 - dim / number, 1.0 / number)
+    pull = dim * noise / number
+    spread, cross = basis.T @ spread @ basis, basis.T @ cross @ basis
+    slope, precision = np.zeros((2, dim, dim))
+    for i in range(dim):
+        unit = np.eye(dim)[i]
+        slope[i] = (pull[i] * unit - cross[i]) @ np.linalg.inv(spread + pull[i] * np.eye(dim))
+    certainty = 1.0 / (noise + 1e-6 * noise.max())
+    for i in range(dim):
+        for j in range(dim):
+            both = certainty[i] * slope[i, j] + certainty[j] * slope[j, i]
+            precision[i, j] = both / (certainty[i] + certainty[j])
+    values, vectors = np.linalg.eigh(precision)
+    for i in range(dim):
+        seen = vectors[:, i] @ np.diag(noise) @ vectors[:, i]
+        values[i] = limited(values[i], dim * seen, trust)
+    turned = basis @ vectors
+    return turned @ np.diag(values) @ turned.T, pull, basis
 
 
 def literal_step(
@@ -53,36 +88,15 @@ def literal_step(
             spread += share[t] / pairs * np.outer(d, d)
             cross += share[t] / pairs * np.outer(e, d)
             square += share[t] / pairs * np.outer(e, e)
-    residual = square - cross @ np.linalg.inv(spread) @ cross.T
-    noise, basis = np.linalg.eigh((residual + residual.T) / 2)
-    noise = np.maximum(noise, 0.0) / max(1.0 - dim / number, 1.0 / number)
-    spread, cross = basis.T @ spread @ basis, basis.T @ cross @ basis
-    pull = dim * noise / number
-    slope = np.zeros((dim, dim))
-    for i in range(dim):
-        unit = np.eye(dim)[i]
-        slope[i] = (pull[i] * unit - cross[i]) @ np.linalg.inv(spread + pull[i] * np.eye(dim))
-    precision = np.zeros((dim, dim))
-    certainty = 1.0 / (noise + 1e-6 * noise.max())
-    for i in range(dim):
-        for j in range(dim):
-            both = certainty[i] * slope[i, j] + certainty[j] * slope[j, i]
-            precision[i, j] = both / (certainty[i] + certainty[j])
-    values, vectors = np.linalg.eigh(precision)
-    for i in range(dim):
-        seen = vectors[:, i] @ np.diag(noise) @ vectors[:, i]
-        lowest = 1.0 / (1.0 + (trust - 1.0) / (1.0 + dim * seen / 3.0))
-        values[i] = min(max(values[i], lowest), trust)
-    covariance = np.linalg.inv(vectors @ np.diag(values) @ vectors.T)
+    precision, pull, basis = block_step(spread, cross, square, number, trust)
+    covariance = np.linalg.inv(precision)
     mean_share = mean_weights(iterations, decay, total)
     mean_theta = np.einsum("t,tsi->i", mean_share, theta) / points
     mean_score = np.einsum("t,tsi->i", mean_share, score) / points
-    move = basis.T @ whiten @ (mean_theta - mean)
-    move = move + covariance @ basis.T @ scale.T @ mean_score
-    move = basis @ (move / (1.0 + pull))
+    move = whiten @ (mean_theta - mean) + covariance @ scale.T @ mean_score
+    move = basis @ ((basis.T @ move) / (1.0 + pull))
     move = move / max(np.linalg.norm(move), 1.0)
-    turned = scale @ basis
-    return mean + scale @ move, turned @ covariance @ turned.T
+    return mean + scale @ move, scale @ covariance @ scale.T
 
 
 def example(dim: int, trend: float) -> tuple[Array, Array, Array, Array]:
@@ -103,21 +117,6 @@ def normal_target(dim: int, seed: int) -> tuple[Array, Array]:
     generator = np.random.default_rng(seed)
     root = generator.normal(size=(dim, dim))
     return 2 * generator.normal(size=dim), root @ root.T / dim + 0.1 * np.eye(dim)
-
-
-def noisy(score: Array, level: float, generator: np.random.Generator) -> Array:
-    """Scores (S, D) with the noise of equation 19 of the proximal score-matching paper."""
-    size = level * np.abs(score).max(1, keepdims=True)
-    return score + size * generator.normal(size=score.shape)
-
-
-def reverse_kl(mean: Array, scale: Array, target_mean: Array, target_covariance: Array) -> float:
-    """KL(q || target) of a Normal with a lower triangular scale: what the bound loses, in nats."""
-    precision = np.linalg.inv(target_covariance)
-    offset = mean - target_mean
-    volume = np.linalg.slogdet(target_covariance)[1] - 2 * np.log(np.diag(scale)).sum()
-    quadratic = np.trace(precision @ scale @ scale.T) + offset @ precision @ offset
-    return float(0.5 * (quadratic - len(mean) + volume))
 
 
 def literal_diagonal_step(
@@ -188,9 +187,10 @@ def diagonal_loss(mean: Array, scale: Array, target_mean: Array, target_covarian
 
     That one has the target's mean and the diagonal of its precision.
     """
-    best = np.diag(np.linalg.inv(target_covariance)) ** -0.5
-    found = reverse_kl(mean, np.diag(scale), target_mean, target_covariance)
-    return found - reverse_kl(target_mean, np.diag(best), target_mean, target_covariance)
+    best = 1.0 / np.diag(np.linalg.inv(target_covariance))
+    target = target_mean, target_covariance
+    found = divergence(mean, np.diag(scale**2), *target)
+    return found - divergence(target_mean, np.diag(best), *target)
 
 
 def curve(seed: int) -> tuple[Array, Array]:

@@ -13,12 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_discrete_lyapunov
 
-from tests.models import zoo
+from tests.backends import backend_of, from_zoo
 
 Array = NDArray[np.float64]
 Draws = dict[str, Array]
-
-PACKAGES = ("pyro", "numpyro")
 
 
 @dataclass
@@ -30,38 +28,34 @@ class Run:
     mcmc: Any
 
 
-class PyroBackend:
-    """Kernels of ``pyro_ext`` with its vectorised MCMC."""
+class Chains:
+    """Models of these tests for either host."""
 
-    name = "pyro"
-
-    def __init__(self) -> None:
-        import pyro_ext as public
-        from tests.models import pyro_models as models
-
-        self.public, self.models = public, models
+    def __init__(self, package: str) -> None:
+        self.backend = backend_of(package)
+        self.public, self.models = self.backend.public, self.backend.models
 
     def normal(self, mean: Array, std: Array) -> Any:
-        import pyro
-        import pyro.distributions as dist
-        import torch
+        host, dist, array = self.backend.host, self.backend.dist, self.backend.array
 
         def model() -> None:
-            pyro.sample("z", dist.Normal(torch.as_tensor(mean), torch.as_tensor(std)).to_event(1))
+            host.sample("z", dist.Normal(array(mean), array(std)).to_event(1))
 
         return model
 
     def two_modes(self, distance: float) -> Any:
-        import pyro
-        import pyro.distributions as dist
-        import torch
+        host, dist, xp = self.backend.host, self.backend.dist, self.backend.xp
 
         def model() -> None:
-            z = pyro.sample("z", dist.Normal(0.0, 100.0).mask(False))
-            modes = torch.stack([-0.5 * (z - distance) ** 2, -0.5 * (z + distance) ** 2])
-            pyro.factor("modes", torch.logsumexp(modes, 0))
+            z = host.sample("z", dist.Normal(0.0, 100.0).mask(False))
+            modes = xp.logaddexp(-0.5 * (z - distance) ** 2, -0.5 * (z + distance) ** 2)
+            host.factor("modes", modes)
 
         return model
+
+
+class PyroBackend(Chains):
+    """Kernels of ``pyro_ext`` with its vectorised MCMC."""
 
     def noisy(self, variance: float) -> Any:
         """Exact scores with Normal noise of this variance."""
@@ -142,38 +136,8 @@ class PyroBackend:
         return np.asarray(effective_sample_size(torch.as_tensor(draws)))
 
 
-class NumPyroBackend:
+class NumPyroBackend(Chains):
     """Kernels of ``numpyro_ext`` with NumPyro's MCMC."""
-
-    name = "numpyro"
-
-    def __init__(self) -> None:
-        import numpyro_ext as public
-        from tests.models import numpyro_models as models
-
-        self.public, self.models = public, models
-
-    def normal(self, mean: Array, std: Array) -> Any:
-        import numpyro
-        import numpyro.distributions as dist
-
-        def model() -> None:
-            numpyro.sample("z", dist.Normal(mean, std).to_event(1))
-
-        return model
-
-    def two_modes(self, distance: float) -> Any:
-        import jax.numpy as jnp
-        import numpyro
-        import numpyro.distributions as dist
-        from jax.scipy.special import logsumexp
-
-        def model() -> None:
-            z = numpyro.sample("z", dist.Normal(0.0, 100.0).mask(False))
-            modes = jnp.stack([-0.5 * (z - distance) ** 2, -0.5 * (z + distance) ** 2])
-            numpyro.factor("modes", logsumexp(modes))
-
-        return model
 
     def noisy(self, variance: float) -> Any:
         """Exact scores with Normal noise of this variance."""
@@ -255,12 +219,12 @@ class NumPyroBackend:
 
 def backend(package: str) -> Any:
     """The backend of a package."""
-    return PyroBackend() if package == "pyro" else NumPyroBackend()
+    return (PyroBackend if package == "pyro" else NumPyroBackend)(package)
 
 
 def arguments(found: Any, name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Model of the zoo, its arguments and its options."""
-    return found.models.build(name), found.models.arguments(name), dict(zoo.ZOO[name].options)
+    return from_zoo(found.backend, name)
 
 
 def require_moments(found: Any, draws: Array, mean: Any, variance: Any) -> None:

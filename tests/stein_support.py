@@ -87,6 +87,7 @@ class Run:
         self.is_pyro = backend.name == "pyro"
         self._made = name, model, options, named
         seeds = {"seed": seed} if self.is_pyro else {}
+        self.state: Any = None
         self.engine = getattr(backend.public, name)(model, *options, **seeds, **named)
         if self.is_pyro:
             self.engine.setup(*args, **self.kwargs)
@@ -111,6 +112,11 @@ class Run:
             algorithm = algorithm._replace(optimizer=engine.optim.init(start))
         self.state = self.state._replace(algorithm=algorithm)
 
+    def call(self, name: str, *args: Any, **options: Any) -> Any:
+        """A method of the engine, of the present state."""
+        state = () if self.is_pyro else (self.state,)
+        return getattr(self.engine, name)(*state, *args, **options)
+
     @property
     def particles(self) -> np.ndarray:
         """Particles now, (P, D)."""
@@ -131,9 +137,9 @@ class Run:
         self.state, loss = self.engine.update(self.state, *args, **self.kwargs)
         return float(loss)
 
-    def run(self, steps: int) -> Run:
+    def run(self, steps: int, **options: Any) -> Run:
         """Further steps."""
-        options = {"progress_bar": False, **self.kwargs}
+        options = {"progress_bar": False, **self.kwargs, **options}
         if self.is_pyro:
             self.engine.run(steps, *self.args, **options)
             return self

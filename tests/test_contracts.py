@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.backends import backend_of
+from tests.engine_support import Verbs
 from tests.registry import REGISTRY
 
 pytestmark = pytest.mark.filterwarnings("ignore::ppl_ext.errors.EvaluationWarning")
@@ -32,15 +33,14 @@ class Killed(Exception):
     """Stands for the end of a process."""
 
 
-class Case:
+class Case(Verbs):
     """An engine of a row on a small program, with the verbs of both packages as one."""
 
     def __init__(self, package: str, row: str) -> None:
-        self.backend, self.row = backend_of(package), REGISTRY[row]
-        self.functional = package == "numpyro"
+        backend, self.row = backend_of(package), REGISTRY[row]
+        options = {} if self.row.engine in EXACT else {"batch": 4}
+        super().__init__(backend, (backend.array(Y),), **options)
         self.calls = 0
-        self.options = {} if self.row.engine in EXACT else {"batch": 4}
-        self.y = self.backend.array(Y)
 
     def model(self, y: Any, batch: int | None = None) -> None:
         """Two latents of different supports, so that sites and Jacobians have a part."""
@@ -53,7 +53,7 @@ class Case:
 
     def make(self, model: Any = None, **set_options: Any) -> Any:
         """A new engine, as after a restart."""
-        make = self.row.numpyro if self.functional else self.row.pyro
+        make = self.row.pyro if self.is_pyro else self.row.numpyro
         engine = make(self.model if model is None else model, STEPS)
         if self.row.engine == "SVGD":
             engine.annealing = lambda step: 0.5 + 0.05 * step
@@ -62,80 +62,9 @@ class Case:
             setattr(engine, name, value)
         return engine
 
-    def start(self, engine: Any) -> Any:
-        """The state before the first step."""
-        if self.functional:
-            return engine.init(self.backend.key(), self.y, **self.options)
-        return engine.setup(self.y, **self.options)
-
-    def run(self, engine: Any, steps: int, state: Any = None, **options: Any) -> Any:
-        """The state after a run, and its losses."""
-        options = {"progress_bar": False, **self.options, **options}
-        if not self.functional:
-            return None, engine.run(steps, self.y, **options).losses
-        run = engine.run(self.backend.key(), steps, self.y, init_state=state, **options)
-        return run.state, run.losses
-
-    def step(self, engine: Any, state: Any, y: Any) -> Any:
-        """The state after one step on these data, and its loss."""
-        if not self.functional:
-            return None, engine.step(y, **self.options)
-        return engine.update(state, y, **self.options)
-
-    def load(self, engine: Any, path: Path) -> Any:
-        """The saved state, taken over."""
-        if self.functional:
-            return engine.load(path, self.y, **self.options)
-        engine.load(path)
-        engine.setup(self.y, **self.options)
-        return None
-
     def broken(self) -> Any:
         """Data of the same shape at which no score is finite."""
         return self.backend.array(np.full_like(Y, np.inf))
-
-    def bits(self, engine: Any, state: Any) -> list[bytes]:
-        """All that the next step needs, by value."""
-        if self.functional:
-            import jax
-            from jax import random
-
-            is_key = jax.dtypes.prng_key
-            leaves = jax.tree.leaves(state._replace(step=0, skipped=0, horizon=0))
-            return [
-                np.asarray(
-                    random.key_data(leaf) if jax.numpy.issubdtype(leaf.dtype, is_key) else leaf
-                ).tobytes()
-                for leaf in leaves[:-3]
-            ]
-        import torch
-        from torch.utils import _pytree
-
-        whole = engine._algorithm_state(), engine._estimator_state, engine._generator.get_state()
-        return [
-            each.detach().numpy().tobytes()
-            if isinstance(each, torch.Tensor)
-            else repr(each).encode()
-            for each in _pytree.tree_leaves(whole)
-        ]
-
-    def algorithm(self, engine: Any, state: Any) -> list[bytes]:
-        """State of the algorithm alone."""
-        if self.functional:
-            import jax
-
-            return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state.algorithm)]
-        return [repr(each).encode() for each in sorted(_flat(engine._algorithm_state()))]
-
-    def skipped(self, engine: Any, state: Any) -> int:
-        """Steps that were not finite."""
-        return int(state.skipped) if self.functional else engine.num_skipped
-
-
-def _flat(tree: Any) -> list[str]:
-    if isinstance(tree, Mapping):
-        return [f"{key} {each}" for key, value in tree.items() for each in _flat(value)]
-    return [f"{tree.tolist()}" if hasattr(tree, "tolist") else f"{tree}"]
 
 
 @pytest.fixture(scope="module", params=ROWS)
@@ -151,7 +80,7 @@ def case(request: pytest.FixtureRequest, row: str) -> Case:
 def test_a_killed_run_goes_on_to_the_last_bit(case: Case, tmp_path: Path) -> None:
     path = tmp_path / "state"
     whole = case.make()
-    expected, losses = case.run(whole, STEPS)
+    expected, result = case.run(whole, STEPS)
 
     def kill(step: int, engine_or_state: Any, figures: Mapping[str, float]) -> None:
         if step == KILLED:
@@ -164,7 +93,7 @@ def test_a_killed_run_goes_on_to_the_last_bit(case: Case, tmp_path: Path) -> Non
     state = case.load(fresh, path)
     found, rest = case.run(fresh, STEPS - SAVED, state)
     assert case.bits(fresh, found) == case.bits(whole, expected)
-    np.testing.assert_array_equal(rest, losses[SAVED:])
+    np.testing.assert_array_equal(rest.losses, result.losses[SAVED:])
     assert [file.name for file in tmp_path.iterdir()] == ["state"]
 
 
@@ -178,20 +107,20 @@ def test_a_step_that_is_not_finite_leaves_the_state(case: Case) -> None:
     assert caught.value.step == 3
     # Nothing of it stays, not even its minibatch: the next step is as if it had not been.
     assert case.bits(engine, state) == before
-    state, loss = case.step(engine, state, case.y)
-    other, expected = case.step(twin, other, case.y)
+    state, loss = case.step(engine, state)
+    other, expected = case.step(twin, other)
     assert float(loss) == float(expected)
     assert case.bits(engine, state) == case.bits(twin, other)
 
 
 def test_a_step_that_is_not_finite_may_be_skipped(case: Case) -> None:
     engine = case.make(on_nonfinite="skip")
-    state, _ = case.step(engine, case.start(engine), case.y)
+    state, _ = case.step(engine, case.start(engine))
     before = case.algorithm(engine, state)
     state, loss = case.step(engine, state, case.broken())
     assert np.isnan(float(loss)) and case.skipped(engine, state) == 1
     assert case.algorithm(engine, state) == before
-    state, loss = case.step(engine, state, case.y)
+    state, loss = case.step(engine, state)
     assert np.isfinite(float(loss)) and case.skipped(engine, state) == 1
     assert case.algorithm(engine, state) != before
 
@@ -199,7 +128,7 @@ def test_a_step_that_is_not_finite_may_be_skipped(case: Case) -> None:
 def test_nothing_is_traced_again_after_the_first_steps(case: Case) -> None:
     engine = case.make()
     state, _ = case.run(engine, 3)
-    state, _ = case.step(engine, state, case.y)
+    state, _ = case.step(engine, state)
     case.calls = 0
     case.run(engine, 4, state, callback=lambda *_: None, callback_every=3)
     state, _ = case.step(engine, state, case.backend.array(Y + 1.0))
@@ -211,7 +140,7 @@ def test_states_that_belong_elsewhere_are_refused(case: Case, tmp_path: Path) ->
     path = tmp_path / "state"
     engine = case.make()
     state = case.start(engine)
-    engine.save(path, *([state] if case.functional else []))
+    case.save(engine, state, path)
 
     def renamed(y: Any, batch: int | None = None) -> None:
         host, dist = case.backend.host, case.backend.dist

@@ -48,6 +48,14 @@ def test_options_of_a_guides_engine_are_checked(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("option", ["num_samples", "clip_norm", "init_strategy", "nonsense"])
+def test_options_of_other_engines_are_refused(package: str, option: str) -> None:
+    """Options go on to base classes, which have some that this engine has no use for."""
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
+        proximal(package, **{option: None})
+
+
+@pytest.mark.parametrize("package", PACKAGES)
 def test_an_array_in_place_of_a_number_is_not_printed(package: str) -> None:
     module = importlib.import_module(package)
     with pytest.raises(module.ArgumentError, match="found ndarray"):

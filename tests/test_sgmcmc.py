@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.backends import PACKAGES
 from tests.models import zoo
 from tests.sgmcmc_support import (
-    PACKAGES,
     arguments,
     backend,
     hamiltonian_covariance,

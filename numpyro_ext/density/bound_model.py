@@ -23,69 +23,35 @@ from numpyro_ext.density.handlers import (
     transform_of,
     unconstraining,
 )
-from numpyro_ext.density.layout import Data, DataPlate, Indices, Layout
+from numpyro_ext.density.layout import Data, Indices, Layout
+from ppl_ext.bound_model import BoundModelShell
 from ppl_ext.errors import ArgumentError, ModelCheckError
 
 
-def row_numbers(count: int) -> Array:
-    """The first row numbers, without a compiled program for each number of rows."""
-    return jax.device_put(np.arange(count))
-
-
 @dataclass(frozen=True)
-class BoundModel:
-    """A model and its structure.
+class BoundModel(BoundModelShell[Array]):
+    """A model and its structure, and of which type positions are.
 
     Parameters
     ----------
-    model : callable
-    layout : Layout
-        Latent sites and their unconstrained shapes at full length.
-    plates : dict of str to DataPlate
-        Subsampled plates whose rows the engine chooses.
-    batch_plates : dict of str to DataPlate
-        Plates of which some arguments hold a batch. A cache: arguments of a new form may add to
-        it, see :class:`~numpyro_ext.density.arguments.Arguments`.
-    local_sites, observed_sites : tuple of str
-        Latent sites inside a subsampled plate, and observed sites other than factors.
-    held : dict
-        Values of ``param`` and ``mutable`` sites.
+    model, layout, plates, batch_plates, local_sites, observed_sites, held
+        See :class:`~ppl_ext.bound_model.BoundModelShell`, and for ``batch_plates``
+        :class:`~numpyro_ext.density.arguments.Arguments`.
     dtype : dtype
-        Of positions.
     """
 
-    model: Callable[..., Any]
     layout: Layout
-    plates: dict[str, DataPlate]
-    batch_plates: dict[str, DataPlate]
-    local_sites: tuple[str, ...]
-    observed_sites: tuple[str, ...]
     held: dict[str, Any]
     dtype: Any = field(default_factory=lambda: jnp.result_type(float))
-
-    @property
-    def parameter_sites(self) -> tuple[str, ...]:
-        """Deterministic sites that the program declares to be its parameters.
-
-        They belong to its draws, as those of a Stan program do, whose latent site is a vector
-        without names.
-        """
-        return tuple(getattr(self.model, "parameter_sites", ()))
 
     @property
     def plate_sizes(self) -> dict[str, int]:
         """Number of rows of each plate whose rows the engine chooses."""
         return {name: plate.size for name, plate in self.plates.items()}
 
-    def first_rows(self) -> Indices:
-        """Row indices of one minibatch for every plate that the model subsamples itself."""
-        return {name: row_numbers(plate.subsample_size) for name, plate in self.plates.items()}
-
-    def rows_for_values(self) -> Indices:
-        """Rows needed to see every latent site: all when some are local, else one minibatch."""
-        if not self.local_sites:
-            return self.first_rows()
-        return {name: row_numbers(plate.size) for name, plate in self.plates.items()}
+    def row_numbers(self, rows: range) -> Array:
+        """Row numbers as an array, without a compiled program for each number of rows."""
+        return jax.device_put(np.arange(rows.start, rows.stop))
 
     def controlled(
         self, indices: Indices, sizes: Mapping[str, int] | None = None
@@ -142,23 +108,12 @@ class BoundModel:
                 )
         return self.layout.join(sites).astype(self.dtype)
 
-    def check_positions(self, positions: Array) -> Float[Array, "P D"]:
-        """See that positions have shape (P, D).
+    def check_positions(self, positions: Any) -> Float[Array, "P D"]:
+        """Positions as an array (P, D); see the base."""
+        return super().check_positions(jnp.asarray(positions))
 
-        Raises
-        ------
-        ArgumentError
-            They have not.
-        """
-        positions = jnp.asarray(positions)
-        if positions.ndim != 2 or positions.shape[1] != self.layout.dim:
-            raise ArgumentError(
-                f"Expected positions of shape (P, {self.layout.dim}), found {positions.shape}."
-            )
-        return positions
-
-    def check_indices(self, indices: Indices | None) -> Indices:
-        """See that there are rows for every plate whose rows the engine chooses.
+    def check_indices(self, indices: Mapping[str, Array] | None) -> Indices:
+        """Rows for every plate whose rows the engine chooses; see :meth:`check_plates`.
 
         Raises
         ------
@@ -166,17 +121,7 @@ class BoundModel:
             Plates are missing or unknown, or rows are no vector of integers.
         """
         indices = {} if indices is None else indices
-        if set(indices) != set(self.plates):
-            if not indices:
-                names = ", ".join(f"'{name}'" for name in self.plates)
-                raise ArgumentError(
-                    f"Expected the rows of plate {names}, which the model leaves to the engine, "
-                    "found none. Pass indices={name: row numbers} for a minibatch, or use "
-                    "full_score, full_score_parts or full_log_prior_and_likelihood for all rows."
-                )
-            raise ArgumentError(
-                f"Expected indices of the plates {sorted(self.plates)}, found {sorted(indices)}."
-            )
+        self.check_plates(indices)
         checked = {}
         for name, rows in indices.items():
             rows = jnp.asarray(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,50 +14,8 @@ from jaxtyping import Float
 
 from numpyro_ext.density.bound_model import BoundModel, prior_and_likelihood
 from numpyro_ext.density.layout import Data, Indices
-from ppl_ext.density import tempered
+from ppl_ext.density import Score, ScoreParts, tempered
 from ppl_ext.errors import ArgumentError
-
-
-class Score(NamedTuple):
-    """Gradient and value of the target at P positions.
-
-    Parameters
-    ----------
-    score : array (P, D)
-        Gradient of log prior + log likelihood / temperature.
-    log_prior, log_likelihood : array (P,)
-        The two parts, not tempered.
-    """
-
-    score: Float[Array, "P D"]
-    log_prior: Float[Array, " P"]
-    log_likelihood: Float[Array, " P"]
-
-    def log_density(self, temperature: float = 1.0) -> Float[Array, " P"]:
-        """Log prior + log likelihood / temperature."""
-        return tempered(self.log_prior, self.log_likelihood, temperature)
-
-
-class ScoreParts(NamedTuple):
-    """Gradients of the two parts of the target at P positions, neither of them tempered.
-
-    Parameters
-    ----------
-    prior, likelihood : array (P, D)
-        Gradients of the log prior and the log likelihood.
-    log_prior, log_likelihood : array (P,)
-        Values of the two parts.
-    """
-
-    prior: Float[Array, "P D"]
-    likelihood: Float[Array, "P D"]
-    log_prior: Float[Array, " P"]
-    log_likelihood: Float[Array, " P"]
-
-    def score(self, temperature: float = 1.0) -> Score:
-        """The two parts as one."""
-        gradient = tempered(self.prior, self.likelihood, temperature)
-        return Score(gradient, self.log_prior, self.log_likelihood)
 
 
 @dataclass(frozen=True)
@@ -89,7 +47,7 @@ class Evaluation:
         """Log prior + log likelihood / temperature at one position."""
         return tempered(*self.value(data, indices, position), self.temperature)
 
-    def score(self, data: Data, indices: Indices, position: Float[Array, " D"]) -> Score:
+    def score(self, data: Data, indices: Indices, position: Float[Array, " D"]) -> Score[Array]:
         """Tempered score at one position."""
 
         def log_density(position: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -99,7 +57,9 @@ class Evaluation:
         gradient, values = jax.grad(log_density, has_aux=True)(position)
         return Score(gradient, *values)
 
-    def parts(self, data: Data, indices: Indices, position: Float[Array, " D"]) -> ScoreParts:
+    def parts(
+        self, data: Data, indices: Indices, position: Float[Array, " D"]
+    ) -> ScoreParts[Array]:
         """Gradients of prior and likelihood apart, at one position."""
         values, pull = jax.vjp(partial(self.value, data, indices), position)
         prior, likelihood = values

@@ -7,9 +7,8 @@ batch shape, and one mask.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,103 +23,22 @@ from numpyro.distributions.distribution import (
 from numpyro.distributions.mixtures import MixtureSameFamily
 
 from numpyro_ext.density.handlers import Site
-
-#: Before the names of a base distribution's parameters.
-BASE = "base_dist."
-#: Before the names of the parameters of a mixture's parts.
-MIXING, COMPONENT = "mixing.", "component."
-
-
-class Parts(NamedTuple):
-    """What a mixture of one family is made of.
-
-    Parameters
-    ----------
-    mixing, component : type
-        Classes of the distribution over components, and of the components.
-    declared : int
-        Rightmost dimensions of the components that ``to_event`` made event dimensions.
-    """
-
-    mixing: type
-    component: type
-    declared: int
+from ppl_ext.outputs import BASE, COMPONENT, MIXING, ObservedOutput, Parts, unwrapped
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Output:
-    """One observed site: a distribution's parameters at a latent position, and the data.
-
-    The batch shape of the parameters counts the dimensions that ``to_event`` declared as event
-    dimensions, because the elements along them are independent.
+@dataclass(frozen=True, kw_only=True)
+class Output(ObservedOutput[Array]):
+    """One observed site, a pytree; see :class:`~ppl_ext.outputs.ObservedOutput`.
 
     Parameters
     ----------
-    parameters : dict of str to array
-        The distribution's own arguments, each broadcast to batch shape + its event shape.
-    value : array
-        Observed value.
-    scale : array
-        Factor on the log probability (subsampling, ``handlers.scale``), broadcastable to the
-        site's batch shape.
-    mask : array or None
-        Which elements count, in the shape of the parameters' batch; None when all do.
-    distribution : type
-        Class of the distribution without its wrappers.
-    event_dim : int
-        Rightmost dimensions of the site that are event dimensions, ``to_event`` included.
-    name : str
-        Name of the site.
-    declared : int
-        Rightmost dimensions of ``batch`` that ``to_event`` made event dimensions.
-    batch : tuple of int
-        Shape of the elements that are independent given the parameters.
-    event_shape : tuple of int
-        Event shape of the distribution without its wrappers.
-    plates : tuple of str
-        Plates around the site.
-    base : type or None
-        For a zero-inflated distribution: the class that it is made of, whose parameters are
-        among this one's as ``base_dist.NAME``.
     repeated : tuple of (str, tuple of int)
         Parameters that the model did not give for each element, and the axes of ``batch`` along
         which they are one.
-    parts : Parts or None
-        For a mixture: what it is made of. Its parameters are those of the parts, as ``mixing.NAME``
-        and ``component.NAME``.
     """
 
-    parameters: dict[str, Array]
-    value: Array
-    scale: Array
-    mask: Array | None
-    distribution: type = field(metadata={"static": True})
-    event_dim: int = field(metadata={"static": True})
-    name: str = field(metadata={"static": True})
-    declared: int = field(metadata={"static": True})
-    batch: tuple[int, ...] = field(metadata={"static": True})
-    event_shape: tuple[int, ...] = field(metadata={"static": True})
-    plates: tuple[str, ...] = field(metadata={"static": True})
-    base: type | None = field(default=None, metadata={"static": True})
     repeated: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), metadata={"static": True})
-    parts: Parts | None = field(default=None, metadata={"static": True})
-
-    def built(self, parameters: Mapping[str, Array]) -> Any:
-        """The distribution, without its wrappers, with other values of some parameters."""
-        given = {**self.parameters, **parameters}
-        if self.parts is None:
-            return self.distribution(**given)
-
-        def of(kind: type, prefix: str) -> Any:
-            names = [name for name in given if name.startswith(prefix)]
-            return kind(**{name.removeprefix(prefix): given[name] for name in names})
-
-        mixing, kind, declared = self.parts
-        components = of(kind, COMPONENT)
-        if declared:
-            components = components.to_event(declared)
-        return self.distribution(of(mixing, MIXING), components)
 
     @property
     def weight(self) -> Array:
@@ -131,19 +49,8 @@ class Output:
 
 
 def unwrap(fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
-    """Innermost distribution, masks with the declared dimensions outside them, and all of these.
-
-    Declared are the event dimensions that come from ``to_event``, not from the distribution.
-    """
-    declared = 0
-    masks: list[tuple[Any, int]] = []
-    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
-        if isinstance(fn, Independent):
-            declared += fn.reinterpreted_batch_ndims
-        elif isinstance(fn, MaskedDistribution):
-            masks.append((fn._mask, declared))
-        fn = fn.base_dist
-    return fn, masks, declared
+    """See :func:`ppl_ext.outputs.unwrapped`."""
+    return unwrapped(fn, Independent, MaskedDistribution, ExpandedDistribution)
 
 
 def joint_mask(masks: list[tuple[Any, int]], declared: int, batch: tuple[int, ...]) -> Array | None:

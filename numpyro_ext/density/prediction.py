@@ -8,7 +8,6 @@ known. :class:`ObserveMissing` lets a model without observations of a site be ru
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,6 +22,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_ext.density.handlers import Site, is_latent
 from numpyro_ext.density.outputs import joint_mask, unwrap
+from ppl_ext.outputs import prediction_terms
 
 
 class ObserveMissing(Messenger):
@@ -55,38 +55,15 @@ class ObserveMissing(Messenger):
 
 
 def prediction_of(site: Site) -> dict[str, Array]:
-    """The observed site's distribution at one draw, as arrays in the shape of its value.
-
-    Returns
-    -------
-    dict of str to array
-        For Bernoulli and categorical sites ``probabilities``, with a last axis for the classes.
-        For others ``mean`` and ``variance``, where the distribution has them, and for continuous
-        ones ``cdf``, the distribution function at the observed value, likewise. ``mask`` says
-        which elements count, where some do not.
-    """
+    """What the observed site's distribution says; see :func:`ppl_ext.outputs.prediction_terms`."""
     outer, value = site["fn"], jnp.asarray(site["value"])
     fn, masks, declared = unwrap(outer)
-    shape = jnp.broadcast_shapes(value.shape, outer.shape())
-    found: dict[str, Array] = {}
+    classes = None
     if isinstance(fn, BernoulliProbs | BernoulliLogits):
-        found["probabilities"] = jnp.stack([1.0 - fn.probs, fn.probs], -1)
+        classes = jnp.stack([1.0 - fn.probs, fn.probs], -1)
     elif isinstance(fn, CategoricalProbs | CategoricalLogits):
-        found["probabilities"] = fn.probs
-    else:
-        # A host's base class raises this where a distribution does not have what is asked for.
-        for name in ("mean", "variance"):
-            with suppress(NotImplementedError):
-                found[name] = jnp.broadcast_to(getattr(outer, name), shape)
-        if not fn.event_shape and not fn.support.is_discrete:
-            with suppress(NotImplementedError):
-                found["cdf"] = jnp.broadcast_to(fn.cdf(value), shape)
-    if "probabilities" in found:
-        classes = found["probabilities"].shape[-1:]
-        found["probabilities"] = jnp.broadcast_to(found["probabilities"], shape + classes)
+        classes = fn.probs
     batch = tuple(outer.batch_shape) + tuple(outer.event_shape[:declared])
     mask = joint_mask(masks, declared, batch)
-    if mask is not None:
-        own = (1,) * len(fn.event_shape)
-        found["mask"] = jnp.broadcast_to(mask.reshape(mask.shape + own), shape)
-    return found
+    shape = tuple(jnp.broadcast_shapes(value.shape, outer.shape()))
+    return prediction_terms(outer, fn, value, shape, classes, mask, jnp.broadcast_to)

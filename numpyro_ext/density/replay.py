@@ -37,6 +37,7 @@ from ppl_ext.diagnostics.replay import (
     DRAW_CHUNK,
     GROUPS,
     PASS_ALL_ROWS,
+    REPLAY_DOCUMENTATION,
     Recorder,
     Replay,
     SiteDescription,
@@ -46,6 +47,7 @@ from ppl_ext.diagnostics.replay import (
     describe_sites,
     plates_of_axes,
 )
+from ppl_ext.documented import documented
 
 # Folded into a key, so that new observations have not the numbers of draws with the same key. With
 # JAX's default setting ``fold_in(key, 1)`` is ``split(key)[1]``: a small number would not do.
@@ -208,6 +210,17 @@ def _describe(
     return describe_sites(sites, probes, {name: plate.size for name, plate in owned.items()}), sizes
 
 
+@documented(
+    REPLAY_DOCUMENTATION,
+    draw_chunk="""
+        draw_chunk : int, optional
+            Draws evaluated at once. Default: 128.
+        """,
+    randomness="""
+        rng_key : array, optional
+            Key of the new observations. Default: ``jax.random.key(0)``.
+        """,
+)
 def replay(
     target: LogDensity,
     draws: Mapping[str, Any],
@@ -219,37 +232,7 @@ def replay(
     data_chunk: int | None = None,
     rng_key: jax.Array | None = None,
 ) -> Replay:
-    """Run the model at every draw, on all rows of its data.
-
-    Parameters
-    ----------
-    target : LogDensity
-    draws : mapping of str to array (S, *site shape)
-        Constrained values of every latent site; local latents at full length.
-    data : Data
-        The model's arguments, from ``target.bind``, holding the full data.
-    groups : collection of str
-        What to compute, from ``GROUPS``; with none the sites are described only.
-    all_rows : bool
-        Refuse arguments that hold only some rows of a plate. Predictions on new rows take those
-        that there are.
-    draw_chunk : int, optional
-        Draws evaluated at once. Default: 128.
-    data_chunk : int, optional
-        Rows of each subsampled plate evaluated at once. Default: that of the target, or 2048.
-    rng_key : array, optional
-        Key of the new observations. Default: ``jax.random.key(0)``.
-
-    Returns
-    -------
-    Replay
-
-    Raises
-    ------
-    ArgumentError
-        A draw is missing for a latent site or does not have its shape, or the arguments hold only
-        some rows of a plate.
-    """
+    """Run the model at every draw, on all rows of its data."""
     check_draws(target.layout.names, draws)
     # The draws leave the device once, and go back in chunks of one size.
     values = {name: np.asarray(draws[name]) for name in target.layout.names}

@@ -12,7 +12,6 @@ from numpyro import handlers
 from numpyro_ext.density.bound_model import BoundModel
 from numpyro_ext.density.handlers import run_trace
 from numpyro_ext.density.layout import Data
-from ppl_ext.errors import ArgumentError
 
 
 def constrain(bound: BoundModel, data: Data, position: Float[Array, " D"]) -> dict[str, Array]:
@@ -28,16 +27,6 @@ def unconstrain(bound: BoundModel, data: Data, values: Mapping[str, Array]) -> F
 
 
 def check_values(bound: BoundModel, values: Mapping[str, Array]) -> dict[str, Array]:
-    """The latent sites among ``values``.
-
-    Raises
-    ------
-    ArgumentError
-        One is missing.
-    """
-    missing = [name for name in bound.layout.names if name not in values]
-    if missing:
-        raise ArgumentError(
-            f"Expected values for the latent sites {list(bound.layout.names)}, missing {missing}."
-        )
+    """The latent sites among ``values``; raises as ``BoundModelShell.check_values`` does."""
+    bound.check_values(values)
     return {name: jnp.asarray(values[name]) for name in bound.layout.names}

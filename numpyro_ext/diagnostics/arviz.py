@@ -35,6 +35,7 @@ from numpyro_ext.diagnostics.host_fit import HostFit
 from numpyro_ext.engine import Engine, RunResult
 from numpyro_ext.programs import Program
 from ppl_ext.diagnostics.fit_groups import (
+    ARVIZ_DOCUMENTATION,
     Group,
     check_fit,
     check_no_num_samples,
@@ -45,11 +46,32 @@ from ppl_ext.diagnostics.fit_groups import (
     step_group,
 )
 from ppl_ext.diagnostics.inference_data import Variable, inference_data
+from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 
 Array = NDArray[Any]
 
 
+@documented(
+    ARVIZ_DOCUMENTATION,
+    host="NumPyro",
+    engine="An engine",
+    mcmc="numpyro.infer.MCMC",
+    no_state="; there is no ``state``",
+    state="""
+        state
+            The :class:`~numpyro_ext.engine.RunResult` of its run, which ``result`` then need not
+            repeat, or its state alone: ``result.state``. With a guide the result of ``SVI.run``,
+            or the parameters as ``SVI.get_params`` gives them.
+        """,
+    scale="handlers.scale",
+    losses="``result.losses``",
+    result="the result that is given as ``state``",
+    randomness="""
+        rng_key : array, optional
+            Key of the posterior and posterior predictive draws. Default: ``jax.random.key(0)``.
+        """,
+)
 def to_arviz(
     engine: Any,
     state: Any = None,
@@ -70,68 +92,7 @@ def to_arviz(
     model: Callable[..., Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Convert a fitted engine, a run of the host's ``MCMC``, or a guide fitted by its ``SVI``.
-
-    Everything is computed on the full data, also when the model draws minibatches: the model
-    is replayed over chunks of rows, and the rows come out in their order. When batches are
-    passed as arguments, pass the arrays of all rows here.
-
-    The draws of an engine are stored as one chain, those of ``MCMC`` as its chains. Deterministic
-    sites are part of the posterior; of a Stan program the posterior has the parameters, and the
-    vector that they come from is in the group ``unconstrained_posterior``. Names
-    are made safe for netCDF ("/" becomes "."); the attribute ``renamed`` holds the originals.
-
-    Parameters
-    ----------
-    engine
-        An engine of this package; ``numpyro.infer.MCMC`` after ``run``, with any kernel of a
-        model; or, with ``model``, a guide fitted by NumPyro's ``SVI`` under any objective. With
-        ``MCMC`` there is no ``state``, and without arguments those of its run are taken.
-    state
-        The :class:`~numpyro_ext.engine.RunResult` of its run, which ``result`` then need not
-        repeat, or its state alone: ``result.state``. With a guide the result of ``SVI.run``, or the
-        parameters as ``SVI.get_params`` gives them.
-    *args, **kwargs
-        The model's arguments, with all rows of the data.
-    num_samples : int, optional
-        Number of draws. Default: every particle, or what the engine draws by default.
-    posterior_predictive, log_likelihood, observed_data, sample_stats : bool
-        Groups to include. ``log_likelihood`` is pointwise, without the scales of plates and of
-        ``handlers.scale``; observations that are masked out have 0.
-    constant_data : mapping of str to array, or bool
-        Arrays for the group of that name. True takes the model's array arguments that are not
-        observations.
-    losses : sequence of float, optional
-        Loss of each step, for the group ``optimization``, in place of ``result.losses``.
-    result : RunResult, optional
-        The group ``optimization`` takes the loss of each step and every entry of ``info``
-        (``force_norm``, ``log_p``, ...) from it, along the dimension ``step``.
-    dims : mapping of str to sequence of str, optional
-        Dimension names of a variable, without chain and draw. Default: the plates' names.
-    coords : mapping of str to sequence, optional
-        Labels along a dimension.
-    draw_chunk, data_chunk : int, optional
-        At most this many draws and rows are evaluated at once, which bounds memory.
-    rng_key : array, optional
-        Key of the posterior and posterior predictive draws. Default: ``jax.random.key(0)``.
-    model : callable, optional
-        The model of a guide; not with an engine.
-
-    Returns
-    -------
-    arviz.InferenceData or xarray.DataTree
-        The former with ArviZ 0.23, the latter with ArviZ 1 and later.
-
-    Raises
-    ------
-    ArgumentError
-        ``engine`` is no engine, or the arguments do not fit the model, lack observations that
-        the engine was set up with, or hold only some rows of a plate.
-    RuntimeError
-        The engine has not seen the model's arguments yet.
-    ImportError
-        ArviZ is not installed.
-    """
+    """Convert a fitted engine, a run of the host's ``MCMC``, or a guide fitted by its ``SVI``."""
     if isinstance(engine, MCMC):
         if state is not None:
             args = (state, *args)

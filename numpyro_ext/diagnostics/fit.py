@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
@@ -24,13 +26,14 @@ from numpyro_ext.guides.flat_density import (
     flat_density,
 )
 from numpyro_ext.programs import Program
+from ppl_ext.diagnostics import fit as shared
 from ppl_ext.diagnostics.fit import (
-    PASS_ALL_ROWS,
+    Evaluate,
     check_arguments,
     check_fits_a_guide,
     check_model,
-    check_no_model,
     chunk_sizes,
+    target_of_engine,
 )
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
 
@@ -40,14 +43,46 @@ from ppl_ext.errors import ArgumentError, HeldParameterWarning
 _STREAM = 2**31 - 2
 
 
-class FittedGuide(NamedTuple):
+#: What diagnostics say of the state that they take, and of their draws' randomness.
+STATE = """
+state
+    State of the engine, or the result of its run; or the parameters of the autoguide as
+    ``SVI.get_params`` gives them, or the result of ``SVI.run``.
+"""
+RNG_KEY = """
+rng_key : array, optional
+    Key of the draws of a guide. Default: one derived from the engine's state, so that every call
+    gives the same draws; ``jax.random.key(0)`` for an autoguide.
+"""
+
+
+@dataclass(frozen=True)
+class FittedGuide(shared.FittedGuide):
     """A guide, its parameters, the log density that it approximates, and a key for draws."""
 
-    density: FlatDensity
-    parameters: Parameters
-    target: LogDensity
-    data: Data
     rng_key: Array
+
+    @property
+    def eps(self) -> float:
+        """The machine epsilon with which log densities are computed."""
+        return float(jnp.finfo(self.target.dtype).eps)
+
+    def at_draws(
+        self, num_samples: int, draw_chunk: int | None, evaluate: Evaluate
+    ) -> tuple[np.ndarray, ...]:
+        """What a function finds at draws of the guide, chunk by chunk, in host memory.
+
+        It is compiled once for all chunks: the last one draws as many as the others, and those
+        that are too many are left out.
+        """
+        sizes = chunk_sizes(num_samples, self.target.dim, draw_chunk)
+        rarely = is_quick(num_samples, self.target, self.data)
+        chunk = _compiled_chunk(self.density, self.target, evaluate, sizes[0], rarely)
+        pieces = [
+            [np.asarray(found) for found in chunk(self.parameters, self.data, self.rng_key, part)]
+            for part in range(len(sizes))
+        ]
+        return tuple(np.concatenate(each)[:num_samples] for each in zip(*pieces, strict=True))
 
 
 def fitted_guide(
@@ -136,24 +171,6 @@ def state_of_engine(engine: Any, state: Any) -> EngineState:
     return state
 
 
-def target_of_engine(
-    engine: Any,
-    model: Callable[..., Any] | None,
-    args: tuple[Any, ...] | None,
-    kwargs: Mapping[str, Any] | None,
-) -> tuple[LogDensity, Data]:
-    """An engine's target, and the model's arguments with all rows."""
-    check_arguments(args, kwargs)
-    check_no_model(engine, model)
-    target = engine.target
-    if args is None and kwargs is None:
-        data = engine.data
-    else:
-        data = target.bind(*(args or ()), **dict(kwargs or {}))
-    target.require_all_rows(data, PASS_ALL_ROWS)
-    return target, data
-
-
 def target_of_model(
     model: Callable[..., Any],
     args: tuple[Any, ...] | None,
@@ -188,32 +205,9 @@ def target_of_model(
             warnings.warn(warning.message, warning.category, stacklevel=2)
     if fitted:
         target = target.with_held({**target.held, **fitted})
-    data = target.bind(*args, **kwargs)
     if all_rows:
-        target.require_all_rows(data, PASS_ALL_ROWS)
-    return target, data
-
-
-#: Of a chunk of draws: arrays whose first axis is the draws.
-Evaluate = Callable[[FlatDensity, Parameters, LogDensity, Data, Array], tuple[Array, ...]]
-
-
-def at_draws(
-    fitted: FittedGuide, num_samples: int, draw_chunk: int | None, evaluate: Evaluate
-) -> tuple[np.ndarray, ...]:
-    """What a function finds at draws (S, D) of a fitted guide, in host memory.
-
-    It is compiled once for all chunks: the last one draws as many as the others, and those that
-    are too many are left out.
-    """
-    sizes = chunk_sizes(num_samples, fitted.target.dim, draw_chunk)
-    rarely = is_quick(num_samples, fitted.target, fitted.data)
-    chunk = _compiled_chunk(fitted.density, fitted.target, evaluate, sizes[0], rarely)
-    pieces = [
-        [np.asarray(found) for found in chunk(fitted.parameters, fitted.data, fitted.rng_key, part)]
-        for part in range(len(sizes))
-    ]
-    return tuple(np.concatenate(each)[:num_samples] for each in zip(*pieces, strict=True))
+        return target, shared.all_rows(target, args, kwargs)
+    return target, target.bind(*args, **kwargs)
 
 
 # A few programs are kept, so that a diagnostic of the same fit is not compiled again.

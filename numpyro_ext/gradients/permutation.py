@@ -11,12 +11,13 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
+from jaxtyping import Int, Int32, UInt32
 
 #: Rounds of the network. With 12 the permutations of five are visibly uneven in 200,000 draws.
 ROUNDS = 16
 
 
-def draw_order(key: Array, lead: tuple[int, ...] = ()) -> Array:
+def draw_order(key: Array, lead: tuple[int, ...] = ()) -> UInt32[Array, "*P rounds"]:
     """What a random permutation is known by, of any number of rows.
 
     Parameters
@@ -34,7 +35,9 @@ def draw_order(key: Array, lead: tuple[int, ...] = ()) -> Array:
     return random.bits(key, (*lead, ROUNDS), jnp.uint32)
 
 
-def permuted(order: Array, places: Array, size: int) -> Array:
+def permuted(
+    order: UInt32[Array, "*P rounds"], places: Int[Array, "*shape"], size: int
+) -> Int32[Array, ...]:
     """Entries of a random permutation of ``range(size)`` at some of its places.
 
     The rows are laid out in a rectangle, whose two coordinates are shifted in turn by random
@@ -85,8 +88,8 @@ def permuted(order: Array, places: Array, size: int) -> Array:
 
 
 def next_rows(
-    key: Array, size: int, count: int, order: Array, position: Array
-) -> tuple[Array, Array, Array]:
+    key: Array, size: int, count: int, order: UInt32[Array, "*P rounds"], position: Int[Array, ""]
+) -> tuple[Int32[Array, "*P count"], UInt32[Array, "*P rounds"], Int[Array, ""]]:
     """The next rows of an order that is gone through, and where that leaves it.
 
     A new order is drawn, and begun at its start, when fewer than ``count`` rows are left.

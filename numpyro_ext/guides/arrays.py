@@ -27,6 +27,14 @@ class JaxFunctions(ArrayFunctions):
         return lax.stop_gradient(array)
 
     @staticmethod
+    def softmax(values: Array) -> Array:
+        return jax.nn.softmax(values)
+
+    @staticmethod
+    def log_softmax(values: Array) -> Array:
+        return jax.nn.log_softmax(values)
+
+    @staticmethod
     def as_array(values: Any, like: Array) -> Array:
         return jnp.asarray(values, like.dtype)
 
@@ -40,13 +48,9 @@ class JaxFunctions(ArrayFunctions):
 
     @staticmethod
     def solve_lower(factor: Array, rows: Array, transpose: bool = False) -> Array:
-        together = rows.reshape(-1, rows.shape[-1]) if factor.ndim == 2 else rows
+        together = rows if rows.ndim == factor.ndim else rows.reshape(-1, rows.shape[-1])
         solved = solve_triangular(factor, together.mT, trans=1 if transpose else 0, lower=True)
         return solved.mT.reshape(rows.shape)
-
-    @staticmethod
-    def log_softmax(values: Array) -> Array:
-        return jax.nn.log_softmax(values)
 
     @staticmethod
     def largest(values: Array) -> Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +18,9 @@ from jax import Array, lax
 from jaxtyping import Float
 from numpyro.contrib.einstein.stein_kernels import ProbabilityProductKernel, SteinKernel
 
-from numpyro_ext.kernels.base import Kernel, KernelState
-from numpyro_ext.kernels.default import default_kernel
+from numpyro_ext.kernels.classes import Kernel, default_kernel
 from ppl_ext.errors import ArgumentError
+from ppl_ext.kernels.base import KernelState
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,7 +66,7 @@ class HostKernel(Kernel):
         """The random key of the next step."""
         return {"rng_key": jax.random.split(self._key())[0]}
 
-    def with_sites(self, sites: Mapping[str, slice]) -> HostKernel:
+    def with_sites(self, sites: Mapping[str, slice]) -> Self:
         """This kernel with the ranges of the sites, unless it was given some."""
         return self if self.sites is not None else dataclasses.replace(self, sites=dict(sites))
 

@@ -23,24 +23,11 @@ def fisher_gradient(
     score: Callable[[Array], tuple[Array, Any]],
     norm: str,
 ) -> tuple[Array, Parameters, Any]:
-    """Mean over draws of |grad log q - s|^2, and its gradient in the guide's parameters.
+    """Mean over draws of |grad log q - s|^2, its gradient in the guide's parameters, and the rest.
 
-    Parameters
-    ----------
-    density : FlatDensity
-    parameters : dict of arrays
-    draw : callable
-        Parameters to draws (S, D), differentiable, with its noise fixed.
-    score : callable
-        Draws to scores (S, D) of the target, differentiable once more, and anything else.
-    norm : {"euclidean", "covariance"}
-
-    Returns
-    -------
-    value : scalar array
-    gradient : dict of arrays
-    other
-        What ``score`` gave besides.
+    ``draw`` makes draws (S, D) from parameters, differentiable, with its noise fixed. ``score``
+    gives the target's scores (S, D) there, differentiable once more, and anything else, which is
+    the rest. ``norm`` is one of :data:`~ppl_ext.fisher.NORMS`.
     """
 
     def objective(parameters: Parameters) -> tuple[Array, Any]:

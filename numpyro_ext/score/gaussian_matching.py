@@ -62,7 +62,8 @@ class GaussianMatching(MatchingShell, GuideEngine):
         latest = jnp.square(score.score @ moments.scale).sum(-1).mean().astype(seen.dtype)
         verdict = judged(seen, latest)
         after = jnp.where(seen > 0.0, seen + RECENT * (latest - seen), latest)
-        seen = verdict.choose(LENIENCE * seen, latest, after)
+        before = seen
+        seen = verdict.choose(lambda: LENIENCE * before, lambda: latest, lambda: after)
         moments = self._matched(moments, theta, score.score, state.step)
         proposed = density.set_moments(parameters, moments)
         sound = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(proposed)]).all()

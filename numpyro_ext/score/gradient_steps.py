@@ -22,6 +22,7 @@ from numpyro_ext.guides.planar_flow import AutoPlanarFlow
 from numpyro_ext.score.guide_engine import GuideEngine, GuidePlan
 from numpyro_ext.score.long_vectors import steps_by_part
 from numpyro_ext.score.objective import blended_target, proximal_gradient
+from ppl_ext.proximal import GradientExecutor
 from ppl_ext.score import STEPS, GradientSteps, kind_of
 
 
@@ -60,21 +61,17 @@ class GradientState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GradientSolver:
+class GradientSolver(GradientExecutor):
     """Carries out :class:`~ppl_ext.score.GradientSteps`.
 
     Parameters
     ----------
-    options : GradientSteps
-        With the defaults of the guide.
-    learning_rate : float
-        Of the default optimizer, at the start of a run.
+    options, learning_rate
+        See :class:`~ppl_ext.proximal.GradientExecutor`.
     in_place : bool
         Whether long vectors are updated in place, see :mod:`numpyro_ext.score.long_vectors`.
     """
 
-    options: GradientSteps
-    learning_rate: float
     in_place: bool = field(repr=False, compare=False)
 
     @classmethod

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array, lax
+from jaxtyping import Float
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_ext.density import Data, LogDensity
@@ -33,7 +34,7 @@ from numpyro_ext.guides.flat_density import (
 )
 from numpyro_ext.programs import Program
 from ppl_ext.errors import ArgumentError
-from ppl_ext.guide_engine import GuideShell, scaled
+from ppl_ext.guide_engine import GuideShell
 from ppl_ext.options import check_count
 from ppl_ext.score import DRAWS, LEARNING_RATE, REST, match_sites
 
@@ -120,7 +121,7 @@ class GuideEngine(GuideShell, Engine):
             density = flat_density(self.guide, rng_key, data.args, data.kwargs, layout=layout)
         parameters = density.initial_parameters()
         if self.initial_scale is not None:
-            parameters = scaled(density, parameters, self.initial_scale)
+            parameters = density.set_scale(parameters, self.initial_scale)
         return parameters
 
     def _num_positions(self, plan: GuidePlan) -> int:
@@ -143,8 +144,10 @@ class GuideEngine(GuideShell, Engine):
 
     # -- the fit ------------------------------------------------------------------------------
 
-    def sample_statistics(self, state: EngineState, positions: Array) -> dict[str, Array]:
-        """Log density of the guide at flat positions (S, D), for ``to_arviz``."""
+    def sample_statistics(
+        self, state: EngineState, positions: Float[Array, "S D"]
+    ) -> dict[str, Array]:
+        """Log density of the guide at flat positions, for ``to_arviz``."""
         return {"log_q": self.density.log_prob(state.algorithm.parameters, positions)}
 
     # -- for the steps of subclasses ----------------------------------------------------------

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array, lax
+from jaxtyping import Float
 
 from numpyro_ext.guides.flat_density import Parameters
 from numpyro_ext.guides.normal import DiagonalNormalDensity, part_of
@@ -30,13 +31,13 @@ def steps_by_part(
     density: DiagonalNormalDensity,
     parameters: Parameters,
     adam: Any,
-    theta: Array,
-    score: Array,
-    weight: Array,
-    rate: Array,
+    theta: Float[Array, "S D"],
+    score: Float[Array, "S D"],
+    weight: Float[Array, ""],
+    rate: Float[Array, ""],
     steps: int,
     number: int,
-) -> tuple[Parameters, Any, Array, Array]:
+) -> tuple[Parameters, Any, Float[Array, ""], Float[Array, ""]]:
     """All inner steps of one part of a diagonal guide after another.
 
     The objective is a sum over coordinates and so are the steps of Adam, so that a part can take

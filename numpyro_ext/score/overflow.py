@@ -5,44 +5,35 @@ The method is told in :mod:`ppl_ext.regression.overflow`.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
 
-from ppl_ext.regression.overflow import SPOILT, WILD
+from ppl_ext.regression import overflow
 
 T = TypeVar("T")
 
 
-class Verdict(NamedTuple):
+class Verdict(overflow.Verdict):
     """Whether the latest scores, or those before them, come from an overflow; arrays of bool."""
 
-    wild: jax.Array
-    spoilt: jax.Array
+    def choose(self, before: Callable[[], T], fresh: Callable[[], T], after: Callable[[], T]) -> T:
+        """Of three functions' trees of arrays the one for wild, for spoilt or for sound scores."""
 
-    @property
-    def sound(self) -> jax.Array:
-        """Whether neither does."""
-        return ~(self.wild | self.spoilt)
+        def chosen(wild: Array, spoilt: Array, sound: Array) -> Array:
+            return jnp.where(self.wild, wild, jnp.where(self.spoilt, spoilt, sound))
 
-    def choose(self, before: T, fresh: T, after: T) -> T:
-        """Of three trees of arrays the one for wild scores, for spoilt ones, or for sound ones."""
-        found: T = jax.tree.map(
-            lambda *values: jnp.where(
-                self.wild, values[0], jnp.where(self.spoilt, values[1], values[2])
-            ),
-            before,
-            fresh,
-            after,
-        )
+        found: T = jax.tree.map(chosen, before(), fresh(), after())
         return found
 
 
-def judged(seen: jax.Array, latest: jax.Array) -> Verdict:
+def judged(seen: Float[Array, "*K"], latest: Float[Array, "*K"]) -> Verdict:
     """What to make of scores of the mean square ``latest`` after some of the mean square ``seen``.
 
     Zeros are no scores: nothing was seen before, or the density is flat.
     """
-    both = (seen > 0.0) & (latest > 0.0)
-    return Verdict(both & (latest > WILD * seen), both & (seen > SPOILT * latest))
+    return Verdict(*overflow.compared(seen, latest))

@@ -24,7 +24,7 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.programs import concretely
 from ppl_ext.errors import ArgumentError
-from ppl_ext.sgmcmc import Schedule, as_schedule
+from ppl_ext.sgmcmc_kernels import StochasticGradientShell
 
 
 class KernelState(NamedTuple):
@@ -69,62 +69,8 @@ class KernelState(NamedTuple):
     rng_key: Array
 
 
-class StochasticGradientKernel(MCMCKernel):
-    """Base of the stochastic gradient MCMC kernels.
-
-    Use with ``numpyro.infer.MCMC``; ``chain_method="vectorized"`` runs all chains in one
-    compiled update. Rows of a plate with ``subsample_size`` are drawn by the kernel, for every
-    chain apart.
-
-    Parameters
-    ----------
-    model : callable
-        NumPyro model, used as it is.
-    step_size : float or callable
-        Step size, or a function from the number of steps taken to it, such as
-        :func:`~numpyro_ext.sgmcmc.polynomial_decay` or a schedule of optax.
-    estimator : GradientEstimator, optional
-        How scores are computed. Default: minibatches when the model subsamples a plate itself,
-        else all rows of the arguments. :class:`~numpyro_ext.gradients.ControlVariate` and
-        :class:`~numpyro_ext.gradients.SVRG` lessen the noise of minibatches.
-    init_strategy : callable, optional
-        Strategy of ``numpyro.infer``; default ``init_to_uniform``.
-    likelihood_temperature : float
-        The likelihood part of the log density is divided by this.
-    data_chunk : int, optional
-        Bound on the rows evaluated at once in a sweep over all.
-
-    Raises
-    ------
-    ArgumentError
-        An option is not one of those listed.
-    """
-
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        step_size: float | Schedule,
-        *,
-        estimator: GradientEstimator | None = None,
-        init_strategy: Callable[..., Any] | None = None,
-        likelihood_temperature: float = 1.0,
-        data_chunk: int | None = None,
-    ) -> None:
-        if estimator is not None and not isinstance(estimator, GradientEstimator):
-            raise ArgumentError(
-                "Expected estimator to be a GradientEstimator, such as Minibatch() or Full(), "
-                f"found {type(estimator).__name__}."
-            )
-        self._model = model
-        self.step_size = as_schedule(step_size)
-        self._estimator = estimator
-        self._target_options: dict[str, Any] = {
-            "init_strategy": init_strategy,
-            "likelihood_temperature": likelihood_temperature,
-            "data_chunk": data_chunk,
-        }
-        self._target: LogDensity | None = None
-        self._signature: Any = None
+class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
+    estimator_class = GradientEstimator
 
     # -- hooks --------------------------------------------------------------------------------
 
@@ -146,24 +92,7 @@ class StochasticGradientKernel(MCMCKernel):
     ) -> tuple[Array, Any]:
         """Positions (C, D) after one step, and the dynamics' arrays."""
 
-    def _steps_to_next_draw(self, step: Array) -> Array | int:
-        """Steps that one draw takes when ``step`` steps have been taken."""
-        return 1
-
-    def _temperature(self, step: Array) -> Array:
-        """Temperature of the noise of a step."""
-        return jnp.ones(())
-
-    def _cycle(self, step: Array) -> Array:
-        """Cycle of the draw that follows when ``step`` steps have been taken."""
-        return jnp.zeros((), jnp.int32)
-
     # -- host verbs ---------------------------------------------------------------------------
-
-    @property
-    def model(self) -> Callable[..., Any]:
-        """The NumPyro model."""
-        return self._model
 
     @property
     def sample_field(self) -> str:
@@ -174,22 +103,6 @@ class StochasticGradientKernel(MCMCKernel):
     def default_fields(self) -> tuple[str, ...]:
         """Fields that ``MCMC`` collects unless told otherwise."""
         return ("z", "diverging")
-
-    @property
-    def target(self) -> LogDensity:
-        """The model as a log density.
-
-        Raises
-        ------
-        RuntimeError
-            The kernel has not seen the model's arguments yet.
-        """
-        if self._target is None:
-            raise RuntimeError(
-                f"{type(self).__name__} has not seen the model's arguments yet. Call MCMC.run "
-                "with them first."
-            )
-        return self._target
 
     def _estimator_for(self, num_chains: int) -> GradientEstimator:
         """The score estimator for so many chains that are run as one."""
@@ -234,13 +147,11 @@ class StochasticGradientKernel(MCMCKernel):
             self._set_up(model_args, dict(model_kwargs or {}))
         target = self.target
         data = target.bind(*model_args, **dict(model_kwargs or {}))
-        if self._estimator is None and self._estimator_for(1).needs_new_arguments(target):
-            raise ArgumentError(
-                "Expected all rows of the data: the arguments hold a batch, of which MCMC would "
-                "take the scores at every step. Pass all batches to the kernel, "
-                "estimator=BatchArguments([(x, y), ...]), or leave the rows to the kernel by "
-                "'with numpyro.plate(name, N, subsample_size=B) as i' and data looked up by i. If "
-                "you call kernel.sample with new batches yourself, say estimator=Full()."
+        if self._estimator is None:
+            self._check_not_one_batch(
+                self._estimator_for(1),
+                "numpyro.plate",
+                " If you call kernel.sample with new batches yourself, say estimator=Full().",
             )
         position_keys, estimator_key, chain_keys = _split_keys(keys)
         if init_params is None:

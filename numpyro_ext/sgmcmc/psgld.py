@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -10,7 +9,8 @@ from jax import Array
 
 from numpyro_ext.sgmcmc.dynamics import langevin_step
 from numpyro_ext.sgmcmc.kernel import StochasticGradientKernel
-from ppl_ext.sgmcmc import Schedule, check_preconditioner, check_warmup
+from ppl_ext.sgmcmc import check_warmup
+from ppl_ext.sgmcmc_kernels import PSGLDShell
 
 
 class _Moments(NamedTuple):
@@ -20,55 +20,7 @@ class _Moments(NamedTuple):
     weight: Array
 
 
-class PSGLD(StochasticGradientKernel):
-    """SGLD with steps scaled by RMSprop's running mean of squared scores.
-
-        G = 1 / (λ + sqrt(v)),   z <- z + α G s(z) + sqrt(2 α G) ε
-
-    so that coordinates in which the density is steep take shorter steps. The scores are those of
-    all rows, so v grows with their number; for the mean score of N rows, as in the paper, divide
-    α by N.
-
-    Parameters
-    ----------
-    model, step_size, **options
-        See :class:`~numpyro_ext.sgmcmc.StochasticGradientKernel`.
-    decay : float
-        Weight of the past in v at every step, between 0 and 1.
-    damping : float
-        λ, positive.
-    adapt : {"warmup", "always"}
-        "warmup" holds G after the warm-up, which leaves the posterior's moments right.
-        "always" goes on adapting, as in the paper, which leaves out the term for the derivative
-        of G (its Γ): the bias that stays does not vanish with the step size.
-
-    Raises
-    ------
-    ArgumentError
-        An option is out of its range; from ``init``, there is no warm-up to adapt in.
-
-    References
-    ----------
-    C. Li, C. Chen, D. Carlson and L. Carin, "Preconditioned stochastic gradient Langevin dynamics
-    for deep neural networks", AAAI 2016, algorithm 1.
-    """
-
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        step_size: float | Schedule,
-        *,
-        decay: float = 0.99,
-        damping: float = 1e-5,
-        adapt: str = "warmup",
-        **options: Any,
-    ) -> None:
-        check_preconditioner(decay, damping, adapt)
-        super().__init__(model, step_size, **options)
-        self.decay = float(decay)
-        self.damping = float(damping)
-        self.adapt = adapt
-
+class PSGLD(PSGLDShell, StochasticGradientKernel):
     def init(self, rng_key: Array, num_warmup: int, *arguments: Any, **keywords: Any) -> Any:
         """State before the first step; see the base class.
 

@@ -7,8 +7,7 @@ of JAX, which can be jitted, vectorized and differentiated as any other function
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -21,88 +20,13 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from numpy.typing import ArrayLike
 
-from ppl_ext.stan.compilation import compiled
 from ppl_ext.stan.density import StanDensity
-from ppl_ext.stan.inputs import read_data, read_program
-
-#: The latent site and the factor. Stan lets no name of a program end in two underscores.
-POSITION, LOG_DENSITY = "unconstrained__", "lp__"
+from ppl_ext.stan.program import LOG_DENSITY, POSITION, StanProgramShell
 
 
-def model(
-    program: str | os.PathLike[str],
-    data: Mapping[str, Any] | str | os.PathLike[str] | None = None,
-    *,
-    generated_quantities: bool = False,
-    seed: int = 0,
-    threads: int | None = None,
-    stanc_args: Sequence[str] = (),
-    make_args: Sequence[str] = (),
-) -> StanProgram:
-    """A Stan program with data as a NumPyro program without arguments.
-
-    The program is compiled by BridgeStan unless that has been done before; see
-    :mod:`ppl_ext.stan.compilation` for where it is kept.
-
-    Parameters
-    ----------
-    program : str or path
-        A file, or the program's text.
-    data : mapping, str or path, optional
-        Names to numbers and arrays, or such an object in JSON: a file or its text.
-    generated_quantities : bool
-        Whether draws have the program's generated quantities as well.
-    seed : int
-        Seed of the random numbers that the program draws in its transformed data and in its
-        generated quantities. The latter are a function of it and of the parameters.
-    threads : int, optional
-        At most this many particles are evaluated at once. Default: the number of processors.
-    stanc_args, make_args : sequence of str
-        Further arguments for the Stan compiler and for make.
-
-    Returns
-    -------
-    StanProgram
-
-    Raises
-    ------
-    ArgumentError
-        The program or its data cannot be read, the program is no valid Stan, or the data do not
-        fit it; the message is Stan's own.
-    ToolchainError
-        BridgeStan's sources, make or a C++ compiler are missing.
-    ImportError
-        The package ``bridgestan`` is not installed.
-    """
-    text, name = read_program(program)
-    density = StanDensity(
-        compiled(text, name, stanc_args, make_args),
-        read_data(data),
-        name=name,
-        seed=seed,
-        generated_quantities=generated_quantities,
-        threads=threads,
-    )
-    return StanProgram(density)
-
-
-class StanProgram:
-    """A NumPyro program that is a Stan program with data; see :func:`model`.
-
-    Parameters
-    ----------
-    density : StanDensity
-
-    Attributes
-    ----------
-    parameter_sites : tuple of str
-        Stan's parameters, transformed parameters and, if asked for, generated quantities: the
-        deterministic sites that draws of the program have.
-    """
-
+class StanProgram(StanProgramShell[Array]):
     def __init__(self, density: StanDensity) -> None:
-        self.density = density
-        self.parameter_sites = tuple(density.shapes)
+        super().__init__(density)
         self._log_density = _differentiable(density)
 
     def __call__(self) -> None:
@@ -115,36 +39,22 @@ class StanProgram:
             numpyro.deterministic(name, value)
 
     def log_density(self, z: ArrayLike) -> Array:
-        """Stan's log density (...) at unconstrained positions (..., D), with its gradient.
-
-        Where Stan rejects a position the density is -inf and the gradient zero.
-        """
         found: Array = self._log_density(jnp.asarray(z))
         return found
 
     def constrain(self, z: ArrayLike) -> dict[str, Array]:
-        """Values (..., *shape) of the parameters at positions (..., D), without gradients."""
-        z = jax.lax.stop_gradient(jnp.asarray(z))
-        count = self.density.num_constrained
-        flat = _callback(self.density.constrain, (z,), (*jnp.shape(z)[:-1], count))
-        return {
-            name: flat[..., where].reshape(flat.shape[:-1] + self.density.shapes[name])
-            for name, where in self.density.slices().items()
-        }
+        return super().constrain(jax.lax.stop_gradient(jnp.asarray(z)))
+
+    def _constrained(self, z: Array) -> Any:
+        shape = (*jnp.shape(z)[:-1], self.density.num_constrained)
+        return _callback(self.density.constrain, (z,), shape)
 
     def unconstrain(self, values: Mapping[str, ArrayLike]) -> Array:
         """Position (D,) of values of the program's parameters."""
         return jnp.asarray(self.density.unconstrain(values))
 
-    def __repr__(self) -> str:
-        return f"StanProgram({self.density.name!r}, {self.density.dim} unconstrained numbers)"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.density.settings,)
-
-
-def _again(settings: dict[str, Any]) -> StanProgram:
-    return StanProgram(StanDensity(**settings))
+model = StanProgram.model
 
 
 def _callback(

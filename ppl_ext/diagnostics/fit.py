@@ -6,8 +6,12 @@ chunks of draws, so that neither many rows nor many draws of a network take much
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count, check_number
@@ -19,6 +23,57 @@ DRAW_ELEMENTS = 2**24
 HOST_DRAWS = 1000
 #: What to do about a batch.
 PASS_ALL_ROWS = "Pass all rows, as args=(...) and kwargs={...}."
+
+#: Of a guide's density, its parameters, the target, its data and a chunk of draws (S, D): arrays
+#: whose first axis is the draws.
+Evaluate = Callable[[Any, Any, Any, Any, Any], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class FittedGuide(ABC):
+    """A guide's flat density and parameters, and the target that it approximates, on all rows."""
+
+    density: Any
+    parameters: Any
+    target: Any
+    data: Any
+
+    @property
+    @abstractmethod
+    def eps(self) -> float:
+        """The machine epsilon with which log densities are computed."""
+
+    @abstractmethod
+    def at_draws(
+        self, num_samples: int, draw_chunk: int | None, evaluate: Evaluate
+    ) -> tuple[np.ndarray, ...]:
+        """What a function finds at draws of the guide, chunk by chunk, in host memory."""
+
+
+def target_of_engine(
+    engine: Any,
+    model: Callable[..., Any] | None,
+    args: tuple[Any, ...] | None,
+    kwargs: Mapping[str, Any] | None,
+) -> tuple[Any, Any]:
+    """An engine's target, and the model's arguments with all rows: by default the last ones."""
+    check_arguments(args, kwargs)
+    if model is not None:
+        raise ArgumentError(
+            f"Expected no model with {type(engine).__name__}, which has one. Leave model out."
+        )
+    target = engine.target
+    if args is None and kwargs is None:
+        target.require_all_rows(engine.data, PASS_ALL_ROWS)
+        return target, engine.data
+    return target, all_rows(target, args, kwargs)
+
+
+def all_rows(target: Any, args: tuple[Any, ...] | None, kwargs: Mapping[str, Any] | None) -> Any:
+    """The model's arguments as a target's data; refused where they hold only a batch."""
+    data = target.bind(*(args or ()), **dict(kwargs or {}))
+    target.require_all_rows(data, PASS_ALL_ROWS)
+    return data
 
 
 def chunk_sizes(num: int, dim: int, draw_chunk: int | None) -> list[int]:
@@ -71,14 +126,6 @@ def check_fits_a_guide(engine: Any) -> None:
         raise ArgumentError(
             f"Expected an engine that fits a guide, found {type(engine).__name__}, whose "
             "particles have no log density. Use ksd, which takes particles and guides."
-        )
-
-
-def check_no_model(engine: Any, model: Any) -> None:
-    """Refuse a model beside an engine."""
-    if model is not None:
-        raise ArgumentError(
-            f"Expected no model with {type(engine).__name__}, which has one. Leave model out."
         )
 
 

@@ -23,6 +23,64 @@ from ppl_ext.errors import ArgumentError
 Array = NDArray[Any]
 Group = dict[str, Variable]
 
+ARVIZ_DOCUMENTATION = """
+    Everything is computed on the full data, also when the model draws minibatches: the model
+    is replayed over chunks of rows, and the rows come out in their order. When batches are
+    passed as arguments, pass the arrays of all rows here.
+
+    The draws of an engine are stored as one chain, those of ``MCMC`` as its chains. Deterministic
+    sites are part of the posterior; of a Stan program the posterior has the parameters, and the
+    vector that they come from is in the group ``unconstrained_posterior``. Names
+    are made safe for netCDF ("/" becomes "."); the attribute ``renamed`` holds the originals.
+
+    Parameters
+    ----------
+    engine
+        $engine of this package; ``$mcmc`` after ``run``, with any kernel of a model; or,
+        with ``model``, a guide fitted by $host's ``SVI`` under any objective. With ``MCMC`` and
+        without arguments those of its run are taken$no_state.
+    $state
+    *args, **kwargs
+        The model's arguments, with all rows of the data.
+    num_samples : int, optional
+        Number of draws. Default: every particle, or what the engine draws by default.
+    posterior_predictive, log_likelihood, observed_data, sample_stats : bool
+        Groups to include. ``log_likelihood`` is pointwise, without the scales of plates and of
+        ``$scale``; observations that are masked out have 0.
+    constant_data : mapping of str to array, or bool
+        Arrays for the group of that name. True takes the model's array arguments that are not
+        observations.
+    losses : sequence of float, optional
+        Loss of each step, for the group ``optimization``, in place of $losses.
+    result : RunResult, optional
+        Run whose losses and other figures (the force norm of particles, log_p and log_q of
+        guides) go to the group ``optimization``, along a dimension ``step``. Default: $result.
+    dims : mapping of str to sequence of str, optional
+        Dimension names of a variable, without chain and draw. Default: the plates' names.
+    coords : mapping of str to sequence, optional
+        Labels along a dimension.
+    draw_chunk, data_chunk : int, optional
+        At most this many draws and rows are evaluated at once, which bounds memory.
+    $randomness
+    model : callable, optional
+        The model of a guide; not with an engine.
+
+    Returns
+    -------
+    arviz.InferenceData or xarray.DataTree
+        The former with ArviZ 0.23, the latter with ArviZ 1 and later.
+
+    Raises
+    ------
+    ArgumentError
+        ``engine`` is none of these, or the arguments do not fit the model, lack observations that
+        the engine was set up with, or hold only some rows of a plate.
+    RuntimeError
+        The engine has not seen the model's arguments yet.
+    ImportError
+        ArviZ is not installed.
+"""
+
 _NOTES = {
     "particles": (
         "The draws are particles of one fit, stored as one chain. They are not a Markov chain: "

@@ -11,11 +11,13 @@ Stephens (2009), A new and efficient estimation method for the generalized Paret
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from ppl_ext.density import tempered
+from ppl_ext.diagnostics.fit import FittedGuide, check_temperature
 from ppl_ext.errors import ArgumentError
 
 #: Draws with which the two diagnostics are estimated unless told otherwise.
@@ -30,6 +32,94 @@ COARSE = 0.1
 NARROW = 1.0
 #: The shape's prior, at 0.5, counts as much as so many ratios of the tail.
 PRIOR_RATIOS = 10
+
+
+ELBO_DOCUMENTATION = """
+    A Monte Carlo estimate over draws of the guide q, on the full data also when the model draws
+    minibatches. It is at most the log evidence, which it equals when q is the posterior, up to
+    its standard error.
+
+    Parameters
+    ----------
+    fit
+        An engine that fits a guide (``$engine_call``), or an autoguide that $host's own ``SVI``
+        has fitted (``$guide_call``).
+    $state
+    model : callable, optional
+        Model of an autoguide; not with an engine. Parameters without a prior are held at
+        $held.
+    args : tuple, optional
+    kwargs : mapping, optional
+        The model's arguments, with all rows of the data. Default with an engine: the arguments
+        that it saw last, which must hold all rows.
+    num_samples : int
+        Draws of the guide.
+    likelihood_temperature : float or None
+        The log likelihood is divided by this. Default: 1, the model as it is, whatever the
+        engine was fitted to, because only that is a bound on the log evidence. None takes the
+        temperature of the engine.
+    draw_chunk : int, optional
+        At most this many draws are evaluated at once, which bounds memory; each chunk is drawn
+        when its turn comes, so that another chunk gives other draws. Default: 100, fewer in
+        very high dimension.
+    $randomness
+
+    Returns
+    -------
+    ELBO
+        ``value``, ``standard_error`` and ``num_samples``.
+
+    Raises
+    ------
+    ArgumentError
+        ``fit`` has no guide with a flat log density, the arguments hold only some rows of a
+        plate, or log p - log q is not a number at some draw.
+
+    Notes
+    -----
+    Normalising constants are all included. A draw at which log p is -inf makes the value -inf.
+"""
+
+KHAT_DOCUMENTATION = """
+    A generalised Pareto distribution is fitted to the largest ratios over draws of
+    the guide q; its shape k-hat tells how far q is from the posterior p where q has mass. Below
+    ``threshold`` (0.7 with 2155 draws or more) q is good enough to be corrected by importance
+    weights.
+
+    Parameters
+    ----------
+    $as_in_elbo
+        As in :func:`elbo`.
+    num_samples : int
+        Draws of the guide, at least 25.
+    likelihood_temperature : float or None
+        The log likelihood is divided by this. Default: the temperature that the engine was
+        fitted with, because the question is how well the guide fits its target; 1 for an
+        autoguide.
+
+    Returns
+    -------
+    ParetoKHat
+        ``khat`` and ``num_samples``, with the properties ``threshold``, ``reliable`` and
+        ``message``.
+
+    Raises
+    ------
+    ArgumentError
+        As in :func:`elbo`, or every draw has log p = -inf.
+
+    Notes
+    -----
+    k-hat sees what the draws see: a mode that q never visits leaves no trace in it. In high
+    dimension it exceeds 0.7 also for guides whose means and standard deviations are close.
+
+    References
+    ----------
+    Vehtari, Simpson, Gelman, Yao and Gabry (2024), Pareto smoothed importance sampling, Journal
+    of Machine Learning Research 25(72), `arXiv:1507.02646 <https://arxiv.org/abs/1507.02646>`_.
+    Yao, Vehtari, Simpson and Gelman (2018), Yes, but did it work? Evaluating variational
+    inference, Algorithm 1, `arXiv:1802.02538 <https://arxiv.org/abs/1802.02538>`_.
+"""
 
 
 class ELBO(NamedTuple):
@@ -106,6 +196,33 @@ class LogRatios(NamedTuple):
 
     values: Float[np.ndarray, " S"]
     rounding: float
+
+
+def ratios_at_draws(
+    fitted: FittedGuide,
+    num_samples: int,
+    likelihood_temperature: float | None,
+    draw_chunk: int | None,
+) -> LogRatios:
+    """log p - log q at draws of a guide q, with log p over all rows and tempered in float64.
+
+    Raises
+    ------
+    ArgumentError
+        One is not a number, or +inf.
+    """
+    temperature = check_temperature(fitted.target.likelihood_temperature, likelihood_temperature)
+    log_q, prior, likelihood = (
+        each.astype(np.float64) for each in fitted.at_draws(num_samples, draw_chunk, _log_densities)
+    )
+    return log_ratios(tempered(prior, likelihood, temperature), log_q, fitted.eps)
+
+
+def _log_densities(
+    density: Any, parameters: Any, target: Any, data: Any, theta: Any
+) -> tuple[Any, ...]:
+    parts = target.full_log_prior_and_likelihood(theta, data)
+    return density.log_prob(parameters, theta), *parts
 
 
 def log_ratios(

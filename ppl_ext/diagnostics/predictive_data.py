@@ -23,18 +23,82 @@ over the elements of one observation (``to_event``), which its log density adds 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ppl_ext.diagnostics.replay import Replay
 from ppl_ext.errors import ArgumentError
 
 if TYPE_CHECKING:
     from xarray import Dataset
 
 Array = NDArray[Any]
+
+
+PREDICTIVE_DOCUMENTATION = """
+    The model runs with each draw on the rows of its arguments, test rows as a rule, as $host's
+    ``Predictive`` runs it. A model that subsamples a plate is evaluated on all rows of it.
+
+    Parameters
+    ----------
+    model : callable
+        The $host program$kinds.
+    draws : mapping of str to array (S, *site shape)
+        Constrained values of the latent sites, as ``engine.get_samples($state)`` or
+        ``MCMC.get_samples()`` give them. Further names are left alone.
+    *args, **kwargs
+        The model's arguments. With the observations among them the result also has what needs
+        these: log likelihood, observed values and distribution function.
+    site : str, optional
+        Name of the site to predict. Default: the only observed site, or the only one that has no
+        draws.
+    $params
+    $draw_chunk
+    data_chunk : int, optional
+        At most this many rows of a subsampled plate are evaluated at once. Default: 2048. Rows of
+        a model without one can be passed in parts, and the results joined by
+        ``xarray.concat(parts, "row")``.$one_by_one
+
+    Returns
+    -------
+    Dataset
+        With the dimensions draw, row and class, see
+        :mod:`ppl_ext.diagnostics.predictive_data`. Rows that a mask hides are left out.
+
+    Raises
+    ------
+    ArgumentError
+        A latent site has no draws, sites differ in their number of draws, a draw has the wrong
+        shape, several sites could be meant, or the site has neither classes nor moments.
+    ModelCheckError
+        The model cannot be run with its latent sites set.
+"""
+
+
+def predicted_site(
+    site: str | None,
+    target: Any,
+    missing: list[str],
+    draws: Mapping[str, Any],
+    replay: Callable[..., Replay],
+) -> Dataset:
+    """The dataset of the site that is meant; ``replay`` takes draws, groups and ``all_rows``."""
+    site = site_to_predict(site, target.observed_sites, missing)
+    replayed = replay(
+        draws={name: draws[name] for name in target.layout.names},
+        groups=("prediction", *(() if site in missing else ("log_likelihood", "observed"))),
+        all_rows=False,
+    )
+    return predictive_dataset(
+        site,
+        replayed.sites[site].batch_shape,
+        {term: found[site] for term, found in replayed.prediction.items() if site in found},
+        replayed.log_likelihood.get(site),
+        replayed.observed.get(site),
+    )
 
 
 def site_to_predict(site: str | None, observed: tuple[str, ...], missing: list[str]) -> str:

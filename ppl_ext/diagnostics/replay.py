@@ -32,6 +32,35 @@ PASS_ALL_ROWS = (
     "Pass the arrays of all rows instead of a batch, or switch off the groups that need them."
 )
 
+REPLAY_DOCUMENTATION = """
+    Parameters
+    ----------
+    target : LogDensity
+    draws : mapping of str to array (S, *site shape)
+        Constrained values of every latent site; local latents at full length.
+    data : Data
+        The model's arguments, from ``target.bind``, holding the full data.
+    groups : collection of str
+        What to compute, from ``GROUPS``; with none the sites are described only.
+    all_rows : bool
+        Refuse arguments that hold only some rows of a plate. Predictions on new rows take those
+        that there are.
+    $draw_chunk
+    data_chunk : int, optional
+        Rows evaluated at once in models with subsampled plates. Default: that of the target.
+    $randomness
+
+    Returns
+    -------
+    Replay
+
+    Raises
+    ------
+    ArgumentError
+        A draw is missing for a latent site or does not have its shape, or the arguments hold only
+        some rows of a plate.
+"""
+
 #: Rows of a subsampled plate, and draws, that are evaluated at once unless told otherwise.
 DATA_CHUNK = 2048
 DRAW_CHUNK = 128

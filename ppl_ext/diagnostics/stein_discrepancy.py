@@ -17,11 +17,14 @@ scores, so no array is larger than (P, D) or one block of pairs.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from ppl_ext.diagnostics.fit import FittedGuide, all_rows, check_temperature, chunk_sizes
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count, check_number
 
@@ -31,6 +34,86 @@ KSD_SAMPLES = 1000
 BLOCK = 1024
 
 STATISTICS = ("U", "V")
+
+KSD_DOCUMENTATION = """
+    It needs draws and the target's scores at them, on the full data, but no normalising constant
+    and no density of the fit, so it takes particles and guides alike. Zero means that the two
+    agree.
+
+    Parameters
+    ----------
+    fit
+        An engine with particles, which are taken as they are; an engine that fits a guide; an
+        autoguide fitted by $host's ``SVI``, with ``model`` and ``args``; or flat unconstrained
+        positions (P, D), with ``target`` or ``model``, and ``args``.
+    $state
+    target : LogDensity, optional
+        Target of positions that are given.
+    model : callable, optional
+        Model of an autoguide or of positions; not with an engine.
+    args : tuple, optional
+    kwargs : mapping, optional
+        The model's arguments, with all rows of the data. Default with an engine: the arguments
+        that it saw last, which must hold all rows.
+    num_samples : int, optional
+        Draws of a guide. Default: 1000. Particles and positions are not drawn.
+    statistic : {"U", "V"}, optional
+        "V" is the discrepancy of the P points themselves, with every pair of them; "U" leaves
+        out the pairs of a point with itself and estimates the squared discrepancy of the
+        distribution that independent draws come from without bias. Default: "U" for a guide,
+        "V" for particles and positions.
+    metric : "whitened", array (D,) or None
+        Scales of the coordinates: positions are divided by them and scores multiplied, as if the
+        model were written in these units. "whitened" takes the standard deviations of the
+        draws, an array gives the scales, and None leaves the coordinates as they are. See the
+        notes.
+    scale : float
+        Length c of the kernel, in units of the scaled coordinates.
+    likelihood_temperature : float, optional
+        The log likelihood is divided by this. Default: the temperature of the target.
+    draw_chunk : int, optional
+        Scores of at most this many draws are evaluated at once. Default: 100, fewer in very high
+        dimension.
+    block : int
+        Pairs are evaluated in blocks of this many rows and columns.
+    $randomness
+
+    Returns
+    -------
+    SteinDiscrepancy
+        ``value``, ``squared``, ``statistic`` and ``num_samples``.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of range, the arguments hold only some rows of a plate, a score is not
+        finite, or a coordinate does not vary and ``metric="whitened"``.
+
+    Notes
+    -----
+    Without a metric the value has units of length^(-3/2). A kernel of length 1 then sees little
+    of draws that spread over 0.03: in a Normal of that scale, with 1000 draws, the noise of the
+    mean score hides a standard deviation that is off by a quarter, which in units of the draws
+    is plain. So the default is "whitened", which has no units and does not change when a
+    coordinate is rescaled. But then each fit has a kernel of its own, and a shift counts in
+    units of the fit's spread, so that a fit that is far too narrow hides some of it. *To compare
+    several fits of one target, give all of them the same* ``metric``: an array of posterior
+    standard deviations, from the fit that is trusted most, or None.
+
+    The V-statistic of P independent draws of the target itself is not zero but about
+    (|s|^2/c + D/c^3) / P on average, squared. As that grows with the scores, which are small for
+    draws that are too narrow, it can fall when draws shrink, as long as P is small beside D. The
+    U-statistic has no such term. Compare V-statistics at equal P.
+
+    A discrepancy of scores is nearly blind to the weights of modes that lie far apart.
+
+    References
+    ----------
+    Gorham and Mackey (2017), Measuring sample quality with kernels, Proposition 2 and Theorem 8,
+    `arXiv:1703.01717 <https://arxiv.org/abs/1703.01717>`_. Liu, Lee and Jordan (2016), A kernelized
+    Stein discrepancy for goodness-of-fit tests (U- and V-statistic),
+    `arXiv:1602.03253 <https://arxiv.org/abs/1602.03253>`_.
+"""
 
 
 class SteinDiscrepancy(NamedTuple):
@@ -52,6 +135,96 @@ class SteinDiscrepancy(NamedTuple):
     squared: float
     statistic: str
     num_samples: int
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Draws, and the target's scores at them with the likelihood divided by a temperature."""
+
+    temperature: float
+
+    def __call__(
+        self, density: Any, parameters: Any, target: Any, data: Any, theta: Any
+    ) -> tuple[Any, Any]:
+        if self.temperature == target.likelihood_temperature:
+            return theta, target.full_score(theta, data).score
+        return theta, target.full_score_parts(theta, data).score(self.temperature).score
+
+
+def discrepancy_of_guide(
+    fitted: FittedGuide,
+    num_samples: int | None,
+    likelihood_temperature: float | None,
+    draw_chunk: int | None,
+    **options: Any,
+) -> SteinDiscrepancy:
+    """Discrepancy between a guide and its target, by default the U-statistic of its draws."""
+    num = KSD_SAMPLES if num_samples is None else num_samples
+    check_count("num_samples", num)
+    options = _checked(options, "U", num, fitted.target.dim)
+    own = fitted.target.likelihood_temperature
+    scores = _Scores(check_temperature(own, likelihood_temperature))
+    return stein_discrepancy(*fitted.at_draws(num, draw_chunk, scores), **options)
+
+
+def discrepancy_of_positions(
+    positions: Float[Any, "P D"],
+    target: Any,
+    data: Any,
+    likelihood_temperature: float | None,
+    draw_chunk: int | None,
+    **options: Any,
+) -> SteinDiscrepancy:
+    """Discrepancy between positions and a target, by default the V-statistic.
+
+    Scores are computed in chunks of one size, for which one program is compiled: the last is
+    filled up with the last position.
+    """
+    num = len(positions)
+    options = _checked(options, "V", num, target.dim)
+    own = target.likelihood_temperature
+    scores = _Scores(check_temperature(own, likelihood_temperature))
+    size, *more = chunk_sizes(num, target.dim, draw_chunk)
+    pieces = []
+    for start in range(0, size * (1 + len(more)), size):
+        places = np.minimum(np.arange(start, start + size), num - 1)
+        pieces.append(_as_numpy(scores(None, None, target, data, positions[places])[1]))
+    return stein_discrepancy(positions, np.concatenate(pieces)[:num], **options)
+
+
+def _checked(options: dict[str, Any], default: str, num: int, dim: int) -> dict[str, Any]:
+    """Options with a default statistic, checked before the scores, which may take long."""
+    if options["statistic"] is None:
+        options = {**options, "statistic": default}
+    check_options(**options, num=num, dim=dim)
+    return options
+
+
+def target_of_positions(
+    positions: Any,
+    target: Any,
+    model: Callable[..., Any] | None,
+    args: tuple[Any, ...] | None,
+    kwargs: Mapping[str, Any] | None,
+    num_samples: int | None,
+    target_of_model: Callable[..., tuple[Any, Any]],
+) -> tuple[Any, Any]:
+    """The target of positions that are given, and its data with all rows.
+
+    Raises
+    ------
+    ArgumentError
+        There is no target and no model or both, or a number of draws is asked for.
+    """
+    check_num_samples(num_samples, len(positions))
+    if (target is None) == (model is None):
+        raise ArgumentError(
+            "Expected positions with either target=LogDensity(...) or model=..., found "
+            f"{'neither' if target is None else 'both'}."
+        )
+    if target is None:
+        return target_of_model(model, args, kwargs)
+    return target, all_rows(target, args, kwargs)
 
 
 def stein_discrepancy(
@@ -168,15 +341,6 @@ def check_num_samples(num_samples: int | None, num: int) -> None:
         raise ArgumentError(
             f"Expected num_samples to be None or the number of points, {num}, found "
             f"{num_samples}: particles and positions are taken as they are."
-        )
-
-
-def check_source_of_positions(target: Any, model: Any) -> None:
-    """See that positions come with a target or a model, not both."""
-    if (target is None) == (model is None):
-        raise ArgumentError(
-            "Expected positions with either target=LogDensity(...) or model=..., found "
-            f"{'neither' if target is None else 'both'}."
         )
 
 

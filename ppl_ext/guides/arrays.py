@@ -26,6 +26,9 @@ class ArrayFunctions(Documented):
     held: Callable[[Any], Any]
     #: log(1 + exp(x)) of each entry.
     softplus: Callable[[Any], Any]
+    #: Positive numbers that sum to one along the last axis, and their logarithms.
+    softmax: Callable[[Any], Any]
+    log_softmax: Callable[[Any], Any]
     #: The standard Normal distribution function of each entry, and its inverse.
     ndtr: Callable[[Any], Any]
     ndtri: Callable[[Any], Any]
@@ -54,11 +57,6 @@ class ArrayFunctions(Documented):
         raise NotImplementedError
 
     @staticmethod
-    def log_softmax(values: Any) -> Any:
-        """Logarithms of positive numbers that sum to one along the last axis."""
-        raise NotImplementedError
-
-    @staticmethod
     def largest(values: Any) -> Any:
         """One where the largest along the last axis is, zero elsewhere."""
         raise NotImplementedError
@@ -77,11 +75,6 @@ class ArrayFunctions(Documented):
     def differentiates() -> bool:
         """Whether derivatives of what is computed now may be asked for."""
         return True
-
-    @classmethod
-    def softmax(cls, values: Any) -> Any:
-        """Positive numbers that sum to one along the last axis."""
-        return cls.xp.exp(cls.log_softmax(values))
 
     @staticmethod
     def diagonal(matrices: Any) -> Any:

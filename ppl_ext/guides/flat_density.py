@@ -127,8 +127,17 @@ class FlatDensityShell(Documented):
         """New parameters of a Normal guide with this standard deviation everywhere.
 
         The mean is the same, and so is W of a low-rank covariance; others are uncorrelated.
+
+        Raises
+        ------
+        ArgumentError
+            The guide is not one that can be set to a scale.
         """
-        raise NotImplementedError
+        raise ArgumentError(
+            "Expected AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal or "
+            f"AutoMatrixNormal with initial_scale, found {type(self.guide).__name__}. Leave "
+            "initial_scale out, and give the guide its scale where it is made (init_scale)."
+        )
 
     def _not_invertible(self, error: Exception) -> ArgumentError:
         return ArgumentError(

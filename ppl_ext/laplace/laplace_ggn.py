@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -243,7 +243,7 @@ def as_numpy(array: Any) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class PosteriorShell:
+class PosteriorShell(ABC):
     """The curvature of minus the log density in the Gaussian's coordinates, given the others.
 
     Parameters

@@ -67,6 +67,17 @@ falling as 1 / t.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+from jaxtyping import Float
+
+from ppl_ext.guides.flat_density import Moments
+from ppl_ext.regression.base import ClosedForm
+from ppl_ext.regression.full import SPARE_PAIRS, free_share
+from ppl_ext.regression.overflow import LENIENCE
+from ppl_ext.regression.pairs import Count, advanced, averaged, halves, next_weight
+from ppl_ext.scalars import at_least, at_most, chosen, half_cosine
+
 #: Coordinates up to which tau starts at 1, the least tau, and the share of the run in which it
 #: rises to 1.
 WARM_COORDINATES, COLDEST, COLD_SHARE = 10.0, 1e-3, 0.5
@@ -87,3 +98,175 @@ LARGEST_FACTOR = 4.0
 AVERAGED_SHARE, AVERAGED_SCORES = 0.01, 10.0
 #: Iterations that a run of unknown length has at least.
 LEAST_ITERATIONS = 2000
+
+
+class DiagonalRegression(NamedTuple):
+    """What was seen so far.
+
+    ``square`` is Z = E[z^2], ``slope`` A = E[y z], ``response`` R = E[y^2], ``mean_score`` u and
+    ``score_noise`` v, (D,) each, and ``temperature`` the latest tau.
+    """
+
+    seen: Count
+    square: Float[Any, " D"]
+    slope: Float[Any, " D"]
+    response: Float[Any, " D"]
+    mean_score: Float[Any, " D"]
+    score_noise: Float[Any, " D"]
+    temperature: Any
+
+
+class Schedule(NamedTuple):
+    """Where in the run an iteration is.
+
+    ``temperature`` is tau, ``coldness`` k, ``patience`` lambda, ``cooling`` c_t, ``step`` b,
+    ``rate`` the least weight of the latest iteration in the averages and ``score_rate`` that in the
+    mean score.
+    """
+
+    temperature: Any
+    coldness: Any
+    patience: Any
+    cooling: Any
+    step: Any
+    rate: Any
+    score_rate: Any
+
+
+def schedule(iteration: Any, total: Any, dim: int) -> Schedule:
+    """Schedule of iteration t = 0, 1, ... of ``total`` (0: not known), for ``dim`` coordinates.
+
+    Of numbers, or of floating-point arrays without axes.
+    """
+    cold = min(max((WARM_COORDINATES / dim) ** 2, COLDEST), 1.0)
+    horizon = chosen(total > 0, total, at_least(2.0 * (iteration + 1.0), LEAST_ITERATIONS))
+    progress = at_most(iteration / horizon, 1.0)
+    cooling = half_cosine(progress)
+    share = TIME_CONSTANTS / horizon
+    coldness = at_least(1.0 - progress / COLD_SHARE, 0.0)
+    return Schedule(
+        cold**coldness,
+        coldness if cold < 1.0 else 0.0 * coldness,
+        at_least(progress - COLD_SHARE, 0.0) / (1.0 - COLD_SHARE),
+        chosen(total > 0, cooling, cooling * LEAST_ITERATIONS / horizon),
+        at_most(share, LARGEST_STEP),
+        at_most(share, LARGEST_RATE),
+        at_most(at_least(1.0 / (AVERAGED_SHARE * horizon), 1.0 / AVERAGED_SCORES), 1.0),
+    )
+
+
+class DiagonalForm(ClosedForm[DiagonalRegression]):
+    """The closed form for ``AutoDiagonalNormal``. O(D) memory: a state of five vectors."""
+
+    @staticmethod
+    def now(state: DiagonalRegression, total: Any, dim: int) -> Schedule:
+        """The schedule of the present iteration."""
+        return schedule(state.seen.num_updates, total, dim)
+
+    def initial(self, parameters: Any) -> DiagonalRegression:
+        mean = self.density.mean(parameters)
+        square, slope, response, score, noise = (self.filled(mean.shape, mean) for _ in range(5))
+        count, temperature = self.first_count(mean), self.first_count(mean).squared_weights
+        return DiagonalRegression(count, square, slope, response, score, noise, temperature)
+
+    def update(
+        self,
+        state: DiagonalRegression,
+        parameters: Any,
+        theta: Float[Any, "S D"],
+        score: Float[Any, "S D"],
+        total: Any = 0,
+        log_density: Float[Any, " S"] | None = None,
+    ) -> tuple[DiagonalRegression, Any]:
+        before, moments = state, self.density.moments(parameters)
+        now = self.now(state, total, len(moments.mean))
+        # Steps after a run, or in a longer one, do not cool down again what has been found.
+        now = now._replace(
+            temperature=at_least(now.temperature, state.temperature),
+            coldness=chosen(state.temperature >= 1.0, 0.0, now.coldness),
+        )
+        # In units of the present scales.
+        square, whitened = self.xp.square, halves(score) * moments.scale
+        seen = (state.response * square(square(moments.scale))).sum()
+        latest = square(whitened).sum() / len(whitened)
+        verdict = self.judged(seen, latest)
+        # The schedule goes on in all cases.
+        later = state.seen.num_updates + 1
+
+        def lenient() -> DiagonalRegression:
+            return before._replace(
+                seen=before.seen._replace(num_updates=later),
+                response=LENIENCE * before.response,
+                temperature=now.temperature,
+            )
+
+        def fresh() -> DiagonalRegression:
+            none = self.initial(parameters)
+            return none._replace(
+                seen=none.seen._replace(num_updates=later), temperature=now.temperature
+            )
+
+        def moved(parameters: Any) -> Any:
+            return self.density.set_moments(
+                parameters, self.updated_moments(state, moments, now, self.trust)
+            )
+
+        state = verdict.choose(
+            lenient, fresh, lambda: self.observe(before, moments, theta, score, self.decay, now)
+        )
+        ready = verdict.sound & (state.seen.num_pairs >= 1 + SPARE_PAIRS)
+        return state, self.where_ready(ready, moved, parameters)
+
+    @classmethod
+    def observe(
+        cls,
+        state: DiagonalRegression,
+        moments: Moments,
+        theta: Float[Any, "S D"],
+        score: Float[Any, "S D"],
+        decay: float,
+        now: Schedule,
+    ) -> DiagonalRegression:
+        """Add scores (2 K, D) taken at mirrored points theta (2 K, D), which this guide drew."""
+        z, y = halves(theta) / moments.scale, -halves(score) / moments.scale
+        center = score.mean(0)
+        first = state.seen.num_pairs == 0
+        weight = chosen(first, 1.0, at_least(next_weight(state.seen, decay), now.rate))
+        count = advanced(state.seen, len(z), weight)
+        # The average of the first scores is a plain one, whatever its rate.
+        score_weight = at_least(now.score_rate, chosen(first, 1.0, 1.0 / count.num_updates))
+        before = state.square, state.slope, state.response, state.score_noise
+        latest = (
+            (z * z).mean(0),
+            (y * z).mean(0),
+            (y * y).mean(0),
+            cls.xp.square(center - state.mean_score),
+        )
+        square, slope, response, score_noise = averaged(before, latest, weight)
+        mean_score = averaged(state.mean_score, center, score_weight)
+        averages = square, slope, response, mean_score, score_noise
+        return DiagonalRegression(count, *averages, now.temperature)
+
+    @classmethod
+    def updated_moments(
+        cls, state: DiagonalRegression, moments: Moments, now: Schedule, trust: float
+    ) -> Moments:
+        """Moments of the next guide, from the running averages and the present guide's."""
+        mean, scale = moments
+        number, variance = state.seen.worth, scale * scale
+        residual = state.response - state.slope * state.slope / state.square
+        noise = residual.clip(min=0.0) * variance * variance / free_share(1, number)
+        pull = now.temperature**2 * noise / number
+        tempered = variance / now.temperature
+        factor = (tempered * state.slope + pull) / (state.square + pull)
+        mean_noise = tempered * state.score_noise
+        tolerated = TOLERATED_NOISE * LATE_TOLERANCE**now.patience
+        relative = MEAN_STEP * mean_noise / tolerated
+        excess = (relative / GREAT_NOISE).clip(min=1.0)
+        length = MEAN_STEP / (1.0 + relative * excess ** (-0.5 * now.coldness))
+        move = now.cooling * length * tempered * state.mean_score / factor.clip(min=1.0)
+        # Each coordinate is a regression of its own, so its move is limited on its own.
+        mean = mean + move.clip(-scale, scale)
+        step = now.step / (1.0 + LATE_DAMPING * now.patience * pull)
+        change = factor.clip(1.0 / LARGEST_FACTOR, LARGEST_FACTOR) ** step
+        return Moments(mean, scale / cls.xp.sqrt(change.clip(1.0 / trust, trust)))

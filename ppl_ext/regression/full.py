@@ -37,7 +37,235 @@ once there are D + 5 pairs.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+from jaxtyping import Float
+
+from ppl_ext.guides.flat_density import Moments
+from ppl_ext.regression.base import ClosedForm, Draws, State
+from ppl_ext.regression.overflow import LENIENCE
+from ppl_ext.regression.pairs import Count, halves
+from ppl_ext.scalars import at_least
+from ppl_ext.score import DECAY, TRUST
+
 #: Pairs seen before the first update, beyond the number of regressors.
 SPARE_PAIRS = 5
 # The share of the noise (in units of D r) that a guide may outrun when it widens.
 HASTE = 3.0
+
+
+class BlockMoments(NamedTuple):
+    """Running moments V, C and R of a block of n coordinates with a covariance: (n, n) each.
+
+    ``covariance`` is E[d d^T], ``cross_covariance`` E[e d^T] and ``score_covariance`` E[e e^T],
+    with d half the difference of a pair's points and e that of its scores.
+    """
+
+    covariance: Float[Any, "n n"]
+    cross_covariance: Float[Any, "n n"]
+    score_covariance: Float[Any, "n n"]
+
+
+class FullRegression(NamedTuple):
+    """What was seen so far.
+
+    ``mean_theta`` and ``mean_score``, (D,), are averages over the pairs' centres.
+    """
+
+    seen: Count
+    mean_theta: Float[Any, " D"]
+    mean_score: Float[Any, " D"]
+    block: BlockMoments
+
+
+class Step(NamedTuple):
+    """What a whitened regression tells: next to the present guide, whose covariance is I.
+
+    ``covariance`` (n, n) is the next guide's, ``pull`` (n,) is rho and ``basis`` (n, n) has the
+    eigenvectors of the noise in its columns.
+    """
+
+    covariance: Float[Any, "n n"]
+    pull: Float[Any, " n"]
+    basis: Float[Any, "n n"]
+
+
+def is_warm(regression: FullRegression) -> Any:
+    """Whether enough pairs were seen for an update: regressors and a few to know the noise."""
+    return regression.seen.num_pairs >= len(regression.mean_theta) + SPARE_PAIRS
+
+
+def free_share(regressors: int, number: Any) -> Any:
+    """Share of the pairs' freedom that the regression leaves to the residual."""
+    return at_least(1.0 - regressors / number, 1.0 / number)
+
+
+def limited(precision: Float[Any, " n"], noise: Float[Any, " n"], trust: float) -> Float[Any, " n"]:
+    """A whitened precision limited to the trust region, whose lower end knows the noise."""
+    # 1 / (1 + (c - 1) / (1 + noise / 3))
+    outrun = noise / HASTE + 1.0
+    return precision.clip(outrun / (outrun + (trust - 1.0))).clip(max=trust)
+
+
+class BlockForm(ClosedForm[State]):
+    """Base of the closed forms that regress a block of coordinates with a covariance."""
+
+    @classmethod
+    def whitened_step(cls, block: BlockMoments, number: Any, trust: float) -> Step:
+        """Regression of one block in coordinates where the present covariance is the identity.
+
+        Parameters
+        ----------
+        block : BlockMoments
+            Whitened moments, (n, n) each.
+        number : float
+            Pairs that the averages are worth.
+        trust : float
+        """
+        dim, xp = len(block.covariance), cls.xp
+        precision = xp.finfo(block.covariance.dtype)
+        spread, axes = xp.linalg.eigh(block.covariance)
+        spread = spread.clip(min=precision.eps * spread[-1])
+        along = block.cross_covariance @ axes
+        # Symmetric up to rounding.
+        residual = block.score_covariance - (along / spread) @ along.T
+        noise, basis = xp.linalg.eigh(residual)
+        noise = noise.clip(min=0.0) / free_share(dim, number)
+        column = noise[:, None]
+        pull = column * (dim / number)
+        turned = basis.T @ axes
+        slope = ((pull * turned - basis.T @ along) / (spread + pull)) @ turned.T
+        # The more certain of the two estimates of an entry counts more; without noise, both alike.
+        floor = 1e-6 * noise[-1] + precision.tiny
+        weight = floor / (column + floor)
+        slope = weight * slope
+        eigenvalues, vectors = xp.linalg.eigh((slope + slope.T) / (weight + weight.T))
+        eigenvalues = limited(eigenvalues, dim * (noise @ xp.square(vectors)), trust)
+        vectors = basis @ vectors
+        return Step((vectors / eigenvalues) @ vectors.T, pull[:, 0], basis)
+
+    @classmethod
+    def limited_move(cls, move: Float[Any, ...]) -> Float[Any, ...]:
+        """A whitened move shortened to at most one unit."""
+        return move / cls.xp.linalg.vector_norm(move).clip(min=1.0)
+
+
+class FullForm(BlockForm[FullRegression]):
+    """The closed form for ``AutoMultivariateNormal``. O(D^2) memory, O(D^3) operations."""
+
+    #: The host's log density of Normals, from Cholesky factors and standard coordinates.
+    log_density: ClassVar[Callable[..., Any]]
+
+    @classmethod
+    def initial_regression(cls, mean: Float[Any, " D"]) -> FullRegression:
+        """No observations yet; zeros like the guide's mean (D,)."""
+        # Arrays of their own each, so that the state can be donated.
+        theta, score = (cls.filled(mean.shape, mean) for _ in range(2))
+        matrices = (cls.filled((len(mean), len(mean)), mean) for _ in range(3))
+        return FullRegression(cls.first_count(mean), theta, score, BlockMoments(*matrices))
+
+    def initial(self, parameters: Any) -> FullRegression:
+        return self.initial_regression(self.density.mean(parameters))
+
+    def evaluated_draw(self, parameters: Any, generator: Any, num: int) -> Draws:
+        # A pair's standard coordinates are known and each other's negatives.
+        mean, scale_tril = self.density.moments(parameters)
+        standard = self.density.noise(parameters, generator, (num // 2, len(mean)))
+        move = standard @ scale_tril.T
+        pull = self.solve_lower(scale_tril, standard, transpose=True)
+        log_prob, joined = self.log_density(scale_tril, standard), self.xp.concatenate
+        return Draws(
+            joined([mean + move, mean - move]), joined([log_prob, log_prob]), joined([-pull, pull])
+        )
+
+    @staticmethod
+    @abstractmethod
+    def observe(
+        regression: FullRegression,
+        theta: Float[Any, "S D"],
+        score: Float[Any, "S D"],
+        decay: float = DECAY,
+        total: Any = 0,
+    ) -> FullRegression:
+        """Add scores (2 K, D) taken at the mirrored points theta (2 K, D).
+
+        ``total`` is the number of iterations of the whole run, 0 when that is not known.
+        """
+
+    @classmethod
+    def screened(
+        cls,
+        before: FullRegression,
+        after: FullRegression,
+        scale_tril: Float[Any, "D D"],
+        score: Float[Any, "S D"],
+    ) -> tuple[FullRegression, Any]:
+        """The next state without scores of an overflow, and whether it rests on the latest pairs.
+
+        ``before`` and ``after`` are without the latest pairs, and with them.
+        """
+        covariance = before.block.score_covariance
+        whitened = halves(score) @ scale_tril
+        latest = cls.xp.square(whitened).sum() / len(whitened)
+        verdict = cls.judged((scale_tril * (covariance @ scale_tril)).sum(), latest)
+
+        def lenient() -> FullRegression:
+            block = before.block._replace(score_covariance=LENIENCE * covariance)
+            return before._replace(block=block)
+
+        def fresh() -> FullRegression:
+            return cls.initial_regression(before.mean_theta)
+
+        return verdict.choose(lenient, fresh, lambda: after), verdict.sound
+
+    def update(
+        self,
+        state: FullRegression,
+        parameters: Any,
+        theta: Float[Any, "S D"],
+        score: Float[Any, "S D"],
+        total: Any = 0,
+        log_density: Float[Any, " S"] | None = None,
+    ) -> tuple[FullRegression, Any]:
+        moments = self.density.moments(parameters)
+        observed = self.observe(state, theta, score, self.decay, total)
+        state, sound = self.screened(state, observed, moments.scale, score)
+
+        def moved(parameters: Any) -> Any:
+            following = self.updated_moments(state, moments, self.trust)
+            return self.density.set_moments(parameters, following)
+
+        return state, self.where_ready(sound & is_warm(state), moved, parameters)
+
+    @classmethod
+    def updated_moments(
+        cls, regression: FullRegression, moments: Moments, trust: float = TRUST
+    ) -> Moments:
+        """Moments of the next guide, from the running moments and the present guide's.
+
+        Parameters
+        ----------
+        regression : FullRegression
+        moments : Moments
+            Mean (D,) and lower triangular scale (D, D) of the present guide.
+        trust : float
+            The constant c > 1 of the trust region.
+        """
+        mean, scale_tril = moments
+        block, across = regression.block, scale_tril.T
+        inverse = cls.solve_lower(scale_tril, cls.identity(len(mean), mean), transpose=True)
+        # Whitened by L: V becomes L^-1 V L^-T, C becomes L^T C L^-T and R becomes L^T R L.
+        whitened = BlockMoments(
+            inverse @ block.covariance @ inverse.T,
+            across @ block.cross_covariance @ inverse.T,
+            across @ block.score_covariance @ scale_tril,
+        )
+        step = cls.whitened_step(whitened, regression.seen.worth, trust)
+        offset = inverse @ (regression.mean_theta - mean)
+        move = offset + step.covariance @ (across @ regression.mean_score)
+        move = cls.limited_move(step.basis @ ((step.basis.T @ move) / (1.0 + step.pull)))
+        # A product of lower triangular factors is lower triangular: no factorisation of Sigma.
+        factor = cls.xp.linalg.cholesky(step.covariance)
+        return Moments(mean + scale_tril @ move, scale_tril @ factor)

@@ -57,6 +57,17 @@ ones since it last started.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxtyping import Float
+
+from ppl_ext.guides.mixture import Components
+from ppl_ext.regression.base import ClosedForm
+from ppl_ext.regression.overflow import LENIENCE, compared
+from ppl_ext.regression.pairs import averaged
+from ppl_ext.scalars import as_number, at_least, at_most, chosen, half_cosine
 
 #: Share of the run that is search, and step of the components in it.
 SEARCH_SHARE, SEARCH_STEP = 0.5, 0.3
@@ -81,3 +92,450 @@ REACH, NARROWEST = 3.0, math.log(4.0)
 FIRST_LOG_WEIGHT = math.log(0.01)
 # Low-discrepancy widths of components that start again.
 GOLDEN = 0.5 * (math.sqrt(5.0) - 1.0)
+
+
+class Start(NamedTuple):
+    """How the guide started: what components that start again are like.
+
+    ``center`` (D,) is the mean of the components' means, ``apart`` () their standard deviation
+    around it and ``widths`` (2,) the logarithms of the narrowest and the widest scale.
+    """
+
+    center: Float[Any, " D"]
+    apart: Float[Any, ""]
+    widths: Float[Any, " 2"]
+
+
+class MixtureRegression(NamedTuple):
+    """What was seen so far.
+
+    ``cost`` (K,) is c, ``value_square`` (K,) the mean square v and ``residual`` () the mean
+    square of R. ``num_updates`` and ``num_restarts`` are counts (). ``matching`` says whether the
+    search is over. ``score_square`` (K,) is the mean square of each component's whitened scores, 0
+    before there are any.
+    """
+
+    num_updates: Any
+    num_restarts: Any
+    cost: Float[Any, " K"]
+    value_square: Float[Any, " K"]
+    residual: Float[Any, ""]
+    start: Start
+    matching: Any
+    score_square: Float[Any, " K"]
+
+
+class Step(NamedTuple):
+    """Changes of the guide, in units of its components.
+
+    ``log_weight`` (K,), ``move`` (K, D) and ``precision`` (K, D, D) are v, a and B.
+    """
+
+    log_weight: Float[Any, " K"]
+    move: Float[Any, "K D"]
+    precision: Float[Any, "K D D"]
+
+
+class Points(NamedTuple):
+    """The guide at N points.
+
+    Parameters
+    ----------
+    joint : array (N, K)
+        Logarithm of each component's weight times density.
+    standard : array (N, K, D)
+        y = L_k^-1 (theta - m_k).
+    pull : array (N, K, D)
+        u_k = P_k (m_k - theta).
+    inverse : array (K, D, D)
+        L_k^-1.
+    share : array (N, K)
+        Posterior probability r of each component.
+    """
+
+    joint: Float[Any, "N K"]
+    standard: Float[Any, "N K D"]
+    pull: Float[Any, "N K D"]
+    inverse: Float[Any, "K D D"]
+    share: Float[Any, "N K"]
+
+    @property
+    def score(self) -> Float[Any, "N D"]:
+        """grad log q, (N, D)."""
+        return (self.share[..., None] * self.pull).sum(1)
+
+
+def progress_of(iteration: Any, total: Any, dim: int) -> tuple[Any, Any]:
+    """Share of the run that is done, and the iterations of a round, of T in ``total`` or 0."""
+    known = total > 0
+    horizon = chosen(known, total, UNKNOWN_ITERATIONS)
+    progress = at_most(iteration / horizon, chosen(known, 1.0, UNKNOWN_SHARE))
+    return progress, at_least(horizon // ROUNDS, 2 * dim + LEAST_ROUND)
+
+
+class MixtureForm(ClosedForm[MixtureRegression]):
+    """The closed form for ``AutoGaussianMixture`` with ``covariance="full"``.
+
+    O(K D^2) memory and O(K D^3) operations, and with N draws an iteration (N D)^2 numbers.
+    ``decay`` has no part in it.
+    """
+
+    @staticmethod
+    def group(guide: Any) -> int:
+        return 2 * int(guide.num_components)
+
+    def draw(self, parameters: Any, generator: Any, num: int) -> Float[Any, "num D"]:
+        """Mirrored pairs of every component in turn: first all halves, then their images."""
+        components = self.density.components(parameters)
+        number, dim = components.loc.shape
+        noise = self.noise(generator, (num // (2 * number), number, dim), components.loc)
+        difference = (components.scale_tril @ noise[..., None])[..., 0]
+        images = [components.loc + difference, components.loc - difference]
+        return self.xp.concatenate(images).reshape(-1, dim)
+
+    def weights(self, parameters: Any, num: int) -> Float[Any, " num"]:
+        weights = self.softmax(self.density.components(parameters).logits)
+        return self.xp.tile(weights, (num // len(weights),)) * (len(weights) / num)
+
+    def initial(self, parameters: Any) -> MixtureRegression:
+        components = self.density.components(parameters)
+        number, dim = components.loc.shape
+        center, xp = components.loc.mean(0), self.xp
+        square = ((components.loc - center) ** 2).sum() / (max(number - 1, 1) * dim)
+        width = xp.log(self.diagonal(components.scale_tril)).mean(-1)
+        start = Start(center, xp.sqrt(square), xp.stack([width.min(), width.max()]))
+        # Arrays of their own each, so that the state can be donated.
+        value_square, score_square = (self.filled((number,), center) for _ in range(2))
+        cost, residual = self.filled((number,), center, 1.0), self.filled((), center, 1.0)
+        updates, restarts, _ = self.first_count(center)
+        matching = self.first_count(center).num_updates > 0
+        return MixtureRegression(
+            updates, restarts, cost, value_square, residual, start, matching, score_square
+        )
+
+    def update(
+        self,
+        state: MixtureRegression,
+        parameters: Any,
+        theta: Float[Any, "N D"],
+        score: Float[Any, "N D"],
+        total: Any = 0,
+        log_density: Float[Any, " N"] | None = None,
+    ) -> tuple[MixtureRegression, Any]:
+        components = self.density.components(parameters)
+        number, dim = components.loc.shape
+        points = self.evaluate(components, theta)
+        # L^T of the component that drew.
+        across = components.scale_tril.mT[self.arange(len(theta), theta) % number]
+        residual = (across @ (score - points.score)[..., None])[..., 0]
+        latest = ((across @ score[..., None])[..., 0] ** 2).sum(-1).reshape(-1, number).mean(0)
+        iteration = as_number(state.num_updates, theta)
+        progress, length = progress_of(iteration, total, dim)
+        # Steps after a run, or in a longer one, do not search again.
+        progress = at_least(progress, chosen(state.matching, SEARCH_SHARE, 0.0))
+        searching = progress < SEARCH_SHARE
+        late = at_least(progress - SEARCH_SHARE, 0.0) / (1.0 - SEARCH_SHARE)
+        falling = half_cosine(late)
+
+        def search() -> Step:
+            return self.natural_step(points.standard, residual)
+
+        def match() -> Step:
+            step = self.matching_step(components, points, residual, state.residual)
+            return step._replace(log_weight=step.log_weight.clip(-LARGEST_CHANGE, LARGEST_CHANGE))
+
+        step = Step(*(falling * change for change in self.either(searching, search, match)))
+        value_square = state.value_square
+        if log_density is not None:
+            change, value_square = self._weight_change(state, components, points, log_density)
+            step = step._replace(log_weight=step.log_weight + falling * change)
+        rate = as_number(at_most(4.0 / length, 1.0), theta)
+        seen = averaged(state.score_square, latest, RECENT)
+        updated = MixtureRegression(
+            state.num_updates + 1,
+            state.num_restarts,
+            averaged(state.cost, self.costs(components, points), rate),
+            value_square,
+            averaged(state.residual, (residual**2).mean(), RECENT),
+            state.start,
+            searching ^ True,
+            self.xp.where(state.score_square > 0.0, seen, latest),
+        )
+        moved = self.move(components, step, self.trust)
+        last = SEARCH_SHARE * chosen(total > 0, total, UNKNOWN_ITERATIONS)
+        due = searching & (updated.num_updates % length == 0)
+        due &= updated.num_updates + length <= last
+        due &= updated.cost.min() < LEAST_COST
+        updated, moved = self.where_ready(
+            due, lambda both: self._restarted(both[0], both[1], points.standard), (updated, moved)
+        )
+        wild, spoilt = compared(state.score_square, latest)
+        verdict = self.verdict(wild.any(), spoilt.any())
+        later = state._replace(num_updates=updated.num_updates, matching=updated.matching)
+
+        def lenient() -> MixtureRegression:
+            squares = self.xp.where(wild, LENIENCE * state.score_square, state.score_square)
+            return later._replace(score_square=squares)
+
+        def fresh() -> MixtureRegression:
+            return later._replace(
+                value_square=self.xp.zeros_like(state.value_square),
+                residual=self.xp.ones_like(state.residual),
+                score_square=self.xp.where(spoilt, latest, state.score_square),
+            )
+
+        def followed(parameters: Any) -> Any:
+            return self.density.set_components(parameters, moved)
+
+        after = verdict.choose(lenient, fresh, lambda: updated)
+        return after, self.where_ready(verdict.sound, followed, parameters)
+
+    # -- what the host adds --------------------------------------------------------------------
+
+    @staticmethod
+    @abstractmethod
+    def noise(generator: Any, shape: tuple[int, ...], like: Any) -> Any:
+        """Standard Normal numbers, of the type, and on the device, of an array."""
+
+    @staticmethod
+    @abstractmethod
+    def arange(number: int, like: Any) -> Any:
+        """The numbers from 0, on the device of an array."""
+
+    @staticmethod
+    @abstractmethod
+    def logsumexp(values: Any) -> Any:
+        """Logarithm of the sum of exponentials along the last axis."""
+
+    @staticmethod
+    @abstractmethod
+    def damped_solution(matrix: Any, damping: Any, right: Any) -> Any:
+        """Solve (A + lambda I) x = b, for a positive definite A that may be written over."""
+
+    @staticmethod
+    @abstractmethod
+    def either(condition: Any, one: Callable[[], Any], other: Callable[[], Any]) -> Any:
+        """The value of the first function where a condition holds, else of the second."""
+
+    @staticmethod
+    @abstractmethod
+    def verdict(wild: Any, spoilt: Any) -> Any:
+        """The :class:`~ppl_ext.regression.overflow.Verdict` of these."""
+
+    # -- formulas ------------------------------------------------------------------------------
+
+    @classmethod
+    def evaluate(cls, components: Components, theta: Float[Any, "N D"]) -> Points:
+        """The guide at theta (N, D)."""
+        number, dim = components.loc.shape
+        root, xp = components.scale_tril, cls.xp
+        identities = cls.filled((number, dim, dim), theta) + cls.identity(dim, theta)
+        inverse = cls.solve_lower(root, identities, transpose=True)
+        standard = xp.einsum("kij,nkj->nki", inverse, theta[:, None] - components.loc)
+        joint = cls.log_softmax(components.logits) - xp.log(cls.diagonal(root)).sum(-1)
+        joint = joint - 0.5 * ((standard**2).sum(-1) + dim * math.log(2.0 * math.pi))
+        pull = -xp.einsum("kji,nkj->nki", inverse, standard)
+        return Points(joint, standard, pull, inverse, cls.softmax(joint))
+
+    @classmethod
+    def natural_step(cls, standard: Float[Any, "N K D"], residual: Float[Any, "N D"]) -> Step:
+        """Natural-gradient step of every component, by its own draws.
+
+        Parameters
+        ----------
+        standard : array (2 p K, K, D)
+            Of :class:`Points`, at the draws of :meth:`MixtureForm.draw`.
+        residual : array (2 p K, D)
+            grad f at the draws, times L^T of the component that drew.
+        """
+        number, dim = standard.shape[1:]
+        pairs = len(standard) // (2 * number)
+        own = cls.xp.einsum("pkkd->pkd", standard.reshape(-1, number, number, dim))
+        both = residual.reshape(2, pairs, number, dim)
+        z, e = own[:pairs], 0.5 * (both[0] - both[1])
+        square = (z**2).sum(-1)[..., None, None]
+        outer = e[..., :, None] * z[..., None, :]
+        along = (e * z).sum(-1)[..., None, None] * z[..., :, None] * z[..., None, :]
+        slope = (outer + outer.mT) / square - along / square**2
+        return Step(
+            cls.filled((number,), standard),
+            SEARCH_STEP * both.mean((0, 1)),
+            -SEARCH_STEP * slope.mean(0),
+        )
+
+    @classmethod
+    def matching_step(
+        cls, components: Components, points: Points, residual: Float[Any, "N D"], noise: Any
+    ) -> Step:
+        """The least change of the guide with which its scores at the draws are the target's.
+
+        Parameters
+        ----------
+        components : Components
+        points : Points
+            At the N draws of :meth:`MixtureForm.draw`.
+        residual : array (N, D)
+            grad f at the draws, times L^T of the component that drew.
+        noise : float
+            Mean square that the residual is expected to have.
+        """
+        count, number, dim = points.standard.shape
+        own, size = cls.arange(count, residual) % number, count * dim
+        root = components.scale_tril
+        # Rows h of L_j^T L_k^-T, for the component j that drew and each component k.
+        table = cls.xp.einsum("jba,kcb->jkac", root, points.inverse)
+        apart = points.pull - points.score[:, None]
+        slope = cls.xp.einsum("nba,nkb->nka", root[own], apart)
+
+        def piece(k: Any) -> tuple[Any, Any, Any, Any]:
+            return table[own, k], slope[:, k], points.standard[:, k], points.share[:, k]
+
+        def add(carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            gram, k = carry
+            gram += _gram(*piece(k))
+            return gram, k + 1
+
+        gram = cls.filled((count, dim, count, dim), residual)
+        gram = cls.repeated(number, add, (gram, 0))[0].reshape(size, size)
+        damping = DAMPING * gram.trace() / size + noise + cls.xp.finfo(gram.dtype).tiny
+        multiplier = cls.damped_solution(gram, damping, residual.reshape(-1)).reshape(count, dim)
+        identity = cls.identity(dim, residual)
+        steps = [_adjoint(*piece(k), multiplier, identity) for k in range(number)]
+        return Step(*(cls.xp.stack(parts) for parts in zip(*steps, strict=True)))
+
+    @classmethod
+    def costs(cls, components: Components, points: Points) -> Float[Any, " K"]:
+        """Cost c (K,) of dropping each component, by its own draws; 1 where there is no other."""
+        number = len(components.logits)
+        if number == 1:
+            return cls.xp.ones_like(components.logits)
+        own = cls.arange(len(points.joint), points.joint) % number
+        weight = cls.softmax(components.logits)
+        without = cls.xp.where(own[:number] == own[:, None], -math.inf, points.joint)
+        rest = cls.xp.log1p(-weight.clip(max=1.0 - cls.xp.finfo(weight.dtype).eps))
+        ratio = cls.logsumexp(points.joint) - cls.logsumexp(without) + rest[own]
+        return weight * ratio.reshape(-1, number).mean(0)
+
+    @classmethod
+    def move(cls, components: Components, step: Step, trust: float) -> Components:
+        """The components after a step, whose length is limited.
+
+        Moves have at most ``LARGEST_MOVE`` units, and eigenvalues of I + B are limited to
+        ``trust`` and its inverse.
+        """
+        length = cls.xp.sqrt((step.move**2).sum(-1))[..., None]
+        shift = step.move / (length / LARGEST_MOVE).clip(min=1.0)
+        values, vectors = cls.xp.linalg.eigh(step.precision)
+        values = (1.0 + values).clip(1.0 / trust, trust)[:, None]
+        factor = cls.xp.linalg.cholesky((vectors / values) @ vectors.mT)
+        root = components.scale_tril
+        return Components(
+            cls.log_softmax(cls.log_softmax(components.logits) + step.log_weight),
+            components.loc + (root @ shift[..., None])[..., 0],
+            # A product of lower triangular factors is lower triangular.
+            root @ factor,
+        )
+
+    @classmethod
+    def _weight_change(
+        cls,
+        state: MixtureRegression,
+        components: Components,
+        points: Points,
+        log_density: Float[Any, " N"],
+    ) -> tuple[Float[Any, " K"], Float[Any, " K"]]:
+        """Change (K,) of the log weights by values of f, and the new mean squares v."""
+        number = len(components.logits)
+        values = (log_density - cls.logsumexp(points.joint)).reshape(-1, number).mean(0)
+        values = values - cls.softmax(components.logits) @ values
+        step = WEIGHT_STEP / (1.0 + WEIGHT_STEP * state.value_square)
+        change = (step * values).clip(-WEIGHT_STEP, WEIGHT_STEP)
+        return change, averaged(state.value_square, values**2, RECENT)
+
+    @classmethod
+    def _restarted(
+        cls, state: MixtureRegression, components: Components, standard: Float[Any, "N K D"]
+    ) -> tuple[MixtureRegression, Components]:
+        """Start the component of least cost again."""
+        number, dim = components.loc.shape
+        xp, least, heaviest = cls.xp, state.cost.argmin(), components.logits.argmax()
+        start, count = state.start, state.num_restarts
+        share = as_number(count + 1, standard) * GOLDEN % 1.0
+        # The first draw in units of its component: standard normal numbers that are there.
+        noise = standard[least, least]
+        width = xp.exp(start.widths[0] + share * (start.widths[1] - start.widths[0]))
+        root = components.scale_tril[heaviest]
+        first = count % 2 == 0
+        loc = chosen(
+            first,
+            start.center + start.apart * noise,
+            components.loc[heaviest] + REACH * root @ noise,
+        )
+        narrower = math.exp(NARROWEST) ** -share
+        root = chosen(first, width * cls.identity(dim, standard), narrower * root)
+        fresh = cls.arange(number, standard) == least
+        state = state._replace(
+            num_restarts=count + 1, score_square=xp.where(fresh, 0.0, state.score_square)
+        )
+        # Light: it is drawn to where the rest of the guide lacks mass, and gains weight there.
+        others = cls.logsumexp(xp.where(fresh, -math.inf, components.logits))
+        return state, Components(
+            xp.where(fresh, others + FIRST_LOG_WEIGHT, components.logits),
+            xp.where(fresh[:, None], loc, components.loc),
+            xp.where(fresh[:, None, None], root, components.scale_tril),
+        )
+
+
+def _gram(
+    h: Float[Any, "N D D"], q: Float[Any, "N D"], y: Float[Any, "N D"], r: Float[Any, " N"]
+) -> Float[Any, "N D N D"]:
+    """What one component adds to J J^T, (N, D, N, D).
+
+    Row (n, i) of J has the entries r q_i for v, r (h_i + q_i y) for a, and for B
+    -r (h_i y^T + y h_i^T + q_i (y y^T - I)) / 2.
+
+    Parameters
+    ----------
+    h : array (N, D, D)
+        Rows of L_j^T L_k^-T.
+    q, y : arrays (N, D)
+        L_j^T (u_k - grad log q), and the point in units of the component.
+    r : array (N,)
+        Share of the component.
+    """
+    number, dim = y.shape
+    flat = h.reshape(number * dim, dim)
+    rows = (flat @ flat.T).reshape(number, dim, number, dim)
+    across = h @ y.T
+    left = across[..., None]
+    right = across.mT.swapaxes(0, 1)[:, None]
+    products = y @ y.T
+    square = products.diagonal()
+    inner = products[:, None, :, None]
+    itself = (h @ y[..., None])[..., 0]
+    first, second = q[:, :, None, None], q[None, None]
+    weights = first * second
+    means = rows + second * left + first * right + weights * inner
+    spread = products**2 - square[:, None] - square[None] + dim
+    precisions = 0.5 * (rows * inner + left * right)
+    precisions += 0.5 * second * (left * inner - itself[:, :, None, None])
+    precisions += 0.5 * first * (right * inner - itself[None, None])
+    precisions += 0.25 * weights * spread[:, None, :, None]
+    shares = (r[:, None] * r[None])[:, None, :, None]
+    return shares * (weights + means + precisions)
+
+
+def _adjoint(
+    h: Float[Any, "N D D"],
+    q: Float[Any, "N D"],
+    y: Float[Any, "N D"],
+    r: Float[Any, " N"],
+    multiplier: Float[Any, "N D"],
+    identity: Float[Any, "D D"],
+) -> tuple[Float[Any, ""], Float[Any, " D"], Float[Any, "D D"]]:
+    """J^T times the multiplier (N, D), for one component: its v, a and B. See ``_gram``."""
+    along = r * (q * multiplier).sum(-1)
+    turned = r[:, None] * (multiplier[:, None] @ h)[:, 0]
+    outer = turned.T @ y
+    square = (along[:, None] * y).T @ y - along.sum() * identity
+    return along.sum(), turned.sum(0) + along @ y, -0.5 * (outer + outer.T + square)

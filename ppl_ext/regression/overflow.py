@@ -11,8 +11,31 @@ earlier ones that are beyond ``SPOILT`` times the latest, it was they, and all b
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 #: In mean square, the latest scores may be so many times those before; and those before so many
 #: times the latest.
 WILD, SPOILT = 1e8, 1e12
 #: How much more is let in after each time that scores were left out.
 LENIENCE = 1.5
+
+
+class Verdict(NamedTuple):
+    """Whether the latest scores, or those before them, come from an overflow."""
+
+    wild: Any
+    spoilt: Any
+
+    @property
+    def sound(self) -> Any:
+        """Whether neither does."""
+        return (self.wild | self.spoilt) ^ True
+
+
+def compared(seen: Any, latest: Any) -> tuple[Any, Any]:
+    """Whether scores of the mean square ``latest`` are wild after some of ``seen``; or ``seen`` is.
+
+    Zeros are no scores: nothing was seen before, or the density is flat.
+    """
+    both = (seen > 0.0) & (latest > 0.0)
+    return both & (latest > WILD * seen), both & (seen > SPOILT * latest)

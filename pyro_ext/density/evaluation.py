@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.density import tempered
+from ppl_ext.density import Score, ScoreParts, tempered
 from ppl_ext.errors import ArgumentError
 from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.graph import OWN_ROWS, BatchedFunction, as_arguments
@@ -20,48 +20,6 @@ from pyro_ext.density.layout import Data, Indices
 
 #: Coordinates that are worked on at once where a vector is too long for the processor's cache.
 CACHE_LENGTH = 2**16
-
-
-class Score(NamedTuple):
-    """Gradient and value of the target at P positions.
-
-    Parameters
-    ----------
-    score : tensor (P, D)
-        Gradient of log prior + log likelihood / temperature.
-    log_prior, log_likelihood : tensor (P,)
-        The two parts, not tempered.
-    """
-
-    score: Float[Tensor, "P D"]
-    log_prior: Float[Tensor, " P"]
-    log_likelihood: Float[Tensor, " P"]
-
-    def log_density(self, temperature: float = 1.0) -> Float[Tensor, " P"]:
-        """Log prior + log likelihood / temperature."""
-        return tempered(self.log_prior, self.log_likelihood, temperature)
-
-
-class ScoreParts(NamedTuple):
-    """Gradients of the two parts of the target at P positions, neither of them tempered.
-
-    Parameters
-    ----------
-    prior, likelihood : tensor (P, D)
-        Gradients of the log prior and the log likelihood.
-    log_prior, log_likelihood : tensor (P,)
-        Values of the two parts.
-    """
-
-    prior: Float[Tensor, "P D"]
-    likelihood: Float[Tensor, "P D"]
-    log_prior: Float[Tensor, " P"]
-    log_likelihood: Float[Tensor, " P"]
-
-    def score(self, temperature: float = 1.0) -> Score:
-        """The two parts as one."""
-        gradient = tempered(self.prior, self.likelihood, temperature)
-        return Score(gradient, self.log_prior, self.log_likelihood)
 
 
 class Evaluation:
@@ -87,6 +45,12 @@ class Evaluation:
         self.values = self.lift(differentiated(self.value))
         self._scores = self.lift(self._score)
         self._parts = self.lift(self._score_parts)
+        self.functions: dict[str, Callable[..., Any]] = {
+            "value": self.values,
+            "log_density": self.log_densities,
+            "score": self.scores,
+            "parts": self.parts,
+        }
 
     def lift(self, single: Callable[..., Any], *, drawing: bool = False) -> BatchedFunction:
         """A function of one position and (args, kwargs, row indices), for many positions.
@@ -141,7 +105,7 @@ class Evaluation:
         gradient, parts = torch.func.grad(log_density, has_aux=True)(z)
         return (gradient, *parts)
 
-    def scores(self, z: Float[Tensor, "P D"], arguments: Any, in_dims: Any = None) -> Score:
+    def scores(self, z: Float[Tensor, "P D"], arguments: Any, in_dims: Any = None) -> Score[Tensor]:
         """Tempered scores at particles."""
         score, log_prior, log_likelihood, normals = self._scores(z, arguments, in_dims)
         if normals:
@@ -160,14 +124,21 @@ class Evaluation:
         (likelihood,) = pullback((zero, one))
         return prior, likelihood, log_prior, log_likelihood
 
-    def parts(self, z: Float[Tensor, "P D"], arguments: Any, in_dims: Any = None) -> ScoreParts:
+    def log_densities(
+        self, z: Float[Tensor, "P D"], arguments: Any, in_dims: Any = None
+    ) -> Float[Tensor, " P"]:
+        """Log prior + log likelihood / temperature, at particles."""
+        log_prior, log_likelihood = self.values(z, arguments, in_dims)
+        return tempered(log_prior, log_likelihood, self.temperature)
+
+    def parts(
+        self, z: Float[Tensor, "P D"], arguments: Any, in_dims: Any = None
+    ) -> ScoreParts[Tensor]:
         """Gradients of prior and likelihood apart, at particles."""
         return ScoreParts(*self._parts(z, arguments, in_dims))
 
-    def batch(
-        self, function: Callable[..., Any], z: Tensor, data: Data, indices: Indices | None
-    ) -> Any:
-        """``values``, ``scores`` or ``parts`` of one batch of rows.
+    def batch(self, what: str, z: Tensor, data: Data, indices: Indices | None) -> Any:
+        """One of ``functions``, of one batch of rows.
 
         Raises
         ------
@@ -184,7 +155,7 @@ class Evaluation:
                     f"every plate at P = {len(z)} positions, found {shapes}."
                 )
             in_dims = OWN_ROWS
-        return function(z, as_arguments(data.args, data.kwargs, indices), in_dims)
+        return self.functions[what](z, as_arguments(data.args, data.kwargs, indices), in_dims)
 
 
 def differentiated(single: Callable[[Tensor, Any], Any]) -> Callable[[Tensor, Any], Any]:

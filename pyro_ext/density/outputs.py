@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from pyro.distributions import (
@@ -21,101 +21,16 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Distribution, Independent
 
+from ppl_ext.outputs import BASE, COMPONENT, MIXING, ObservedOutput, Parts, unwrapped
 from pyro_ext.density.handlers import SiteHandler, is_deterministic, is_factor, plate_frames
 
-#: Before the names of a base distribution's parameters.
-BASE = "base_dist."
 #: Parameters of distributions that another one is kept as, and their event dimensions.
 _VECTORS = {"concentration": 1}
-#: Before the names of the parameters of a mixture's parts.
-MIXING, COMPONENT = "mixing.", "component."
 
 
-class Parts(NamedTuple):
-    """What a mixture of one family is made of.
-
-    Parameters
-    ----------
-    mixing, component : type
-        Classes of the distribution over components, and of the components.
-    declared : int
-        Rightmost dimensions of the components that ``to_event`` made event dimensions.
-    """
-
-    mixing: type
-    component: type
-    declared: int
-
-
-@dataclass(frozen=True)
-class Output:
-    """One observed site: a distribution's parameters at a latent position, and the data.
-
-    The batch shape of the parameters counts the dimensions that ``to_event`` declared as event
-    dimensions, because the elements along them are independent.
-
-    Parameters
-    ----------
-    name : str
-    distribution : type
-        Class of the distribution without its wrappers (independent, expanded, masked).
-    parameters : dict of str to tensor
-        What the distribution was built from, each broadcast to ``batch`` + its event shape. Left
-        as it is where that is impossible, as of a distribution with fewer batch dimensions than
-        its parameter has.
-    value : tensor
-        Observed value.
-    scale : float or tensor
-        Factor of the log density (plates, ``poutine.scale``).
-    mask : bool tensor or None
-        Which elements count, in the shape of the parameters' batch; None when all do.
-    event_dim : int
-        Number of rightmost dimensions that belong to one observation, ``to_event`` included.
-    declared : int
-        Rightmost dimensions of ``batch`` that ``to_event`` made event dimensions.
-    batch : tuple of int
-        Shape of the elements that are independent given the parameters.
-    event_shape : tuple of int
-        Event shape of the distribution without its wrappers.
-    plates : tuple of str
-        Plates around the site.
-    base : type or None
-        For a zero-inflated distribution: the class that it is made of, whose parameters are
-        among this one's as ``base_dist.NAME``.
-    parts : Parts or None
-        For a mixture: what it is made of. Its parameters are those of the parts, as ``mixing.NAME``
-        and ``component.NAME``.
-    """
-
-    name: str
-    distribution: type
-    parameters: dict[str, Tensor]
-    value: Tensor
-    scale: Any
-    mask: Tensor | None
-    event_dim: int
-    declared: int
-    batch: tuple[int, ...]
-    event_shape: tuple[int, ...]
-    plates: tuple[str, ...]
-    base: type | None = None
-    parts: Parts | None = None
-
-    def built(self, parameters: Mapping[str, Tensor]) -> Any:
-        """The distribution, without its wrappers, with other values of some parameters."""
-        given = {**self.parameters, **parameters}
-        if self.parts is None:
-            return self.distribution(**given)
-
-        def of(kind: type, prefix: str) -> Any:
-            names = [name for name in given if name.startswith(prefix)]
-            return kind(**{name.removeprefix(prefix): given[name] for name in names})
-
-        mixing, kind, declared = self.parts
-        components = of(kind, COMPONENT)
-        if declared:
-            components = components.to_event(declared)
-        return self.distribution(of(mixing, MIXING), components)
+@dataclass(frozen=True, kw_only=True)
+class Output(ObservedOutput[Tensor]):
+    """One observed site; see :class:`~ppl_ext.outputs.ObservedOutput`."""
 
     def repeated_along(self, parameter: str) -> tuple[int, ...]:
         """Axes of ``batch`` along which a parameter is one, which the model gave once for all."""
@@ -137,19 +52,8 @@ class Output:
 
 
 def unwrap(fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
-    """Innermost distribution, masks with the declared dimensions outside them, and all of these.
-
-    Declared are the event dimensions that come from ``to_event``, not from the distribution.
-    """
-    masks: list[tuple[Any, int]] = []
-    declared = 0
-    while isinstance(fn, Independent | ExpandedDistribution | MaskedDistribution):
-        if isinstance(fn, Independent):
-            declared += fn.reinterpreted_batch_ndims
-        elif isinstance(fn, MaskedDistribution):
-            masks.append((fn._mask, declared))
-        fn = fn.base_dist
-    return fn, masks, declared
+    """See :func:`ppl_ext.outputs.unwrapped`."""
+    return unwrapped(fn, Independent, MaskedDistribution, ExpandedDistribution)
 
 
 def joint_mask(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
+from ppl_ext.outputs import prediction_terms
 from pyro_ext.density.outputs import joint_mask, unwrap
 
 
@@ -65,38 +65,15 @@ class ObserveMissing(Messenger):
 
 
 def prediction_of(site: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The observed site's distribution at one draw, as tensors in the shape of its value.
-
-    Returns
-    -------
-    dict of str to tensor
-        For Bernoulli and categorical sites ``probabilities``, with a last axis for the classes.
-        For others ``mean`` and ``variance``, where the distribution has them, and for continuous
-        ones ``cdf``, the distribution function at the observed value, likewise. ``mask`` says
-        which elements count, where some do not.
-    """
+    """What the observed site's distribution says; see :func:`ppl_ext.outputs.prediction_terms`."""
     outer, value = site["fn"], site["value"]
     fn, masks, declared = unwrap(outer)
-    shape = torch.broadcast_shapes(value.shape, outer.shape())
-    found: dict[str, Tensor] = {}
+    classes = None
     if isinstance(fn, Bernoulli):
-        found["probabilities"] = torch.stack([1.0 - fn.probs, fn.probs], -1)
+        classes = torch.stack([1.0 - fn.probs, fn.probs], -1)
     elif isinstance(fn, Categorical):
-        found["probabilities"] = fn.probs
-    else:
-        # A host's base class raises this where a distribution does not have what is asked for.
-        for name in ("mean", "variance"):
-            with suppress(NotImplementedError):
-                found[name] = getattr(outer, name).expand(shape)
-        if not fn.event_shape and not fn.support.is_discrete:
-            with suppress(NotImplementedError):
-                found["cdf"] = fn.cdf(value).expand(shape)
-    if "probabilities" in found:
-        classes = found["probabilities"].shape[-1:]
-        found["probabilities"] = found["probabilities"].expand(shape + classes)
+        classes = fn.probs
     batch = tuple(outer.batch_shape) + tuple(outer.event_shape[:declared])
     mask = joint_mask([(site["mask"], 0), *masks], declared, batch)
-    if mask is not None:
-        own = (1,) * len(fn.event_shape)
-        found["mask"] = mask.reshape(mask.shape + own).expand(shape)
-    return found
+    shape = tuple(torch.broadcast_shapes(value.shape, outer.shape()))
+    return prediction_terms(outer, fn, value, shape, classes, mask, torch.broadcast_to)

@@ -17,6 +17,7 @@ from torch import Tensor
 from ppl_ext.diagnostics.replay import (
     GROUPS,
     PASS_ALL_ROWS,
+    REPLAY_DOCUMENTATION,
     Array,
     Recorder,
     Replay,
@@ -27,6 +28,7 @@ from ppl_ext.diagnostics.replay import (
     describe_sites,
     plates_of_axes,
 )
+from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from pyro_ext.density.handlers import (
     is_deterministic,
@@ -164,6 +166,14 @@ def _host(value: Tensor) -> Array:
     return value.detach().cpu().numpy()
 
 
+@documented(
+    REPLAY_DOCUMENTATION,
+    draw_chunk="",
+    randomness="""
+        seed : int
+            Seed of the new observations; the global generator is left as it was found.
+        """,
+)
 def replay(
     target: LogDensity,
     draws: Mapping[str, Any],
@@ -174,35 +184,7 @@ def replay(
     data_chunk: int | None = None,
     seed: int = 0,
 ) -> Replay:
-    """Run the model at every draw, on all rows of its data.
-
-    Parameters
-    ----------
-    target : LogDensity
-    draws : mapping of str to array or tensor (S, *site shape)
-        Constrained values of every latent site; local latents at full length.
-    data : Data
-        The model's arguments, from ``target.bind``, holding the full data.
-    groups : collection of str
-        What to compute, from ``GROUPS``; with none the sites are described only.
-    all_rows : bool
-        Refuse arguments that hold only some rows of a plate. Predictions on new rows take those
-        that there are.
-    data_chunk : int, optional
-        Rows evaluated at once in models with subsampled plates. Default: that of the target.
-    seed : int
-        Seed of the new observations; the global generator is left as it was found.
-
-    Returns
-    -------
-    Replay
-
-    Raises
-    ------
-    ArgumentError
-        A draw is missing for a latent site or does not have its shape, or the arguments hold only
-        some rows of a plate.
-    """
+    """Run the model at every draw, on all rows of its data."""
     check_draws(target.layout.names, draws)
     values = {
         name: torch.as_tensor(draws[name], dtype=target.dtype, device=target.device)

@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.errors import ArgumentError
 from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.handlers import SiteHandler, UnconstrainHandler
 from pyro_ext.density.layout import Layout
@@ -35,18 +34,8 @@ def unconstrain(bound: BoundModel, flat: Tensor, arguments: Any) -> Float[Tensor
 
 
 def check_values(bound: BoundModel, values: Mapping[str, Tensor]) -> tuple[Layout, Tensor]:
-    """The latent sites among ``values`` as vectors, one for each position, and their layout.
-
-    Raises
-    ------
-    ArgumentError
-        One is missing.
-    """
-    missing = [name for name in bound.layout.names if name not in values]
-    if missing:
-        raise ArgumentError(
-            f"Expected values for the latent sites {list(bound.layout.names)}, missing {missing}."
-        )
+    """The latent sites among ``values`` as vectors, one for each position, and their layout."""
+    bound.check_values(values)
     sites = {
         name: torch.as_tensor(values[name], dtype=bound.dtype, device=bound.device)
         for name in bound.layout.names

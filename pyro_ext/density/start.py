@@ -47,8 +47,7 @@ class Start:
 
     def _is_finite(self, z: Float[Tensor, "P D"], data: Data) -> Bool[Tensor, " P"]:
         # One batch of rows is enough to tell; a full sweep could be long.
-        evaluation = self._evaluation
-        found = evaluation.batch(evaluation.scores, z, data, self._bound.first_rows())
+        found = self._evaluation.batch("score", z, data, self._bound.first_rows())
         finite = torch.isfinite(found.log_prior + found.log_likelihood)
         return finite & torch.isfinite(found.score).all(dim=-1)
 

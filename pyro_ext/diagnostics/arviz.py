@@ -28,6 +28,7 @@ from pyro.infer import MCMC
 from pyro.infer.mcmc import StreamingMCMC
 
 from ppl_ext.diagnostics.fit_groups import (
+    ARVIZ_DOCUMENTATION,
     Group,
     check_fit,
     check_no_num_samples,
@@ -38,6 +39,7 @@ from ppl_ext.diagnostics.fit_groups import (
     step_group,
 )
 from ppl_ext.diagnostics.inference_data import Variable, inference_data
+from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from pyro_ext.density.replay import replay
 from pyro_ext.diagnostics.chains import Chains
@@ -47,6 +49,21 @@ from pyro_ext.engine import RunResult
 Array = NDArray[Any]
 
 
+@documented(
+    ARVIZ_DOCUMENTATION,
+    host="Pyro",
+    engine="A fitted engine",
+    mcmc="pyro.infer.MCMC",
+    no_state="",
+    state="",
+    scale="poutine.scale",
+    losses="those kept",
+    result="those of every step that the engine has taken",
+    randomness="""
+        seed : int
+            Seed of the posterior predictive draws, and of the draws of a guide.
+        """,
+)
 def to_arviz(
     engine: Any,
     *args: Any,
@@ -66,62 +83,7 @@ def to_arviz(
     model: Callable[..., Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Convert a fitted engine, a run of the host's ``MCMC``, or a guide fitted by its ``SVI``.
-
-    Everything is computed on the full data, also when the model draws minibatches: the model
-    is replayed over chunks of rows, and the rows come out in their order. When batches are
-    passed as arguments, pass the arrays of all rows here.
-
-    The draws of an engine are stored as one chain, those of ``MCMC`` as its chains. Deterministic
-    sites are part of the posterior; of a Stan program the posterior has the parameters, and the
-    vector that they come from is in the group ``unconstrained_posterior``. Names
-    are made safe for netCDF ("/" becomes "."); the attribute ``renamed`` holds the originals.
-
-    Parameters
-    ----------
-    engine
-        A fitted engine of this package; ``pyro.infer.MCMC`` after ``run``, with any kernel of a
-        model; or, with ``model``, a guide fitted by Pyro's ``SVI`` under any objective. With
-        ``MCMC`` and without arguments those of its run are taken.
-    *args, **kwargs
-        The model's arguments, with all rows of the data.
-    num_samples : int, optional
-        Number of draws. Default: every particle, or what the engine draws by default.
-    posterior_predictive, log_likelihood, observed_data, sample_stats : bool
-        Groups to include. ``log_likelihood`` is pointwise, without the scales of plates and of
-        ``poutine.scale``; observations that are masked out have 0.
-    constant_data : mapping of str to array, or bool
-        Arrays for the group of that name. True takes the model's array arguments that are not
-        observations.
-    losses : sequence of float, optional
-        Loss of each step, for the group ``optimization``, in place of those kept.
-    result : RunResult, optional
-        Run whose losses and other figures (the force norm of particles, log_p and log_q of
-        guides) go to the group ``optimization``, along a dimension ``step``. Default: those of
-        every step that the engine has taken.
-    dims : mapping of str to sequence of str, optional
-        Dimension names of a variable, without chain and draw. Default: the plates' names.
-    coords : mapping of str to sequence, optional
-        Labels along a dimension.
-    draw_chunk, data_chunk : int, optional
-        At most this many draws and rows are evaluated at once, which bounds memory.
-    seed : int
-        Seed of the posterior predictive draws, and of the draws of a guide.
-    model : callable, optional
-        The model of a guide; not with an engine.
-
-    Returns
-    -------
-    arviz.InferenceData or xarray.DataTree
-        The former with ArviZ 0.23, the latter with ArviZ 1 and later.
-
-    Raises
-    ------
-    ArgumentError
-        The arguments do not fit the model, or hold only some rows of a plate.
-    ImportError
-        ArviZ is not installed.
-    """
+    """Convert a fitted engine, a run of the host's ``MCMC``, or a guide fitted by its ``SVI``."""
     if isinstance(engine, StreamingMCMC):
         raise ArgumentError(
             "Expected draws, found StreamingMCMC, which keeps statistics of them alone. Run "

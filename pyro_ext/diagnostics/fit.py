@@ -4,39 +4,65 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ppl_ext.diagnostics import fit as shared
 from ppl_ext.diagnostics.fit import (
-    PASS_ALL_ROWS,
+    Evaluate,
     check_arguments,
     check_fits_a_guide,
     check_model,
-    check_no_model,
+    chunk_sizes,
+    target_of_engine,
 )
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import seeded_generator
-from pyro_ext.guides.flat_density import (
-    FlatDensity,
-    Parameters,
-    check_has_flat_density,
-    flat_density,
-)
+from pyro_ext.guides.flat_density import check_has_flat_density, flat_density
+
+#: What diagnostics say of their draws' randomness.
+SEED = """
+seed : int, optional
+    Seed of the draws of a guide, which come from a generator of their own. Default: 0.
+"""
 
 # Tells the diagnostics' draws from those that an engine of the same seed takes.
 _STREAM = 2
 
 
-class FittedGuide(NamedTuple):
-    """A guide, its parameters, and the log density that it approximates."""
+@dataclass(frozen=True)
+class FittedGuide(shared.FittedGuide):
+    """A guide, its parameters, the log density that it approximates, and a seed for draws."""
 
-    density: FlatDensity
-    parameters: Parameters
-    target: LogDensity
-    data: Data
+    seed: int | None = None
+
+    @property
+    def eps(self) -> float:
+        """The machine epsilon with which log densities are computed."""
+        return torch.finfo(self.target.dtype).eps
+
+    def draw(self, generator: torch.Generator, num: int) -> Tensor:
+        """Flat draws (num, D)."""
+        drawn: Tensor = self.density.sample(self.parameters, generator, num)
+        return drawn.to(self.target.dtype)
+
+    @torch.no_grad()
+    def at_draws(
+        self, num_samples: int, draw_chunk: int | None, evaluate: Evaluate
+    ) -> tuple[np.ndarray, ...]:
+        """What a function finds at draws of the guide, chunk by chunk, in host memory."""
+        generator = diagnostic_generator(self.seed)
+        pieces = []
+        for size in chunk_sizes(num_samples, self.target.dim, draw_chunk):
+            theta = self.draw(generator, size)
+            found = evaluate(self.density, self.parameters, self.target, self.data, theta)
+            pieces.append([each.double().cpu().numpy() for each in found])
+        return tuple(np.concatenate(each) for each in zip(*pieces, strict=True))
 
 
 def fitted_guide(
@@ -44,6 +70,7 @@ def fitted_guide(
     model: Callable[..., Any] | None,
     args: tuple[Any, ...] | None,
     kwargs: Mapping[str, Any] | None,
+    seed: int | None = None,
 ) -> FittedGuide:
     """The guide of an engine, or a host autoguide with the model that it was fitted to.
 
@@ -55,6 +82,8 @@ def fitted_guide(
         The model of an autoguide.
     args, kwargs : optional
         The model's arguments, with all rows of the data. Default: those that the engine saw last.
+    seed : int, optional
+        Of the draws. Default: 0.
 
     Raises
     ------
@@ -66,7 +95,7 @@ def fitted_guide(
         check_fits_a_guide(fit)
         target, data = target_of_engine(fit, model, args, kwargs)
         density = fit.density
-        return FittedGuide(density, density.live_parameters(), target, data)
+        return FittedGuide(density, density.live_parameters(), target, data, seed)
     check_has_flat_density(fit)
     if fit.prototype_trace is None:
         raise ArgumentError(
@@ -79,25 +108,7 @@ def fitted_guide(
     target, data = target_of_model(model, args, kwargs, dtype=dtype, allow_local_latents=False)
     # The guide is set up already: the seed only keeps the global generator as it is.
     density = flat_density(fit, data.args, data.kwargs, layout=target.layout, seed=0)
-    return FittedGuide(density, density.live_parameters(), target, data)
-
-
-def target_of_engine(
-    engine: Any,
-    model: Callable[..., Any] | None,
-    args: tuple[Any, ...] | None,
-    kwargs: Mapping[str, Any] | None,
-) -> tuple[LogDensity, Data]:
-    """An engine's target, and the model's arguments with all rows."""
-    check_arguments(args, kwargs)
-    check_no_model(engine, model)
-    target = engine.target
-    if args is None and kwargs is None:
-        data = engine.data
-    else:
-        data = target.bind(*(args or ()), **dict(kwargs or {}))
-    target.require_all_rows(data, PASS_ALL_ROWS)
-    return target, data
+    return FittedGuide(density, density.live_parameters(), target, data, seed)
 
 
 def target_of_model(
@@ -121,17 +132,11 @@ def target_of_model(
         target = LogDensity(
             model, args, kwargs, dtype=dtype, allow_local_latents=allow_local_latents
         )
-    data = target.bind(*args, **kwargs)
     if all_rows:
-        target.require_all_rows(data, PASS_ALL_ROWS)
-    return target, data
+        return target, shared.all_rows(target, args, kwargs)
+    return target, target.bind(*args, **kwargs)
 
 
 def diagnostic_generator(seed: int | None) -> torch.Generator:
     """A generator apart from every engine's and from torch's global one."""
     return seeded_generator(0 if seed is None else seed, _STREAM)
-
-
-def draw(fitted: FittedGuide, generator: torch.Generator, num: int) -> Tensor:
-    """Flat draws (num, D) of a fitted guide."""
-    return fitted.density.sample(fitted.parameters, generator, num).to(fitted.target.dtype)

@@ -19,7 +19,6 @@ from ppl_ext.errors import ArgumentError
 from pyro_ext.diagnostics.fit import (
     FittedGuide,
     diagnostic_generator,
-    draw,
     fitted_guide,
     target_of_model,
 )
@@ -70,7 +69,7 @@ class HostFit:
     def get_samples(self, num_samples: int = HOST_DRAWS) -> dict[str, Tensor]:
         """Draws of the latent sites, leading dimension = draws."""
         if self._fitted is not None:
-            theta = draw(self._fitted, diagnostic_generator(self._seed), num_samples)
+            theta = self._fitted.draw(diagnostic_generator(self._seed), num_samples)
             return self.target.constrain(theta, self._data)
         generator = diagnostic_generator(self._seed)
         with torch.random.fork_rng():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ppl_ext.diagnostics.predictive_data import predictive_dataset, site_to_predict
+from ppl_ext.diagnostics.predictive_data import PREDICTIVE_DOCUMENTATION, predicted_site
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
+from ppl_ext.documented import documented
 from ppl_ext.options import check_count
 from pyro_ext.density.prediction import ObserveMissing
 from pyro_ext.density.replay import replay
@@ -18,6 +20,15 @@ if TYPE_CHECKING:
     from xarray import Dataset
 
 
+@documented(
+    PREDICTIVE_DOCUMENTATION,
+    host="Pyro",
+    kinds=", a function or a module",
+    state="",
+    params="",
+    draw_chunk="",
+    one_by_one=" Draws are evaluated one after another.",
+)
 def predictive_distribution(
     model: Callable[..., Any],
     draws: Mapping[str, Any],
@@ -26,43 +37,7 @@ def predictive_distribution(
     data_chunk: int | None = None,
     **kwargs: Any,
 ) -> Dataset:
-    """The observed site's distribution at every draw and row; nothing is sampled.
-
-    The model runs with each draw on the rows of its arguments, test rows as a rule, as Pyro's
-    ``Predictive`` runs it. A model that subsamples a plate is evaluated on all rows of it.
-
-    Parameters
-    ----------
-    model : callable
-        The Pyro program, a function or a module.
-    draws : mapping of str to tensor (S, *site shape)
-        Constrained values of the latent sites, as ``engine.get_samples()`` or
-        ``MCMC.get_samples()`` give them. Further names are left alone.
-    *args, **kwargs
-        The model's arguments. With the observations among them the result also has what needs
-        these: log likelihood, observed values and distribution function.
-    site : str, optional
-        Name of the site to predict. Default: the only observed site, or the only one that has no
-        draws.
-    data_chunk : int, optional
-        At most this many rows of a subsampled plate are evaluated at once. Default: 2048. Rows of
-        a model without one can be passed in parts, and the results joined by
-        ``xarray.concat(parts, "row")``. Draws are evaluated one after another.
-
-    Returns
-    -------
-    Dataset
-        With the dimensions draw, row and class, see
-        :mod:`ppl_ext.diagnostics.predictive_data`. Rows that a mask hides are left out.
-
-    Raises
-    ------
-    ArgumentError
-        A latent site has no draws, sites differ in their number of draws, a draw has the wrong
-        shape, several sites could be meant, or the site has neither classes nor moments.
-    ModelCheckError
-        The model cannot be run with its latent sites set.
-    """
+    """The observed site's distribution at every draw and row; nothing is sampled."""
     check_draws_are_mapping(draws)
     check_count("data_chunk", data_chunk, optional=True)
     draws = {name: torch.as_tensor(value).detach() for name, value in draws.items()}
@@ -70,20 +45,5 @@ def predictive_distribution(
     observing = ObserveMissing(draws)
     dtype = next((value.dtype for value in draws.values() if value.is_floating_point()), None)
     target, data = target_of_model(observing.over(model), args, kwargs, dtype=dtype, all_rows=False)
-    site = site_to_predict(site, target.observed_sites, observing.missing)
-    seen = site not in observing.missing
-    replayed = replay(
-        target,
-        {name: draws[name] for name in target.layout.names},
-        data,
-        groups=("prediction", "log_likelihood", "observed") if seen else ("prediction",),
-        all_rows=False,
-        data_chunk=data_chunk,
-    )
-    return predictive_dataset(
-        site,
-        replayed.sites[site].batch_shape,
-        {term: found[site] for term, found in replayed.prediction.items() if site in found},
-        replayed.log_likelihood.get(site),
-        replayed.observed.get(site),
-    )
+    at_draws = partial(replay, target, data=data, data_chunk=data_chunk)
+    return predicted_site(site, target, observing.missing, draws, at_draws)

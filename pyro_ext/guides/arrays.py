@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ class TensorFunctions(ArrayFunctions):
     xp = torch
     held = staticmethod(Tensor.detach)
     softplus = staticmethod(functional.softplus)
+    softmax = staticmethod(partial(torch.softmax, dim=-1))
+    log_softmax = staticmethod(partial(torch.log_softmax, dim=-1))
     ndtr = staticmethod(torch.special.ndtr)
     ndtri = staticmethod(torch.special.ndtri)
 
@@ -35,17 +38,13 @@ class TensorFunctions(ArrayFunctions):
 
     @staticmethod
     def solve_lower(factor: Tensor, rows: Tensor, transpose: bool = False) -> Tensor:
-        together = rows.reshape(-1, rows.shape[-1]) if factor.dim() == 2 else rows
+        together = rows if rows.dim() == factor.dim() else rows.reshape(-1, rows.shape[-1])
         # x^T = v^T L^{-T}: the rows are solved from the right, by an upper triangular matrix for L.
         if transpose:
             solved = torch.linalg.solve_triangular(factor, together, upper=False, left=False)
         else:
             solved = torch.linalg.solve_triangular(factor.mT, together, upper=True, left=False)
-        return solved.reshape(rows.shape)
-
-    @staticmethod
-    def log_softmax(values: Tensor) -> Tensor:
-        return values.log_softmax(-1)
+        return solved if together is rows else solved.reshape(rows.shape)
 
     @staticmethod
     def largest(values: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ from pyro.infer.svgd import SteinKernel
 from torch import Tensor
 
 from ppl_ext.errors import ArgumentError
-from pyro_ext.kernels.base import Kernel, KernelState
-from pyro_ext.kernels.default import default_kernel
+from ppl_ext.kernels.base import KernelState
+from pyro_ext.kernels.classes import Kernel, default_kernel
 
 _MODES = ("univariate", "multivariate")
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.matching import BaMShell
+from ppl_ext.matching import BaMShell, bam_moments
 from pyro_ext.guides.flat_density import Moments
 from pyro_ext.score.gaussian_matching import GaussianMatching
 
@@ -22,24 +22,7 @@ def bam_update(
     ``moments`` are those of the present guide, which drew ``theta``; ``score`` is the target's
     there, and ``weight`` the paper's lambda_t: weight of the scores against the present guide.
     """
-    mean, scale = moments
-    number = len(theta)
-    share = weight / (1.0 + weight)
-    theta_mean, score_mean = theta.mean(0), score.mean(0)
-    spread, pull = (weight / number) ** 0.5, (share / number) ** 0.5
-    # The mean is added to every row, where the deviations from it add up to zero: one row more
-    # than draws would have a singular value that is zero but for rounding, which is not small
-    # against 1 when scores are large.
-    rows = spread * (theta - theta_mean) + pull * (mean - theta_mean)
-    root = _triangular(torch.cat([scale.T, rows]))
-    rows = spread * (score - score_mean) + pull * score_mean
-    _, singular, directions = torch.linalg.svd(rows @ root, full_matrices=False)
-    shrunk = (2.0 / (1.0 + (1.0 + 4.0 * singular.square()).sqrt())).sqrt()
-    # The root of S is the identity but for these directions.
-    root = root - ((root @ directions.T) * (1.0 - shrunk)) @ directions
-    scale = _triangular(root.T)
-    new_mean = (1.0 - share) * mean + share * (scale @ (scale.T @ score_mean) + theta_mean)
-    return Moments(new_mean, scale)
+    return Moments(*bam_moments(torch, _triangular, *moments, theta, score, weight))
 
 
 def _triangular(rows: Float[Tensor, "n D"]) -> Float[Tensor, "D D"]:

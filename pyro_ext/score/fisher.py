@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Generator, Tensor
 from torch.autograd.function import once_differentiable
 
@@ -30,24 +31,11 @@ def fisher_gradient(
     score: Callable[[Tensor], tuple[Tensor, Any]],
     norm: str,
 ) -> tuple[Tensor, Parameters, Any]:
-    """Mean over draws of |grad log q - s|^2, and its gradient in the guide's parameters.
+    """Mean over draws of |grad log q - s|^2, its gradient in the guide's parameters, and the rest.
 
-    Parameters
-    ----------
-    density : FlatDensity
-    parameters : dict of tensors
-    draw : callable
-        Parameters to draws (S, D), differentiable, with its noise fixed.
-    score : callable
-        Draws to scores (S, D) of the target, differentiable once more, and anything else.
-    norm : {"euclidean", "covariance"}
-
-    Returns
-    -------
-    value : scalar tensor
-    gradient : dict of tensors
-    other
-        What ``score`` gave besides.
+    ``draw`` makes draws (S, D) from parameters, differentiable, with its noise fixed. ``score``
+    gives the target's scores (S, D) there, differentiable once more, and anything else, which is
+    the rest. ``norm`` is one of :data:`~ppl_ext.fisher.NORMS`.
     """
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     with torch.enable_grad():
@@ -116,7 +104,7 @@ class DifferentiableTarget:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
-    def score(self, z: Tensor, data: Data, indices: Any = None) -> Score:
+    def score(self, z: Float[Tensor, "P D"], data: Data, indices: Any = None) -> Score:
         """As :meth:`~pyro_ext.density.LogDensity.score`."""
 
         def product(z: Tensor, vectors: Tensor) -> Tensor:
@@ -125,7 +113,7 @@ class DifferentiableTarget:
         found = self._target.score(z, data, indices)
         return found._replace(score=_WithProduct.apply(z, found.score, product))
 
-    def full_score(self, z: Tensor, data: Data) -> Score:
+    def full_score(self, z: Float[Tensor, "P D"], data: Data) -> Score:
         """As :meth:`~pyro_ext.density.LogDensity.full_score`."""
 
         def product(z: Tensor, vectors: Tensor) -> Tensor:

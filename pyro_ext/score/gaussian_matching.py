@@ -69,5 +69,5 @@ class GaussianMatching(MatchingShell, GuideEngine):
         seen = self._score_square
         verdict = judged(seen, latest)
         after = seen + RECENT * (latest - seen) if seen > 0.0 else latest
-        self._score_square = verdict.choose(LENIENCE * seen, latest, after)
+        self._score_square = verdict.choose(lambda: LENIENCE * seen, lambda: latest, lambda: after)
         return not verdict.wild

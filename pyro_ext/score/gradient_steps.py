@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ppl_ext.proximal import GradientExecutor
 from ppl_ext.score import STEPS, GradientSteps, kind_of
 from pyro_ext.density import Data
 from pyro_ext.engine import Update
@@ -46,21 +47,7 @@ class GradientState:
     score: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class GradientSolver:
-    """Carries out :class:`~ppl_ext.score.GradientSteps`.
-
-    Parameters
-    ----------
-    options : GradientSteps
-        With the defaults of the guide.
-    learning_rate : float
-        Of the default optimizer, at the start of a run.
-    """
-
-    options: GradientSteps
-    learning_rate: float
-
+class GradientSolver(GradientExecutor):
     @classmethod
     def plan(cls, options: GradientSteps, density: FlatDensity) -> GradientSolver:
         """The solver for a guide."""

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from pyro.infer.autoguide import AutoGuide
 from torch import Generator, Tensor
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.guide_engine import GuideShell, scaled
+from ppl_ext.guide_engine import GuideShell
 from ppl_ext.options import check_count
 from ppl_ext.score import DRAWS, LEARNING_RATE
 from pyro_ext.density import Data, LogDensity
@@ -96,7 +97,7 @@ class GuideEngine(GuideShell, Engine):
         # The guide's own tensors: it is always the present fit, without copies.
         parameters = plan.density.live_parameters()
         if self.initial_scale is not None:
-            start = scaled(plan.density, parameters, self.initial_scale)
+            start = plan.density.set_scale(parameters, self.initial_scale)
             for name, value in parameters.items():
                 value.copy_(start[name])
         self._parameters = parameters
@@ -182,8 +183,8 @@ class GuideEngine(GuideShell, Engine):
     # -- the fit -------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def sample_statistics(self, positions: Tensor) -> dict[str, Tensor]:
-        """Log density of the guide at flat positions (S, D), for ``to_arviz``."""
+    def sample_statistics(self, positions: Float[Tensor, "S D"]) -> dict[str, Tensor]:
+        """Log density of the guide at flat positions, for ``to_arviz``."""
         return {"log_q": self.density.log_prob(self._parameters, positions)}
 
     @property

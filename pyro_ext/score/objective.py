@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
+from jaxtyping import Float
 from torch import Tensor
 
+from ppl_ext.proximal import blended_target
 from pyro_ext.guides.flat_density import FlatDensity, Parameters
 
 
-def blended_target(score: Tensor, present_score: Tensor, weight: float) -> Tensor:
-    """The one regression target that stands for both terms of the proximal objective.
-
-    With b = (s + alpha g_t) / (1 + alpha),
-    ``alpha |g - g_t|^2 + |g - s|^2 = (1 + alpha) |g - b|^2 + a constant``,
-    so that the inner steps need a single tensor of scores.
-
-    Parameters
-    ----------
-    score, present_score : tensors (S, D)
-        Score s of the target, and g_t of the present guide, at the same points.
-    weight : float
-        Proximal weight alpha.
-    """
-    return (score + weight * present_score) / (1.0 + weight)
-
-
 def proximal_gradient(
-    density: FlatDensity, parameters: Parameters, theta: Tensor, target: Tensor, weight: float
+    density: FlatDensity,
+    parameters: Parameters,
+    theta: Float[Tensor, "S D"],
+    target: Float[Tensor, "S D"],
+    weight: float,
 ) -> tuple[Tensor, Parameters]:
     """Proximal objective (up to a constant) and its gradient in the guide's parameters.
 
-    Equation 8 of the paper, for draws ``theta`` (S, D) held fixed, with ``target`` from
+    Equation 8 of the paper, for draws ``theta`` held fixed, with ``target`` from
     :func:`blended_target`.
     """
     value, gradient = density.mean_square_residual(parameters, theta, target)
     factor = 1.0 + weight
     return factor * value, {name: factor * entry for name, entry in gradient.items()}
+
+
+__all__ = ["blended_target", "proximal_gradient"]

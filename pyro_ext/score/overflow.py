@@ -5,35 +5,29 @@ The method is told in :mod:`ppl_ext.regression.overflow`.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
-from ppl_ext.regression.overflow import SPOILT, WILD
+from torch import Tensor
+
+from ppl_ext.regression import overflow
 
 T = TypeVar("T")
 
 
-class Verdict(NamedTuple):
-    """Whether the latest scores, or those before them, come from an overflow."""
+class Verdict(overflow.Verdict):
+    """Whether the latest scores, or those before them, come from an overflow; bools."""
 
-    wild: bool
-    spoilt: bool
-
-    @property
-    def sound(self) -> bool:
-        """Whether neither does."""
-        return not (self.wild or self.spoilt)
-
-    def choose(self, before: T, fresh: T, after: T) -> T:
-        """Of three values the one for wild scores, for spoilt ones, or for sound ones."""
+    def choose(self, before: Callable[[], T], fresh: Callable[[], T], after: Callable[[], T]) -> T:
+        """The value of one of three functions: for wild scores, for spoilt ones, or sound ones."""
         if self.wild:
-            return before
-        return fresh if self.spoilt else after
+            return before()
+        return fresh() if self.spoilt else after()
 
 
-def judged(seen: float, latest: float) -> Verdict:
+def judged(seen: Tensor | float, latest: Tensor | float) -> Verdict:
     """What to make of scores of the mean square ``latest`` after some of the mean square ``seen``.
 
     Zeros are no scores: nothing was seen before, or the density is flat.
     """
-    both = seen > 0.0 and latest > 0.0
-    return Verdict(both and latest > WILD * seen, both and seen > SPOILT * latest)
+    return Verdict(*overflow.compared(float(seen), float(latest)))

@@ -23,7 +23,8 @@ from torch.utils import _pytree as pytree
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import describe
-from ppl_ext.sgmcmc import Schedule, as_schedule
+from ppl_ext.sgmcmc import Schedule
+from ppl_ext.sgmcmc_kernels import StochasticGradientShell
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.gradients import GradientEstimator, default_estimator
 
@@ -64,41 +65,8 @@ class KernelState(NamedTuple):
     num_diverging: Tensor
 
 
-class StochasticGradientKernel(MCMCKernel):
-    """Base of the stochastic gradient MCMC kernels.
-
-    Use with ``pyro.infer.MCMC``, which runs chains one after another or in processes, or with
-    :class:`~pyro_ext.sgmcmc.MCMC`, which runs them as one vectorised update. Rows of a plate with
-    ``subsample_size`` are drawn by the kernel, for every chain apart. All randomness follows
-    ``pyro.set_rng_seed``.
-
-    Parameters
-    ----------
-    model : callable
-        Pyro model, used as it is.
-    step_size : float or callable
-        Step size, or a function from the number of steps taken to it, such as
-        :func:`~pyro_ext.sgmcmc.polynomial_decay`.
-    estimator : GradientEstimator, optional
-        How scores are computed. Default: minibatches when the model subsamples a plate itself,
-        else all rows of the arguments. :class:`~pyro_ext.gradients.ControlVariate` and
-        :class:`~pyro_ext.gradients.SVRG` lessen the noise of minibatches.
-    init_strategy : callable, optional
-        Strategy of ``pyro.infer.autoguide.initialization``.
-    likelihood_temperature : float
-        The likelihood part of the log density is divided by this.
-    data_chunk : int, optional
-        Bound on the rows evaluated at once in a sweep over all.
-    evaluation : {"graph", "inductor", "handlers", "loop"}
-        How scores are evaluated; see :class:`~pyro_ext.density.LogDensity`.
-    dtype : torch.dtype, optional
-        Default: torch's default dtype.
-
-    Raises
-    ------
-    ArgumentError
-        An option is not one of those listed.
-    """
+class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
+    estimator_class = GradientEstimator
 
     #: Draws come out in the supports of their sites: there is nothing for ``MCMC`` to transform.
     transforms: Mapping[str, Any] = {}
@@ -108,30 +76,12 @@ class StochasticGradientKernel(MCMCKernel):
         model: Callable[..., Any],
         step_size: float | Schedule,
         *,
-        estimator: GradientEstimator | None = None,
-        init_strategy: Callable[..., Any] | None = None,
-        likelihood_temperature: float = 1.0,
-        data_chunk: int | None = None,
         evaluation: str = "graph",
         dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
-        if estimator is not None and not isinstance(estimator, GradientEstimator):
-            raise ArgumentError(
-                "Expected estimator to be a GradientEstimator, such as Minibatch() or Full(), "
-                f"found {type(estimator).__name__}."
-            )
-        self.model = model
-        self.step_size = as_schedule(step_size)
-        self._estimator = estimator
-        self._target_options: dict[str, Any] = {
-            "init_strategy": init_strategy,
-            "likelihood_temperature": likelihood_temperature,
-            "data_chunk": data_chunk,
-            "evaluation": evaluation,
-            "dtype": dtype,
-        }
-        self._target: LogDensity | None = None
-        self._signature: Any = None
+        super().__init__(model, step_size, **options)
+        self._target_options |= {"evaluation": evaluation, "dtype": dtype}
         self._data: Data | None = None
         self._state: KernelState | None = None
         self._start: Mapping[str, Tensor] | None = None
@@ -159,35 +109,7 @@ class StochasticGradientKernel(MCMCKernel):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Positions (C, D) after one step, and the dynamics' tensors."""
 
-    def _steps_to_next_draw(self, step: int) -> int:
-        """Steps that one draw takes when ``step`` steps have been taken."""
-        return 1
-
-    def _temperature(self, step: int) -> float:
-        """Temperature of the noise of a step."""
-        return 1.0
-
-    def _cycle(self, step: int) -> int:
-        """Cycle of the draw that follows when ``step`` steps have been taken."""
-        return 0
-
     # -- host verbs --------------------------------------------------------------------------
-
-    @property
-    def target(self) -> LogDensity:
-        """The model as a log density.
-
-        Raises
-        ------
-        RuntimeError
-            The kernel has not seen the model's arguments yet.
-        """
-        if self._target is None:
-            raise RuntimeError(
-                f"{type(self).__name__} has not seen the model's arguments yet. Call MCMC.run "
-                "with them first."
-            )
-        return self._target
 
     @property
     def state(self) -> KernelState:
@@ -213,13 +135,7 @@ class StochasticGradientKernel(MCMCKernel):
         target = self._target_of(args, kwargs)
         self._data = data = target.bind(*args, **kwargs)
         estimator = default_estimator(target) if self._estimator is None else self._estimator
-        if estimator.needs_new_arguments(target):
-            raise ArgumentError(
-                "Expected all rows of the data: the arguments hold a batch, of which MCMC would "
-                "take the scores at every step. Pass all batches to the kernel, "
-                "estimator=BatchArguments([(x, y), ...]), or leave the rows to the kernel by "
-                "'with pyro.plate(name, N, subsample_size=B) as i' and data looked up by i."
-            )
+        self._check_not_one_batch(estimator, "pyro.plate")
         self._score_estimator = estimator if num_chains == 1 else estimator.with_own_rows(target)
         self._generator = torch.Generator()
         self._generator.manual_seed(int(torch.randint(2**62, ())))

@@ -8,8 +8,7 @@ of torch, so that they can be vectorized, differentiated and traced to a graph a
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -20,92 +19,17 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from ppl_ext.stan.compilation import compiled
 from ppl_ext.stan.density import StanDensity
-from ppl_ext.stan.inputs import read_data, read_program
-
-#: The latent site and the factor. Stan lets no name of a program end in two underscores.
-POSITION, LOG_DENSITY = "unconstrained__", "lp__"
+from ppl_ext.stan.program import LOG_DENSITY, POSITION, StanProgramShell
 
 # A graph holds numbers and tensors only, so that a program goes by a number in it.
 _programs: WeakValueDictionary[int, StanDensity] = WeakValueDictionary()
 _numbers = itertools.count()
 
 
-def model(
-    program: str | os.PathLike[str],
-    data: Mapping[str, Any] | str | os.PathLike[str] | None = None,
-    *,
-    generated_quantities: bool = False,
-    seed: int = 0,
-    threads: int | None = None,
-    stanc_args: Sequence[str] = (),
-    make_args: Sequence[str] = (),
-) -> StanProgram:
-    """A Stan program with data as a Pyro program without arguments.
-
-    The program is compiled by BridgeStan unless that has been done before; see
-    :mod:`ppl_ext.stan.compilation` for where it is kept.
-
-    Parameters
-    ----------
-    program : str or path
-        A file, or the program's text.
-    data : mapping, str or path, optional
-        Names to numbers and arrays, or such an object in JSON: a file or its text.
-    generated_quantities : bool
-        Whether draws have the program's generated quantities as well.
-    seed : int
-        Seed of the random numbers that the program draws in its transformed data and in its
-        generated quantities. The latter are a function of it and of the parameters.
-    threads : int, optional
-        At most this many particles are evaluated at once. Default: the number of processors.
-    stanc_args, make_args : sequence of str
-        Further arguments for the Stan compiler and for make.
-
-    Returns
-    -------
-    StanProgram
-
-    Raises
-    ------
-    ArgumentError
-        The program or its data cannot be read, the program is no valid Stan, or the data do not
-        fit it; the message is Stan's own.
-    ToolchainError
-        BridgeStan's sources, make or a C++ compiler are missing.
-    ImportError
-        The package ``bridgestan`` is not installed.
-    """
-    text, name = read_program(program)
-    density = StanDensity(
-        compiled(text, name, stanc_args, make_args),
-        read_data(data),
-        name=name,
-        seed=seed,
-        generated_quantities=generated_quantities,
-        threads=threads,
-    )
-    return StanProgram(density)
-
-
-class StanProgram:
-    """A Pyro program that is a Stan program with data; see :func:`model`.
-
-    Parameters
-    ----------
-    density : StanDensity
-
-    Attributes
-    ----------
-    parameter_sites : tuple of str
-        Stan's parameters, transformed parameters and, if asked for, generated quantities: the
-        deterministic sites that draws of the program have.
-    """
-
+class StanProgram(StanProgramShell[Tensor]):
     def __init__(self, density: StanDensity) -> None:
-        self.density = density
-        self.parameter_sites = tuple(density.shapes)
+        super().__init__(density)
         self._number = next(_numbers)
         _programs[self._number] = density
 
@@ -120,20 +44,12 @@ class StanProgram:
             pyro.deterministic(name, value, event_dim=event_dim)
 
     def log_density(self, z: Tensor) -> Tensor:
-        """Stan's log density (...) at unconstrained positions (..., D), with its gradient.
-
-        Where Stan rejects a position the density is -inf and the gradient zero.
-        """
         log_density, _ = _LogDensity.apply(z, self._number)
         return log_density
 
-    def constrain(self, z: Tensor) -> dict[str, Tensor]:
-        """Values (..., *shape) of the parameters at positions (..., D), without gradients."""
-        flat = _Parameters.apply(z, self._number, self.density.num_constrained)
-        return {
-            name: flat[..., where].reshape(flat.shape[:-1] + self.density.shapes[name])
-            for name, where in self.density.slices().items()
-        }
+    def _constrained(self, z: Tensor) -> Tensor:
+        flat: Tensor = _Parameters.apply(z, self._number, self.density.num_constrained)
+        return flat
 
     def unconstrain(self, values: Mapping[str, ArrayLike]) -> Tensor:
         """Position (D,) of values of the program's parameters, in torch's default type."""
@@ -143,15 +59,8 @@ class StanProgram:
         }
         return torch.as_tensor(self.density.unconstrain(arrays), dtype=torch.get_default_dtype())
 
-    def __repr__(self) -> str:
-        return f"StanProgram({self.density.name!r}, {self.density.dim} unconstrained numbers)"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.density.settings,)
-
-
-def _again(settings: dict[str, Any]) -> StanProgram:
-    return StanProgram(StanDensity(**settings))
+model = StanProgram.model
 
 
 # -- operations of torch -----------------------------------------------------------------------

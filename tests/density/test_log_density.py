@@ -1,7 +1,7 @@
 """The targets of both packages, by hand, in float64.
 
 Against the hosts' own potentials, and against each other, they stand in
-``tests/parity/test_target.py`` for every model of the zoo. Tolerances are float64 rounding.
+``test_host_potentials.py`` for every model of the zoo. Tolerances are float64 rounding.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.kernels import BANDWIDTH_RULES, METRICS
+from ppl_ext.kernels.rules import BANDWIDTH_RULES, METRICS
 from tests.backends import use_float64
 from tests.kernel_support import (
     cloud,

@@ -212,6 +212,14 @@ def test_determinants_and_draws_are_those_of_the_dense_matrix(face: Any) -> None
         assert definite.all()
 
 
+def test_rows_that_are_not_finite_are_no_precision(face: Any) -> None:
+    ones, rows = face.array(np.ones((1, 4))), face.array(np.full((1, 2, 4), np.nan))
+    precision = room(face, "laplace").precision_of(
+        room(face, "curvature").Curvature(ones, rows=rows)
+    )
+    assert np.isnan(face.numpy(precision.log_determinant()))
+
+
 def test_negative_curvature_is_removed_with_its_derivative(face: Any) -> None:
     without_negative = room(face, "laplace.prior").without_negative
     first, second = np.diag([2.0, 2.0, -1.0]), part(3, 3) + part(3, 3).T

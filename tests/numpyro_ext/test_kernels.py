@@ -21,7 +21,7 @@ from numpyro.contrib.einstein.stein_util import median_bandwidth
 from numpyro.infer.autoguide import AutoNormal
 
 from numpyro_ext.kernels import IMQ, RBF, HostKernel, Linear, RandomFeature, as_kernel, bandwidth
-from numpyro_ext.kernels.bandwidth import order_statistic
+from numpyro_ext.kernels.arrays import order_statistic
 from ppl_ext.errors import ArgumentError
 from tests.kernel_support import cloud as arrays
 from tests.kernel_support import stein_direction

@@ -65,9 +65,3 @@ def test_updates_agree(total: int) -> None:
     for name, value in torch_parameters.items():
         np.testing.assert_allclose(value, jax_parameters[name], rtol=1e-7, atol=1e-9)
         assert not np.allclose(value, start[name])
-
-
-def test_constants_agree() -> None:
-    for name in vars(pyro_form):
-        if name.isupper():
-            assert getattr(pyro_form, name) == getattr(numpyro_form, name)

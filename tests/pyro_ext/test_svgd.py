@@ -10,11 +10,10 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import SVGD as HostSVGD
-from pyro.infer import Predictive
 from pyro.infer.svgd import IMQSteinKernel, RBFSteinKernel
 
-from ppl_ext.errors import ArgumentError, NonFiniteError
-from pyro_ext.kernels import RBF, Linear
+from ppl_ext.errors import NonFiniteError
+from pyro_ext.kernels import RBF
 from pyro_ext.stein import SVGD
 from tests.models import pyro_models, zoo
 from tests.stein_support import check_moments
@@ -104,26 +103,6 @@ class TestPosteriors:
 
 
 class TestEngine:
-    def test_draws_are_the_particles(self):
-        engine = fit("logistic_regression", num_particles=9, steps=20)
-        draws = engine.get_samples()
-        assert {site: tuple(value.shape) for site, value in draws.items()} == {
-            "w": (9, 3),
-            "b": (9,),
-        }
-        torch.testing.assert_close(engine.get_samples(9), draws)
-        with pytest.raises(ArgumentError, match="the particles are the draws"):
-            engine.get_samples(10)
-        x, _ = pyro_models.arguments("logistic_regression")
-
-        def unobserved(x):
-            w, b = pyro_models._coefficients()
-            with pyro.plate("N", len(x)):
-                return pyro.sample("y", dist.Bernoulli(logits=x @ w + b))
-
-        predictive = Predictive(unobserved, posterior_samples=draws)
-        assert predictive(x)["y"].shape == (9, 60)
-
     @pytest.mark.parametrize(
         "optim",
         [
@@ -138,56 +117,6 @@ class TestEngine:
         engine = fit("conjugate_normal", num_particles=10, steps=100, optim=optim)
         losses = engine.losses
         assert np.mean(losses[-10:]) < np.mean(losses[:10])
-
-    def test_killed_run_resumes_bit_identically(self, tmp_path):
-        name = "logistic_regression_subsampled"
-        data = pyro_models.arguments(name)
-
-        def make():
-            return SVGD(
-                pyro_models.build(name),
-                adam(steps=40),
-                RBF() + Linear(),
-                6,
-                annealing=lambda t: min(1.0, 0.1 + t / 30),
-                seed=5,
-            )
-
-        options = {"subsample_size": 16, "progress_bar": False}
-        whole = make()
-        losses = whole.run(40, *data, **options).losses
-
-        def kill(step, engine, info):
-            if step == 27:
-                raise KeyboardInterrupt
-
-        path = tmp_path / "state"
-        with pytest.raises(KeyboardInterrupt):
-            make().run(40, *data, callback=kill, checkpoint=path, checkpoint_every=10, **options)
-        resumed = make()
-        resumed.load(path)
-        rest = resumed.run(20, *data, **options).losses
-        np.testing.assert_array_equal(rest, losses[20:])
-        assert torch.equal(resumed.particles, whole.particles)
-        kernel = RBF() + Linear()
-        for optim, other, number, message in [
-            (adam(), kernel, 7, "7 particles"),
-            (adam(), RBF(), 6, r"another kernel: .*RBF.*Linear"),
-            (pyro.optim.SGD({"lr": 0.1}), kernel, 6, r"another optimizer: .*SGD.*Adam"),
-        ]:
-            wrong = SVGD(pyro_models.build(name), optim, other, number, seed=5)
-            wrong.step(*data, subsample_size=16)
-            particles = wrong.particles
-            with pytest.raises(ArgumentError, match=message):
-                wrong.load(path)
-            assert torch.equal(wrong.particles, particles) and wrong.num_steps_taken == 1
-
-    def test_chunks_reach_the_target(self):
-        model = pyro_models.build("logistic_regression_subsampled")
-        data = pyro_models.arguments("logistic_regression_subsampled")
-        engine = SVGD(model, adam(), num_particles=5, data_chunk=7, particle_chunk=2, seed=0)
-        engine.setup(*data, subsample_size=16)
-        assert engine.target.data_chunk == 7 and engine.target.particle_chunk == 2
 
     def test_learning_rate_that_overflows_keeps_the_particles(self):
         optim = functools.partial(torch.optim.SGD, lr=1e308, momentum=0.9)

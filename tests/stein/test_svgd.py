@@ -220,6 +220,38 @@ class TestEngine:
         assert all((again[site] == draws[site]).all() for site in draws)
         with pytest.raises(ArgumentError, match="the particles are the draws"):
             run.samples(10)
+        # They are what the host's own takes.
+        model, (x, _) = run.engine.model, run.args
+        keys = () if backend.is_pyro else (backend.key(),)
+        latents = backend.arrays(draws)
+        predictive = backend.host.infer.Predictive(model, posterior_samples=latents)
+        assert predictive(*keys, x, None)["y"].shape == (9, 60)
+
+    def test_chunks_reach_the_target(self, backend):
+        options = {"num_particles": 5, "data_chunk": 7, "particle_chunk": 2, "steps": 1}
+        name, kwargs = "logistic_regression_subsampled", {"subsample_size": 16}
+        target = fit(backend, name, kwargs=kwargs, **options).engine.target
+        assert target.data_chunk == 7 and target.particle_chunk == 2
+
+    def test_saved_states_belong_to_their_kernel_and_particles(self, backend, tmp_path):
+        public, options = backend.public, {"num_particles": 6, "steps": 1}
+        own = fit(backend, "conjugate_normal", **options)
+        # The default by name is the default.
+        kernel = backend.room("kernels").default_kernel()
+        same = fit(backend, "conjugate_normal", kernel, **options)
+        same.saved_and_loaded(tmp_path / "state")
+        path = (tmp_path / "state", *(() if backend.is_pyro else same.args))
+        own.engine.load(*path)
+        number = "7 particles.*found 6" if backend.is_pyro else "does not fit this engine"
+        for given, message in (
+            ({"kernel": public.RBF()}, r"another kernel: expected RBF.*found "),
+            ({"num_particles": 7}, number),
+        ):
+            other = fit(backend, "conjugate_normal", **{**options, **given})
+            before = other.particles
+            with pytest.raises(ArgumentError, match=message):
+                other.engine.load(*path)
+            np.testing.assert_array_equal(other.particles, before)
 
     def test_init_strategy_and_temperature_reach_the_first_step(self, backend):
         host, dist = backend.host, backend.dist

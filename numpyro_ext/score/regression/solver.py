@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -10,10 +9,9 @@ from jax import Array, random
 
 from numpyro_ext.density import Data
 from numpyro_ext.engine import EngineState
-from numpyro_ext.guides.flat_density import FlatDensity, Parameters
+from numpyro_ext.guides.flat_density import Parameters
 from numpyro_ext.score.guide_engine import GuideEngine, GuidePlan
-from numpyro_ext.score.regression.base import ClosedForm
-from ppl_ext.score import LEARNING_RATE, Regression
+from ppl_ext.proximal import RegressionExecutor
 
 
 class RegressionState(NamedTuple):
@@ -31,30 +29,8 @@ class RegressionState(NamedTuple):
     regression: Any
 
 
-@dataclass(frozen=True)
-class RegressionSolver:
-    """Carries out :class:`~ppl_ext.score.Regression`.
-
-    Parameters
-    ----------
-    options : Regression
-        With the defaults of the guide.
-    form : ClosedForm
-        Of the guide.
-    """
-
-    options: Regression
-    form: ClosedForm[Any] = field(repr=False, compare=False)
-    learning_rate = LEARNING_RATE
+class RegressionSolver(RegressionExecutor):
     in_place = False
-
-    @classmethod
-    def plan(
-        cls, options: Regression, form: type[ClosedForm[Any]], density: FlatDensity
-    ) -> RegressionSolver:
-        """The solver for a guide."""
-        options = options.resolved(form.group(density.guide))
-        return cls(options, form(density, options.decay, options.trust))
 
     def initial(
         self, engine: GuideEngine, plan: GuidePlan, parameters: Parameters

@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ppl_ext.score import LEARNING_RATE, Regression
+from ppl_ext.proximal import RegressionExecutor
 from pyro_ext.density import Data
 from pyro_ext.engine import Update
-from pyro_ext.guides.flat_density import FlatDensity
 from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, all_finite
-from pyro_ext.score.regression.base import ClosedForm, restored, saved
+from pyro_ext.score.regression.base import restored, saved
 
 
-@dataclass(frozen=True)
-class RegressionSolver:
-    """Carries out :class:`~ppl_ext.score.Regression`; its state is the closed form's.
-
-    Parameters
-    ----------
-    options : Regression
-        With the defaults of the guide.
-    form : ClosedForm
-        Of the guide.
-    """
-
-    options: Regression
-    form: ClosedForm[Any] = field(repr=False, compare=False)
-    learning_rate = LEARNING_RATE
-
-    @classmethod
-    def plan(
-        cls, options: Regression, form: type[ClosedForm[Any]], density: FlatDensity
-    ) -> RegressionSolver:
-        """The solver for a guide."""
-        options = options.resolved(form.group(density.guide))
-        return cls(options, form(density, options.decay, options.trust))
-
+class RegressionSolver(RegressionExecutor):
     def initial(self, engine: GuideEngine, plan: GuidePlan) -> Any:
         """The state before the first iteration."""
         return self.form.initial(engine._parameters)

@@ -1,0 +1,132 @@
+"""Bandwidth h of the radial kernels, by the rules that :mod:`ppl_ext.kernels.rules` describes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from jaxtyping import Float
+
+from ppl_ext.kernels.arrays import KernelArrays, centre
+from ppl_ext.kernels.coordinates import Coordinates
+from ppl_ext.kernels.rules import (
+    check_bandwidth,
+    check_bandwidth_shape,
+    check_rule_for_products,
+    full_middle,
+    pair_middle,
+)
+
+
+class ScaledPairs(NamedTuple):
+    """What the radial kernels need of the particles.
+
+    Attributes
+    ----------
+    ratios : array
+        |z_i - z_j|^2 / h, shape (P, P); with a vector of bandwidths, the sum over
+        coordinates of squared difference / h_d.
+    bandwidth : array
+        h, a scalar or shape (D,).
+    """
+
+    ratios: Float[Any, "P P"]
+    bandwidth: Any
+
+
+def bandwidth(arrays: KernelArrays, rule: Any, particles: Float[Any, "P D"]) -> Float[Any, ...]:
+    """Bandwidth h that ``rule`` gives for ``particles`` of shape (P, D).
+
+    Returns
+    -------
+    array
+        A scalar, or shape (D,) for ``"pyro"`` and for callables that return a vector. Units
+        of a squared distance.
+    """
+    check_bandwidth(rule)
+    if rule == "dimension":
+        # Known without the distances, which take (P, P).
+        return arrays.as_array(2.0 * particles.shape[1], particles)
+    # A callable sees what it is given here; distances are taken between centred points.
+    points = particles if callable(rule) else centre(particles)
+    return scaled_pairs(rule, Coordinates(arrays, points)).bandwidth
+
+
+def scaled_pairs(rule: Any, frame: Coordinates) -> ScaledPairs:
+    """Squared distances of all pairs in units of the bandwidth, and the bandwidth."""
+    arrays, centred = frame.arrays, frame.points
+    products = None if frame.weighted is None else frame.inner_products()
+    if rule == "dimension":
+        rule = 2.0 * centred.shape[1]
+    if products is not None:
+        check_rule_for_products(rule)
+    if isinstance(rule, str) and rule != "pyro":
+        squared = arrays.squared_distances(centred, products)
+        width = _positive(arrays, _scalar_rule(arrays, rule, squared), squared)
+        return ScaledPairs(squared / width, width)
+    if isinstance(rule, str):
+        width = _coordinate_rule(arrays, centred)
+    elif callable(rule):
+        width = arrays.as_array(rule(centred), centred)
+        check_bandwidth_shape(tuple(width.shape), centred.shape[1])
+    else:
+        width = arrays.as_array(rule, centred)
+    if width.ndim == 0:
+        squared = arrays.squared_distances(centred, products)
+        width = _positive(arrays, width, squared)
+        return ScaledPairs(squared / width, width)
+    # Scaling the points before the product keeps the cancellation relative to the scaled
+    # distances, however different the coordinates' units are.
+    ratios = arrays.squared_distances(centred / arrays.functions.sqrt(width))
+    return ScaledPairs(ratios, width)
+
+
+def _scalar_rule(arrays: KernelArrays, rule: str, squared: Float[Any, "P P"]) -> Any:
+    """Named rules that give one bandwidth, from the (P, P) squared distances."""
+    num = squared.shape[0]
+    if num == 1:
+        return arrays.as_array(1.0, squared)
+    pairs = arrays.of_pairs(squared)
+    if rule == "median":
+        return _middle(arrays, pairs, pair_middle(num), squared=True) / math.log(num + 1)
+    if rule == "blackjax":
+        return _middle(arrays, pairs, pair_middle(num), squared=False) ** 2 / math.log(num)
+    if rule == "dartml":
+        return _middle(arrays, pairs, full_middle(num), squared=True) / math.log(num + 1)
+    median = _middle(arrays, pairs, full_middle(num), squared=False)
+    return median**2 / math.log(num) + arrays.functions.finfo(squared.dtype).eps
+
+
+def _coordinate_rule(arrays: KernelArrays, centred: Float[Any, "P D"]) -> Float[Any, " D"]:
+    """Pyro's rule: one bandwidth for each coordinate, shape (D,)."""
+    num = len(centred)
+    if num == 1:
+        return arrays.functions.ones_like(centred[0])
+    # The rule takes the lower of the two middle values of an even number of pairs.
+    lower, _ = pair_middle(num)
+
+    def one(coordinate: Float[Any, " P"]) -> Any:
+        squared = (coordinate[:, None] - coordinate) ** 2
+        median, _ = arrays.order_statistics(arrays.of_pairs(squared), (lower, lower))
+        return _positive(arrays, median / math.log(num + 1), squared)
+
+    return arrays.by_coordinate(one, centred)
+
+
+def _positive(arrays: KernelArrays, width: Any, squared: Float[Any, "P P"]) -> Any:
+    """``width``, or a stand-in where it is too small to divide by."""
+    functions = arrays.functions
+    smallest = 4.0 * functions.finfo(width.dtype).tiny
+    mean = squared.mean() / math.log(squared.shape[0] + 1)
+    stand_in = functions.where(mean > smallest, mean, 1.0)
+    return functions.where(width <= smallest, stand_in, width)
+
+
+def _middle(
+    arrays: KernelArrays, pairs: Any, ranks: tuple[int | None, int | None], squared: bool
+) -> Any:
+    """Mean of the squared distances (or of the distances) at two neighbouring ranks."""
+    lower, upper = arrays.order_statistics(pairs, ranks)
+    if not squared:
+        lower, upper = arrays.functions.sqrt(lower), arrays.functions.sqrt(upper)
+    return 0.5 * (lower + upper)

@@ -1,0 +1,48 @@
+"""What kernels of distances or inner products in a metric share."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from typing import Any, Self, cast
+
+from jaxtyping import Float
+
+from ppl_ext.kernels.base import Interactions, Kernel
+from ppl_ext.kernels.coordinates import Coordinates, CoordinatesByMetric, coordinates
+from ppl_ext.kernels.rules import ProductMetric
+
+
+class MetricKernel(Kernel):
+    """Base of the kernels that have a metric: dataclasses with a field ``metric``."""
+
+    metric: Any
+
+    def coordinates(self, particles: Float[Any, "P D"]) -> Coordinates:
+        """Particles (P, D) in the coordinates of the metric."""
+        return coordinates(self.arrays, self.metric, particles)
+
+    def with_curvature(self, metric: ProductMetric) -> Self:
+        if not (isinstance(self.metric, str) and self.metric == "curvature"):
+            return self
+        found: Self = dataclasses.replace(cast(Any, self), metric=metric)
+        return found
+
+    @abstractmethod
+    def interactions_at(self, points: CoordinatesByMetric) -> Interactions: ...
+
+
+def radial_interactions(
+    values: Float[Any, "P P"],
+    slopes: Float[Any, "P P"],
+    bandwidth: Any,
+    points: CoordinatesByMetric,
+    metric: Any,
+) -> Interactions:
+    """Interactions where grad_{z_j} k(z_j, z_i) = -(2 / h) slope_ji W (z_j - z_i)."""
+    identity = points.arrays.identity(len(values), values)
+    coefficients = slopes[:, :, None] * (identity[None, :, :] - identity[:, None, :])
+    frame, basis = points.of(metric)
+    if bandwidth.ndim:
+        return Interactions(values, coefficients, frame.gradients(2.0 / bandwidth))
+    return Interactions(values, 2.0 / bandwidth * coefficients, basis)

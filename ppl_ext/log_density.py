@@ -1,0 +1,245 @@
+"""What the flat log densities of both hosts' programs are asked, and what needs no arrays of it."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from jaxtyping import Float
+
+from ppl_ext.bound_model import BoundModelShell
+from ppl_ext.density import Array, Score, ScoreParts
+from ppl_ext.errors import ArgumentError, HeldParameterWarning
+from ppl_ext.layouts import DataPlate, sweep_ranges
+from ppl_ext.options import check_count, check_number
+
+Data = TypeVar("Data")
+
+
+class LogDensityShell(ABC, Generic[Array, Data]):
+    """Base of the packages' ``LogDensity``: what is asked of a target, on P positions.
+
+    Values and scores come from two hooks, ``_batch`` and ``_full``, which are told what is wanted:
+    "value", the log prior and the log likelihood; "log_density"; "score", a :class:`Score`; or
+    "parts", a :class:`ScoreParts`.
+    """
+
+    #: What to write for a plate whose rows the engine chooses.
+    _data_plate: str
+
+    bound: BoundModelShell[Array]
+
+    def _take_options(
+        self,
+        init_strategy: Any,
+        likelihood_temperature: float,
+        particle_chunk: int | None,
+        data_chunk: int | None,
+    ) -> None:
+        check_number("likelihood_temperature", likelihood_temperature)
+        for name, chunk in (("particle_chunk", particle_chunk), ("data_chunk", data_chunk)):
+            check_count(name, chunk, optional=True)
+        self.init_strategy = init_strategy
+        self.likelihood_temperature = float(likelihood_temperature)
+        self.particle_chunk = particle_chunk
+        self.data_chunk = data_chunk
+
+    def _take_model(self, bound: BoundModelShell[Array]) -> None:
+        self.model = bound.model
+        self.dim: int = bound.layout.dim
+        self.plates: dict[str, DataPlate] = bound.plates
+        self.batch_plates: dict[str, DataPlate] = bound.batch_plates
+        self.local_sites = bound.local_sites
+        self.observed_sites = bound.observed_sites
+        self.parameter_sites = bound.parameter_sites
+
+    def _check_options(self, has_likelihood: bool) -> None:
+        """See that the options have a meaning for the model."""
+        if self.data_chunk is not None and not self.plates:
+            raise ArgumentError(
+                f"data_chunk={self.data_chunk} has nothing to divide: the model has no subsampled "
+                f"plate whose rows it looks up. Write the data plate as `{self._data_plate}` and "
+                "index the data by rows, or leave data_chunk out."
+            )
+        if self.likelihood_temperature != 1.0 and self.parameter_sites and not has_likelihood:
+            raise ArgumentError(
+                f"likelihood_temperature={self.likelihood_temperature} has nothing to divide: the "
+                "model has no likelihood, that is neither observed sites nor factors inside a "
+                "plate. The density of a Stan program is in one piece; temper it in the program."
+            )
+
+    @property
+    def batch_arguments(self) -> bool:
+        """Whether a plate is smaller than its size because a batch was passed as arguments."""
+        return bool(self.batch_plates)
+
+    # -- arguments ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def bind(self, *args: Any, **kwargs: Any) -> Data:
+        """The model's arguments as :class:`Data`, checked against its signature.
+
+        Raises
+        ------
+        ArgumentError
+            The model cannot be called with these arguments, or, in NumPyro, their rows do not fit
+            its plates.
+        """
+
+    @abstractmethod
+    def partial_plates(self, data: Data) -> dict[str, tuple[int, int]]:
+        """Plates that arguments hold a batch of: name to all rows, and those that are held."""
+
+    def require_all_rows(self, data: Data, advice: str) -> None:
+        """See that arguments hold every row of every plate whose rows the engine does not choose.
+
+        ``advice`` says in the error what to do.
+
+        Raises
+        ------
+        ArgumentError
+            They hold a batch.
+        """
+        for name, (size, rows) in self.partial_plates(data).items():
+            raise ArgumentError(
+                f"Expected the full data: plate '{name}' has {size} rows, found arguments with "
+                f"{rows}. {advice}"
+            )
+
+    def all_rows(self) -> dict[str, Array]:
+        """Row indices of the full data for every plate that the model subsamples itself."""
+        return self.bound.all_rows()
+
+    def first_rows(self) -> dict[str, Array]:
+        """Row indices of one minibatch for every plate that the model subsamples itself."""
+        return self.bound.first_rows()
+
+    # -- values and scores --------------------------------------------------------------------
+
+    @abstractmethod
+    def _batch(self, what: str, z: Array, data: Data, indices: Any) -> Any:
+        """What is wanted of one (mini)batch."""
+
+    @abstractmethod
+    def _full(self, what: str, z: Array, data: Data) -> Any:
+        """What is wanted of all rows."""
+
+    @abstractmethod
+    def evaluate(
+        self, z: Float[Array, " D"], data: Data, indices: Mapping[str, Array] | None = None
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """Log prior and log likelihood, two scalars, at one position (D,).
+
+        Plain code without ``vmap``, for callers that build their own derivatives.
+        """
+
+    def log_prior_and_likelihood(
+        self, z: Float[Array, "P D"], data: Data, indices: Mapping[str, Array] | None = None
+    ) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
+        """Log prior and log likelihood of a (mini)batch at positions.
+
+        Scales, masks and Jacobians are applied, the temperature is not. ``indices`` hold the rows
+        of each subsampled plate: (rows,) for all positions, or (P, rows), those of each.
+
+        Raises
+        ------
+        ArgumentError
+            When the model leaves its rows to the engine and ``indices`` are not given.
+        """
+        log_prior, log_likelihood = self._batch("value", z, data, indices)
+        return log_prior, log_likelihood
+
+    def log_density(
+        self, z: Float[Array, "P D"], data: Data, indices: Mapping[str, Array] | None = None
+    ) -> Float[Array, " P"]:
+        """Log prior + log likelihood / temperature of a (mini)batch."""
+        found: Array = self._batch("log_density", z, data, indices)
+        return found
+
+    def score(
+        self, z: Float[Array, "P D"], data: Data, indices: Mapping[str, Array] | None = None
+    ) -> Score[Array]:
+        """Tempered score of one (mini)batch at positions."""
+        return Score(*self._batch("score", z, data, indices))
+
+    def score_parts(
+        self, z: Float[Array, "P D"], data: Data, indices: Mapping[str, Array] | None = None
+    ) -> ScoreParts[Array]:
+        """Gradients of prior and likelihood apart, of one (mini)batch."""
+        return ScoreParts(*self._batch("parts", z, data, indices))
+
+    # -- all rows -----------------------------------------------------------------------------
+
+    def full_score(self, z: Float[Array, "P D"], data: Data) -> Score[Array]:
+        """Exact tempered score over all rows, in chunks; the ragged tail is included."""
+        return Score(*self._full("score", z, data))
+
+    def full_score_parts(self, z: Float[Array, "P D"], data: Data) -> ScoreParts[Array]:
+        """Exact gradients of prior and likelihood apart, over all rows."""
+        return ScoreParts(*self._full("parts", z, data))
+
+    def full_log_prior_and_likelihood(
+        self, z: Float[Array, "P D"], data: Data
+    ) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
+        """Exact log prior and log likelihood over all rows."""
+        log_prior, log_likelihood = self._full("value", z, data)
+        return log_prior, log_likelihood
+
+    def full_log_density(self, z: Float[Array, "P D"], data: Data) -> Float[Array, " P"]:
+        """Exact log prior + log likelihood / temperature over all rows."""
+        found: Array = self._full("log_density", z, data)
+        return found
+
+    def sweep(self, chunk: int | None = None) -> list[tuple[float, dict[str, Array]]]:
+        """The chunks of a full-data sweep: weights (summing to 1) and row indices.
+
+        Several plates give the cross product of their chunks. Without a subsampled plate the
+        sweep is the arguments as they are.
+        """
+        check_count("chunk", chunk, optional=True)
+        return [
+            (weight, {name: self.bound.row_numbers(rows) for name, rows in ranges.items()})
+            for weight, ranges in sweep_ranges(self.plates, chunk or self.data_chunk)
+        ]
+
+    # -- spaces and starting points -----------------------------------------------------------
+
+    @abstractmethod
+    def constrain(self, z: Float[Array, "P D"], data: Data) -> dict[str, Array]:
+        """Latent sites in their supports, each (P, ...), from positions.
+
+        Supports are those of the run itself, so a support that depends on another latent site is
+        right; local latents have their full length. Programs whose parameters are deterministic
+        sites (``parameter_sites``) have these as well.
+        """
+
+    @abstractmethod
+    def unconstrain(self, values: Mapping[str, Array], data: Data) -> Float[Array, "P D"]:
+        """Positions from constrained latent sites (P, ...): inverse of ``constrain``.
+
+        Raises
+        ------
+        ArgumentError
+            When a latent site is missing or, in NumPyro, has another shape.
+        """
+
+    # -- observed distributions ---------------------------------------------------------------
+
+    @abstractmethod
+    def likelihood_factors(
+        self, z: Float[Array, " D"], data: Data, indices: Mapping[str, Array] | None = None
+    ) -> tuple[str, ...]:
+        """Names of the factors in the likelihood, which are not among :meth:`outputs`."""
+
+
+def warn_of_held_parameters(names: Sequence[str], when: str, advice: str) -> None:
+    """Say that parameters without a prior stay where they are."""
+    if names:
+        warnings.warn(
+            f"Parameters without a prior are held at their {when} values: {', '.join(names)}. "
+            f"Give them {advice}.",
+            HeldParameterWarning,
+            stacklevel=3,
+        )

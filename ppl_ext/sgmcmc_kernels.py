@@ -1,0 +1,357 @@
+"""The stochastic gradient MCMC kernels without arrays: their options, and what these decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from ppl_ext.documented import Documented
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count, check_number
+from ppl_ext.sgmcmc import (
+    Schedule,
+    as_schedule,
+    check_cycles,
+    check_preconditioner,
+    cosine_cycles,
+)
+
+
+class StochasticGradientShell(Documented):
+    """Base of the stochastic gradient MCMC kernels.
+
+    Use with the host's ``MCMC``. Rows of a plate with ``subsample_size`` are drawn by the kernel,
+    for every chain apart. NumPyro's ``chain_method="vectorized"`` runs all chains in one compiled
+    update. Pyro's ``MCMC`` runs them one after another or in processes, and
+    :class:`pyro_ext.sgmcmc.MCMC` as one vectorised update; there all randomness follows
+    ``pyro.set_rng_seed``.
+
+    Parameters
+    ----------
+    model : callable
+        The host's model, used as it is.
+    step_size : float or callable
+        Step size, or a function from the number of steps taken to it, such as
+        :func:`~ppl_ext.sgmcmc.polynomial_decay` or, in NumPyro, a schedule of optax.
+    estimator : GradientEstimator, optional
+        How scores are computed. Default: minibatches when the model subsamples a plate itself,
+        else all rows of the arguments. ``ControlVariate`` and ``SVRG`` lessen the noise of
+        minibatches.
+    init_strategy : callable, optional
+        Strategy of ``numpyro.infer``, default ``init_to_uniform``, or of
+        ``pyro.infer.autoguide.initialization``.
+    likelihood_temperature : float
+        The likelihood part of the log density is divided by this.
+    data_chunk : int, optional
+        Bound on the rows evaluated at once in a sweep over all.
+    evaluation : {"graph", "inductor", "handlers", "loop"}
+        In Pyro, how scores are evaluated; see :class:`pyro_ext.density.LogDensity`.
+    dtype : torch.dtype, optional
+        In Pyro; default torch's default dtype.
+
+    Raises
+    ------
+    ArgumentError
+        An option is not one of those listed.
+    """
+
+    estimator_class: ClassVar[type]
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        step_size: float | Schedule,
+        *,
+        estimator: Any = None,
+        init_strategy: Callable[..., Any] | None = None,
+        likelihood_temperature: float = 1.0,
+        data_chunk: int | None = None,
+    ) -> None:
+        if estimator is not None and not isinstance(estimator, self.estimator_class):
+            raise ArgumentError(
+                "Expected estimator to be a GradientEstimator, such as Minibatch() or Full(), "
+                f"found {type(estimator).__name__}."
+            )
+        self._model = model
+        self.step_size = as_schedule(step_size)
+        self._estimator: Any = estimator
+        self._target_options: dict[str, Any] = {
+            "init_strategy": init_strategy,
+            "likelihood_temperature": likelihood_temperature,
+            "data_chunk": data_chunk,
+        }
+        self._target: Any = None
+        self._signature: Any = None
+
+    @property
+    def model(self) -> Callable[..., Any]:
+        """The host's model."""
+        return self._model
+
+    @property
+    def target(self) -> Any:
+        """The model as a ``LogDensity``.
+
+        Raises
+        ------
+        RuntimeError
+            The kernel has not seen the model's arguments yet.
+        """
+        if self._target is None:
+            raise RuntimeError(
+                f"{type(self).__name__} has not seen the model's arguments yet. Call MCMC.run "
+                "with them first."
+            )
+        return self._target
+
+    def _steps_to_next_draw(self, step: Any) -> Any:
+        """Steps that one draw takes when ``step`` steps have been taken."""
+        return 1
+
+    def _temperature(self, step: Any) -> Any:
+        """Temperature of the noise of a step."""
+        return 1.0
+
+    def _cycle(self, step: Any) -> Any:
+        """Cycle of the draw that follows when ``step`` steps have been taken."""
+        return 0 * step
+
+    def _check_not_one_batch(self, estimator: Any, plate: str, advice: str = "") -> None:
+        """See that the arguments hold all rows.
+
+        Parameters
+        ----------
+        estimator : GradientEstimator
+        plate : str
+            The host's function that makes a plate.
+        advice : str
+            What else may be done about it.
+
+        Raises
+        ------
+        ArgumentError
+            They hold a batch.
+        """
+        if estimator.needs_new_arguments(self.target):
+            raise ArgumentError(
+                "Expected all rows of the data: the arguments hold a batch, of which MCMC would "
+                "take the scores at every step. Pass all batches to the kernel, "
+                "estimator=BatchArguments([(x, y), ...]), or leave the rows to the kernel by "
+                f"'with {plate}(name, N, subsample_size=B) as i' and data looked up by i.{advice}"
+            )
+
+
+class SGLDShell(StochasticGradientShell):
+    """Stochastic gradient Langevin dynamics: gradient ascent on minibatches with Normal noise.
+
+        z <- z + α s(z) + sqrt(2 α) ε
+
+    There is no accept step, so draws have a bias of the order of the step size α: for a Normal
+    target with exact scores the variance is too large by 1 / (1 - α / (2 variance)), and the
+    noise of minibatches adds α / 2 times its variance to that of the injected noise. Take α well
+    below the smallest posterior variance, or let it fall
+    (:func:`~ppl_ext.sgmcmc.polynomial_decay`).
+
+    In NumPyro:
+
+    >>> mcmc = MCMC(SGLD(model, 1e-4), num_warmup=1000, num_samples=5000)  # doctest: +SKIP
+    >>> mcmc.run(jax.random.key(0), x, y)  # doctest: +SKIP
+
+    In Pyro:
+
+    >>> mcmc = MCMC(SGLD(model, 1e-4), warmup_steps=1000, num_samples=5000)  # doctest: +SKIP
+    >>> mcmc.run(x, y)  # doctest: +SKIP
+
+    Parameters
+    ----------
+    model, step_size, **options
+        See :class:`~ppl_ext.sgmcmc_kernels.StochasticGradientShell`. Many texts write α / 2 for
+        the α here.
+
+    References
+    ----------
+    M. Welling and Y. W. Teh, "Bayesian learning via stochastic gradient Langevin dynamics", ICML
+    2011, equation 4.
+    """
+
+
+class CyclicalSGLDShell(SGLDShell):
+    """SGLD in cycles: long steps that look for other modes, then short ones that draw.
+
+    In each cycle of L steps the step size falls from ``step_size`` to nearly zero along a cosine
+    (:func:`~ppl_ext.sgmcmc.cosine_cycles`). The first steps of a cycle explore and give no
+    draws; those after give one each. So a cycle gives ``draws_per_cycle`` draws, and
+    ``num_samples`` of ``MCMC`` should be a multiple of it. The field ``cycle`` of the state
+    labels each draw: ``mcmc.get_extra_fields()["cycle"]`` in NumPyro, and
+    ``mcmc.diagnostics()["cycle"]`` in Pyro.
+
+    Parameters
+    ----------
+    model
+        The host's model.
+    step_size : float
+        α_0, the largest step size.
+    cycle_length : int
+        L, in steps: for M cycles in T steps, ⌈T / M⌉.
+    exploration : float
+        Share of a cycle that explores, from 0 to less than 1.
+    exploration_temperature : float
+        Temperature of the noise while exploring: 1 is Langevin dynamics throughout, 0 gradient
+        ascent, as in algorithm 1 of the paper.
+    **options
+        See :class:`~ppl_ext.sgmcmc_kernels.StochasticGradientShell`.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of its range, or ``step_size`` is a schedule.
+
+    References
+    ----------
+    R. Zhang, C. Li, J. Zhang, C. Chen and A. G. Wilson, "Cyclical stochastic gradient MCMC for
+    Bayesian deep learning", ICLR 2020.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        step_size: float,
+        cycle_length: int,
+        *,
+        exploration: float = 0.75,
+        exploration_temperature: float = 1.0,
+        **options: Any,
+    ) -> None:
+        check_cycles(step_size, cycle_length, exploration, exploration_temperature)
+        super().__init__(model, cosine_cycles(step_size, cycle_length), **options)
+        self.cycle_length = int(cycle_length)
+        self.num_exploring = int(exploration * cycle_length)
+        self.exploration_temperature = float(exploration_temperature)
+
+    @property
+    def draws_per_cycle(self) -> int:
+        """Draws that a cycle gives."""
+        return self.cycle_length - self.num_exploring
+
+    def _steps_to_next_draw(self, step: Any) -> Any:
+        left = self.num_exploring - step % self.cycle_length
+        return 1 + left * (left > 0)
+
+    def _temperature(self, step: Any) -> Any:
+        exploring = step % self.cycle_length < self.num_exploring
+        drawing = step % self.cycle_length >= self.num_exploring
+        return exploring * self.exploration_temperature + drawing * 1.0
+
+    def _cycle(self, step: Any) -> Any:
+        return step // self.cycle_length
+
+
+class PSGLDShell(StochasticGradientShell):
+    """SGLD with steps scaled by RMSprop's running mean of squared scores.
+
+        G = 1 / (λ + sqrt(v)),   z <- z + α G s(z) + sqrt(2 α G) ε
+
+    so that coordinates in which the density is steep take shorter steps. The scores are those of
+    all rows, so v grows with their number; for the mean score of N rows, as in the paper, divide
+    α by N.
+
+    Parameters
+    ----------
+    model, step_size, **options
+        See :class:`~ppl_ext.sgmcmc_kernels.StochasticGradientShell`.
+    decay : float
+        Weight of the past in v at every step, between 0 and 1.
+    damping : float
+        λ, positive.
+    adapt : {"warmup", "always"}
+        "warmup" holds G after the warm-up, which leaves the posterior's moments right.
+        "always" goes on adapting, as in the paper, which leaves out the term for the derivative
+        of G (its Γ): the bias that stays does not vanish with the step size.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of its range; from ``MCMC.run``, there is no warm-up to adapt in.
+
+    References
+    ----------
+    C. Li, C. Chen, D. Carlson and L. Carin, "Preconditioned stochastic gradient Langevin dynamics
+    for deep neural networks", AAAI 2016, algorithm 1.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        step_size: float | Schedule,
+        *,
+        decay: float = 0.99,
+        damping: float = 1e-5,
+        adapt: str = "warmup",
+        **options: Any,
+    ) -> None:
+        check_preconditioner(decay, damping, adapt)
+        super().__init__(model, step_size, **options)
+        self.decay = float(decay)
+        self.damping = float(damping)
+        self.adapt = adapt
+
+
+class SGHMCShell(StochasticGradientShell):
+    """Stochastic gradient Hamiltonian Monte Carlo: momentum, friction and the noise to it.
+
+        dz = M^-1 r dt,   dr = s(z) dt - γ r dt + sqrt(2 γ M) dW
+
+    Friction takes out the energy that the noise of minibatches puts in; without it chains heat
+    up for ever. A step of size ε is a symmetric splitting (see ``hamiltonian_step`` of the
+    package's ``sgmcmc.dynamics``), with exact scores right for a Normal target at every stable ε.
+    Noise of variance V in the scores heats the momenta by about ε V / (2 γ M), relative to one:
+    more friction or shorter steps make it smaller.
+
+    Parameters
+    ----------
+    model
+        The host's model.
+    step_size : float or callable
+        ε, a time, so that ε² plays the part of the step size of ``SGLD``: stable below twice the
+        smallest posterior standard deviation, with unit mass.
+    friction : float
+        γ = C M^-1: 1 / γ is the time in which momentum is forgotten. Of the order of a posterior
+        standard deviation, with unit mass, is best.
+    mass : float, array (D,) or mapping of str to array, optional
+        The diagonal of M, in unconstrained space, for all coordinates or by site. The inverse
+        posterior variances make all coordinates alike. Default: 1.
+    num_steps : int
+        Steps that a draw takes.
+    **options
+        See :class:`~ppl_ext.sgmcmc_kernels.StochasticGradientShell`.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of its range; from ``MCMC.run``, the mass does not fit the model.
+
+    References
+    ----------
+    T. Chen, E. Fox and C. Guestrin, "Stochastic gradient Hamiltonian Monte Carlo", ICML 2014,
+    equation 9.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        step_size: float | Schedule,
+        *,
+        friction: float = 1.0,
+        mass: Any = 1.0,
+        num_steps: int = 1,
+        **options: Any,
+    ) -> None:
+        check_number("friction", friction)
+        check_count("num_steps", num_steps)
+        super().__init__(model, step_size, **options)
+        self.friction = float(friction)
+        self.mass = mass
+        self.num_steps = int(num_steps)
+
+    def _steps_to_next_draw(self, step: Any) -> Any:
+        return self.num_steps

@@ -1,0 +1,122 @@
+"""What a Stan program is as a program of either host: one latent vector and a factor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, Self
+
+from ppl_ext.density import Array
+from ppl_ext.documented import Documented
+from ppl_ext.stan.compilation import compiled
+from ppl_ext.stan.density import StanDensity
+from ppl_ext.stan.inputs import read_data, read_program
+
+#: The latent site and the factor. Stan lets no name of a program end in two underscores.
+POSITION, LOG_DENSITY = "unconstrained__", "lp__"
+
+
+class StanProgramShell(Documented, Generic[Array]):
+    """A Stan program with data, as a program of the host; see ``stan.model``.
+
+    Parameters
+    ----------
+    density : StanDensity
+
+    Attributes
+    ----------
+    parameter_sites : tuple of str
+        Stan's parameters, transformed parameters and, if asked for, generated quantities: the
+        deterministic sites that draws of the program have.
+    """
+
+    def __init__(self, density: StanDensity) -> None:
+        self.density = density
+        self.parameter_sites = tuple(density.shapes)
+
+    @classmethod
+    def model(
+        cls,
+        program: str | os.PathLike[str],
+        data: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        *,
+        generated_quantities: bool = False,
+        seed: int = 0,
+        threads: int | None = None,
+        stanc_args: Sequence[str] = (),
+        make_args: Sequence[str] = (),
+    ) -> Self:
+        """A Stan program with data as a program of the host without arguments.
+
+        The program is compiled by BridgeStan unless that has been done before; see
+        :mod:`ppl_ext.stan.compilation` for where it is kept.
+
+        Parameters
+        ----------
+        program : str or path
+            A file, or the program's text.
+        data : mapping, str or path, optional
+            Names to numbers and arrays, or such an object in JSON: a file or its text.
+        generated_quantities : bool
+            Whether draws have the program's generated quantities as well.
+        seed : int
+            Seed of the random numbers that the program draws in its transformed data and in its
+            generated quantities. The latter are a function of it and of the parameters.
+        threads : int, optional
+            At most this many particles are evaluated at once. Default: the number of processors.
+        stanc_args, make_args : sequence of str
+            Further arguments for the Stan compiler and for make.
+
+        Returns
+        -------
+        StanProgram
+
+        Raises
+        ------
+        ArgumentError
+            The program or its data cannot be read, the program is no valid Stan, or the data do not
+            fit it; the message is Stan's own.
+        ToolchainError
+            BridgeStan's sources, make or a C++ compiler are missing.
+        ImportError
+            The package ``bridgestan`` is not installed.
+        """
+        text, name = read_program(program)
+        density = StanDensity(
+            compiled(text, name, stanc_args, make_args),
+            read_data(data),
+            name=name,
+            seed=seed,
+            generated_quantities=generated_quantities,
+            threads=threads,
+        )
+        return cls(density)
+
+    def log_density(self, z: Array) -> Array:
+        """Stan's log density (...) at unconstrained positions (..., D), with its gradient.
+
+        Where Stan rejects a position the density is -inf and the gradient zero.
+        """
+        raise NotImplementedError
+
+    def _constrained(self, z: Array) -> Any:
+        """All numbers of the parameters, (..., number), at positions (..., D)."""
+        raise NotImplementedError
+
+    def constrain(self, z: Array) -> dict[str, Array]:
+        """Values (..., *shape) of the parameters at positions (..., D), without gradients."""
+        flat = self._constrained(z)
+        return {
+            name: flat[..., where].reshape(flat.shape[:-1] + self.density.shapes[name])
+            for name, where in self.density.slices().items()
+        }
+
+    def __repr__(self) -> str:
+        return f"StanProgram({self.density.name!r}, {self.density.dim} unconstrained numbers)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self), self.density.settings)
+
+
+def _again(kind: type[StanProgramShell[Any]], settings: dict[str, Any]) -> StanProgramShell[Any]:
+    return kind(StanDensity(**settings))

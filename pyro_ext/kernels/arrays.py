@@ -1,0 +1,90 @@
+"""What the formulas of :mod:`ppl_ext.kernels` need of tensors beyond what all arrays share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ppl_ext.kernels.arrays import KernelArrays
+
+
+class KernelTensors(KernelArrays):
+    package, functions = "pyro_ext", torch
+
+    def as_array(self, value: Any, like: Tensor) -> Tensor:
+        return torch.as_tensor(value, dtype=like.dtype, device=like.device)
+
+    def identity(self, size: int, like: Tensor) -> Tensor:
+        return torch.eye(size, dtype=like.dtype, device=like.device)
+
+    def inverse_root(self, values: Tensor) -> Tensor:
+        return values.rsqrt()
+
+    def product(self, left: Tensor, right: Tensor) -> Tensor:
+        return left @ right
+
+    def cholesky(self, matrix: Tensor) -> Tensor:
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        return torch.where(failed == 0, factor, torch.nan)
+
+    def solve_lower(self, factor: Tensor, right: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(factor, right, upper=False)
+
+    def value_of(self, metric: Callable[[Tensor], Tensor], particles: Tensor) -> Tensor:
+        # It may differentiate, and change the copy that it is given.
+        with torch.enable_grad():
+            return torch.as_tensor(metric(particles.detach().clone())).detach()
+
+    def squared_distances(
+        self, centred: Float[Tensor, "P D"], products: Float[Tensor, "P P"] | None = None
+    ) -> Float[Tensor, "P P"]:
+        if products is None:
+            products = centred @ centred.T
+        norms = products.diagonal()
+        totals = norms.unsqueeze(1) + norms
+        squared = torch.add(totals, products, alpha=-2.0)
+        rounding = 8.0 * torch.finfo(centred.dtype).eps
+        return squared.masked_fill(squared <= rounding * totals, 0.0)
+
+    def of_pairs(self, matrix: Float[Tensor, "P P"]) -> Tensor:
+        return matrix.reshape(-1).index_select(0, _pair_indices(len(matrix), matrix.device))
+
+    def order_statistics(
+        self, values: Tensor, ranks: tuple[int | None, int | None]
+    ) -> tuple[Tensor, Tensor]:
+        lower_rank, upper_rank = ranks
+        if upper_rank is None:
+            return values.new_zeros(()), values.new_zeros(())
+        if lower_rank is None:
+            return values.new_zeros(()), values.min()
+        if values.device.type != "cpu":
+            lower, upper = (values.kthvalue(rank + 1).values for rank in (lower_rank, upper_rank))
+            return lower, upper
+        # NumPy's selection is vectorized and several times as fast as torch's on a CPU.
+        ordered = np.partition(values.detach().numpy(), lower_rank)
+        lower = values.new_tensor(ordered[lower_rank])
+        if upper_rank == lower_rank:
+            return lower, lower
+        # Everything behind the selected value is at least as large.
+        return lower, values.new_tensor(ordered[upper_rank:].min())
+
+    def by_coordinate(
+        self, function: Callable[[Tensor], Tensor], points: Float[Tensor, "P D"]
+    ) -> Float[Tensor, " D"]:
+        return torch.stack([function(coordinate) for coordinate in points.unbind(dim=1)])
+
+
+@functools.lru_cache(maxsize=16)
+def _pair_indices(num: int, device: torch.device) -> Tensor:
+    """Positions of the pairs i<j in a flattened (P, P) matrix."""
+    rows, columns = torch.triu_indices(num, num, offset=1, device=device)
+    return rows * num + columns
+
+
+ARRAYS = KernelTensors()

@@ -1,0 +1,97 @@
+"""The kernels of :mod:`ppl_ext.kernels` on tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ppl_ext.kernels import (
+    base,
+    default,
+    graphical,
+    imq,
+    linear,
+    preconditioned,
+    random_feature,
+    rbf,
+)
+from ppl_ext.kernels.base import KernelState
+from ppl_ext.kernels.rules import ProductMetric
+from pyro_ext.kernels.arrays import ARRAYS
+
+Metric: TypeAlias = "str | Tensor | Callable[[Tensor], Tensor] | ProductMetric | None"
+
+
+class Kernel(base.Kernel):
+    arrays = ARRAYS
+
+    def __add__(self, other: Kernel) -> Sum:
+        return Sum((self, other)) if isinstance(other, Kernel) else NotImplemented
+
+    def __mul__(self, factor: float) -> Scaled:
+        return Scaled(self, float(factor)) if isinstance(factor, (int, float)) else NotImplemented
+
+    __rmul__ = __mul__
+
+
+class Sum(base.Sum, Kernel):
+    pass
+
+
+class Scaled(base.Scaled, Kernel):
+    pass
+
+
+class RBF(rbf.RBF, Kernel):
+    pass
+
+
+class IMQ(imq.IMQ, Kernel):
+    pass
+
+
+class Linear(linear.Linear, Kernel):
+    pass
+
+
+class Preconditioned(preconditioned.Preconditioned, Kernel):
+    pass
+
+
+class Graphical(graphical.Graphical, Kernel):
+    default = RBF
+
+    @staticmethod
+    def _with_columns(total: Tensor, at: Any, values: Tensor) -> Tensor:
+        total[:, at] = values
+        return total
+
+
+class RandomFeature(random_feature.RandomFeature, Kernel):
+    def init(self, particles: Float[Tensor, "P D"]) -> KernelState:
+        generator = torch.Generator().manual_seed(self.seed)
+        shape, like = (self.num_features, particles.shape[1]), particles
+        frequencies = torch.randn(shape, generator=generator, dtype=like.dtype)
+        offsets = 2.0 * math.pi * torch.rand(shape[0], generator=generator, dtype=like.dtype)
+        return {"frequencies": frequencies.to(like.device), "offsets": offsets.to(like.device)}
+
+
+class ByParticleCount(default.ByParticleCount, Kernel):
+    pass
+
+
+mixture = Sum.mixture
+
+
+def default_kernel() -> Kernel:
+    """The kernel of particle engines, unless told otherwise; see :mod:`ppl_ext.kernels.default`.
+
+    Half ``IMQ("dimension", metric="variance")`` and half ``Linear()``; with a tenth as many
+    particles as dimensions or fewer ``RBF()``.
+    """
+    return ByParticleCount(mixture([IMQ("dimension", metric="variance"), Linear()]), RBF())

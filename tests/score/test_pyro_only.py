@@ -1,0 +1,254 @@
+"""What only Pyro's engines of guides have.
+
+The guide object is live: the engine writes into its tensors, may find others in their place, and
+what the host keeps of its set-up may have to go. Flows draw constants that are no parameters.
+Steps change memory, and are undone when they break. Second derivatives are taken by a wrapper.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import autoguide
+
+from ppl_ext.errors import ArgumentError
+from ppl_ext.score import GradientSteps
+from pyro_ext.density import LogDensity, evaluation, handlers
+from pyro_ext.engine import seeded_generator
+from pyro_ext.gradients import GradientEstimator
+from pyro_ext.guides import Moments
+from pyro_ext.score import FisherVI, ProximalScoreVI, gradient_steps
+from pyro_ext.score.fisher import DifferentiableTarget
+from pyro_ext.score.objective import proximal_gradient
+from pyro_ext.score.regression import CLOSED_FORMS
+from pyro_ext.score.regression.base import restored, saved
+from tests import score_support as support
+from tests.backends import use_float64
+from tests.guides_support import face_of
+from tests.score_support import GuideRun
+
+use_float64()
+
+FACE = face_of("pyro")
+Y, COUNTS = torch.tensor(support.Y), torch.tensor(support.COUNTS)
+gaussian, conjugate, counts, two_sites = (
+    make(FACE) for make in (support.gaussian, support.conjugate, support.counts, support.two_sites)
+)
+
+
+# -- the live guide --------------------------------------------------------------------------------
+
+
+def test_engine_leaves_other_parameters_alone() -> None:
+    pyro.param("mine", torch.tensor(3.0))
+    solver = GradientSteps(num_inner_steps=1)
+    GuideRun(FACE, gaussian, "AutoLowRankMultivariateNormal", solver=solver).run(3)
+    assert list(pyro.get_param_store().keys()) == ["mine"]
+
+
+def test_a_guide_whose_parameters_were_replaced_is_refused() -> None:
+    guide = autoguide.AutoDiagonalNormal(gaussian)
+    engine = ProximalScoreVI(gaussian, guide, seed=0, total_steps=20)
+    engine.step()
+    with torch.no_grad():
+        guide.loc.add_(1.0)  # in place: the engine goes on from there
+    engine.step()
+    guide.scale = 0.5 * torch.ones(5)
+    with pytest.raises(ArgumentError, match=r"found others in place of \['scale_unconstrained'\]"):
+        engine.step()
+    other = ProximalScoreVI(gaussian, guide, seed=0, total_steps=20)
+    other.step()
+    torch.testing.assert_close(guide.loc, other.parameters["loc"])
+
+
+def test_sites_that_cannot_be_drawn_are_told_at_guide_set_up() -> None:
+    def improper() -> None:
+        support = dist.constraints.positive
+        pyro.sample("a", dist.ImproperUniform(support, torch.Size(), torch.Size()))
+        pyro.sample("b", dist.Normal(0.0, 1.0))
+
+    with pytest.raises(ArgumentError, match=r"AutoDiagonalNormal could not be set up.*SVGD"):
+        ProximalScoreVI(improper, autoguide.AutoDiagonalNormal, seed=0).step()
+
+
+def test_the_host_works_on_without_the_values_of_the_set_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = importlib.import_module("pyro_ext.guides.flat_density")
+    monkeypatch.setattr(module, "LARGE_SITE", 4)
+    guide = autoguide.AutoDiagonalNormal(two_sites)
+    GuideRun(FACE, two_sites, guide).run(3)
+    value = guide.prototype_trace.nodes["layer.b"]["value"]
+    assert value.shape == (4,) and value.untyped_storage().nbytes() == value.element_size()
+    assert guide.median()["layer.b"].shape == (4,)
+    # Another engine, and the host's own inference, go on from where the guide is.
+    before = guide.loc.detach().clone()
+    GuideRun(FACE, two_sites, guide)
+    assert torch.equal(guide.loc, before)
+    pyro.infer.SVI(two_sites, guide, pyro.optim.SGD({"lr": 1e-3}), pyro.infer.Trace_ELBO()).step()
+
+
+# -- saved states ----------------------------------------------------------------------------------
+
+
+def test_a_flow_is_loaded_with_its_random_order(tmp_path: Path) -> None:
+    """It draws an order of the coordinates when it is set up, which is no parameter."""
+    engine = ProximalScoreVI(gaussian, autoguide.AutoIAFNormal(gaussian), seed=0)
+    engine.run(4, progress_bar=False)
+    engine.save(tmp_path / "state")
+    engine.run(3, progress_bar=False)
+    points = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    expected = engine.density.log_prob(engine.parameters, points)
+    for seed in (1, 2):
+        other = ProximalScoreVI(gaussian, autoguide.AutoIAFNormal(gaussian), seed=seed)
+        other.load(tmp_path / "state")
+        other.run(3, progress_bar=False)
+        torch.testing.assert_close(other.density.log_prob(other.parameters, points), expected)
+        assert other.losses == engine.losses
+
+
+def test_a_guide_with_other_constants_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, other = (GuideRun(FACE, gaussian, "AutoIAFNormal") for _ in range(2))
+    probe = run.engine._probe()
+    assert probe is not None
+    monkeypatch.setattr(run.engine, "_probe", lambda: probe + 1.0)
+    with pytest.raises(ArgumentError, match="another AutoIAFNormal: .*another density"):
+        other.load_from(run, tmp_path / "state")
+
+
+def test_draws_go_on_after_loading_and_have_no_part_in_the_run(tmp_path: Path) -> None:
+    """NumPyro's draws have keys of their own."""
+    run, twin, other = (
+        GuideRun(FACE, conjugate, "AutoDiagonalNormal", args=(Y,), seed=seed) for seed in (0, 0, 1)
+    )
+    run.run(3, callback=lambda *_: run.samples(3) and None)
+    np.testing.assert_array_equal(run.losses, twin.run(3).losses)
+    other.load_from(run, tmp_path / "state")
+    np.testing.assert_array_equal(other.samples(5)["mu"], run.samples(5)["mu"])
+
+
+@pytest.mark.parametrize("structure", CLOSED_FORMS)
+def test_states_of_closed_forms_are_saved_and_restored(structure: str) -> None:
+    """Named tuples of tensors, numbers, each other and dictionaries become plain containers."""
+    density = FACE.density(support.closed_form_guide(FACE, structure))
+    form, parameters = CLOSED_FORMS[structure](density), density.initial_parameters()
+    start = form.initial(parameters)
+    theta = form.draw(parameters, torch.Generator().manual_seed(0), 4)
+    state, _ = form.update(start, parameters, theta, -theta, 10, -theta.square().sum(-1))
+
+    def plain(tree: Any) -> bool:
+        children = tree.values() if isinstance(tree, dict) else tree
+        return not isinstance(tree, tuple | dict | list) or (
+            not hasattr(tree, "_asdict") and all(map(plain, children))
+        )
+
+    assert plain(saved(state))
+    again = restored(start, saved(state))
+
+    def check(one: Any, two: Any) -> None:
+        assert type(one) is type(two)
+        if isinstance(one, tuple | list):
+            for pair in zip(one, two, strict=True):
+                check(*pair)
+        elif isinstance(one, torch.Tensor):
+            assert torch.equal(one, two)
+        else:
+            assert one == two
+
+    check(again, state)
+    assert saved(start) != saved(state) if not torch.is_tensor(state) else True
+
+
+# -- steps in place --------------------------------------------------------------------------------
+
+
+def test_a_broken_inner_step_restores_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    solver = GradientSteps(num_inner_steps=2)
+    options: dict[str, Any] = {"solver": solver, "on_nonfinite": "skip", "args": (Y,)}
+    run = GuideRun(FACE, conjugate, "AutoMultivariateNormal", **options).run(5)
+
+    def moments() -> str:
+        # Without the learning rate, which is set anew at every iteration.
+        return str([part["state"] for part in run.engine._optimizer.state_dict()["optimizers"]])
+
+    before, parameters, calls = moments(), run.flat, []
+
+    def breaks_later(*arguments: Any) -> Any:
+        calls.append(1)
+        value, entries = proximal_gradient(*arguments)
+        return (value * float("nan"), entries) if len(calls) == 2 else (value, entries)
+
+    monkeypatch.setattr(gradient_steps, "proximal_gradient", breaks_later)
+    run.step()
+    assert len(calls) == 2 and run.skipped == 1
+    assert moments() == before
+    np.testing.assert_array_equal(run.flat, parameters)
+
+
+def test_the_bound_on_gradients_holds() -> None:
+    """Largest entry of any gradient within reach of the present parameters, by trying."""
+    density = FACE.density(autoguide.AutoDiagonalNormal(two_sites))
+    parameters = density.initial_parameters()
+    generator = torch.Generator().manual_seed(0)
+    theta = density.sample(parameters, generator, 2)
+    score = 5.0 * torch.randn(2, 7, generator=generator)
+    reach = 0.3
+    bound = density.largest_gradient(parameters, theta, score, reach)
+    largest = 0.0
+    for _ in range(200):
+        near = {
+            name: value + reach * (2 * torch.rand(7, generator=generator) - 1)
+            for name, value in parameters.items()
+        }
+        present = density.score(parameters, theta)
+        target = torch.lerp(score, present, float(torch.rand((), generator=generator)))
+        _, gradient = density.mean_square_residual(near, theta, target)
+        largest = max(largest, *(float(entry.abs().max()) for entry in gradient.values()))
+    assert largest <= bound < 1e6
+
+
+MASKS = [True, False, torch.tensor([[True, False] * 3, [True] * 6])]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=["all", "none", "some"])
+@pytest.mark.parametrize("scaled", [1.0, 2.5])
+def test_priors_added_in_place_are_those_of_the_host(
+    mask: Any, scaled: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large site with one Normal for all entries; masked or scaled ones go the usual way."""
+
+    def model(loc: torch.Tensor, scale: torch.Tensor) -> None:
+        with pyro.poutine.mask(mask=mask), pyro.poutine.scale(scale=scaled):
+            w = pyro.sample("w", dist.Normal(loc, scale).expand([2, 6]))
+        pyro.sample("y", dist.Normal(w.sin().sum(), 0.3), obs=torch.tensor(1.5))
+
+    added: list[Any] = []
+    add = evaluation.add_normal
+
+    def counted(*arguments: Any) -> Any:
+        added.append(arguments)
+        return add(*arguments)
+
+    monkeypatch.setattr(evaluation, "add_normal", counted)
+
+    def figures() -> Any:
+        arguments = torch.tensor(0.7), torch.tensor(1.3)
+        target = LogDensity(model, arguments)
+        z = torch.randn(3, 12, generator=torch.Generator().manual_seed(1))
+        return target.score(z, target.bind(*arguments))
+
+    expected = figures()
+    assert not added
+    monkeypatch.setattr(handlers, "LARGE_SITE", 4)
+    for one, two in zip(expected, figures(), strict=True):
+        torch.testing.assert_close(one, two)
+    assert bool(added) == (mask is True and scaled == 1.0)
