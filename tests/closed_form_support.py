@@ -23,6 +23,8 @@ GUIDES: dict[str, tuple[str, dict[str, Any]]] = {
     "matrix_normal": ("AutoMatrixNormal", {}),
     "mixture": ("AutoGaussianMixture", {"num_components": 2}),
 }
+#: Iterations of a long run that one program of NumPyro's makes together, and when a run is long.
+TOGETHER, LONG = 1000, 4000
 
 
 def latents(face: Any, *shape: int) -> Callable[[], None]:
@@ -89,7 +91,14 @@ class ClosedForm:
                 scores, values = score(theta, extra)
                 return form.update(*fit, theta, scores, total, values)
 
-        self._update, self._step = map(face.backend.compiled, (update, step))
+        def steps(source: Any, first: Any, extras: Any, total: Any, options: Any, *fit: Any) -> Any:
+            def one(fit: Any, given: Any) -> tuple[Any, None]:
+                return step(source, *given, total, options, *fit), None
+
+            places = first + face.backend.xp.arange(TOGETHER)
+            return face.jax.lax.scan(one, fit, (places, extras))[0]
+
+        self._update, self._step, self._steps = map(face.backend.compiled, (update, step, steps))
 
     def update(
         self,
@@ -124,10 +133,16 @@ class ClosedForm:
     ) -> Any:
         """Parameters after iterations with the scores of the function, at draws of the guide."""
         state, source = self.form.initial(parameters), self.face.backend.key(seed)
-        total = steps if total is None else total
-        for t in range(steps):
-            given = source, t, extra(t), total, (decay, trust)
-            state, parameters = self._step(*given, state, parameters)
+        rest, done = (steps if total is None else total, (decay, trust)), 0
+        if self.face.name == "numpyro" and steps >= LONG:
+            stack = self.face.backend.xp.stack
+            for done in range(TOGETHER, steps + 1, TOGETHER):
+                extras = [extra(t) for t in range(done - TOGETHER, done)]
+                extras = self.face.jax.tree.map(lambda *each: stack(each), *extras)
+                given = source, done - TOGETHER, extras, *rest
+                state, parameters = self._steps(*given, state, parameters)
+        for t in range(done, steps):
+            state, parameters = self._step(source, t, extra(t), *rest, state, parameters)
         return parameters
 
 

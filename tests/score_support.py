@@ -150,6 +150,13 @@ class GuideRun(Run):
         named["args"] = tuple(map(face.array, named.get("args", ())))
         super().__init__(face.backend, engine, model, *given, *options, **named)
 
+    def meet(self) -> None:
+        """Meet the model's arguments once more."""
+        if self.is_pyro:
+            self.engine.setup(*self.args, **self.kwargs)
+        else:
+            self.engine.init(self.backend.key(), *self.args, **self.kwargs)
+
     @property
     def parameters(self) -> dict[str, Any]:
         """Present parameters of the guide, the framework's arrays."""
@@ -225,14 +232,34 @@ class GuideRun(Run):
             import torch
             from torch.utils import _pytree
 
+            # But for the length of the run.
+            state = {**self.engine._algorithm_state(), "total_steps": None}
             return [
                 each.detach().numpy().tobytes()
                 if isinstance(each, torch.Tensor)
                 else repr(each).encode()
-                for each in _pytree.tree_leaves(self.engine._algorithm_state())
+                for each in _pytree.tree_leaves(state)
             ]
         leaves = self.face.jax.tree.leaves(self.state.algorithm)
         return [np.asarray(leaf).tobytes() for leaf in leaves]
+
+
+def updated(face: Any, name: str, *arrays: np.ndarray, **options: Any) -> Any:
+    """Moments after an update from mean, scale, draws and scores."""
+    mean, scale, theta, score = (face.array(each) for each in arrays)
+    update = getattr(room(face, f"score.{name}"), f"{name}_update")
+    moments = face.guides.Moments(mean, scale)
+    return face.numpy(tuple(update(moments, theta, score, *options.values())))
+
+
+def draws_and_scores(dim: int, number: int, seed: int = 0) -> tuple[np.ndarray, ...]:
+    """Moments of a guide, points and scores that have nothing to do with each other."""
+    draws = np.random.default_rng([dim, number, seed])
+    root = draws.normal(size=(dim, dim))
+    scale = np.linalg.cholesky(root @ root.T + 0.1 * np.eye(dim))
+    mean = draws.normal(size=dim)
+    theta = mean + draws.normal(size=(number, dim)) @ scale.T
+    return mean, scale, theta, 2.0 * draws.normal(size=(number, dim))
 
 
 class Noted:

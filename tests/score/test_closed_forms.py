@@ -31,10 +31,9 @@ def test_a_score_that_overflows_is_left_out(face: Any, structure: str) -> None:
 
     density = density_of(face, structure, 2, 2)
     form = ClosedForm(face, structure, density, score, draws=4)
-    entry = np.zeros((4, 4), bool)
-    sound = face.array(entry)
-    entry[0, 1] = True
-    spoilt = face.array(entry)
+    sound, spoilt = np.zeros((2, 4, 4), bool)
+    spoilt[0, 1] = True
+    sound, spoilt = face.array(sound), face.array(spoilt)
     start = density.initial_parameters()
     for wild in (0, 20, 200):
         found = form.fit(start, TOTAL, seed=1, extra=lambda t, w=wild: spoilt if t == w else sound)
@@ -48,11 +47,11 @@ def test_a_score_that_overflows_is_left_out(face: Any, structure: str) -> None:
 def test_matches_leave_it_out(face: Any, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     full = face.backend.public.Full
     estimate, model = full.estimate, normal_model(face, tuple(MEAN), tuple(SCALE))
-    wild = np.zeros((2, 4), bool)
-    wild[0, 1] = True
 
     def overflowing(*given: Any) -> Any:
         found, state = estimate(*given)
+        wild = np.zeros(found.score.shape, bool)
+        wild[0, 1] = True
         score = face.backend.xp.where(face.array(wild), 1e32, found.score)
         return found._replace(score=score), state
 

@@ -222,3 +222,24 @@ def test_steps_by_part_are_the_plain_ones(
         np.testing.assert_allclose(run.info(name), plain.info(name), rtol=1e-9)
     np.testing.assert_allclose(run.flat, plain.flat, rtol=1e-9)
     assert not np.isclose(run.flat, start).any()
+
+
+def test_the_bound_on_gradients_holds(face: Any) -> None:
+    """Largest entry of any gradient within reach of the present parameters, by trying."""
+    density = face.density(guide_of(face, "AutoDiagonalNormal", two_sites(face)))
+    parameters, reach, generator = density.initial_parameters(), 0.3, np.random.default_rng(0)
+    theta = face.array(face.draws(density, parameters, 2))
+    score = face.array(5.0 * generator.normal(size=(2, 7)))
+    bound = float(density.largest_gradient(parameters, theta, score, reach))
+    present = face.array(face.numpy(density.score(parameters, theta)))
+    gradient = face.backend.compiled(density.mean_square_residual)
+    largest = 0.0
+    for _ in range(200):
+        near = {
+            name: value + face.array(reach * generator.uniform(-1.0, 1.0, size=7))
+            for name, value in parameters.items()
+        }
+        target = score + generator.uniform() * (present - score)
+        found = face.numpy(gradient(near, theta, target)[1])
+        largest = max(largest, *(np.abs(entry).max() for entry in found.values()))
+    assert largest <= bound < 1e6

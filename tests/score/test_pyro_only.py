@@ -23,7 +23,6 @@ from ppl_ext.score import GradientSteps
 from pyro_ext.density import LogDensity, evaluation, handlers
 from pyro_ext.engine import seeded_generator
 from pyro_ext.gradients import GradientEstimator
-from pyro_ext.guides import Moments
 from pyro_ext.score import FisherVI, ProximalScoreVI, gradient_steps
 from pyro_ext.score.fisher import DifferentiableTarget
 from pyro_ext.score.objective import proximal_gradient
@@ -31,6 +30,7 @@ from pyro_ext.score.regression import CLOSED_FORMS
 from pyro_ext.score.regression.base import restored, saved
 from tests import score_support as support
 from tests.backends import use_float64
+from tests.closed_form_support import density_of
 from tests.guides_support import face_of
 from tests.score_support import GuideRun
 
@@ -139,7 +139,7 @@ def test_draws_go_on_after_loading_and_have_no_part_in_the_run(tmp_path: Path) -
 @pytest.mark.parametrize("structure", CLOSED_FORMS)
 def test_states_of_closed_forms_are_saved_and_restored(structure: str) -> None:
     """Named tuples of tensors, numbers, each other and dictionaries become plain containers."""
-    density = FACE.density(support.closed_form_guide(FACE, structure))
+    density = density_of(FACE, structure, 2, 3)
     form, parameters = CLOSED_FORMS[structure](density), density.initial_parameters()
     start = form.initial(parameters)
     theta = form.draw(parameters, torch.Generator().manual_seed(0), 4)
@@ -165,7 +165,6 @@ def test_states_of_closed_forms_are_saved_and_restored(structure: str) -> None:
             assert one == two
 
     check(again, state)
-    assert saved(start) != saved(state) if not torch.is_tensor(state) else True
 
 
 # -- steps in place --------------------------------------------------------------------------------
@@ -192,28 +191,6 @@ def test_a_broken_inner_step_restores_the_optimizer(monkeypatch: pytest.MonkeyPa
     assert len(calls) == 2 and run.skipped == 1
     assert moments() == before
     np.testing.assert_array_equal(run.flat, parameters)
-
-
-def test_the_bound_on_gradients_holds() -> None:
-    """Largest entry of any gradient within reach of the present parameters, by trying."""
-    density = FACE.density(autoguide.AutoDiagonalNormal(two_sites))
-    parameters = density.initial_parameters()
-    generator = torch.Generator().manual_seed(0)
-    theta = density.sample(parameters, generator, 2)
-    score = 5.0 * torch.randn(2, 7, generator=generator)
-    reach = 0.3
-    bound = density.largest_gradient(parameters, theta, score, reach)
-    largest = 0.0
-    for _ in range(200):
-        near = {
-            name: value + reach * (2 * torch.rand(7, generator=generator) - 1)
-            for name, value in parameters.items()
-        }
-        present = density.score(parameters, theta)
-        target = torch.lerp(score, present, float(torch.rand((), generator=generator)))
-        _, gradient = density.mean_square_residual(near, theta, target)
-        largest = max(largest, *(float(entry.abs().max()) for entry in gradient.values()))
-    assert largest <= bound < 1e6
 
 
 MASKS = [True, False, torch.tensor([[True, False] * 3, [True] * 6])]
@@ -252,3 +229,57 @@ def test_priors_added_in_place_are_those_of_the_host(
     for one, two in zip(expected, figures(), strict=True):
         torch.testing.assert_close(one, two)
     assert bool(added) == (mask is True and scaled == 1.0)
+
+
+# -- second derivatives ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("evaluation", "chunk"), [("graph", 2), ("handlers", 2), ("loop", None)])
+def test_the_target_is_differentiated_twice(evaluation: str, chunk: int | None) -> None:
+    """Products with the Hessian against differences of scores, on a minibatch and on all rows."""
+    options = {"evaluation": evaluation, "data_chunk": chunk, "particle_chunk": 1}
+    target = LogDensity(counts, (COUNTS,), {"batch": 3}, likelihood_temperature=0.5, **options)
+    twice, data = DifferentiableTarget(target), target.bind(COUNTS, batch=3)
+    z = torch.randn(2, 3, generator=seeded_generator(1))
+    vectors = torch.randn(2, 3, generator=seeded_generator(2))
+    rows = {"N": torch.tensor([4, 0, 2])}
+    for once, score in [
+        (lambda z: target.score(z, data, rows), lambda z: twice.score(z, data, rows)),
+        (lambda z: target.full_score(z, data), lambda z: twice.full_score(z, data)),
+    ]:
+        leaf = z.clone().requires_grad_()
+        found = score(leaf)
+        assert all(torch.equal(a, b) for a, b in zip(found, once(z), strict=True))
+        (product,) = torch.autograd.grad((found.score * vectors).sum(), leaf)
+        for i in range(3):
+            step = torch.zeros(3)
+            step[i] = 1e-5
+            difference = (once(z + step).score - once(z - step).score) / 2e-5
+            torch.testing.assert_close(
+                product[:, i], (difference * vectors).sum(-1), rtol=1e-6, atol=1e-7
+            )
+
+
+def test_the_target_is_differentiated_twice_in_float32() -> None:
+    target = LogDensity(conjugate, (Y.float(),), dtype=torch.float32)
+    twice = DifferentiableTarget(target)
+    z = torch.tensor([[0.5]], dtype=torch.float32, requires_grad=True)
+    found = twice.full_score(z, target.bind(Y.float())).score
+    (product,) = torch.autograd.grad(found.sum(), z)
+    assert product.item() == pytest.approx(-(1 / 9 + 10.0), rel=1e-5)
+
+
+def test_estimators_that_cannot_be_differentiated_are_refused() -> None:
+    class Plain(GradientEstimator):
+        def init(self, target: Any, data: Any, generator: Any) -> Any:
+            return {}
+
+        def estimate(self, target: Any, state: Any, z: Any, data: Any, generator: Any) -> Any:
+            return target.full_score(z.detach(), data), state
+
+        def evaluations_per_step(self, target: Any) -> float:
+            return 1.0
+
+    engine = FisherVI(conjugate, autoguide.AutoDiagonalNormal, estimator=Plain(), seed=0)
+    with pytest.raises(ArgumentError, match="scores can be differentiated"):
+        engine.step(Y)

@@ -39,7 +39,8 @@ class Step:
     def __init__(self, face: Any) -> None:
         self.face, self.module = face, room(face, "score.regression.low_rank")
         self.observed, self.updated = (
-            face.backend.compiled(each) for each in (self.module.observed, self.module.updated_guide)
+            face.backend.compiled(each)
+            for each in (self.module.observed, self.module.updated_guide)
         )
 
     def moments(self, mean: Any, scale: Any, factor: Any) -> Any:
@@ -86,9 +87,7 @@ def fitter(face: Any) -> ClosedForm:
 
 
 @cache
-def fit(
-    face: Any, kind: Any, seed: int, level: float, pairs: int, decay: float = 0.9
-) -> float:
+def fit(face: Any, kind: Any, seed: int, level: float, pairs: int, decay: float = 0.9) -> float:
     """KL(q || target) after this many pairs with scores of relative noise."""
     form, target = fitter(face), kind(seed)
     factor = np.random.default_rng(seed + 1000).normal(size=(DIM, RANK))
@@ -147,7 +146,7 @@ def test_what_was_seen_is_carried_to_the_next_factor(face: Any) -> None:
         expected = (
             known.theta_factor @ turn,
             turn.T @ known.factor @ turn,
-            back.T @ known.factor_score @ turn,
+            back.T @ known.factor_score @ back,
         )
         check_close(found, expected, rtol=1e-7, atol=1e-10)
         moments = after

@@ -97,7 +97,11 @@ def fitter(face: Any) -> ClosedForm:
 def lost(face: Any, level: float, seed: int, pairs: int) -> float:
     """Lost nats after this many pairs on the exact posterior with scores of relative noise."""
     form = fitter(face)
-    start = form.density.set_scale(form.density.initial_parameters(), 0.09)
+    roots = (face.array(0.3 * np.eye(ROWS)), face.array(0.3 * np.eye(COLUMNS)))
+    factors = room(face, "guides.matrix_normal").Factors(
+        face.zeros(ROWS * COLUMNS), face.zeros(0), {"z": roots}
+    )
+    start = form.density.set_factors(form.density.initial_parameters(), factors)
     target = EXACT.mean.ravel(), np.kron(EXACT.rows, EXACT.noise)
     found = form.fit(start, pairs, seed=seed, extra=targets(face, [target], level, seed))
     mean, root = face.numpy(tuple(form.density.moments(found)))
@@ -107,9 +111,7 @@ def lost(face: Any, level: float, seed: int, pairs: int) -> float:
 @pytest.mark.parametrize(
     ("trend", "trust", "total"), [(0.4, 50.0, 0), (0.4, 1.25, 12), (0.02, 1.5, 6)]
 )
-def test_step_agrees_with_its_definition(
-    face: Any, trend: float, trust: float, total: int
-) -> None:
+def test_step_agrees_with_its_definition(face: Any, trend: float, trust: float, total: int) -> None:
     guides, theta, score = example(trend)
     step = step_of(face)
     found = step.updated(step.seen(guides, theta, score, 0.8, total), guides[-1], trust)
