@@ -75,7 +75,7 @@ from ppl_ext.guides.flat_density import Moments
 from ppl_ext.regression.base import ClosedForm
 from ppl_ext.regression.full import SPARE_PAIRS, free_share
 from ppl_ext.regression.overflow import LENIENCE
-from ppl_ext.regression.pairs import Count, advanced, averaged, halves, next_weight
+from ppl_ext.regression.pairs import Count, advanced, averaged, halves, mean_of, next_weight
 from ppl_ext.scalars import at_least, at_most, chosen, half_cosine
 
 #: Coordinates up to which tau starts at 1, the least tau, and the share of the run in which it
@@ -177,6 +177,7 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
         score: Float[Any, "S D"],
         total: Any = 0,
         log_density: Float[Any, " S"] | None = None,
+        known: Any = None,
     ) -> tuple[DiagonalRegression, Any]:
         before, moments = state, self.density.moments(parameters)
         now = self.now(state, total, len(moments.mean))
@@ -229,7 +230,7 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
     ) -> DiagonalRegression:
         """Add scores (2 K, D) taken at mirrored points theta (2 K, D), which this guide drew."""
         z, y = halves(theta) / moments.scale, -halves(score) / moments.scale
-        center = score.mean(0)
+        center = mean_of(score)
         first = state.seen.num_pairs == 0
         weight = chosen(first, 1.0, at_least(next_weight(state.seen, decay), now.rate))
         count = advanced(state.seen, len(z), weight)
@@ -237,9 +238,9 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
         score_weight = at_least(now.score_rate, chosen(first, 1.0, 1.0 / count.num_updates))
         before = state.square, state.slope, state.response, state.score_noise
         latest = (
-            (z * z).mean(0),
-            (y * z).mean(0),
-            (y * y).mean(0),
+            mean_of(z * z),
+            mean_of(y * z),
+            mean_of(y * y),
             cls.xp.square(center - state.mean_score),
         )
         square, slope, response, score_noise = averaged(before, latest, weight)

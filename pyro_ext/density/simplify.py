@@ -47,7 +47,7 @@ def simplify(module: GraphModule) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or not isinstance(node.meta.get("val"), Tensor):
             continue
-        if not _is_pure(node) or _root(node) in changed:
+        if not _is_pure(node) or root_of(node) in changed:
             continue
         value = _constant(node, constants, module)
         if value is not None:
@@ -63,7 +63,7 @@ def simplify(module: GraphModule) -> None:
     graph.eliminate_dead_code()
 
 
-def _root(node: Any) -> Any:
+def root_of(node: Any) -> Any:
     """The node whose memory a node's value is, through views."""
     while isinstance(node, Node) and node.op == "call_function":
         if not isinstance(node.target, torch._ops.OpOverload):
@@ -86,8 +86,8 @@ def _changed_memory(graph: Any) -> set[Any]:
         if _writes(node):
             for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
                 if argument.alias_info is not None and argument.alias_info.is_write:
-                    changed.add(_root(value))
-            changed.update(_root(value) for name, value in node.kwargs.items() if name == "out")
+                    changed.add(root_of(value))
+            changed.update(root_of(value) for name, value in node.kwargs.items() if name == "out")
     return changed
 
 
@@ -171,10 +171,10 @@ def _carry_signs(graph: Any, changed: set[Any]) -> None:
     """
     node = next(iter(graph.nodes))
     while node.op != "output":
-        if node.target is _ATEN.neg.default and _root(node) not in changed:
+        if node.target is _ATEN.neg.default and root_of(node) not in changed:
             (value,) = node.args
             for user in list(node.users):
-                found = None if _root(user) in changed else _without_sign(user, node)
+                found = None if root_of(user) in changed else _without_sign(user, node)
                 if found is None:
                     continue
                 with graph.inserting_after(user):
@@ -236,7 +236,7 @@ def _write_constants(module: GraphModule, constants: dict[Any, Tensor]) -> None:
     graph: Any = module.graph
     (output,) = (node for node in graph.nodes if node.op == "output")
     for result in output.all_input_nodes:
-        if _root(result) in constants:
+        if root_of(result) in constants:
             with graph.inserting_before(output):
                 copy = graph.call_function(_ATEN.clone.default, (result,))
             copy.meta["val"] = result.meta["val"]
@@ -254,11 +254,28 @@ def _writes(node: Any) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
-def replayed(module: GraphModule) -> Callable[..., Any]:
+def _own_call(node: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    return getattr(node.target, "_op", node.target), node.args, node.kwargs
+
+
+def replayed(
+    module: GraphModule,
+    call: Callable[[Any], tuple[Any, tuple[Any, ...], dict[str, Any]]] = _own_call,
+    to_values: Callable[[Tensor], Any] = Tensor.detach,
+    to_tensor: Callable[[Any], Tensor] | None = None,
+) -> Callable[..., Any]:
     """The graph as one Python function that calls torch's operations one after another.
 
     ``torch.fx`` would look every operation up by name at every call, and go through a module's
     hooks and the operation's own Python wrapper, which costs as much as a small operation.
+
+    Parameters
+    ----------
+    module : GraphModule
+    call : callable
+        From a node to the function that is called for it, and its arguments and keywords.
+    to_values, to_tensor : callable, optional
+        From tensors that the graph is given or holds to what is computed with, and back.
     """
     values: dict[str, Any] = {}
     names: dict[Any, str] = {}
@@ -285,12 +302,17 @@ def replayed(module: GraphModule) -> Callable[..., Any]:
     for node in module.graph.nodes:
         names[node] = f"node_{len(names)}"
         if node.op == "get_attr":
-            names[node] = bound(getattr(module, node.target))
+            names[node] = bound(to_values(getattr(module, node.target)))
         elif node.op == "call_function":
-            function = bound(getattr(node.target, "_op", node.target))
-            options = "".join(f", {name}={text(value)}" for name, value in node.kwargs.items())
-            lines.append(f"{names[node]} = {function}({', '.join(map(text, node.args))}{options})")
+            function, args, kwargs = call(node)
+            given = [*map(text, args), *(f"{name}={text(value)}" for name, value in kwargs.items())]
+            lines.append(f"{names[node]} = {bound(function)}({', '.join(given)})")
+        elif node.op == "placeholder" and to_tensor is not None:
+            lines.append(f"{names[node]} = {bound(to_values)}({names[node]})")
         elif node.op == "output":
+            if to_tensor is not None:
+                results = [names[result] for result in node.all_input_nodes]
+                lines += [f"{name} = {bound(to_tensor)}({name})" for name in results]
             lines.append(f"return {text(node.args[0])}")
             break
         # Memory is given back as soon as a tensor has been used.

@@ -16,8 +16,6 @@ def sum_over_rows(
     A chunk of n rows is evaluated with plate scale N/n and weighted n/N, so that sites inside
     the plate are counted once and sites outside are averaged over chunks that all agree.
     """
-    if not plates:
-        return list(function({}))
     total: list[Tensor] | None = None
     for weight, indices in chunks:
         parts = function(indices)

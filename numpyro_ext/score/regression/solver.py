@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 from jax import Array, random
 
 from numpyro_ext.density import Data
@@ -46,12 +45,17 @@ class RegressionSolver(RegressionExecutor):
         rng_key, sample_key = random.split(state.rng_key)
         draws = form.evaluated_draw(fit.parameters, sample_key, plan.num_samples)
         found, estimator = plan.estimator.estimate(target, state.estimator, draws.theta, data)
-        weights = form.weights(fit.parameters, plan.num_samples)
-        loss = weights @ jnp.square(draws.score - found.score).sum(-1)
         log_p = found.log_density(target.likelihood_temperature)
+        loss, info = form.figures(fit.parameters, draws, found.score, log_p)
         regression, parameters = form.update(
-            fit.regression, fit.parameters, draws.theta, found.score, engine._total(state), log_p
+            fit.regression,
+            fit.parameters,
+            draws.theta,
+            found.score,
+            engine._total(state),
+            log_p,
+            draws.known,
         )
         fit = RegressionState(parameters, regression)
         state = state._replace(algorithm=fit, estimator=estimator, rng_key=rng_key)
-        return state, loss, {"log_p": weights @ log_p, "log_q": weights @ draws.log_prob}
+        return state, loss, info

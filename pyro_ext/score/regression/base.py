@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from ppl_ext.regression import base
@@ -21,6 +23,16 @@ class ClosedForm(base.ClosedForm[State], TensorFunctions):
     antithetic, judged = staticmethod(antithetic), staticmethod(judged)
 
     @staticmethod
+    def to_tensors(value: Any) -> Any:
+        """The form's arrays, or a named tuple of them, as tensors."""
+        return value
+
+    @staticmethod
+    def to_arrays(value: Any) -> Any:
+        """Inverse of :meth:`to_tensors`."""
+        return value
+
+    @staticmethod
     def filled(shape: tuple[int, ...], like: Tensor, value: float = 0.0) -> Tensor:
         return like.new_full(shape, value)
 
@@ -34,7 +46,9 @@ class ClosedForm(base.ClosedForm[State], TensorFunctions):
 
 
 def saved(state: Any) -> Any:
-    """A state as plain containers, for a file."""
+    """A state as plain containers of tensors and numbers, for a file."""
+    if isinstance(state, np.ndarray):
+        return torch.from_numpy(state)
     if hasattr(state, "_asdict"):
         return {name: saved(value) for name, value in state._asdict().items()}
     if isinstance(state, dict):
@@ -51,7 +65,7 @@ def restored(like: Any, state: Any) -> Any:
         return {name: restored(value, state[name]) for name, value in like.items()}
     if isinstance(like, tuple):
         return tuple(restored(*pair) for pair in zip(like, state, strict=True))
-    return state
+    return state.numpy() if isinstance(like, np.ndarray) else state
 
 
 __all__ = ["ClosedForm", "Draws", "restored", "saved"]

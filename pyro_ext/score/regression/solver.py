@@ -34,15 +34,17 @@ class RegressionSolver(RegressionExecutor):
         """One iteration; the state is the old one where the step is not finite."""
         form, parameters = self.form, engine._parameters
         draws = form.evaluated_draw(parameters, engine._generator, plan.num_samples)
-        weights = form.weights(parameters, plan.num_samples)
-        found = engine._score(draws.theta, data)
-        score, log_p = found.score, found.log_density(plan.target.likelihood_temperature)
-        loss = float(weights @ (draws.score - score).square_().sum(-1))
-        info = {"log_p": float(weights @ log_p), "log_q": float(weights @ draws.log_prob)}
+        found = engine._score(form.to_tensors(draws.theta), data)
+        log_p = form.to_arrays(found.log_density(plan.target.likelihood_temperature))
+        score = form.to_arrays(found.score)
+        found_loss, figures = form.figures(parameters, draws, score, log_p)
+        loss, info = float(found_loss), {name: float(each) for name, each in figures.items()}
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
         if finite:
             total = engine._total or 0
-            updated, moved = form.update(state, parameters, draws.theta, score, total, log_p)
+            updated, moved = form.update(
+                state, parameters, draws.theta, score, total, log_p, draws.known
+            )
             finite = all_finite(moved)
             if finite:
                 engine._write(moved)
