@@ -99,7 +99,7 @@ def numpy_replay(
     It is ``replay``, which torch computes, where tensors are not small, where NumPy lacks too much,
     or where the two do not give the same of ``inputs``.
     """
-    calls: dict[Node, Call | None] = {}
+    calls: dict[Node, Any] = {}
     for node in module.graph.nodes:
         held = node.op == "get_attr"
         value = getattr(module, node.target) if held else node.meta.get("val")
@@ -112,7 +112,7 @@ def numpy_replay(
         return replay
     # torch says nothing of overflows either.
     quiet = np.errstate(all="ignore")
-    found: Callable[..., Any] = quiet(replayed(module, calls.get, _as_array, _as_tensor))
+    found: Callable[..., Any] = quiet(replayed(module, calls.__getitem__, _as_array, _as_tensor))
     try:
         pairs = zip(*(pytree.tree_leaves(each(*inputs)) for each in (found, replay)), strict=True)
         same = all(
@@ -130,7 +130,7 @@ def _is_small(value: Tensor) -> bool:
     return value.numel() <= SMALL and kind in (("cpu", dtype) for dtype in _DTYPES)
 
 
-def _call(node: Node) -> Call | None:
+def _call(node: Any) -> Call | None:
     """Function and arguments in place of a node, where there are any."""
     target: Any = node.target
     value, args = node.meta.get("val"), node.args
@@ -149,8 +149,8 @@ def _call(node: Node) -> Call | None:
     if node.kwargs and target is not _ATEN.clone.default:
         return None
     if target in _SUMS:
-        source, axes, kept = (*args, *(None, False)[len(args) - 1 :])
-        return np.add.reduce, (source, tuple(axes) if axes else None), {"keepdims": kept}
+        axes = tuple(args[1]) if args[1:] and args[1] else None
+        return np.add.reduce, (args[0], axes), {"keepdims": len(args) > 2 and args[2]}
     if target is _ATEN.expand.default:
         return np.broadcast_to, (args[0], tuple(value.shape)), {}
     if target in _MASKED:

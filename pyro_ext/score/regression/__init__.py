@@ -6,7 +6,7 @@ from typing import Any
 
 from pyro_ext.guides.flat_density import FlatDensity, check_has_flat_density
 from pyro_ext.guides.mixture import AutoGaussianMixture
-from pyro_ext.score.regression.base import ClosedForm
+from pyro_ext.score.regression.base import ClosedForm, StepwiseForm
 from pyro_ext.score.regression.diagonal import DiagonalForm
 from pyro_ext.score.regression.full import FullForm
 from pyro_ext.score.regression.low_rank import LowRankForm
@@ -26,7 +26,7 @@ CLOSED_FORMS: dict[str, type[ClosedForm]] = {
 }
 
 
-def closed_form(structure: str, density: FlatDensity) -> type[ClosedForm]:
+def closed_form(structure: str, density: FlatDensity) -> type[StepwiseForm]:
     """The closed form for a guide of this structure, which is another where it is small."""
     if structure in SMALL_FORMS and is_small(density):
         return SMALL_FORMS[structure]

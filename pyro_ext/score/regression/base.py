@@ -19,30 +19,44 @@ from pyro_ext.score.regression.pairs import antithetic
 T = TypeVar("T")
 
 
-class ClosedForm(base.ClosedForm[State], TensorFunctions):
-    antithetic, judged = staticmethod(antithetic), staticmethod(judged)
+class StepwiseForm(base.ClosedForm[State]):
+    """A closed form that decides by Python's conditions, of tensors or of NumPy's arrays."""
+
+    judged = staticmethod(judged)
 
     @staticmethod
-    def to_tensors(value: Any) -> Any:
-        """The form's arrays, or a named tuple of them, as tensors."""
-        return value
+    def first_count(like: Any) -> Count:
+        return Count()
 
     @staticmethod
-    def to_arrays(value: Any) -> Any:
-        """Inverse of :meth:`to_tensors`."""
-        return value
+    def where_ready(condition: bool, function: Callable[[T], T], value: T) -> T:
+        return function(value) if condition else value
+
+    @staticmethod
+    def to_tensor(values: Any, /) -> Tensor:
+        """The form's array as a tensor."""
+        raise NotImplementedError
+
+    @staticmethod
+    def to_array(values: Tensor, /) -> Any:
+        """Inverse of :meth:`to_tensor`."""
+        raise NotImplementedError
+
+
+class ClosedForm(StepwiseForm[State], TensorFunctions):
+    antithetic = staticmethod(antithetic)
 
     @staticmethod
     def filled(shape: tuple[int, ...], like: Tensor, value: float = 0.0) -> Tensor:
         return like.new_full(shape, value)
 
     @staticmethod
-    def first_count(like: Tensor) -> Count:
-        return Count()
+    def to_tensor(values: Tensor, /) -> Tensor:
+        return values
 
     @staticmethod
-    def where_ready(condition: bool, function: Callable[[T], T], value: T) -> T:
-        return function(value) if condition else value
+    def to_array(values: Tensor, /) -> Tensor:
+        return values
 
 
 def saved(state: Any) -> Any:
@@ -68,4 +82,4 @@ def restored(like: Any, state: Any) -> Any:
     return state.numpy() if isinstance(like, np.ndarray) else state
 
 
-__all__ = ["ClosedForm", "Draws", "restored", "saved"]
+__all__ = ["ClosedForm", "Draws", "StepwiseForm", "restored", "saved"]

@@ -15,64 +15,53 @@ import torch
 from torch import Tensor
 
 from ppl_ext.regression import diagonal, full, low_rank
-from ppl_ext.regression.base import Draws, State
+from ppl_ext.regression.base import State
 from ppl_ext.regression.diagonal import DiagonalRegression
 from ppl_ext.regression.full import FullRegression
 from ppl_ext.regression.low_rank import LowRankRegression
 from pyro_ext.guides.arrays import TensorFunctions
 from pyro_ext.guides.flat_density import FlatDensity
-from pyro_ext.score.regression.base import ClosedForm
+from pyro_ext.score.regression.base import StepwiseForm
 
 #: Coordinates up to which a guide is small.
 SMALL = 64
 
 
-def as_arrays(value: Any) -> Any:
-    """Tensors, or a named tuple of them, as arrays in the same memory."""
-    if isinstance(value, tuple):
-        return (
-            type(value)(*map(as_arrays, value))
-            if hasattr(value, "_fields")
-            else tuple(map(as_arrays, value))
-        )
-    return value.numpy() if isinstance(value, Tensor) else value
+def _mapped(function: Callable[[Any], Any], kind: type, values: Any) -> Any:
+    """A function of what is of a kind, in tuples too."""
+    if isinstance(values, tuple):
+        entries = [_mapped(function, kind, value) for value in values]
+        return type(values)(*entries) if hasattr(values, "_fields") else tuple(entries)
+    return function(values) if isinstance(values, kind) else values
 
 
-def as_tensors(value: Any) -> Any:
-    """Inverse of :func:`as_arrays`."""
-    if isinstance(value, tuple):
-        return (
-            type(value)(*map(as_tensors, value))
-            if hasattr(value, "_fields")
-            else tuple(map(as_tensors, value))
-        )
-    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+def _by_arrays(name: str) -> Callable[..., Any]:
+    """A method of the density, from arrays to arrays."""
 
-
-def _converted(name: str) -> Callable[..., Any]:
     def method(self: SmallDensity, *given: Any) -> Any:
-        return as_arrays(getattr(self._density, name)(*map(as_tensors, given)))
+        tensors = _mapped(torch.from_numpy, np.ndarray, given)
+        return _mapped(Tensor.numpy, Tensor, getattr(self._density, name)(*tensors))
 
     return method
 
 
 class SmallDensity:
-    """A guide's density with arrays for tensors; parameters are tensors all the same."""
+    """A guide's density with arrays for tensors, but for the parameters."""
 
     def __init__(self, density: FlatDensity) -> None:
         self._density = density
 
-    mean, moments, set_moments = map(_converted, ("mean", "moments", "set_moments"))
-    parts, set_parts = map(_converted, ("parts", "set_parts"))
-    noise, sample = map(_converted, ("noise", "sample"))
-    log_prob_and_score = _converted("log_prob_and_score")
+    mean, noise, sample = map(_by_arrays, ("mean", "noise", "sample"))
+    moments, set_moments = map(_by_arrays, ("moments", "set_moments"))
+    parts, set_parts = map(_by_arrays, ("parts", "set_parts"))
+    log_prob_and_score = _by_arrays("log_prob_and_score")
 
 
-class SmallForm(ClosedForm[State]):
-    """What closed forms in NumPy have."""
+class SmallForm(StepwiseForm[State]):
+    """Base of the closed forms in NumPy."""
 
     xp = np
-    to_arrays, to_tensors = staticmethod(as_arrays), staticmethod(as_tensors)
+    to_tensor, to_array = staticmethod(torch.from_numpy), staticmethod(Tensor.numpy)
 
     def __init__(self, density: FlatDensity, *options: float) -> None:
         super().__init__(SmallDensity(density), *options)
@@ -83,9 +72,9 @@ class SmallForm(ClosedForm[State]):
 
     @staticmethod
     def solve_lower(factor: np.ndarray, rows: np.ndarray, transpose: bool = False) -> np.ndarray:
-        return TensorFunctions.solve_lower(
-            *map(torch.from_numpy, (factor, rows)), transpose
-        ).numpy()
+        # NumPy has no triangular solver.
+        tensors = torch.from_numpy(factor), torch.from_numpy(rows)
+        return TensorFunctions.solve_lower(*tensors, transpose).numpy()
 
     @staticmethod
     def antithetic(theta: np.ndarray, mean: np.ndarray) -> np.ndarray:
@@ -94,19 +83,6 @@ class SmallForm(ClosedForm[State]):
     @staticmethod
     def filled(shape: tuple[int, ...], like: np.ndarray, value: float = 0.0) -> np.ndarray:
         return np.full(shape, value, like.dtype)
-
-    # torch says nothing of overflows either.
-    @np.errstate(all="ignore")
-    def evaluated_draw(self, *given: Any) -> Draws:
-        return super().evaluated_draw(*given)
-
-    @np.errstate(all="ignore")
-    def figures(self, *given: Any) -> tuple[Any, dict[str, Any]]:
-        return super().figures(*given)
-
-    @np.errstate(all="ignore")
-    def update(self, *given: Any) -> tuple[State, Any]:
-        return super().update(*given)
 
 
 class SmallDiagonalForm(SmallForm[DiagonalRegression], diagonal.DiagonalForm):
@@ -131,9 +107,6 @@ SMALL_FORMS: dict[str, type[SmallForm]] = {
 
 def is_small(density: FlatDensity) -> bool:
     """Whether a guide is one for NumPy: short, on the processor, and of a type of NumPy's."""
-    loc = density.live_parameters()["loc"]
-    return (
-        len(loc) <= SMALL
-        and loc.device.type == "cpu"
-        and loc.dtype in (torch.float32, torch.float64)
-    )
+    (loc, *_) = density.live_parameters().values()
+    typed = loc.dtype in (torch.float32, torch.float64)
+    return density.dim <= SMALL and loc.device.type == "cpu" and typed

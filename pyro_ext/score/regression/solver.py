@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from ppl_ext.proximal import RegressionExecutor
@@ -27,6 +28,8 @@ class RegressionSolver(RegressionExecutor):
         """Inverse of :meth:`saved`; ``state`` is one of the same form."""
         return restored(state, found)
 
+    # Forms may compute by NumPy, and torch says nothing of overflows either.
+    @np.errstate(all="ignore")
     @torch.no_grad()
     def update(
         self, engine: GuideEngine, plan: GuidePlan, state: Any, data: Data
@@ -34,9 +37,9 @@ class RegressionSolver(RegressionExecutor):
         """One iteration; the state is the old one where the step is not finite."""
         form, parameters = self.form, engine._parameters
         draws = form.evaluated_draw(parameters, engine._generator, plan.num_samples)
-        found = engine._score(form.to_tensors(draws.theta), data)
-        log_p = form.to_arrays(found.log_density(plan.target.likelihood_temperature))
-        score = form.to_arrays(found.score)
+        found = engine._score(form.to_tensor(draws.theta), data)
+        log_p = form.to_array(found.log_density(plan.target.likelihood_temperature))
+        score = form.to_array(found.score)
         found_loss, figures = form.figures(parameters, draws, score, log_p)
         loss, info = float(found_loss), {name: float(each) for name, each in figures.items()}
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
