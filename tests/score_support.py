@@ -252,9 +252,9 @@ def updated(face: Any, name: str, *arrays: np.ndarray, **options: Any) -> Any:
     return face.numpy(tuple(update(moments, theta, score, *options.values())))
 
 
-def draws_and_scores(dim: int, number: int, seed: int = 0) -> tuple[np.ndarray, ...]:
+def draws_and_scores(dim: int, number: int) -> tuple[np.ndarray, ...]:
     """Moments of a guide, points and scores that have nothing to do with each other."""
-    draws = np.random.default_rng([dim, number, seed])
+    draws = np.random.default_rng([dim, number])
     root = draws.normal(size=(dim, dim))
     scale = np.linalg.cholesky(root @ root.T + 0.1 * np.eye(dim))
     mean = draws.normal(size=dim)

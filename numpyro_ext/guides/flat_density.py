@@ -100,9 +100,8 @@ class FlatDensity(shared.FlatDensityShell):
 
     def _check_evaluable(self) -> None:
         theta = jax.ShapeDtypeStruct((self.dim,), jnp.result_type(float))
-        parameters = jax.eval_shape(self._start, self._arrays, self._rng_key)
         try:
-            jax.eval_shape(self.log_prob, parameters, theta)
+            jax.eval_shape(self.log_prob, self.abstract_parameters(), theta)
         except NotImplementedError as error:
             raise self._not_invertible(error) from error
 
@@ -114,6 +113,10 @@ class FlatDensity(shared.FlatDensityShell):
     def initial_parameters(self) -> Parameters:
         # As arguments of the program, not constants: they can be long.
         return Program(self._start, rarely=True)(self._arrays, self._rng_key)
+
+    def abstract_parameters(self) -> Parameters:
+        """Shapes and dtypes of :meth:`initial_parameters`; nothing is computed."""
+        return jax.eval_shape(self._start, self._arrays, self._rng_key)
 
     def to_host(self, parameters: Mapping[str, Any]) -> Parameters:
         """Parameters as the host gives and takes them (constrained)."""
@@ -139,7 +142,11 @@ class FlatDensity(shared.FlatDensityShell):
         return self.to_host(parameters)
 
     def _posterior(self, parameters: Parameters) -> Any:
-        return handlers.substitute(self.guide._get_posterior, data=self.to_host(parameters))()
+        posterior = handlers.substitute(self.guide._get_posterior, data=self.to_host(parameters))
+        # The transforms give valid parameters. Checking them would compile, while they are traced,
+        # what the check makes without them, operation by operation.
+        with numpyro.validation_enabled(False):
+            return posterior()
 
     def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
         """Draw (num, D) from q; no gradient flows through the draws."""
@@ -204,11 +211,14 @@ def flat_density(
         The guide has no flat log density, or orders the latent sites otherwise than ``layout``.
     """
     factory = check_has_flat_density(guide)
-    key_setup, key_parameters = jax.random.split(rng_key)
+    key_setup, key_parameters = _two_keys(rng_key)
     set_up(guide, key_setup, Data(args, kwargs))
     if layout is not None:
         check_same_layout(guide, layout)
     return factory(guide, key_parameters)
+
+
+_two_keys = Program(lambda rng_key: tuple(jax.random.split(rng_key)), rarely=True)
 
 
 def check_same_layout(guide: Any, layout: Layout) -> None:

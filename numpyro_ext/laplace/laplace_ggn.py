@@ -162,13 +162,13 @@ class _Posterior(PosteriorShell):
         chosen = sites_of_gaussian(target, options.sites, hyperparameters)
         # Anywhere will do: rows that depend on each other do so at a position of no symmetry.
         uniform = np.random.default_rng(0).uniform(-1.0, 1.0, target.dim)
-        position = jnp.asarray(uniform, target.dtype)
+        position = jax.device_put(uniform.astype(target.dtype))
         factors: list[str] = []
 
-        def look(position: Array) -> None:
+        def look(position: Array, data: Data) -> None:
             factors.extend(target.likelihood_factors(position, data, target.first_rows()))
 
-        jax.eval_shape(look, position)
+        jax.eval_shape(look, position, data)
         check_no_factors(factors, "numpyro")
         coordinates = Coordinates(target, chosen)
         prior = ConditionalPrior(target, data, coordinates, options)

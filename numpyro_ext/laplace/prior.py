@@ -13,6 +13,7 @@ from numpyro_ext.curvature import Curvature
 from numpyro_ext.density import Data
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.laplace.gaussian import Algebra
+from numpyro_ext.programs import Program
 from ppl_ext.laplace.prior import PriorShell
 
 without_negative = Algebra.without_negative
@@ -20,11 +21,13 @@ without_negative = Algebra.without_negative
 
 class ConditionalPrior(PriorShell):
     def _products(self, positions: np.ndarray, data: Data) -> Callable[[np.ndarray], np.ndarray]:
-        given = jnp.asarray(positions, self.target.dtype)
-        product = jax.jit(
-            jax.vmap(lambda z, vector: self._product(z, data)(vector), (0, None)),
-        )
-        return lambda vector: np.asarray(product(given, vector.astype(given.dtype)))
+        given = jax.device_put(positions.astype(self.target.dtype))
+
+        def products(positions: Array, data: Data, vector: Array) -> Array:
+            return jax.vmap(lambda z: self._product(z, data)(vector))(positions)
+
+        program = Program(products, rarely=True)
+        return lambda vector: np.asarray(program(given, data, vector.astype(given.dtype)))
 
     def _log_prior(self, position: Array, data: Data) -> Array:
         def part(indices: Indices) -> Array:

@@ -48,9 +48,13 @@ class FisherVI(FisherShell, GuideEngine):
         # Before the guide is set up, which may itself need room for a large covariance.
         self._check_dimension(target.dim)
         plan = super()._plan(target, rng_key, data)
-        parameters = plan.density.initial_parameters()
-        posterior = plan.density._posterior(parameters)
-        self._check_guide(plan.density, parameters, posterior.has_rsample)
+        density = plan.density
+
+        def check(parameters: Parameters) -> None:
+            self._check_guide(density, parameters, density._posterior(parameters).has_rsample)
+
+        # What is checked are kinds, not values.
+        jax.eval_shape(check, density.abstract_parameters())
         self._warn_unless_exact(plan)
         return plan
 

@@ -216,7 +216,7 @@ class SVN(ParticleEngine):
         """The solver that was given, or the cheapest; sizes decide."""
         costs: dict[Solver, float] = {}
 
-        def look(particles: Array, rng_key: Array) -> None:
+        def look(particles: Array, data: Data, rng_key: Array) -> None:
             curvature = program.at(target, particles, data, rows, rng_key)
             points = particles[:, program.coordinates]
             num_basis = len(self._kernel_of(curvature).interactions(points).basis)
@@ -224,7 +224,7 @@ class SVN(ParticleEngine):
             costs.update(solver_costs(self.system, sizes, len(points), points.shape[1], num_basis))
 
         particles = jax.ShapeDtypeStruct((self.num_particles, target.dim), target.dtype)
-        jax.eval_shape(look, particles, random.PRNGKey(0))
+        jax.eval_shape(look, particles, data, random.PRNGKey(0))
         return choose_solver(self.system.solver, costs)
 
     def _kernel_of(self, curvature: Curvature) -> Kernel:

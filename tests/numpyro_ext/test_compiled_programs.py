@@ -22,8 +22,6 @@ ROOT = Path(__file__).parents[2]
 UNTIL_FIRST_STEP = 30
 FOR_A_DIAGNOSTIC = 6
 DIAGNOSTICS = ("get_samples", "elbo", "psis_khat", "ksd", "to_arviz")
-#: Rows of the registry that still take more.
-MORE = ("FisherVI, euclidean", "FisherVI, covariance")
 
 COUNT = """
 import json
@@ -103,7 +101,7 @@ def counts() -> dict[str, list[str]]:
     return dict(json.loads(line) for line in ended.stdout.splitlines())
 
 
-@pytest.mark.parametrize("row", sorted(set(REGISTRY) - set(MORE)))
+@pytest.mark.parametrize("row", sorted(REGISTRY))
 def test_first_step(row: str) -> None:
     found = counts()[row]
     assert len(found) <= UNTIL_FIRST_STEP, Counter(found).most_common()

@@ -256,11 +256,11 @@ def test_the_length_of_the_run_reaches_the_proximal_weight(face: Any, tmp_path: 
     assert noted.found[4:] == [(4, 0)] and (run.flat != before).all()
     run.run(4, callback=lambda step, *_: step == 7, callback_every=7)
     assert noted.found[5:] == [(5, 9), (6, 9)]
-    other, noted = made()
+    other, noted = made(total_steps=20)
     other.load_from(run, tmp_path / "state")
     for _ in range(3):
         other.step()
-    assert noted.found == [(7, 9), (8, 9), (9, 0)]
+    assert noted.found == [(7, 9), (8, 9), (9, 20)]
     run, noted = made(total_steps=8)
     run.step()
     assert noted.found == [(0, 8)]
@@ -391,9 +391,12 @@ def test_the_proximal_weight_reaches_the_steps(
     monkeypatch.setattr(steps, "blended_target", seen_blend)
     monkeypatch.setattr(steps, "proximal_gradient", seen_gradient)
     solver = GradientSteps(proximal=given, num_inner_steps=1)
-    fit(face, support.conjugate(face), "AutoMultivariateNormal", 4, solver=solver, args=(Y,))
+    options: dict[str, Any] = {"solver": solver, "args": (Y,)}
+    run = fit(face, support.conjugate(face), "AutoMultivariateNormal", 4, **options)
+    run.step()  # after the run T is not known, and the weight is that of the start
     for noted in (blended, used):
-        assert [float(weight) for (weight,) in noted.found] == pytest.approx(expected)
+        found = [float(weight) for (weight,) in noted.found]
+        assert found == pytest.approx([*expected, expected[0]])
 
 
 def test_trust_decay_and_the_length_of_the_run_reach_the_closed_form(face: Any) -> None:
@@ -401,14 +404,14 @@ def test_trust_decay_and_the_length_of_the_run_reach_the_closed_form(face: Any) 
     run = GuideRun(face, model, guide, solver=Regression(trust=2.0, decay=0.7))
     assert (run.engine.plan.executor.form.trust, run.engine.plan.executor.form.decay) == (2.0, 0.7)
 
-    def after_eight(total_steps: int | None) -> dict[str, np.ndarray]:
-        run = GuideRun(face, model, guide, total_steps=total_steps, seed=2)
+    def after_eight(total_steps: int | None) -> np.ndarray:
+        run = GuideRun(face, model, guide, total_steps=total_steps)
         for _ in range(8):
             run.step()
-        return run.values
+        return run.flat
 
-    known, unknown = after_eight(8), after_eight(None)
-    assert all(np.abs(known[name] - value).max() > 1e-3 for name, value in unknown.items())
+    # Steps of the scale are half of what is seen, up to the trust, or a hundredth of it.
+    assert np.abs(after_eight(8) - after_eight(None)).max() > 0.1
 
 
 def test_the_closed_form_is_given_the_tempered_density(
