@@ -31,11 +31,11 @@ class Verbs:
         self.backend, self.args, self.kwargs = backend, args, kwargs
         self.is_pyro = backend.is_pyro
 
-    def start(self, engine: Any) -> Any:
+    def start(self, engine: Any, seed: int = 0) -> Any:
         """The state before the first step."""
         if self.is_pyro:
             return engine.setup(*self.args, **self.kwargs)
-        return engine.init(self.backend.key(), *self.args, **self.kwargs)
+        return engine.init(self.backend.key(seed), *self.args, **self.kwargs)
 
     def run(self, engine: Any, steps: Any, state: Any = None, **options: Any) -> tuple[Any, Any]:
         """The state after a run, and what the run returned."""
@@ -62,9 +62,9 @@ class Verbs:
         engine.setup(*self.args, **self.kwargs)
         return None
 
-    def samples(self, engine: Any, state: Any) -> dict[str, np.ndarray]:
+    def samples(self, engine: Any, state: Any, number: int | None = None) -> dict[str, np.ndarray]:
         """Draws by site."""
-        found = engine.get_samples(*(() if self.is_pyro else (state,)))
+        found = engine.get_samples(*(() if self.is_pyro else (state,)), num_samples=number)
         return {name: self.backend.numpy(value) for name, value in found.items()}
 
     def taken(self, engine: Any, state: Any) -> int:

@@ -338,14 +338,14 @@ def _stein() -> Iterator[Mutation]:
         "stein/wgd.py",
         "return scores + len(particles) * away / density",
         "return scores - len(particles) * away / density",
-        "svgd wgd rivals kernels",
+        "wgd svgd rivals kernels",
     )
     yield from both(
         "WGD: repulsion divided by the number of particles",
         "stein/wgd.py",
         "return scores + len(particles) * away / density",
         "return scores + away / density",
-        "svgd wgd rivals kernels",
+        "wgd svgd rivals kernels",
     )
     yield from both(
         "annealing left out",
@@ -593,7 +593,7 @@ def _score() -> Iterator[Mutation]:
         "score/guide_engine.py",
         "plan.learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * self._progress(state)))",
         "plan.learning_rate",
-        "proximal proximal_options",
+        "learning_rate proximal proximal_options",
         pyro=(
             "plan.learning_rate * 0.5 * (1.0 + math.cos(math.pi * self._progress()))",
             "plan.learning_rate",

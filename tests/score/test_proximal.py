@@ -205,13 +205,12 @@ class Case(contracts.Case):
     def __init__(self, face: Any, solver: str) -> None:
         super().__init__(face.name, "ProximalScoreVI, gradient")
 
-        def make(model: Any, steps: int) -> Any:
+        def options(backend: Any, model: Any, steps: int) -> dict[str, Any]:
             guide = guide_of(face, "AutoMultivariateNormal", model)
-            seed = {"seed": 5} if face.name == "pyro" else {}
-            options = SOLVERS[solver](face.backend)
-            return face.backend.public.ProximalScoreVI(model, guide, solver=options, **seed)
+            seed = {"seed": 5} if backend.is_pyro else {}
+            return {"guide": guide, "solver": SOLVERS[solver](backend), **seed}
 
-        self.row = dataclasses.replace(self.row, pyro=make, numpyro=make)
+        self.row = dataclasses.replace(self.row, options=options)
 
     def broken(self) -> Any:
         """Data at which scores are finite, and their squares are not."""
