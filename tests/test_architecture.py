@@ -66,6 +66,8 @@ EFFECT_MODULES = {
 ONE_SIDED = {
     "pyro_ext/density/graph.py": "JAX traces by itself; torch needs a traced graph",
     "pyro_ext/density/simplify.py": "XLA simplifies by itself; a traced graph is replayed as it is",
+    "pyro_ext/density/numpy_graph.py": "XLA makes one program of a graph, however small",
+    "pyro_ext/score/regression/small.py": "XLA makes one program of a step, however small",
     "pyro_ext/sgmcmc/mcmc.py": "NumPyro's MCMC has chain_method='vectorized'; Pyro's has no such",
     "pyro_ext/optim.py": "Pyro's optimisers keep global state, which NumPyro's do not have",
     "numpyro_ext/draws.py": "torch compiles no programs of its generator",

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Float
 
 from numpyro_ext.curvature.curvature import Curvature, KroneckerBlock
 from ppl_ext.curvature import KRONECKER_STEPS, kronecker_sides
@@ -27,7 +26,7 @@ def kronecker_factors(
     total: Callable[[Callable[[Array], Sums]], Sums],
     slices: Mapping[str, slice],
     shapes: Mapping[str, Collection[int]],
-    like: Float[Array, " ..."],
+    like: Array,
 ) -> Curvature:
     """A sum R' R as Kronecker blocks of its sites, differentiable in the rows.
 

@@ -36,11 +36,11 @@ class JaxFunctions(ArrayFunctions):
         return jax.nn.log_softmax(values)
 
     @staticmethod
-    def as_array(values: Any, like: Float[Array, " ..."]) -> Float[Array, " ..."]:
+    def as_array(values: Any, like: Array) -> Float[Array, " ..."]:
         return jnp.asarray(values, like.dtype)
 
     @staticmethod
-    def identity(length: int, like: Float[Array, " ..."]) -> Float[Array, "length length"]:
+    def identity(length: int, like: Array) -> Float[Array, "length length"]:
         return jnp.eye(length, dtype=like.dtype)
 
     @staticmethod

@@ -157,21 +157,24 @@ class LowRankNormalDensity(shared.LowRankFormulas, NormalDensity):
             f"{prefix}_scale": jnp.where(is_zero, scale * math.sqrt(0.5), scale),
         }
 
-    def _parts(self, parameters: Parameters) -> tuple[Array, Array, Array]:
+    def parts(self, parameters: Parameters) -> tuple[Array, Array, Array]:
         loc, scale = self._get(parameters, "loc"), self._get(parameters, "scale")
         return loc, scale, self._get(parameters, "cov_factor")
 
     def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
-        loc, scale, factor = self._parts(parameters)
+        loc, scale, factor = self.parts(parameters)
         key_diagonal, key_factor = jax.random.split(rng_key)
         noise = self.noise(parameters, key_diagonal, (num, self.dim))
         noise += self.noise(parameters, key_factor, (num, factor.shape[-1])) @ factor.T
         return jax.lax.stop_gradient(loc + scale * noise)
 
     def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
-        loc, _, factor = self._parts(parameters)
+        loc, _, factor = self.parts(parameters)
         deviations = scale * lax.rsqrt(1.0 + jnp.square(factor).sum(-1))
-        return self._set(loc=loc, cov_factor=factor, scale=deviations)
+        return self.set_parts(loc, deviations, factor)
+
+    def set_parts(self, loc: jax.Array, scale: jax.Array, factor: jax.Array) -> Parameters:
+        return self._set(loc=loc, scale=scale, cov_factor=factor)
 
 
 def _release_prototype(guide: autoguide.AutoContinuous) -> None:
@@ -197,7 +200,6 @@ def part_of(tree: Any, start: Int[Array, ""] | int, length: int) -> Any:
     )
 
 
-log_density = MultivariateNormalDensity.log_density
 _solve_lower = JaxFunctions.solve_lower
 
 register_flat_density(autoguide.AutoDiagonalNormal)(DiagonalNormalDensity)

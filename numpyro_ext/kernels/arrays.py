@@ -17,10 +17,10 @@ from ppl_ext.kernels.arrays import KernelArrays
 class KernelJaxArrays(KernelArrays):
     package, functions = "numpyro_ext", jnp
 
-    def as_array(self, value: Any, like: Float[Array, " ..."]) -> Float[Array, " ..."]:
+    def as_array(self, value: Any, like: Array) -> Float[Array, " ..."]:
         return jnp.asarray(value, like.dtype)
 
-    def identity(self, size: int, like: Float[Array, " ..."]) -> Float[Array, "size size"]:
+    def identity(self, size: int, like: Array) -> Float[Array, "size size"]:
         return jnp.eye(size, dtype=like.dtype)
 
     def inverse_root(self, values: Float[Array, " ..."]) -> Float[Array, " ..."]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.curvature import KRONECKER_STEPS, kronecker_sides
@@ -28,7 +27,7 @@ def kronecker_factors(
     total: Callable[[OfRows, Sums], Sums],
     slices: Mapping[str, slice],
     shapes: Mapping[str, Collection[int]],
-    like: Float[Tensor, " ..."],
+    like: Tensor,
 ) -> Curvature:
     """A sum R' R as Kronecker blocks of its sites, differentiable in the rows.
 

@@ -196,6 +196,8 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             log_prior, log_likelihood = self._full("value", z, data)
             return tempered(log_prior, log_likelihood, self.likelihood_temperature)
         z, function = self.bound.check_positions(z), self._evaluation.functions[what]
+        if not self.plates:
+            return function(z, as_arguments(data.args, data.kwargs, {}))
         return sum_over_rows(
             self.sweep(), lambda rows: function(z, as_arguments(data.args, data.kwargs, rows))
         )

@@ -26,11 +26,11 @@ class TensorFunctions(ArrayFunctions):
     ndtri = staticmethod(torch.special.ndtri)
 
     @staticmethod
-    def as_array(values: Any, like: Float[Tensor, " ..."]) -> Float[Tensor, " ..."]:
+    def as_array(values: Any, like: Tensor) -> Float[Tensor, " ..."]:
         return torch.as_tensor(values, dtype=like.dtype, device=like.device)
 
     @staticmethod
-    def identity(length: int, like: Float[Tensor, " ..."]) -> Float[Tensor, "length length"]:
+    def identity(length: int, like: Tensor) -> Float[Tensor, "length length"]:
         return torch.eye(length, dtype=like.dtype, device=like.device)
 
     @staticmethod

@@ -229,8 +229,15 @@ class LowRankNormalDensity(shared.LowRankFormulas, NormalDensity):
         noise += self.noise(parameters, generator, (num, factor.shape[-1])) @ factor.T
         return noise.mul_(self._scale(parameters)).add_(parameters["loc"])
 
-    def _parts(self, parameters: Parameters) -> tuple[Tensor, Tensor, Tensor]:
+    def parts(self, parameters: Parameters) -> tuple[Tensor, Tensor, Tensor]:
         return parameters["loc"], self._scale(parameters), parameters["cov_factor"]
+
+    def set_parts(self, loc: Tensor, scale: Tensor, factor: Tensor) -> Parameters:
+        return {
+            "loc": loc,
+            "scale_unconstrained": self._unconstrained_scale(scale),
+            "cov_factor": factor,
+        }
 
     def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
         factor = parameters["cov_factor"]
@@ -256,7 +263,6 @@ def _sum_draws(values: Tensor) -> Tensor:
     return values[0] if len(values) == 1 else values.sum(0)
 
 
-log_density = MultivariateNormalDensity.log_density
 _solve_lower = TensorFunctions.solve_lower
 
 register_flat_density(autoguide.AutoDiagonalNormal)(DiagonalNormalDensity)

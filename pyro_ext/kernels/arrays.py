@@ -17,10 +17,10 @@ from ppl_ext.kernels.arrays import KernelArrays
 class KernelTensors(KernelArrays):
     package, functions = "pyro_ext", torch
 
-    def as_array(self, value: Any, like: Float[Tensor, " ..."]) -> Float[Tensor, " ..."]:
+    def as_array(self, value: Any, like: Tensor) -> Float[Tensor, " ..."]:
         return torch.as_tensor(value, dtype=like.dtype, device=like.device)
 
-    def identity(self, size: int, like: Float[Tensor, " ..."]) -> Float[Tensor, "size size"]:
+    def identity(self, size: int, like: Tensor) -> Float[Tensor, "size size"]:
         return torch.eye(size, dtype=like.dtype, device=like.device)
 
     def inverse_root(self, values: Float[Tensor, " ..."]) -> Float[Tensor, " ..."]:

@@ -294,10 +294,11 @@ def clipped(gradient: Parameters, norm: float) -> Parameters:
     return {name: entry * factor for name, entry in gradient.items()}
 
 
+@torch.no_grad()
 def all_finite(parameters: Parameters) -> bool:
     """Whether every entry of every parameter is finite."""
     # A finite sum says so at once; one that is not may have overflowed.
     return all(
-        math.isfinite(float(value.detach().sum())) or bool(value.isfinite().all())
+        math.isfinite(float(value.sum())) or bool(value.isfinite().all())
         for value in parameters.values()
     )

@@ -17,7 +17,7 @@ from pyro_ext.engine import Update
 from pyro_ext.guides.flat_density import FlatDensity
 from pyro_ext.score.gradient_steps import GradientSolver
 from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState
-from pyro_ext.score.regression import CLOSED_FORMS, RegressionSolver, structure_of
+from pyro_ext.score.regression import RegressionSolver, closed_form, structure_of
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ProximalScoreVI(ProximalShell, GuideEngine):
     def _by_regression(
         options: Regression, structure: str, density: FlatDensity
     ) -> RegressionSolver:
-        return RegressionSolver.plan(options, CLOSED_FORMS[structure], density)
+        return RegressionSolver.plan(options, closed_form(structure, density), density)
 
     # -- engine hooks --------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from ppl_ext.proximal import RegressionExecutor
@@ -27,20 +28,24 @@ class RegressionSolver(RegressionExecutor):
         """Inverse of :meth:`saved`; ``state`` is one of the same form."""
         return restored(state, found)
 
+    # Forms may compute by NumPy, and torch says nothing of overflows either.
+    @np.errstate(all="ignore")
     @torch.no_grad()
     def update(self, engine: GuideEngine, plan: GuidePlan, state: GuideState, data: Data) -> Update:
         """One iteration."""
         form, parameters = self.form, plan.parameters
         draws = form.evaluated_draw(parameters, engine._generator, plan.num_samples)
-        weights = form.weights(parameters, plan.num_samples)
-        found = engine._score(draws.theta, data)
-        score, log_p = found.score, found.log_density(plan.target.likelihood_temperature)
-        loss = float(weights @ (draws.score - score).square_().sum(-1))
-        info = {"log_p": float(weights @ log_p), "log_q": float(weights @ draws.log_prob)}
+        found = engine._score(form.to_tensor(draws.theta), data)
+        log_p = form.to_array(found.log_density(plan.target.likelihood_temperature))
+        score = form.to_array(found.score)
+        found_loss, figures = form.figures(parameters, draws, score, log_p)
+        loss, info = float(found_loss), {name: float(each) for name, each in figures.items()}
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
         if finite:
             total = engine._total or 0
-            updated, moved = form.update(state.method, parameters, draws.theta, score, total, log_p)
+            updated, moved = form.update(
+                state.method, parameters, draws.theta, score, total, log_p, draws.known
+            )
             finite = all_finite(moved)
             if finite:
                 engine._write(plan, moved)
