@@ -195,7 +195,7 @@ class TestDefaultKernel:
             right = math.log(0.7) - 0.5 * (x - 2.5) ** 2
             backend.host.factor("modes", backend.xp.logaddexp(left, right))
 
-        kernel, steps = backend.public.RBF(), {"rate": 1.0, "steps": 3000}
+        kernel, steps = backend.public.RBF(), {"rate": 1.0, "steps": 1500}
         # Nothing here is random: quantiles of the two modes, with a tenth of the particles and with
         # nine tenths on the right. The default's end with 0.66 and 0.81 of them there.
         for right in (10, 90):
