@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from ppl_ext.score import DECAY, TRUST
+from tests.guides_support import divergence
 from tests.score_support import guide_of, room
 
 #: A guide for each structure, of latents in one site of two rows or columns at least.
@@ -43,6 +46,12 @@ def density_of(face: Any, structure: str, *shape: int, **options: Any) -> Any:
     if face.name == "pyro":
         face.host.set_rng_seed(0)
     return face.density(guide_of(face, name, latents(face, *shape), **(defaults | options)))
+
+
+def set_to(face: Any, density: Any, mean: Any, scale: Any) -> Any:
+    """Parameters with which the guide has this mean and scale."""
+    moments = face.guides.Moments(face.array(mean), face.array(scale))
+    return density.set_moments(density.initial_parameters(), moments)
 
 
 def mirrored(draws: np.ndarray, mean: np.ndarray) -> np.ndarray:
@@ -179,40 +188,18 @@ def targets(
     return lambda t: (mean, precision, level, face.array(generator.normal(size=(2, *mean.shape))))
 
 
-def largest_array(face: Any, function: Callable[..., Any], *arguments: Any) -> int:
-    """Elements of the largest array that any operation of a function makes."""
-    if face.name == "numpyro":
-        return _largest_of(face.jax.make_jaxpr(function)(*arguments).jaxpr)
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Largest(TorchDispatchMode):
-        elements = 0
-
-        def __torch_dispatch__(
-            self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            result = operation(*args, **(kwargs or {}))
-            for value in result if isinstance(result, tuple | list) else [result]:
-                if isinstance(value, torch.Tensor):
-                    self.elements = max(self.elements, value.numel())
-            return result
-
-    with Largest() as largest:
-        function(*arguments)
-    return largest.elements
+@cache
+def fitter(face: Any, structure: str, *shape: int, number: int = 1, **options: Any) -> ClosedForm:
+    """The closed form for latents of this shape, to be fitted to Normals side by side in them."""
+    scores = normal_scores(face, number, prod(shape) // number)
+    return ClosedForm(face, structure, density_of(face, structure, *shape, **options), scores)
 
 
-def _largest_of(program: Any) -> int:
-    """The same of a program of JAX, with those inside it."""
-    from jax.extend import core
-
-    sizes = [0]
-    for equation in program.eqns:
-        sizes += [variable.aval.size for variable in equation.outvars]
-        for value in equation.params.values():
-            for each in value if isinstance(value, tuple | list) else [value]:
-                inner = each.jaxpr if isinstance(each, core.ClosedJaxpr) else each
-                if isinstance(inner, core.Jaxpr):
-                    sizes.append(_largest_of(inner))
-    return max(sizes)
+def lost_nats(
+    form: ClosedForm, start: Any, target: Any, level: float, seed: int, pairs: int, **options: Any
+) -> float:
+    """KL(q || target) after this many pairs with scores of relative noise."""
+    options["extra"] = targets(form.face, [target], level, seed)
+    found = form.fit(start, pairs, seed=seed, **options)
+    mean, root = form.face.numpy(tuple(form.density.moments(found)))
+    return divergence(mean, root @ root.T, *target)

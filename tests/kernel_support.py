@@ -102,8 +102,8 @@ def _largest_tensor(function: Any, *args: Any) -> int:
     class Sizes(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             out = func(*args, **(kwargs or {}))
-            if isinstance(out, torch.Tensor):
-                sizes.append(out.numel())
+            made = out if isinstance(out, tuple | list) else [out]
+            sizes.extend(each.numel() for each in made if isinstance(each, torch.Tensor))
             return out
 
     with Sizes():

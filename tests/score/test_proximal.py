@@ -205,13 +205,12 @@ class Case(contracts.Case):
     def __init__(self, face: Any, solver: str) -> None:
         super().__init__(face.name, "ProximalScoreVI, gradient")
 
-        def make(model: Any, steps: int) -> Any:
+        def options(backend: Any, model: Any, steps: int) -> dict[str, Any]:
             guide = guide_of(face, "AutoMultivariateNormal", model)
-            seed = {"seed": 5} if face.name == "pyro" else {}
-            options = SOLVERS[solver](face.backend)
-            return face.backend.public.ProximalScoreVI(model, guide, solver=options, **seed)
+            seed = {"seed": 5} if backend.is_pyro else {}
+            return {"guide": guide, "solver": SOLVERS[solver](backend), **seed}
 
-        self.row = dataclasses.replace(self.row, pyro=make, numpyro=make)
+        self.row = dataclasses.replace(self.row, options=options)
 
     def broken(self) -> Any:
         """Data at which scores are finite, and their squares are not."""
@@ -219,7 +218,8 @@ class Case(contracts.Case):
 
     def bits(self, engine: Any, state: Any) -> list[bytes]:
         """All that the next step needs."""
-        for adam in engine._default_optimizers if self.is_pyro else ():
+        optimizer = engine._state.optimizer if self.is_pyro else None
+        for adam in optimizer.defaults if optimizer else ():
             for group in adam.param_groups:
                 group["lr"] = 0.0  # it is set anew at every iteration
         return super().bits(engine, state)
@@ -256,11 +256,11 @@ def test_the_length_of_the_run_reaches_the_proximal_weight(face: Any, tmp_path: 
     assert noted.found[4:] == [(4, 0)] and (run.flat != before).all()
     run.run(4, callback=lambda step, *_: step == 7, callback_every=7)
     assert noted.found[5:] == [(5, 9), (6, 9)]
-    other, noted = made()
+    other, noted = made(total_steps=20)
     other.load_from(run, tmp_path / "state")
     for _ in range(3):
         other.step()
-    assert noted.found == [(7, 9), (8, 9), (9, 0)]
+    assert noted.found == [(7, 9), (8, 9), (9, 20)]
     run, noted = made(total_steps=8)
     run.step()
     assert noted.found == [(0, 8)]
@@ -391,9 +391,12 @@ def test_the_proximal_weight_reaches_the_steps(
     monkeypatch.setattr(steps, "blended_target", seen_blend)
     monkeypatch.setattr(steps, "proximal_gradient", seen_gradient)
     solver = GradientSteps(proximal=given, num_inner_steps=1)
-    fit(face, support.conjugate(face), "AutoMultivariateNormal", 4, solver=solver, args=(Y,))
+    options: dict[str, Any] = {"solver": solver, "args": (Y,)}
+    run = fit(face, support.conjugate(face), "AutoMultivariateNormal", 4, **options)
+    run.step()  # after the run T is not known, and the weight is that of the start
     for noted in (blended, used):
-        assert [float(weight) for (weight,) in noted.found] == pytest.approx(expected)
+        found = [float(weight) for (weight,) in noted.found]
+        assert found == pytest.approx([*expected, expected[0]])
 
 
 def test_trust_decay_and_the_length_of_the_run_reach_the_closed_form(face: Any) -> None:
@@ -401,14 +404,14 @@ def test_trust_decay_and_the_length_of_the_run_reach_the_closed_form(face: Any) 
     run = GuideRun(face, model, guide, solver=Regression(trust=2.0, decay=0.7))
     assert (run.engine.plan.executor.form.trust, run.engine.plan.executor.form.decay) == (2.0, 0.7)
 
-    def after_eight(total_steps: int | None) -> dict[str, np.ndarray]:
-        run = GuideRun(face, model, guide, total_steps=total_steps, seed=2)
+    def after_eight(total_steps: int | None) -> np.ndarray:
+        run = GuideRun(face, model, guide, total_steps=total_steps)
         for _ in range(8):
             run.step()
-        return run.values
+        return run.flat
 
-    known, unknown = after_eight(8), after_eight(None)
-    assert all(np.abs(known[name] - value).max() > 1e-3 for name, value in unknown.items())
+    # Steps of the scale are half of what is seen, up to the trust, or a hundredth of it.
+    assert np.abs(after_eight(8) - after_eight(None)).max() > 0.1
 
 
 def test_the_closed_form_is_given_the_tempered_density(
@@ -421,7 +424,7 @@ def test_the_closed_form_is_given_the_tempered_density(
     noted = Noted(face)
 
     def look(form: Any, state: Any, parameters: Any, *given: Any) -> Any:
-        noted.add(given[0][:, 0], given[-1])
+        noted.add(given[0][:, 0], given[3])
         return state, parameters
 
     kind = room(face, "score.regression.mixture").MixtureForm

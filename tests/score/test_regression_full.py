@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.backends import use_float64
-from tests.closed_form_support import ClosedForm, density_of, mirrored, normal_scores, targets
+from tests.closed_form_support import fitter, lost_nats, mirrored, set_to
 from tests.guides_support import divergence, normal
 from tests.regression_support import example, literal_step, normal_target
 from tests.score_support import room
@@ -19,30 +18,15 @@ use_float64()
 MODULE = "score.regression.full"
 
 
-def set_to(face: Any, density: Any, mean: np.ndarray, scale: np.ndarray) -> Any:
-    """Parameters with which the guide has this mean and scale."""
-    moments = face.guides.Moments(face.array(mean), face.array(scale))
-    return density.set_moments(density.initial_parameters(), moments)
-
-
-@cache
-def form_of(face: Any, dim: int) -> ClosedForm:
-    return ClosedForm(face, "full", density_of(face, "full", dim))
-
-
-@cache
-def fitter(face: Any, dim: int) -> ClosedForm:
-    return ClosedForm(face, "full", density_of(face, "full", dim), normal_scores(face, 1, dim))
+def form_of(face: Any, dim: int) -> Any:
+    return fitter(face, "full", dim)
 
 
 def fit(face: Any, dim: int, level: float, seed: int, pairs: int) -> float:
     """Lost nats after this many pairs on a Normal target with scores of relative noise."""
-    form, target = fitter(face, dim), normal_target(dim, seed)
+    form = form_of(face, dim)
     start = set_to(face, form.density, np.zeros(dim), 0.1 * np.eye(dim))
-    extra = targets(face, [target], level, seed)
-    found = form.fit(start, pairs, seed=seed, total=0, extra=extra)
-    mean, scale = face.numpy(tuple(form.density.moments(found)))
-    return divergence(mean, scale @ scale.T, *target)
+    return lost_nats(form, start, normal_target(dim, seed), level, seed, pairs, total=0)
 
 
 @pytest.mark.parametrize(("dim", "trend", "trust"), [(4, 1.0, 50.0), (4, 1.0, 1.25), (3, 0.2, 2.0)])

@@ -9,15 +9,9 @@ import numpy as np
 import pytest
 
 from tests.backends import use_float64
-from tests.closed_form_support import (
-    ClosedForm,
-    density_of,
-    largest_array,
-    mirrored,
-    normal_scores,
-    targets,
-)
+from tests.closed_form_support import density_of, fitter, lost_nats, mirrored
 from tests.guides_support import check_close, divergence, normal
+from tests.kernel_support import largest_array
 from tests.low_rank_support import (
     covariance_of,
     example,
@@ -81,22 +75,13 @@ def diagonal(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @cache
-def fitter(face: Any) -> ClosedForm:
-    density = density_of(face, "low_rank", DIM, rank=RANK)
-    return ClosedForm(face, "low_rank", density, normal_scores(face, 1, DIM))
-
-
-@cache
 def fit(face: Any, kind: Any, seed: int, level: float, pairs: int, decay: float = 0.9) -> float:
     """KL(q || target) after this many pairs with scores of relative noise."""
-    form, target = fitter(face), kind(seed)
+    form = fitter(face, "low_rank", DIM, rank=RANK)
     factor = np.random.default_rng(seed + 1000).normal(size=(DIM, RANK))
     values = {"loc": np.zeros(DIM), "scale": np.full(DIM, 0.1), "cov_factor": factor}
     start = face.constrained(form.density, values)
-    extra = targets(face, [target], level, seed)
-    found = form.fit(start, pairs, seed=seed, total=0, decay=decay, extra=extra)
-    mean, root = face.numpy(tuple(form.density.moments(found)))
-    return divergence(mean, root @ root.T, *target)
+    return lost_nats(form, start, kind(seed), level, seed, pairs, total=0, decay=decay)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +142,7 @@ def test_what_was_seen_is_carried_to_the_next_factor(face: Any) -> None:
 
 def test_warm_up_takes_a_pair_for_each_regressor_and_five(face: Any) -> None:
     """The factor's coordinates and the coordinate itself are regressors."""
-    form = fitter(face)
+    form = fitter(face, "low_rank", DIM, rank=RANK)
     start = face.random(form.density, 0.3)
     state, values = form.form.initial(start), face.numpy(start)
     for pairs in range(1, RANK + 7):
@@ -234,4 +219,5 @@ def test_memory_is_linear_in_the_number_of_latents(face: Any) -> None:
             state = step.module.observed(state, moments, theta, -theta, 0.9)
         return step.module.updated_guide(state, moments, 1.25)
 
-    assert largest_array(face, both, state, moments, face.array(draws)) <= 2 * RANK * dim
+    given = state, moments, face.array(draws)
+    assert largest_array(face.backend, both, *given) <= 2 * RANK * dim

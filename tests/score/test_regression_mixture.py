@@ -13,7 +13,7 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.score import GradientSteps, Regression
 from tests import mixture_support as support
 from tests.backends import use_float64
-from tests.closed_form_support import ClosedForm, density_of, latents
+from tests.closed_form_support import ClosedForm, fitter, latents
 from tests.guides_support import check_close
 from tests.mixture_support import Mixture, Seen
 from tests.score_support import GuideRun, guide_of, room
@@ -21,10 +21,8 @@ from tests.score_support import GuideRun, guide_of, room
 use_float64()
 
 
-@cache
 def form_of(face: Any) -> ClosedForm:
-    options = {"num_components": support.NUMBER, "init_scale": 1.0}
-    return ClosedForm(face, "mixture", density_of(face, "mixture", support.DIM, **options))
+    return fitter(face, "mixture", support.DIM, num_components=support.NUMBER, init_scale=1.0)
 
 
 def given(face: Any, mixture: Mixture) -> Any:
