@@ -99,9 +99,9 @@ class Run:
     def _begin_at(self, start: Any) -> None:
         engine = self.engine
         if self.is_pyro:
-            engine._particles.detach().copy_(start)
-            if getattr(engine, "_moved", None) is not None:
-                engine._moved.detach().copy_(start[:, engine.plan.others])
+            engine._state.particles.detach().copy_(start)
+            if getattr(engine._state, "moved", None) is not None:
+                engine._state.moved.detach().copy_(start[:, engine.plan.others])
             return
         algorithm = self.state.algorithm
         if hasattr(algorithm, "particles"):

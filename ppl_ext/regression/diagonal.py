@@ -10,9 +10,11 @@ A natural-gradient step on it, of length a for the mean and b for the precision,
 
     m+ = m + a E_q[g] / (tau P),   P+ = (1 - b) P + b h / tau
 
-(Khan and Lin, 2017, "Conjugate-computation variational inference"; with h averaged over steps,
-the "variational online Newton" of Khan et al., 2018). Here P+ = P (h / (tau P))^b is taken instead,
-which agrees to first order in h / (tau P) - 1 and cannot become negative.
+(Khan and Lin, 2017, "Conjugate-computation variational inference",
+https://arxiv.org/abs/1703.04265; with h averaged over steps,
+the "variational online Newton" of Khan et al., 2018, https://arxiv.org/abs/1806.04854). Here
+P+ = P (h / (tau P))^b is taken instead, which agrees to first order in h / (tau P) - 1 and cannot
+become negative.
 
 *The curvature is regressed.* Draws come in mirrored pairs m + d and m - d, with d = s z; see
 :mod:`ppl_ext.regression.pairs`. Half the difference of their scores is e. By Stein's

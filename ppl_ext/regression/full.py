@@ -154,7 +154,7 @@ class BlockForm(ClosedForm[State]):
         return Step((vectors / eigenvalues) @ vectors.T, pull[:, 0], basis)
 
     @classmethod
-    def limited_move(cls, move: Float[Any, ...]) -> Float[Any, ...]:
+    def limited_move(cls, move: Float[Any, " ..."]) -> Float[Any, " ..."]:
         """A whitened move shortened to at most one unit."""
         return move / cls.xp.sqrt(cls.xp.square(move).sum()).clip(min=1.0)
 

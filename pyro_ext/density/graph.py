@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -141,7 +142,7 @@ class BatchedFunction:
         """Forget the traced graphs, for example after changing a tensor the model closes over."""
         self._graphs.clear()
 
-    def __call__(self, z: Tensor, arguments: Any, in_dims: Any = None) -> Any:
+    def __call__(self, z: Float[Tensor, "P D"], arguments: Any, in_dims: Any = None) -> Any:
         """Results at particles (P, D), each with a leading axis of P.
 
         ``in_dims`` says which tensors of the arguments have a leading axis of particles too, as

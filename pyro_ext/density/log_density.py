@@ -155,7 +155,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         self._evaluation.retrace()
         self._constrain.retrace()
 
-    def writing_into(self, buffer: Tensor | None) -> AbstractContextManager[None]:
+    def writing_into(self, buffer: Float[Tensor, "P D"] | None) -> AbstractContextManager[None]:
         """Let the first score in this context be written into ``buffer``, where that is possible.
 
         ``buffer`` is a score that nobody needs any more, or None.

@@ -189,31 +189,7 @@ def test_arguments_that_are_lost_are_noticed(backend: Any) -> None:
         gauss_newton(backend, model, np.zeros(1))
 
 
-# -- Pyro alone ------------------------------------------------------------------------------------
-
-
-def test_series_of_pyro_are_refused_by_name() -> None:
-    """Of a hidden Markov model, as none of NumPyro's distributions is."""
-    pytest.importorskip("torch")
-    backend = backend_of("pyro")
-    pyro, dist, xp = backend.host, backend.dist, backend.xp
-
-    def series() -> None:
-        loc = pyro.sample("loc", dist.Normal(xp.zeros(2), 1.0).to_event(1))
-        hidden = dist.DiscreteHMM(xp.zeros(2), xp.zeros(2, 2), dist.Normal(loc, 1.0))
-        pyro.sample("y", hidden, obs=xp.zeros(5))
-
-    expected = (
-        "Site 'y': expected a distribution whose .* found DiscreteHMM.*register_output_fisher"
-    )
-    with pytest.raises(ArgumentError, match=expected):
-        gauss_newton(backend, series, np.zeros(2))
-
-
-def test_parameters_that_no_element_has_alone_are_noticed_by_pyro() -> None:
-    """NumPyro broadcasts all parameters to the batch shape, and JAX says that these do not fit."""
-    pytest.importorskip("torch")
-    backend = backend_of("pyro")
+def test_parameters_that_no_element_has_alone_are_noticed(backend: Any) -> None:
     host, dist, xp = backend.host, backend.dist, backend.xp
 
     class Profile(base_of(backend)):  # type: ignore[misc]
@@ -238,6 +214,27 @@ def test_parameters_that_no_element_has_alone_are_noticed_by_pyro() -> None:
 
     with pytest.raises(ArgumentError, match=r"Site 'y'.*Profile \(profile of shape \(4,\)"):
         gauss_newton(backend, model, np.zeros(1))
+
+
+# -- Pyro alone ------------------------------------------------------------------------------------
+
+
+def test_series_of_pyro_are_refused_by_name() -> None:
+    """Of a hidden Markov model, as none of NumPyro's distributions is."""
+    pytest.importorskip("torch")
+    backend = backend_of("pyro")
+    pyro, dist, xp = backend.host, backend.dist, backend.xp
+
+    def series() -> None:
+        loc = pyro.sample("loc", dist.Normal(xp.zeros(2), 1.0).to_event(1))
+        hidden = dist.DiscreteHMM(xp.zeros(2), xp.zeros(2, 2), dist.Normal(loc, 1.0))
+        pyro.sample("y", hidden, obs=xp.zeros(5))
+
+    expected = (
+        "Site 'y': expected a distribution whose .* found DiscreteHMM.*register_output_fisher"
+    )
+    with pytest.raises(ArgumentError, match=expected):
+        gauss_newton(backend, series, np.zeros(2))
 
 
 def test_eigenvalues_of_a_matrix_that_is_not_finite_with_torch() -> None:

@@ -191,8 +191,8 @@ def _gradients() -> Iterator[Mutation]:
     yield from numpyro(
         "swapped rows of the table",
         "gradients/saga.py",
-        '"table": table.at[rows].set(gradient)',
-        '"table": table.at[rows[::-1]].set(gradient)',
+        '"table": table.at[rows].set(parts.likelihood)',
+        '"table": table.at[rows[::-1]].set(parts.likelihood)',
         tests,
     )
     yield from numpyro(
@@ -331,7 +331,7 @@ def _stein() -> Iterator[Mutation]:
         "self.optim.update(-phi,",
         "self.optim.update(phi,",
         "svgd engine",
-        pyro=("self._optimizer.step({_NAME: -phi})", "self._optimizer.step({_NAME: phi})"),
+        pyro=("optimizer.step({_NAME: -phi})", "optimizer.step({_NAME: phi})"),
     )
     yield from both(
         "WGD: repulsion with the wrong sign",

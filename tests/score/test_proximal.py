@@ -218,7 +218,8 @@ class Case(contracts.Case):
 
     def bits(self, engine: Any, state: Any) -> list[bytes]:
         """All that the next step needs."""
-        for adam in engine._default_optimizers if self.is_pyro else ():
+        optimizer = engine._state.optimizer if self.is_pyro else None
+        for adam in optimizer.defaults if optimizer else ():
             for group in adam.param_groups:
                 group["lr"] = 0.0  # it is set anew at every iteration
         return super().bits(engine, state)

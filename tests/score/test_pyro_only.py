@@ -23,7 +23,7 @@ from ppl_ext.score import GradientSteps
 from pyro_ext.density import LogDensity, evaluation, handlers
 from pyro_ext.engine import seeded_generator
 from pyro_ext.gradients import GradientEstimator
-from pyro_ext.score import FisherVI, ProximalScoreVI, gradient_steps
+from pyro_ext.score import FisherVI, ProximalScoreVI, gradient_steps, guide_engine
 from pyro_ext.score.fisher import DifferentiableTarget
 from pyro_ext.score.objective import proximal_gradient
 from pyro_ext.score.regression import CLOSED_FORMS, small
@@ -118,9 +118,9 @@ def test_a_guide_with_other_constants_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, other = (GuideRun(FACE, gaussian, "AutoIAFNormal") for _ in range(2))
-    probe = run.engine._probe()
-    assert probe is not None
-    monkeypatch.setattr(run.engine, "_probe", lambda: probe + 1.0)
+    probe, plan = guide_engine._probe, run.engine.plan
+    assert probe(plan) is not None
+    monkeypatch.setattr(guide_engine, "_probe", lambda of: probe(of) + float(of is plan))
     with pytest.raises(ArgumentError, match="another AutoIAFNormal: .*another density"):
         other.load_from(run, tmp_path / "state")
 
@@ -205,7 +205,9 @@ def test_a_broken_inner_step_restores_the_optimizer(monkeypatch: pytest.MonkeyPa
 
     def moments() -> str:
         # Without the learning rate, which is set anew at every iteration.
-        return str([part["state"] for part in run.engine._optimizer.state_dict()["optimizers"]])
+        return str(
+            [part["state"] for part in run.engine._state.optimizer.state_dict()["optimizers"]]
+        )
 
     before, parameters, calls = moments(), run.flat, []
 

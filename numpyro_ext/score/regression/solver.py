@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from jax import Array, random
+from jaxtyping import Float
 
 from numpyro_ext.density import Data
 from numpyro_ext.engine import EngineState
@@ -39,7 +40,7 @@ class RegressionSolver(RegressionExecutor):
 
     def update(
         self, engine: GuideEngine, plan: GuidePlan, state: EngineState, data: Data
-    ) -> tuple[EngineState, Array, dict[str, Array]]:
+    ) -> tuple[EngineState, Float[Array, ""], dict[str, Float[Array, ""]]]:
         """One iteration."""
         target, form, fit = plan.target, self.form, state.algorithm
         rng_key, sample_key = random.split(state.rng_key)

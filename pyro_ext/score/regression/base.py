@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.regression import base
@@ -47,7 +48,7 @@ class ClosedForm(StepwiseForm[State], TensorFunctions):
     antithetic = staticmethod(antithetic)
 
     @staticmethod
-    def filled(shape: tuple[int, ...], like: Tensor, value: float = 0.0) -> Tensor:
+    def filled(shape: tuple[int, ...], like: Tensor, value: float = 0.0) -> Float[Tensor, "*shape"]:
         return like.new_full(shape, value)
 
     @staticmethod

@@ -11,14 +11,14 @@ import torch
 from ppl_ext.proximal import RegressionExecutor
 from pyro_ext.density import Data
 from pyro_ext.engine import Update
-from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, all_finite
+from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState, all_finite
 from pyro_ext.score.regression.base import restored, saved
 
 
 class RegressionSolver(RegressionExecutor):
-    def initial(self, engine: GuideEngine, plan: GuidePlan) -> Any:
-        """The state before the first iteration."""
-        return self.form.initial(engine._parameters)
+    def initial(self, engine: GuideEngine, plan: GuidePlan) -> GuideState:
+        """The engine's state before the first iteration."""
+        return GuideState(method=self.form.initial(plan.parameters))
 
     def saved(self, state: Any) -> Any:
         """A state as plain containers, for a file."""
@@ -31,11 +31,9 @@ class RegressionSolver(RegressionExecutor):
     # Forms may compute by NumPy, and torch says nothing of overflows either.
     @np.errstate(all="ignore")
     @torch.no_grad()
-    def update(
-        self, engine: GuideEngine, plan: GuidePlan, state: Any, data: Data
-    ) -> tuple[Any, Update]:
-        """One iteration; the state is the old one where the step is not finite."""
-        form, parameters = self.form, engine._parameters
+    def update(self, engine: GuideEngine, plan: GuidePlan, state: GuideState, data: Data) -> Update:
+        """One iteration."""
+        form, parameters = self.form, plan.parameters
         draws = form.evaluated_draw(parameters, engine._generator, plan.num_samples)
         found = engine._score(form.to_tensor(draws.theta), data)
         log_p = form.to_array(found.log_density(plan.target.likelihood_temperature))
@@ -46,10 +44,10 @@ class RegressionSolver(RegressionExecutor):
         if finite:
             total = engine._total or 0
             updated, moved = form.update(
-                state, parameters, draws.theta, score, total, log_p, draws.known
+                state.method, parameters, draws.theta, score, total, log_p, draws.known
             )
             finite = all_finite(moved)
             if finite:
-                engine._write(moved)
-                state = updated
-        return state, Update(loss, info, finite)
+                engine._write(plan, moved)
+                state = state._replace(method=updated)
+        return Update(loss, info, finite, state)
