@@ -21,6 +21,7 @@ from jax import Array
 from jaxtyping import Float
 
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.programs import Program
 from ppl_ext.curvature import DENSE_PRIOR_UP_TO, PriorForm, PriorStructure
 
 
@@ -54,7 +55,6 @@ def prior_structure(
     drawn = np.random.default_rng(0).normal(size=target.dim).astype(z.dtype)
     tolerance = 1e3 * float(np.finfo(z.dtype).eps)
 
-    @jax.jit
     def look(z: Array, data: Data, site_of: Array, drawn: Array) -> tuple[Array, Array]:
         product = _products(target, data)
 
@@ -74,8 +74,8 @@ def prior_structure(
 
         return jax.lax.map(within, jnp.arange(len(slices) + 1))
 
-    given = z, data.on_device(), jnp.asarray(site_of), jnp.asarray(drawn)
-    diagonal, same = map(np.asarray, look(*given))
+    program = Program(look, rarely=True)
+    diagonal, same = map(np.asarray, program(z, data.on_device(), site_of, drawn))
     apart, whole = diagonal[:-1], bool(diagonal.all())
     constant = bool(whole and len(z) > 1 and same[-1])
     if form is None:
@@ -103,7 +103,7 @@ def _products(target: LogDensity, data: Data) -> Callable[[Array, Array], Array]
 
 def prior_curvature(
     target: LogDensity, structure: PriorStructure, z: Float[Array, "P D"], data: Data
-) -> Float[Array, ...]:
+) -> Float[Array, " ..."]:
     """Curvature of the log prior at positions z (P, D): its diagonal (P, D'), or (P, D', D').
 
     A constant one has shape (1, D').

@@ -64,9 +64,8 @@ class ProgramCurvature:
         self.coordinates, self.slices = where.numbers, where.slices
         self.sites = tuple(self.slices)
         # Anywhere will do: these positions show the structure, and are not started from.
-        drawn = np.random.default_rng(0).uniform(-1.0, 1.0, (2, target.dim))
-        positions = jnp.asarray(drawn, target.dtype)
-        first = jnp.asarray(drawn[0], target.dtype)
+        drawn = np.random.default_rng(0).uniform(-1.0, 1.0, (2, target.dim)).astype(target.dtype)
+        positions, first = jax.device_put((drawn, drawn[0]))
         self.drawing = self._look_at_likelihood(target, first, data)
         self.prior = prior_structure(target, positions, data, options.prior_form, self.sites)
         self.rows = row_structure(target, first, data, target.first_rows())

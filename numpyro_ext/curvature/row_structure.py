@@ -15,15 +15,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
+from jaxtyping import Float
 
 from numpyro_ext.curvature.fisher import fisher_root, root_for
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.density.outputs import Output
+from numpyro_ext.programs import Program
 from ppl_ext.curvature import RepeatedComponent, RowStructure
 
 
-def row_structure(target: LogDensity, z: Array, data: Data, indices: Indices) -> RowStructure:
+def row_structure(
+    target: LogDensity, z: Float[Array, " D"], data: Data, indices: Indices
+) -> RowStructure:
     """The structure of a batch's rows. Look once, before compiling: values are compared.
 
     A site's rows can be differentiated one by one if the parameters of the batch, at a position
@@ -32,11 +36,10 @@ def row_structure(target: LogDensity, z: Array, data: Data, indices: Indices) ->
     """
     # One row shows nothing of others, which a sweep over all rows has beside it.
     indices = {
-        plate: jnp.asarray(np.arange(2)) if len(rows) == 1 < target.plates[plate].size else rows
+        plate: jax.device_put(np.arange(2)) if len(rows) == 1 < target.plates[plate].size else rows
         for plate, rows in indices.items()
     }
 
-    @jax.jit
     def look(z: Array, data: Data, indices: Indices) -> tuple[Any, Any, Any]:
         together = target.outputs(z, data, indices)
         depends = {name: _dependences(output) for name, output in together.items()}
@@ -46,7 +49,8 @@ def row_structure(target: LogDensity, z: Array, data: Data, indices: Indices) ->
             alone = jax.vmap(lambda number: target.outputs(z, data, {plate: number[None]}))(numbers)
         return together, alone, depends
 
-    together, alone, depends = look(z, data.on_device(), indices)
+    program = Program(look, rarely=True)
+    together, alone, depends = program(z, data.on_device(), indices)
     repeated = {name: _repeated(output, depends[name]) for name, output in together.items()}
     found = {name: components for name, components in repeated.items() if components}
     if alone is None:
@@ -108,7 +112,7 @@ def merged(
     weight: Array,
     repeated: tuple[RepeatedComponent, ...],
     rng_key: Array,
-) -> list[Array]:
+) -> list[Float[Array, " n"]]:
     """The merged whitened outputs of a site, one vector for each repeated component.
 
     Parameters

@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jaxtyping import Float
 
 from numpyro_ext.curvature import Curvature
 from numpyro_ext.density import Data
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.laplace.gaussian import Algebra
+from numpyro_ext.programs import Program
 from ppl_ext.laplace.prior import PriorShell
 
 without_negative = Algebra.without_negative
@@ -20,11 +22,13 @@ without_negative = Algebra.without_negative
 
 class ConditionalPrior(PriorShell):
     def _products(self, positions: np.ndarray, data: Data) -> Callable[[np.ndarray], np.ndarray]:
-        given = jnp.asarray(positions, self.target.dtype)
-        product = jax.jit(
-            jax.vmap(lambda z, vector: self._product(z, data)(vector), (0, None)),
-        )
-        return lambda vector: np.asarray(product(given, vector.astype(given.dtype)))
+        given = jax.device_put(positions.astype(self.target.dtype))
+
+        def products(positions: Array, data: Data, vector: Array) -> Array:
+            return jax.vmap(lambda z: self._product(z, data)(vector))(positions)
+
+        program = Program(products, rarely=True)
+        return lambda vector: np.asarray(program(given, data, vector.astype(given.dtype)))
 
     def _log_prior(self, position: Array, data: Data) -> Array:
         def part(indices: Indices) -> Array:
@@ -48,7 +52,7 @@ class ConditionalPrior(PriorShell):
 
         return product
 
-    def at(self, position: Array, data: Data) -> Curvature:
+    def at(self, position: Float[Array, " D"], data: Data) -> Curvature:
         product = self._product(position, data)
         dim, dtype = len(self.coordinates), position.dtype
         if self.form == "hessian":

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpyro.contrib.einstein.stein_kernels import SteinKernel
 
 from numpyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature, Structure
@@ -65,9 +65,9 @@ class NewtonState(NamedTuple):
 
     particles: Float[Array, "P D"]
     optimizer: Any
-    damping: Array
+    damping: Float[Array, ""]
     curvature: Curvature | None
-    curvature_age: Array
+    curvature_age: Int[Array, ""]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class NewtonPlan(Plan):
     """
 
     program: ProgramCurvature = field(repr=False, compare=False)
-    others: np.ndarray = field(repr=False, compare=False)
+    others: Int[np.ndarray, " others"] = field(repr=False, compare=False)
     solver: Solver
 
 
@@ -216,7 +216,7 @@ class SVN(ParticleEngine):
         """The solver that was given, or the cheapest; sizes decide."""
         costs: dict[Solver, float] = {}
 
-        def look(particles: Array, rng_key: Array) -> None:
+        def look(particles: Array, data: Data, rng_key: Array) -> None:
             curvature = program.at(target, particles, data, rows, rng_key)
             points = particles[:, program.coordinates]
             num_basis = len(self._kernel_of(curvature).interactions(points).basis)
@@ -224,7 +224,7 @@ class SVN(ParticleEngine):
             costs.update(solver_costs(self.system, sizes, len(points), points.shape[1], num_basis))
 
         particles = jax.ShapeDtypeStruct((self.num_particles, target.dim), target.dtype)
-        jax.eval_shape(look, particles, random.PRNGKey(0))
+        jax.eval_shape(look, particles, data, random.PRNGKey(0))
         return choose_solver(self.system.solver, costs)
 
     def _kernel_of(self, curvature: Curvature) -> Kernel:

@@ -22,8 +22,6 @@ ROOT = Path(__file__).parents[2]
 UNTIL_FIRST_STEP = 30
 FOR_A_DIAGNOSTIC = 6
 DIAGNOSTICS = ("get_samples", "elbo", "psis_khat", "ksd", "to_arviz")
-#: Rows of the registry that still take more.
-MORE = ("FisherVI, euclidean", "FisherVI, covariance")
 
 COUNT = """
 import json
@@ -58,7 +56,7 @@ def first_step(name):
     # What a user has before: data on the device, and a key.
     arguments = jax.block_until_ready(jax.device_put(arguments))
     compiled.clear()
-    engine = row.numpyro(program, 10)
+    engine = row.made("numpyro", program, 10)
     state = engine.init(key, *arguments, **options)
     jax.block_until_ready(engine.update(state, *arguments, **options)[0].step)
     return engine, arguments
@@ -103,7 +101,7 @@ def counts() -> dict[str, list[str]]:
     return dict(json.loads(line) for line in ended.stdout.splitlines())
 
 
-@pytest.mark.parametrize("row", sorted(set(REGISTRY) - set(MORE)))
+@pytest.mark.parametrize("row", sorted(REGISTRY))
 def test_first_step(row: str) -> None:
     found = counts()[row]
     assert len(found) <= UNTIL_FIRST_STEP, Counter(found).most_common()
