@@ -224,7 +224,7 @@ class Engine(EngineShell, ABC):
     # Whether latent sites inside a subsampled plate can be carried.
     allow_local_latents = True
     # Steps of a usual run: in fewer, time that is saved in compiling must not be lost.
-    _usual_steps = 1000
+    _usual_steps = 2000
 
     def __init__(
         self,
