@@ -42,6 +42,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
+from jaxtyping import Bool, Float, Int
 from numpyro import optim as numpyro_optim
 from numpyro.util import is_prng_key
 
@@ -78,9 +79,28 @@ class EngineState(NamedTuple):
     algorithm: Any
     estimator: Any
     rng_key: Array
-    step: Array
-    skipped: Array
-    horizon: Array
+    step: Int[Array, ""]
+    skipped: Int[Array, ""]
+    horizon: Int[Array, ""]
+
+
+class _Step(NamedTuple):
+    """One step: the next state, the loss, further figures, and whether all of it was finite."""
+
+    state: EngineState
+    loss: Float[Array, ""]
+    info: dict[str, Float[Array, ""]]
+    finite: Bool[Array, ""]
+
+
+class _Steps(NamedTuple):
+    """``taken`` steps: the last state, the figures of each, and whether the last was finite."""
+
+    taken: Int[Array, ""]
+    state: EngineState
+    losses: Float[Array, " steps"]
+    info: dict[str, Float[Array, " steps"]]
+    finite: Bool[Array, ""]
 
 
 def key_of_draws(state: EngineState) -> Array:
@@ -106,8 +126,8 @@ class RunResult(NamedTuple):
 
     params: dict[str, Any]
     state: EngineState
-    losses: np.ndarray
-    info: dict[str, np.ndarray]
+    losses: Float[np.ndarray, " steps"]
+    info: dict[str, Float[np.ndarray, " steps"]]
 
 
 Callback = Callable[[int, EngineState, Mapping[str, float]], bool | None]
@@ -257,6 +277,11 @@ class Engine(EngineShell, ABC):
         """What the engine decides about a target and its data, checked."""
         return Plan(target, self.estimator or default_estimator(target))
 
+    def _settings(self) -> dict[str, str]:
+        kind = "none" if self.optim is None else type(self.optim).__name__
+        # What optax's are wrapped in says nothing of them.
+        return {**super()._settings(), "optimizer": {"_NumPyroOptim": "optax"}.get(kind, kind)}
+
     @abstractmethod
     def _start(self, plan: Any, rng_key: Array, data: Data) -> Any:
         """Where the algorithm starts, checked: positions, or parameters of a guide."""
@@ -361,9 +386,7 @@ class Engine(EngineShell, ABC):
 
     # -- one step -----------------------------------------------------------------------------
 
-    def _advance(
-        self, plan: Plan, state: EngineState, data: Data
-    ) -> tuple[EngineState, Array, dict[str, Array], Array]:
+    def _advance(self, plan: Plan, state: EngineState, data: Data) -> _Step:
         """One step; when it is not finite the algorithm's state stays as it was."""
         proposed, loss, *rest = self._step(plan, state, data)
         info: dict[str, Array] = rest[0] if rest else {}
@@ -383,7 +406,7 @@ class Engine(EngineShell, ABC):
             skipped=state.skipped + jnp.where(finite, 0, 1).astype(state.skipped.dtype),
             horizon=state.horizon,
         )
-        return advanced, jnp.where(finite, loss, jnp.nan), info, finite
+        return _Step(advanced, jnp.where(finite, loss, jnp.nan), info, finite)
 
     def _chunk(
         self,
@@ -392,41 +415,41 @@ class Engine(EngineShell, ABC):
         state: EngineState,
         data: Data,
         count: Array,
-    ) -> tuple[EngineState, Array, dict[str, Array], Array, Array]:
+    ) -> _Steps:
         """``count`` steps; with ``on_nonfinite="raise"`` only up to the first broken one.
 
         ``advance`` is compiled already, so that the step is traced once for all its uses.
         """
-        _, loss, info, _ = jax.eval_shape(advance, state, data)
-        losses = jnp.full((LARGEST_PIECE,), jnp.nan, loss.dtype)
-        figures = {name: jnp.zeros((LARGEST_PIECE,), value.dtype) for name, value in info.items()}
+        shown = jax.eval_shape(advance, state, data)
+        losses = jnp.full((LARGEST_PIECE,), jnp.nan, shown.loss.dtype)
+        info = {name: jnp.zeros((LARGEST_PIECE,), each.dtype) for name, each in shown.info.items()}
         stop_when_broken = self.on_nonfinite == "raise"
 
-        def unfinished(carry: Any) -> Array:
-            taken, _, _, _, sound = carry
-            return (taken < count) & sound if stop_when_broken else taken < count
+        def unfinished(steps: _Steps) -> Array:
+            more = steps.taken < count
+            return more & steps.finite if stop_when_broken else more
 
-        def step(carry: Any) -> Any:
-            taken, state, losses, figures, _ = carry
-            advanced, loss, info, sound = advance(state, data)
-            losses = losses.at[taken].set(loss)
-            figures = {name: figures[name].at[taken].set(info[name]) for name in figures}
+        def step(steps: _Steps) -> _Steps:
+            taken, state = steps.taken, steps.state
+            advanced, loss, found, finite = advance(state, data)
+            losses = steps.losses.at[taken].set(loss)
+            info = {name: each.at[taken].set(found[name]) for name, each in steps.info.items()}
             if stop_when_broken:
                 # The whole state is kept, minibatch and key included, so that the broken step
                 # can be taken again.
                 kept = advanced.algorithm if plan.keeps_state else None
                 advanced = _choose(
-                    sound,
+                    finite,
                     advanced if kept is None else advanced._replace(algorithm=None),
                     state if kept is None else state._replace(algorithm=None),
                 )
                 if kept is not None:
                     advanced = advanced._replace(algorithm=kept)
-            return taken + 1, advanced, losses, figures, sound
+            return _Steps(taken + 1, advanced, losses, info, finite)
 
-        start = (jnp.asarray(0, jnp.int32), state, losses, figures, jnp.asarray(True))
-        taken, state, losses, figures, sound = lax.while_loop(unfinished, step, start)
-        return state, losses, figures, taken, sound
+        start = _Steps(jnp.asarray(0, jnp.int32), state, losses, info, jnp.asarray(True))
+        found: _Steps = lax.while_loop(unfinished, step, start)
+        return found
 
     # -- verbs --------------------------------------------------------------------------------
 
@@ -445,7 +468,9 @@ class Engine(EngineShell, ABC):
         self._bound, data = self._bind(keys, args, kwargs)
         return self._first_state(self._bound, keys, data)
 
-    def update(self, state: EngineState, *args: Any, **kwargs: Any) -> tuple[EngineState, Array]:
+    def update(
+        self, state: EngineState, *args: Any, **kwargs: Any
+    ) -> tuple[EngineState, Float[Array, ""]]:
         """Take one step with these arguments of the model; return the next state and the loss.
 
         Pure, and may be called inside ``jax.jit``. There a step that is not finite keeps the
@@ -457,14 +482,14 @@ class Engine(EngineShell, ABC):
             Outside ``jax.jit``: the step was not finite and ``on_nonfinite="raise"``.
         """
         self._bound, data = self._bind_again(self._require_bound(), args, kwargs)
-        advanced, loss, _, finite = self._bound.update(state, data)
+        found: _Step = self._bound.update(state, data)
         if (
             self.on_nonfinite == "raise"
-            and not isinstance(finite, jax.core.Tracer)
-            and not bool(finite)
+            and not isinstance(found.finite, jax.core.Tracer)
+            and not bool(found.finite)
         ):
             raise self._nonfinite_error(int(state.step) + 1, state)
-        return advanced, loss
+        return found.state, found.loss
 
     def run(
         self,
@@ -538,14 +563,12 @@ class Engine(EngineShell, ABC):
 
         def take(count: int) -> Piece:
             nonlocal state
-            state, losses, figures, taken, sound = bound.chunk(
-                int(state.step), count, state, bound.data
-            )
-            done = int(taken)
-            if not bool(sound) and self.on_nonfinite == "raise":
+            found: _Steps = bound.chunk(int(state.step), count, state, bound.data)
+            state, done = found.state, int(found.taken)
+            if not bool(found.finite) and self.on_nonfinite == "raise":
                 raise self._nonfinite_error(int(state.step) + 1, state)
-            info = {name: np.asarray(value)[:done] for name, value in figures.items()}
-            return Piece(np.asarray(losses)[:done], info, int(state.skipped))
+            info = {name: np.asarray(value)[:done] for name, value in found.info.items()}
+            return Piece(np.asarray(found.losses)[:done], info, int(state.skipped))
 
         def save() -> None:
             if checkpoint is not None:

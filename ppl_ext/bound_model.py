@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic
 
+from jaxtyping import Float, Int
+
 from ppl_ext.density import Array
 from ppl_ext.errors import ArgumentError
 from ppl_ext.layouts import DataPlate
@@ -50,25 +52,25 @@ class BoundModelShell(ABC, Generic[Array]):
         return tuple(getattr(self.model, "parameter_sites", ()))
 
     @abstractmethod
-    def row_numbers(self, rows: range) -> Array:
+    def row_numbers(self, rows: range) -> Int[Array, " rows"]:
         """Row numbers as an array."""
 
-    def all_rows(self) -> dict[str, Array]:
+    def all_rows(self) -> dict[str, Int[Array, " rows"]]:
         """Row indices of the full data for every plate that the model subsamples itself."""
         return {name: self.row_numbers(range(plate.size)) for name, plate in self.plates.items()}
 
-    def first_rows(self) -> dict[str, Array]:
+    def first_rows(self) -> dict[str, Int[Array, " rows"]]:
         """Row indices of one minibatch for every plate that the model subsamples itself."""
         return {
             name: self.row_numbers(range(plate.subsample_size))
             for name, plate in self.plates.items()
         }
 
-    def rows_for_values(self) -> dict[str, Array]:
+    def rows_for_values(self) -> dict[str, Int[Array, " rows"]]:
         """Rows needed to see every latent site: all when some are local, else one minibatch."""
         return self.all_rows() if self.local_sites else self.first_rows()
 
-    def check_positions(self, positions: Any) -> Array:
+    def check_positions(self, positions: Any) -> Float[Array, "P D"]:
         """See that positions have shape (P, D).
 
         Raises

@@ -55,7 +55,9 @@ class ScoreParts(NamedTuple, Generic[Array]):
         return Score(gradient, self.log_prior, self.log_likelihood)
 
 
-def tempered(log_prior: Array, log_likelihood: Array, temperature: float) -> Array:
+def tempered(
+    log_prior: Float[Array, "*P"], log_likelihood: Float[Array, "*P"], temperature: float
+) -> Float[Array, "*P"]:
     """Log prior + log likelihood / temperature, or the gradients of these."""
     prior: Any = log_prior
     likelihood: Any = log_likelihood

@@ -3,8 +3,9 @@
 Lowers E_q |grad log q - s|^2 in the guide's parameters, where s is the target's score and the
 draws move with the parameters. So the model is differentiated twice: the gradient holds, beside
 that of log q, products of the Hessian of log pi with the residual. Equation 4 of M. Kim,
-"Large-scale Score-based Variational Posterior Inference for Bayesian Deep Neural Networks", which
-names the Euclidean norm Fisher (Hyvarinen 2005) and the norm of Cov(q) Score (Barp et al. 2019).
+"Large-scale Score-based Variational Posterior Inference for Bayesian Deep Neural Networks"
+(https://arxiv.org/abs/2602.05873), which names the Euclidean norm Fisher (Hyvarinen 2005) and the
+norm of Cov(q) Score (Barp et al. 2019).
 """
 
 from __future__ import annotations
@@ -84,8 +85,9 @@ class FisherShell(GuideShell):
 
     References
     ----------
-    A. Hyvarinen, "Estimation of non-normalized statistical models by score matching", JMLR 2005.
-    A. Barp et al., "Minimum Stein discrepancy estimators", NeurIPS 2019.
+    A. Hyvarinen, "Estimation of non-normalized statistical models by score matching", JMLR 2005,
+    https://jmlr.org/papers/v6/hyvarinen05a.html; A. Barp et al., "Minimum Stein discrepancy
+    estimators", NeurIPS 2019, https://arxiv.org/abs/1906.08283.
 
     Raises
     ------

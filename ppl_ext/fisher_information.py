@@ -139,6 +139,20 @@ class FisherRoots(Documented, abc.ABC):
         """Whether a site's Fisher information is made of values drawn from its distribution."""
         return self.root_for(output.distribution) is None and output.base is None
 
+    @staticmethod
+    def rebuilt(output: Any, parameters: Parameters) -> Any:
+        """A site's distribution from its parameters, some of them given, one per element.
+
+        Raises a ValueError where they are not, or where the events are others.
+        """
+        for name, value in output.parameters.items():
+            if tuple(value.shape[: len(output.batch)]) != output.batch:
+                raise ValueError(f"{name} of shape {tuple(value.shape)}, not one per element")
+        built = output.built(parameters)
+        if tuple(built.event_shape) != output.event_shape:
+            raise ValueError(f"events of shape {built.event_shape}, not {output.event_shape}")
+        return built
+
     def cannot_draw(self, output: Any, error: Exception) -> ArgumentError:
         """What is said of a distribution without a root that is not built or drawn from either."""
         return ArgumentError(

@@ -85,10 +85,6 @@ class GuideShell(EngineShell):
         self.clip_norm = clip_norm
         self.initial_scale = initial_scale
         self.total_steps = total_steps
-        self._begin()
-
-    def _begin(self) -> None:
-        """Make what the host's engines hold before they have met the model's arguments."""
 
     @staticmethod
     def _check_flat_density(guide: Any) -> Any:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from ppl_ext.bound_model import BoundModelShell
 from ppl_ext.density import Array, Score, ScoreParts
@@ -108,11 +108,11 @@ class LogDensityShell(ABC, Generic[Array, Data]):
                 f"{rows}. {advice}"
             )
 
-    def all_rows(self) -> dict[str, Array]:
+    def all_rows(self) -> dict[str, Int[Array, " rows"]]:
         """Row indices of the full data for every plate that the model subsamples itself."""
         return self.bound.all_rows()
 
-    def first_rows(self) -> dict[str, Array]:
+    def first_rows(self) -> dict[str, Int[Array, " rows"]]:
         """Row indices of one minibatch for every plate that the model subsamples itself."""
         return self.bound.first_rows()
 
@@ -192,7 +192,7 @@ class LogDensityShell(ABC, Generic[Array, Data]):
         found: Array = self._full("log_density", z, data)
         return found
 
-    def sweep(self, chunk: int | None = None) -> list[tuple[float, dict[str, Array]]]:
+    def sweep(self, chunk: int | None = None) -> list[tuple[float, dict[str, Int[Array, " rows"]]]]:
         """The chunks of a full-data sweep: weights (summing to 1) and row indices.
 
         Several plates give the cross product of their chunks. Without a subsampled plate the

@@ -8,8 +8,8 @@ goes straight into the fit; but steps with scores that come from an overflow are
 *Gaussian score matching* (``GSM``). The guide is moved as little as possible, in Kullback-Leibler
 divergence, such that its score equals the target's at a draw. For a Normal guide that has a closed
 form; over several draws the updates are averaged. After C. Modi, C. Margossian, Y. Yao, R. Gower,
-D. Blei, L. Saul, "Variational inference with Gaussian score matching" (NeurIPS 2023), Theorem 1 and
-Algorithm 1.
+D. Blei, L. Saul, "Variational inference with Gaussian score matching" (NeurIPS 2023,
+https://arxiv.org/abs/2307.07849), Theorem 1 and Algorithm 1.
 
 *Batch and match* (``BaM``), proximal score matching. The objective of one step is the mean over
 draws of |grad log q - s|^2 in the norm of Cov(q), plus (2 / weight) KL(present, q). Its minimum
@@ -23,7 +23,8 @@ and singular values d_i of a root of U times L, the solution is L S L^T, where S
 right singular vectors and eigenvalues ``2 / (1 + sqrt(1 + 4 d_i^2))``. All of it is done on
 roots, so that the covariance is positive definite whatever the scores. After D. Cai, C. Modi,
 L. Pillaud-Vivien, C. Margossian, R. Gower, D. Blei, L. Saul, "Batch and match: black-box
-variational inference with a score-based divergence" (ICML 2024), Algorithm 1.
+variational inference with a score-based divergence" (ICML 2024, https://arxiv.org/abs/2402.14758),
+Algorithm 1.
 """
 
 from __future__ import annotations
@@ -199,7 +200,8 @@ class GSMShell(MatchingShell):
 
     References
     ----------
-    C. Modi et al., "Variational inference with Gaussian score matching", NeurIPS 2023.
+    C. Modi et al., "Variational inference with Gaussian score matching", NeurIPS 2023,
+    https://arxiv.org/abs/2307.07849.
 
     Raises
     ------
@@ -257,7 +259,8 @@ class BaMShell(MatchingShell):
     References
     ----------
     D. Cai et al., "Batch and match: black-box variational inference with a score-based
-    divergence", ICML 2024: Algorithm 1; schedules in sections 5.1 and 5.2.
+    divergence", ICML 2024, https://arxiv.org/abs/2402.14758: Algorithm 1; schedules in sections
+    5.1 and 5.2.
 
     Raises
     ------

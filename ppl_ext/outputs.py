@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple
@@ -123,6 +123,12 @@ def unwrapped(
             masks.append((fn._mask, declared))
         fn = fn.base_dist
     return fn, masks, declared
+
+
+def can_expand(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether an array of a shape can be repeated to another one."""
+    pairs = zip(reversed(shape), reversed(wanted), strict=False)
+    return len(shape) <= len(wanted) and all(size in (1, other) for size, other in pairs)
 
 
 def prediction_terms(

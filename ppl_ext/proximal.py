@@ -5,8 +5,8 @@ present guide. It needs no reparameterised gradient and no second derivative of 
 noisy (minibatch) scores, and evaluates the model once per iteration, before the guide is updated.
 
 After M. Kim, "Large-scale Score-based Variational Posterior Inference for Bayesian Deep Neural
-Networks", equations 7-9 and Algorithm 1. The closed-form solver for Normal guides is this
-project's; see ``ppl_ext.regression``.
+Networks", https://arxiv.org/abs/2602.05873, equations 7-9 and Algorithm 1. The closed-form solver
+for Normal guides is this project's; see ``ppl_ext.regression``.
 """
 
 from __future__ import annotations

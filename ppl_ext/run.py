@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 from tqdm.auto import tqdm
 
 from ppl_ext.errors import ArgumentError, NonFiniteError
@@ -40,8 +41,8 @@ class Piece(NamedTuple):
         Steps that were not finite, of all so far.
     """
 
-    losses: np.ndarray
-    info: dict[str, np.ndarray]
+    losses: Float[np.ndarray, " steps"]
+    info: dict[str, Float[np.ndarray, " steps"]]
     skipped: int = 0
 
     def latest(self) -> dict[str, float]:

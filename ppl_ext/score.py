@@ -30,7 +30,8 @@ class GradientSteps:
     """Optimizer steps down the proximal objective, for every guide with a flat log density.
 
     The solver of M. Kim, "Large-scale Score-based Variational Posterior Inference for Bayesian
-    Deep Neural Networks", Algorithm 1. Defaults of None depend on the guide, see :data:`STEPS`.
+    Deep Neural Networks", https://arxiv.org/abs/2602.05873, Algorithm 1. Defaults of None depend on
+    the guide, see :data:`STEPS`.
 
     Parameters
     ----------

@@ -119,7 +119,7 @@ def cosine_cycles(step_size: float, cycle_length: int) -> Schedule:
     References
     ----------
     R. Zhang et al., "Cyclical stochastic gradient MCMC for Bayesian deep learning", ICLR 2020,
-    equation 1.
+    https://arxiv.org/abs/1902.03932, equation 1.
     """
     check_number("step_size", step_size)
     check_count("cycle_length", cycle_length)

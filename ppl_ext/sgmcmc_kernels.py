@@ -209,7 +209,7 @@ class CyclicalSGLDShell(SGLDShell):
     References
     ----------
     R. Zhang, C. Li, J. Zhang, C. Chen and A. G. Wilson, "Cyclical stochastic gradient MCMC for
-    Bayesian deep learning", ICLR 2020.
+    Bayesian deep learning", ICLR 2020, https://arxiv.org/abs/1902.03932.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ class PSGLDShell(StochasticGradientShell):
     References
     ----------
     C. Li, C. Chen, D. Carlson and L. Carin, "Preconditioned stochastic gradient Langevin dynamics
-    for deep neural networks", AAAI 2016, algorithm 1.
+    for deep neural networks", AAAI 2016, https://arxiv.org/abs/1512.07666, algorithm 1.
     """
 
     def __init__(
@@ -333,7 +333,7 @@ class SGHMCShell(StochasticGradientShell):
     References
     ----------
     T. Chen, E. Fox and C. Guestrin, "Stochastic gradient Hamiltonian Monte Carlo", ICML 2014,
-    equation 9.
+    https://arxiv.org/abs/1402.4102, equation 9.
     """
 
     def __init__(

@@ -1,17 +1,19 @@
 """What all engines share: setting up the target, the run loop, saving, and broken steps.
 
 An engine is a thin shell with the host's verbs around an update function on tensors. It holds the
-options that it was given, the state of its algorithm, and, once it has met the model's arguments,
-one frozen :class:`Plan` of all that it decided then; options are never written over. A subclass
-fills in five hooks:
+options that it was given, and, once it has met the model's arguments, one frozen :class:`Plan` of
+all that it decided then and the state of its algorithm. No hook writes to the engine; a step may
+write into the tensors of the state, as torch's optimizers do. A subclass fills in:
 
 ``_initialize(plan, data)``
-    Builds the algorithm's tensors.
-``_update(plan, data)``
-    Takes one step and returns an :class:`Update`.
-``_algorithm_state()``, ``_load_algorithm_state(state)``
-    Save the algorithm's state.
-``_draw(plan, num_samples)``
+    The algorithm's state before the first step; it holds the tensors that the steps move.
+``_update(plan, state, data)``
+    Takes one step and returns an :class:`Update`, with the next state.
+``_algorithm_state(state)``
+    Tensors and plain values that the next step needs, for saving.
+``_load_algorithm_state(plan, state, saved)``
+    The inverse; ``state`` is one of the same engine, whose tensors may be written to.
+``_draw(plan, state, num_samples)``
     Flat posterior draws (draws, D).
 
 An engine that decides more than the base does has a plan class with more fields, and makes it in
@@ -30,6 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext import state_files
@@ -39,7 +42,7 @@ from ppl_ext.options import described, is_count
 from ppl_ext.run import Cadence, Piece, check_num_steps, take_steps
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.gradients import GradientEstimator, ScoreEstimate, default_estimator
-from pyro_ext.optim import EngineOptimizer, OptimizerLike
+from pyro_ext.optim import OptimizerLike
 
 Callback = Callable[[int, "Engine", Mapping[str, float]], bool | None]
 
@@ -49,11 +52,13 @@ class Update(NamedTuple):
 
     ``loss`` is what the progress bar shows, ``info`` further figures, and ``finite`` tells
     whether the step was taken: an update that is not finite must leave the state as it was.
+    ``state`` is the next state, None where the step wrote into the one before.
     """
 
     loss: float
     info: dict[str, float]
     finite: bool
+    state: Any = None
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,8 @@ class RunResult:
         Further figures of each step, such as the force norm.
     """
 
-    losses: np.ndarray
-    info: dict[str, np.ndarray] = field(default_factory=dict)
+    losses: Float[np.ndarray, " steps"]
+    info: dict[str, Float[np.ndarray, " steps"]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,6 @@ class Engine(EngineShell, ABC):
             first_verbs="run, step or setup (also after load)",
         )
         self.optim = optim
-        self._optimizer: EngineOptimizer | None = None
         self.num_steps_taken = 0
         self.num_skipped = 0
         self.gradient_evaluations = 0.0
@@ -170,6 +174,9 @@ class Engine(EngineShell, ABC):
         self._estimator_state: dict[str, Any] = {}
         seed = int(torch.randint(2**62, ())) if seed is None else int(seed)
         self._generator = seeded_generator(seed)
+        # A generator of its own: asking for draws must not change how a run goes on.
+        self._draws = seeded_generator(self._generator.initial_seed(), 1)
+        self._state: Any = None
         self._pending: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._horizon: int | None = None
 
@@ -185,27 +192,28 @@ class Engine(EngineShell, ABC):
         return Plan(target, self.estimator or default_estimator(target))
 
     @abstractmethod
-    def _initialize(self, plan: Any, data: Data) -> None:
-        """Build the algorithm's tensors."""
+    def _initialize(self, plan: Any, data: Data) -> Any:
+        """The algorithm's state before the first step."""
 
     @abstractmethod
-    def _update(self, plan: Any, data: Data) -> Update:
+    def _update(self, plan: Any, state: Any, data: Data) -> Update:
         """Take one step."""
 
     @abstractmethod
-    def _algorithm_state(self) -> dict[str, Any]:
+    def _algorithm_state(self, state: Any) -> dict[str, Any]:
         """Tensors and plain values that the next step needs, for saving."""
 
     @abstractmethod
-    def _load_algorithm_state(self, state: dict[str, Any]) -> None:
-        """Take over a state from :meth:`_algorithm_state`; tensors are built already."""
+    def _load_algorithm_state(self, plan: Any, state: Any, saved: dict[str, Any]) -> Any:
+        """The state that :meth:`_algorithm_state` saved, in the tensors of the present one."""
 
     def _settings(self) -> dict[str, str]:
-        optimizer = "none" if self._optimizer is None else self._optimizer.description
-        return {**super()._settings(), "optimizer": optimizer}
+        optimizer = getattr(self._state, "optimizer", None)
+        description = "none" if optimizer is None else optimizer.description
+        return {**super()._settings(), "optimizer": description}
 
     @abstractmethod
-    def _draw(self, plan: Any, num_samples: int | None) -> Tensor:
+    def _draw(self, plan: Any, state: Any, num_samples: int | None) -> Float[Tensor, "draws D"]:
         """Flat posterior draws (draws, D)."""
 
     # -- set up ------------------------------------------------------------------------------
@@ -236,19 +244,25 @@ class Engine(EngineShell, ABC):
         data = target.bind(*args, **kwargs)
         plan = self._plan(target, self._generator, data)
         self._estimator_state = plan.estimator.init(target, data, self._generator)
-        self._initialize(plan, data)
+        self._state = self._initialize(plan, data)
         self._bound = _Bound(plan, data)
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self._restore(*pending)
 
-    def _score(self, z: Tensor, data: Data) -> ScoreEstimate:
-        """Score at particles z (P, D) by the engine's estimator, which moves on."""
+    def _score(
+        self, z: Float[Tensor, "P D"], data: Data, target: Any = None, cost: float = 1.0
+    ) -> ScoreEstimate:
+        """Score at particles z (P, D) by the engine's estimator, which moves on.
+
+        Of another ``target`` than the plan's where one is given; each score counts ``cost`` times.
+        """
         plan = self._require_bound().plan
         score, self._estimator_state = plan.estimator.estimate(
-            plan.target, self._estimator_state, z, data, self._generator
+            target or plan.target, self._estimator_state, z, data, self._generator
         )
-        self.gradient_evaluations += z.shape[0] * plan.estimator.evaluations_per_step(plan.target)
+        evaluations = z.shape[0] * plan.estimator.evaluations_per_step(plan.target)
+        self.gradient_evaluations += cost * evaluations
         return score
 
     # -- verbs -------------------------------------------------------------------------------
@@ -267,7 +281,7 @@ class Engine(EngineShell, ABC):
     def _step_once(self) -> Update:
         known = self._require_bound()
         before = self._estimator_state, self._generator.get_state(), self.gradient_evaluations
-        update = self._update(known.plan, known.data)
+        update = self._update(known.plan, self._state, known.data)
         if not update.finite and self.on_nonfinite == "raise":
             self._estimator_state, generator, self.gradient_evaluations = before
             self._generator.set_state(generator)
@@ -275,6 +289,8 @@ class Engine(EngineShell, ABC):
         if not update.finite:
             self.num_skipped += 1
             update = update._replace(loss=math.nan)
+        elif update.state is not None:
+            self._state = update.state
         figures = {"loss": update.loss, **update.info}
         for name in {**self.history, **figures}:
             # A figure that a step did not give is NaN there.
@@ -370,7 +386,7 @@ class Engine(EngineShell, ABC):
         """
         target, data = self.target, self.data
         with torch.no_grad():
-            return target.constrain(self._draw(self.plan, num_samples), data)
+            return target.constrain(self._draw(self.plan, self._state, num_samples), data)
 
     # -- saving ------------------------------------------------------------------------------
 
@@ -386,7 +402,8 @@ class Engine(EngineShell, ABC):
             },
             "estimator": self._estimator_state,
             "generator": self._generator.get_state(),
-            "algorithm": self._algorithm_state(),
+            "draws": self._draws.get_state(),
+            "algorithm": self._algorithm_state(self._state),
         }
         state_files.save(path, self._header(self.plan), state, _as_numpy)
 
@@ -410,10 +427,11 @@ class Engine(EngineShell, ABC):
 
     def _restore(self, header: dict[str, Any], state: dict[str, Any]) -> None:
         state_files.check(header, self._header(self.plan))
-        self._load_algorithm_state(state["algorithm"])
+        self._state = self._load_algorithm_state(self.plan, self._state, state["algorithm"])
         self._restore_counts(state)
         self._estimator_state = state["estimator"]
         self._generator.set_state(state["generator"])
+        self._draws.set_state(state["draws"])
 
     def _restore_counts(self, state: dict[str, Any]) -> None:
         self.num_steps_taken = state["steps"]

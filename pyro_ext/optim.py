@@ -162,6 +162,8 @@ class EngineOptimizer:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._schedulers: list[Any] = []
         self._clips: list[dict[str, float]] = []
+        #: Those that the default made.
+        self.defaults: list[torch.optim.Optimizer] = []
         for number, maker in enumerate(makers):
             for tensor in self._tensors(number):
                 tensor.requires_grad_(True)
@@ -169,6 +171,8 @@ class EngineOptimizer:
             if not all(tensor.is_contiguous() for tensor in self._tensors(number)):
                 _set_unfused(optimizer)
             self._optimizers.append(optimizer)
+            if default is not None and maker in (None, default):
+                self.defaults.append(optimizer)
             self._schedulers.append(scheduler)
             self._clips.append(clip)
 

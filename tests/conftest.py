@@ -257,3 +257,11 @@ def backend(request: pytest.FixtureRequest) -> Any:
         if part is None or IN_CI:
             raise
         pytest.skip(f"{part} is not installed (pip install 'ppl-ext[{OPTIONAL[part]}]')")
+
+
+@pytest.fixture
+def face(backend: Any) -> Any:
+    """Guides of each package in turn, behind the face of ``tests/guides_support.py``."""
+    from tests.guides_support import face_of
+
+    return face_of(backend.name)

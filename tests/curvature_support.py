@@ -133,22 +133,13 @@ def key_of(backend: Any, seed: int = 0) -> tuple[Any, ...]:
 def gauss_newton(backend: Any, model: Any, z: Any, *args: Any) -> np.ndarray:
     """J' F J of a model at a position (D,), from its whitened Jacobian."""
     target, data = backend.target(model, args)
-    room, key = room_of(backend), key_of(backend)
+    room, key = backend.room("curvature"), key_of(backend)
 
     def rows(z: Any) -> Any:
         return room.jacobian_rows(target, z, data, {}, *key)[0]
 
     found = backend.numpy(backend.compiled(rows)(backend.array(z)[None]))
     return np.asarray(found.T @ found)
-
-
-def room_of(backend: Any) -> Any:
-    """The package's room of curvature."""
-    if backend.name == "pyro":
-        import pyro_ext.curvature as room
-    else:
-        import numpyro_ext.curvature as room  # type: ignore[no-redef]
-    return room
 
 
 def root_and_scores(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,11 +31,11 @@ class Verbs:
         self.backend, self.args, self.kwargs = backend, args, kwargs
         self.is_pyro = backend.is_pyro
 
-    def start(self, engine: Any) -> Any:
+    def start(self, engine: Any, seed: int = 0) -> Any:
         """The state before the first step."""
         if self.is_pyro:
             return engine.setup(*self.args, **self.kwargs)
-        return engine.init(self.backend.key(), *self.args, **self.kwargs)
+        return engine.init(self.backend.key(seed), *self.args, **self.kwargs)
 
     def run(self, engine: Any, steps: Any, state: Any = None, **options: Any) -> tuple[Any, Any]:
         """The state after a run, and what the run returned."""
@@ -62,9 +62,9 @@ class Verbs:
         engine.setup(*self.args, **self.kwargs)
         return None
 
-    def samples(self, engine: Any, state: Any) -> dict[str, np.ndarray]:
+    def samples(self, engine: Any, state: Any, number: int | None = None) -> dict[str, np.ndarray]:
         """Draws by site."""
-        found = engine.get_samples(*(() if self.is_pyro else (state,)))
+        found = engine.get_samples(*(() if self.is_pyro else (state,)), num_samples=number)
         return {name: self.backend.numpy(value) for name, value in found.items()}
 
     def taken(self, engine: Any, state: Any) -> int:
@@ -82,7 +82,11 @@ class Verbs:
         import torch
         from torch.utils import _pytree
 
-        whole = engine._algorithm_state(), engine._estimator_state, engine._generator.get_state()
+        whole = (
+            engine._algorithm_state(engine._state),
+            engine._estimator_state,
+            engine._generator.get_state(),
+        )
         return [
             each.detach().numpy().tobytes()
             if isinstance(each, torch.Tensor)
@@ -94,7 +98,9 @@ class Verbs:
         """State of the algorithm alone."""
         if not self.is_pyro:
             return bits_of(state.algorithm)
-        return [repr(each).encode() for each in sorted(_flat(engine._algorithm_state()))]
+        return [
+            repr(each).encode() for each in sorted(_flat(engine._algorithm_state(engine._state)))
+        ]
 
 
 def bits_of(tree: Any) -> list[bytes]:
@@ -131,37 +137,44 @@ def _of_pyro(public: Any) -> Any:
     from pyro_ext.engine import Engine, Update
     from pyro_ext.optim import EngineOptimizer
 
+    class PointState(NamedTuple):
+        z: torch.Tensor
+        optimizer: EngineOptimizer
+
     class NoisyAscent(Engine):
         def __init__(self, *args: Any, num: int = 3, breaks_at: int = -1, **options: Any) -> None:
             super().__init__(*args, **options)
             self.num, self.breaks_at = num, breaks_at
 
-        def _initialize(self, plan: Any, data: Any) -> None:
-            self.z = plan.target.initial_positions(self.num, self._generator, data)
-            self._optimizer = EngineOptimizer(self.optim, {"z": self.z})
+        def _initialize(self, plan: Any, data: Any) -> PointState:
+            z = plan.target.initial_positions(self.num, self._generator, data)
+            return PointState(z, EngineOptimizer(self.optim, {"z": z}))
 
-        def _update(self, plan: Any, data: Any) -> Update:
-            score = self._score(self.z.detach(), data)
+        def _update(self, plan: Any, state: PointState, data: Any) -> Update:
+            score = self._score(state.z.detach(), data)
             noise = 0.1 * torch.randn(score.score.shape, generator=self._generator)
             broken = torch.nan if self.num_steps_taken == self.breaks_at else 1.0
             direction = broken * (score.score + noise)
             finite = bool(torch.isfinite(direction).all())
             if finite:
-                self._optimizer.step({"z": -direction})
+                state.optimizer.step({"z": -direction})
             loss = -float((score.log_prior + score.log_likelihood).mean())
             info = {"norm": float(score.score.norm()), "horizon": float(self._horizon or 0)}
             return Update(loss, info, finite)
 
-        def _algorithm_state(self) -> dict[str, Any]:
-            return {"z": self.z.detach(), "optimizer": self._optimizer.state_dict()}
+        def _algorithm_state(self, state: PointState) -> dict[str, Any]:
+            return {"z": state.z.detach(), "optimizer": state.optimizer.state_dict()}
 
-        def _load_algorithm_state(self, state: dict[str, Any]) -> None:
+        def _load_algorithm_state(
+            self, plan: Any, state: PointState, saved: dict[str, Any]
+        ) -> PointState:
             with torch.no_grad():
-                self.z.copy_(state["z"])
-            self._optimizer.load_state_dict(state["optimizer"])
+                state.z.copy_(saved["z"])
+            state.optimizer.load_state_dict(saved["optimizer"])
+            return state
 
-        def _draw(self, plan: Any, num_samples: int | None) -> Any:
-            return self.z.detach()
+        def _draw(self, plan: Any, state: PointState, num_samples: int | None) -> Any:
+            return state.z.detach()
 
     return NoisyAscent
 

@@ -419,6 +419,24 @@ def face_of(package: str) -> Any:
     return {"pyro": PyroFace, "numpyro": NumPyroFace}[package]()
 
 
+#: Latents of :func:`model_of`, unconstrained.
+DIM = 5
+
+
+@cache
+def model_of(package: str) -> Any:
+    """Sites on purpose not in alphabetical order, with transforms that change the shape."""
+    face = face_of(package)
+    host, dist = face.host, face.dist
+
+    def model() -> None:
+        host.sample("z", dist.Normal(face.zeros(2), 1.0).to_event(1))
+        host.sample("a", dist.LogNormal(0.0, 1.0))
+        host.sample("p", dist.Dirichlet(face.ones(3)))
+
+    return model
+
+
 def divergence(mean: Any, covariance: Any, other_mean: Any, other_covariance: Any) -> float:
     """Nats from a Normal to another one, KL(first | other)."""
     precision = np.linalg.inv(other_covariance)

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+from tests.backends import backend_of
+from tests.stein_support import optimizer
 
 #: Models whose posterior is Normal in unconstrained space.
 NORMAL = (
@@ -35,8 +39,8 @@ class Row:
     ----------
     engine : str
         Public name, the same in both packages.
-    pyro, numpyro : callable
-        Model and number of steps to an engine.
+    options : callable
+        Backend, model and number of steps to the engine's options.
     steps : int
         Steps of a run.
     bias : dict of str to (float, float)
@@ -49,180 +53,58 @@ class Row:
     """
 
     engine: str
-    pyro: Callable[[Any, int], Any]
-    numpyro: Callable[[Any, int], Any]
+    options: Callable[[Any, Any, int], dict[str, Any]]
     steps: int
     bias: dict[str, tuple[float, float]]
     draws: int | None = None
     spread: bool = True
 
-
-def _pyro_adam(rate: float, steps: int) -> Any:
-    import torch
-    from pyro.optim import CosineAnnealingLR
-
-    return CosineAnnealingLR(
-        {"optimizer": torch.optim.Adam, "optim_args": {"lr": rate}, "T_max": steps}
-    )
+    def made(self, package: str, model: Any, steps: int) -> Any:
+        """The engine of a package, for so many steps."""
+        backend = backend_of(package)
+        options = {"seed": 0} if backend.is_pyro else {}
+        options |= self.options(backend, model, steps)
+        return getattr(backend.public, self.engine)(model, **options)
 
 
-def _numpyro_adam(rate: float, steps: int) -> Any:
-    import optax
-
-    return optax.adam(optax.cosine_decay_schedule(rate, steps))
-
-
-def _pyro_svgd(model: Any, steps: int) -> Any:
-    import pyro_ext as px
-
-    kernel = px.RBF() + px.Linear()
-    return px.SVGD(model, _pyro_adam(0.3, steps), kernel, 50, seed=0)
+def adam(backend: Any, rate: float, steps: int) -> Any:
+    """Adam whose rate falls along a cosine."""
+    return optimizer(backend, "adam", rate, steps=steps, cosine=True)
 
 
-def _numpyro_svgd(model: Any, steps: int) -> Any:
-    import numpyro_ext as nx
-
-    return nx.SVGD(model, _numpyro_adam(0.3, steps), nx.RBF() + nx.Linear(), 50)
-
-
-def _pyro_svgd_vr(model: Any, steps: int) -> Any:
-    import pyro_ext as px
-
-    kernel = px.RBF() + px.Linear()
-    return px.SVGDVR(model, _pyro_adam(0.3, steps), kernel, 50, anchor_every=8, seed=0)
+def particles(backend: Any, model: Any, steps: int, **options: Any) -> dict[str, Any]:
+    """Fifty that follow the optimizer."""
+    kernel = backend.public.RBF() + backend.public.Linear()
+    given = {"optim": adam(backend, 0.3, steps), "kernel": kernel, "num_particles": 50}
+    return {**given, **options}
 
 
-def _numpyro_svgd_vr(model: Any, steps: int) -> Any:
-    import numpyro_ext as nx
-
-    kernel = nx.RBF() + nx.Linear()
-    return nx.SVGDVR(model, _numpyro_adam(0.3, steps), kernel, 50, anchor_every=8)
-
-
-def _pyro_svn(model: Any, steps: int) -> Any:
-    import pyro_ext as px
-
-    return px.SVN(model, num_particles=50, seed=0)
+def repulsive(backend: Any, model: Any, steps: int) -> dict[str, Any]:
+    """Fifty with a narrow kernel."""
+    kernel = backend.public.RBF(0.2, metric="variance")
+    return particles(backend, model, steps, optim=adam(backend, 0.1, steps), kernel=kernel)
 
 
-def _numpyro_svn(model: Any, steps: int) -> Any:
-    import numpyro_ext as nx
-
-    return nx.SVN(model, num_particles=50)
-
-
-def _pyro_wgd(model: Any, steps: int) -> Any:
-    import pyro_ext as px
-
-    return px.WGD(model, _pyro_adam(0.1, steps), px.RBF(0.2, metric="variance"), 50, seed=0)
+def proximal(backend: Any, model: Any, steps: int, solver: str) -> dict[str, Any]:
+    """A full-rank guide by one of the solvers."""
+    return {"guide": backend.autoguide.AutoMultivariateNormal(model), "solver": solver}
 
 
-def _numpyro_wgd(model: Any, steps: int) -> Any:
-    import numpyro_ext as nx
-
-    return nx.WGD(model, _numpyro_adam(0.1, steps), nx.RBF(0.2, metric="variance"), 50)
-
-
-def _pyro_ensemble(model: Any, steps: int) -> Any:
-    import pyro_ext as px
-
-    return px.DeepEnsemble(model, _pyro_adam(0.3, steps), num_particles=4, seed=0)
-
-
-def _numpyro_ensemble(model: Any, steps: int) -> Any:
-    import numpyro_ext as nx
-
-    return nx.DeepEnsemble(model, _numpyro_adam(0.3, steps), num_particles=4)
-
-
-def _pyro_laplace(model: Any, steps: int) -> Any:
-    import pyro_ext as px
-
-    return px.LaplaceGGN(model, _pyro_adam(0.3, steps), seed=0)
-
-
-def _numpyro_laplace(model: Any, steps: int) -> Any:
-    import numpyro_ext as nx
-
-    return nx.LaplaceGGN(model, _numpyro_adam(0.3, steps))
-
-
-def _pyro_proximal(solver: str) -> Callable[[Any, int], Any]:
-    def make(model: Any, steps: int) -> Any:
-        from pyro.infer.autoguide import AutoMultivariateNormal
-
-        import pyro_ext as px
-
-        guide = AutoMultivariateNormal(model)
-        return px.ProximalScoreVI(model, guide, solver=solver, seed=0)
-
-    return make
-
-
-def _numpyro_proximal(solver: str) -> Callable[[Any, int], Any]:
-    def make(model: Any, steps: int) -> Any:
-        from numpyro.infer.autoguide import AutoMultivariateNormal
-
-        import numpyro_ext as nx
-
-        return nx.ProximalScoreVI(model, AutoMultivariateNormal(model), solver=solver)
-
-    return make
+def fisher(backend: Any, model: Any, steps: int, norm: str) -> dict[str, Any]:
+    """A full-rank guide by one of the norms."""
+    # Not narrower than the posteriors: see the engine's notes on the start.
+    guide = backend.autoguide.AutoMultivariateNormal(model, init_scale=1.0)
+    return {"guide": guide, "optim": adam(backend, 0.1, steps), "norm": norm, "num_samples": 4}
 
 
 #: NumPyro's start is 20 standard deviations from "gaussian_two_sites", along a narrow direction,
 #: where GSM and BaM hardly move, unless BaM's weight stays large.
 NEAR_NORMAL = tuple(name for name in NORMAL if name != "gaussian_two_sites")
 
-
-def _pyro_matching(name: str, **options: Any) -> Callable[[Any, int], Any]:
-    def make(model: Any, steps: int) -> Any:
-        import pyro_ext as px
-
-        return getattr(px, name)(model, seed=0, **options)
-
-    return make
-
-
-def _numpyro_matching(name: str, **options: Any) -> Callable[[Any, int], Any]:
-    def make(model: Any, steps: int) -> Any:
-        import numpyro_ext as nx
-
-        return getattr(nx, name)(model, **options)
-
-    return make
-
-
-def _pyro_fisher(norm: str) -> Callable[[Any, int], Any]:
-    def make(model: Any, steps: int) -> Any:
-        from pyro.infer.autoguide import AutoMultivariateNormal
-
-        import pyro_ext as px
-
-        # Not narrower than the posteriors: see the engine's notes on the start.
-        guide = AutoMultivariateNormal(model, init_scale=1.0)
-        return px.FisherVI(model, guide, _pyro_adam(0.1, steps), norm, num_samples=4, seed=0)
-
-    return make
-
-
-def _numpyro_fisher(norm: str) -> Callable[[Any, int], Any]:
-    def make(model: Any, steps: int) -> Any:
-        from numpyro.infer.autoguide import AutoMultivariateNormal
-
-        import numpyro_ext as nx
-
-        guide = AutoMultivariateNormal(model, init_scale=1.0)
-        return nx.FisherVI(model, guide, _numpyro_adam(0.1, steps), norm, num_samples=4)
-
-    return make
-
-
 REGISTRY = {
     "SVGD": Row(
         "SVGD",
-        _pyro_svgd,
-        _numpyro_svgd,
+        particles,
         2500,
         # The linear term makes mean and covariance exact for Normal posteriors; the rest is what
         # the optimizer leaves. Elsewhere fifty particles stand for the whole posterior.
@@ -236,16 +118,14 @@ REGISTRY = {
     ),
     "SVGDVR": Row(
         "SVGDVR",
-        _pyro_svgd_vr,
-        _numpyro_svgd_vr,
+        partial(particles, anchor_every=8),
         2500,
         # Nearly as exact as with all rows: what noise is left falls with the rate.
         bias=dict.fromkeys(NORMAL_BY_MINIBATCH, (0.03, 0.05)),
     ),
     "SVN": Row(
         "SVN",
-        _pyro_svn,
-        _numpyro_svn,
+        lambda backend, model, steps: {"num_particles": 50},
         30,
         # As SVGD with the same kernel: mean and covariance are exact for Normal posteriors.
         bias={
@@ -260,8 +140,7 @@ REGISTRY = {
     ),
     "WGD": Row(
         "WGD",
-        _pyro_wgd,
-        _numpyro_wgd,
+        repulsive,
         2500,
         # The density estimate has the target's variance, of which the kernel takes a part: the
         # particles' is 1 / 1.1 of it, and their standard deviation 0.953.
@@ -269,8 +148,7 @@ REGISTRY = {
     ),
     "DeepEnsemble": Row(
         "DeepEnsemble",
-        _pyro_ensemble,
-        _numpyro_ensemble,
+        lambda backend, model, steps: {"optim": adam(backend, 0.3, steps), "num_particles": 4},
         2500,
         # The mode in unconstrained space is the mean of a Normal posterior there.
         bias={"conjugate_normal": (0.02, 0.02), "gaussian_two_sites": (0.05, 0.05)},
@@ -278,8 +156,7 @@ REGISTRY = {
     ),
     "LaplaceGGN": Row(
         "LaplaceGGN",
-        _pyro_laplace,
-        _numpyro_laplace,
+        lambda backend, model, steps: {"optim": adam(backend, 0.3, steps)},
         1000,
         # Exact for Normal posteriors but for what the optimizer leaves. The mode of a Gamma's
         # logarithm is that of its mean, and the Gaussian has no skew.
@@ -291,8 +168,7 @@ REGISTRY = {
     ),
     "ProximalScoreVI, regression": Row(
         "ProximalScoreVI",
-        _pyro_proximal("regression"),
-        _numpyro_proximal("regression"),
+        partial(proximal, solver="regression"),
         1500,
         # Exact for Normal posteriors, without noise; a Normal guide cannot be skewed.
         bias={
@@ -307,16 +183,14 @@ REGISTRY = {
     ),
     "ProximalScoreVI, gradient": Row(
         "ProximalScoreVI",
-        _pyro_proximal("gradient"),
-        _numpyro_proximal("gradient"),
+        partial(proximal, solver="gradient"),
         2000,
         bias={"conjugate_normal": (0.02, 0.02), "gaussian_five": (0.02, 0.02)},
         draws=4000,
     ),
     "GSM": Row(
         "GSM",
-        _pyro_matching("GSM"),
-        _numpyro_matching("GSM"),
+        lambda backend, model, steps: {},
         400,
         # Exact for Normal posteriors; elsewhere it does not settle, and claims nothing.
         bias=dict.fromkeys(NEAR_NORMAL, (0.0, 0.0)),
@@ -324,8 +198,7 @@ REGISTRY = {
     ),
     "BaM": Row(
         "BaM",
-        _pyro_matching("BaM"),
-        _numpyro_matching("BaM"),
+        lambda backend, model, steps: {},
         400,
         # The same, but it settles. Scores of an Exponential have tails too heavy for its batches.
         bias={
@@ -336,24 +209,21 @@ REGISTRY = {
     ),
     "BaM, constant weight": Row(
         "BaM",
-        _pyro_matching("BaM", regularization=24.0),
-        _numpyro_matching("BaM", regularization=24.0),
+        lambda backend, model, steps: {"regularization": 24.0},
         400,
         bias={"gaussian_two_sites": (0.0, 0.0)},
         draws=4000,
     ),
     "FisherVI, euclidean": Row(
         "FisherVI",
-        _pyro_fisher("euclidean"),
-        _numpyro_fisher("euclidean"),
+        partial(fisher, norm="euclidean"),
         800,
         bias={"conjugate_normal": (0.02, 0.02), "lognormal": (0.02, 0.02)},
         draws=4000,
     ),
     "FisherVI, covariance": Row(
         "FisherVI",
-        _pyro_fisher("covariance"),
-        _numpyro_fisher("covariance"),
+        partial(fisher, norm="covariance"),
         800,
         bias={"conjugate_normal": (0.02, 0.02), "lognormal": (0.02, 0.02)},
         draws=4000,

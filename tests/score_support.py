@@ -193,7 +193,7 @@ class GuideRun(Run):
     def reused(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Earlier draws and scores that the gradient solver uses again, the latest first."""
         if self.is_pyro:
-            return self.face.numpy(self.engine._solver_state.reused)
+            return self.face.numpy(self.engine._state.method.reused)
         found = self.face.numpy(self.state.algorithm.reused)
         number, written = len(found.theta), int(found.written)
         order = [(written - 1 - i) % number for i in range(min(number, written))]
@@ -233,7 +233,7 @@ class GuideRun(Run):
             from torch.utils import _pytree
 
             # But for the length of the run.
-            state = {**self.engine._algorithm_state(), "total_steps": None}
+            state = {**self.engine._algorithm_state(self.engine._state), "total_steps": None}
             return [
                 each.detach().numpy().tobytes()
                 if isinstance(each, torch.Tensor)

@@ -54,7 +54,7 @@ class Chains:
         return model
 
 
-class PyroBackend(Chains):
+class PyroChains(Chains):
     """Kernels of ``pyro_ext`` with its vectorised MCMC."""
 
     def noisy(self, variance: float) -> Any:
@@ -136,7 +136,7 @@ class PyroBackend(Chains):
         return np.asarray(effective_sample_size(torch.as_tensor(draws)))
 
 
-class NumPyroBackend(Chains):
+class NumPyroChains(Chains):
     """Kernels of ``numpyro_ext`` with NumPyro's MCMC."""
 
     def noisy(self, variance: float) -> Any:
@@ -217,9 +217,9 @@ class NumPyroBackend(Chains):
         return np.asarray(effective_sample_size(draws))
 
 
-def backend(package: str) -> Any:
-    """The backend of a package."""
-    return (PyroBackend if package == "pyro" else NumPyroBackend)(package)
+def chains_of(package: str) -> Any:
+    """Kernels of a package."""
+    return (PyroChains if package == "pyro" else NumPyroChains)(package)
 
 
 def arguments(found: Any, name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.engine_support import Verbs
 from tests.models import zoo
 
 
@@ -83,26 +84,24 @@ class Run:
         seed: int = 0,
         **named: Any,
     ) -> None:
-        self.backend, self.args, self.kwargs = backend, args, dict(kwargs or {})
-        self.is_pyro = backend.name == "pyro"
+        self.verbs = Verbs(backend, args, **(kwargs or {}))
+        self.backend, self.args, self.kwargs = backend, args, self.verbs.kwargs
+        self.is_pyro = backend.is_pyro
         self._made = name, model, options, named
         seeds = {"seed": seed} if self.is_pyro else {}
-        self.state: Any = None
         self.engine = getattr(backend.public, name)(model, *options, **seeds, **named)
-        if self.is_pyro:
-            self.engine.setup(*args, **self.kwargs)
-        else:
-            self.state = self.engine.init(backend.key(seed), *args, **self.kwargs)
-            self._losses, self._info = np.zeros(0), {}
+        self.state = self.verbs.start(self.engine, seed)
+        self._losses: Any = np.zeros(0)
+        self._info: dict[str, Any] = {}
         if start is not None:
             self._begin_at(backend.array(start))
 
     def _begin_at(self, start: Any) -> None:
         engine = self.engine
         if self.is_pyro:
-            engine._particles.detach().copy_(start)
-            if getattr(engine, "_moved", None) is not None:
-                engine._moved.detach().copy_(start[:, engine.plan.others])
+            engine._state.particles.detach().copy_(start)
+            if getattr(engine._state, "moved", None) is not None:
+                engine._state.moved.detach().copy_(start[:, engine.plan.others])
             return
         algorithm = self.state.algorithm
         if hasattr(algorithm, "particles"):
@@ -131,24 +130,16 @@ class Run:
 
     def step(self, *args: Any) -> float:
         """One step with these arguments in place of the first; its loss."""
-        args = args or self.args
-        if self.is_pyro:
-            return float(self.engine.step(*args, **self.kwargs))
-        self.state, loss = self.engine.update(self.state, *args, **self.kwargs)
+        self.state, loss = self.verbs.step(self.engine, self.state, *args)
         return float(loss)
 
     def run(self, steps: int, **options: Any) -> Run:
         """Further steps."""
-        options = {"progress_bar": False, **self.kwargs, **options}
-        if self.is_pyro:
-            self.engine.run(steps, *self.args, **options)
-            return self
-        key = self.backend.key(0)
-        done = self.engine.run(key, steps, *self.args, init_state=self.state, **options)
-        self.state = done.state
-        self._losses = np.append(self._losses, done.losses)
-        for name, values in done.info.items():
-            self._info[name] = np.append(self._info.get(name, np.zeros(0)), values)
+        self.state, done = self.verbs.run(self.engine, steps, self.state, **options)
+        if not self.is_pyro:
+            self._losses = np.append(self._losses, done.losses)
+            for name, values in done.info.items():
+                self._info[name] = np.append(self._info.get(name, np.zeros(0)), values)
         return self
 
     @property
@@ -160,32 +151,23 @@ class Run:
         """A figure of each step of the runs so far."""
         return np.asarray(self.engine.history[name]) if self.is_pyro else self._info[name]
 
-    def samples(self, *options: Any) -> dict[str, np.ndarray]:
+    @property
+    def skipped(self) -> int:
+        """Steps that were not finite."""
+        return self.verbs.skipped(self.engine, self.state)
+
+    def samples(self, number: int | None = None) -> dict[str, np.ndarray]:
         """Draws by site."""
-        engine = self.engine
-        if self.is_pyro:
-            found = engine.get_samples(*options)
-        else:
-            found = engine.get_samples(self.state, None, *options)
-        return {name: self.backend.numpy(value) for name, value in found.items()}
+        return self.verbs.samples(self.engine, self.state, number)
+
+    def load_from(self, other: Run, path: Any) -> Run:
+        """Go on from the saved state of another run."""
+        self.verbs.save(other.engine, other.state, path)
+        self.state = self.verbs.load(self.engine, path)
+        return self
 
     def saved_and_loaded(self, path: Any, **other: Any) -> Run:
         """This run by another engine, of the same options but those given, from a saved state."""
         name, model, options, named = self._made
-        engine = Run(
-            self.backend,
-            name,
-            model,
-            *options,
-            args=self.args,
-            kwargs=self.kwargs,
-            seed=1,
-            **{**named, **other},
-        )
-        if self.is_pyro:
-            self.engine.save(path)
-            engine.engine.load(path)
-        else:
-            self.engine.save(path, self.state)
-            engine.state = engine.engine.load(path, *self.args, **self.kwargs)
-        return engine
+        given = {"args": self.args, "kwargs": self.kwargs, "seed": 1, **named, **other}
+        return Run(self.backend, name, model, *options, **given).load_from(self, path)

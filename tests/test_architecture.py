@@ -2,13 +2,14 @@
 
 Rules: `ppl_ext` knows no framework; neither package imports the other or the other's framework;
 every room imports only the rooms it may; only `density/` and `guides/` know the hosts' effect
-handlers; both packages have the same files.
+handlers; both packages have the same files; no hook of an engine writes to the engine.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,8 @@ EFFECT_MODULES = {
 ONE_SIDED = {
     "pyro_ext/density/graph.py": "JAX traces by itself; torch needs a traced graph",
     "pyro_ext/density/simplify.py": "XLA simplifies by itself; a traced graph is replayed as it is",
+    "pyro_ext/density/numpy_graph.py": "XLA makes one program of a graph, however small",
+    "pyro_ext/score/regression/small.py": "XLA makes one program of a step, however small",
     "pyro_ext/sgmcmc/mcmc.py": "NumPyro's MCMC has chain_method='vectorized'; Pyro's has no such",
     "pyro_ext/optim.py": "Pyro's optimisers keep global state, which NumPyro's do not have",
     "numpyro_ext/draws.py": "torch compiles no programs of its generator",
@@ -217,8 +220,81 @@ def test_importing_a_package_loads_no_other_framework(package: str, never: set[s
     assert not {name.partition(".")[0] for name in run.stdout.split()} & never
 
 
+def written_on_self(method: ast.FunctionDef) -> list[str]:
+    """What a method assigns to attributes of `self`, or of what they hold, and deletes there."""
+    found = []
+    for node in ast.walk(method):
+        if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            base: ast.expr = node
+            while isinstance(base, ast.Attribute | ast.Subscript):
+                base = base.value
+            if isinstance(base, ast.Name) and base.id == "self":
+                found.append(ast.unparse(node))
+        elif isinstance(node, ast.Call) and "setattr" in ast.unparse(node.func).lower():
+            found.append(ast.unparse(node))
+    return found
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_hook_writes_to_the_engine(package: str) -> None:
+    """The hooks are those that the engine's module names, with those of the other bases."""
+    told = ast.get_docstring(ast.parse((ROOT / package / "engine.py").read_text(encoding="utf-8")))
+    assert told is not None
+    hooks = {*re.findall(r"``(_\w+)\(", told), "_init_direction", "_direction", "_matched"}
+    assert len(hooks) >= 9
+    methods = [
+        (path, node)
+        for path in [*sources(package), *sources("ppl_ext")]
+        for cls in ast.walk(read(path)[1])
+        if isinstance(cls, ast.ClassDef)
+        for node in cls.body
+        if isinstance(node, ast.FunctionDef) and node.name in hooks
+    ]
+    assert {node.name for _, node in methods} == hooks
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name} writes to {target}"
+        for path, node in methods
+        for target in written_on_self(node)
+    ]
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("package", ALL)
+def test_shapes_in_signatures_are_strings(package: str) -> None:
+    """`Float[Array, ...]` fails where a hint is evaluated; any shape at all is written " ..."."""
+    kinds = {"Bool", "Float", "Int", "Int32", "Shaped", "UInt32"}
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}"
+        for path in sources(package)
+        for node in ast.walk(read(path)[1])
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in kinds
+        and not (
+            isinstance(node.slice, ast.Tuple)
+            and isinstance(node.slice.elts[1], ast.Constant)
+            and isinstance(node.slice.elts[1].value, str)
+        )
+    ]
+    assert not wrong, wrong
+
+
 def test_the_rules_see_what_they_look_for() -> None:
-    """The reader of imports finds each way of writing one."""
+    """The reader of imports finds each way of writing one, and that of hooks each assignment."""
+    method = ast.parse(
+        "def hook(self):\n"
+        "    self.a, (b, *self.c) = 1, (2, 3)\n"
+        "    self.d.e[0] += self.read\n"
+        "    del self.f\n"
+        "    def inner():\n        self.g: int = 0\n"
+        "    object.__setattr__(self, 'h', 0)\n"
+        "    b.i = self.read[0]\n"
+    ).body[0]
+    assert isinstance(method, ast.FunctionDef)
+    assert sorted(written_on_self(method)) == [
+        "object.__setattr__(self, 'h', 0)",
+        *["self.a", "self.c", "self.d.e[0]", "self.f", "self.g"],
+    ]
     tree = ast.parse(
         "import a.b\n"
         "from c import d\n"

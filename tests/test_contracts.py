@@ -53,8 +53,8 @@ class Case(Verbs):
 
     def make(self, model: Any = None, **set_options: Any) -> Any:
         """A new engine, as after a restart."""
-        make = self.row.pyro if self.is_pyro else self.row.numpyro
-        engine = make(self.model if model is None else model, STEPS)
+        model = self.model if model is None else model
+        engine = self.row.made(self.backend.name, model, STEPS)
         if self.row.engine == "SVGD":
             engine.annealing = lambda step: 0.5 + 0.05 * step
         for name, value in set_options.items():

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.backends import from_zoo
+from tests.engine_support import Verbs
 from tests.models import zoo
-from tests.registry import REGISTRY, Row
+from tests.registry import REGISTRY
 
-PACKAGES = ("pyro", "numpyro")
 #: Models that differ in plates, masks and scales alone. Those are the target's affair, the same
 #: for all engines, but for the curvature of LaplaceGGN; the fast tests run them for one engine
 #: and for rows that claim no other.
@@ -32,14 +33,8 @@ CLAIMS = [
 ]
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_public_engine_has_a_row(package: str) -> None:
-    if package == "pyro":
-        import pyro_ext as public
-        from pyro_ext.engine import Engine
-    else:
-        import numpyro_ext as public
-        from numpyro_ext.engine import Engine
+def test_every_public_engine_has_a_row(backend: Any) -> None:
+    public, Engine = backend.public, backend.room("engine").Engine
     engines = {
         name
         for name in public.__all__
@@ -48,34 +43,16 @@ def test_every_public_engine_has_a_row(package: str) -> None:
     assert engines == {row.engine for row in REGISTRY.values()}
 
 
-def _draws(package: str, row: Row, name: str) -> dict[str, np.ndarray]:
-    if package == "pyro":
-        from tests.models import pyro_models as models
-
-        model = models.build(name)
-        engine: Any = row.pyro(model, row.steps)
-        args = models.arguments(name)
-        engine.run(row.steps, *args, progress_bar=False, **zoo.ZOO[name].options)
-        draws = engine.get_samples(row.draws)
-    else:
-        import jax
-
-        from tests.models import numpyro_models as models
-
-        model = models.build(name)
-        engine = row.numpyro(model, row.steps)
-        args = models.arguments(name)
-        options = zoo.ZOO[name].options
-        result = engine.run(jax.random.key(0), row.steps, *args, progress_bar=False, **options)
-        draws = engine.get_samples(result.state, num_samples=row.draws)
-    return {site: np.asarray(value, dtype=np.float64) for site, value in draws.items()}
-
-
-@pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize(("row", "name"), CLAIMS)
-def test_moments(package: str, row: str, name: str) -> None:
+def test_moments(backend: Any, row: str, name: str) -> None:
     chosen = REGISTRY[row]
-    draws = _draws(package, chosen, name)
+    model, args, options = from_zoo(backend, name)
+    engine, verbs = chosen.made(backend.name, model, chosen.steps), Verbs(backend, args, **options)
+    state, _ = verbs.run(engine, chosen.steps)
+    draws = {
+        site: np.asarray(value, dtype=np.float64)
+        for site, value in verbs.samples(engine, state, chosen.draws).items()
+    }
     moments = zoo.ZOO[name].moments()
     assert moments
     mean_bias, std_bias = chosen.bias[name]

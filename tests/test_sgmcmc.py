@@ -8,148 +8,149 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.backends import PACKAGES
 from tests.models import zoo
 from tests.sgmcmc_support import (
     arguments,
-    backend,
+    chains_of,
     hamiltonian_covariance,
     langevin_variance,
     require_moments,
 )
 
-both = pytest.mark.parametrize("package", PACKAGES)
-
 MEAN, STD = np.array([1.0, -2.0], np.float32), np.array([0.5, 1.5], np.float32)
 
 
-@both
+@pytest.fixture
+def chains(backend: Any) -> Any:
+    """Kernels of each package in turn."""
+    return chains_of(backend.name)
+
+
 @pytest.mark.parametrize("step_size", [0.2, 0.05])
-def test_langevin_has_the_variance_of_its_step_size(package: str, step_size: float) -> None:
+def test_langevin_has_the_variance_of_its_step_size(chains: Any, step_size: float) -> None:
     """The bias, α / (2 v) relative at first order, is there in full, at two step sizes."""
-    found = backend(package)
-    kernel = found.public.SGLD(found.normal(MEAN, STD), step_size)
-    run = found.sample(kernel, num_samples=3000, warmup=500, num_chains=20)
+    kernel = chains.public.SGLD(chains.normal(MEAN, STD), step_size)
+    run = chains.sample(kernel, num_samples=3000, warmup=500, num_chains=20)
     expected = langevin_variance(STD.astype(float) ** 2, step_size)
     assert expected[0] / STD[0] ** 2 - 1.0 == pytest.approx(step_size / (2 * 0.25), rel=0.7)
-    require_moments(found, run.draws["z"], MEAN, expected)
+    require_moments(chains, run.draws["z"], MEAN, expected)
 
 
-@both
-def test_noise_of_the_scores_adds_its_part(package: str) -> None:
-    found = backend(package)
-    kernel = found.public.SGLD(found.normal(MEAN, STD), 0.1, estimator=found.noisy(4.0))
-    run = found.sample(kernel, num_samples=2000, warmup=200, num_chains=20)
+def test_noise_of_the_scores_adds_its_part(chains: Any) -> None:
+    kernel = chains.public.SGLD(chains.normal(MEAN, STD), 0.1, estimator=chains.noisy(4.0))
+    run = chains.sample(kernel, num_samples=2000, warmup=200, num_chains=20)
     expected = langevin_variance(STD.astype(float) ** 2, 0.1, noise=4.0)
-    require_moments(found, run.draws["z"], MEAN, expected)
+    require_moments(chains, run.draws["z"], MEAN, expected)
 
 
-@both
-def test_the_preconditioner_is_held_after_the_warm_up(package: str) -> None:
-    found = backend(package)
-    kernel = found.public.PSGLD(found.normal(MEAN, STD), 0.1, decay=0.995)
-    run = found.sample(kernel, num_samples=3000, warmup=1000, num_chains=20)
-    if package == "pyro":
-        squares, weight = (kernel.state.dynamics[name] for name in ("squares", "weight"))
-    else:
-        squares, weight = run.mcmc.last_state.dynamics
+def test_the_preconditioner_is_held_after_the_warm_up(chains: Any) -> None:
+    kernel = chains.public.PSGLD(chains.normal(MEAN, STD), 0.1, decay=0.995)
+    run = chains.sample(kernel, num_samples=3000, warmup=1000, num_chains=20)
+    squares, weight = _dynamics(run)
     # Nothing has moved since the warm-up.
-    short = found.sample(kernel, num_samples=1, warmup=1000, num_chains=20)
-    if package == "pyro":
-        held = tuple(kernel.state.dynamics[name] for name in ("squares", "weight"))
-    else:
-        held = short.mcmc.last_state.dynamics
-    for one, two in zip((squares, weight), held, strict=True):
-        np.testing.assert_array_equal(np.asarray(one), np.asarray(two))
-    preconditioner = 1.0 / (1e-5 + np.sqrt(np.asarray(squares / weight, np.float64)))
+    short = chains.sample(kernel, num_samples=1, warmup=1000, num_chains=20)
+    for one, two in zip((squares, weight), _dynamics(short), strict=True):
+        np.testing.assert_array_equal(one, two)
+    preconditioner = 1.0 / (1e-5 + np.sqrt((squares / weight).astype(float)))
     # The mean square of the score is near 1 / v, so that G is near the standard deviation.
     assert np.all(np.abs(preconditioner.mean(0) / STD - 1.0) < 0.2)
     draws = run.draws["z"]
     expected = np.mean(
         [langevin_variance(STD.astype(float) ** 2, 0.1, 0.0, row) for row in preconditioner], 0
     )
-    require_moments(found, draws, MEAN, expected)
+    require_moments(chains, draws, MEAN, expected)
 
 
-@both
-def test_momentum_is_exact_for_a_normal_target_at_a_long_step(package: str) -> None:
+@pytest.mark.parametrize("adapt", ["warmup", "always"])
+def test_preconditioned_steps_follow_the_recursion(chains: Any, adapt: str) -> None:
+    """Without noise, by hand: G = 1 / (damping + the root of the mean square of the scores)."""
+    options = {"decay": 0.8, "damping": 0.3, "adapt": adapt}
+    kernel = chains.public.PSGLD(chains.normal(MEAN, STD), 0.1, **options)
+    kernel._temperature = lambda step: 0.0
+    start = {"z": np.array([[4.0, 1.0]], np.float32)}
+    draws = chains.sample(kernel, num_samples=4, warmup=3, initial=start).draws["z"][0]
+    z = start["z"][0].astype(float)
+    squares, weight = np.zeros(2), 0.0
+    for step in range(7):
+        score = (MEAN - z) / STD**2
+        if step < 3 or adapt == "always":
+            squares, weight = 0.8 * squares + 0.2 * score**2, 0.8 * weight + 0.2
+        z = z + 0.1 / (0.3 + np.sqrt(squares / weight)) * score
+        if step >= 3:
+            np.testing.assert_allclose(draws[step - 3], z, rtol=1e-5)
+
+
+def test_momentum_is_exact_for_a_normal_target_at_a_long_step(chains: Any) -> None:
     """With mass and friction of their own, and a step that the Euler scheme would not survive."""
-    found = backend(package)
     mass = np.array([4.0, 0.5], np.float32)
-    kernel = found.public.SGHMC(found.normal(MEAN, STD), 0.7, friction=3.0, mass=mass, num_steps=2)
-    run = found.sample(kernel, num_samples=3000, warmup=200, num_chains=20)
-    require_moments(found, run.draws["z"], MEAN, STD.astype(float) ** 2)
+    kernel = chains.public.SGHMC(
+        chains.normal(MEAN, STD), 0.7, friction=3.0, mass=mass, num_steps=2
+    )
+    run = chains.sample(kernel, num_samples=3000, warmup=200, num_chains=20)
+    require_moments(chains, run.draws["z"], MEAN, STD.astype(float) ** 2)
 
 
-@both
-def test_friction_takes_out_the_heat_of_noisy_scores(package: str) -> None:
+def test_friction_takes_out_the_heat_of_noisy_scores(chains: Any) -> None:
     """The stationary covariance of the recursion; without friction there is none."""
-    found = backend(package)
-    model, noise, step = found.normal(MEAN[:1], STD[:1]), 20.0, 0.2
-    kernel = found.public.SGHMC(model, step, friction=2.0, estimator=found.noisy(noise))
-    run = found.sample(kernel, num_samples=3000, warmup=200, num_chains=20)
+    model, noise, step = chains.normal(MEAN[:1], STD[:1]), 20.0, 0.2
+    kernel = chains.public.SGHMC(model, step, friction=2.0, estimator=chains.noisy(noise))
+    run = chains.sample(kernel, num_samples=3000, warmup=200, num_chains=20)
     expected = hamiltonian_covariance(0.25, step, 2.0, 1.0, noise)[0, 0]
     assert 1.5 < expected / 0.25 < 3.0
-    require_moments(found, run.draws["z"], MEAN[:1], expected)
-    naive = found.public.SGHMC(model, step, friction=1e-6, estimator=found.noisy(noise))
-    run = found.sample(naive, num_samples=3000, num_chains=20)
+    require_moments(chains, run.draws["z"], MEAN[:1], expected)
+    naive = chains.public.SGHMC(model, step, friction=1e-6, estimator=chains.noisy(noise))
+    run = chains.sample(naive, num_samples=3000, num_chains=20)
     heated = run.draws["z"][:, -500:].var()
     assert heated > 100 * 0.25
 
 
-@both
-def test_minibatches_of_a_conjugate_normal(package: str) -> None:
+def test_minibatches_of_a_conjugate_normal(chains: Any) -> None:
     """Rows with replacement add N² / B times the rows' variance; a control variate takes all."""
-    found = backend(package)
-    model, args, options = arguments(found, "conjugate_normal_subsampled")
+    model, args, options = arguments(chains, "conjugate_normal_subsampled")
     rows = zoo.normal_rows()
     (moment,) = zoo.ZOO["conjugate_normal"].moments()
     variance, step = np.asarray(moment.std) ** 2, 0.02
     noise = 12**2 / 5 * rows.var()
-    public = found.public
+    public = chains.public
     plain = public.SGLD(model, step, estimator=public.Minibatch("replacement"))
-    run = found.sample(plain, args, options, num_samples=3000, warmup=200, num_chains=20)
-    require_moments(found, run.draws["mu"], moment.mean, langevin_variance(variance, step, noise))
+    run = chains.sample(plain, args, options, num_samples=3000, warmup=200, num_chains=20)
+    require_moments(chains, run.draws["mu"], moment.mean, langevin_variance(variance, step, noise))
     # The scores of a Normal mean differ by what does not depend on the row.
     anchored = public.SGLD(model, step, estimator=public.ControlVariate({"mu": np.float32(0.3)}))
-    run = found.sample(anchored, args, options, num_samples=3000, warmup=200, num_chains=20)
-    require_moments(found, run.draws["mu"], moment.mean, langevin_variance(variance, step))
+    run = chains.sample(anchored, args, options, num_samples=3000, warmup=200, num_chains=20)
+    require_moments(chains, run.draws["mu"], moment.mean, langevin_variance(variance, step))
 
 
-@both
-def test_batches_from_a_list(package: str) -> None:
-    found = backend(package)
-    model, args, _ = arguments(found, "logistic_regression_batch_arguments")
+def test_batches_from_a_list(chains: Any) -> None:
+    model, args, _ = arguments(chains, "logistic_regression_batch_arguments")
     size = len(args[0]) // 2
     batches = [tuple(a[k * size : (k + 1) * size] for a in args) for k in range(2)]
-    estimator = found.public.BatchArguments(batches)
-    kernel = found.public.SGHMC(model, 0.1, friction=10.0, estimator=estimator, num_steps=5)
-    run = found.sample(kernel, batches[0], num_samples=300, warmup=50, num_chains=12)
-    _near_logistic(found, run.draws)
+    estimator = chains.public.BatchArguments(batches)
+    kernel = chains.public.SGHMC(model, 0.1, friction=10.0, estimator=estimator, num_steps=5)
+    run = chains.sample(kernel, batches[0], num_samples=300, warmup=50, num_chains=12)
+    _near_logistic(chains, run.draws)
     mode = {name: value.mean((0, 1)).astype(np.float32) for name, value in run.draws.items()}
-    estimator = found.public.ControlVariate(mode, batches=batches)
-    kernel = found.public.SGHMC(model, 0.1, friction=10.0, estimator=estimator, num_steps=5)
-    run = found.sample(kernel, batches[0], num_samples=300, warmup=50, num_chains=12)
-    _near_logistic(found, run.draws)
+    estimator = chains.public.ControlVariate(mode, batches=batches)
+    kernel = chains.public.SGHMC(model, 0.1, friction=10.0, estimator=estimator, num_steps=5)
+    run = chains.sample(kernel, batches[0], num_samples=300, warmup=50, num_chains=12)
+    _near_logistic(chains, run.draws)
 
 
-@both
 @pytest.mark.parametrize("estimator", ["minibatch", "svrg"])
-def test_logistic_regression_with_minibatches(package: str, estimator: str) -> None:
-    found = backend(package)
-    model, args, options = arguments(found, "logistic_regression_subsampled")
-    chosen = found.public.SVRG(4) if estimator == "svrg" else None
-    kernel = found.public.SGHMC(model, 0.1, friction=10.0, estimator=chosen)
-    run = found.sample(kernel, args, options, num_samples=1500, warmup=300, num_chains=10)
-    _near_logistic(found, run.draws)
+def test_logistic_regression_with_minibatches(chains: Any, estimator: str) -> None:
+    model, args, options = arguments(chains, "logistic_regression_subsampled")
+    chosen = chains.public.SVRG(4) if estimator == "svrg" else None
+    kernel = chains.public.SGHMC(model, 0.1, friction=10.0, estimator=chosen)
+    run = chains.sample(kernel, args, options, num_samples=1500, warmup=300, num_chains=10)
+    _near_logistic(chains, run.draws)
 
 
-def _near_logistic(found: Any, draws: dict[str, Any]) -> None:
+def _near_logistic(chains: Any, draws: dict[str, Any]) -> None:
     """Within Monte Carlo error and 0.1 standard deviations, the heat of the minibatches' noise."""
     for moment in zoo.ZOO["logistic_regression"].moments():
         values = moment.statistic(draws)
         flat = values.reshape(values.shape[0] * values.shape[1], -1)
-        size = found.effective_sample_size(values.reshape(*values.shape[:2], -1))
+        size = chains.effective_sample_size(values.reshape(*values.shape[:2], -1))
         assert np.all(size > 200), size
         error = 4.0 / np.sqrt(size)
         bias = np.abs(flat.mean(0) - np.ravel(moment.mean)) / np.ravel(moment.std)
@@ -158,45 +159,39 @@ def _near_logistic(found: Any, draws: dict[str, Any]) -> None:
         assert np.all(ratio < 0.1 + error), (moment.name, ratio)
 
 
-@both
-def test_supports_that_depend_on_other_sites(package: str) -> None:
-    found = backend(package)
-    model, args, options = arguments(found, "dependent_uniform")
-    kernel = found.public.SGHMC(model, 0.3, friction=1.0)
-    run = found.sample(kernel, args, options, num_samples=3000, warmup=300, num_chains=10)
+def test_supports_that_depend_on_other_sites(chains: Any) -> None:
+    model, args, options = arguments(chains, "dependent_uniform")
+    kernel = chains.public.SGHMC(model, 0.3, friction=1.0)
+    run = chains.sample(kernel, args, options, num_samples=3000, warmup=300, num_chains=10)
     assert np.all((run.draws["b"] > 0) & (run.draws["b"] < run.draws["a"]))
     for moment in zoo.ZOO["dependent_uniform"].moments():
         values = moment.statistic(run.draws)
-        size = found.effective_sample_size(values.reshape(*values.shape[:2], -1))
+        size = chains.effective_sample_size(values.reshape(*values.shape[:2], -1))
         error = 0.05 + 4.0 / np.sqrt(size)
         assert np.all(np.abs(values.mean((0, 1)) - moment.mean) / moment.std < error), moment.name
 
 
-@both
-def test_cycles_find_both_modes_where_langevin_dynamics_finds_one(package: str) -> None:
+def test_cycles_find_both_modes_where_langevin_dynamics_finds_one(chains: Any) -> None:
     """Ten chains from one mode, 4,000 steps each."""
-    found = backend(package)
-    model, start = found.two_modes(5.0), {"z": np.full(10, 5.0, np.float32)}
-    cyclical = found.public.CyclicalSGLD(model, 1.5, cycle_length=200, exploration=0.75)
+    model, start = chains.two_modes(5.0), {"z": np.full(10, 5.0, np.float32)}
+    cyclical = chains.public.CyclicalSGLD(model, 1.5, cycle_length=200, exploration=0.75)
     assert cyclical.draws_per_cycle == 50
-    run = found.sample(cyclical, num_samples=1000, num_chains=10, initial=start)
+    run = chains.sample(cyclical, num_samples=1000, num_chains=10, initial=start)
     assert np.sum((run.draws["z"].min(1) < -3) & (run.draws["z"].max(1) > 3)) >= 9
     np.testing.assert_array_equal(run.figures["cycle"][0], np.repeat(np.arange(20), 50))
     # Draws are of the modes, not of the way between them.
     assert np.mean(np.abs(np.abs(run.draws["z"]) - 5.0) < 3.0) > 0.97
-    plain = found.public.SGLD(model, 0.05)
-    run = found.sample(plain, num_samples=4000, num_chains=10, initial=start)
+    plain = chains.public.SGLD(model, 0.05)
+    run = chains.sample(plain, num_samples=4000, num_chains=10, initial=start)
     assert np.sum(run.draws["z"].min(1) < -3) <= 1
 
 
-@both
-def test_exploring_without_noise_is_gradient_ascent(package: str) -> None:
-    found = backend(package)
-    kernel = found.public.CyclicalSGLD(
-        found.normal(MEAN, STD), 0.1, 10, exploration=0.9, exploration_temperature=0.0
+def test_exploring_without_noise_is_gradient_ascent(chains: Any) -> None:
+    kernel = chains.public.CyclicalSGLD(
+        chains.normal(MEAN, STD), 0.1, 10, exploration=0.9, exploration_temperature=0.0
     )
     start = {"z": np.array([[4.0, 1.0]], np.float32)}
-    run = found.sample(kernel, num_samples=1, initial=start)
+    run = chains.sample(kernel, num_samples=1, initial=start)
     z = start["z"][0].astype(float)
     steps = 0.05 * (np.cos(np.pi * np.arange(10) / 10) + 1.0)
     for step in steps[:9]:
@@ -207,11 +202,9 @@ def test_exploring_without_noise_is_gradient_ascent(package: str) -> None:
     assert np.all(np.abs(run.draws["z"][0, 0] - last) > 1e-3 * noise)
 
 
-@both
-def test_a_step_that_is_not_finite_is_not_taken(package: str) -> None:
-    found = backend(package)
-    kernel = found.public.SGHMC(found.normal(MEAN, STD), 0.1, estimator=found.broken())
-    run = found.sample(kernel, num_samples=9, num_chains=2)
+def test_a_step_that_is_not_finite_is_not_taken(chains: Any) -> None:
+    kernel = chains.public.SGHMC(chains.normal(MEAN, STD), 0.1, estimator=chains.broken())
+    run = chains.sample(kernel, num_samples=9, num_chains=2)
     expected = np.zeros((2, 9), bool)
     expected[1, 2::3] = True
     np.testing.assert_array_equal(run.figures["diverging"], expected)
@@ -221,8 +214,10 @@ def test_a_step_that_is_not_finite_is_not_taken(package: str) -> None:
     np.testing.assert_array_equal(same, expected[:, 1:])
     np.testing.assert_array_equal(_state(run).num_diverging, [0, 3])
     # A draw of several steps tells of each.
-    kernel = found.public.SGHMC(found.normal(MEAN, STD), 0.1, estimator=found.broken(), num_steps=4)
-    run = found.sample(kernel, num_samples=3, num_chains=2)
+    kernel = chains.public.SGHMC(
+        chains.normal(MEAN, STD), 0.1, estimator=chains.broken(), num_steps=4
+    )
+    run = chains.sample(kernel, num_samples=3, num_chains=2)
     np.testing.assert_array_equal(run.figures["diverging"], [[False] * 3, [True] * 3])
 
 
@@ -231,12 +226,16 @@ def _state(run: Any) -> Any:
     return run.mcmc.kernel.state if hasattr(run.mcmc, "kernel") else run.mcmc.last_state
 
 
-@both
-def test_the_potential_energy_is_that_of_the_tempered_density(package: str) -> None:
-    found = backend(package)
-    model, args, _ = arguments(found, "conjugate_normal")
-    kernel = found.public.SGLD(model, 1e-3, likelihood_temperature=2.0)
-    run = found.sample(kernel, args, num_samples=1, initial={"mu": np.array([0.7], np.float32)})
+def _dynamics(run: Any) -> list[np.ndarray]:
+    """Mean squares of the scores and their weight at the end."""
+    found = _state(run).dynamics
+    return [np.asarray(each) for each in (found.values() if isinstance(found, dict) else found)]
+
+
+def test_the_potential_energy_is_that_of_the_tempered_density(chains: Any) -> None:
+    model, args, _ = arguments(chains, "conjugate_normal")
+    kernel = chains.public.SGLD(model, 1e-3, likelihood_temperature=2.0)
+    run = chains.sample(kernel, args, num_samples=1, initial={"mu": np.array([0.7], np.float32)})
     rows = zoo.normal_rows()
     log_prior = -0.5 * (0.7 / 3.0) ** 2 - np.log(3.0) - 0.5 * np.log(2 * np.pi)
     log_likelihood = -0.5 * np.sum((rows - 0.7) ** 2) - 6.0 * np.log(2 * np.pi)
@@ -244,20 +243,18 @@ def test_the_potential_energy_is_that_of_the_tempered_density(package: str) -> N
     np.testing.assert_allclose(energy, [-(log_prior + log_likelihood / 2.0)], rtol=1e-5)
 
 
-@both
-def test_chains_draw_rows_of_their_own(package: str) -> None:
+def test_chains_draw_rows_of_their_own(chains: Any) -> None:
     """From one start and without noise, chains differ by their minibatches alone."""
-    found = backend(package)
-    public = found.public
-    model, args, options = arguments(found, "logistic_regression_subsampled")
-    given, rows, _ = arguments(found, "logistic_regression_batch_arguments")
+    public = chains.public
+    model, args, options = arguments(chains, "logistic_regression_subsampled")
+    given, rows, _ = arguments(chains, "logistic_regression_batch_arguments")
     batches = [tuple(a[k * 15 : (k + 1) * 15] for a in rows) for k in range(4)]
     anchor = {"w": np.ones(3, np.float32), "b": np.float32(1.0)}
     start = {"w": np.zeros((3, 3), np.float32), "b": np.zeros(3, np.float32)}
     for estimator in (None, public.SVRG(50), public.ControlVariate(anchor)):
         kernel = public.SGLD(model, 0.01, estimator=estimator)
         kernel._temperature = lambda step: 0.0
-        run = found.sample(kernel, args, options, num_samples=9, num_chains=3, initial=start)
+        run = chains.sample(kernel, args, options, num_samples=9, num_chains=3, initial=start)
         assert len(np.unique(run.draws["b"][:, -1])) == 3
     for estimator in (
         public.BatchArguments(batches),
@@ -265,44 +262,39 @@ def test_chains_draw_rows_of_their_own(package: str) -> None:
     ):
         kernel = public.SGLD(given, 0.01, estimator=estimator)
         kernel._temperature = lambda step: 0.0
-        run = found.sample(kernel, batches[0], num_samples=9, num_chains=3, initial=start)
+        run = chains.sample(kernel, batches[0], num_samples=9, num_chains=3, initial=start)
         # All four batches come up in the first round, in an order that is likely to differ.
         assert len(np.unique(run.draws["b"][:, 1])) > 1
-    with pytest.raises(found.public.ArgumentError, match="SAGA, which draws one set"):
-        kernel = found.public.SGLD(model, 0.01, estimator=found.public.SAGA())
-        found.sample(kernel, args, options, num_samples=1, num_chains=3)
+    with pytest.raises(chains.public.ArgumentError, match="SAGA, which draws one set"):
+        kernel = chains.public.SGLD(model, 0.01, estimator=chains.public.SAGA())
+        chains.sample(kernel, args, options, num_samples=1, num_chains=3)
 
 
-@both
-def test_thinning_keeps_every_other_draw(package: str) -> None:
-    found = backend(package)
+def test_thinning_keeps_every_other_draw(chains: Any) -> None:
     start = {"z": np.zeros((1, 2), np.float32)}
-    kernel = found.public.SGLD(found.normal(MEAN, STD), 0.1)
-    every = found.sample(kernel, num_samples=8, warmup=2, initial=start).draws["z"]
-    kept = found.sample(kernel, num_samples=4, warmup=2, thinning=2, initial=start).draws["z"]
+    kernel = chains.public.SGLD(chains.normal(MEAN, STD), 0.1)
+    every = chains.sample(kernel, num_samples=8, warmup=2, initial=start).draws["z"]
+    kept = chains.sample(kernel, num_samples=4, warmup=2, thinning=2, initial=start).draws["z"]
     np.testing.assert_allclose(kept, every[:, 1::2], rtol=1e-6)
-    cyclical = found.public.CyclicalSGLD(found.normal(MEAN, STD), 0.1, 4, exploration=0.25)
-    labels = found.sample(cyclical, num_samples=6, thinning=2).figures["cycle"][0]
+    cyclical = chains.public.CyclicalSGLD(chains.normal(MEAN, STD), 0.1, 4, exploration=0.25)
+    labels = chains.sample(cyclical, num_samples=6, thinning=2).figures["cycle"][0]
     np.testing.assert_array_equal(labels, np.repeat(np.arange(4), 3)[1::2])
 
 
-@both
-def test_a_kernel_serves_other_data(package: str) -> None:
+def test_a_kernel_serves_other_data(chains: Any) -> None:
     """Longer data are taken whole, and a run before keeps its own."""
-    found = backend(package)
-    model, (rows,), options = arguments(found, "conjugate_normal_subsampled")
-    estimator = found.public.ControlVariate({"mu": np.float32(1.0)})
-    kernel = found.public.SGLD(model, 1e-7, estimator=estimator)
-    first = found.sample(kernel, (rows[:7],), options, num_samples=2)
-    again = found.sample(kernel, (rows,), options, num_samples=2)
+    model, (rows,), options = arguments(chains, "conjugate_normal_subsampled")
+    estimator = chains.public.ControlVariate({"mu": np.float32(1.0)})
+    kernel = chains.public.SGLD(model, 1e-7, estimator=estimator)
+    first = chains.sample(kernel, (rows[:7],), options, num_samples=2)
+    again = chains.sample(kernel, (rows,), options, num_samples=2)
     assert kernel.target.plates["N"].size == 12
-    assert found.public.to_arviz(first.mcmc).log_likelihood["y"].shape == (1, 2, 7)
-    assert found.public.to_arviz(again.mcmc).log_likelihood["y"].shape == (1, 2, 12)
+    assert chains.public.to_arviz(first.mcmc).log_likelihood["y"].shape == (1, 2, 7)
+    assert chains.public.to_arviz(again.mcmc).log_likelihood["y"].shape == (1, 2, 12)
 
 
-@both
-def test_kernels_can_be_sent_to_other_processes(package: str) -> None:
-    public = backend(package).public
+def test_kernels_can_be_sent_to_other_processes(chains: Any) -> None:
+    public = chains.public
     for step in (0.1, public.polynomial_decay(0.1), public.cosine_cycles(0.1, 5)):
         copy = pickle.loads(pickle.dumps(public.SGLD(print, step)))
         assert float(copy.step_size(3)) == float(public.SGLD(print, step).step_size(3))
@@ -312,9 +304,9 @@ def test_numpyro_resumes_to_the_last_bit() -> None:
     import jax
     from numpyro.infer import MCMC
 
-    found = backend("numpyro")
-    model, args, options = arguments(found, "conjugate_normal_subsampled")
-    kernel = found.public.PSGLD(model, 0.01)
+    chains = chains_of("numpyro")
+    model, args, options = arguments(chains, "conjugate_normal_subsampled")
+    kernel = chains.public.PSGLD(model, 0.01)
 
     def mcmc(num_samples: int) -> Any:
         return MCMC(kernel, num_warmup=10, num_samples=num_samples, progress_bar=False)
@@ -334,27 +326,27 @@ def test_numpyro_resumes_to_the_last_bit() -> None:
 def test_pyro_resumes_to_the_last_bit(tmp_path: Any) -> None:
     import torch
 
-    found = backend("pyro")
-    model, args, options = arguments(found, "conjugate_normal_subsampled")
+    chains = chains_of("pyro")
+    model, args, options = arguments(chains, "conjugate_normal_subsampled")
 
     def kernel(step_size: float = 0.01) -> Any:
-        return found.public.PSGLD(model, step_size)
+        return chains.public.PSGLD(model, step_size)
 
-    whole = found.sample(kernel(), args, options, num_samples=20, warmup=10, num_chains=2)
-    first = found.sample(kernel(), args, options, num_samples=10, warmup=10, num_chains=2)
+    whole = chains.sample(kernel(), args, options, num_samples=20, warmup=10, num_chains=2)
+    first = chains.sample(kernel(), args, options, num_samples=10, warmup=10, num_chains=2)
     torch.save(first.mcmc.kernel.state_dict(), tmp_path / "chains.pt")
     state = torch.load(tmp_path / "chains.pt", weights_only=False)
     resumed = kernel()
     resumed.load_state_dict(state)
-    second = found.sample(resumed, args, options, num_samples=10, num_chains=2, seed=5)
+    second = chains.sample(resumed, args, options, num_samples=10, num_chains=2, seed=5)
     joined = np.concatenate([first.draws["mu"], second.draws["mu"]], 1)
     np.testing.assert_array_equal(joined, whole.draws["mu"])
-    with pytest.raises(found.public.ArgumentError, match="Expected a state of SGLD, found PSGLD"):
-        found.public.SGLD(model, 0.01).load_state_dict(state)
+    with pytest.raises(chains.public.ArgumentError, match="Expected a state of SGLD, found PSGLD"):
+        chains.public.SGLD(model, 0.01).load_state_dict(state)
     other = kernel()
     other.load_state_dict(state)
-    with pytest.raises(found.public.ArgumentError, match="'chains': 2"):
-        found.sample(other, args, options, num_samples=1, num_chains=3)
+    with pytest.raises(chains.public.ArgumentError, match="'chains': 2"):
+        chains.sample(other, args, options, num_samples=1, num_chains=3)
 
 
 def test_pyros_own_mcmc_runs_the_kernels(monkeypatch: Any) -> None:
@@ -362,11 +354,11 @@ def test_pyros_own_mcmc_runs_the_kernels(monkeypatch: Any) -> None:
     import torch
     from pyro.infer import MCMC
 
-    found = backend("pyro")
-    model, args, options = arguments(found, "dependent_uniform")
+    chains = chains_of("pyro")
+    model, args, options = arguments(chains, "dependent_uniform")
     pyro.set_rng_seed(0)
     start = {"a": torch.tensor([0.3, -0.3]), "b": torch.tensor([0.1, 0.2])}
-    kernel = found.public.SGLD(model, 1e-8)
+    kernel = chains.public.SGLD(model, 1e-8)
     # One core is left for the main process; with chains in processes this would test less.
     monkeypatch.setattr(torch.multiprocessing, "cpu_count", lambda: 2)
     with pytest.warns(UserWarning, match="sequentially"):
@@ -388,8 +380,8 @@ def test_numpyros_other_ways_of_running_chains() -> None:
     import jax
     from numpyro.infer import MCMC
 
-    found = backend("numpyro")
-    kernel = found.public.SGLD(found.normal(MEAN, STD), 0.1)
+    chains = chains_of("numpyro")
+    kernel = chains.public.SGLD(chains.normal(MEAN, STD), 0.1)
     draws = []
     for method in ("vectorized", "sequential", jax.vmap):
         mcmc = MCMC(
@@ -407,13 +399,11 @@ def test_numpyros_other_ways_of_running_chains() -> None:
     np.testing.assert_allclose(draws[2], draws[0], rtol=1e-5)
 
 
-@both
-def test_what_arviz_gets(package: str) -> None:
-    found = backend(package)
-    model, args, options = arguments(found, "logistic_regression_subsampled")
-    kernel = found.public.CyclicalSGLD(model, 0.05, 10)
-    run = found.sample(kernel, args, options, num_samples=6, num_chains=2)
-    data = found.public.to_arviz(run.mcmc)
+def test_what_arviz_gets(chains: Any) -> None:
+    model, args, options = arguments(chains, "logistic_regression_subsampled")
+    kernel = chains.public.CyclicalSGLD(model, 0.05, 10)
+    run = chains.sample(kernel, args, options, num_samples=6, num_chains=2)
+    data = chains.public.to_arviz(run.mcmc)
     assert dict(data.posterior.sizes)["chain"] == 2
     assert dict(data.posterior.sizes)["draw"] == 6
     for name, values in run.draws.items():
@@ -424,15 +414,13 @@ def test_what_arviz_gets(package: str) -> None:
     assert data.log_likelihood["y"].shape == (2, 6, 60)
     assert data.posterior.attrs["sample_kind"] == "Markov chains"
     assert data.posterior.attrs["engine"] == "CyclicalSGLD"
-    with pytest.raises(found.public.ArgumentError, match="no num_samples"):
-        found.public.to_arviz(run.mcmc, num_samples=3)
+    with pytest.raises(chains.public.ArgumentError, match="no num_samples"):
+        chains.public.to_arviz(run.mcmc, num_samples=3)
 
 
-@both
-def test_what_arviz_gets_of_the_hosts_kernels(package: str) -> None:
-    found = backend(package)
-    model, args, _ = arguments(found, "conjugate_normal")
-    if package == "pyro":
+def test_what_arviz_gets_of_the_hosts_kernels(chains: Any) -> None:
+    model, args, _ = arguments(chains, "conjugate_normal")
+    if chains.backend.is_pyro:
         import pyro
         from pyro.infer import HMC, MCMC
 
@@ -450,7 +438,7 @@ def test_what_arviz_gets_of_the_hosts_kernels(package: str) -> None:
             progress_bar=False,
         )
         mcmc.run(jax.random.key(0), *args)
-    data = found.public.to_arviz(mcmc)
+    data = chains.public.to_arviz(mcmc)
     assert data.posterior["mu"].shape == (1, 5)
     assert data.log_likelihood["y"].shape == (1, 5, 12)
     assert data.sample_stats["diverging"].shape == (1, 5)
@@ -461,30 +449,26 @@ def test_statistics_alone_are_no_draws() -> None:
 
     import pyro_ext as px
 
-    model, args, _ = arguments(backend("pyro"), "conjugate_normal")
+    model, args, _ = arguments(chains_of("pyro"), "conjugate_normal")
     mcmc = StreamingMCMC(HMC(model, step_size=0.1, num_steps=2), 2, warmup_steps=1)
     with pytest.raises(px.ArgumentError, match="statistics of them alone"):
         px.to_arviz(mcmc, *args)
 
 
-@both
-def test_a_falling_step_size_is_taken(package: str) -> None:
+def test_a_falling_step_size_is_taken(chains: Any) -> None:
     """Without noise, by hand: steps of gradient ascent of the sizes of the schedule."""
-    found = backend(package)
-    kernel = found.public.SGLD(found.normal(MEAN, STD), lambda step: 0.2 / (1.0 + step))
+    kernel = chains.public.SGLD(chains.normal(MEAN, STD), lambda step: 0.2 / (1.0 + step))
     kernel._temperature = lambda step: 0.0
     start = {"z": np.array([[4.0, 1.0]], np.float32)}
-    draws = found.sample(kernel, num_samples=3, initial=start).draws["z"][0]
+    draws = chains.sample(kernel, num_samples=3, initial=start).draws["z"][0]
     z = start["z"][0].astype(float)
     for step in range(3):
         z = z + 0.2 / (1.0 + step) * (MEAN - z) / STD**2
         np.testing.assert_allclose(draws[step], z, rtol=1e-5)
 
 
-@both
-def test_bad_input_is_refused_before_any_step(package: str) -> None:
-    found = backend(package)
-    public, model = found.public, found.normal(MEAN, STD)
+def test_bad_input_is_refused_before_any_step(chains: Any) -> None:
+    public, model = chains.public, chains.normal(MEAN, STD)
     refused: list[tuple[Any, str]] = [
         (lambda: public.SGLD(model, -0.1), "step_size to be a finite number > 0"),
         (lambda: public.SGLD(model, 0.1, estimator="svrg"), "GradientEstimator"),
@@ -495,21 +479,21 @@ def test_bad_input_is_refused_before_any_step(package: str) -> None:
         (lambda: public.CyclicalSGLD(model, 0.1, 10, exploration=1.0), "exploration < 1"),
         (lambda: public.polynomial_decay(1.0, power=0.4), "power"),
         (lambda: public.ControlVariate([1.0]), "map each latent site"),
-        (lambda: found.sample(public.PSGLD(model, 0.1), num_samples=1), "warm-up"),
+        (lambda: chains.sample(public.PSGLD(model, 0.1), num_samples=1), "warm-up"),
         (
-            lambda: found.sample(public.SGHMC(model, 0.1, mass=[1.0, 2.0, 3.0]), num_samples=1),
+            lambda: chains.sample(public.SGHMC(model, 0.1, mass=[1.0, 2.0, 3.0]), num_samples=1),
             "mass to be positive",
         ),
         (
-            lambda: found.sample(public.SGHMC(model, 0.1, mass={"z": [1.0] * 3}), num_samples=1),
+            lambda: chains.sample(public.SGHMC(model, 0.1, mass={"z": [1.0] * 3}), num_samples=1),
             "mass of site 'z'",
         ),
         (
-            lambda: found.sample(public.SGHMC(model, 0.1, mass="a"), num_samples=1),
+            lambda: chains.sample(public.SGHMC(model, 0.1, mass="a"), num_samples=1),
             "mass to hold numbers",
         ),
         (
-            lambda: found.sample(
+            lambda: chains.sample(
                 public.SGLD(model, 0.1), num_samples=1, initial={"z": np.zeros((1, 3), np.float32)}
             ),
             "init",
@@ -520,13 +504,11 @@ def test_bad_input_is_refused_before_any_step(package: str) -> None:
             call()
 
 
-@both
-def test_a_batch_as_argument_is_not_taken_for_all_rows(package: str) -> None:
-    found = backend(package)
-    model, args, _ = arguments(found, "logistic_regression_batch_arguments")
+def test_a_batch_as_argument_is_not_taken_for_all_rows(chains: Any) -> None:
+    model, args, _ = arguments(chains, "logistic_regression_batch_arguments")
     batch = tuple(a[:15] for a in args)
-    with pytest.raises(found.public.ArgumentError, match="BatchArguments"):
-        found.sample(found.public.SGLD(model, 0.1), batch, num_samples=1)
-    wrong = found.public.BatchArguments([batch, batch])
-    with pytest.raises(found.public.ArgumentError, match="once"):
-        found.sample(found.public.SGLD(model, 0.1, estimator=wrong), batch, num_samples=1)
+    with pytest.raises(chains.public.ArgumentError, match="BatchArguments"):
+        chains.sample(chains.public.SGLD(model, 0.1), batch, num_samples=1)
+    wrong = chains.public.BatchArguments([batch, batch])
+    with pytest.raises(chains.public.ArgumentError, match="once"):
+        chains.sample(chains.public.SGLD(model, 0.1, estimator=wrong), batch, num_samples=1)

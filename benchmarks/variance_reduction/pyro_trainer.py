@@ -24,14 +24,14 @@ class _ResetSVGD(px.SVGD):
 
     reset_every = 0
 
-    def _update(self, plan: Any, data: Any) -> Any:
+    def _update(self, plan: Any, state: Any, data: Any) -> Any:
         if (
             self.reset_every
             and self.num_steps_taken
             and not self.num_steps_taken % self.reset_every
         ):
-            self._start_optimizer()
-        return super()._update(plan, data)
+            state = state._replace(optimizer=self._new_optimizer(state.particles))
+        return super()._update(plan, state, data)
 
 
 class PyroTrainer:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import Float
 
 from numpyro_ext.density import LogDensity
 
@@ -42,13 +43,13 @@ class Coordinates:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def part(self, position: Array) -> Array:
+    def part(self, position: Float[Array, " D"]) -> Float[Array, " d"]:
         """These coordinates (D',) of a position (D,)."""
         return jnp.concatenate(
             [position[self._all[name]] for name in self.slices] or [jnp.zeros(0)]
         )
 
-    def placed(self, position: Array, part: Array) -> Array:
+    def placed(self, position: Float[Array, " D"], part: Float[Array, " d"]) -> Float[Array, " D"]:
         """The position (D,) with ``part`` (D',) for these coordinates."""
         if len(self.slices) == len(self._all):
             return part

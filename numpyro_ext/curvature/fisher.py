@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import polygamma
+from jaxtyping import Float
 
 from numpyro_ext.density.outputs import Output
 from ppl_ext.fisher_information import FisherRoots, Parameters, Root
@@ -46,7 +47,9 @@ register_output_fisher, root_for = _FISHER.register, _FISHER.root_for
 needs_draws = _FISHER.needs_draws
 
 
-def fisher_root(output: Output, tangents: Parameters, rng_key: Array, draws: int = 16) -> Array:
+def fisher_root(
+    output: Output, tangents: Parameters, rng_key: Array, draws: int = 16
+) -> Float[Array, "... R"]:
     """Root of an observed site's Fisher information, shape batch + (R,).
 
     Parameters
@@ -77,9 +80,7 @@ def _monte_carlo_root(output: Output, tangents: Parameters, rng_key: Array, draw
     }
 
     try:
-        built = output.built(moving)
-        if tuple(built.event_shape) != output.event_shape:
-            raise ValueError(f"events of shape {built.event_shape}, not {output.event_shape}")
+        built = _FISHER.rebuilt(output, moving)
         values = jax.lax.stop_gradient(built.sample(rng_key, (draws,)))
     except (TypeError, ValueError, NotImplementedError) as error:
         raise _FISHER.cannot_draw(output, error) from error

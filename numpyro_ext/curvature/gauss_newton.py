@@ -30,14 +30,14 @@ from ppl_ext.curvature import NO_STRUCTURE, RepeatedComponent, RowStructure
 
 def whitened_outputs(
     target: LogDensity,
-    z: Array,
+    z: Float[Array, " D"],
     data: Data,
     indices: Indices,
     rng_key: Array,
     sites: Collection[str] | None = None,
     repeated: Mapping[str, tuple[RepeatedComponent, ...]] = MappingProxyType({}),
     merge: bool = True,
-) -> Callable[[Array], Array]:
+) -> Callable[[Float[Array, " D"]], Float[Array, " R"]]:
     """The map w of a position (D,) to whitened outputs (R,), whitened at ``z`` (D,).
 
     The whitening is differentiable in ``z``. ``rng_key`` serves distributions without a registered
@@ -92,7 +92,7 @@ def jacobian_rows(
     rng_key: Array,
     structure: RowStructure = NO_STRUCTURE,
     latents: Collection[str] | None = None,
-) -> Array:
+) -> Float[Array, "P R D"]:
     """Jacobians J_w at positions z (P, D), shape (P, R, D): G = J_w^T J_w for each position.
 
     With ``latents``, names of latent sites, only the columns of these are computed, in the order of
@@ -164,7 +164,7 @@ def _row_by_row(
 
 def gauss_newton_products(
     target: LogDensity, z: Float[Array, "P D"], data: Data, indices: Indices, rng_key: Array
-) -> Callable[[Array], Array]:
+) -> Callable[[Float[Array, "P D"]], Float[Array, "P D"]]:
     """Products v -> G v at positions z (P, D), for v (P, D); no Jacobian is formed."""
     data = data.on_device()
     keys = random.split(rng_key, len(z))

@@ -103,7 +103,7 @@ def _products(target: LogDensity, data: Data) -> Callable[[Array, Array], Array]
 
 def prior_curvature(
     target: LogDensity, structure: PriorStructure, z: Float[Array, "P D"], data: Data
-) -> Float[Array, ...]:
+) -> Float[Array, " ..."]:
     """Curvature of the log prior at positions z (P, D): its diagonal (P, D'), or (P, D', D').
 
     A constant one has shape (1, D').

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
+from jaxtyping import Float
 
 from numpyro_ext.curvature.fisher import fisher_root, root_for
 from numpyro_ext.density import Data, LogDensity
@@ -24,7 +25,9 @@ from numpyro_ext.programs import Program
 from ppl_ext.curvature import RepeatedComponent, RowStructure
 
 
-def row_structure(target: LogDensity, z: Array, data: Data, indices: Indices) -> RowStructure:
+def row_structure(
+    target: LogDensity, z: Float[Array, " D"], data: Data, indices: Indices
+) -> RowStructure:
     """The structure of a batch's rows. Look once, before compiling: values are compared.
 
     A site's rows can be differentiated one by one if the parameters of the batch, at a position
@@ -109,7 +112,7 @@ def merged(
     weight: Array,
     repeated: tuple[RepeatedComponent, ...],
     rng_key: Array,
-) -> list[Array]:
+) -> list[Float[Array, " n"]]:
     """The merged whitened outputs of a site, one vector for each repeated component.
 
     Parameters

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.linalg import cho_solve
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
 
 def cholesky_solve(
@@ -77,16 +77,16 @@ class IterativeSolution(NamedTuple):
         False if a direction of negative curvature was met; the solution is the last before it.
     """
 
-    solution: Array
-    residual: Array
-    iterations: Array
-    definite: Array
+    solution: Float[Array, " ..."]
+    residual: Float[Array, ""]
+    iterations: Int[Array, ""]
+    definite: Bool[Array, ""]
 
 
 def conjugate_gradients(
     product: Callable[[Array], Array],
-    right_side: Array,
-    preconditioner: Array,
+    right_side: Float[Array, " ..."],
+    preconditioner: Float[Array, " ..."],
     tolerance: float = 1e-4,
     max_iterations: int = 50,
 ) -> IterativeSolution:

@@ -120,7 +120,7 @@ class Arguments:
             )
         return error
 
-    def ready(self, data: Data) -> Data:
+    def as_evaluated(self, data: Data) -> Data:
         """The arguments as they are evaluated: traced, or as constants.
 
         Raises
@@ -146,7 +146,7 @@ class Arguments:
         ArgumentError
             They do not fit.
         """
-        data = self.ready(as_data(self.bound.model, args, kwargs))
+        data = self.as_evaluated(as_data(self.bound.model, args, kwargs))
         if data.signature() not in self.known_forms:
             self.check_form(data)
         return data
@@ -210,6 +210,6 @@ class Arguments:
         """Plates that arguments hold a batch of: name to all rows, and those that are held."""
         return {
             name: (size, rows)
-            for name, (size, rows) in self._recorded(self.ready(data)).sizes.items()
+            for name, (size, rows) in self._recorded(self.as_evaluated(data)).sizes.items()
             if rows < size and name not in self.bound.plates
         }

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpyro import handlers
 
 from numpyro_ext.density.handlers import (
@@ -49,7 +49,7 @@ class BoundModel(BoundModelShell[Array]):
         """Number of rows of each plate whose rows the engine chooses."""
         return {name: plate.size for name, plate in self.plates.items()}
 
-    def row_numbers(self, rows: range) -> Array:
+    def row_numbers(self, rows: range) -> Int[Array, " rows"]:
         """Row numbers as an array, without a compiled program for each number of rows."""
         return jax.device_put(np.arange(rows.start, rows.stop))
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import Bool
 from numpyro import distributions as dist
 from numpyro import handlers
 from numpyro.infer.util import helpful_support_errors
@@ -285,7 +286,7 @@ def raise_row_mismatch(
                 ) from error
 
 
-def parameters_are_valid(trace: Trace) -> Array:
+def parameters_are_valid(trace: Trace) -> Bool[Array, ""]:
     """Whether the parameters of all distributions in a trace lie in their domains."""
     valid = jnp.ones((), bool)
     for site in trace.values():

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpyro
 from jax import Array, random
+from jaxtyping import Float
 from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.distribution import Unit
@@ -252,7 +253,7 @@ def unconstraining(
     return substitute
 
 
-def site_log_prob(site: Site) -> Array:
+def site_log_prob(site: Site) -> Float[Array, ""]:
     """Scaled and masked log probability of one trace entry, summed over its batch."""
     log_prob = site["fn"].log_prob(site["value"])
     scale = site["scale"]

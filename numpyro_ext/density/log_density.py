@@ -153,7 +153,7 @@ class LogDensity(LogDensityShell[Array, Data]):
                 if not attempt.valid:
                     raise_invalid_parameters(model, rng_key, data, init_strategy)
 
-            self._start.check(rng_key, self.arguments.ready(data), judge)
+            self._start.check(rng_key, self.arguments.as_evaluated(data), judge)
         warn_of_held_parameters(
             held_without_prior(structure),
             "initial",
@@ -210,7 +210,7 @@ class LogDensity(LogDensityShell[Array, Data]):
     def _batch(self, what: str, z: Array, data: Data, indices: Any) -> Any:
         run = self._run(what, partial(self._evaluation.batch, getattr(self._evaluation, what)))
         z, indices = self.bound.check_positions(z), self.bound.check_indices(indices)
-        return run(z, self.arguments.ready(data), indices)
+        return run(z, self.arguments.as_evaluated(data), indices)
 
     def _full(self, what: str, z: Array, data: Data) -> Any:
         if not self.plates:
@@ -221,7 +221,7 @@ class LogDensity(LogDensityShell[Array, Data]):
             return self.sum_over_rows(lambda rows: self._evaluation.batch(one, z, data, rows))
 
         run = self._run(f"full_{what}", sweep)
-        return run(self.bound.check_positions(z), self.arguments.ready(data))
+        return run(self.bound.check_positions(z), self.arguments.as_evaluated(data))
 
     def sum_over_rows(self, function: Callable[[Indices], Any]) -> Any:
         """Weighted sum of a function of row indices over every chunk of the full data.
@@ -237,7 +237,7 @@ class LogDensity(LogDensityShell[Array, Data]):
             return self._evaluation.over_particles(partial(constrain, self.bound, data), z)
 
         run = self._run("constrain", of_positions, rarely=True)
-        values = run(self.bound.check_positions(z), self.arguments.ready(data))
+        values = run(self.bound.check_positions(z), self.arguments.as_evaluated(data))
         return {name: values[name] for name in (*self.layout.names, *self.parameter_sites)}
 
     def unconstrain(self, values: Mapping[str, Array], data: Data) -> Float[Array, "P D"]:
@@ -245,7 +245,7 @@ class LogDensity(LogDensityShell[Array, Data]):
             return self._evaluation.over_particles(partial(unconstrain, self.bound, data), values)
 
         run = self._run("unconstrain", of_values, rarely=True)
-        return run(check_values(self.bound, values), self.arguments.ready(data))
+        return run(check_values(self.bound, values), self.arguments.as_evaluated(data))
 
     # -- starting points ----------------------------------------------------------------------
 
@@ -262,13 +262,13 @@ class LogDensity(LogDensityShell[Array, Data]):
             When no finite position is found; the message names the site at fault.
         """
         check_count("num", num)
-        return self._start.positions(num, rng_key, self.arguments.ready(data))
+        return self._start.positions(num, rng_key, self.arguments.as_evaluated(data))
 
     # -- observed distributions ---------------------------------------------------------------
 
     def _trace(self, z: Array, data: Data, indices: Mapping[str, Array] | None) -> Trace:
         rows = self.bound.check_indices(indices)
-        return self.bound.trace(jnp.asarray(z), self.arguments.ready(data), rows)
+        return self.bound.trace(jnp.asarray(z), self.arguments.as_evaluated(data), rows)
 
     def outputs(
         self, z: Float[Array, " D"], data: Data, indices: Indices | None = None

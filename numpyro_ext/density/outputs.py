@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 from numpyro.distributions.discrete import ZeroInflatedProbs
 from numpyro.distributions.distribution import (
     Distribution,
@@ -23,7 +24,7 @@ from numpyro.distributions.distribution import (
 from numpyro.distributions.mixtures import MixtureSameFamily
 
 from numpyro_ext.density.handlers import Site
-from ppl_ext.outputs import BASE, COMPONENT, MIXING, ObservedOutput, Parts, unwrapped
+from ppl_ext.outputs import BASE, COMPONENT, MIXING, ObservedOutput, Parts, can_expand, unwrapped
 
 
 @jax.tree_util.register_dataclass
@@ -41,7 +42,7 @@ class Output(ObservedOutput[Array]):
     repeated: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), metadata={"static": True})
 
     @property
-    def weight(self) -> Array:
+    def weight(self) -> Float[Array, "*batch"]:
         """Factor on each element's log probability, scale and mask together, shape ``batch``."""
         scale = self.scale.reshape(self.scale.shape + (1,) * self.declared)
         weight = jnp.broadcast_to(scale, self.batch)
@@ -132,6 +133,10 @@ def _parameters(
         own = fn.arg_constraints[name].event_dim if name in fn.arg_constraints else 0
         value = jnp.asarray(value)
         trailing = value.shape[value.ndim - own :] if own else ()
+        if not can_expand(value.shape, batch + trailing):
+            # Fisher information refuses by name a site whose parameters are not of its elements.
+            parameters[name] = value
+            continue
         given = (1,) * (len(batch) + own - value.ndim) + value.shape
         axes = tuple(axis for axis, size in enumerate(batch) if given[axis] == 1 < size)
         if axes:

@@ -128,21 +128,22 @@ class Start:
     def _traced(self, keys: Array, data: Data) -> Float[Array, "P D"]:
         attempt = jax.vmap(partial(self.attempt, data))
 
-        def unfinished(carry: tuple[Array, Array, Array, Array]) -> Array:
-            tries, _, _, finite = carry
-            return (tries < TRIES) & ~finite.all()
+        def unfinished(carry: tuple[Array, Attempt]) -> Array:
+            tries, found = carry
+            return (tries < TRIES) & ~found.finite.all()
 
-        def again(
-            carry: tuple[Array, Array, Array, Array],
-        ) -> tuple[Array, Array, Array, Array]:
-            tries, keys, positions, finite = carry
-            fresh = attempt(keys)
-            positions = jnp.where(finite[:, None], positions, fresh.position)
-            return tries + 1, fresh.rng_key, positions, finite | fresh.finite
+        def again(carry: tuple[Array, Attempt]) -> tuple[Array, Attempt]:
+            tries, found = carry
+            fresh = attempt(found.rng_key)
+            position = jnp.where(found.finite[:, None], found.position, fresh.position)
+            finite = found.finite | fresh.finite
+            return tries + 1, fresh._replace(position=position, finite=finite)
 
         start = jnp.zeros((len(keys), self._bound.layout.dim), self._bound.dtype)
         nowhere = jnp.zeros(len(keys), bool)
-        return lax.while_loop(unfinished, again, (jnp.asarray(0), keys, start, nowhere))[2]
+        first = Attempt(keys, start, nowhere, nowhere)
+        found: Attempt = lax.while_loop(unfinished, again, (jnp.asarray(0), first))[1]
+        return found.position
 
     def _log_densities(
         self, position: Float[Array, " D"], data: Data

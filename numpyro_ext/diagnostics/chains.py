@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax import Array
+from jaxtyping import Float
 from numpyro.infer import MCMC
 
 from numpyro_ext.diagnostics.fit import target_of_model
@@ -43,7 +44,7 @@ class Chains:
         """Draws of all chains, one chain after another."""
         return dict(self.mcmc.get_samples())
 
-    def sample_statistics(self, state: Any, positions: Array) -> dict[str, Array]:
+    def sample_statistics(self, state: Any, positions: Float[Array, "S D"]) -> dict[str, Array]:
         """What the kernel reports of each draw."""
         fields = self.mcmc.get_extra_fields()
         return {

@@ -14,6 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
+from jaxtyping import Float
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.replay import is_quick
@@ -69,7 +70,7 @@ class FittedGuide(shared.FittedGuide):
 
     def at_draws(
         self, num_samples: int, draw_chunk: int | None, evaluate: Evaluate
-    ) -> tuple[np.ndarray, ...]:
+    ) -> tuple[Float[np.ndarray, "S ..."], ...]:
         """What a function finds at draws of the guide, chunk by chunk, in host memory.
 
         It is compiled once for all chunks: the last one draws as many as the others, and those

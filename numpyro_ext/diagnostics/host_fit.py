@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jax import Array, random
+from jaxtyping import Float
 from numpyro.infer import Predictive
 
 from numpyro_ext.density import Data
@@ -82,7 +83,9 @@ class HostFit:
         drawn = predictive(key, *self._data.args, **self._data.kwargs)
         return sites_of_guide(self.target.layout.names, drawn)
 
-    def sample_statistics(self, params: Mapping[str, Any], positions: Array) -> dict[str, Array]:
+    def sample_statistics(
+        self, params: Mapping[str, Any], positions: Float[Array, "S D"]
+    ) -> dict[str, Array]:
         """Log density of the guide at flat positions (S, D), where it can be evaluated."""
         if self._fitted is None:
             return {}

@@ -13,7 +13,6 @@ from numpyro_ext.gradients.estimator import (
     EstimatorState,
     GradientEstimator,
     ScoreEstimate,
-    corrected,
 )
 from numpyro_ext.gradients.minibatch import Minibatch
 from ppl_ext.gradients import reduced_variance
@@ -42,8 +41,4 @@ class ControlVariate(reduced_variance.ControlVariate, GradientEstimator):
     ) -> tuple[ScoreEstimate, EstimatorState]:
         # One anchor for all, unless every position has rows of its own to compare at.
         anchor = jnp.broadcast_to(state["anchor"], z.shape) if self.own_rows else state["anchor"]
-        here, there, indices, minibatch = self._compared(
-            target, state["minibatch"], z, anchor, data
-        )
-        score = corrected(here, there, state["exact"], indices)
-        return score, {**state, "minibatch": minibatch}
+        return self._estimated(target, state, z, anchor, data)

@@ -34,7 +34,7 @@ def exact_score(
     """
     total = sum(num_rows(batch) for batch in batches)
     score = Score(jnp.zeros_like(z), jnp.zeros(len(z), z.dtype), jnp.zeros(len(z), z.dtype))
-    for group in _alike(batches):
+    for group in _of_equal_shapes(batches):
         weight = num_rows(group[0]) / total
 
         def add(score: Score, batch: Any, weight: float = weight) -> tuple[Score, None]:
@@ -49,7 +49,7 @@ def exact_score(
     return score
 
 
-def _alike(batches: tuple[Batch, ...]) -> list[list[Batch]]:
+def _of_equal_shapes(batches: tuple[Batch, ...]) -> list[list[Batch]]:
     """Batches in groups that one compiled program serves: arrays alone, of the same shapes."""
     groups: dict[Any, list[Batch]] = {}
     for index, batch in enumerate(batches):

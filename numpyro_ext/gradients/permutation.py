@@ -37,7 +37,7 @@ def draw_order(key: Array, lead: tuple[int, ...] = ()) -> UInt32[Array, "*P roun
 
 def permuted(
     order: UInt32[Array, "*P rounds"], places: Int[Array, "*shape"], size: int
-) -> Int32[Array, ...]:
+) -> Int32[Array, " ..."]:
     """Entries of a random permutation of ``range(size)`` at some of its places.
 
     The rows are laid out in a rectangle, whose two coordinates are shifted in turn by random

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float
 
-from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density import Data, LogDensity, ScoreParts
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from numpyro_ext.gradients.minibatch import Minibatch
 from ppl_ext.density import tempered
@@ -40,30 +40,31 @@ class SAGA(reduced_variance.SAGA, GradientEstimator):
         (name,) = target.plates
         number = target.plates[name].size
 
-        def row(index: Array) -> tuple[Array, Array, Array, Array]:
+        def row(index: Array) -> ScoreParts[Array]:
             # A single row is scaled as all rows.
             parts = target.score_parts(z, data, {name: index[None]})
-            return parts.likelihood / number, parts.prior, parts.log_prior, parts.log_likelihood
+            return parts._replace(likelihood=parts.likelihood / number)
 
         def fill() -> tuple[Array, Array]:
             rows = jnp.arange(number)
-            table = lax.map(lambda index: row(index)[0], rows, batch_size=ROWS_AT_ONCE)
+            table = lax.map(lambda index: row(index).likelihood, rows, batch_size=ROWS_AT_ONCE)
             return table, table.sum(0)
 
         table, total = lax.cond(state["filled"], lambda: (state["table"], state["sum"]), fill)
         indices, minibatch = self._minibatch().draw(target, state["minibatch"], len(z))
         rows = indices[name]
-        gradient, prior, log_prior, log_likelihood = jax.vmap(row)(rows)
-        change = gradient - table[rows]
+        parts = jax.vmap(row)(rows)
+        change = parts.likelihood - table[rows]
         likelihood = number * change.mean(0) + total
         # A row that was drawn twice changes the table once.
         again = (rows[:, None] == rows[None]) & jnp.tri(len(rows), k=-1, dtype=bool)
         first = ~again.any(1)
         following = {
             "minibatch": minibatch,
-            "table": table.at[rows].set(gradient),
+            "table": table.at[rows].set(parts.likelihood),
             "sum": total + jnp.where(first[:, None, None], change, 0.0).sum(0),
             "filled": jnp.asarray(True),
         }
-        score = tempered(prior[0], likelihood, target.likelihood_temperature)
-        return ScoreEstimate(score, log_prior[0], log_likelihood.mean(0), indices), following
+        score = tempered(parts.prior[0], likelihood, target.likelihood_temperature)
+        log_likelihood = parts.log_likelihood.mean(0)
+        return ScoreEstimate(score, parts.log_prior[0], log_likelihood, indices), following

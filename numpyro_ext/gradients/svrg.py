@@ -34,13 +34,13 @@ class SVRG(reduced_variance.SVRG, GradientEstimator):
             "anchor": jnp.zeros(shapes[0], target.dtype),
             "exact": Score(*(jnp.zeros(shape, target.dtype) for shape in shapes)),
             # The first step sets an anchor.
-            "since": jnp.asarray(self.anchor_every, jnp.int32),
+            "anchor_age": jnp.asarray(self.anchor_every, jnp.int32),
         }
 
     def estimate(
         self, target: LogDensity, state: EstimatorState, z: Float[Array, "P D"], data: Data
     ) -> tuple[ScoreEstimate, EstimatorState]:
-        due = state["since"] >= self.anchor_every
+        due = state["anchor_age"] >= self.anchor_every
         anchor, exact = lax.cond(
             due,
             lambda: (z, self._score_of_all_rows(target, z, data)),
@@ -52,6 +52,6 @@ class SVRG(reduced_variance.SVRG, GradientEstimator):
         here = target.score(z, data, indices)
         there = target.score(anchor, data, indices)
         score = corrected(here, there, exact, indices)
-        since = jnp.where(due, 1, state["since"] + 1)
-        following = {"minibatch": minibatch, "anchor": anchor, "exact": exact, "since": since}
+        age = jnp.where(due, 1, state["anchor_age"] + 1)
+        following = {"minibatch": minibatch, "anchor": anchor, "exact": exact, "anchor_age": age}
         return score, following

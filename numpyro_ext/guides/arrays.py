@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.linalg import block_diag, solve_triangular
 from jax.scipy.special import ndtr, ndtri
+from jaxtyping import Float
 
 from ppl_ext.guides.arrays import ArrayFunctions
 
@@ -23,37 +24,39 @@ class JaxFunctions(ArrayFunctions):
     ndtri = staticmethod(ndtri)
 
     @staticmethod
-    def held(array: Array) -> Array:
+    def detached(array: Float[Array, " ..."]) -> Float[Array, " ..."]:
         return lax.stop_gradient(array)
 
     @staticmethod
-    def softmax(values: Array) -> Array:
+    def softmax(values: Float[Array, "... n"]) -> Float[Array, "... n"]:
         return jax.nn.softmax(values)
 
     @staticmethod
-    def log_softmax(values: Array) -> Array:
+    def log_softmax(values: Float[Array, "... n"]) -> Float[Array, "... n"]:
         return jax.nn.log_softmax(values)
 
     @staticmethod
-    def as_array(values: Any, like: Array) -> Array:
+    def as_array(values: Any, like: Array) -> Float[Array, " ..."]:
         return jnp.asarray(values, like.dtype)
 
     @staticmethod
-    def identity(length: int, like: Array) -> Array:
+    def identity(length: int, like: Array) -> Float[Array, "length length"]:
         return jnp.eye(length, dtype=like.dtype)
 
     @staticmethod
-    def block_diagonal(matrices: Sequence[Array]) -> Array:
+    def block_diagonal(matrices: Sequence[Float[Array, "_ _"]]) -> Float[Array, "D D"]:
         return block_diag(*matrices)
 
     @staticmethod
-    def solve_lower(factor: Array, rows: Array, transpose: bool = False) -> Array:
+    def solve_lower(
+        factor: Float[Array, "... n n"], rows: Float[Array, "... n"], transpose: bool = False
+    ) -> Float[Array, "... n"]:
         together = rows if rows.ndim == factor.ndim else rows.reshape(-1, rows.shape[-1])
         solved = solve_triangular(factor, together.mT, trans=1 if transpose else 0, lower=True)
         return solved.mT.reshape(rows.shape)
 
     @staticmethod
-    def largest(values: Array) -> Array:
+    def largest(values: Float[Array, "... n"]) -> Float[Array, "... n"]:
         return jax.nn.one_hot(jnp.argmax(values, -1), values.shape[-1], dtype=values.dtype)
 
     @staticmethod

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Float
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import (
@@ -28,6 +29,7 @@ from ppl_ext.guides import flat_density as shared
 from ppl_ext.guides.registry import PER_SITE, FlatDensityRegistry, check_same_sites
 
 Parameters = dict[str, Any]
+Draws = Float[Array, "num D"]
 Moments = shared.Moments
 
 
@@ -35,14 +37,14 @@ class _ScaledUnitLowerCholesky(ScaledUnitLowerCholeskyTransform):
     """The host's transform, by indices: XLA compiles its scatter several times as slowly, and it
     finds the places with operations that are compiled one by one."""
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         size = math.isqrt(2 * x.shape[-1])
         row, column = (lax.broadcasted_iota(jnp.int32, (size, size), axis) for axis in (0, 1))
         below = x[..., row * (row - 1) // 2 + column]
         unit = jnp.where(row > column, below, jnp.where(row == column, 1.0, 0.0))
         return unit * jax.nn.softplus(x[..., -size:])[..., None]
 
-    def _inverse(self, y: jax.Array) -> jax.Array:
+    def _inverse(self, y: Array) -> Array:
         diagonal = jnp.diagonal(y, axis1=-2, axis2=-1)
         rows, columns = np.tril_indices(y.shape[-1], -1)
         below = (y / diagonal[..., None])[..., rows, columns]
@@ -56,12 +58,12 @@ def _transform_to(constraint: Any) -> Any:
 
 
 class FlatDensity(shared.FlatDensityShell):
-    def __init__(self, guide: autoguide.AutoContinuous, rng_key: jax.Array) -> None:
+    def __init__(self, guide: autoguide.AutoContinuous, rng_key: Array) -> None:
         self.guide = guide
         self._rng_key = rng_key
         self._transforms: dict[str, Any] = {}
 
-        def learn_transforms(arrays: dict[str, Any], rng_key: jax.Array) -> None:
+        def learn_transforms(arrays: dict[str, Any], rng_key: Array) -> None:
             for name, site in self._statements(arrays, rng_key).items():
                 constraint = site["kwargs"].get("constraint", constraints.real)
                 self._transforms[name] = _transform_to(constraint)
@@ -75,11 +77,11 @@ class FlatDensity(shared.FlatDensityShell):
 
         def is_array(value: Any) -> bool:
             entries = list(value.values()) if isinstance(value, dict) else [value]
-            return bool(entries) and all(isinstance(entry, jax.Array) for entry in entries)
+            return bool(entries) and all(isinstance(entry, Array) for entry in entries)
 
         return {name: value for name, value in vars(self.guide).items() if is_array(value)}
 
-    def _statements(self, arrays: dict[str, Any], rng_key: jax.Array) -> dict[str, Any]:
+    def _statements(self, arrays: dict[str, Any], rng_key: Array) -> dict[str, Any]:
         """The host's statements of the guide's parameters, with their initial values."""
         guide = copy.copy(self.guide)
         vars(guide).update(arrays)
@@ -89,12 +91,12 @@ class FlatDensity(shared.FlatDensityShell):
             trace = handlers.trace(posterior).get_trace()
         return {name: site for name, site in trace.items() if site["type"] == "param"}
 
-    def _host_start(self, arrays: dict[str, Any], rng_key: jax.Array) -> Parameters:
+    def _host_start(self, arrays: dict[str, Any], rng_key: Array) -> Parameters:
         """Initial parameters as the host has them (constrained)."""
         sites = self._statements(arrays, rng_key)
         return {name: site["value"] for name, site in sites.items()}
 
-    def _start(self, arrays: dict[str, Any], rng_key: jax.Array) -> Parameters:
+    def _start(self, arrays: dict[str, Any], rng_key: Array) -> Parameters:
         """Initial unconstrained parameters, in memory of their own."""
         return jax.tree.map(jnp.copy, self.from_host(self._host_start(arrays, rng_key)))
 
@@ -148,26 +150,26 @@ class FlatDensity(shared.FlatDensityShell):
         with numpyro.validation_enabled(False):
             return posterior()
 
-    def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
+    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         """Draw (num, D) from q; no gradient flows through the draws."""
         return jax.lax.stop_gradient(self._posterior(parameters).sample(rng_key, (num,)))
 
-    def log_prob(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
-        def single(theta: jax.Array) -> jax.Array:
+    def log_prob(self, parameters: Parameters, theta: Float[Array, "*S D"]) -> Float[Array, "*S"]:
+        def single(theta: Array) -> Array:
             return jnp.sum(self._posterior(parameters).log_prob(theta))
 
         return jnp.vectorize(single, signature="(d)->()")(theta)
 
-    def score(self, parameters: Parameters, theta: jax.Array) -> jax.Array:
-        def single(theta: jax.Array) -> jax.Array:
+    def score(self, parameters: Parameters, theta: Float[Array, "*S D"]) -> Float[Array, "*S D"]:
+        def single(theta: Array) -> Array:
             return jnp.sum(self._posterior(parameters).log_prob(theta))
 
         return jnp.vectorize(jax.grad(single), signature="(d)->(d)")(theta)
 
     def mean_square_residual(
-        self, parameters: Parameters, theta: jax.Array, target: jax.Array
-    ) -> tuple[jax.Array, Parameters]:
-        def value(parameters: Parameters) -> jax.Array:
+        self, parameters: Parameters, theta: Float[Array, "S D"], target: Float[Array, "S D"]
+    ) -> tuple[Float[Array, ""], Parameters]:
+        def value(parameters: Parameters) -> Array:
             return jnp.square(self.score(parameters, theta) - target).sum(-1).mean()
 
         return jax.value_and_grad(value)(parameters)
@@ -183,7 +185,7 @@ refuse_flat_density = _REGISTRY.refuse
 
 def flat_density(
     guide: Any,
-    rng_key: jax.Array,
+    rng_key: Array,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -198,7 +200,7 @@ def flat_density(
     ----------
     guide : AutoContinuous
         A host guide.
-    rng_key : jax.Array
+    rng_key : Array
         Key of the random draws with which the host initialises the guide.
     args, kwargs
         Arguments of the model.

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Float
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoContinuous
@@ -18,7 +19,7 @@ from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext.draws import standard_normal
 from numpyro_ext.guides.arrays import JaxFunctions
-from numpyro_ext.guides.flat_density import Parameters, register_flat_density
+from numpyro_ext.guides.flat_density import Draws, Parameters, register_flat_density
 from numpyro_ext.guides.normal import NormalDensity
 from ppl_ext.guides import layer_low_rank as shared
 from ppl_ext.guides.layouts import Layer, find_layers
@@ -37,9 +38,9 @@ class LayerLowRankNormal(shared.LayerFormulas, JaxFunctions, dist.Distribution):
 
     def __init__(
         self,
-        loc: jax.Array,
-        scale: jax.Array,
-        cov_factor: jax.Array,
+        loc: Float[Array, " D"],
+        scale: Float[Array, " D"],
+        cov_factor: Float[Array, "D r"],
         layers: tuple[Layer, ...],
         *,
         validate_args: bool | None = None,
@@ -47,7 +48,7 @@ class LayerLowRankNormal(shared.LayerFormulas, JaxFunctions, dist.Distribution):
         self.loc, self.scale, self.cov_factor, self.layers = loc, scale, cov_factor, layers
         super().__init__((), jnp.shape(loc)[-1:], validate_args=validate_args)
 
-    def sample(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*S D"]:
         key_diagonal, key_factor = jax.random.split(key)
         dtype = jnp.result_type(self.loc)
         shape = (*sample_shape, len(self.layers), self.cov_factor.shape[-1])
@@ -115,7 +116,7 @@ class LayerLowRankNormalDensity(shared.LayerDensity, NormalDensity):
         loc, scale, factor = (self._get(parameters, name) for name in names)
         return LayerLowRankNormal(loc, scale, factor, self.guide.layers)
 
-    def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
+    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         return lax.stop_gradient(self._posterior(parameters).sample(rng_key, (num,)))
 
     def set_scale(self, parameters: Parameters, scale: float) -> Parameters:

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from numpyro import handlers
 from numpyro.distributions import constraints
@@ -33,7 +34,7 @@ from ppl_ext.guides.row_noise import (
     NormalDraw,
     RowNoise,
     RowNoiseShell,
-    Uses,
+    WeightUses,
     base_distribution,
     check_drawn,
     check_latent,
@@ -43,16 +44,18 @@ from ppl_ext.guides.row_noise import (
 
 # Calls whose body is looked into, and operations that only lay a weight out otherwise.
 _CALLS = frozenset({"jit", "pjit", "closed_call"})
-_LAYOUT = frozenset({"convert_element_type", "copy", "copy_p", "reshape", "squeeze", "transpose"})
+_LAYOUT = frozenset(
+    {"convert_element_type", "copy", "copy_p", "reshape", "rev", "squeeze", "transpose"}
+)
 
 
 class KeyedNoise(RowNoise):
     """Noise by row from a random key."""
 
-    def __init__(self, rng_key: jax.Array) -> None:
+    def __init__(self, rng_key: Array) -> None:
         self._rng_key = rng_key
 
-    def next_key(self) -> jax.Array:
+    def next_key(self) -> Array:
         """A new random key."""
         self._rng_key, key = jax.random.split(self._rng_key)
         return key
@@ -64,7 +67,7 @@ class RowNoiseELBO(RowNoiseShell, ELBO):
     def __init__(
         self,
         elbo: ELBO,
-        noise: Callable[[jax.Array], RowNoise],
+        noise: Callable[[Array], RowNoise],
         sites: Collection[str] | None = None,
     ) -> None:
         several = " with multi_sample_guide" if getattr(elbo, "multi_sample_guide", False) else ""
@@ -107,7 +110,7 @@ class Drawn(NamedTuple):
     """What the guide has drawn for a site: its value, the Normal's draw if it is one, and if not
     a word on what it is."""
 
-    value: jax.Array
+    value: Array
     normal: NormalDraw | None
     kind: str
 
@@ -163,7 +166,7 @@ def _is_real(support: Any) -> bool:
     return support is constraints.real
 
 
-def _normal_draw(fn: Any, value: jax.Array) -> NormalDraw | None:
+def _normal_draw(fn: Any, value: Array) -> NormalDraw | None:
     base = base_distribution(fn)
     if not isinstance(base, dist.Normal):
         return None
@@ -232,7 +235,7 @@ def _run(
 
     structure: list[Any] = []
 
-    def observed_distributions(values: dict[str, jax.Array]) -> list[Any]:
+    def observed_distributions(values: dict[str, Array]) -> list[Any]:
         data = {**first.values, **values}
         second = _Boundary(first.keys)
         with handlers.block(), handlers.substitute(data=data), second:
@@ -287,6 +290,10 @@ class _Weight:
         elif name == "squeeze":
             gone = eqn.params["dimensions"]
             labels = tuple(x for axis, x in enumerate(self.labels) if axis not in gone)
+        elif name == "rev":
+            # As the spatial axes of a transposed convolution's kernel are.
+            turned = eqn.params["dimensions"]
+            labels = tuple((x, name) if i in turned else x for i, x in enumerate(self.labels))
         elif name == "reshape":
             shape = draw.value.shape
             labels = tuple((self.labels, shape, axis) for axis in range(len(shape)))
@@ -295,7 +302,7 @@ class _Weight:
         return replace(self, draw=draw, labels=labels)
 
 
-class _Rewriting(Uses):
+class _Rewriting(WeightUses):
     """Evaluates a jaxpr with other results for linear operations on weights."""
 
     def plain(self, value: Any, use: str) -> Any:
@@ -336,10 +343,10 @@ class _Rewriting(Uses):
         outputs = eqn.primitive.bind(*functions, *values, **params)
         return list(outputs) if eqn.primitive.multiple_results else [outputs]
 
-    def _linear(self, weight: _Weight, use: LinearUse) -> jax.Array:
+    def _linear(self, weight: _Weight, use: LinearUse) -> Array:
         if not weight.is_normal:
             raise self._no_normal(weight.site, weight.kind)
-        found: jax.Array = self._replace(use)
+        found: Array = self._replace(use)
         return found
 
     def check(
@@ -384,7 +391,7 @@ def _product(eqn: JaxprEqn, inputs: Sequence[Any]) -> LinearUse | None:
     # The result has the free axes of the left operand, then those of the right one.
     start, start_of_x = (0, len(free)) if place == 0 else (len(free_of_x), 0)
 
-    def apply(x: jax.Array, w: jax.Array) -> jax.Array:
+    def apply(x: Array, w: Array) -> Array:
         return eqn.primitive.bind(*((w, x) if place == 0 else (x, w)), **eqn.params)
 
     return LinearUse(
@@ -410,7 +417,7 @@ def _convolution(eqn: JaxprEqn, inputs: Sequence[Any]) -> LinearUse | None:
         return None
     (row, channel, *_), (row_out, channel_out, *places) = numbers.lhs_spec, numbers.out_spec
 
-    def apply(x: jax.Array, w: jax.Array) -> jax.Array:
+    def apply(x: Array, w: Array) -> Array:
         return eqn.primitive.bind(x, w, **eqn.params)
 
     shape = jax.eval_shape(apply, x, weight.draw.value).shape

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+from jax import Array
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform
@@ -20,7 +21,7 @@ from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext.guides.arrays import JaxFunctions
-from numpyro_ext.guides.flat_density import Parameters, register_flat_density
+from numpyro_ext.guides.flat_density import Draws, Parameters, register_flat_density
 from numpyro_ext.guides.normal import NormalDensity
 from ppl_ext.guides import matrix_normal as shared
 from ppl_ext.guides.layouts import Blocks, find_blocks
@@ -135,7 +136,7 @@ class MatrixNormalDensity(shared.MatrixDensity, NormalDensity):
             values[f"{name}_row_tril"], values[f"{name}_column_tril"] = self._balanced(pair)
         return self._set(**values)
 
-    def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
+    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         factors = self.factors(parameters)
         noise = self.noise(parameters, rng_key, (num, self.dim))
         return jax.lax.stop_gradient(factors.mean + self.scaled(noise, factors, self.blocks()))

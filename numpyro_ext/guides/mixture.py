@@ -15,13 +15,14 @@ import numpyro
 import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.special import logsumexp
+from jaxtyping import Float
 from numpyro.distributions import constraints
 from numpyro.infer import autoguide
 from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_ext.draws import standard_gumbel, standard_normal
 from numpyro_ext.guides.arrays import JaxFunctions
-from numpyro_ext.guides.flat_density import FlatDensity, Parameters, register_flat_density
+from numpyro_ext.guides.flat_density import Draws, FlatDensity, Parameters, register_flat_density
 from ppl_ext.guides import mixture as shared
 
 Components = shared.Components
@@ -34,12 +35,12 @@ class GaussianMixture(shared.MixtureFormulas, JaxFunctions, dist.Distribution):
 
     def __init__(
         self,
-        logits: Array,
-        loc: Array,
+        logits: Float[Array, " K"],
+        loc: Float[Array, "K D"],
         *,
-        scale: Array | None = None,
-        scale_tril: Array | None = None,
-        cov_factor: Array | None = None,
+        scale: Float[Array, "K D"] | None = None,
+        scale_tril: Float[Array, "K D D"] | None = None,
+        cov_factor: Float[Array, "K D r"] | None = None,
         temperature: float = 0.05,
         validate_args: bool | None = None,
     ) -> None:
@@ -52,7 +53,7 @@ class GaussianMixture(shared.MixtureFormulas, JaxFunctions, dist.Distribution):
     def has_rsample(self) -> bool:
         return True
 
-    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*S D"]:
         """Draws (*sample_shape, D)."""
         assert key is not None
         key_choice, key_diagonal, key_factor = jax.random.split(key, 3)
@@ -65,7 +66,9 @@ class GaussianMixture(shared.MixtureFormulas, JaxFunctions, dist.Distribution):
         gumbel = standard_gumbel(key_choice, (*sample_shape, number), dtype)
         return self._chosen(*self._noisy(noise, inner, gumbel))
 
-    def log_prob(self, value: Array, intermediates: list[Any] | None = None) -> Array:
+    def log_prob(
+        self, value: Float[Array, "*S D"], intermediates: list[Any] | None = None
+    ) -> Float[Array, "*S"]:
         """Log density at ``value`` (..., D), shape (...,)."""
         return logsumexp(self._components(value)[0], -1)
 
@@ -159,5 +162,5 @@ class GaussianMixtureDensity(shared.MixtureDensity, JaxFunctions, FlatDensity):
             {f"{self.guide.prefix}_{name}": value for name, value in values.items()}
         )
 
-    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Array:
+    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         return jax.lax.stop_gradient(self._mixture(parameters).sample(rng_key, (num,)))

@@ -8,13 +8,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Float, Int
 from numpyro.distributions.transforms import ExpTransform, SoftplusTransform
 from numpyro.infer import autoguide
 
 from numpyro_ext.draws import standard_normal
 from numpyro_ext.guides.arrays import JaxFunctions
-from numpyro_ext.guides.flat_density import FlatDensity, Moments, Parameters, register_flat_density
+from numpyro_ext.guides.flat_density import (
+    Draws,
+    FlatDensity,
+    Moments,
+    Parameters,
+    register_flat_density,
+)
 from numpyro_ext.guides.threefry import is_threefry, threefry_normal
 from ppl_ext.guides import normal as shared
 
@@ -27,18 +34,18 @@ class NormalDensity(shared.NormalFormulas, JaxFunctions, FlatDensity):
     def _check_evaluable(self) -> None:
         """The closed forms can always be evaluated."""
 
-    def _get(self, parameters: Parameters, name: str) -> jax.Array:
+    def _get(self, parameters: Parameters, name: str) -> Array:
         name = f"{self.guide.prefix}_{name}"
         return self._transforms[name](parameters[name])
 
-    def mean(self, parameters: Parameters) -> jax.Array:
+    def mean(self, parameters: Parameters) -> Float[Array, " D"]:
         return self._get(parameters, "loc")
 
-    def noise(self, parameters: Parameters, rng_key: jax.Array, shape: tuple[int, ...]) -> Any:
+    def noise(self, parameters: Parameters, rng_key: Array, shape: tuple[int, ...]) -> Any:
         """Standard normal numbers of the guide's kind."""
         return standard_normal(rng_key, shape, self._get(parameters, "loc").dtype)
 
-    def _set(self, **values: jax.Array) -> Parameters:
+    def _set(self, **values: Array) -> Parameters:
         return self.from_host(
             {f"{self.guide.prefix}_{name}": value for name, value in values.items()}
         )
@@ -47,20 +54,20 @@ class NormalDensity(shared.NormalFormulas, JaxFunctions, FlatDensity):
 class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
     covariance_structure = "diagonal"
 
-    def __init__(self, guide: autoguide.AutoContinuous, rng_key: jax.Array) -> None:
+    def __init__(self, guide: autoguide.AutoContinuous, rng_key: Array) -> None:
         super().__init__(guide, rng_key)
         known = type(guide) is autoguide.AutoDiagonalNormal
         if known and self.dim > LONG and not isinstance(guide._init_latent, jax.core.Tracer):
             _release_prototype(guide)
 
-    def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
+    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         loc, scale = self.moments(parameters)
         if self.dim <= LONG:
             draws = loc + scale * self.noise(parameters, rng_key, (num, self.dim))
             return lax.stop_gradient(draws)
         fast = is_threefry(rng_key) and loc.dtype == jnp.float32 and num * self.dim < 2**32
 
-        def fill(number: int, draws: jax.Array) -> jax.Array:
+        def fill(number: int, draws: Array) -> Array:
             # The last piece goes over some of the one before it again.
             start = jnp.minimum(number * LONG, self.dim - LONG)
             if fast:
@@ -77,8 +84,8 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
         return lax.stop_gradient(lax.fori_loop(0, -(-self.dim // LONG), fill, empty))
 
     def mean_square_residual(
-        self, parameters: Parameters, theta: jax.Array, target: jax.Array
-    ) -> tuple[jax.Array, Parameters]:
+        self, parameters: Parameters, theta: Float[Array, "S D"], target: Float[Array, "S D"]
+    ) -> tuple[Float[Array, ""], Parameters]:
         prefix = self.guide.prefix
         loc, pull_loc = jax.vjp(self._transforms[f"{prefix}_loc"], parameters[f"{prefix}_loc"])
         scale, pull_scale = jax.vjp(
@@ -95,8 +102,12 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
         return jnp.square(residual).sum(-1).mean(), gradient
 
     def largest_gradient(
-        self, parameters: Parameters, theta: jax.Array, score: jax.Array, reach: jax.Array | float
-    ) -> jax.Array:
+        self,
+        parameters: Parameters,
+        theta: Float[Array, "S D"],
+        score: Float[Array, "S D"],
+        reach: Float[Array, ""] | float,
+    ) -> Float[Array, ""]:
         transform = self._transforms[f"{self.guide.prefix}_scale"]
         if not isinstance(transform, SoftplusTransform | ExpTransform):
             return jnp.asarray(jnp.inf, theta.dtype)
@@ -118,7 +129,7 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
 class MultivariateNormalDensity(shared.FullFormulas, NormalDensity):
     covariance_structure = "full"
 
-    def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
+    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         loc, scale_tril = self.moments(parameters)
         draws = loc + self.noise(parameters, rng_key, (num, self.dim)) @ scale_tril.T
         return jax.lax.stop_gradient(draws)
@@ -133,7 +144,7 @@ class MultivariateNormalDensity(shared.FullFormulas, NormalDensity):
 class LowRankNormalDensity(shared.LowRankFormulas, NormalDensity):
     covariance_structure = "low_rank"
 
-    def _host_start(self, arrays: dict[str, Any], rng_key: jax.Array) -> Parameters:
+    def _host_start(self, arrays: dict[str, Any], rng_key: Array) -> Parameters:
         # The host starts at W = 0. The score depends on W through W W^T, so no gradient would
         # ever leave there; Pyro's random start, with the same marginal scale, is taken instead.
         host, prefix = super()._host_start(arrays, rng_key), self.guide.prefix
@@ -146,21 +157,24 @@ class LowRankNormalDensity(shared.LowRankFormulas, NormalDensity):
             f"{prefix}_scale": jnp.where(is_zero, scale * math.sqrt(0.5), scale),
         }
 
-    def _parts(self, parameters: Parameters) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def parts(self, parameters: Parameters) -> tuple[Array, Array, Array]:
         loc, scale = self._get(parameters, "loc"), self._get(parameters, "scale")
         return loc, scale, self._get(parameters, "cov_factor")
 
-    def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
-        loc, scale, factor = self._parts(parameters)
+    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
+        loc, scale, factor = self.parts(parameters)
         key_diagonal, key_factor = jax.random.split(rng_key)
         noise = self.noise(parameters, key_diagonal, (num, self.dim))
         noise += self.noise(parameters, key_factor, (num, factor.shape[-1])) @ factor.T
         return jax.lax.stop_gradient(loc + scale * noise)
 
     def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
-        loc, _, factor = self._parts(parameters)
+        loc, _, factor = self.parts(parameters)
         deviations = scale * lax.rsqrt(1.0 + jnp.square(factor).sum(-1))
-        return self._set(loc=loc, cov_factor=factor, scale=deviations)
+        return self.set_parts(loc, deviations, factor)
+
+    def set_parts(self, loc: jax.Array, scale: jax.Array, factor: jax.Array) -> Parameters:
+        return self._set(loc=loc, scale=scale, cov_factor=factor)
 
 
 def _release_prototype(guide: autoguide.AutoContinuous) -> None:
@@ -179,14 +193,13 @@ def _release_prototype(guide: autoguide.AutoContinuous) -> None:
             site["value"] = np.broadcast_to(np.zeros((), value.dtype), value.shape)
 
 
-def part_of(tree: Any, start: jax.Array | int, length: int) -> Any:
+def part_of(tree: Any, start: Int[Array, ""] | int, length: int) -> Any:
     """Coordinates ``start`` to ``start + length`` of every vector in a tree of arrays."""
     return jax.tree.map(
         lambda leaf: lax.dynamic_slice_in_dim(leaf, start, length) if jnp.ndim(leaf) else leaf, tree
     )
 
 
-log_density = MultivariateNormalDensity.log_density
 _solve_lower = JaxFunctions.solve_lower
 
 register_flat_density(autoguide.AutoDiagonalNormal)(DiagonalNormalDensity)

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Float
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import AffineTransform, Transform
 from numpyro.infer.autoguide import AutoContinuous
@@ -17,7 +18,7 @@ from numpyro.infer.initialization import init_to_median
 
 from numpyro_ext.draws import standard_normal
 from numpyro_ext.guides.arrays import JaxFunctions
-from numpyro_ext.guides.flat_density import FlatDensity, Parameters, register_flat_density
+from numpyro_ext.guides.flat_density import Draws, FlatDensity, Parameters, register_flat_density
 from ppl_ext.guides import planar_flow as shared
 from ppl_ext.guides.planar_flow import INITIAL_DIRECTION
 
@@ -27,8 +28,13 @@ class PlanarTransform(shared.PlanarMap, JaxFunctions, Transform):
     codomain = constraints.real_vector
     __call__ = shared.PlanarMap._call
 
-    def __init__(self, weight: jax.Array, direction: jax.Array, bias: jax.Array) -> None:
-        self._take(weight, direction, bias)
+    def __init__(
+        self,
+        weight: Float[Array, "... D"],
+        direction: Float[Array, "... D"],
+        bias: Float[Array, " ..."],
+    ) -> None:
+        self._set_parameters(weight, direction, bias)
 
     def tree_flatten(self) -> Any:
         names = ("weight", "bias", "direction", "slope")
@@ -58,7 +64,7 @@ class AutoPlanarFlow(shared.PlanarGuide, AutoContinuous):
         dtype = self._init_latent.dtype
         shape, length = (self.num_flows, self.latent_dim), self.latent_dim**-0.5
 
-        def normal(size: float) -> Callable[[jax.Array], jax.Array]:
+        def normal(size: float) -> Callable[[Array], Array]:
             return lambda rng_key: size * jax.random.normal(rng_key, shape, dtype)
 
         loc = numpyro.param(f"{self.prefix}_loc", self._init_latent)
@@ -80,11 +86,11 @@ class AutoPlanarFlow(shared.PlanarGuide, AutoContinuous):
         """Standard Normal over the flat vector."""
         return dist.Normal(jnp.zeros(self.latent_dim, self._init_latent.dtype), 1).to_event(1)
 
-    def median(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+    def median(self, params: Mapping[str, Any]) -> dict[str, Array]:
         """Not defined."""
         raise NotImplementedError(shared.NO_QUANTILES)
 
-    def quantiles(self, params: Mapping[str, Any], quantiles: Any) -> dict[str, jax.Array]:
+    def quantiles(self, params: Mapping[str, Any], quantiles: Any) -> dict[str, Array]:
         """Not defined."""
         raise NotImplementedError(shared.NO_QUANTILES)
 
@@ -99,22 +105,22 @@ class PlanarFlowDensity(shared.PlanarDensity, JaxFunctions, FlatDensity):
         names = ("loc", "scale", "weight", "direction", "bias")
         return self._flow_of(*(host[f"{prefix}_{name}"] for name in names))
 
-    def sample(self, parameters: Parameters, rng_key: jax.Array, num: int) -> jax.Array:
+    def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         flow = self._flow(parameters)
         y = standard_normal(rng_key, (num, self.dim), flow.loc.dtype)
         argument = y @ flow.weight.T + flow.bias
         earlier = jnp.tril(flow.products, -1)
 
-        def apply(k: jax.Array, bends: jax.Array) -> jax.Array:
+        def apply(k: Array, bends: Array) -> Array:
             return bends.at[:, k].set(jnp.tanh(argument[:, k] + bends @ earlier[k]))
 
         bends = lax.fori_loop(0, len(flow.bias), apply, jnp.zeros_like(argument))
         return lax.stop_gradient(flow.loc + flow.scale * (y + bends @ flow.direction))
 
-    def _find_roots(self, shifted: jax.Array, slope: jax.Array, later: jax.Array) -> jax.Array:
+    def _find_roots(self, shifted: Array, slope: Array, later: Array) -> Array:
         shifted, slope, later = lax.stop_gradient((shifted, slope, later))
 
-        def solve(i: jax.Array, x: jax.Array) -> jax.Array:
+        def solve(i: Array, x: Array) -> Array:
             k = len(slope) - 1 - i
             # Unknowns not found yet have no part in the equation: their products are zero.
             remaining = shifted[..., k] - jnp.tanh(x) @ later[k]

@@ -7,14 +7,15 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Float, Int
 
 _FLOAT = np.dtype(np.float32)
 # Of Threefry-2x32, in turn for every four rounds.
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 
 
-def threefry_normal(rng_key: jax.Array, places: jax.Array) -> jax.Array:
+def threefry_normal(rng_key: Array, places: Int[Array, " n"]) -> Float[Array, " n"]:
     """Some of the standard normal numbers of ``jax.random.normal``, for a Threefry key.
 
     Each number is a function of the key and its place alone: Threefry-2x32 with 20 rounds (Salmon
@@ -52,6 +53,6 @@ def threefry_normal(rng_key: jax.Array, places: jax.Array) -> jax.Array:
     return np.float32(math.sqrt(2.0)) * lax.erf_inv(uniform)
 
 
-def is_threefry(rng_key: jax.Array) -> bool:
+def is_threefry(rng_key: Array) -> bool:
     """Whether a key is of the implementation that :func:`threefry_normal` needs, JAX's default."""
     return str(jax.random.key_impl(rng_key)) == "threefry2x32"

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.scipy.linalg import solve_triangular
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from ppl_ext.kernels.arrays import KernelArrays
 
@@ -17,27 +17,31 @@ from ppl_ext.kernels.arrays import KernelArrays
 class KernelJaxArrays(KernelArrays):
     package, functions = "numpyro_ext", jnp
 
-    def as_array(self, value: Any, like: Array) -> Array:
+    def as_array(self, value: Any, like: Array) -> Float[Array, " ..."]:
         return jnp.asarray(value, like.dtype)
 
-    def identity(self, size: int, like: Array) -> Array:
+    def identity(self, size: int, like: Array) -> Float[Array, "size size"]:
         return jnp.eye(size, dtype=like.dtype)
 
-    def inverse_root(self, values: Array) -> Array:
+    def inverse_root(self, values: Float[Array, " ..."]) -> Float[Array, " ..."]:
         return lax.rsqrt(values)
 
-    def product(self, left: Array, right: Array) -> Array:
+    def product(self, left: Float[Array, "m k"], right: Float[Array, "k n"]) -> Float[Array, "m n"]:
         # Accelerators multiply in reduced precision unless told otherwise, which the
         # cancellation in squared distances does not forgive.
         return jnp.matmul(left, right, precision="highest")
 
-    def cholesky(self, matrix: Array) -> Array:
+    def cholesky(self, matrix: Float[Array, "n n"]) -> Float[Array, "n n"]:
         return jnp.linalg.cholesky(matrix)
 
-    def solve_lower(self, factor: Array, right: Array) -> Array:
+    def solve_lower(
+        self, factor: Float[Array, "n n"], right: Float[Array, "n m"]
+    ) -> Float[Array, "n m"]:
         return solve_triangular(factor, right, lower=True)
 
-    def value_of(self, metric: Callable[[Array], Array], particles: Array) -> Array:
+    def value_of(
+        self, metric: Callable[[Array], Array], particles: Float[Array, "P D"]
+    ) -> Float[Array, " ..."]:
         return metric(particles)
 
     def squared_distances(
@@ -51,13 +55,13 @@ class KernelJaxArrays(KernelArrays):
         rounding = 8.0 * jnp.finfo(centred.dtype).eps
         return jnp.where(squared <= rounding * totals, 0.0, squared)
 
-    def of_pairs(self, matrix: Float[Array, "P P"]) -> Array:
+    def of_pairs(self, matrix: Float[Array, "P P"]) -> Float[Array, " pairs"]:
         rows, columns = np.triu_indices(len(matrix), k=1)
         return matrix.reshape(-1)[rows * len(matrix) + columns]
 
     def order_statistics(
-        self, values: Array, ranks: tuple[int | None, int | None]
-    ) -> tuple[Array, Array]:
+        self, values: Float[Array, " n"], ranks: tuple[int | None, int | None]
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         lower_rank, upper_rank = ranks
         if lower_rank is None:
             lower = jnp.zeros((), values.dtype)
@@ -76,7 +80,7 @@ class KernelJaxArrays(KernelArrays):
         return lax.map(function, points.T)
 
 
-def order_statistic(values: Array, rank: int | Array) -> Array:
+def order_statistic(values: Float[Array, " n"], rank: int | Int[Array, ""]) -> Float[Array, ""]:
     """Value of the given rank (from 0, ascending) among non-negative floats, exactly.
 
     Bisection on the values' bit patterns, which are ordered as the floats themselves are: one

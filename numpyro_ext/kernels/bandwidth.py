@@ -14,7 +14,7 @@ from ppl_ext.kernels import bandwidth as rules
 Bandwidth: TypeAlias = str | float | Callable[[Array], Array | float]
 
 
-def bandwidth(rule: Bandwidth, particles: Float[Array, "P D"]) -> Float[Array, ...]:
+def bandwidth(rule: Bandwidth, particles: Float[Array, "P D"]) -> Float[Array, " ..."]:
     """Bandwidth h that ``rule`` gives for ``particles`` of shape (P, D), a squared distance.
 
     It is a scalar, or has shape (D,) for ``"pyro"`` and for callables that return a vector.

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.linalg import solve_triangular
+from jaxtyping import Bool, Float
 
 from ppl_ext.laplace import gaussian
 
@@ -20,21 +21,23 @@ class Algebra(gaussian.Algebra):
     cholesky = staticmethod(jnp.linalg.cholesky)
 
     @staticmethod
-    def held(array: Array) -> Array:
+    def detached(array: Float[Array, " ..."]) -> Float[Array, " ..."]:
         return lax.stop_gradient(array)
 
     @staticmethod
-    def solve_transposed(factor: Array, columns: Array) -> Array:
+    def solve_transposed(
+        factor: Float[Array, "n n"], columns: Float[Array, "n m"]
+    ) -> Float[Array, "n m"]:
         return solve_triangular(factor.T, columns)
 
     @staticmethod
-    def put(array: Array, index: Any, value: Any) -> Array:
+    def put(array: Float[Array, " ..."], index: Any, value: Any) -> Float[Array, " ..."]:
         return array.at[index].set(value)
 
 
 @jax.tree_util.register_dataclass
 class DensePrecision(gaussian.DensePrecision, Algebra):
-    def definite(self) -> Array:
+    def definite(self) -> Bool[Array, " d"]:
         sound = jnp.isfinite(self.factor).all() & (self.factor.diagonal() > 0.0).all()
         above = lax.cond(
             self.bounded | ~sound,
@@ -61,5 +64,5 @@ class BlockPrecision(gaussian.BlockPrecision, Algebra):
 
 Precision = gaussian.Precision
 eigenvalues = Algebra.eigenvalues
-KINDS = gaussian.Kinds(DensePrecision, RowPrecision, KroneckerPrecision, BlockPrecision)
-precision_of = KINDS.precision_of
+PRECISIONS = gaussian.Precisions(DensePrecision, RowPrecision, KroneckerPrecision, BlockPrecision)
+precision_of = PRECISIONS.precision_of

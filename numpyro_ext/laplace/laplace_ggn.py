@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
+from jaxtyping import Bool, Float
 
 from numpyro_ext.curvature import Curvature, GaussNewton, row_structure
 from numpyro_ext.curvature.coordinates import Coordinates
@@ -113,7 +114,7 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
             self._bound, _ = self._bind_again(self._require_bound(), args, kwargs)
         return self._take_curvature(self.particles(state)[0])
 
-    def log_marginal_likelihood(self, state: EngineState) -> Array:
+    def log_marginal_likelihood(self, state: EngineState) -> Float[Array, ""]:
         self._check_state(state)
         data, precision = self._fit(self.particles(state)[0])
         value = self.target.full_log_density(self.particles(state), data)[0]
@@ -135,6 +136,16 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
         return plan.posterior.draws(precision, mode, key, number)
 
 
+class _Factorised(NamedTuple):
+    """A precision, the curvature that it is made of, where that is positive definite, bool (d,),
+    and whether the log determinant is finite."""
+
+    precision: Precision
+    curvature: Curvature
+    definite: Bool[Array, " d"]
+    finite: Bool[Array, ""]
+
+
 @dataclass(frozen=True)
 class _Posterior(PosteriorShell):
     """As ``PosteriorShell``, with its compiled programs.
@@ -142,13 +153,12 @@ class _Posterior(PosteriorShell):
     Parameters
     ----------
     precision : callable
-        Position (D,) and data to the precision, the curvature that it is made of, where it is
-        positive definite, bool (D',), and whether its log determinant is finite.
+        Position (D,) and data to the precision and whether it is one.
     draws : callable
         Precision, mode (D,), key and number n to draws (n, D).
     """
 
-    precision: Callable[[Array, Data], tuple[Precision, Curvature, Array, Array]]
+    precision: Callable[[Array, Data], _Factorised]
     draws: Callable[[Precision, Array, Array, int], Array]
 
     @classmethod
@@ -177,10 +187,11 @@ class _Posterior(PosteriorShell):
         if hyperparameters:
             check_known_fisher(likelihood.drawn_sites(position, data))
 
-        def precision(position: Array, data: Data) -> tuple[Precision, Curvature, Array, Array]:
+        def precision(position: Array, data: Data) -> _Factorised:
             curvature = _curvature(prior, likelihood, position, data)
             found = precision_of(curvature)
-            return found, curvature, found.definite(), jnp.isfinite(found.log_determinant())
+            finite = jnp.isfinite(found.log_determinant())
+            return _Factorised(found, curvature, found.definite(), finite)
 
         def draws(precision: Precision, mode: Array, key: Array, number: int) -> Array:
             noise = standard_normal(key, (number, len(coordinates)), mode.dtype)
@@ -198,10 +209,10 @@ class _Posterior(PosteriorShell):
         )
 
     def precision_at(self, position: Array, data: Data) -> Precision:
-        precision, curvature, definite, finite = self.precision(position, data)
-        if bool(finite) and bool(definite.all()):
-            return precision
-        raise self.singular(curvature, np.asarray(definite))
+        found = self.precision(position, data)
+        if bool(found.finite) and bool(found.definite.all()):
+            return found.precision
+        raise self.singular(found.curvature, np.asarray(found.definite))
 
     def slope_of_log_determinant(self, position: Array, data: Data) -> Array:
         def log_determinant(values: Array) -> Array:

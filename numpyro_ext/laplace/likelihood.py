@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
+from jaxtyping import Float
 
 from numpyro_ext.curvature import Curvature, jacobian_rows
 from numpyro_ext.curvature.fisher import needs_draws
@@ -20,14 +21,14 @@ from ppl_ext.laplace.likelihood import LikelihoodShell
 
 
 class LikelihoodCurvature(LikelihoodShell):
-    def drawn_sites(self, position: Array, data: Data) -> list[str]:
+    def drawn_sites(self, position: Float[Array, " D"], data: Data) -> list[str]:
         """Observed sites whose Fisher information is estimated by drawing observations."""
         found = jax.eval_shape(
             self.target.outputs, position, data.on_device(), self.target.first_rows()
         )
         return [name for name, output in found.items() if needs_draws(output)]
 
-    def at(self, position: Array, data: Data, rng_key: Array) -> Curvature:
+    def at(self, position: Float[Array, " D"], data: Data, rng_key: Array) -> Curvature:
         """The matrix at a position (D,), of one position.
 
         ``rng_key`` serves distributions without a registered Fisher information.
@@ -54,15 +55,20 @@ class LikelihoodCurvature(LikelihoodShell):
             merged = Algebra.leading(jnp.concatenate([kept, r]), rank)
             return merged, total + (r**2).sum(axis=0)
 
-        if rows.only is not None:
-            kept, total = Algebra.leading(rows.only, rank), (rows.only**2).sum(axis=0)
+        if rows.single is not None:
+            kept, total = (
+                Algebra.leading(rows.single, rank),
+                (rows.single**2).sum(axis=0),
+            )
         else:
             start = jnp.zeros((rank, len(nothing)), nothing.dtype), nothing
             kept, total = rows.fold(merge, start)
         found: Curvature = self._leading_terms(rows, kept, total, Curvature, jnp)
         return found
 
-    def rows_of_batch(self, position: Array, data: Data, indices: Indices, rng_key: Array) -> Array:
+    def rows_of_batch(
+        self, position: Float[Array, " D"], data: Data, indices: Indices, rng_key: Array
+    ) -> Float[Array, "R d"]:
         """Rows F^(1/2) J of one batch at a position (D,), shape (R, D'), differentiable in it."""
         latents = tuple(self.coordinates.slices)
         found = jacobian_rows(
@@ -84,10 +90,10 @@ class _Rows:
             size = tuple(len(numbers) for numbers in indices.values())
             groups.setdefault(size, []).append((weight, indices))
         self.groups = list(groups.values())
-        self.only: Array | None = None
+        self.single: Array | None = None
         if len(self.groups) == 1 and len(self.groups[0]) == 1:
-            self.only = self._of_chunk(*self.groups[0][0], rng_key)
-            self.count = len(self.only)
+            self.single = self._of_chunk(*self.groups[0][0], rng_key)
+            self.count = len(self.single)
         else:
             self.count = sum(self._count(group[0][1]) * len(group) for group in self.groups)
 
@@ -115,8 +121,8 @@ class _Rows:
 
     def fold(self, function: Callable[[Any, Array], Any], initial: Any) -> Any:
         """``function(carry, rows)`` over the chunks, from ``initial``."""
-        if self.only is not None:
-            return function(initial, self.only)
+        if self.single is not None:
+            return function(initial, self.single)
         return self._scan(lambda carry, rows: (function(carry, rows), None), initial)[0]
 
     def total(self, function: Callable[[Array], Any]) -> Any:
@@ -129,7 +135,7 @@ class _Rows:
 
     def all(self) -> Array:
         """All rows, (R, D')."""
-        if self.only is not None:
-            return self.only
+        if self.single is not None:
+            return self.single
         _, parts = self._scan(lambda carry, rows: (carry, rows), None)
         return jnp.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])

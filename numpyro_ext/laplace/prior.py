@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jaxtyping import Float
 
 from numpyro_ext.curvature import Curvature
 from numpyro_ext.density import Data
@@ -51,7 +52,7 @@ class ConditionalPrior(PriorShell):
 
         return product
 
-    def at(self, position: Array, data: Data) -> Curvature:
+    def at(self, position: Float[Array, " D"], data: Data) -> Curvature:
         product = self._product(position, data)
         dim, dtype = len(self.coordinates), position.dtype
         if self.form == "hessian":

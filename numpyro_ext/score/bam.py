@@ -15,7 +15,7 @@ def bam_update(
     moments: Moments,
     theta: Float[Array, "S D"],
     score: Float[Array, "S D"],
-    weight: Array | float,
+    weight: Float[Array, ""] | float,
 ) -> Moments:
     """Moments of the Normal q that minimises the objective of one step.
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, random
+from jaxtyping import Float
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.engine import EngineState
@@ -19,10 +20,10 @@ from ppl_ext.fisher import FisherShell
 def fisher_gradient(
     density: FlatDensity,
     parameters: Parameters,
-    draw: Callable[[Parameters], Array],
-    score: Callable[[Array], tuple[Array, Any]],
+    draw: Callable[[Parameters], Float[Array, "S D"]],
+    score: Callable[[Float[Array, "S D"]], tuple[Float[Array, "S D"], Any]],
     norm: str,
-) -> tuple[Array, Parameters, Any]:
+) -> tuple[Float[Array, ""], Parameters, Any]:
     """Mean over draws of |grad log q - s|^2, its gradient in the guide's parameters, and the rest.
 
     ``draw`` makes draws (S, D) from parameters, differentiable, with its noise fixed. ``score``

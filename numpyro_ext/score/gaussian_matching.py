@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, random
+from jaxtyping import Float
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from numpyro_ext.density import Data, LogDensity
@@ -34,7 +35,7 @@ class MatchingState(NamedTuple):
     """
 
     parameters: Parameters
-    score_square: Array
+    score_square: Float[Array, ""]
 
 
 class GaussianMatching(MatchingShell, GuideEngine):

@@ -1,7 +1,7 @@
 """The proximal step by an optimizer (``GradientSteps``), for every guide with a flat log density.
 
 After M. Kim, "Large-scale Score-based Variational Posterior Inference for Bayesian Deep Neural
-Networks", equation 8 and Algorithm 1.
+Networks" (https://arxiv.org/abs/2602.05873), equation 8 and Algorithm 1.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, random
+from jaxtyping import Float, Int
 
 from numpyro_ext.density import Data
 from numpyro_ext.engine import EngineState
@@ -37,9 +38,9 @@ class Reused(NamedTuple):
         Iterations that were written so far.
     """
 
-    theta: Array
-    score: Array
-    written: Array
+    theta: Float[Array, "m S D"]
+    score: Float[Array, "m S D"]
+    written: Int[Array, ""]
 
 
 class GradientState(NamedTuple):
@@ -99,7 +100,7 @@ class GradientSolver(GradientExecutor):
 
     def update(
         self, engine: GuideEngine, plan: GuidePlan, state: EngineState, data: Data
-    ) -> tuple[EngineState, Array, dict[str, Array]]:
+    ) -> tuple[EngineState, Float[Array, ""], dict[str, Float[Array, ""]]]:
         """One iteration."""
         target, density, fit, number = plan.target, plan.density, state.algorithm, plan.num_samples
         inner_steps = self.options.num_inner_steps

@@ -282,7 +282,11 @@ class SiteOptimizers:
         return state
 
     def update(
-        self, gradient: Parameters, state: dict[str, Any], value: Array, rate: Array
+        self,
+        gradient: Parameters,
+        state: dict[str, Any],
+        value: Float[Array, ""],
+        rate: Float[Array, ""],
     ) -> dict[str, Any]:
         """The state after one step; ``rate`` is the default optimizer's."""
         updated = {}
@@ -341,7 +345,9 @@ def _coordinates_of(name: str, shape: tuple[int, ...], dim: int) -> tuple[int, n
     return None
 
 
-def adam_step(parameters: Any, gradient: Any, state: Any, rate: Array | float) -> tuple[Any, Any]:
+def adam_step(
+    parameters: Any, gradient: Any, state: Any, rate: Float[Array, ""] | float
+) -> tuple[Any, Any]:
     """One step of the default optimizer: the new parameters and its new state."""
     step, state = _ADAM.update(gradient, state)
     return jax.tree.map(lambda x, u: x - rate * u, parameters, step), state

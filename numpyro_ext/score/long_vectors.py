@@ -6,7 +6,7 @@ Vectors of a network's length are read and written as few times as possible, and
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,25 @@ _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 LARGEST_STEP = (1.0 - _BETAS[0]) / math.sqrt((1.0 - _BETAS[1]) * (1.0 - _BETAS[0] ** 2 / _BETAS[1]))
 
 
+class InnerSteps(NamedTuple):
+    """What the inner steps of an iteration lead to.
+
+    Parameters
+    ----------
+    parameters, adam : pytrees
+        The new ones, or the old ones where the new would not be finite.
+    loss : scalar array
+        Mean of |grad log q - score|^2 over the present draws; NaN when nothing was updated.
+    log_q : scalar array
+        Mean of log q over the present draws.
+    """
+
+    parameters: Parameters
+    adam: Any
+    loss: Float[Array, ""]
+    log_q: Float[Array, ""]
+
+
 def steps_by_part(
     density: DiagonalNormalDensity,
     parameters: Parameters,
@@ -37,7 +56,7 @@ def steps_by_part(
     rate: Float[Array, ""],
     steps: int,
     number: int,
-) -> tuple[Parameters, Any, Float[Array, ""], Float[Array, ""]]:
+) -> InnerSteps:
     """All inner steps of one part of a diagonal guide after another.
 
     The objective is a sum over coordinates and so are the steps of Adam, so that a part can take
@@ -60,15 +79,6 @@ def steps_by_part(
         Inner steps.
     number : int
         Present draws S <= S'.
-
-    Returns
-    -------
-    parameters, adam : pytrees
-        The new ones, or the old ones where the new would not be finite.
-    loss : scalar array
-        Mean of |grad log q - score|^2 over the present draws; NaN when nothing was updated.
-    log_q : scalar array
-        Mean of log q over the present draws.
     """
     vectors = parameters, adam.mu, adam.nu
     dim, num_parts = density.dim, -(-density.dim // PART)
@@ -140,11 +150,11 @@ def steps_by_part(
     parameters, mu, nu = vectors
     adam = adam._replace(count=adam.count + taken.astype(adam.count.dtype), mu=mu, nu=nu)
     log_q -= 0.5 * dim * math.log(2.0 * math.pi)
-    return parameters, adam, jnp.where(finite, loss, jnp.nan), log_q
+    return InnerSteps(parameters, adam, jnp.where(finite, loss, jnp.nan), log_q)
 
 
 def lean_adam_step(
-    parameters: Any, gradient: Any, state: Any, rate: Array | float
+    parameters: Any, gradient: Any, state: Any, rate: Float[Array, ""] | float
 ) -> tuple[Any, Any]:
     """A step of optax's Adam with one division an entry instead of three.
 

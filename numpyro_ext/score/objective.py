@@ -15,8 +15,8 @@ def proximal_gradient(
     parameters: Parameters,
     theta: Float[Array, "S D"],
     target: Float[Array, "S D"],
-    weight: Array | float,
-) -> tuple[Array, Parameters]:
+    weight: Float[Array, ""] | float,
+) -> tuple[Float[Array, ""], Parameters]:
     """Proximal objective (up to a constant) and its gradient in the guide's parameters.
 
     Equation 8 of the paper, for draws ``theta`` held fixed, with ``target`` from

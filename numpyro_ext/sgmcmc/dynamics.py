@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 
 def langevin_step(
-    z: Array,
-    score: Array,
-    noise: Array,
-    step_size: Array | float,
-    preconditioner: Array | float = 1.0,
-    temperature: Array | float = 1.0,
-) -> Array:
+    z: Float[Array, "*C D"],
+    score: Float[Array, "*C D"],
+    noise: Float[Array, "*C D"],
+    step_size: Float[Array, " ..."] | float,
+    preconditioner: Float[Array, " ..."] | float = 1.0,
+    temperature: Float[Array, " ..."] | float = 1.0,
+) -> Float[Array, "*C D"]:
     """A step of overdamped Langevin dynamics by the Euler-Maruyama scheme.
 
         z + α G s + sqrt(2 α T G) ε
@@ -40,14 +41,14 @@ def langevin_step(
 
 
 def hamiltonian_step(
-    z: Array,
-    momentum: Array,
-    score: Array,
-    noise: Array,
-    step_size: Array | float,
+    z: Float[Array, "*C D"],
+    momentum: Float[Array, "*C D"],
+    score: Float[Array, "*C D"],
+    noise: Float[Array, "*C D"],
+    step_size: Float[Array, " ..."] | float,
     friction: float,
-    mass: Array | float = 1.0,
-) -> tuple[Array, Array]:
+    mass: Float[Array, " ..."] | float = 1.0,
+) -> tuple[Float[Array, "*C D"], Float[Array, "*C D"]]:
     """A step of Langevin dynamics with momentum, by a symmetric splitting.
 
     The dynamics dz = M^-1 r dt, dr = s dt - γ r dt + sqrt(2 γ M) dW is split into a kick by the
@@ -73,9 +74,10 @@ def hamiltonian_step(
 
     References
     ----------
-    T. Chen, E. Fox and C. Guestrin, "Stochastic gradient Hamiltonian Monte Carlo", ICML 2014;
-    B. Leimkuhler and C. Matthews, "Rational construction of stochastic numerical methods for
-    molecular sampling", AMRX 2013.
+    T. Chen, E. Fox and C. Guestrin, "Stochastic gradient Hamiltonian Monte Carlo", ICML 2014,
+    https://arxiv.org/abs/1402.4102; B. Leimkuhler and C. Matthews, "Rational construction of
+    stochastic numerical methods for molecular sampling", AMRX 2013,
+    https://doi.org/10.1093/amrx/abs010.
     """
     decay = jnp.exp(-friction * step_size)
     momentum = momentum + step_size * score

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
+from jaxtyping import Bool, Float, Int
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
@@ -57,15 +58,15 @@ class KernelState(NamedTuple):
     """
 
     z: dict[str, Array]
-    step: Array
-    num_warmup: Array
+    step: Int[Array, "*C"]
+    num_warmup: Int[Array, "*C"]
     dynamics: Any
     estimator: Any
-    step_size: Array
-    potential_energy: Array
-    cycle: Array
-    diverging: Array
-    num_diverging: Array
+    step_size: Float[Array, "*C"]
+    potential_energy: Float[Array, "*C"]
+    cycle: Int[Array, "*C"]
+    diverging: Bool[Array, "*C"]
+    num_diverging: Int[Array, "*C"]
     rng_key: Array
 
 

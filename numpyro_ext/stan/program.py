@@ -18,6 +18,7 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from ppl_ext.stan.density import StanDensity
@@ -38,7 +39,7 @@ class StanProgram(StanProgramShell[Array]):
         for name, value in self.constrain(z).items():
             numpyro.deterministic(name, value)
 
-    def log_density(self, z: ArrayLike) -> Array:
+    def log_density(self, z: ArrayLike) -> Float[Array, "*P"]:
         found: Array = self._log_density(jnp.asarray(z))
         return found
 
@@ -49,7 +50,7 @@ class StanProgram(StanProgramShell[Array]):
         shape = (*jnp.shape(z)[:-1], self.density.num_constrained)
         return _callback(self.density.constrain, (z,), shape)
 
-    def unconstrain(self, values: Mapping[str, ArrayLike]) -> Array:
+    def unconstrain(self, values: Mapping[str, ArrayLike]) -> Float[Array, " D"]:
         """Position (D,) of values of the program's parameters."""
         return jnp.asarray(self.density.unconstrain(values))
 
@@ -139,7 +140,7 @@ def _batched(
     return _product.bind(*lead, density=density), 0
 
 
-def _along(tangent: Array, z: Array, vector: Array, *, density: StanDensity) -> Any:
+def _product_along(tangent: Array, z: Array, vector: Array, *, density: StanDensity) -> Any:
     return _product.bind(z, tangent, density=density)
 
 
@@ -147,7 +148,7 @@ def _transposed(cotangent: Array, z: Array, vector: Any, *, density: StanDensity
     return None, _product.bind(z, cotangent, density=density)
 
 
-def _no_third(tangent: Array, z: Array, vector: Array, *, density: StanDensity) -> Any:
+def _no_third_derivative(tangent: Array, z: Array, vector: Array, *, density: StanDensity) -> Any:
     raise NotImplementedError(
         "A Stan program has first and second derivatives, and third ones were asked for."
     )
@@ -155,5 +156,5 @@ def _no_third(tangent: Array, z: Array, vector: Array, *, density: StanDensity) 
 
 mlir.register_lowering(_product, mlir.lower_fun(_evaluated, multiple_results=False))
 batching.primitive_batchers[_product] = _batched
-ad.defjvp(_product, _no_third, _along)
+ad.defjvp(_product, _no_third_derivative, _product_along)
 ad.primitive_transposes[_product] = _transposed

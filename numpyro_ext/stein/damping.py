@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from ppl_ext.newton import FALL, GOOD, GROWTH, LEAST_DAMPING, MOST_DAMPING, POOR
 
@@ -32,9 +32,9 @@ class Judgement(NamedTuple):
         Mean over particles, each at most 2.
     """
 
-    accepted: Array
-    damping: Array
-    disagreement: Array
+    accepted: Bool[Array, " P"]
+    damping: Float[Array, ""]
+    disagreement: Float[Array, ""]
 
 
 def damping_scale(diagonals: Float[Array, "P D"]) -> Float[Array, " D"]:
@@ -65,8 +65,8 @@ def judge(
     predicted_loss: Float[Array, " P"],
     before: Float[Array, " P"],
     after: Float[Array, " P"],
-    damping: Array,
-    solved: Array,
+    damping: Float[Array, ""],
+    solved: Bool[Array, ""],
 ) -> Judgement:
     """Compare the model's change of the log density with the actual one, each (P,).
 

@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.scipy.linalg import solve_triangular
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
 from numpyro_ext.curvature import (
     Curvature,
@@ -61,9 +61,9 @@ class Solution(NamedTuple):
     """
 
     moves: Float[Array, "P D"]
-    solved: Array
-    residual: Array
-    iterations: Array
+    solved: Bool[Array, ""]
+    residual: Float[Array, ""]
+    iterations: Int[Array, ""]
 
 
 @dataclass(frozen=True)

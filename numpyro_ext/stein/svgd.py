@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpyro.contrib.einstein.stein_kernels import SteinKernel
 
 from numpyro_ext.kernels import Kernel, KernelState, as_kernel
@@ -23,7 +23,9 @@ from ppl_ext.errors import ArgumentError
 Annealing = Callable[[Array], Array | float]
 
 
-def annealed(scores: Float[Array, "P D"], annealing: Annealing | None, step: Array) -> Array:
+def annealed(
+    scores: Float[Array, "P D"], annealing: Annealing | None, step: Int[Array, ""]
+) -> Float[Array, "P D"]:
     """Scores (P, D) times the annealing factor of a step, counted from 0.
 
     The repulsion of the direction is left as it is (D'Angelo and Fortuin 2021, "Annealed Stein

@@ -103,7 +103,7 @@ class SVGDVR(SVGD):
         self, plan: KernelPlan, state: EngineState, data: Data
     ) -> tuple[EngineState, Array, dict[str, Array]]:
         if self.reset_optimizer:
-            due = state.estimator["since"] >= self.anchor_every
+            due = state.estimator["anchor_age"] >= self.anchor_every
             fresh = self.optim.init(self.particles(state))
             optimizer = jax.tree.map(
                 lambda new, old: jnp.where(due, new, old), fresh, state.algorithm.optimizer

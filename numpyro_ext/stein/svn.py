@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpyro.contrib.einstein.stein_kernels import SteinKernel
 
 from numpyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature, Structure
@@ -65,9 +65,9 @@ class NewtonState(NamedTuple):
 
     particles: Float[Array, "P D"]
     optimizer: Any
-    damping: Array
+    damping: Float[Array, ""]
     curvature: Curvature | None
-    curvature_age: Array
+    curvature_age: Int[Array, ""]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class NewtonPlan(Plan):
     """
 
     program: ProgramCurvature = field(repr=False, compare=False)
-    others: np.ndarray = field(repr=False, compare=False)
+    others: Int[np.ndarray, " others"] = field(repr=False, compare=False)
     solver: Solver
 
 

@@ -1,8 +1,9 @@
 """Calibration: do events of predicted probability p happen in a share p of the rows?
 
 For classes after C. Guo, G. Pleiss, Y. Sun and K. Weinberger, "On Calibration of Modern Neural
-Networks", 2017; for numbers after V. Kuleshov, N. Fenner and S. Ermon, "Accurate Uncertainties
-for Deep Learning Using Calibrated Regression", 2018, with central intervals.
+Networks", 2017, https://arxiv.org/abs/1706.04599; for numbers after V. Kuleshov, N. Fenner and S.
+Ermon, "Accurate Uncertainties for Deep Learning Using Calibrated Regression", 2018,
+https://arxiv.org/abs/1807.00263, with central intervals.
 """
 
 from __future__ import annotations

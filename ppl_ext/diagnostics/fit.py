@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count, check_number
@@ -46,7 +47,7 @@ class FittedGuide(ABC):
     @abstractmethod
     def at_draws(
         self, num_samples: int, draw_chunk: int | None, evaluate: Evaluate
-    ) -> tuple[np.ndarray, ...]:
+    ) -> tuple[Float[np.ndarray, "S ..."], ...]:
         """What a function finds at draws of the guide, chunk by chunk, in host memory."""
 
 

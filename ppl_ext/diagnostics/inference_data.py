@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from jaxtyping import Shaped
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -44,7 +45,7 @@ class Variable:
         Plate of each axis after the draws; None for an axis outside every plate.
     """
 
-    values: Array
+    values: Shaped[Array, " ..."]
     dims: tuple[str | None, ...] = ()
 
 
@@ -156,7 +157,9 @@ def _same_numbers(values: Array, seen: Array) -> bool:
     return bool(np.all((one == two) | (one != one)))
 
 
-def leading_plate(values: Array, plate_sizes: Mapping[str, int]) -> tuple[str | None, ...]:
+def leading_plate(
+    values: Shaped[Array, " ..."], plate_sizes: Mapping[str, int]
+) -> tuple[str | None, ...]:
     """Dims of an array whose first axis may run along a plate."""
     fitting = [name for name, size in plate_sizes.items() if values.shape[:1] == (size,)]
     first = fitting[0] if len(fitting) == 1 else None

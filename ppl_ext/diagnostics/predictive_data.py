@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Float, Int, Shaped
 from numpy.typing import NDArray
 
 from ppl_ext.diagnostics.replay import Replay
@@ -153,8 +154,8 @@ def predictive_dataset(
     site: str,
     batch_shape: tuple[int, ...],
     prediction: Mapping[str, Array],
-    log_likelihood: Array | None,
-    observed: Array | None,
+    log_likelihood: Float[Array, "S ..."] | None,
+    observed: Shaped[Array, "*shape"] | None,
 ) -> Dataset:
     """The dataset of one observed site.
 
@@ -250,13 +251,13 @@ def require_observed(predictive: Dataset, purpose: str) -> None:
         )
 
 
-def draws_first(predictive: Dataset, name: str) -> Array:
+def draws_first(predictive: Dataset, name: str) -> Shaped[Array, "S N ..."]:
     """A variable as an array with its draws first, its rows next, and its classes last."""
     order = [dim for dim in ("draw", "row", "output", "class") if dim in predictive[name].dims]
     return np.asarray(predictive[name].transpose(*order).values)
 
 
-def mixture_log_likelihood(predictive: Dataset) -> Array:
+def mixture_log_likelihood(predictive: Dataset) -> Float[Array, " N"]:
     """Log density of each observed row (N,) under the mixture over draws.
 
     It is the logarithm of the draws' mean density, and not the mean of their log densities.
@@ -266,17 +267,17 @@ def mixture_log_likelihood(predictive: Dataset) -> Array:
     return np.asarray(np.logaddexp.reduce(log_likelihood, axis=0) - np.log(len(log_likelihood)))
 
 
-def mixture_probabilities(predictive: Dataset) -> Array:
+def mixture_probabilities(predictive: Dataset) -> Float[Array, "N ... K"]:
     """Class probabilities (N [, outputs], K) of the mixture over draws."""
     return np.asarray(draws_first(predictive, "probabilities").mean(0, dtype=np.float64))
 
 
-def mixture_mean(predictive: Dataset) -> Array:
+def mixture_mean(predictive: Dataset) -> Float[Array, "N ..."]:
     """Mean (N [, outputs]) of the mixture over draws."""
     return np.asarray(draws_first(predictive, "mean").mean(0, dtype=np.float64))
 
 
-def observed_classes(predictive: Dataset) -> NDArray[np.int64]:
+def observed_classes(predictive: Dataset) -> Int[NDArray[np.int64], "N ..."]:
     """The observed class (N [, outputs]) of each row.
 
     Raises
@@ -296,7 +297,7 @@ def observed_classes(predictive: Dataset) -> NDArray[np.int64]:
 
 
 def to_original_units(
-    predictive: Dataset, location: float | Array, scale: float | Array
+    predictive: Dataset, location: float | Float[Array, " ..."], scale: float | Float[Array, " ..."]
 ) -> Dataset:
     """The predictive distribution of scale * y + location, where y is what was modelled.
 

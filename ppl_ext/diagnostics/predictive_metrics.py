@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
 from ppl_ext.diagnostics.calibration import NUM_BINS, calibration_curve, calibration_error
@@ -90,7 +91,7 @@ def _of_classes(predictive: Dataset) -> dict[str, float]:
     }
 
 
-def area_under_roc(positive: Array, score: Array) -> float:
+def area_under_roc(positive: Bool[Array, " N"], score: Float[Array, " N"]) -> float:
     """Chance that a positive row has a larger score than another row, ties counting half.
 
     Raises

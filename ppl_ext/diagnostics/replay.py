@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from jaxtyping import Shaped
 from numpy.typing import NDArray
 
 from ppl_ext.errors import ArgumentError
@@ -326,7 +327,7 @@ class Recorder:
         self,
         group: str,
         name: str,
-        values: Array,
+        values: Shaped[Array, " ..."],
         chunk: int,
         rows: Mapping[str, Array],
         draws: slice | None = None,
@@ -355,7 +356,7 @@ class Recorder:
         elif not np.allclose(array, values, rtol=1e-6, equal_nan=True):
             self.uncertain.add(name)
 
-    def correct(self, name: str, draw: int, value: Array) -> None:
+    def correct(self, name: str, draw: int, value: Shaped[Array, " ..."]) -> None:
         """Replace the value of an uncertain site at a draw by that with all rows."""
         self._arrays["deterministic"][name][draw] = value
 

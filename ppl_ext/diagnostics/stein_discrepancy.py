@@ -298,7 +298,7 @@ def stein_discrepancy(
     return SteinDiscrepancy(value, squared, statistic, num)
 
 
-def _as_numpy(values: Any) -> Float[np.ndarray, ...]:
+def _as_numpy(values: Any) -> Float[np.ndarray, " ..."]:
     on_host = values.detach().cpu() if hasattr(values, "detach") else values
     return np.asarray(on_host, np.float64)
 

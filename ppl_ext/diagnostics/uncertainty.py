@@ -7,8 +7,9 @@ mutual information of class and parameters,
 
     H[p(y | x)] = E[H[p(y | x, θ)]] + I[y; θ | x]
 
-(W. Chen, B. Li, R. Zhang and Y. Li, "Bayesian Computation in Deep Learning", equation 2.6), and
-for numbers a variance in squared units, by the law of total variance,
+(W. Chen, B. Li, R. Zhang and Y. Li, "Bayesian Computation in Deep Learning",
+https://arxiv.org/abs/2502.18300, equation 2.6), and for numbers a variance in squared units, by the
+law of total variance,
 
     Var[y | x] = E[Var[y | x, θ]] + Var[E[y | x, θ]].
 """

@@ -17,8 +17,8 @@ class Noisy(GradientEstimator):
     The score s of each particle becomes ``s + level * max|s| * n`` with n standard normal in
     every coordinate, drawn anew for every particle and step: unbiased, and noisier far from the
     mode. Equation 19 of M. Kim, "Large-scale Score-based Variational Posterior Inference for
-    Bayesian Deep Neural Networks", where ``level`` is beta. The parts of the log density stay as
-    they are.
+    Bayesian Deep Neural Networks", https://arxiv.org/abs/2602.05873, where ``level`` is beta. The
+    parts of the log density stay as they are.
 
     Parameters
     ----------

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 
 from jaxtyping import Float
 
+from ppl_ext.density import Score
 from ppl_ext.errors import ArgumentError
-from ppl_ext.gradients.estimator import GradientEstimator, share_of_rows
+from ppl_ext.gradients.estimator import GradientEstimator, corrected, share_of_rows
 from ppl_ext.gradients.full_data import Batch, FullData, batches_of, check_rows
 from ppl_ext.gradients.minibatch import Sampling
 from ppl_ext.options import check_count
@@ -97,6 +98,7 @@ class SVRG(_Anchored):
     ----------
     R. Johnson and T. Zhang, "Accelerating stochastic gradient descent using predictive variance
     reduction", NeurIPS 2013; for Stein variational gradient descent see ``SVGDVR``.
+    https://proceedings.neurips.cc/paper/2013/hash/ac1dd209cbcc5e5d1c6e28598e8cbbe8-Abstract.html
     """
 
     anchor_every: int
@@ -168,7 +170,7 @@ class ControlVariate(_Anchored):
     References
     ----------
     J. Baker, P. Fearnhead, E. B. Fox and C. Nemeth, "Control variates for stochastic gradient
-    MCMC", Statistics and Computing 2019.
+    MCMC", Statistics and Computing 2019, https://arxiv.org/abs/1706.05439.
     """
 
     #: The host's estimator that draws batches.
@@ -201,18 +203,20 @@ class ControlVariate(_Anchored):
     def _rows(self) -> Any:
         return self._minibatch() if self.batches is None else self._given()
 
-    def _compared(
+    def _estimated(
         self, target: Any, state: Any, z: Any, anchor: Any, data: Any, *generator: Any
-    ) -> tuple[Any, Any, Any, Any]:
-        """Scores of the next batch at positions and at the anchor, its rows and the next state."""
+    ) -> tuple[Any, Any]:
+        """The estimate by the next batch at positions and at the anchor, and the next state."""
+        indices = None
         if self.batches is None:
-            indices, state = self._minibatch().draw(target, state, *generator, len(z))
-            scores = (target.score(position, data, indices) for position in (z, anchor))
-            return *scores, indices, state
-        given = self._given()
-        chosen, state = given.draw(state, *generator, len(z))
-        scores = (given.score(target, chosen, position, data) for position in (z, anchor))
-        return *scores, None, state
+            indices, rows = self._minibatch().draw(target, state["minibatch"], *generator, len(z))
+            here, there = (target.score(each, data, indices) for each in (z, anchor))
+        else:
+            given = self._given()
+            chosen, rows = given.draw(state["minibatch"], *generator, len(z))
+            here, there = (given.score(target, chosen, each, data) for each in (z, anchor))
+        score = corrected(here, there, Score(*state["exact"]), indices)
+        return score, {**state, "minibatch": rows}
 
     def _check_finite(self, finite: bool) -> None:
         if not finite:
@@ -265,7 +269,8 @@ class SAGA(GradientEstimator):
     References
     ----------
     A. Defazio, F. Bach and S. Lacoste-Julien, "SAGA: A fast incremental gradient method with
-    support for non-strongly convex composite objectives", NeurIPS 2014.
+    support for non-strongly convex composite objectives", NeurIPS 2014,
+    https://arxiv.org/abs/1407.0202.
     """
 
     #: The host's estimator that draws rows.

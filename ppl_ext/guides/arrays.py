@@ -23,7 +23,7 @@ class ArrayFunctions(Documented):
     # Not an abstract class: the hosts' distributions and guides have metaclasses of their own.
     xp: Any
     #: The array as a constant, without a derivative.
-    held: Callable[[Any], Any]
+    detached: Callable[[Any], Any]
     #: log(1 + exp(x)) of each entry.
     softplus: Callable[[Any], Any]
     #: Positive numbers that sum to one along the last axis, and their logarithms.

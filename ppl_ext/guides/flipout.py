@@ -8,7 +8,8 @@ symmetric about zero and independent in its entries, but nearly uncorrelated bet
 signs outside of the product this costs one more product of matrices, not one for each row.
 
 Y. Wen, P. Vicol, J. Ba, D. Tran and R. Grosse, "Flipout: efficient pseudo-independent weight
-perturbations on mini-batches", ICLR 2018 (arXiv 1803.04386), the estimator in matrix form.
+perturbations on mini-batches", ICLR 2018 (https://arxiv.org/abs/1803.04386), the estimator in
+matrix form.
 """
 
 from __future__ import annotations

@@ -7,8 +7,10 @@ covariance over all weights shares its few directions between them, at the same 
 
 Source of the covariance: V. M.-H. Ong, D. J. Nott and M. S. Smith, "Gaussian variational
 approximation with a factor covariance structure", Journal of Computational and Graphical
-Statistics 27 (2018). For the layers of networks: M. Tomczak, S. Swaroop and R. Turner, "Efficient
-low rank Gaussian variational inference for neural networks", NeurIPS 2020.
+Statistics 27 (2018), https://arxiv.org/abs/1701.03208. For the layers of networks: M. Tomczak, S.
+Swaroop and R. Turner, "Efficient low rank Gaussian variational inference for neural networks",
+NeurIPS 2020,
+https://proceedings.neurips.cc/paper/2020/file/310cc7ca5a76a446f85c1a0d641ba96d-Paper.pdf.
 """
 
 from __future__ import annotations

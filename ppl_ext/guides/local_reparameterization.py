@@ -6,9 +6,9 @@ directly gives every row noise of its own, so that the variance of the gradient 
 number of rows, and fewer numbers are drawn.
 
 D. P. Kingma, T. Salimans and M. Welling, "Variational dropout and the local reparameterization
-trick", NeurIPS 2015, equation (6). For convolutions, with places drawn independently: D.
-Molchanov, A. Ashukha and D. Vetrov, "Variational dropout sparsifies deep neural networks", ICML
-2017.
+trick", NeurIPS 2015, https://arxiv.org/abs/1506.02557, equation (6). For convolutions, with places
+drawn independently: D. Molchanov, A. Ashukha and D. Vetrov, "Variational dropout sparsifies deep
+neural networks", ICML 2017, https://arxiv.org/abs/1701.05369.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ The entries of W taken row by row have the covariance U (x) V, which is describe
 n (n + 1) / 2 + p (p + 1) / 2 numbers and never formed.
 
 Source of the distribution: A. P. Dawid, "Some matrix-variate distribution theory: notational
-considerations and a Bayesian application", Biometrika 68 (1981). As an approximate posterior of
-network weights: C. Louizos and M. Welling, "Structured and efficient variational deep learning
-with matrix Gaussian posteriors", ICML 2016.
+considerations and a Bayesian application", Biometrika 68 (1981),
+https://doi.org/10.1093/biomet/68.1.265. As an approximate posterior of network weights: C. Louizos
+and M. Welling, "Structured and efficient variational deep learning with matrix Gaussian
+posteriors", ICML 2016, https://arxiv.org/abs/1603.04733.
 """
 
 from __future__ import annotations

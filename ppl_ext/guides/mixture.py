@@ -74,7 +74,7 @@ class MixtureFormulas(ArrayFunctions):
         """The draw of the component with the largest noisy logit, differentiable, (..., D)."""
         soft = self.softmax(perturbed / self.temperature)
         # In value exactly the choice; in the gradient the choice's soft stand-in.
-        chosen = self.largest(perturbed) + (soft - self.held(soft))
+        chosen = self.largest(perturbed) + (soft - self.detached(soft))
         return self.xp.einsum("...k,...kd->...d", chosen, draws)
 
     def score(self, value: Any) -> Any:
@@ -104,18 +104,17 @@ class MixtureFormulas(ArrayFunctions):
             return xp.einsum("k,...kd->...d", weights, self.ndtr(standard))
 
         def halved(ends: tuple[Any, ...]) -> tuple[Any, ...]:
-            low, high, low_of_last, high_of_last = ends
+            (low, high), (low_of_last, high_of_last) = ends
             first, last = 0.5 * low + 0.5 * high, 0.5 * low_of_last + 0.5 * high_of_last
             left, right = below(first) < level, below(last) <= level
             return (
-                xp.where(left, first, low),
-                xp.where(left, high, first),
-                xp.where(right, last, low_of_last),
-                xp.where(right, high_of_last, last),
+                (xp.where(left, first, low), xp.where(left, high, first)),
+                (xp.where(right, last, low_of_last), xp.where(right, high_of_last, last)),
             )
 
         bracket = xp.amin(of_components, -2), xp.amax(of_components, -2)
-        _, first, last, _ = self.repeated(HALVINGS, halved, bracket * 2)
+        # Brackets of the first point where the function reaches the level, and of the last.
+        (_, first), (last, _) = self.repeated(HALVINGS, halved, (bracket, bracket))
         return 0.5 * first + 0.5 * last
 
     @property

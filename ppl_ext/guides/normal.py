@@ -8,18 +8,21 @@ from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
 from ppl_ext.guides.flat_density import FlatDensityShell, Moments
 
 
+def log_density(xp: Any, scale_tril: Any, standard: Any) -> Any:
+    """Log density (...,) of a Normal at points in its standard coordinates (..., D).
+
+    ``xp`` is the module of the arrays' functions, and ``scale_tril`` a Cholesky factor (D, D).
+    """
+    constant = xp.log(scale_tril.diagonal()).sum() + 0.5 * len(scale_tril) * LOG_TWO_PI
+    return -0.5 * (standard**2).sum(-1) - constant
+
+
 class NormalFormulas(ArrayFunctions, FlatDensityShell):
     """What Normal guides have in common: a mean, and points in standard coordinates."""
 
     def mean(self, parameters: Any) -> Any:
         """Mean (D,) of the guide, in the unconstrained space."""
         raise NotImplementedError
-
-    @classmethod
-    def log_density(cls, scale_tril: Any, standard: Any) -> Any:
-        """Log density (...,) of a Normal at points in its standard coordinates (..., D)."""
-        constant = cls.xp.log(scale_tril.diagonal()).sum() + 0.5 * len(scale_tril) * LOG_TWO_PI
-        return -0.5 * (standard**2).sum(-1) - constant
 
 
 class DiagonalFormulas(NormalFormulas):
@@ -59,7 +62,7 @@ class FullFormulas(NormalFormulas):
 
     def log_prob(self, parameters: Any, theta: Any) -> Any:
         loc, scale_tril = self.moments(parameters)
-        return self.log_density(scale_tril, self.solve_lower(scale_tril, theta - loc))
+        return log_density(self.xp, scale_tril, self.solve_lower(scale_tril, theta - loc))
 
     def score(self, parameters: Any, theta: Any) -> Any:
         return self._standard_and_score(*self.moments(parameters), theta)[1]
@@ -67,7 +70,7 @@ class FullFormulas(NormalFormulas):
     def log_prob_and_score(self, parameters: Any, theta: Any) -> tuple[Any, Any]:
         loc, scale_tril = self.moments(parameters)
         standard, score = self._standard_and_score(loc, scale_tril, theta)
-        return self.log_density(scale_tril, standard), score
+        return log_density(self.xp, scale_tril, standard), score
 
     def _standard_and_score(self, loc: Any, scale_tril: Any, theta: Any) -> tuple[Any, Any]:
         standard = self.solve_lower(scale_tril, loc - theta)
@@ -86,8 +89,12 @@ class LowRankFormulas(NormalFormulas):
     r x r systems are solved.
     """
 
-    def _parts(self, parameters: Any) -> tuple[Any, Any, Any]:
+    def parts(self, parameters: Any) -> tuple[Any, Any, Any]:
         """The mean, the diagonal of S, and W."""
+        raise NotImplementedError
+
+    def set_parts(self, loc: Any, scale: Any, factor: Any) -> Any:
+        """The parameters of the guide with this mean, S and W."""
         raise NotImplementedError
 
     def _capacitance(self, factor: Any) -> Any:
@@ -96,7 +103,7 @@ class LowRankFormulas(NormalFormulas):
         return self.xp.linalg.cholesky(identity + factor.T @ factor)
 
     def log_prob(self, parameters: Any, theta: Any) -> Any:
-        loc, scale, factor = self._parts(parameters)
+        loc, scale, factor = self.parts(parameters)
         standard, capacitance = (theta - loc) / scale, self._capacitance(factor)
         inner = self.solve_lower(capacitance, standard @ factor)
         square = (standard**2).sum(-1) - (inner**2).sum(-1)
@@ -104,14 +111,14 @@ class LowRankFormulas(NormalFormulas):
         return -0.5 * (square + self.dim * LOG_TWO_PI) - log_determinant
 
     def score(self, parameters: Any, theta: Any) -> Any:
-        loc, scale, factor = self._parts(parameters)
+        loc, scale, factor = self.parts(parameters)
         standard, capacitance = (theta - loc) / scale, self._capacitance(factor)
         inner = self.solve_lower(capacitance, standard @ factor)
         inner = self.solve_lower(capacitance, inner, transpose=True)
         return (inner @ factor.T - standard) / scale
 
     def moments(self, parameters: Any) -> Moments:
-        loc, scale, factor = self._parts(parameters)
+        loc, scale, factor = self.parts(parameters)
         scaled = scale[:, None] * factor
         covariance = scaled @ scaled.T + self.xp.diag(scale**2)
         return Moments(loc, self.xp.linalg.cholesky(covariance))

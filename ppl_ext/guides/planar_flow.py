@@ -14,11 +14,11 @@ a = w . z, taking the product of w and y = f(z) gives ::
 
 whose left side grows with a; then z = y - u_hat tanh(a + b).
 
-Source: D. J. Rezende and S. Mohamed, "Variational inference with normalizing flows", ICML 2015,
-equations 10 to 12 and appendix A.1. Two things differ. There u_hat is u with its part along w
-replaced such that w . u_hat = -1 + softplus(w . u); here softplus(w . u + log(e - 1)), which is
-the same family of maps, but u = 0 is the identity, and u_hat stays finite as w goes to zero. And
-there the inverse is not computed.
+Source: D. J. Rezende and S. Mohamed, "Variational inference with normalizing flows", ICML 2015
+(https://arxiv.org/abs/1505.05770), equations 10 to 12 and appendix A.1. Two things differ. There
+u_hat is u with its part along w replaced such that w . u_hat = -1 + softplus(w . u); here
+softplus(w . u + log(e - 1)), which is the same family of maps, but u = 0 is the identity, and u_hat
+stays finite as w goes to zero. And there the inverse is not computed.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class PlanarFormulas(ArrayFunctions):
         Bounds to start from: tanh(x) is below x and below one. A step the other way is rounding and
         ends the search.
         """
-        xp, shifted, slope = cls.xp, cls.held(shifted), cls.held(slope)
+        xp, shifted, slope = cls.xp, cls.detached(shifted), cls.detached(slope)
         size, limits = abs(shifted), xp.finfo(shifted.dtype)
         slope = xp.where(slope < limits.tiny, limits.tiny, slope)
         side = xp.where(slope > 1.0, xp.ones_like(slope), -xp.ones_like(slope))
@@ -135,7 +135,7 @@ class PlanarMap(PlanarFormulas):
     direction: Any
     slope: Any
 
-    def _take(self, weight: Any, direction: Any, bias: Any) -> None:
+    def _set_parameters(self, weight: Any, direction: Any, bias: Any) -> None:
         self.weight, self.bias = weight, bias
         self.direction, self.slope = self.invertible_direction(weight, direction)
 

@@ -114,7 +114,7 @@ class RowNoiseShell(Documented):
         self._noise = noise
 
 
-class Uses:
+class WeightUses:
     """The uses of weights in one run of a model: those that get noise by row, and all others."""
 
     def __init__(self, noise: RowNoise) -> None:

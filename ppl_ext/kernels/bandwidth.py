@@ -34,7 +34,7 @@ class ScaledPairs(NamedTuple):
     bandwidth: Any
 
 
-def bandwidth(arrays: KernelArrays, rule: Any, particles: Float[Any, "P D"]) -> Float[Any, ...]:
+def bandwidth(arrays: KernelArrays, rule: Any, particles: Float[Any, "P D"]) -> Float[Any, " ..."]:
     """Bandwidth h that ``rule`` gives for ``particles`` of shape (P, D).
 
     Returns

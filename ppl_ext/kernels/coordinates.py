@@ -30,7 +30,7 @@ class Coordinates:
 
     arrays: KernelArrays
     points: Float[Any, "P D"]
-    root: Float[Any, ...] | None = None
+    root: Float[Any, " ..."] | None = None
     weighted: Float[Any, "P D"] | None = None
 
     @property
@@ -42,7 +42,7 @@ class Coordinates:
         """(z_i - c)' W (z_j - c) for all pairs, shape (P, P)."""
         return self.arrays.product(self.points, self.partners.T)
 
-    def gradients(self, factor: Float[Any, ...] | float = 1.0) -> Float[Any, "P D"]:
+    def gradients(self, factor: Float[Any, " ..."] | float = 1.0) -> Float[Any, "P D"]:
         """W (z - c) times a factor, or one for each coordinate of u, shape (P, D)."""
         if self.weighted is not None:
             return self.weighted * factor

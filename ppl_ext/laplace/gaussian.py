@@ -32,7 +32,7 @@ class Algebra(Documented, ABC):
 
     xp: Any
     #: The array as a constant, without a derivative.
-    held: Callable[[Any], Any]
+    detached: Callable[[Any], Any]
     #: Eigenvalues, rising, and eigenvectors of a constant symmetric matrix.
     eigen: Callable[[Any], tuple[Any, Any]]
     #: Lower triangular factor of a matrix; not finite where it is not positive definite.
@@ -55,10 +55,10 @@ class Algebra(Documented, ABC):
         Values within rounding of 0 are 0. Derivatives of symmetric functions of the values are
         right even where values coincide; the vectors have none.
         """
-        held = cls.held(matrix)
-        values, vectors = cls.eigen(0.5 * (held + held.T))
+        constant = cls.detached(matrix)
+        values, vectors = cls.eigen(0.5 * (constant + constant.T))
         # The first-order change of the values, as diag(V' dM V).
-        moved = cls.xp.einsum("ij,ik,kj->j", vectors, matrix - held, vectors)
+        moved = cls.xp.einsum("ij,ik,kj->j", vectors, matrix - constant, vectors)
         largest = abs(values).max() if len(values) else 0.0
         rounding = len(values) * cls.xp.finfo(values.dtype).eps * largest
         # What is not finite stays so.
@@ -68,8 +68,8 @@ class Algebra(Documented, ABC):
     def without_negative(cls, matrix: Any) -> Any:
         """A symmetric matrix (D, D) with negative eigenvalues set to 0, and its derivative."""
         xp, matrix = cls.xp, 0.5 * (matrix + matrix.T)
-        held = cls.held(matrix)
-        values, vectors = cls.eigen(held)
+        constant = cls.detached(matrix)
+        values, vectors = cls.eigen(constant)
         positive = values > 0.0
         # What is not finite stays so.
         kept, rise = xp.where(values <= 0.0, 0.0, values), xp.where(positive, 1.0, 0.0 * values)
@@ -80,21 +80,21 @@ class Algebra(Documented, ABC):
         slopes = xp.where(
             crossing, (kept[:, None] - kept) / xp.where(crossing, gaps, 1.0), rise[:, None]
         )
-        change = vectors.T @ (matrix - held) @ vectors
+        change = vectors.T @ (matrix - constant) @ vectors
         return vectors @ (xp.diag(kept) + slopes * change) @ vectors.T
 
     @classmethod
     def leading(cls, rows: Any, rank: int) -> Any:
         """Rows (rank, D) with the leading terms of R' R, and their derivative up to rotations."""
         gram = rows @ rows.T
-        held = cls.held(gram)
-        values, vectors = cls.eigen(held)
+        constant = cls.detached(gram)
+        values, vectors = cls.eigen(constant)
         kept, dropped = vectors[:, -rank:], vectors[:, :-rank]
         # First-order change of the leading eigenspace, into the other one.
         gaps = values[-rank:] - values[:-rank, None]
         apart = gaps > len(values) * cls.xp.finfo(rows.dtype).eps * values[-1]
         slopes = cls.xp.where(apart, 1.0 / cls.xp.where(apart, gaps, 1.0), 0.0)
-        kept = kept + dropped @ (slopes * (dropped.T @ (gram - held) @ kept))
+        kept = kept + dropped @ (slopes * (dropped.T @ (gram - constant) @ kept))
         return kept.T @ rows
 
 
@@ -268,7 +268,7 @@ class BlockPrecision(Precision):
     places: tuple[tuple[int, int], ...] = field(metadata={"static": True})
 
     @classmethod
-    def of(cls, curvature: Any, kinds: Kinds) -> Self:
+    def of(cls, curvature: Any, classes: Precisions) -> Self:
         """Factorise a curvature of blocks and a diagonal."""
         whole = curvature.diagonal[0]
         outside, places = 1.0 * whole, []
@@ -277,9 +277,9 @@ class BlockPrecision(Precision):
             where = block.where
             if min(block.left.shape[1], block.right.shape[1]) == 1:
                 matrix = cls.xp.kron(block.left[0], block.right[0]) + cls.xp.diag(whole[where])
-                blocks.append(kinds.dense.of(matrix, (whole[where] > 0.0).all()))
+                blocks.append(classes.dense.of(matrix, (whole[where] > 0.0).all()))
             else:
-                blocks.append(kinds.kronecker.of(block, whole[where]))
+                blocks.append(classes.kronecker.of(block, whole[where]))
             places.append((where.start, where.stop))
             outside = cls.put(outside, where, 1.0)
         return cls(outside, tuple(blocks), tuple(places))
@@ -304,7 +304,7 @@ class BlockPrecision(Precision):
         return found
 
 
-class Kinds(NamedTuple):
+class Precisions(NamedTuple):
     """A package's classes of precisions."""
 
     dense: type[DensePrecision]

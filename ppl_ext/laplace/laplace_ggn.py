@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Float
 
 from ppl_ext.curvature import GaussNewton, Structure, as_curvature
 from ppl_ext.engine import EngineShell
@@ -79,10 +80,12 @@ class LaplaceShell(EngineShell):
 
     References
     ----------
-    D. J. C. MacKay, "A practical Bayesian framework for backpropagation networks", 1992; H. Ritter,
-    A. Botev and D. Barber, "A scalable Laplace approximation for neural networks", 2018; A. Immer,
-    M. Bauer, V. Fortuin, G. Raetsch and M. E. Khan, "Scalable marginal likelihood estimation for
-    model selection in deep learning", 2021; E. Daxberger et al., "Laplace redux", 2021.
+    D. J. C. MacKay, "A practical Bayesian framework for backpropagation networks", 1992,
+    https://doi.org/10.1162/neco.1992.4.3.448; H. Ritter, A. Botev and D. Barber, "A scalable
+    Laplace approximation for neural networks", 2018, https://openreview.net/forum?id=Skdvd2xAZ; A.
+    Immer, M. Bauer, V. Fortuin, G. Raetsch and M. E. Khan, "Scalable marginal likelihood estimation
+    for model selection in deep learning", 2021, https://arxiv.org/abs/2104.04975; E. Daxberger et
+    al., "Laplace redux", 2021, https://arxiv.org/abs/2106.14806.
 
     Examples
     --------
@@ -221,7 +224,7 @@ class LaplaceShell(EngineShell):
 class FittedPrecision(NamedTuple):
     """A precision with all that it depends on: the mode (D,) and all rows."""
 
-    mode: np.ndarray
+    mode: Float[np.ndarray, " D"]
     data: Any
     precision: Any
 
@@ -237,7 +240,7 @@ class LatestPrecision:
         self.kept = FittedPrecision(as_numpy(mode), data, precision)
 
 
-def as_numpy(array: Any) -> np.ndarray:
+def as_numpy(array: Any) -> Float[np.ndarray, " ..."]:
     """An array of a framework, from wherever it is, as one of NumPy."""
     return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
 
@@ -274,7 +277,7 @@ class PosteriorShell(ABC):
     def slope_of_log_determinant(self, position: Any, data: Any) -> Any:
         """d log det H / d hyperparameters at a position (D,), shape (K,)."""
 
-    def singular(self, curvature: Any, definite: np.ndarray) -> ArgumentError:
+    def singular(self, curvature: Any, definite: Bool[np.ndarray, " d"]) -> ArgumentError:
         """The error for a curvature that is no precision, with the sites at fault."""
         if not np.isfinite(as_numpy(curvature.diagonals())).all():
             return ArgumentError(

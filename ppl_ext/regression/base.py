@@ -15,11 +15,15 @@ State = TypeVar("State")
 
 
 class Draws(NamedTuple):
-    """Points (S, D) of an iteration, with the guide's log density (S,) and score (S, D) there."""
+    """Points (S, D) of an iteration, with the guide's log density (S,) and score (S, D) there.
+
+    ``known`` is what the form has found out about the guide, and will need for the update.
+    """
 
     theta: Float[Any, "S D"]
     log_prob: Float[Any, " S"]
     score: Float[Any, "S D"]
+    known: Any = None
 
 
 class ClosedForm(ArrayFunctions, ABC, Generic[State]):
@@ -71,7 +75,22 @@ class ClosedForm(ArrayFunctions, ABC, Generic[State]):
 
     def weights(self, parameters: Any, num: int) -> Float[Any, " num"]:
         """Weights (num,), of sum 1, with which the points of :meth:`draw` stand for the guide."""
-        return self.filled((num,), next(iter(parameters.values())), 1.0 / num)
+        return self.filled((num,), self.density.mean(parameters), 1.0 / num)
+
+    def figures(
+        self,
+        parameters: Any,
+        draws: Draws,
+        score: Float[Any, "S D"],
+        log_p: Float[Any, " S"],
+    ) -> tuple[Any, dict[str, Any]]:
+        """The loss of an iteration, and the means of the log densities of target and guide.
+
+        ``score`` and ``log_p`` are the target's at the points.
+        """
+        weights = self.weights(parameters, len(log_p))
+        loss = weights @ self.xp.square(draws.score - score).sum(-1)
+        return loss, {"log_p": weights @ log_p, "log_q": weights @ draws.log_prob}
 
     @abstractmethod
     def update(
@@ -82,6 +101,7 @@ class ClosedForm(ArrayFunctions, ABC, Generic[State]):
         score: Float[Any, "S D"],
         total: Any = 0,
         log_density: Float[Any, " S"] | None = None,
+        known: Any = None,
     ) -> tuple[State, Any]:
         """Take in one iteration's scores and move the guide.
 
@@ -96,6 +116,8 @@ class ClosedForm(ArrayFunctions, ABC, Generic[State]):
             Iterations of the whole run; 0 when that is not known.
         log_density : array (2 K,), optional
             The target's log density there, up to a constant. Only mixtures use it.
+        known
+            As in :class:`Draws`, where the points are those of :meth:`evaluated_draw`.
         """
 
     # -- what the host adds --------------------------------------------------------------------

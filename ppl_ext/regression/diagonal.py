@@ -10,9 +10,11 @@ A natural-gradient step on it, of length a for the mean and b for the precision,
 
     m+ = m + a E_q[g] / (tau P),   P+ = (1 - b) P + b h / tau
 
-(Khan and Lin, 2017, "Conjugate-computation variational inference"; with h averaged over steps,
-the "variational online Newton" of Khan et al., 2018). Here P+ = P (h / (tau P))^b is taken instead,
-which agrees to first order in h / (tau P) - 1 and cannot become negative.
+(Khan and Lin, 2017, "Conjugate-computation variational inference",
+https://arxiv.org/abs/1703.04265; with h averaged over steps,
+the "variational online Newton" of Khan et al., 2018, https://arxiv.org/abs/1806.04854). Here
+P+ = P (h / (tau P))^b is taken instead, which agrees to first order in h / (tau P) - 1 and cannot
+become negative.
 
 *The curvature is regressed.* Draws come in mirrored pairs m + d and m - d, with d = s z; see
 :mod:`ppl_ext.regression.pairs`. Half the difference of their scores is e. By Stein's
@@ -75,7 +77,7 @@ from ppl_ext.guides.flat_density import Moments
 from ppl_ext.regression.base import ClosedForm
 from ppl_ext.regression.full import SPARE_PAIRS, free_share
 from ppl_ext.regression.overflow import LENIENCE
-from ppl_ext.regression.pairs import Count, advanced, averaged, halves, next_weight
+from ppl_ext.regression.pairs import Count, advanced, averaged, halves, mean_of, next_weight
 from ppl_ext.scalars import at_least, at_most, chosen, half_cosine
 
 #: Coordinates up to which tau starts at 1, the least tau, and the share of the run in which it
@@ -177,6 +179,7 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
         score: Float[Any, "S D"],
         total: Any = 0,
         log_density: Float[Any, " S"] | None = None,
+        known: Any = None,
     ) -> tuple[DiagonalRegression, Any]:
         before, moments = state, self.density.moments(parameters)
         now = self.now(state, total, len(moments.mean))
@@ -229,7 +232,7 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
     ) -> DiagonalRegression:
         """Add scores (2 K, D) taken at mirrored points theta (2 K, D), which this guide drew."""
         z, y = halves(theta) / moments.scale, -halves(score) / moments.scale
-        center = score.mean(0)
+        center = mean_of(score)
         first = state.seen.num_pairs == 0
         weight = chosen(first, 1.0, at_least(next_weight(state.seen, decay), now.rate))
         count = advanced(state.seen, len(z), weight)
@@ -237,9 +240,9 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
         score_weight = at_least(now.score_rate, chosen(first, 1.0, 1.0 / count.num_updates))
         before = state.square, state.slope, state.response, state.score_noise
         latest = (
-            (z * z).mean(0),
-            (y * z).mean(0),
-            (y * y).mean(0),
+            mean_of(z * z),
+            mean_of(y * z),
+            mean_of(y * y),
             cls.xp.square(center - state.mean_score),
         )
         square, slope, response, score_noise = averaged(before, latest, weight)

@@ -37,16 +37,23 @@ once there are D + 5 pairs.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 
 from ppl_ext.guides.flat_density import Moments
+from ppl_ext.guides.normal import log_density
 from ppl_ext.regression.base import ClosedForm, Draws, State
 from ppl_ext.regression.overflow import LENIENCE
-from ppl_ext.regression.pairs import Count, halves
+from ppl_ext.regression.pairs import (
+    Count,
+    advanced,
+    averaged,
+    halves,
+    mean_of,
+    next_mean_weight,
+    next_weight,
+)
 from ppl_ext.scalars import at_least
 from ppl_ext.score import DECAY, TRUST
 
@@ -147,16 +154,13 @@ class BlockForm(ClosedForm[State]):
         return Step((vectors / eigenvalues) @ vectors.T, pull[:, 0], basis)
 
     @classmethod
-    def limited_move(cls, move: Float[Any, ...]) -> Float[Any, ...]:
+    def limited_move(cls, move: Float[Any, " ..."]) -> Float[Any, " ..."]:
         """A whitened move shortened to at most one unit."""
-        return move / cls.xp.linalg.vector_norm(move).clip(min=1.0)
+        return move / cls.xp.sqrt(cls.xp.square(move).sum()).clip(min=1.0)
 
 
 class FullForm(BlockForm[FullRegression]):
     """The closed form for ``AutoMultivariateNormal``. O(D^2) memory, O(D^3) operations."""
-
-    #: The host's log density of Normals, from Cholesky factors and standard coordinates.
-    log_density: ClassVar[Callable[..., Any]]
 
     @classmethod
     def initial_regression(cls, mean: Float[Any, " D"]) -> FullRegression:
@@ -171,17 +175,29 @@ class FullForm(BlockForm[FullRegression]):
 
     def evaluated_draw(self, parameters: Any, generator: Any, num: int) -> Draws:
         # A pair's standard coordinates are known and each other's negatives.
-        mean, scale_tril = self.density.moments(parameters)
+        moments, inverse = known = self._known(parameters)
+        mean, scale_tril = moments
         standard = self.density.noise(parameters, generator, (num // 2, len(mean)))
-        move = standard @ scale_tril.T
-        pull = self.solve_lower(scale_tril, standard, transpose=True)
-        log_prob, joined = self.log_density(scale_tril, standard), self.xp.concatenate
+        move, pull = standard @ scale_tril.T, standard @ inverse
+        log_prob, joined = log_density(self.xp, scale_tril, standard), self.xp.concatenate
         return Draws(
-            joined([mean + move, mean - move]), joined([log_prob, log_prob]), joined([-pull, pull])
+            joined([mean + move, mean - move]),
+            joined([log_prob, log_prob]),
+            joined([-pull, pull]),
+            known,
         )
 
+    def _known(self, parameters: Any) -> tuple[Moments, Float[Any, "D D"]]:
+        """The guide's moments, and the inverse of its scale."""
+        moments = self.density.moments(parameters)
+        return moments, self._inverse(moments)
+
+    @classmethod
+    def _inverse(cls, moments: Moments) -> Float[Any, "D D"]:
+        identity = cls.identity(len(moments.mean), moments.mean)
+        return cls.solve_lower(moments.scale, identity, transpose=True)
+
     @staticmethod
-    @abstractmethod
     def observe(
         regression: FullRegression,
         theta: Float[Any, "S D"],
@@ -193,6 +209,17 @@ class FullForm(BlockForm[FullRegression]):
 
         ``total`` is the number of iterations of the whole run, 0 when that is not known.
         """
+        d, e = halves(theta), halves(score)
+        pairs = len(d)
+        latest = BlockMoments(d.T @ d / pairs, e.T @ d / pairs, e.T @ e / pairs)
+        weight = next_weight(regression.seen, decay)
+        mean_weight = next_mean_weight(regression.seen, decay, total)
+        return FullRegression(
+            advanced(regression.seen, pairs, weight),
+            averaged(regression.mean_theta, mean_of(theta), mean_weight),
+            averaged(regression.mean_score, mean_of(score), mean_weight),
+            averaged(regression.block, latest, weight),
+        )
 
     @classmethod
     def screened(
@@ -228,20 +255,25 @@ class FullForm(BlockForm[FullRegression]):
         score: Float[Any, "S D"],
         total: Any = 0,
         log_density: Float[Any, " S"] | None = None,
+        known: tuple[Moments, Float[Any, "D D"]] | None = None,
     ) -> tuple[FullRegression, Any]:
-        moments = self.density.moments(parameters)
+        moments, inverse = self._known(parameters) if known is None else known
         observed = self.observe(state, theta, score, self.decay, total)
         state, sound = self.screened(state, observed, moments.scale, score)
 
         def moved(parameters: Any) -> Any:
-            following = self.updated_moments(state, moments, self.trust)
+            following = self.updated_moments(state, moments, self.trust, inverse)
             return self.density.set_moments(parameters, following)
 
         return state, self.where_ready(sound & is_warm(state), moved, parameters)
 
     @classmethod
     def updated_moments(
-        cls, regression: FullRegression, moments: Moments, trust: float = TRUST
+        cls,
+        regression: FullRegression,
+        moments: Moments,
+        trust: float = TRUST,
+        inverse: Float[Any, "D D"] | None = None,
     ) -> Moments:
         """Moments of the next guide, from the running moments and the present guide's.
 
@@ -252,10 +284,12 @@ class FullForm(BlockForm[FullRegression]):
             Mean (D,) and lower triangular scale (D, D) of the present guide.
         trust : float
             The constant c > 1 of the trust region.
+        inverse : array (D, D), optional
+            Of the present guide's scale, where it is known.
         """
         mean, scale_tril = moments
         block, across = regression.block, scale_tril.T
-        inverse = cls.solve_lower(scale_tril, cls.identity(len(mean), mean), transpose=True)
+        inverse = cls._inverse(moments) if inverse is None else inverse
         # Whitened by L: V becomes L^-1 V L^-T, C becomes L^T C L^-T and R becomes L^T R L.
         whitened = BlockMoments(
             inverse @ block.covariance @ inverse.T,

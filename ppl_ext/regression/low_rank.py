@@ -48,14 +48,13 @@ Pairs with scores that come from an overflow are left out, see :mod:`ppl_ext.reg
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any, NamedTuple
 
 from jaxtyping import Float
 
 from ppl_ext.regression.full import SPARE_PAIRS, BlockForm, BlockMoments, free_share, limited
 from ppl_ext.regression.overflow import LENIENCE
-from ppl_ext.regression.pairs import Count, advanced, averaged, halves, next_weight
+from ppl_ext.regression.pairs import Count, advanced, averaged, halves, mean_of, next_weight
 
 # Least squared length of a column of the factor: one of length zero has no direction to learn.
 LEAST = 1e-3
@@ -111,13 +110,9 @@ class LowRankForm(BlockForm[LowRankRegression]):
     last call returned, as the averages are kept in coordinates of that guide.
     """
 
-    @abstractmethod
     def moments(self, parameters: Any) -> LowRankMoments:
         """Of the guide with these parameters."""
-
-    @abstractmethod
-    def set_moments(self, moments: LowRankMoments) -> Any:
-        """The parameters of the guide with these moments."""
+        return LowRankMoments(*self.density.parts(parameters))
 
     def unsuited(self, parameters: Any) -> str | None:
         dim, rank = self.moments(parameters).factor.shape
@@ -144,6 +139,7 @@ class LowRankForm(BlockForm[LowRankRegression]):
         score: Float[Any, "S D"],
         total: Any = 0,
         log_density: Float[Any, " S"] | None = None,
+        known: Any = None,
     ) -> tuple[LowRankRegression, Any]:
         before, moments = state, self.moments(parameters)
         verdict = self._verdict(state, moments, score)
@@ -156,7 +152,7 @@ class LowRankForm(BlockForm[LowRankRegression]):
 
         def moved(both: tuple[LowRankRegression, Any]) -> tuple[LowRankRegression, Any]:
             state, updated = self.updated_guide(both[0], moments, self.trust)
-            return state, self.set_moments(updated)
+            return state, self.density.set_parts(*updated)
 
         state = verdict.choose(
             lenient,
@@ -192,11 +188,11 @@ class LowRankForm(BlockForm[LowRankRegression]):
         y, y_score = d @ frame.to_factor, e @ frame.from_factor
         weight = next_weight(state.seen, decay)
         mean_weight = next_weight(state.seen, decay**2)
-        means = averaged(tuple(state[1:3]), (theta.mean(0), score.mean(0)), mean_weight)
+        means = averaged(tuple(state[1:3]), (mean_of(theta), mean_of(score)), mean_weight)
         latest = (
-            (d * d).mean(0),
-            (e * d).mean(0),
-            (e * e).mean(0),
+            mean_of(d * d),
+            mean_of(e * d),
+            mean_of(e * e),
             d.T @ y / pairs,
             e.T @ y / pairs,
             y.T @ y / pairs,

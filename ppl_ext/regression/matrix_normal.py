@@ -155,6 +155,7 @@ class MatrixNormalForm(BlockForm[MatrixNormalRegression], MatrixFormulas):
         score: Float[Any, "S D"],
         total: Any = 0,
         log_density: Float[Any, " S"] | None = None,
+        known: Any = None,
     ) -> tuple[MatrixNormalRegression, Any]:
         before, blocks, factors = state, self.density.blocks(), self.density.factors(parameters)
         verdict = self._verdict(state, factors, blocks, score)

@@ -221,6 +221,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         score: Float[Any, "N D"],
         total: Any = 0,
         log_density: Float[Any, " N"] | None = None,
+        known: Any = None,
     ) -> tuple[MixtureRegression, Any]:
         components = self.density.components(parameters)
         number, dim = components.loc.shape

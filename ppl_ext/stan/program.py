@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Self
 
+from jaxtyping import Float
+
 from ppl_ext.density import Array
 from ppl_ext.documented import Documented
 from ppl_ext.stan.compilation import compiled
@@ -92,7 +94,7 @@ class StanProgramShell(Documented, Generic[Array]):
         )
         return cls(density)
 
-    def log_density(self, z: Array) -> Array:
+    def log_density(self, z: Float[Array, "*P D"]) -> Float[Array, "*P"]:
         """Stan's log density (...) at unconstrained positions (..., D), with its gradient.
 
         Where Stan rejects a position the density is -inf and the gradient zero.
@@ -103,7 +105,7 @@ class StanProgramShell(Documented, Generic[Array]):
         """All numbers of the parameters, (..., number), at positions (..., D)."""
         raise NotImplementedError
 
-    def constrain(self, z: Array) -> dict[str, Array]:
+    def constrain(self, z: Float[Array, "*P D"]) -> dict[str, Array]:
         """Values (..., *shape) of the parameters at positions (..., D), without gradients."""
         flat = self._constrained(z)
         return {
@@ -115,8 +117,8 @@ class StanProgramShell(Documented, Generic[Array]):
         return f"StanProgram({self.density.name!r}, {self.density.dim} unconstrained numbers)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (type(self), self.density.settings)
+        return _rebuilt, (type(self), self.density.settings)
 
 
-def _again(kind: type[StanProgramShell[Any]], settings: dict[str, Any]) -> StanProgramShell[Any]:
+def _rebuilt(kind: type[StanProgramShell[Any]], settings: dict[str, Any]) -> StanProgramShell[Any]:
     return kind(StanDensity(**settings))

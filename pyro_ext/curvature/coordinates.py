@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from pyro_ext.density import LogDensity
@@ -41,11 +42,13 @@ class Coordinates:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def part(self, position: Tensor) -> Tensor:
+    def part(self, position: Float[Tensor, " D"]) -> Float[Tensor, " d"]:
         """These coordinates (D',) of a position (D,)."""
         return torch.cat([position[:0], *(position[self._all[name]] for name in self.slices)])
 
-    def placed(self, position: Tensor, part: Tensor) -> Tensor:
+    def placed(
+        self, position: Float[Tensor, " D"], part: Float[Tensor, " d"]
+    ) -> Float[Tensor, " D"]:
         """The position (D,) with ``part`` (D',) for these coordinates."""
         if len(self.slices) == len(self._all):
             return part

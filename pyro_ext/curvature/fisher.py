@@ -9,6 +9,7 @@ from typing import Any
 
 import pyro.distributions as dist
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.fisher_information import FisherRoots, Parameters, Root
@@ -52,7 +53,9 @@ def same_draws(seed: int) -> Iterator[None]:
         yield
 
 
-def fisher_root(output: Output, tangents: Parameters, values: Sequence[Tensor] = ()) -> Tensor:
+def fisher_root(
+    output: Output, tangents: Parameters, values: Sequence[Float[Tensor, " ..."]] = ()
+) -> Float[Tensor, "... R"]:
     """Root of an observed site's Fisher information, shape batch + (R,).
 
     Parameters
@@ -72,7 +75,7 @@ def fisher_root(output: Output, tangents: Parameters, values: Sequence[Tensor] =
     return _monte_carlo_root(output, tangents, values)
 
 
-def drawn_values(output: Output, draws: int = 16) -> list[Tensor]:
+def drawn_values(output: Output, draws: int = 16) -> list[Float[Tensor, " ..."]]:
     """Values of a site drawn from its distribution, by torch's global generator.
 
     They cannot be drawn inside ``torch.func.vmap``.
@@ -83,12 +86,7 @@ def drawn_values(output: Output, draws: int = 16) -> list[Tensor]:
         The distribution cannot be built from its parameters, or not be drawn from.
     """
     try:
-        for name, value in output.parameters.items():
-            if value.shape[: len(output.batch)] != output.batch:
-                raise ValueError(f"{name} of shape {tuple(value.shape)}, not one per element")
-        built = output.built({})
-        if tuple(built.event_shape) != output.event_shape:
-            raise ValueError(f"events of shape {built.event_shape}, not {output.event_shape}")
+        built = _FISHER.rebuilt(output, {})
         return [built.sample().detach() for _ in range(draws)]
     except (TypeError, ValueError, NotImplementedError) as error:
         raise _FISHER.cannot_draw(output, error) from error

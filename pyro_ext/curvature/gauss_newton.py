@@ -30,13 +30,13 @@ Position: TypeAlias = Tensor | Mapping[str, Tensor]
 
 def whitened_outputs(
     target: LogDensity,
-    z: Tensor,
+    z: Float[Tensor, " D"],
     data: Data,
     indices: Indices,
     sites: Collection[str] | None = None,
     repeated: Mapping[str, tuple[RepeatedComponent, ...]] = MappingProxyType({}),
     merge: bool = True,
-) -> Callable[[Position], Tensor]:
+) -> Callable[[Position], Float[Tensor, " R"]]:
     """The map w of a position (D,) to whitened outputs (R,), whitened at ``z`` (D,).
 
     The whitening is differentiable in ``z``. With ``sites`` only these observed sites count.
@@ -101,7 +101,7 @@ def jacobian_rows(
     indices: Indices,
     structure: RowStructure = NO_STRUCTURE,
     latents: Collection[str] | None = None,
-) -> Tensor:
+) -> Float[Tensor, "P R D"]:
     """Jacobians J_w at positions z (P, D), shape (P, R, D): G = J_w^T J_w for each position.
 
     With ``latents``, names of latent sites, only the columns of these are computed, in the order of
@@ -122,13 +122,13 @@ def jacobian_rows(
 
 def rows_of_one(
     target: LogDensity,
-    position: Tensor,
+    position: Float[Tensor, " D"],
     data: Data,
     indices: Indices,
     names: Collection[str],
     structure: RowStructure = NO_STRUCTURE,
     latents: Collection[str] | None = None,
-) -> Tensor:
+) -> Float[Tensor, "R D"]:
     """Jacobian J_w at one position (D,) of the observed sites ``names``, shape (R, D)."""
     whole = set(names) - structure.by_row
     part, placed = _part_of(target, position, latents)
@@ -214,7 +214,7 @@ def _row_by_row(
 
 def gauss_newton_products(
     target: LogDensity, z: Float[Tensor, "P D"], data: Data, indices: Indices
-) -> Callable[[Tensor], Tensor]:
+) -> Callable[[Float[Tensor, "P D"]], Float[Tensor, "P D"]]:
     """Products v -> G v at positions z (P, D), for v (P, D); no Jacobian is formed."""
 
     def product(position: Tensor, vector: Tensor) -> Tensor:

@@ -95,8 +95,8 @@ def _products(target: LogDensity, data: Data) -> Callable[[Tensor, Tensor], Tens
 
 
 def prior_curvature_of_one(
-    target: LogDensity, structure: PriorStructure, position: Tensor, data: Data
-) -> Tensor:
+    target: LogDensity, structure: PriorStructure, position: Float[Tensor, " D"], data: Data
+) -> Float[Tensor, "d ..."]:
     """Curvature of the log prior at one position (D,): its diagonal (D',), or (D', D'), as it is.
 
     Negative curvature is still in it.
@@ -131,7 +131,7 @@ def prior_curvature_of_one(
     return torch.cat(parts)
 
 
-def without_negative(found: Tensor) -> Tensor:
+def without_negative(found: Float[Tensor, "P d ..."]) -> Float[Tensor, "P d ..."]:
     """Diagonals (P, D') or matrices (P, D', D') with negative curvature set to zero."""
     if found.dim() == 2:
         return found.clamp_min(0.0)
@@ -142,7 +142,7 @@ def without_negative(found: Tensor) -> Tensor:
 
 def prior_curvature(
     target: LogDensity, structure: PriorStructure, z: Float[Tensor, "P D"], data: Data
-) -> Float[Tensor, ...]:
+) -> Float[Tensor, " ..."]:
     """Curvature of the log prior at positions z (P, D): its diagonal (P, D'), or (P, D', D').
 
     A constant one has shape (1, D').

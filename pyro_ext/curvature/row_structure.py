@@ -9,6 +9,7 @@ the same r' r.
 from __future__ import annotations
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.curvature import RepeatedComponent, RowStructure
@@ -18,7 +19,9 @@ from pyro_ext.density.layout import Indices
 from pyro_ext.density.outputs import Output
 
 
-def row_structure(target: LogDensity, z: Tensor, data: Data, indices: Indices) -> RowStructure:
+def row_structure(
+    target: LogDensity, z: Float[Tensor, " D"], data: Data, indices: Indices
+) -> RowStructure:
     """The structure of a batch's rows. Look once, before tracing: values are compared.
 
     A site's rows can be differentiated one by one if the parameters of the batch, at a position
@@ -83,8 +86,11 @@ def _no_changes(output: Output) -> dict[str, Tensor]:
 
 
 def merged(
-    point: Output, output: Output, weight: Tensor, repeated: tuple[RepeatedComponent, ...]
-) -> list[Tensor]:
+    point: Output,
+    output: Output,
+    weight: Tensor,
+    repeated: tuple[RepeatedComponent, ...],
+) -> list[Float[Tensor, " n"]]:
     """The merged whitened outputs of a site, one vector for each repeated component.
 
     Parameters

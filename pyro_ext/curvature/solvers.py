@@ -19,7 +19,9 @@ def cholesky_solve(
     return torch.where(failed[..., None, None] == 0, found, torch.nan)
 
 
-def symmetric_eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
+def symmetric_eigen(
+    matrices: Float[Tensor, "... n n"],
+) -> tuple[Float[Tensor, "... n"], Float[Tensor, "... n n"]]:
     """Eigenvalues (..., n), rising, and eigenvectors of symmetric matrices, without derivatives.
 
     Values are NaN where a matrix is not finite.
@@ -87,7 +89,7 @@ class IterativeSolution(NamedTuple):
         False if a direction of negative curvature was met; the solution is the last before it.
     """
 
-    solution: Tensor
+    solution: Float[Tensor, " ..."]
     residual: float
     iterations: int
     definite: bool
@@ -95,8 +97,8 @@ class IterativeSolution(NamedTuple):
 
 def conjugate_gradients(
     product: Callable[[Tensor], Tensor],
-    right_side: Tensor,
-    preconditioner: Tensor,
+    right_side: Float[Tensor, " ..."],
+    preconditioner: Float[Tensor, " ..."],
     tolerance: float = 1e-4,
     max_iterations: int = 50,
 ) -> IterativeSolution:

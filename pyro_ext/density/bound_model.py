@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from ppl_ext.bound_model import BoundModelShell
@@ -34,7 +35,7 @@ class BoundModel(BoundModelShell[Tensor]):
     dtype: torch.dtype
     device: torch.device
 
-    def row_numbers(self, rows: range) -> Tensor:
+    def row_numbers(self, rows: range) -> Int[Tensor, " rows"]:
         """Row numbers as a tensor."""
         return torch.arange(rows.start, rows.stop, device=self.device)
 
@@ -52,7 +53,7 @@ class BoundModel(BoundModelShell[Tensor]):
                 raise plate_shape_error(error) or error from error
         return control.plates
 
-    def check_indices(self, indices: Indices | None) -> dict[str, Tensor]:
+    def check_indices(self, indices: Indices | None) -> dict[str, Int[Tensor, "*P B"]]:
         """Rows for every plate whose rows the engine chooses; see :meth:`check_plates`."""
         indices = {} if indices is None else indices
         self.check_plates(indices)

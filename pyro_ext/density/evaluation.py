@@ -72,7 +72,7 @@ class Evaluation:
             function.retrace()
 
     @contextmanager
-    def writing_into(self, buffer: Tensor | None) -> Iterator[None]:
+    def writing_into(self, buffer: Float[Tensor, "P D"] | None) -> Iterator[None]:
         """Let the first score in this context be written into ``buffer``, where possible."""
         self._scores.memory.lend(buffer)
         try:
@@ -137,7 +137,7 @@ class Evaluation:
         """Gradients of prior and likelihood apart, at particles."""
         return ScoreParts(*self._parts(z, arguments, in_dims))
 
-    def batch(self, what: str, z: Tensor, data: Data, indices: Indices | None) -> Any:
+    def batch(self, what: str, z: Float[Tensor, "P D"], data: Data, indices: Indices | None) -> Any:
         """One of ``functions``, of one batch of rows.
 
         Raises
@@ -171,7 +171,13 @@ def differentiated(single: Callable[[Tensor, Any], Any]) -> Callable[[Tensor, An
     return value
 
 
-def add_normal(score: Tensor, z: Tensor, where: slice, loc: Tensor, scale: Tensor) -> Tensor:
+def add_normal(
+    score: Float[Tensor, "P D"],
+    z: Float[Tensor, "P D"],
+    where: slice,
+    loc: Float[Tensor, " P"],
+    scale: Float[Tensor, " P"],
+) -> Float[Tensor, " P"]:
     """Add a Normal prior of the coordinates ``where`` to the score; return its log density (P,).
 
     In pieces that stay in the processor's cache, so that each entry is read and written once.

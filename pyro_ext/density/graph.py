@@ -16,12 +16,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 from pyro_ext.density.handlers import without_host_checks
+from pyro_ext.density.numpy_graph import numpy_replay
 from pyro_ext.density.simplify import replayed, simplify
 
 MODES = ("inductor", "graph", "handlers", "loop")
@@ -48,21 +50,22 @@ class _Inputs:
 
     def __init__(self, arguments: Any) -> None:
         leaves, self._spec = _flattened(arguments)
-        self.leaves = leaves
-        self.positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        self.tensors = [leaves[i] for i in self.positions]
         # Identity keys are safe only while the objects live, so whoever keeps the key keeps them.
-        self.static = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+        self.leaves = leaves
+        self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         self.key: Hashable = (
-            str(self._spec),
-            tuple(_static_key(leaf) for leaf in self.static),
-            tuple((t.shape, t.dtype, t.device) for t in self.tensors),
+            str(self._spec) if isinstance(self._spec, pytree.TreeSpec) else self._spec,
+            *(
+                (leaf.shape, leaf.dtype, leaf.device)
+                if isinstance(leaf, Tensor)
+                else _static_key(leaf)
+                for leaf in leaves
+            ),
         )
 
     def rebuild(self, tensors: list[Tensor] | tuple[Tensor, ...]) -> Any:
-        leaves = list(self.leaves)
-        for position, tensor in zip(self.positions, tensors, strict=True):
-            leaves[position] = tensor
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         if isinstance(self._spec, pytree.TreeSpec):
             return pytree.tree_unflatten(leaves, self._spec)
         number, *names = self._spec
@@ -139,7 +142,7 @@ class BatchedFunction:
         """Forget the traced graphs, for example after changing a tensor the model closes over."""
         self._graphs.clear()
 
-    def __call__(self, z: Tensor, arguments: Any, in_dims: Any = None) -> Any:
+    def __call__(self, z: Float[Tensor, "P D"], arguments: Any, in_dims: Any = None) -> Any:
         """Results at particles (P, D), each with a leading axis of P.
 
         ``in_dims`` says which tensors of the arguments have a leading axis of particles too, as
@@ -245,13 +248,15 @@ class BatchedFunction:
             _join_in_place(module.graph, self.memory)
             replay = replayed(module)
         self._require_same_result(replay, z, inputs, in_dims)
+        if self.mode == "graph":
+            return numpy_replay(module, replay, [_elsewhere(torch.zeros_like(z)), *inputs.tensors])
         return replay
 
     def _require_same_result(
         self, module: Callable[..., Any], z: Tensor, inputs: _Inputs, in_dims: Any
     ) -> None:
         """Compare the graph with the handlers away from the point where it was traced."""
-        other = z + 0.125 * torch.cos(torch.arange(z.numel(), dtype=z.dtype).reshape(z.shape)).to(z)
+        other = _elsewhere(z)
         traced = pytree.tree_leaves(module(other, *inputs.tensors))
         direct = pytree.tree_leaves(
             self._through_handlers(other, inputs.rebuild(inputs.tensors), in_dims)
@@ -262,6 +267,11 @@ class BatchedFunction:
                     "the graph gives another result than the model at other parameters, so the "
                     "model's computation depends on values, or was compiled wrongly"
                 )
+
+
+def _elsewhere(z: Tensor) -> Tensor:
+    """Other positions than those that a graph was traced at."""
+    return z + 0.125 * torch.cos(torch.arange(z.numel(), dtype=z.dtype).reshape(z.shape)).to(z)
 
 
 def _close(one: Tensor, two: Tensor) -> bool:

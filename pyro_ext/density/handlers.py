@@ -15,6 +15,7 @@ from typing import Any
 
 import pyro
 import torch
+from jaxtyping import Float
 from pyro.distributions import Delta, Unit
 from pyro.distributions.util import scale_and_mask, sum_rightmost
 from pyro.infer.autoguide.utils import helpful_support_errors
@@ -173,7 +174,7 @@ def plate_frames(site: Mapping[str, Any]) -> list[Any]:
     return [frame for frame in site["cond_indep_stack"] if frame.vectorized]
 
 
-def common_normal(fn: Any) -> tuple[Tensor, Tensor] | None:
+def common_normal(fn: Any) -> tuple[Float[Tensor, ""], Float[Tensor, ""]] | None:
     """Location and scale that all entries of a Normal share, two scalars; None for other ``fn``.
 
     None as well where either is differentiated, and so depends on another latent site.

@@ -155,7 +155,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         self._evaluation.retrace()
         self._constrain.retrace()
 
-    def writing_into(self, buffer: Tensor | None) -> AbstractContextManager[None]:
+    def writing_into(self, buffer: Float[Tensor, "P D"] | None) -> AbstractContextManager[None]:
         """Let the first score in this context be written into ``buffer``, where that is possible.
 
         ``buffer`` is a score that nobody needs any more, or None.
@@ -196,6 +196,8 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             log_prior, log_likelihood = self._full("value", z, data)
             return tempered(log_prior, log_likelihood, self.likelihood_temperature)
         z, function = self.bound.check_positions(z), self._evaluation.functions[what]
+        if not self.plates:
+            return function(z, as_arguments(data.args, data.kwargs, {}))
         return sum_over_rows(
             self.sweep(), lambda rows: function(z, as_arguments(data.args, data.kwargs, rows))
         )

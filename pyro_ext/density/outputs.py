@@ -6,11 +6,12 @@ function of the flat vector, with the scale and mask that the log density applie
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from pyro.distributions import (
     MaskedDistribution,
     MixtureSameFamily,
@@ -21,7 +22,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Distribution, Independent
 
-from ppl_ext.outputs import BASE, COMPONENT, MIXING, ObservedOutput, Parts, unwrapped
+from ppl_ext.outputs import BASE, COMPONENT, MIXING, ObservedOutput, Parts, can_expand, unwrapped
 from pyro_ext.density.handlers import SiteHandler, is_deterministic, is_factor, plate_frames
 
 #: Parameters of distributions that another one is kept as, and their event dimensions.
@@ -41,7 +42,7 @@ class Output(ObservedOutput[Tensor]):
         )
 
     @property
-    def weight(self) -> Tensor:
+    def weight(self) -> Float[Tensor, "*batch"]:
         """Factor on each element's log probability, scale and mask together, shape ``batch``."""
         dtype = next(iter(self.parameters.values())).dtype
         scale = torch.as_tensor(self.scale, dtype=dtype)
@@ -78,8 +79,8 @@ def _broadcast(fn: Any, batch: tuple[int, ...]) -> dict[str, Tensor]:
         # Beta is kept as a Dirichlet, whose parameter is a vector.
         own = constraint.event_dim if constraint is not None else _VECTORS.get(name, 0)
         shape = batch + (tuple(value.shape[value.dim() - own :]) if own else ())
-        # Fisher information refuses by name a site whose parameters are not of single elements.
-        found[name] = value.expand(shape) if _can_expand(value.shape, shape) else value
+        # Fisher information refuses by name a site whose parameters are not of its elements.
+        found[name] = value.expand(shape) if can_expand(value.shape, shape) else value
     return found
 
 
@@ -97,12 +98,6 @@ def _mixture(fn: Any, batch: tuple[int, ...]) -> tuple[Parts | None, dict[str, T
         found[f"{MIXING}{name}"] = value
     parts = Parts(type(fn.mixture_distribution), type(component), inside)
     return parts, found
-
-
-def _can_expand(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether ``Tensor.expand`` takes a tensor of a shape to another one."""
-    pairs = zip(reversed(shape), reversed(wanted), strict=False)
-    return len(shape) <= len(wanted) and all(size in (1, other) for size, other in pairs)
 
 
 def output_parameters(fn: Distribution) -> dict[str, Tensor]:

@@ -31,7 +31,11 @@ _FILLED = {
 _UNDEFINED = (_ATEN.empty, _ATEN.empty_like, _ATEN.new_empty, _ATEN.empty_strided)
 _ADD = (_ATEN.add.Tensor, _ATEN.add.Scalar)
 _ADDS_AXIS = (_ATEN.unsqueeze.default, _ATEN.view.default, _ATEN._unsafe_view.default)
+_SUBTRACT = (_ATEN.sub.Tensor, _ATEN.sub.Scalar)
 _MULTIPLY = (_ATEN.mul.Tensor, _ATEN.mul.Scalar)
+_DIVIDE = (_ATEN.div.Tensor, _ATEN.div.Scalar)
+#: The operation that takes the place of another when its second argument changes sign.
+_OPPOSITE = dict(zip((*_ADD, *_SUBTRACT), (*_SUBTRACT, *_ADD), strict=True))
 
 
 def simplify(module: GraphModule) -> None:
@@ -43,7 +47,7 @@ def simplify(module: GraphModule) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or not isinstance(node.meta.get("val"), Tensor):
             continue
-        if not _is_pure(node) or _root(node) in changed:
+        if not _is_pure(node) or root_of(node) in changed:
             continue
         value = _constant(node, constants, module)
         if value is not None:
@@ -53,11 +57,13 @@ def simplify(module: GraphModule) -> None:
         if same is not node:
             node.replace_all_uses_with(same)
             graph.erase_node(node)
+    _carry_signs(graph, changed)
+    _double_constants(graph, constants)
     _write_constants(module, constants)
     graph.eliminate_dead_code()
 
 
-def _root(node: Any) -> Any:
+def root_of(node: Any) -> Any:
     """The node whose memory a node's value is, through views."""
     while isinstance(node, Node) and node.op == "call_function":
         if not isinstance(node.target, torch._ops.OpOverload):
@@ -80,8 +86,8 @@ def _changed_memory(graph: Any) -> set[Any]:
         if _writes(node):
             for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
                 if argument.alias_info is not None and argument.alias_info.is_write:
-                    changed.add(_root(value))
-            changed.update(_root(value) for name, value in node.kwargs.items() if name == "out")
+                    changed.add(root_of(value))
+            changed.update(root_of(value) for name, value in node.kwargs.items() if name == "out")
     return changed
 
 
@@ -158,12 +164,79 @@ def _description(node: Any) -> Hashable:
     return node.target, repr(node.args), repr(sorted(node.kwargs.items()))
 
 
+def _carry_signs(graph: Any, changed: set[Any]) -> None:
+    """Carry minus signs on until they meet each other or an addition; no rounding depends on them.
+
+    A square takes part in a log density with a minus sign and in its gradient with another.
+    """
+    node = next(iter(graph.nodes))
+    while node.op != "output":
+        if node.target is _ATEN.neg.default and root_of(node) not in changed:
+            (value,) = node.args
+            for user in list(node.users):
+                found = None if root_of(user) in changed else _without_sign(user, node)
+                if found is None:
+                    continue
+                with graph.inserting_after(user):
+                    taken = graph.call_function(*found[:2]) if found[0] else value
+                taken.meta.setdefault("val", user.meta["val"])
+                if found[2]:
+                    with graph.inserting_after(taken):
+                        signed = graph.call_function(node.target, (taken,))
+                    signed.meta["val"] = user.meta["val"]
+                    taken = signed
+                user.replace_all_uses_with(taken)
+                graph.erase_node(user)
+        node = node.next
+
+
+def _without_sign(user: Any, node: Any) -> tuple[Any, tuple[Any, ...], bool] | None:
+    """Operation and arguments in place of a user of ``node``, that is -x, and whether with a minus.
+
+    None where the sign has to stay; no operation where x itself takes the user's place.
+    """
+    (value,), target = node.args, user.target
+    left, right = (*user.args, None, None)[:2]
+    if user.kwargs or left is right:
+        return None
+    if target is node.target:
+        return None, (), False
+    if target in _OPPOSITE and right is node:
+        return _OPPOSITE[target], (left, value), False
+    if target is _ATEN.add.Tensor and isinstance(right, Node):
+        # In another order memory could be laid out differently.
+        contiguous = all(each.meta["val"].is_contiguous() for each in (value, right, user))
+        return (_ATEN.sub.Tensor, (right, value), False) if contiguous else None
+    if len(node.users) > 1:
+        return None
+    if target in _OPPOSITE:
+        return _OPPOSITE[target], (value, right), True
+    if target in (*_MULTIPLY, *_DIVIDE, _ATEN.sum.dim_IntList):
+        return target, tuple(value if each is node else each for each in user.args), True
+    return None
+
+
+def _double_constants(graph: Any, constants: dict[Any, Tensor]) -> None:
+    """Double the constant c in c (2 x), as in the gradient of a square, and not x at every call."""
+    for node in list(graph.nodes):
+        constant, twice = (*node.args, None, None)[:2]
+        doubled = isinstance(twice, Node) and twice.target is _ATEN.mul.Scalar
+        if node.target is _ATEN.mul.Tensor and constant in constants and doubled:
+            value, factor = twice.args
+            if factor == 2 and value.meta["val"].dtype == constants[constant].dtype:
+                with graph.inserting_before(node):
+                    found = graph.call_function(twice.target, (constant, factor))
+                constants[found] = constants[constant] * factor
+                found.meta["val"] = constants[found]
+                node.args = (found, value)
+
+
 def _write_constants(module: GraphModule, constants: dict[Any, Tensor]) -> None:
     """Put the values in place of the operations; results that leave the graph are copies."""
     graph: Any = module.graph
     (output,) = (node for node in graph.nodes if node.op == "output")
     for result in output.all_input_nodes:
-        if _root(result) in constants:
+        if root_of(result) in constants:
             with graph.inserting_before(output):
                 copy = graph.call_function(_ATEN.clone.default, (result,))
             copy.meta["val"] = result.meta["val"]
@@ -181,11 +254,28 @@ def _writes(node: Any) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
-def replayed(module: GraphModule) -> Callable[..., Any]:
+def _own_call(node: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    return getattr(node.target, "_op", node.target), node.args, node.kwargs
+
+
+def replayed(
+    module: GraphModule,
+    call: Callable[[Any], tuple[Any, tuple[Any, ...], dict[str, Any]]] = _own_call,
+    to_values: Callable[[Tensor], Any] = Tensor.detach,
+    to_tensor: Callable[[Any], Tensor] | None = None,
+) -> Callable[..., Any]:
     """The graph as one Python function that calls torch's operations one after another.
 
     ``torch.fx`` would look every operation up by name at every call, and go through a module's
     hooks and the operation's own Python wrapper, which costs as much as a small operation.
+
+    Parameters
+    ----------
+    module : GraphModule
+    call : callable
+        From a node to the function that is called for it, and its arguments and keywords.
+    to_values, to_tensor : callable, optional
+        From tensors that the graph is given or holds to what is computed with, and back.
     """
     values: dict[str, Any] = {}
     names: dict[Any, str] = {}
@@ -212,12 +302,17 @@ def replayed(module: GraphModule) -> Callable[..., Any]:
     for node in module.graph.nodes:
         names[node] = f"node_{len(names)}"
         if node.op == "get_attr":
-            names[node] = bound(getattr(module, node.target))
+            names[node] = bound(to_values(getattr(module, node.target)))
         elif node.op == "call_function":
-            function = bound(getattr(node.target, "_op", node.target))
-            options = "".join(f", {name}={text(value)}" for name, value in node.kwargs.items())
-            lines.append(f"{names[node]} = {function}({', '.join(map(text, node.args))}{options})")
+            function, args, kwargs = call(node)
+            given = [*map(text, args), *(f"{name}={text(value)}" for name, value in kwargs.items())]
+            lines.append(f"{names[node]} = {bound(function)}({', '.join(given)})")
+        elif node.op == "placeholder" and to_tensor is not None:
+            lines.append(f"{names[node]} = {bound(to_values)}({names[node]})")
         elif node.op == "output":
+            if to_tensor is not None:
+                results = [names[result] for result in node.all_input_nodes]
+                lines += [f"{name} = {bound(to_tensor)}({name})" for name in results]
             lines.append(f"return {text(node.args[0])}")
             break
         # Memory is given back as soon as a tensor has been used.

@@ -22,7 +22,9 @@ def constrain(bound: BoundModel, z: Float[Tensor, " D"], arguments: Any) -> dict
     return values | {name: handler.recorded[name] for name in bound.parameter_sites}
 
 
-def unconstrain(bound: BoundModel, flat: Tensor, arguments: Any) -> Float[Tensor, " D"]:
+def unconstrain(
+    bound: BoundModel, flat: Float[Tensor, " n"], arguments: Any
+) -> Float[Tensor, " D"]:
     """The flat position of latent sites in their supports, which come as one vector.
 
     ``arguments`` are the layout of the sites in their supports, and those of a run.

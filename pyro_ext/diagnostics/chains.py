@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from pyro.infer import MCMC
 from torch import Tensor
 
@@ -41,7 +42,7 @@ class Chains:
         """Draws of all chains, one chain after another."""
         return dict(self.mcmc.get_samples())
 
-    def sample_statistics(self, positions: Tensor) -> dict[str, Tensor]:
+    def sample_statistics(self, positions: Float[Tensor, "S D"]) -> dict[str, Tensor]:
         """What the kernel reports of each draw."""
         per_chain = len(positions) // self.num_chains
         statistics: dict[str, list[Tensor]] = {}

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.diagnostics import fit as shared
@@ -46,7 +47,7 @@ class FittedGuide(shared.FittedGuide):
         """The machine epsilon with which log densities are computed."""
         return torch.finfo(self.target.dtype).eps
 
-    def draw(self, generator: torch.Generator, num: int) -> Tensor:
+    def draw(self, generator: torch.Generator, num: int) -> Float[Tensor, "num D"]:
         """Flat draws (num, D)."""
         drawn: Tensor = self.density.sample(self.parameters, generator, num)
         return drawn.to(self.target.dtype)
@@ -54,7 +55,7 @@ class FittedGuide(shared.FittedGuide):
     @torch.no_grad()
     def at_draws(
         self, num_samples: int, draw_chunk: int | None, evaluate: Evaluate
-    ) -> tuple[np.ndarray, ...]:
+    ) -> tuple[Float[np.ndarray, "S ..."], ...]:
         """What a function finds at draws of the guide, chunk by chunk, in host memory."""
         generator = diagnostic_generator(self.seed)
         pieces = []

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from pyro.infer import Predictive
 from torch import Tensor
 
@@ -80,7 +81,7 @@ class HostFit:
         return sites_of_guide(self.target.layout.names, drawn)
 
     @torch.no_grad()
-    def sample_statistics(self, positions: Tensor) -> dict[str, Tensor]:
+    def sample_statistics(self, positions: Float[Tensor, "S D"]) -> dict[str, Tensor]:
         """Log density of the guide at flat positions (S, D), where it can be evaluated."""
         if self._fitted is None:
             return {}

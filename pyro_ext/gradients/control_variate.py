@@ -7,13 +7,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.gradients import reduced_variance
-from pyro_ext.density import Data, LogDensity, Score
+from pyro_ext.density import Data, LogDensity
 from pyro_ext.gradients.batch_arguments import BatchArguments
 from pyro_ext.gradients.estimator import (
     EstimatorState,
     GradientEstimator,
     ScoreEstimate,
-    corrected,
 )
 from pyro_ext.gradients.minibatch import Minibatch
 
@@ -42,8 +41,4 @@ class ControlVariate(reduced_variance.ControlVariate, GradientEstimator):
     ) -> tuple[ScoreEstimate, EstimatorState]:
         # One anchor for all, unless every position has rows of its own to compare at.
         anchor = state["anchor"].expand_as(z) if self.own_rows else state["anchor"]
-        here, there, indices, minibatch = self._compared(
-            target, state["minibatch"], z, anchor, data, generator
-        )
-        score = corrected(here, there, Score(*state["exact"]), indices)
-        return score, {**state, "minibatch": minibatch}
+        return self._estimated(target, state, z, anchor, data, generator)

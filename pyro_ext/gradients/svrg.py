@@ -24,7 +24,7 @@ class SVRG(reduced_variance.SVRG, GradientEstimator):
         self._check(target, data)
         rows = {} if self._batches() else self._minibatch().init(target, data, generator)
         # The first step sets an anchor.
-        return {"minibatch": rows, "anchor": None, "exact": None, "since": self.anchor_every}
+        return {"minibatch": rows, "anchor": None, "exact": None, "anchor_age": self.anchor_every}
 
     def estimate(
         self,
@@ -34,10 +34,10 @@ class SVRG(reduced_variance.SVRG, GradientEstimator):
         data: Data,
         generator: torch.Generator,
     ) -> tuple[ScoreEstimate, EstimatorState]:
-        anchor, exact, since = state["anchor"], state["exact"], state["since"]
-        if since >= self.anchor_every:
+        anchor, exact, age = state["anchor"], state["exact"], state["anchor_age"]
+        if age >= self.anchor_every:
             # Copies: memory of positions and scores may be used again by the caller.
-            anchor, since = z.detach().clone(), 0
+            anchor, age = z.detach().clone(), 0
             exact = tuple(each.clone() for each in self._score_of_all_rows(target, z, data))
         indices, minibatch = None, state["minibatch"]
         if self.full_data is None:
@@ -45,5 +45,6 @@ class SVRG(reduced_variance.SVRG, GradientEstimator):
         here = target.score(z, data, indices)
         there = target.score(anchor, data, indices)
         score = corrected(here, there, Score(*exact), indices)
-        following = {"minibatch": minibatch, "anchor": anchor, "exact": exact, "since": since + 1}
+        age += 1
+        following = {"minibatch": minibatch, "anchor": anchor, "exact": exact, "anchor_age": age}
         return score, following

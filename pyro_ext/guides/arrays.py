@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
@@ -17,7 +18,7 @@ class TensorFunctions(ArrayFunctions):
     """Functions of torch tensors."""
 
     xp = torch
-    held = staticmethod(Tensor.detach)
+    detached = staticmethod(Tensor.detach)
     softplus = staticmethod(functional.softplus)
     softmax = staticmethod(partial(torch.softmax, dim=-1))
     log_softmax = staticmethod(partial(torch.log_softmax, dim=-1))
@@ -25,19 +26,21 @@ class TensorFunctions(ArrayFunctions):
     ndtri = staticmethod(torch.special.ndtri)
 
     @staticmethod
-    def as_array(values: Any, like: Tensor) -> Tensor:
+    def as_array(values: Any, like: Tensor) -> Float[Tensor, " ..."]:
         return torch.as_tensor(values, dtype=like.dtype, device=like.device)
 
     @staticmethod
-    def identity(length: int, like: Tensor) -> Tensor:
+    def identity(length: int, like: Tensor) -> Float[Tensor, "length length"]:
         return torch.eye(length, dtype=like.dtype, device=like.device)
 
     @staticmethod
-    def block_diagonal(matrices: Sequence[Tensor]) -> Tensor:
+    def block_diagonal(matrices: Sequence[Float[Tensor, "_ _"]]) -> Float[Tensor, "D D"]:
         return torch.block_diag(*matrices)
 
     @staticmethod
-    def solve_lower(factor: Tensor, rows: Tensor, transpose: bool = False) -> Tensor:
+    def solve_lower(
+        factor: Float[Tensor, "... n n"], rows: Float[Tensor, "... n"], transpose: bool = False
+    ) -> Float[Tensor, "... n"]:
         together = rows if rows.dim() == factor.dim() else rows.reshape(-1, rows.shape[-1])
         # x^T = v^T L^{-T}: the rows are solved from the right, by an upper triangular matrix for L.
         if transpose:
@@ -47,7 +50,7 @@ class TensorFunctions(ArrayFunctions):
         return solved if together is rows else solved.reshape(rows.shape)
 
     @staticmethod
-    def largest(values: Tensor) -> Tensor:
+    def largest(values: Float[Tensor, "... n"]) -> Float[Tensor, "... n"]:
         index = values.argmax(-1, keepdim=True)
         return torch.zeros_like(values).scatter(-1, index, 1.0)
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from pyro.infer import autoguide
 from pyro.infer.autoguide.structured import AutoStructured
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.distributions import biject_to
 
 from ppl_ext.errors import ArgumentError
@@ -18,6 +19,7 @@ from pyro_ext.density.handlers import LARGE_SITE, isolated_parameters
 from pyro_ext.density.layout import Layout
 
 Parameters = dict[str, Tensor]
+Draws = Float[Tensor, "num D"]
 Moments = shared.Moments
 
 
@@ -70,7 +72,7 @@ class FlatDensity(shared.FlatDensityShell):
         """The guide's unconstrained parameters themselves: writing in place changes the guide."""
         return {name: parameter.detach() for name, parameter in self.guide.named_parameters()}
 
-    def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
+    def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         """Draw (num, D) from q, without gradients."""
         seed = int(torch.randint(2**62, (), generator=generator, device=generator.device).item())
         # Distributions draw from the global generator only.
@@ -78,10 +80,10 @@ class FlatDensity(shared.FlatDensityShell):
             torch.manual_seed(seed)
             return self._with_posterior(parameters, lambda q: q.sample((num,)))
 
-    def log_prob(self, parameters: Parameters, theta: Tensor) -> Tensor:
+    def log_prob(self, parameters: Parameters, theta: Float[Tensor, "*S D"]) -> Float[Tensor, "*S"]:
         return self._with_posterior(parameters, lambda q: q.log_prob(theta))
 
-    def score(self, parameters: Parameters, theta: Tensor) -> Tensor:
+    def score(self, parameters: Parameters, theta: Float[Tensor, "*S D"]) -> Float[Tensor, "*S D"]:
         differentiable = torch.is_grad_enabled() and any(
             parameter.requires_grad for parameter in parameters.values()
         )
@@ -93,8 +95,8 @@ class FlatDensity(shared.FlatDensityShell):
         return score
 
     def mean_square_residual(
-        self, parameters: Parameters, theta: Tensor, target: Tensor
-    ) -> tuple[Tensor, Parameters]:
+        self, parameters: Parameters, theta: Float[Tensor, "S D"], target: Float[Tensor, "S D"]
+    ) -> tuple[Float[Tensor, ""], Parameters]:
         leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
         with torch.enable_grad():
             residual = self.score(leaves, theta) - target

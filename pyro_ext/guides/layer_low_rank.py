@@ -7,17 +7,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float
 from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistribution
 from pyro.infer.autoguide.guides import AutoContinuous
 from pyro.infer.autoguide.initialization import init_to_median
 from pyro.nn.module import PyroParam
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from ppl_ext.guides import layer_low_rank as shared
 from ppl_ext.guides.layouts import Layer, find_layers
 from pyro_ext.guides.arrays import TensorFunctions
-from pyro_ext.guides.flat_density import Parameters, register_flat_density
+from pyro_ext.guides.flat_density import Draws, Parameters, register_flat_density
 from pyro_ext.guides.normal import NormalDensity
 
 
@@ -32,9 +33,9 @@ class LayerLowRankNormal(shared.LayerFormulas, TensorFunctions, TorchDistributio
 
     def __init__(
         self,
-        loc: Tensor,
-        scale: Tensor,
-        cov_factor: Tensor,
+        loc: Float[Tensor, " D"],
+        scale: Float[Tensor, " D"],
+        cov_factor: Float[Tensor, "D r"],
         layers: tuple[Layer, ...],
         *,
         validate_args: bool | None = None,
@@ -48,7 +49,9 @@ class LayerLowRankNormal(shared.LayerFormulas, TensorFunctions, TorchDistributio
             loc, self.scale, self.cov_factor, self.layers, validate_args=False
         )
 
-    def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+    def rsample(
+        self, sample_shape: Any = (), generator: Generator | None = None
+    ) -> Float[Tensor, "*S D"]:
         """Differentiable draws (..., D), from torch's global generator unless one is given."""
         lead = (*sample_shape, *self.batch_shape)
 
@@ -108,7 +111,7 @@ class LayerLowRankNormalDensity(shared.LayerDensity, NormalDensity):
         return LayerLowRankNormal(loc, scale, factor, self.guide.layers, validate_args=False)
 
     @torch.no_grad()
-    def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
+    def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         return self._posterior(parameters).rsample((num,), generator)
 
     def set_scale(self, parameters: Parameters, scale: float) -> Parameters:

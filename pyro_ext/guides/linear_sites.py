@@ -26,7 +26,7 @@ from ppl_ext.guides.row_noise import (
     NormalDraw,
     RowNoise,
     RowNoiseShell,
-    Uses,
+    WeightUses,
     base_distribution,
     check_drawn,
     check_latent,
@@ -188,12 +188,12 @@ class _Call(NamedTuple):
     places: Callable[[Tensor], int]
 
 
-class _LinearOperations(TorchFunctionMode, Uses):
+class _LinearOperations(TorchFunctionMode, WeightUses):
     """Sees the torch functions that are called, and replaces linear ones on weights."""
 
     def __init__(self, weights: _Weights, noise: RowNoise) -> None:
         TorchFunctionMode.__init__(self)
-        Uses.__init__(self, noise)
+        WeightUses.__init__(self, noise)
         self._weights = weights
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

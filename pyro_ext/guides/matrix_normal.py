@@ -12,7 +12,7 @@ from pyro.distributions import Normal, constraints
 from pyro.infer.autoguide.guides import AutoContinuous
 from pyro.infer.autoguide.initialization import init_to_median
 from pyro.nn.module import PyroModule, PyroParam
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.distributions import transform_to
 from torch.distributions.transforms import Transform
 
@@ -20,7 +20,7 @@ from ppl_ext.guides import matrix_normal as shared
 from ppl_ext.guides.layouts import Blocks, find_blocks
 from ppl_ext.options import check_number
 from pyro_ext.guides.arrays import TensorFunctions
-from pyro_ext.guides.flat_density import Parameters, register_flat_density
+from pyro_ext.guides.flat_density import Draws, Parameters, register_flat_density
 from pyro_ext.guides.normal import NormalDensity
 
 Factors = shared.Factors
@@ -138,7 +138,7 @@ class MatrixNormalDensity(shared.MatrixDensity, NormalDensity):
         return {name: result[name] for name in parameters}
 
     @torch.no_grad()
-    def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
+    def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         noise = self.noise(parameters, generator, (num, self.dim))
         draws: Tensor = self.scaled(noise, self.factors(parameters), self.blocks())
         return draws.add_(parameters["loc"])

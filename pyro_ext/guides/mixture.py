@@ -7,16 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from pyro.distributions import TorchDistribution
 from pyro.infer import autoguide
 from pyro.infer.autoguide.initialization import init_to_median
 from pyro.nn.module import PyroParam
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.distributions import biject_to, constraints, transform_to
 
 from ppl_ext.guides import mixture as shared
 from pyro_ext.guides.arrays import TensorFunctions
-from pyro_ext.guides.flat_density import FlatDensity, Parameters, register_flat_density
+from pyro_ext.guides.flat_density import Draws, FlatDensity, Parameters, register_flat_density
 
 Components = shared.Components
 
@@ -29,12 +30,12 @@ class GaussianMixture(shared.MixtureFormulas, TensorFunctions, TorchDistribution
 
     def __init__(
         self,
-        logits: Tensor,
-        loc: Tensor,
+        logits: Float[Tensor, " K"],
+        loc: Float[Tensor, "K D"],
         *,
-        scale: Tensor | None = None,
-        scale_tril: Tensor | None = None,
-        cov_factor: Tensor | None = None,
+        scale: Float[Tensor, "K D"] | None = None,
+        scale_tril: Float[Tensor, "K D D"] | None = None,
+        cov_factor: Float[Tensor, "K D r"] | None = None,
         temperature: float = 0.05,
         validate_args: bool | None = None,
     ) -> None:
@@ -43,7 +44,9 @@ class GaussianMixture(shared.MixtureFormulas, TensorFunctions, TorchDistribution
         self.temperature = temperature
         super().__init__(torch.Size(), loc.shape[-1:], validate_args=validate_args)
 
-    def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+    def rsample(
+        self, sample_shape: Any = (), generator: Generator | None = None
+    ) -> Float[Tensor, "*S D"]:
         """Draws (*sample_shape, D), from torch's global generator unless another is given."""
         shape, (number, dim) = tuple(sample_shape), self.loc.shape
         device = self.loc.device if generator is None else generator.device
@@ -65,18 +68,20 @@ class GaussianMixture(shared.MixtureFormulas, TensorFunctions, TorchDistribution
         return draws.gather(-2, index.unsqueeze(-1).expand(*shape, 1, dim)).squeeze(-2)
 
     @torch.no_grad()
-    def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+    def sample(
+        self, sample_shape: Any = (), generator: Generator | None = None
+    ) -> Float[Tensor, "*S D"]:
         """Draws (*sample_shape, D) without gradients, otherwise as :meth:`rsample`."""
         return self.rsample(sample_shape, generator)
 
-    def log_prob(self, value: Tensor) -> Tensor:
+    def log_prob(self, value: Float[Tensor, "*S D"]) -> Float[Tensor, "*S"]:
         """Log density at ``value`` (..., D), shape (...,)."""
         if self._validate_args:
             self._validate_sample(value)
         return self._components(value)[0].logsumexp(-1)
 
     @torch.no_grad()
-    def quantile(self, probabilities: Tensor) -> Tensor:
+    def quantile(self, probabilities: Float[Tensor, " ..."]) -> Float[Tensor, "... D"]:
         return super().quantile(probabilities)
 
 
@@ -182,5 +187,5 @@ class GaussianMixtureDensity(shared.MixtureDensity, TensorFunctions, FlatDensity
             "scale_tril_unconstrained": transform_to(guide.scale_tril_constraint).inv(unit),
         }
 
-    def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
+    def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         return self._mixture(parameters).sample((num,), generator)

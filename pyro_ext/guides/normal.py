@@ -8,15 +8,22 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from pyro.distributions.transforms import SoftplusTransform, UnitLowerCholeskyTransform
 from pyro.infer import autoguide
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.distributions import transform_to
 from torch.distributions.transforms import ExpTransform, Transform
 
 from ppl_ext.guides import normal as shared
 from pyro_ext.guides.arrays import TensorFunctions
-from pyro_ext.guides.flat_density import FlatDensity, Moments, Parameters, register_flat_density
+from pyro_ext.guides.flat_density import (
+    Draws,
+    FlatDensity,
+    Moments,
+    Parameters,
+    register_flat_density,
+)
 
 #: Coordinates that are worked on at once where entries do not depend on each other: few enough for
 #: the processor's cache, so that long vectors are read and written once for many operations.
@@ -27,7 +34,7 @@ class NormalDensity(shared.NormalFormulas, TensorFunctions, FlatDensity):
     def _prepare(self) -> None:
         """The host creates every parameter of these guides when it sets them up."""
 
-    def mean(self, parameters: Parameters) -> Tensor:
+    def mean(self, parameters: Parameters) -> Float[Tensor, " D"]:
         return parameters["loc"]
 
     @cached_property
@@ -41,8 +48,8 @@ class NormalDensity(shared.NormalFormulas, TensorFunctions, FlatDensity):
         return self._scale_transform.inv(scale).clone()
 
     def noise(
-        self, parameters: Parameters, generator: torch.Generator, shape: tuple[int, ...]
-    ) -> Tensor:
+        self, parameters: Parameters, generator: Generator, shape: tuple[int, ...]
+    ) -> Float[Tensor, " ..."]:
         """Standard normal numbers of the guide's kind."""
         loc = parameters["loc"]
         noise = torch.randn(shape, generator=generator, dtype=loc.dtype, device=generator.device)
@@ -56,10 +63,10 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
     def sample(
         self,
         parameters: Parameters,
-        generator: torch.Generator,
+        generator: Generator,
         num: int,
-        out: Tensor | None = None,
-    ) -> Tensor:
+        out: Draws | None = None,
+    ) -> Draws:
         loc = parameters["loc"]
         theta = loc.new_empty(num, self.dim) if out is None else out
         for where in _pieces(theta):
@@ -74,8 +81,8 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
         return theta
 
     def mean_square_residual(
-        self, parameters: Parameters, theta: Tensor, target: Tensor
-    ) -> tuple[Tensor, Parameters]:
+        self, parameters: Parameters, theta: Float[Tensor, "S D"], target: Float[Tensor, "S D"]
+    ) -> tuple[Float[Tensor, ""], Parameters]:
         residual, gradient = self.residual_gradient(parameters, theta, target)
         return residual.square().sum(-1).mean(), gradient
 
@@ -83,11 +90,11 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
     def residual_gradient(
         self,
         parameters: Parameters,
-        theta: Tensor,
-        target: Tensor,
+        theta: Float[Tensor, "S D"],
+        target: Float[Tensor, "S D"],
         factor: float = 1.0,
-        known: tuple[Tensor, Tensor] | None = None,
-    ) -> tuple[Tensor, Parameters]:
+        known: tuple[Float[Tensor, " D"], Float[Tensor, "S D"]] | None = None,
+    ) -> tuple[Float[Tensor, "S D"], Parameters]:
         """Residuals grad log q(theta) - target, and the gradient of their mean square.
 
         Coordinates do not depend on each other: parts of the parameters, with the same
@@ -132,7 +139,11 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
 
     @torch.no_grad()
     def largest_gradient(
-        self, parameters: Parameters, theta: Tensor, score: Tensor, reach: float
+        self,
+        parameters: Parameters,
+        theta: Float[Tensor, "S D"],
+        score: Float[Tensor, "S D"],
+        reach: float,
     ) -> float:
         transform = self._scale_transform
         if not isinstance(transform, (SoftplusTransform, ExpTransform)) or not reach < math.inf:
@@ -191,7 +202,7 @@ class MultivariateNormalDensity(shared.FullFormulas, NormalDensity):
         return self._masks[1]
 
     @torch.no_grad()
-    def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
+    def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         noise = self.noise(parameters, generator, (num, self.dim))
         return parameters["loc"] + noise @ self._scale_tril(parameters).T
 
@@ -212,14 +223,21 @@ class LowRankNormalDensity(shared.LowRankFormulas, NormalDensity):
     covariance_structure = "low_rank"
 
     @torch.no_grad()
-    def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
+    def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         factor = parameters["cov_factor"]
         noise = self.noise(parameters, generator, (num, self.dim))
         noise += self.noise(parameters, generator, (num, factor.shape[-1])) @ factor.T
         return noise.mul_(self._scale(parameters)).add_(parameters["loc"])
 
-    def _parts(self, parameters: Parameters) -> tuple[Tensor, Tensor, Tensor]:
+    def parts(self, parameters: Parameters) -> tuple[Tensor, Tensor, Tensor]:
         return parameters["loc"], self._scale(parameters), parameters["cov_factor"]
+
+    def set_parts(self, loc: Tensor, scale: Tensor, factor: Tensor) -> Parameters:
+        return {
+            "loc": loc,
+            "scale_unconstrained": self._unconstrained_scale(scale),
+            "cov_factor": factor,
+        }
 
     def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
         factor = parameters["cov_factor"]
@@ -245,7 +263,6 @@ def _sum_draws(values: Tensor) -> Tensor:
     return values[0] if len(values) == 1 else values.sum(0)
 
 
-log_density = MultivariateNormalDensity.log_density
 _solve_lower = TensorFunctions.solve_lower
 
 register_flat_density(autoguide.AutoDiagonalNormal)(DiagonalNormalDensity)

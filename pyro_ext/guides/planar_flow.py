@@ -6,18 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from pyro.distributions import Normal, constraints
 from pyro.infer.autoguide.guides import AutoContinuous
 from pyro.infer.autoguide.initialization import init_to_median
 from pyro.nn.module import PyroParam
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.distributions import transform_to
 from torch.distributions.transforms import AffineTransform, ComposeTransform, Transform
 
 from ppl_ext.guides import planar_flow as shared
 from ppl_ext.guides.planar_flow import INITIAL_DIRECTION
 from pyro_ext.guides.arrays import TensorFunctions
-from pyro_ext.guides.flat_density import FlatDensity, Parameters, register_flat_density
+from pyro_ext.guides.flat_density import Draws, FlatDensity, Parameters, register_flat_density
 
 
 class PlanarTransform(shared.PlanarMap, TensorFunctions, Transform):
@@ -25,9 +26,14 @@ class PlanarTransform(shared.PlanarMap, TensorFunctions, Transform):
     codomain = constraints.real_vector
     bijective = True
 
-    def __init__(self, weight: Tensor, direction: Tensor, bias: Tensor) -> None:
+    def __init__(
+        self,
+        weight: Float[Tensor, "... D"],
+        direction: Float[Tensor, "... D"],
+        bias: Float[Tensor, " ..."],
+    ) -> None:
         super().__init__()
-        self._take(weight, direction, bias)
+        self._set_parameters(weight, direction, bias)
 
 
 invertible_direction = PlanarTransform.invertible_direction
@@ -86,7 +92,7 @@ class PlanarFlowDensity(shared.PlanarDensity, TensorFunctions, FlatDensity):
         return self._flow_of(parameters["loc"], scale, weight, direction, bias)
 
     @torch.no_grad()
-    def sample(self, parameters: Parameters, generator: torch.Generator, num: int) -> Tensor:
+    def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         flow = self._flow(parameters)
         shape, loc = (num, self.dim), flow.loc
         noise = torch.randn(shape, generator=generator, dtype=loc.dtype, device=generator.device)
@@ -99,8 +105,8 @@ class PlanarFlowDensity(shared.PlanarDensity, TensorFunctions, FlatDensity):
         return y.addmm_(bends, flow.direction).mul_(flow.scale).add_(loc)
 
     def mean_square_residual(
-        self, parameters: Parameters, theta: Tensor, target: Tensor
-    ) -> tuple[Tensor, Parameters]:
+        self, parameters: Parameters, theta: Float[Tensor, "S D"], target: Float[Tensor, "S D"]
+    ) -> tuple[Float[Tensor, ""], Parameters]:
         leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
         with torch.enable_grad():
             # The score is differentiated once, for which one Newton step is enough.

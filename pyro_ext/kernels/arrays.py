@@ -17,26 +17,32 @@ from ppl_ext.kernels.arrays import KernelArrays
 class KernelTensors(KernelArrays):
     package, functions = "pyro_ext", torch
 
-    def as_array(self, value: Any, like: Tensor) -> Tensor:
+    def as_array(self, value: Any, like: Tensor) -> Float[Tensor, " ..."]:
         return torch.as_tensor(value, dtype=like.dtype, device=like.device)
 
-    def identity(self, size: int, like: Tensor) -> Tensor:
+    def identity(self, size: int, like: Tensor) -> Float[Tensor, "size size"]:
         return torch.eye(size, dtype=like.dtype, device=like.device)
 
-    def inverse_root(self, values: Tensor) -> Tensor:
+    def inverse_root(self, values: Float[Tensor, " ..."]) -> Float[Tensor, " ..."]:
         return values.rsqrt()
 
-    def product(self, left: Tensor, right: Tensor) -> Tensor:
+    def product(
+        self, left: Float[Tensor, "m k"], right: Float[Tensor, "k n"]
+    ) -> Float[Tensor, "m n"]:
         return left @ right
 
-    def cholesky(self, matrix: Tensor) -> Tensor:
+    def cholesky(self, matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
         factor, failed = torch.linalg.cholesky_ex(matrix)
         return torch.where(failed == 0, factor, torch.nan)
 
-    def solve_lower(self, factor: Tensor, right: Tensor) -> Tensor:
+    def solve_lower(
+        self, factor: Float[Tensor, "n n"], right: Float[Tensor, "n m"]
+    ) -> Float[Tensor, "n m"]:
         return torch.linalg.solve_triangular(factor, right, upper=False)
 
-    def value_of(self, metric: Callable[[Tensor], Tensor], particles: Tensor) -> Tensor:
+    def value_of(
+        self, metric: Callable[[Tensor], Tensor], particles: Float[Tensor, "P D"]
+    ) -> Float[Tensor, " ..."]:
         # It may differentiate, and change the copy that it is given.
         with torch.enable_grad():
             return torch.as_tensor(metric(particles.detach().clone())).detach()
@@ -52,12 +58,12 @@ class KernelTensors(KernelArrays):
         rounding = 8.0 * torch.finfo(centred.dtype).eps
         return squared.masked_fill(squared <= rounding * totals, 0.0)
 
-    def of_pairs(self, matrix: Float[Tensor, "P P"]) -> Tensor:
+    def of_pairs(self, matrix: Float[Tensor, "P P"]) -> Float[Tensor, " pairs"]:
         return matrix.reshape(-1).index_select(0, _pair_indices(len(matrix), matrix.device))
 
     def order_statistics(
-        self, values: Tensor, ranks: tuple[int | None, int | None]
-    ) -> tuple[Tensor, Tensor]:
+        self, values: Float[Tensor, " n"], ranks: tuple[int | None, int | None]
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         lower_rank, upper_rank = ranks
         if upper_rank is None:
             return values.new_zeros(()), values.new_zeros(())

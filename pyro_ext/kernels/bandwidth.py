@@ -14,7 +14,7 @@ from pyro_ext.kernels.arrays import ARRAYS
 Bandwidth: TypeAlias = str | float | Callable[[Tensor], Tensor | float]
 
 
-def bandwidth(rule: Bandwidth, particles: Float[Tensor, "P D"]) -> Float[Tensor, ...]:
+def bandwidth(rule: Bandwidth, particles: Float[Tensor, "P D"]) -> Float[Tensor, " ..."]:
     """Bandwidth h that ``rule`` gives for ``particles`` of shape (P, D), a squared distance.
 
     It is a scalar, or has shape (D,) for ``"pyro"`` and for callables that return a vector.

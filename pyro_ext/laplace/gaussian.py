@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ppl_ext.laplace import gaussian
@@ -16,26 +17,28 @@ class Algebra(gaussian.Algebra):
     """Functions of torch tensors."""
 
     xp = torch
-    held = staticmethod(Tensor.detach)
+    detached = staticmethod(Tensor.detach)
     eigen = staticmethod(symmetric_eigen)
 
     @staticmethod
-    def cholesky(matrix: Tensor) -> Tensor:
+    def cholesky(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
         factor, failed = torch.linalg.cholesky_ex(matrix)
         return torch.where(failed == 0, factor, math.nan)
 
     @staticmethod
-    def solve_transposed(factor: Tensor, columns: Tensor) -> Tensor:
+    def solve_transposed(
+        factor: Float[Tensor, "n n"], columns: Float[Tensor, "n m"]
+    ) -> Float[Tensor, "n m"]:
         return torch.linalg.solve_triangular(factor.T, columns, upper=True)
 
     @staticmethod
-    def put(array: Tensor, index: Any, value: Any) -> Tensor:
+    def put(array: Float[Tensor, " ..."], index: Any, value: Any) -> Float[Tensor, " ..."]:
         array[index] = value
         return array
 
 
 class DensePrecision(gaussian.DensePrecision, Algebra):
-    def definite(self) -> Tensor:
+    def definite(self) -> Bool[Tensor, " d"]:
         sound = torch.isfinite(self.factor).all() & (self.factor.diagonal() > 0.0).all()
         if bool(sound) and not bool(self.bounded):
             sound = symmetric_eigen(self.factor @ self.factor.T)[0][0] > self._rounding()
@@ -56,5 +59,5 @@ class BlockPrecision(gaussian.BlockPrecision, Algebra):
 
 Precision = gaussian.Precision
 eigenvalues = Algebra.eigenvalues
-KINDS = gaussian.Kinds(DensePrecision, RowPrecision, KroneckerPrecision, BlockPrecision)
-precision_of = KINDS.precision_of
+PRECISIONS = gaussian.Precisions(DensePrecision, RowPrecision, KroneckerPrecision, BlockPrecision)
+precision_of = PRECISIONS.precision_of

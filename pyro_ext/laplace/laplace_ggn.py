@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Generator, Tensor
 
 from ppl_ext.laplace.laplace_ggn import (
@@ -23,11 +24,12 @@ from pyro_ext.curvature import Curvature, GaussNewton, row_structure
 from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.curvature.fisher import same_draws
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.engine import Plan, seeded_generator
+from pyro_ext.engine import Plan
 from pyro_ext.laplace.gaussian import Precision, precision_of
 from pyro_ext.laplace.likelihood import LikelihoodCurvature
 from pyro_ext.laplace.prior import ConditionalPrior
 from pyro_ext.stein import DirectionEngine
+from pyro_ext.stein.direction import DirectionState
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,6 @@ class LaplacePlan(Plan):
     """As :class:`~pyro_ext.engine.Plan`, with what is found once about the curvature."""
 
     posterior: _Posterior = field(repr=False, compare=False)
-
-
-class _Correction(NamedTuple):
-    """What the log determinant adds to the hyperparameters' score (K,), and its age in steps."""
-
-    values: Tensor
-    steps_served: int
 
 
 class LaplaceGGN(LaplaceShell, DirectionEngine):
@@ -57,43 +52,29 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
             found = self.target.constrain(self.particles, self.data)
         return {name: value[0] for name, value in found.items()}
 
-    def _initialize(self, plan: LaplacePlan, data: Data) -> None:
-        super()._initialize(plan, data)
-        assert self._particles is not None
-        position = self._particles[0].detach()
+    def _initialize(self, plan: LaplacePlan, data: Data) -> DirectionState:
+        state = super()._initialize(plan, data)
         if self.hyperparameters:
-            plan.posterior.precision_at(position, data)
-        nothing = torch.zeros_like(position[plan.posterior.held])
-        # The first step finds one.
-        self._correction = _Correction(nothing, self.hyperparameters_every)
-        # So that draws do not change the steps to come.
-        self._draws = seeded_generator(self._generator.initial_seed(), 1)
+            plan.posterior.precision_at(state.particles[0].detach(), data)
+        return state
+
+    def _init_direction(self, plan: LaplacePlan, particles: Tensor) -> dict[str, Any]:
+        # What the log determinant adds to the hyperparameters' score; the first step finds one.
+        nothing = torch.zeros_like(particles[0, plan.posterior.held])
+        return {"correction": nothing, "steps_served": self.hyperparameters_every}
 
     def _direction(
-        self, plan: LaplacePlan, particles: Tensor, scores: Tensor
-    ) -> tuple[Tensor, _Correction]:
+        self, plan: LaplacePlan, state: dict[str, Any], particles: Tensor, scores: Tensor
+    ) -> tuple[Tensor, dict[str, Any]]:
         if not self.hyperparameters:
-            return scores, self._correction
-        posterior, (values, served) = plan.posterior, self._correction
+            return scores, state
+        posterior, correction, served = plan.posterior, state["correction"], state["steps_served"]
         if served >= self.hyperparameters_every:
             slope = posterior.slope_of_log_determinant(particles[0], self.data)
-            values, served = -0.5 * slope, 0
+            correction, served = -0.5 * slope, 0
         scores = scores.clone()
-        scores[:, posterior.held] += values
-        return scores, _Correction(values, served + 1)
-
-    def _accept(self, result: _Correction) -> None:
-        self._correction = result
-
-    def _algorithm_state(self) -> dict[str, Any]:
-        values, served = self._correction
-        own = {"correction": values, "steps_served": served, "draws": self._draws.get_state()}
-        return {**own, **super()._algorithm_state()}
-
-    def _load_algorithm_state(self, state: dict[str, Any]) -> None:
-        super()._load_algorithm_state(state)
-        self._correction = _Correction(state["correction"], state["steps_served"])
-        self._draws.set_state(state["draws"])
+        scores[:, posterior.held] += correction
+        return scores, {"correction": correction, "steps_served": served + 1}
 
     # -- the Gaussian -------------------------------------------------------------------------
 
@@ -102,16 +83,16 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
             self.setup(*args, **kwargs)
         return self._take_curvature(self.particles[0])
 
-    def log_marginal_likelihood(self) -> Tensor:
+    def log_marginal_likelihood(self) -> Float[Tensor, ""]:
         data, precision = self._fit(self.particles[0])
         with torch.no_grad():
             value = self.target.full_log_density(self.particles, data)[0]
         return self._evidence(value, precision)
 
-    def _draw(self, plan: LaplacePlan, num_samples: int | None) -> Tensor:
+    def _draw(self, plan: LaplacePlan, state: DirectionState, num_samples: int | None) -> Tensor:
         number = DRAWS if num_samples is None else num_samples
         check_count("num_samples", number)
-        mode = self.particles
+        mode = state.particles.detach().clone()
         _, precision = self._fit(mode[0])
         where = plan.posterior.coordinates.numbers
         noise = torch.randn(number, len(where), generator=self._draws, dtype=mode.dtype)

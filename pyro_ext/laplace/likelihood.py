@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.laplace.likelihood import LikelihoodShell
@@ -20,12 +21,12 @@ from pyro_ext.laplace.gaussian import Algebra
 
 
 class LikelihoodCurvature(LikelihoodShell):
-    def drawn_sites(self, position: Tensor, data: Data) -> list[str]:
+    def drawn_sites(self, position: Float[Tensor, " D"], data: Data) -> list[str]:
         """Observed sites whose Fisher information is estimated by drawing observations."""
         found = self.target.outputs(position, data, self.target.first_rows())
         return [name for name, output in found.items() if needs_draws(output)]
 
-    def at(self, position: Tensor, data: Data) -> Curvature:
+    def at(self, position: Float[Tensor, " D"], data: Data) -> Curvature:
         """The matrix at a position (D,), of one position.
 
         Distributions without a registered Fisher information are drawn from by torch's global
@@ -61,7 +62,9 @@ class LikelihoodCurvature(LikelihoodShell):
         )
         return terms
 
-    def rows_of_batch(self, position: Tensor, data: Data, indices: Indices) -> Tensor:
+    def rows_of_batch(
+        self, position: Float[Tensor, " D"], data: Data, indices: Indices
+    ) -> Float[Tensor, "R d"]:
         """Rows F^(1/2) J of one batch at a position (D,), shape (R, D'), differentiable in it."""
         names = self.target.outputs(position.detach(), data, indices)
         latents = tuple(self.coordinates.slices)
@@ -75,10 +78,10 @@ class _Rows:
         self.curvature = curvature
         self.position, self.data = position, data
         self.chunks = curvature.target.sweep()
-        self.only: Tensor | None = None
+        self.single: Tensor | None = None
         if len(self.chunks) == 1:
-            self.only = self._of_chunk(position, *self.chunks[0])
-            self.count = len(self.only)
+            self.single = self._of_chunk(position, *self.chunks[0])
+            self.count = len(self.single)
         else:
             counts: dict[tuple[int, ...], int] = {}
             self.count = 0
@@ -104,8 +107,8 @@ class _Rows:
         Tensors that the function uses and that have a derivative must be in ``held``.
         """
         held = held or {}
-        if self.only is not None:
-            return function(initial, self.only, held)
+        if self.single is not None:
+            return function(initial, self.single, held)
         # A structure that takes several sweeps is that of one matrix.
         with same_draws(0):
             return self._folded(function, initial, held)
@@ -145,8 +148,8 @@ class _Rows:
 
     def all(self) -> Tensor:
         """All rows, (R, D')."""
-        if self.only is not None:
-            return self.only
+        if self.single is not None:
+            return self.single
         return torch.cat([self._of_chunk(self.position, *chunk) for chunk in self.chunks])
 
 

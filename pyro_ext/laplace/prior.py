@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.laplace.prior import PriorShell
@@ -52,7 +53,7 @@ class ConditionalPrior(PriorShell):
 
         return product
 
-    def at(self, position: Tensor, data: Data) -> Curvature:
+    def at(self, position: Float[Tensor, " D"], data: Data) -> Curvature:
         product = self._product(position, data)
         ones = torch.ones(len(self.coordinates), dtype=position.dtype, device=position.device)
         if self.form == "hessian":

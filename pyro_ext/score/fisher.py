@@ -21,16 +21,16 @@ from pyro_ext.density.handlers import SiteHandler
 from pyro_ext.engine import Update
 from pyro_ext.gradients import Score, ScoreEstimate
 from pyro_ext.guides.flat_density import FlatDensity, Parameters
-from pyro_ext.score.guide_engine import GuideEngine, GuidePlan
+from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState
 
 
 def fisher_gradient(
     density: FlatDensity,
     parameters: Parameters,
-    draw: Callable[[Parameters], Tensor],
-    score: Callable[[Tensor], tuple[Tensor, Any]],
+    draw: Callable[[Parameters], Float[Tensor, "S D"]],
+    score: Callable[[Float[Tensor, "S D"]], tuple[Float[Tensor, "S D"], Any]],
     norm: str,
-) -> tuple[Tensor, Parameters, Any]:
+) -> tuple[Float[Tensor, ""], Parameters, Any]:
     """Mean over draws of |grad log q - s|^2, its gradient in the guide's parameters, and the rest.
 
     ``draw`` makes draws (S, D) from parameters, differentiable, with its noise fixed. ``score``
@@ -164,35 +164,32 @@ class FisherVI(FisherShell, GuideEngine):
         self._warn_unless_exact(plan)
         return FisherPlan(**vars(plan), differentiable=DifferentiableTarget(target))
 
-    def _initialize(self, plan: FisherPlan, data: Data) -> None:
+    def _initialize(self, plan: FisherPlan, data: Data) -> GuideState:
         super()._initialize(plan, data)
-        self._start_optimizer(plan, self.optim)
+        return GuideState(self._new_optimizer(plan, self.optim))
 
-    def _update(self, plan: FisherPlan, data: Data) -> Update:
+    def _update(self, plan: FisherPlan, state: GuideState, data: Data) -> Update:
         seed = int(torch.randint(2**62, (), generator=self._generator))
 
         def draw(parameters: Parameters) -> Tensor:
             return _reparameterised(plan.density, parameters, seed, plan.num_samples)
 
         def score(theta: Tensor) -> tuple[Tensor, tuple[Tensor, ScoreEstimate]]:
-            found, self._estimator_state = plan.estimator.estimate(
-                plan.differentiable, self._estimator_state, theta, data, self._generator
-            )
-            cost = plan.estimator.evaluations_per_step(plan.target)
-            self.gradient_evaluations += 2.0 * len(theta) * cost
+            found = self._score(theta, data, plan.differentiable, cost=2.0)
             return found.score, (theta.detach(), found)
 
         value, gradient, (theta, found) = fisher_gradient(
-            plan.density, self._parameters, draw, score, self.norm
+            plan.density, plan.parameters, draw, score, self.norm
         )
         with torch.no_grad():
-            log_q = plan.density.log_prob(self._parameters, theta).mean()
+            log_q = plan.density.log_prob(plan.parameters, theta).mean()
         log_p = found.log_density(plan.target.likelihood_temperature).mean()
         loss = float(value)
         info = {"log_p": float(log_p), "log_q": float(log_q)}
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
         if finite:
-            finite = self._descend(plan, lambda parameters: (value, gradient))
+            assert state.optimizer is not None
+            finite = self._descend(plan, state.optimizer, lambda parameters: (value, gradient))
         return Update(loss, info, finite)
 
 

@@ -6,7 +6,6 @@ See :mod:`ppl_ext.matching`.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from pyro.infer.autoguide import AutoMultivariateNormal
@@ -17,7 +16,7 @@ from ppl_ext.regression.overflow import LENIENCE
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import Update
 from pyro_ext.gradients import Full
-from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, all_finite
+from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState, all_finite
 from pyro_ext.score.overflow import judged
 
 
@@ -29,16 +28,15 @@ class GaussianMatching(MatchingShell, GuideEngine):
         self._warn_unless_exact(plan)
         return plan
 
-    def _initialize(self, plan: GuidePlan, data: Data) -> None:
-        super()._initialize(plan, data)
+    def _initialize(self, plan: GuidePlan, data: Data) -> GuideState:
         # Mean square of the scores seen, whitened by the guide; 0 before there are any.
-        self._score_square = 0.0
+        return super()._initialize(plan, data)._replace(method=0.0)
 
-    def _update(self, plan: GuidePlan, data: Data) -> Update:
-        density = plan.density
+    def _update(self, plan: GuidePlan, state: GuideState, data: Data) -> Update:
+        density, parameters = plan.density, plan.parameters
         with torch.no_grad():
-            theta = density.sample(self._parameters, self._generator, plan.num_samples)
-            log_prob, present = density.log_prob_and_score(self._parameters, theta)
+            theta = density.sample(parameters, self._generator, plan.num_samples)
+            log_prob, present = density.log_prob_and_score(parameters, theta)
             log_q = log_prob.mean()
         found = self._score(theta, data)
         log_p = found.log_density(plan.target.likelihood_temperature).mean()
@@ -47,27 +45,21 @@ class GaussianMatching(MatchingShell, GuideEngine):
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
         if finite:
             with torch.no_grad():
-                moments = density.moments(self._parameters)
-                sound = self._screened(float((found.score @ moments.scale).square().sum(-1).mean()))
+                moments = density.moments(parameters)
+                latest = float((found.score @ moments.scale).square().sum(-1).mean())
+                sound, score_square = _screened(state.method, latest)
                 moments = self._matched(moments, theta, found.score, self.num_steps_taken)
-                parameters = density.set_moments(self._parameters, moments)
-            if sound and all_finite(parameters):
-                self._write(parameters)
+                matched = density.set_moments(parameters, moments)
+            state = state._replace(method=score_square)
+            if sound and all_finite(matched):
+                self._write(plan, matched)
             else:
                 info["rejected"] = 1.0
-        return Update(loss, info, finite)
+        return Update(loss, info, finite, state)
 
-    def _algorithm_state(self) -> dict[str, Any]:
-        return {**super()._algorithm_state(), "score_square": self._score_square}
 
-    def _load_algorithm_state(self, state: dict[str, Any]) -> None:
-        super()._load_algorithm_state(state)
-        self._score_square = state["score_square"]
-
-    def _screened(self, latest: float) -> bool:
-        """Whether scores of this mean square do not come from an overflow; counts them in."""
-        seen = self._score_square
-        verdict = judged(seen, latest)
-        after = seen + RECENT * (latest - seen) if seen > 0.0 else latest
-        self._score_square = verdict.choose(lambda: LENIENCE * seen, lambda: latest, lambda: after)
-        return not verdict.wild
+def _screened(seen: float, latest: float) -> tuple[bool, float]:
+    """Whether scores of this mean square do not come from an overflow; and the next mean square."""
+    verdict = judged(seen, latest)
+    after = seen + RECENT * (latest - seen) if seen > 0.0 else latest
+    return not verdict.wild, verdict.choose(lambda: LENIENCE * seen, lambda: latest, lambda: after)

@@ -1,7 +1,7 @@
 """The proximal step by an optimizer (``GradientSteps``), for every guide with a flat log density.
 
 After M. Kim, "Large-scale Score-based Variational Posterior Inference for Bayesian Deep Neural
-Networks", equation 8 and Algorithm 1.
+Networks" (https://arxiv.org/abs/2602.05873), equation 8 and Algorithm 1.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.proximal import GradientExecutor
@@ -22,8 +23,8 @@ from pyro_ext.guides.flat_density import FlatDensity, Parameters
 from pyro_ext.guides.mixture import AutoGaussianMixture
 from pyro_ext.guides.normal import DiagonalNormalDensity
 from pyro_ext.guides.planar_flow import AutoPlanarFlow
-from pyro_ext.optim import PlannedSteps
-from pyro_ext.score.guide_engine import GuideEngine, GuidePlan
+from pyro_ext.optim import EngineOptimizer, PlannedSteps
+from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState
 from pyro_ext.score.objective import blended_target, proximal_gradient
 
 #: Coordinates of a diagonal guide that take their inner steps together.
@@ -42,9 +43,9 @@ class GradientState:
         Those of the last iteration, whose memory the next one takes.
     """
 
-    reused: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    theta: Tensor | None = None
-    score: Tensor | None = None
+    reused: list[tuple[Float[Tensor, "S D"], Float[Tensor, "S D"]]] = field(default_factory=list)
+    theta: Float[Tensor, "S D"] | None = None
+    score: Float[Tensor, "S D"] | None = None
 
 
 class GradientSolver(GradientExecutor):
@@ -57,12 +58,12 @@ class GradientSolver(GradientExecutor):
         defaults = STEPS[kind_of(density.covariance_structure, mixture, planar_flow)]
         return cls(options.resolved(defaults), defaults.learning_rate)
 
-    def initial(self, engine: GuideEngine, plan: GuidePlan) -> GradientState:
-        """The state before the first iteration; the engine gets its optimizer."""
+    def initial(self, engine: GuideEngine, plan: GuidePlan) -> GuideState:
+        """The engine's state before the first iteration."""
         by_parts = isinstance(plan.density, DiagonalNormalDensity) and plan.clip_norm is None
         length = PART_LENGTH if by_parts and plan.target.device.type == "cpu" else None
-        engine._start_optimizer(plan, self.options.optim, length)
-        return GradientState()
+        optimizer = engine._new_optimizer(plan, self.options.optim, length)
+        return GuideState(optimizer, GradientState())
 
     def saved(self, state: GradientState) -> Any:
         """A state as plain containers, for a file."""
@@ -72,36 +73,37 @@ class GradientSolver(GradientExecutor):
         """Inverse of :meth:`saved`."""
         return GradientState([(theta, score) for theta, score in found])
 
-    def update(
-        self, engine: GuideEngine, plan: GuidePlan, state: GradientState, data: Data
-    ) -> tuple[GradientState, Update]:
-        """One iteration; the state is the old one where the step is not finite."""
-        theta = self._sample(engine, plan, state)
-        with plan.target.writing_into(state.score):
+    def update(self, engine: GuideEngine, plan: GuidePlan, state: GuideState, data: Data) -> Update:
+        """One iteration."""
+        before: GradientState = state.method
+        theta = self._sample(engine, plan, before)
+        with plan.target.writing_into(before.score):
             found = engine._score(theta, data)
         score = found.score
         log_p = float(found.log_density(plan.target.likelihood_temperature).mean())
         finite = math.isfinite(log_p)
         loss = log_q = math.nan
-        earlier, number = state.reused, self.options.sample_reuse
+        earlier, number = before.reused, self.options.sample_reuse
         if finite:
             missing = number - 1 - len(earlier)
             draws = [(theta, score)] * (1 + missing) + earlier
             total = engine._total or 0
             weight = self.options.weight(engine.num_steps_taken, total, engine._progress())
-            loss, log_q, finite = self._gradient_steps(engine, plan, draws, float(weight))
+            loss, log_q, finite = self._gradient_steps(
+                engine, plan, state.optimizer, draws, float(weight)
+            )
             if finite and number > 1:
                 earlier = [(theta, score), *earlier][: number - 1]
         kept = (theta, score) if number == 1 else (None, None)
-        update = Update(loss, {"log_p": log_p, "log_q": log_q}, finite)
-        return GradientState(earlier, *kept), update
+        following = state._replace(method=GradientState(earlier, *kept))
+        return Update(loss, {"log_p": log_p, "log_q": log_q}, finite, following)
 
     def _sample(self, engine: GuideEngine, plan: GuidePlan, state: GradientState) -> Tensor:
         density, number = plan.density, plan.num_samples
         if isinstance(density, DiagonalNormalDensity) and self.options.sample_reuse == 1:
             # Memory that is kept costs less than memory that the system gives anew.
-            return density.sample(engine._parameters, engine._generator, number, state.theta)
-        return density.sample(engine._parameters, engine._generator, number)
+            return density.sample(plan.parameters, engine._generator, number, state.theta)
+        return density.sample(plan.parameters, engine._generator, number)
 
     @property
     def _inner_steps(self) -> int:
@@ -113,20 +115,21 @@ class GradientSolver(GradientExecutor):
         self,
         engine: GuideEngine,
         plan: GuidePlan,
+        optimizer: EngineOptimizer | None,
         draws: list[tuple[Tensor, Tensor]],
         weight: float,
     ) -> tuple[float, float, bool]:
         """Take the inner steps; return the loss, the mean of log q, and whether all was finite."""
-        assert engine._optimizer is not None
-        engine._set_default_rate(plan)
-        planned = engine._optimizer.plan(self._inner_steps)
-        safe = _cannot_break(plan.density, engine._parameters, draws, weight, planned)
-        if safe and plan.clip_norm is None and engine._optimizer.entrywise:
-            return *self._steps_by_part(engine, plan, draws, weight, planned), True
+        assert optimizer is not None
+        engine._set_default_rate(plan, optimizer)
+        planned = optimizer.plan(self._inner_steps)
+        safe = _cannot_break(plan.density, plan.parameters, draws, weight, planned)
+        if safe and plan.clip_norm is None and optimizer.entrywise:
+            return *self._steps_by_part(plan, optimizer, draws, weight, planned), True
         density, present_draws = plan.density, draws[0][0]
         theta, score = (_joined(each) for each in zip(*draws, strict=True))
-        present = density.score(engine._parameters, theta)
-        log_q = float(density.log_prob(engine._parameters, present_draws).mean())
+        present = density.score(plan.parameters, theta)
+        log_q = float(density.log_prob(plan.parameters, present_draws).mean())
         residual = (present - score)[: len(present_draws)]
         loss = float(residual.square_().sum(-1).mean())
         if not math.isfinite(loss):
@@ -137,13 +140,13 @@ class GradientSolver(GradientExecutor):
         def objective(parameters: Parameters) -> tuple[Tensor, Parameters]:
             return proximal_gradient(density, parameters, theta, target, weight)
 
-        finite = engine._descend(plan, objective, self._inner_steps, can_break=not safe)
+        finite = engine._descend(plan, optimizer, objective, self._inner_steps, not safe)
         return loss, log_q, finite
 
     def _steps_by_part(
         self,
-        engine: GuideEngine,
         plan: GuidePlan,
+        optimizer: EngineOptimizer,
         draws: list[tuple[Tensor, Tensor]],
         weight: float,
         planned: PlannedSteps,
@@ -155,8 +158,8 @@ class GradientSolver(GradientExecutor):
         written once an iteration, and what is computed in between is never long. Returns the loss
         and the mean of log q.
         """
-        density, optimizer = plan.density, engine._optimizer
-        assert isinstance(density, DiagonalNormalDensity) and optimizer is not None
+        density = plan.density
+        assert isinstance(density, DiagonalNormalDensity)
         number = len(draws[0][0])
         loss, log_q = 0.0, -0.5 * density.dim * math.log(2.0 * math.pi)
         for part in optimizer.parts:

@@ -1,8 +1,8 @@
 """What the engines that fit a guide share (``GuideEngine``).
 
 The guide is any with a flat log density (:mod:`pyro_ext.guides.flat_density`). The base sets it
-up, holds its live parameters, draws from it, saves it, and knows how far a run has come. A
-subclass fills in ``_update``, which takes one step by changing ``self._parameters`` in place (see
+up, draws from it, saves it, and knows how far a run has come. The plan holds the guide's live
+parameters. A subclass fills in ``_update``, which takes one step by changing them in place (see
 ``_write`` and ``_descend``). What it decides about the guide it adds to the :class:`GuidePlan`, in
 ``_plan``. A subclass with a state of its own extends ``_initialize``, ``_algorithm_state`` and
 ``_load_algorithm_state``.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -25,7 +25,7 @@ from ppl_ext.guide_engine import GuideShell
 from ppl_ext.options import check_count
 from ppl_ext.score import DRAWS, LEARNING_RATE
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.engine import Engine, Plan, seeded_generator
+from pyro_ext.engine import Engine, Plan
 from pyro_ext.guides.flat_density import (
     FlatDensity,
     Parameters,
@@ -48,6 +48,8 @@ class GuidePlan(Plan):
     ----------
     density : FlatDensity
         The guide as a density over the flat unconstrained vector.
+    parameters : dict of str to tensor
+        The guide's own, unconstrained: it is always the present fit, without copies.
     num_samples : int
         Draws S per step.
     learning_rate : float
@@ -57,19 +59,29 @@ class GuidePlan(Plan):
     """
 
     density: FlatDensity = field(repr=False, compare=False)
+    parameters: Parameters = field(repr=False, compare=False)
     num_samples: int
     learning_rate: float
     clip_norm: float | None
 
 
+class GuideState(NamedTuple):
+    """What the next step needs besides the guide.
+
+    Parameters
+    ----------
+    optimizer : EngineOptimizer, optional
+    method : any
+        What the method remembers: tensors and plain values in containers, or a subclass saves it.
+    """
+
+    optimizer: EngineOptimizer | None = None
+    method: Any = None
+
+
 class GuideEngine(GuideShell, Engine):
     _host_guide = AutoGuide
     _check_flat_density = staticmethod(check_has_flat_density)
-
-    def _begin(self) -> None:
-        self._parameters: Parameters = {}
-        self._default_optimizers: list[torch.optim.Optimizer] = []
-        self._draws = seeded_generator(self._generator.initial_seed(), 1)
 
     # -- engine hooks --------------------------------------------------------------------------
 
@@ -88,73 +100,63 @@ class GuideEngine(GuideShell, Engine):
             target,
             found.estimator,
             density,
+            density.live_parameters(),
             self.num_samples or 1,
             LEARNING_RATE,
             self.clip_norm,
         )
 
-    def _initialize(self, plan: Any, data: Data) -> None:
-        # The guide's own tensors: it is always the present fit, without copies.
-        parameters = plan.density.live_parameters()
+    def _initialize(self, plan: Any, data: Data) -> GuideState:
         if self.initial_scale is not None:
-            start = plan.density.set_scale(parameters, self.initial_scale)
-            for name, value in parameters.items():
-                value.copy_(start[name])
-        self._parameters = parameters
+            self._write(plan, plan.density.set_scale(plan.parameters, self.initial_scale))
+        return GuideState()
 
-    def _algorithm_state(self) -> dict[str, Any]:
+    def _algorithm_state(self, state: GuideState) -> dict[str, Any]:
         return {
             "parameters": self.parameters,
             "buffers": {name: value.clone() for name, value in self.guide.named_buffers()},
-            "probe": self._probe(),
-            "optimizer": None if self._optimizer is None else self._optimizer.state_dict(),
+            "probe": _probe(self.plan),
+            "optimizer": None if state.optimizer is None else state.optimizer.state_dict(),
+            "method": state.method,
             "total_steps": self._total,
-            "draws": self._draws.get_state(),
         }
 
-    def _load_algorithm_state(self, state: dict[str, Any]) -> None:
+    def _load_algorithm_state(self, plan: Any, state: GuideState, saved: dict[str, Any]) -> Any:
         buffers = dict(self.guide.named_buffers())
-        for kind, present in (("parameters", self._parameters), ("buffers", buffers)):
-            found = {name: tuple(value.shape) for name, value in state[kind].items()}
+        for kind, present in (("parameters", plan.parameters), ("buffers", buffers)):
+            found = {name: tuple(value.shape) for name, value in saved[kind].items()}
             expected = {name: tuple(value.shape) for name, value in present.items()}
             if found != expected:
                 raise ArgumentError(
                     f"The saved state belongs to another guide: expected {kind} {expected}, "
                     f"found {found}."
                 )
-        self._write(state["parameters"])
+        self._write(plan, saved["parameters"])
         for name, value in buffers.items():
-            value.copy_(state["buffers"][name])
-        probe = self._probe()
-        if probe is not None and not torch.allclose(probe, state["probe"], rtol=1e-3, atol=1e-3):
+            value.copy_(saved["buffers"][name])
+        probe = _probe(plan)
+        if probe is not None and not torch.allclose(probe, saved["probe"], rtol=1e-3, atol=1e-3):
             raise ArgumentError(
                 f"The saved state belongs to another {type(self.guide).__name__}: with the same "
                 "parameters this one has another density. It holds constants of its own that are "
                 "neither parameters nor buffers, such as a random order of the coordinates: make "
                 "the guide with those of the saved run."
             )
-        if self._optimizer is not None:
-            self._optimizer.load_state_dict(state["optimizer"])
-        self._draws.set_state(state["draws"])
-        if self._horizon is None:
-            self._horizon = state["total_steps"]
+        if state.optimizer is not None:
+            state.optimizer.load_state_dict(saved["optimizer"])
+        return state._replace(method=saved["method"])
 
-    @torch.no_grad()
-    def _probe(self) -> Tensor | None:
-        """Log density at two fixed points, of guides that may hold constants besides parameters."""
-        # Which sites are a layer is such a constant; the other Normal guides have none.
-        if self.density.covariance_structure not in (None, "layer_low_rank"):
-            return None
-        parameters = next(iter(self._parameters.values()))
-        points = torch.arange(2 * self.density.dim, dtype=torch.float64).cos().reshape(2, -1)
-        return self.density.log_prob(self._parameters, points.to(parameters))
+    def _restore(self, header: dict[str, Any], state: dict[str, Any]) -> None:
+        super()._restore(header, state)
+        if self._horizon is None:
+            self._horizon = state["algorithm"]["total_steps"]
 
     def setup(self, *args: Any, **kwargs: Any) -> None:
         super().setup(*args, **kwargs)
         present = self.density.live_parameters()
         replaced = [
             name
-            for name, value in self._parameters.items()
+            for name, value in self.plan.parameters.items()
             if name not in present or present[name].data_ptr() != value.data_ptr()
         ]
         if replaced:
@@ -174,23 +176,23 @@ class GuideEngine(GuideShell, Engine):
 
     load.__doc__ = Engine.load.__doc__
 
-    def _draw(self, plan: GuidePlan, num_samples: int | None) -> Tensor:
-        # A generator of its own: asking for draws must not change how a run goes on.
+    def _draw(self, plan: GuidePlan, state: GuideState, num_samples: int | None) -> Tensor:
         number = DRAWS if num_samples is None else num_samples
         check_count("num_samples", number)
-        return plan.density.sample(self._parameters, self._draws, number)
+        return plan.density.sample(plan.parameters, self._draws, number)
 
     # -- the fit -------------------------------------------------------------------------------
 
     @torch.no_grad()
     def sample_statistics(self, positions: Float[Tensor, "S D"]) -> dict[str, Tensor]:
         """Log density of the guide at flat positions, for ``to_arviz``."""
-        return {"log_q": self.density.log_prob(self._parameters, positions)}
+        return {"log_q": self.density.log_prob(self.plan.parameters, positions)}
 
     @property
     def parameters(self) -> Parameters:
         """Copy of the guide's present unconstrained parameters."""
-        return {name: value.detach().clone() for name, value in self._parameters.items()}
+        found = self.plan.parameters
+        return {name: value.detach().clone() for name, value in found.items()}
 
     # -- for the steps of subclasses -----------------------------------------------------------
 
@@ -205,22 +207,19 @@ class GuideEngine(GuideShell, Engine):
         total = self._total
         return min(self.num_steps_taken / total, 1.0) if total else 0.0
 
-    def _start_optimizer(
+    def _new_optimizer(
         self, plan: GuidePlan, given: OptimizerLike | None, length: int | None = None
-    ) -> None:
-        """Make the optimizer that ``_descend`` uses: the given one or the default.
+    ) -> EngineOptimizer:
+        """The optimizer that ``_descend`` uses: the given one or the default.
 
         With ``length`` it updates parts of at most so many coordinates, where it can.
         """
-        self._default_optimizers = []
-        parameters, layout = self._parameters, plan.target.layout
+        parameters, layout = plan.parameters, plan.target.layout
 
         def default(tensors: list[Tensor]) -> torch.optim.Optimizer:
             # Fused: one pass over each tensor.
             fused = tensors[0].device.type in ("cpu", "cuda")
-            optimizer = torch.optim.Adam(tensors, lr=plan.learning_rate, fused=fused)
-            self._default_optimizers.append(optimizer)
-            return optimizer
+            return torch.optim.Adam(tensors, lr=plan.learning_rate, fused=fused)
 
         axes = {
             name: AXES[name]
@@ -229,21 +228,22 @@ class GuideEngine(GuideShell, Engine):
         }
         optim = default if given is None else given
         coordinates = Coordinates(layout.slices, axes)
-        self._optimizer = EngineOptimizer(optim, parameters, coordinates, default)
-        if length is not None and length < layout.dim and self._optimizer.entrywise:
-            self._default_optimizers = []
+        optimizer = EngineOptimizer(optim, parameters, coordinates, default)
+        if length is not None and length < layout.dim and optimizer.entrywise:
             coordinates = coordinates._replace(length=length)
-            self._optimizer = EngineOptimizer(optim, parameters, coordinates, default)
+            optimizer = EngineOptimizer(optim, parameters, coordinates, default)
+        return optimizer
 
-    def _set_default_rate(self, plan: GuidePlan) -> None:
+    def _set_default_rate(self, plan: GuidePlan, optimizer: EngineOptimizer) -> None:
         rate = plan.learning_rate * 0.5 * (1.0 + math.cos(math.pi * self._progress()))
-        for optimizer in self._default_optimizers:
-            for group in optimizer.param_groups:
+        for default in optimizer.defaults:
+            for group in default.param_groups:
                 group["lr"] = rate
 
     def _descend(
         self,
         plan: GuidePlan,
+        optimizer: EngineOptimizer,
         objective: Callable[[Parameters], tuple[Tensor, Parameters]],
         num_steps: int = 1,
         can_break: bool = True,
@@ -253,28 +253,38 @@ class GuideEngine(GuideShell, Engine):
         Returns whether all was finite; if not, parameters and optimizer are as before. Without
         ``can_break`` the caller knows that all will be finite, so that nothing has to be copied.
         """
-        assert self._optimizer is not None
-        before = (self.parameters, self._optimizer.snapshot()) if can_break else None
-        self._set_default_rate(plan)
+        before = (self.parameters, optimizer.snapshot()) if can_break else None
+        self._set_default_rate(plan, optimizer)
         finite = True
         for _ in range(num_steps):
-            value, gradient = objective(self._parameters)
+            value, gradient = objective(plan.parameters)
             finite = math.isfinite(float(value))
             if not finite:
                 break
             if plan.clip_norm is not None:
                 gradient = clipped(gradient, plan.clip_norm)
-            self._optimizer.step(gradient)
-        finite = finite and all_finite(self._parameters)
+            optimizer.step(gradient)
+        finite = finite and all_finite(plan.parameters)
         if not finite and before is not None:
-            self._write(before[0])
-            self._optimizer.load_state_dict(before[1])
+            self._write(plan, before[0])
+            optimizer.load_state_dict(before[1])
         return finite
 
     @torch.no_grad()
-    def _write(self, parameters: Parameters) -> None:
-        for name, value in self._parameters.items():
+    def _write(self, plan: GuidePlan, parameters: Parameters) -> None:
+        for name, value in plan.parameters.items():
             value.copy_(parameters[name])
+
+
+@torch.no_grad()
+def _probe(plan: GuidePlan) -> Float[Tensor, " 2"] | None:
+    """Log density at two fixed points, of guides that may hold constants besides parameters."""
+    density = plan.density
+    # Which sites are a layer is such a constant; the other Normal guides have none.
+    if density.covariance_structure not in (None, "layer_low_rank"):
+        return None
+    points = torch.arange(2 * density.dim, dtype=torch.float64).cos().reshape(2, -1)
+    return density.log_prob(plan.parameters, points.to(next(iter(plan.parameters.values()))))
 
 
 def clipped(gradient: Parameters, norm: float) -> Parameters:
@@ -284,10 +294,11 @@ def clipped(gradient: Parameters, norm: float) -> Parameters:
     return {name: entry * factor for name, entry in gradient.items()}
 
 
+@torch.no_grad()
 def all_finite(parameters: Parameters) -> bool:
     """Whether every entry of every parameter is finite."""
     # A finite sum says so at once; one that is not may have overflowed.
     return all(
-        math.isfinite(float(value.detach().sum())) or bool(value.isfinite().all())
+        math.isfinite(float(value.sum())) or bool(value.isfinite().all())
         for value in parameters.values()
     )

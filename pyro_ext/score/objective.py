@@ -15,7 +15,7 @@ def proximal_gradient(
     theta: Float[Tensor, "S D"],
     target: Float[Tensor, "S D"],
     weight: float,
-) -> tuple[Tensor, Parameters]:
+) -> tuple[Float[Tensor, ""], Parameters]:
     """Proximal objective (up to a constant) and its gradient in the guide's parameters.
 
     Equation 8 of the paper, for draws ``theta`` held fixed, with ``target`` from

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.regression import overflow
@@ -25,7 +26,7 @@ class Verdict(overflow.Verdict):
         return fresh() if self.spoilt else after()
 
 
-def judged(seen: Tensor | float, latest: Tensor | float) -> Verdict:
+def judged(seen: Float[Tensor, ""] | float, latest: Float[Tensor, ""] | float) -> Verdict:
     """What to make of scores of the mean square ``latest`` after some of the mean square ``seen``.
 
     Zeros are no scores: nothing was seen before, or the density is flat.

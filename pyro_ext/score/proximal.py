@@ -16,8 +16,8 @@ from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import Update
 from pyro_ext.guides.flat_density import FlatDensity
 from pyro_ext.score.gradient_steps import GradientSolver
-from pyro_ext.score.guide_engine import GuideEngine, GuidePlan
-from pyro_ext.score.regression import CLOSED_FORMS, RegressionSolver, structure_of
+from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState
+from pyro_ext.score.regression import RegressionSolver, closed_form, structure_of
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ProximalScoreVI(ProximalShell, GuideEngine):
     def _by_regression(
         options: Regression, structure: str, density: FlatDensity
     ) -> RegressionSolver:
-        return RegressionSolver.plan(options, CLOSED_FORMS[structure], density)
+        return RegressionSolver.plan(options, closed_form(structure, density), density)
 
     # -- engine hooks --------------------------------------------------------------------------
 
@@ -56,18 +56,17 @@ class ProximalScoreVI(ProximalShell, GuideEngine):
         executor = self._executor(found.density, found.density.live_parameters())
         return ProximalPlan(**{**vars(found), **self._carried_out_by(executor)})
 
-    def _initialize(self, plan: ProximalPlan, data: Data) -> None:
+    def _initialize(self, plan: ProximalPlan, data: Data) -> GuideState:
         super()._initialize(plan, data)
-        self._solver_state: Any = plan.executor.initial(self, plan)
+        return plan.executor.initial(self, plan)
 
-    def _update(self, plan: ProximalPlan, data: Data) -> Update:
-        self._solver_state, update = plan.executor.update(self, plan, self._solver_state, data)
-        return update
+    def _update(self, plan: ProximalPlan, state: GuideState, data: Data) -> Update:
+        return plan.executor.update(self, plan, state, data)
 
-    def _algorithm_state(self) -> dict[str, Any]:
-        state = self.plan.executor.saved(self._solver_state)
-        return {**super()._algorithm_state(), "solver": state}
+    def _algorithm_state(self, state: GuideState) -> dict[str, Any]:
+        method = self.plan.executor.saved(state.method)
+        return {**super()._algorithm_state(state), "method": method}
 
-    def _load_algorithm_state(self, state: dict[str, Any]) -> None:
-        super()._load_algorithm_state(state)
-        self._solver_state = self.plan.executor.restored(self._solver_state, state["solver"])
+    def _load_algorithm_state(self, plan: Any, state: GuideState, saved: dict[str, Any]) -> Any:
+        method = plan.executor.restored(state.method, saved["method"])
+        return super()._load_algorithm_state(plan, state, {**saved, "method": method})

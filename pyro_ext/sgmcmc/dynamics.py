@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 
 def langevin_step(
-    z: Tensor,
-    score: Tensor,
-    noise: Tensor,
+    z: Float[Tensor, "*C D"],
+    score: Float[Tensor, "*C D"],
+    noise: Float[Tensor, "*C D"],
     step_size: float,
-    preconditioner: Tensor | None = None,
+    preconditioner: Float[Tensor, " ..."] | None = None,
     temperature: float = 1.0,
-) -> Tensor:
+) -> Float[Tensor, "*C D"]:
     """A step of overdamped Langevin dynamics by the Euler-Maruyama scheme.
 
         z + α G s + sqrt(2 α T G) ε
@@ -45,14 +46,14 @@ def langevin_step(
 
 
 def hamiltonian_step(
-    z: Tensor,
-    momentum: Tensor,
-    score: Tensor,
-    noise: Tensor,
+    z: Float[Tensor, "*C D"],
+    momentum: Float[Tensor, "*C D"],
+    score: Float[Tensor, "*C D"],
+    noise: Float[Tensor, "*C D"],
     step_size: float,
     friction: float,
-    mass: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    mass: Float[Tensor, " ..."] | None = None,
+) -> tuple[Float[Tensor, "*C D"], Float[Tensor, "*C D"]]:
     """A step of Langevin dynamics with momentum, by a symmetric splitting.
 
     The dynamics dz = M^-1 r dt, dr = s dt - γ r dt + sqrt(2 γ M) dW is split into a kick by the
@@ -78,9 +79,10 @@ def hamiltonian_step(
 
     References
     ----------
-    T. Chen, E. Fox and C. Guestrin, "Stochastic gradient Hamiltonian Monte Carlo", ICML 2014;
-    B. Leimkuhler and C. Matthews, "Rational construction of stochastic numerical methods for
-    molecular sampling", AMRX 2013.
+    T. Chen, E. Fox and C. Guestrin, "Stochastic gradient Hamiltonian Monte Carlo", ICML 2014,
+    https://arxiv.org/abs/1402.4102; B. Leimkuhler and C. Matthews, "Rational construction of
+    stochastic numerical methods for molecular sampling", AMRX 2013,
+    https://doi.org/10.1093/amrx/abs010.
     """
     mass = torch.ones_like(z[0]) if mass is None else mass
     decay = math.exp(-friction * step_size)

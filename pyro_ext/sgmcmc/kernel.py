@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pyro
 import torch
+from jaxtyping import Bool, Float, Int
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -54,15 +55,15 @@ class KernelState(NamedTuple):
         Number of steps that were not finite.
     """
 
-    z: Tensor
+    z: Float[Tensor, "C D"]
     step: int
     dynamics: dict[str, Tensor]
     estimator: dict[str, Any]
     step_size: float
-    potential_energy: Tensor
+    potential_energy: Float[Tensor, " C"]
     cycle: int
-    diverging: Tensor
-    num_diverging: Tensor
+    diverging: Bool[Tensor, " C"]
+    num_diverging: Int[Tensor, " C"]
 
 
 class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):

@@ -16,6 +16,7 @@ import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
+from jaxtyping import Float
 from numpy.typing import ArrayLike
 from torch import Tensor
 
@@ -43,7 +44,7 @@ class StanProgram(StanProgramShell[Tensor]):
             event_dim = len(self.density.shapes[name])
             pyro.deterministic(name, value, event_dim=event_dim)
 
-    def log_density(self, z: Tensor) -> Tensor:
+    def log_density(self, z: Float[Tensor, "*P D"]) -> Float[Tensor, "*P"]:
         log_density, _ = _LogDensity.apply(z, self._number)
         return log_density
 
@@ -51,7 +52,7 @@ class StanProgram(StanProgramShell[Tensor]):
         flat: Tensor = _Parameters.apply(z, self._number, self.density.num_constrained)
         return flat
 
-    def unconstrain(self, values: Mapping[str, ArrayLike]) -> Tensor:
+    def unconstrain(self, values: Mapping[str, ArrayLike]) -> Float[Tensor, " D"]:
         """Position (D,) of values of the program's parameters, in torch's default type."""
         arrays = {
             name: value.detach().cpu().numpy() if isinstance(value, Tensor) else value

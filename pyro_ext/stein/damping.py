@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ppl_ext.newton import FALL, GOOD, GROWTH, LEAST_DAMPING, MOST_DAMPING, POOR
@@ -32,7 +32,7 @@ class Judgement(NamedTuple):
         Mean over particles, each at most 2.
     """
 
-    accepted: Tensor
+    accepted: Bool[Tensor, " P"]
     damping: float
     disagreement: float
 

@@ -33,5 +33,7 @@ class DeepEnsemble(DirectionEngine):
     score is one. ``info["force_norm"]`` is the root mean square over members of |score|.
     """
 
-    def _direction(self, plan: Plan, particles: Tensor, scores: Tensor) -> tuple[Tensor, None]:
+    def _direction(
+        self, plan: Plan, state: None, particles: Tensor, scores: Tensor
+    ) -> tuple[Tensor, None]:
         return scores, None

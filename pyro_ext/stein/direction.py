@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from pyro_ext.density import Data
@@ -20,6 +21,23 @@ from pyro_ext.optim import EngineOptimizer, OptimizerLike
 from pyro_ext.stein.particles import ParticleEngine
 
 _NAME = "particles"
+
+
+class DirectionState(NamedTuple):
+    """State of an engine whose particles follow a direction.
+
+    Parameters
+    ----------
+    particles : tensor (P, D)
+        The optimizer writes into it.
+    optimizer : EngineOptimizer
+    direction : any
+        State of the direction, such as the kernel's: tensors and plain values in containers.
+    """
+
+    particles: Float[Tensor, "P D"]
+    optimizer: EngineOptimizer
+    direction: Any
 
 
 class DirectionEngine(ParticleEngine):
@@ -55,28 +73,30 @@ class DirectionEngine(ParticleEngine):
             EngineOptimizer(optim, {_NAME: torch.zeros(1, 1)})
         super().__init__(model, optim, num_particles, **options)
 
+    def _init_direction(self, plan: Any, particles: Float[Tensor, "P D"]) -> Any:
+        """State of the direction before the first step."""
+
     @abstractmethod
-    def _direction(self, plan: Any, particles: Tensor, scores: Tensor) -> tuple[Tensor, Any]:
-        """Ascent direction phi (P, D), and what :meth:`_accept` needs if the step is taken."""
+    def _direction(
+        self, plan: Any, state: Any, particles: Float[Tensor, "P D"], scores: Float[Tensor, "P D"]
+    ) -> tuple[Float[Tensor, "P D"], Any]:
+        """Ascent direction phi (P, D), and the direction's next state."""
 
-    def _accept(self, result: Any) -> None:
-        """Take over the direction's next state."""
+    def _initialize(self, plan: Any, data: Data) -> DirectionState:
+        particles = super()._initialize(plan, data).particles
+        optimizer = self._new_optimizer(particles)
+        return DirectionState(particles, optimizer, self._init_direction(plan, particles.detach()))
 
-    def _initialize(self, plan: Any, data: Data) -> None:
-        super()._initialize(plan, data)
-        self._start_optimizer()
+    def _new_optimizer(self, particles: Float[Tensor, "P D"]) -> EngineOptimizer:
+        assert self.optim is not None
+        return EngineOptimizer(self.optim, {_NAME: particles})
 
-    def _start_optimizer(self) -> None:
-        assert self.optim is not None and self._particles is not None
-        self._optimizer = EngineOptimizer(self.optim, {_NAME: self._particles})
-
-    def _update(self, plan: Any, data: Data) -> Update:
-        assert self._particles is not None and self._optimizer is not None
-        particles = self._particles.detach()
+    def _update(self, plan: Any, state: DirectionState, data: Data) -> Update:
+        particles, optimizer = state.particles.detach(), state.optimizer
         score = self._score(particles, data)
         with torch.no_grad():
             log_density = score.log_density(plan.target.likelihood_temperature)
-            phi, result = self._direction(plan, particles, score.score)
+            phi, direction = self._direction(plan, state.direction, particles, score.score)
             figures = torch.stack(
                 [-log_density.mean(), phi.square().sum(dim=1).mean().sqrt(), phi.abs().amax()]
             )
@@ -87,22 +107,21 @@ class DirectionEngine(ParticleEngine):
         limit = 0.01 * math.sqrt(torch.finfo(particles.dtype).max)
         finite = math.isfinite(loss) and largest <= limit
         if finite:
-            before = particles.clone(), self._optimizer.snapshot()
-            self._optimizer.step({_NAME: -phi})
+            before = particles.clone(), optimizer.snapshot()
+            optimizer.step({_NAME: -phi})
             # A finite direction can still be multiplied to infinity by the learning rate.
-            finite = bool(torch.isfinite(self._particles).all())
-            if finite:
-                self._accept(result)
-            else:
+            finite = bool(torch.isfinite(particles).all())
+            if not finite:
                 particles.copy_(before[0])
-                self._optimizer.load_state_dict(before[1])
-        return Update(loss, {"force_norm": force_norm}, finite)
+                optimizer.load_state_dict(before[1])
+        following = state._replace(direction=direction)
+        return Update(loss, {"force_norm": force_norm}, finite, following)
 
-    def _algorithm_state(self) -> dict[str, Any]:
-        assert self._optimizer is not None
-        return {"particles": self.particles, "optimizer": self._optimizer.state_dict()}
+    def _algorithm_state(self, state: DirectionState) -> dict[str, Any]:
+        own = {"optimizer": state.optimizer.state_dict(), "direction": state.direction}
+        return {**super()._algorithm_state(state), **own}
 
-    def _load_algorithm_state(self, state: dict[str, Any]) -> None:
-        assert self._particles is not None and self._optimizer is not None
-        self._load_particles(state["particles"])
-        self._optimizer.load_state_dict(state["optimizer"])
+    def _load_algorithm_state(self, plan: Any, state: DirectionState, saved: dict[str, Any]) -> Any:
+        super()._load_algorithm_state(plan, state, saved)
+        state.optimizer.load_state_dict(saved["optimizer"])
+        return state._replace(direction=saved["direction"])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Generator
+from torch import Generator, Tensor
 
 from ppl_ext.options import describe
 from pyro_ext.density import Data, LogDensity
@@ -49,27 +49,14 @@ class KernelEngine(DirectionEngine):
     ) -> None:
         super().__init__(model, optim, num_particles, **options)
         self.kernel = kernel
-        self._kernel_state: KernelState = {}
 
     def _plan(self, target: LogDensity, generator: Generator, data: Data) -> KernelPlan:
         found = super()._plan(target, generator, data)
         kernel = self.kernel.with_sites(target.layout.slices)
         return KernelPlan(target, found.estimator, kernel)
 
-    def _initialize(self, plan: KernelPlan, data: Data) -> None:
-        super()._initialize(plan, data)
-        assert self._particles is not None
-        self._kernel_state = plan.kernel.init(self._particles.detach().clone())
-
-    def _accept(self, result: KernelState) -> None:
-        self._kernel_state = result
+    def _init_direction(self, plan: KernelPlan, particles: Tensor) -> KernelState:
+        return plan.kernel.init(particles.clone())
 
     def _settings(self) -> dict[str, str]:
         return {**super()._settings(), "kernel": describe(self.kernel)}
-
-    def _algorithm_state(self) -> dict[str, Any]:
-        return {**super()._algorithm_state(), "kernel": self._kernel_state}
-
-    def _load_algorithm_state(self, state: dict[str, Any]) -> None:
-        super()._load_algorithm_state(state)
-        self._kernel_state = state["kernel"]

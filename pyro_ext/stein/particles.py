@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -14,6 +14,12 @@ from ppl_ext.options import check_count
 from pyro_ext.density import Data
 from pyro_ext.engine import Engine
 from pyro_ext.optim import EngineOptimizer, OptimizerLike
+
+
+class ParticleState(NamedTuple):
+    """State of an engine of particles, shape (P, D)."""
+
+    particles: Float[Tensor, "P D"]
 
 
 class ParticleEngine(Engine):
@@ -50,32 +56,33 @@ class ParticleEngine(Engine):
             EngineOptimizer(optim, {"particles": torch.zeros(1, 1)})
         super().__init__(model, optim, **options)
         self.num_particles = int(num_particles)
-        self._particles: Tensor | None = None
 
     @property
     def particles(self) -> Float[Tensor, "P D"]:
         """Present particles in unconstrained space, shape (P, D); a copy."""
         self.target  # noqa: B018 - tells what to do when there are none yet
-        assert self._particles is not None
-        return self._particles.detach().clone()
+        return self._state.particles.detach().clone()
 
-    def _initialize(self, plan: Any, data: Data) -> None:
+    def _initialize(self, plan: Any, data: Data) -> Any:
         positions = plan.target.initial_positions(self.num_particles, self._generator, data)
-        self._particles = positions.detach().clone()
+        return ParticleState(positions.detach().clone())
 
-    def _load_particles(self, found: Tensor) -> None:
-        """Put saved particles in the place of the present ones."""
-        assert self._particles is not None
-        if found.shape != self._particles.shape or found.dtype != self._particles.dtype:
+    def _algorithm_state(self, state: Any) -> dict[str, Any]:
+        return {"particles": state.particles.detach().clone()}
+
+    def _load_algorithm_state(self, plan: Any, state: Any, saved: dict[str, Any]) -> Any:
+        present, found = state.particles, saved["particles"]
+        if found.shape != present.shape or found.dtype != present.dtype:
             raise ArgumentError(
-                f"Expected a saved state of {self._particles.shape[0]} particles "
-                f"({self._particles.dtype}), found {found.shape[0]} ({found.dtype}). Make the "
-                "engine with the num_particles and dtype of the saved run."
+                f"Expected a saved state of {present.shape[0]} particles ({present.dtype}), found "
+                f"{found.shape[0]} ({found.dtype}). Make the engine with the num_particles and "
+                "dtype of the saved run."
             )
         with torch.no_grad():
-            self._particles.copy_(found)
+            present.copy_(found)
+        return state
 
-    def _draw(self, plan: Any, num_samples: int | None) -> Tensor:
+    def _draw(self, plan: Any, state: Any, num_samples: int | None) -> Tensor:
         if num_samples not in (None, self.num_particles):
             raise ArgumentError(
                 f"Expected num_samples to be None or the number of particles, "

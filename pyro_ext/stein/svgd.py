@@ -24,7 +24,9 @@ from pyro_ext.stein.kernel_engine import KernelEngine, KernelPlan
 Annealing = Callable[[int], float]
 
 
-def annealed(scores: Float[Tensor, "P D"], annealing: Annealing | None, step: int) -> Tensor:
+def annealed(
+    scores: Float[Tensor, "P D"], annealing: Annealing | None, step: int
+) -> Float[Tensor, "P D"]:
     """Scores (P, D) times the annealing factor of a step, counted from 0.
 
     The repulsion of the direction is left as it is (D'Angelo and Fortuin 2021, "Annealed Stein
@@ -77,7 +79,7 @@ class SVGD(KernelEngine):
         self.annealing = annealing
 
     def _direction(
-        self, plan: KernelPlan, particles: Tensor, scores: Tensor
+        self, plan: KernelPlan, state: KernelState, particles: Tensor, scores: Tensor
     ) -> tuple[Tensor, KernelState]:
         scores = annealed(scores, self.annealing, self.num_steps_taken)
-        return plan.kernel.direction(self._kernel_state, particles, scores)
+        return plan.kernel.direction(state, particles, scores)

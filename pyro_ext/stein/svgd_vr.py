@@ -15,6 +15,7 @@ from pyro_ext.gradients.full_data import FullData
 from pyro_ext.gradients.minibatch import Sampling
 from pyro_ext.kernels import Kernel
 from pyro_ext.optim import OptimizerLike
+from pyro_ext.stein.direction import DirectionState
 from pyro_ext.stein.kernel_engine import KernelPlan
 from pyro_ext.stein.svgd import SVGD, Annealing
 
@@ -97,7 +98,7 @@ class SVGDVR(SVGD):
     def _settings(self) -> dict[str, str]:
         return {"reset_optimizer": repr(self.reset_optimizer), **super()._settings()}
 
-    def _update(self, plan: KernelPlan, data: Data) -> Update:
-        if self.reset_optimizer and self._estimator_state["since"] >= self.anchor_every:
-            self._start_optimizer()
-        return super()._update(plan, data)
+    def _update(self, plan: KernelPlan, state: DirectionState, data: Data) -> Update:
+        if self.reset_optimizer and self._estimator_state["anchor_age"] >= self.anchor_every:
+            state = state._replace(optimizer=self._new_optimizer(state.particles))
+        return super()._update(plan, state, data)

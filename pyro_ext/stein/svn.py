@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from pyro.infer.svgd import SteinKernel
 from torch import Generator, Tensor
 
@@ -52,8 +53,33 @@ class NewtonPlan(Plan):
     """
 
     program: ProgramCurvature = field(repr=False, compare=False)
-    others: Tensor = field(repr=False, compare=False)
+    others: Int[Tensor, " others"] = field(repr=False, compare=False)
     solver: Solver
+
+
+class NewtonState(NamedTuple):
+    """What the next step needs.
+
+    Parameters
+    ----------
+    particles : tensor (P, D)
+    optimizer : EngineOptimizer, optional
+    moved : tensor (P, others), optional
+        The coordinates that the optimizer moves, into which it writes.
+    damping : float
+        At the next step.
+    curvature : Curvature, optional
+        That of an earlier step, where a later one may use it.
+    curvature_age : int
+        Steps that it has served.
+    """
+
+    particles: Float[Tensor, "P D"]
+    optimizer: EngineOptimizer | None
+    moved: Float[Tensor, "P others"] | None
+    damping: float
+    curvature: Curvature | None = None
+    curvature_age: int = 0
 
 
 def curvature_kernel() -> Kernel:
@@ -156,10 +182,6 @@ class SVN(ParticleEngine):
         self.system = as_system(system)
         self.damping = as_damping(damping)
         self.step_size = step_size
-        self._moved: Tensor | None = None
-        self._cached: Curvature | None = None
-        self._present_damping = self.damping.damping
-        self._curvature_age = 0
 
     def _settings(self) -> dict[str, str]:
         own = {
@@ -204,53 +226,50 @@ class SVN(ParticleEngine):
     def _kernel_of(self, curvature: Curvature) -> Kernel:
         return self.kernel.with_curvature(ProductMetric(curvature.mean_products))
 
-    def _initialize(self, plan: NewtonPlan, data: Data) -> None:
-        super()._initialize(plan, data)
-        assert self._particles is not None
-        self._present_damping, self._cached, self._curvature_age = self.damping.damping, None, 0
+    def _initialize(self, plan: NewtonPlan, data: Data) -> NewtonState:
+        particles = super()._initialize(plan, data).particles
         if self.optim is None:
-            return
-        self._moved = self._particles[:, plan.others].clone()
-        self._optimizer = EngineOptimizer(self.optim, {_NAME: self._moved})
+            return NewtonState(particles, None, None, self.damping.damping)
+        moved = particles[:, plan.others].clone()
+        optimizer = EngineOptimizer(self.optim, {_NAME: moved})
+        return NewtonState(particles, optimizer, moved, self.damping.damping)
 
-    def _update(self, plan: NewtonPlan, data: Data) -> Update:
-        assert self._particles is not None
-        particles, where = self._particles, plan.program.coordinates
+    def _update(self, plan: NewtonPlan, state: NewtonState, data: Data) -> Update:
+        particles, where = state.particles, plan.program.coordinates
         score = self._score(particles, data)
         with torch.no_grad():
             loss = float(-score.log_density(plan.target.likelihood_temperature).mean())
             if not (math.isfinite(loss) and bool(torch.isfinite(score.score).all())):
                 return Update(loss, {}, False)
 
-            curvature, age = self._curvature(plan, score.indices, data)
+            curvature, age = self._curvature(plan, state, score.indices, data)
             scale = damping_scale(curvature.diagonals())
 
             interactions = self._kernel_of(curvature).interactions(particles[:, where])
-            scores, damping = score.score[:, where], self._present_damping * scale
+            scores, damping = score.score[:, where], state.damping * scale
             system = LinearSystem(interactions, curvature, scores, damping, self.system)
             solution = system.solve(plan.solver)
             phi = interactions.direction(scores)
 
-            before = None if self._optimizer is None else self._snapshot()
-            moves = self._moves(particles[:, where], solution.moves, scale)
-            judgement = self._judge(plan, data, score, curvature, moves, solution.solved)
+            before = _snapshot(state)
+            moves = self._moves(state, particles[:, where], solution.moves, scale)
+            judgement = self._judge(plan, state, data, score, curvature, moves, solution.solved)
             taken = torch.where(judgement.accepted[:, None], moves, 0.0)
             moved = particles.index_add(1, where, taken)
             if self.curvature.sites is not None:
-                others = self._move_others(plan, score.score)
+                others = _move_others(plan, state, score.score)
                 moved = moved.index_copy(1, plan.others, others)
 
             finite = bool(torch.isfinite(moved).all())
             if finite:
                 particles.copy_(moved)
-                self._present_damping = judgement.damping
-                self._cached = curvature if self.curvature.every > 1 else None
-                self._curvature_age = age
-                if self._moved is not None and self.curvature.sites is None:
+                if state.moved is not None and self.curvature.sites is None:
                     # The optimizer goes on from where the particles are, also those that stayed.
-                    self._moved.copy_(moved)
-            elif before is not None:
-                self._put_back(before)
+                    state.moved.copy_(moved)
+            else:
+                _put_back(state, before)
+        kept = curvature if self.curvature.every > 1 else None
+        following = state._replace(damping=judgement.damping, curvature=kept, curvature_age=age)
         info = {
             "solved": float(solution.solved),
             "residual": solution.residual,
@@ -261,40 +280,31 @@ class SVN(ParticleEngine):
         if self.damping.adapt:
             info["disagreement"] = judgement.disagreement
             info["accepted"] = float(judgement.accepted.double().mean())
-        return Update(loss, info, finite)
-
-    def _snapshot(self) -> tuple[Tensor, Any]:
-        assert self._optimizer is not None and self._moved is not None
-        return self._moved.detach().clone(), self._optimizer.snapshot()
-
-    def _put_back(self, before: tuple[Tensor, Any]) -> None:
-        assert self._optimizer is not None and self._moved is not None
-        self._moved.copy_(before[0])
-        self._optimizer.load_state_dict(before[1])
+        return Update(loss, info, finite, following)
 
     def _curvature(
-        self, plan: NewtonPlan, indices: Indices | None, data: Data
+        self, plan: NewtonPlan, state: NewtonState, indices: Indices | None, data: Data
     ) -> tuple[Curvature, int]:
         """The curvature of this step, and the steps that it has then served."""
-        if self._cached is not None and self._curvature_age < self.curvature.every:
-            return self._cached, self._curvature_age + 1
-        assert self._particles is not None
-        return plan.program.at(plan.target, self._particles, data, indices), 1
+        if state.curvature is not None and state.curvature_age < self.curvature.every:
+            return state.curvature, state.curvature_age + 1
+        return plan.program.at(plan.target, state.particles, data, indices), 1
 
-    def _moves(self, points: Tensor, moves: Tensor, scale: Tensor) -> Tensor:
+    def _moves(self, state: NewtonState, points: Tensor, moves: Tensor, scale: Tensor) -> Tensor:
         """Moves that are taken, shortened to the trust region."""
-        if self._optimizer is None or self.curvature.sites is not None:
+        if state.optimizer is None or self.curvature.sites is not None:
             size, steps = self.step_size, self.num_steps_taken
             moves = moves * (size(steps) if callable(size) else size)
         else:
-            assert self._moved is not None
-            self._optimizer.step({_NAME: -moves})
-            moves = self._moved.detach() - points
+            assert state.moved is not None
+            state.optimizer.step({_NAME: -moves})
+            moves = state.moved.detach() - points
         return within_radius(moves, scale, self.damping.trust_radius)
 
     def _judge(
         self,
         plan: NewtonPlan,
+        state: NewtonState,
         data: Data,
         score: ScoreEstimate,
         curvature: Curvature,
@@ -304,49 +314,62 @@ class SVN(ParticleEngine):
         """Which particles take their moves, and the next damping."""
         if not self.damping.adapt:
             taken = torch.ones(len(moves), dtype=torch.bool, device=moves.device)
-            return Judgement(taken, self._present_damping, 0.0)
-        assert self._particles is not None
+            return Judgement(taken, state.damping, 0.0)
         target, where, indices = plan.target, plan.program.coordinates, score.indices
         on_rows = () if indices is None else (indices,)
         own: Score | ScoreEstimate = score
         if not isinstance(plan.estimator, Minibatch | Full):
             # Noise and reduced variance are not of the density of the rows.
-            own = (target.score if on_rows else target.full_score)(self._particles, data, *on_rows)
-        proposed = self._particles.index_add(1, where, moves)
+            own = (target.score if on_rows else target.full_score)(state.particles, data, *on_rows)
+        proposed = state.particles.index_add(1, where, moves)
         gain = (own.score[:, where] * moves).sum(dim=1)
         loss = 0.5 * (moves * curvature.product(moves)).sum(dim=1)
         old = own.log_density(target.likelihood_temperature)
         new = (target.log_density if on_rows else target.full_log_density)(proposed, data, *on_rows)
-        return judge(gain, loss, old, new, self._present_damping, solved)
+        return judge(gain, loss, old, new, state.damping, solved)
 
-    def _move_others(self, plan: NewtonPlan, scores: Tensor) -> Tensor:
-        """The coordinates of other sites, moved along SVGD's direction by the optimizer."""
-        assert self._particles is not None
-        assert self._optimizer is not None and self._moved is not None
-        kernel, points = default_kernel(), self._particles[:, plan.others]
-        phi, _ = kernel.direction(kernel.init(points), points, scores[:, plan.others])
-        self._optimizer.step({_NAME: -phi})
-        return self._moved.detach()
-
-    def _algorithm_state(self) -> dict[str, Any]:
+    def _algorithm_state(self, state: NewtonState) -> dict[str, Any]:
         return {
-            "particles": self.particles,
-            "optimizer": None if self._optimizer is None else self._optimizer.state_dict(),
-            "damping": self._present_damping,
-            "curvature_age": self._curvature_age,
-            "curvature": None if self._cached is None else self._cached.as_tensors(),
+            **super()._algorithm_state(state),
+            "optimizer": None if state.optimizer is None else state.optimizer.state_dict(),
+            "damping": state.damping,
+            "curvature_age": state.curvature_age,
+            "curvature": None if state.curvature is None else state.curvature.as_tensors(),
         }
 
-    def _load_algorithm_state(self, state: dict[str, Any]) -> None:
-        self._load_particles(state["particles"])
-        assert self._particles is not None
-        if self._optimizer is not None and self._moved is not None:
+    def _load_algorithm_state(self, plan: Any, state: NewtonState, saved: dict[str, Any]) -> Any:
+        super()._load_algorithm_state(plan, state, saved)
+        if state.optimizer is not None and state.moved is not None:
             with torch.no_grad():
-                self._moved.copy_(self._particles[:, self.plan.others])
-            self._optimizer.load_state_dict(state["optimizer"])
-        self._present_damping, self._curvature_age = state["damping"], state["curvature_age"]
-        saved = state["curvature"]
-        self._cached = None if saved is None else Curvature.from_tensors(saved)
+                state.moved.copy_(state.particles[:, plan.others])
+            state.optimizer.load_state_dict(saved["optimizer"])
+        found = saved["curvature"]
+        return state._replace(
+            damping=saved["damping"],
+            curvature=None if found is None else Curvature.from_tensors(found),
+            curvature_age=saved["curvature_age"],
+        )
+
+
+def _snapshot(state: NewtonState) -> tuple[Tensor, Any] | None:
+    if state.optimizer is None or state.moved is None:
+        return None
+    return state.moved.detach().clone(), state.optimizer.snapshot()
+
+
+def _put_back(state: NewtonState, before: tuple[Tensor, Any] | None) -> None:
+    if before is not None and state.optimizer is not None and state.moved is not None:
+        state.moved.copy_(before[0])
+        state.optimizer.load_state_dict(before[1])
+
+
+def _move_others(plan: NewtonPlan, state: NewtonState, scores: Tensor) -> Tensor:
+    """The coordinates of other sites, moved along SVGD's direction by the optimizer."""
+    assert state.optimizer is not None and state.moved is not None
+    kernel, points = default_kernel(), state.particles[:, plan.others]
+    phi, _ = kernel.direction(kernel.init(points), points, scores[:, plan.others])
+    state.optimizer.step({_NAME: -phi})
+    return state.moved.detach()
 
 
 def _rows_of_a_step(estimator: GradientEstimator, target: LogDensity) -> Indices | None:

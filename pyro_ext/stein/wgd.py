@@ -65,9 +65,8 @@ class WGD(KernelEngine):
             )
 
     def _direction(
-        self, plan: KernelPlan, particles: Tensor, scores: Tensor
+        self, plan: KernelPlan, state: KernelState, particles: Tensor, scores: Tensor
     ) -> tuple[Tensor, KernelState]:
-        state = self._kernel_state
         density = plan.kernel.gram(state, particles).sum(dim=1, keepdim=True)
         # Without scores the Stein direction is 1/P sum_j grad_{z_j} k(z_j, z_i), which is minus
         # the gradient by z_i where k depends on the difference alone.

@@ -20,7 +20,6 @@ from tests.curvature_support import (
     key_of,
     mixture_fisher,
     output_of_pyro,
-    room_of,
     root_and_scores,
 )
 
@@ -89,7 +88,7 @@ def test_probabilities_that_do_not_sum_to_one(backend: Any) -> None:
 
         site = {"fn": fn, "value": 1, "scale": None, "name": "y", "cond_indep_stack": []}
         point = output_of(site)
-    found = room_of(backend).fisher_root(point, {"probs": probs}, *key_of(backend))
+    found = backend.room("curvature").fisher_root(point, {"probs": probs}, *key_of(backend))
     np.testing.assert_allclose(backend.numpy(found), 0.0, atol=1e-12)
 
 
@@ -203,7 +202,7 @@ def naive(z: np.ndarray, x: np.ndarray, factor: float) -> np.ndarray:
 def test_gauss_newton_is_the_naive_product(
     backend: Any, batch: int | None, temperature: float
 ) -> None:
-    host, dist, xp, room = backend.host, backend.dist, backend.xp, room_of(backend)
+    host, dist, xp, room = backend.host, backend.dist, backend.xp, backend.room("curvature")
 
     def model(x: Any, y: Any, c: Any, batch: int | None = None) -> None:
         """Two sites in a plate, one of them heteroscedastic, and one site outside."""
@@ -242,7 +241,7 @@ def test_gauss_newton_is_the_naive_product(
 
 @pytest.mark.parametrize("batch", [None, 5])
 def test_merged_rows_have_the_same_products(backend: Any, batch: int | None) -> None:
-    host, dist, xp, room = backend.host, backend.dist, backend.xp, room_of(backend)
+    host, dist, xp, room = backend.host, backend.dist, backend.xp, backend.room("curvature")
 
     def model(x: Any, y: Any, batch: int | None = None) -> None:
         """Two responses for each row, with parameters shared by all rows or by all elements."""
@@ -299,7 +298,7 @@ def test_rows_that_depend_on_each_other_are_not_taken_apart(backend: Any) -> Non
     x[0] = 0.0
     target, data = backend.target(model, (backend.array(x),))
     position, indices = backend.array([0.3, -0.2]), {"N": backend.array(CHOSEN)}
-    structure = room_of(backend).row_structure(target, position, data, indices)
+    structure = backend.room("curvature").row_structure(target, position, data, indices)
     assert structure.by_row == {"apart", "large"}
 
 
@@ -315,7 +314,7 @@ def test_batches_of_one_row_do_not_hide_rows_that_depend_on_each_other(backend: 
 
     target, data = backend.target(model, (backend.array(X), 1))
     position = backend.array([0.3, -0.2])
-    structure = room_of(backend).row_structure(target, position, data, target.first_rows())
+    structure = backend.room("curvature").row_structure(target, position, data, target.first_rows())
     assert structure.by_row == {"apart"}
     assert set(structure.repeated) == {"centred", "apart"}
 
@@ -355,7 +354,7 @@ def test_masks_scales_and_declared_dimensions(backend: Any) -> None:
 
 
 def test_a_program_without_observations_has_no_whitened_outputs(backend: Any) -> None:
-    host, dist, xp, room = backend.host, backend.dist, backend.xp, room_of(backend)
+    host, dist, xp, room = backend.host, backend.dist, backend.xp, backend.room("curvature")
 
     def model() -> None:
         host.sample("z", dist.Normal(xp.zeros(2), 1.0).to_event(1))
@@ -371,7 +370,7 @@ def test_a_program_without_observations_has_no_whitened_outputs(backend: Any) ->
 
 @pytest.mark.parametrize("kind", ["independent", "hierarchical"])
 def test_prior_curvature_is_the_clipped_hessian(backend: Any, kind: str) -> None:
-    host, dist, xp, room = backend.host, backend.dist, backend.xp, room_of(backend)
+    host, dist, xp, room = backend.host, backend.dist, backend.xp, backend.room("curvature")
 
     def independent() -> None:
         scales = backend.array([1.0, 2.0, 0.5])

@@ -9,7 +9,7 @@ import pytest
 
 from ppl_ext.errors import ArgumentError
 from tests.backends import PACKAGES, backend_of, use_float64
-from tests.curvature_support import assert_is_fisher, gauss_newton, room_of, root_and_scores
+from tests.curvature_support import assert_is_fisher, gauss_newton, root_and_scores
 
 use_float64()
 
@@ -75,7 +75,7 @@ def test_gauss_newton_matrices_of_both_packages_agree(batch: int | None) -> None
 
 def gauss_newton_of(backend: Any, batch: int | None) -> tuple[np.ndarray, Any, Any]:
     """The matrix at a position, and which sites have rows that repeat or are apart."""
-    generator, room = np.random.default_rng(0), room_of(backend)
+    generator, room = np.random.default_rng(0), backend.room("curvature")
     x, counts = generator.normal(size=(9, 3)), generator.poisson(3.0, size=9).astype(float)
     data = backend.arrays((x, counts, counts.astype(int) % 3))
     target, bound = backend.target(predictor(backend), data, {"batch": batch})
@@ -129,7 +129,7 @@ def base_of(backend: Any) -> Any:
 
 
 def test_a_distribution_of_the_user(backend: Any) -> None:
-    dist, room = backend.dist, room_of(backend)
+    dist, room = backend.dist, backend.room("curvature")
 
     class Shifted(base_of(backend)):  # type: ignore[misc]
         arg_constraints = {"shift": dist.constraints.real}  # noqa: RUF012
@@ -189,31 +189,7 @@ def test_arguments_that_are_lost_are_noticed(backend: Any) -> None:
         gauss_newton(backend, model, np.zeros(1))
 
 
-# -- Pyro alone ------------------------------------------------------------------------------------
-
-
-def test_series_of_pyro_are_refused_by_name() -> None:
-    """Of a hidden Markov model, as none of NumPyro's distributions is."""
-    pytest.importorskip("torch")
-    backend = backend_of("pyro")
-    pyro, dist, xp = backend.host, backend.dist, backend.xp
-
-    def series() -> None:
-        loc = pyro.sample("loc", dist.Normal(xp.zeros(2), 1.0).to_event(1))
-        hidden = dist.DiscreteHMM(xp.zeros(2), xp.zeros(2, 2), dist.Normal(loc, 1.0))
-        pyro.sample("y", hidden, obs=xp.zeros(5))
-
-    expected = (
-        "Site 'y': expected a distribution whose .* found DiscreteHMM.*register_output_fisher"
-    )
-    with pytest.raises(ArgumentError, match=expected):
-        gauss_newton(backend, series, np.zeros(2))
-
-
-def test_parameters_that_no_element_has_alone_are_noticed_by_pyro() -> None:
-    """NumPyro broadcasts all parameters to the batch shape, and JAX says that these do not fit."""
-    pytest.importorskip("torch")
-    backend = backend_of("pyro")
+def test_parameters_that_no_element_has_alone_are_noticed(backend: Any) -> None:
     host, dist, xp = backend.host, backend.dist, backend.xp
 
     class Profile(base_of(backend)):  # type: ignore[misc]
@@ -240,10 +216,31 @@ def test_parameters_that_no_element_has_alone_are_noticed_by_pyro() -> None:
         gauss_newton(backend, model, np.zeros(1))
 
 
+# -- Pyro alone ------------------------------------------------------------------------------------
+
+
+def test_series_of_pyro_are_refused_by_name() -> None:
+    """Of a hidden Markov model, as none of NumPyro's distributions is."""
+    pytest.importorskip("torch")
+    backend = backend_of("pyro")
+    pyro, dist, xp = backend.host, backend.dist, backend.xp
+
+    def series() -> None:
+        loc = pyro.sample("loc", dist.Normal(xp.zeros(2), 1.0).to_event(1))
+        hidden = dist.DiscreteHMM(xp.zeros(2), xp.zeros(2, 2), dist.Normal(loc, 1.0))
+        pyro.sample("y", hidden, obs=xp.zeros(5))
+
+    expected = (
+        "Site 'y': expected a distribution whose .* found DiscreteHMM.*register_output_fisher"
+    )
+    with pytest.raises(ArgumentError, match=expected):
+        gauss_newton(backend, series, np.zeros(2))
+
+
 def test_eigenvalues_of_a_matrix_that_is_not_finite_with_torch() -> None:
     """One particle that is lost must not take the others with it, as torch's own would."""
     torch = pytest.importorskip("torch")
-    room = room_of(backend_of("pyro"))
+    room = backend_of("pyro").room("curvature")
     matrices = torch.eye(3).repeat(2, 1, 1) * torch.tensor([2.0, torch.nan])[:, None, None]
     values, vectors = room.symmetric_eigen(matrices)
     np.testing.assert_allclose(values[0], 2.0)

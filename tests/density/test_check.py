@@ -4,40 +4,16 @@ words where it has any, with what to do.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ppl_ext.errors import ArgumentError, ModelCheckError
-from tests.density_support import rows
-
-HOST_ERRORS = (ValueError, RuntimeError, NotImplementedError, TypeError, AssertionError)
+from ppl_ext.errors import ArgumentError
+from tests.density_support import host_words, our_words, rows
 
 Build = Callable[[Any], Callable[..., None]]
-
-
-def host_words(backend: Any, model: Any, *args: Any) -> str:
-    """First line of what the host's own guide says to a model; its warnings are not the point."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(HOST_ERRORS) as raised:
-            if backend.name == "pyro":
-                backend.host.infer.autoguide.AutoDiagonalNormal(model)(*args)
-            else:
-                from numpyro import handlers
-                from numpyro.infer.autoguide import AutoDiagonalNormal
-
-                handlers.seed(AutoDiagonalNormal(model), backend.key())(*args)
-    return str(raised.value).split("\n")[0]
-
-
-def our_words(backend: Any, model: Any, *args: Any, **options: Any) -> str:
-    with pytest.raises((ModelCheckError, ArgumentError)) as raised:
-        backend.target(model, args, **options)
-    return str(raised.value)
 
 
 def discrete(backend: Any) -> Callable[..., None]:

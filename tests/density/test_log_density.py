@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ppl_ext.errors import ArgumentError, ModelCheckError
+from ppl_ext.errors import ArgumentError, HeldParameterWarning, ModelCheckError
 from tests.backends import use_float64
-from tests.density_support import constraints, effects, positions, rows, strategies
+from tests.density_support import positions, rows, single_precision, strategies
 
 use_float64()
 
@@ -101,7 +101,7 @@ def test_prior_and_likelihood_are_split_by_kind_of_site(backend: Any) -> None:
 
 
 def test_nested_plates_scale_mask_and_factor(backend: Any) -> None:
-    host, dist, handlers = backend.host, backend.dist, effects(backend)
+    host, dist, handlers = backend.host, backend.dist, backend.handlers
 
     def model(y: Any) -> None:
         mean = host.sample("mean", dist.Normal(0.0, 1.0))
@@ -143,7 +143,7 @@ def test_masked_latents_have_masked_jacobians(backend: Any) -> None:
     keep = np.array([True, False, True])
 
     def model() -> None:
-        with backend.host.plate("rows", 3), effects(backend).mask(mask=backend.array(keep)):
+        with backend.host.plate("rows", 3), backend.handlers.mask(mask=backend.array(keep)):
             backend.host.sample("a", backend.dist.LogNormal(0.0, 1.0))
 
     target, data = backend.target(model)
@@ -365,7 +365,7 @@ def test_improper_uniform_is_a_latent_like_any_other(backend: Any) -> None:
     host, dist, y = backend.host, backend.dist, np.array([1.0, 2.0, 0.5])
 
     def model(y: Any) -> None:
-        z = host.sample("z", dist.ImproperUniform(constraints(backend).positive, (), ()))
+        z = host.sample("z", dist.ImproperUniform(backend.dist.constraints.positive, (), ()))
         with host.plate("N", len(y)):
             host.sample("y", dist.Normal(z, 1.0), obs=y)
 
@@ -374,3 +374,127 @@ def test_improper_uniform_is_a_latent_like_any_other(backend: Any) -> None:
     u = np.array([[0.4], [-0.2]])
     expected = np.sum(y - np.exp(u), axis=1, keepdims=True) * np.exp(u) + 1.0  # + Jacobian's
     close(backend, target.score(backend.array(u), data).score, expected)
+
+
+def test_parameters_without_a_prior_are_held_with_a_warning(backend: Any) -> None:
+    host, dist, shift = backend.host, backend.dist, backend.array(np.array([3.0, 0.5]))
+
+    def model(y: Any) -> None:
+        held = host.param("shift", shift if backend.is_pyro else lambda key: shift)
+        z = host.sample("z", dist.Normal(held[0], 1.0))
+        host.sample("y", dist.Normal(z + held[1], 1.0), obs=y)
+
+    if backend.is_pyro:
+        host.param("other", backend.array(5.0))
+    with pytest.warns(HeldParameterWarning, match="shift"):
+        target, data = backend.target(model, (backend.array(0.3),))
+    z, expected = backend.array(np.array([[0.9]])), [[-(0.9 - 3.0) + (0.3 - 0.9 - 0.5)]]
+    close(backend, target.score(z, data).score, expected)
+    if backend.is_pyro:
+        # The store is left alone.
+        assert list(host.get_param_store()) == ["other"]
+        return
+    other = target.with_held({"shift": backend.array(np.array([1.0, 2.0]))})
+    close(backend, other.score(z, data).score, [[-(0.9 - 1.0) + (0.3 - 0.9 - 2.0)]])
+    close(backend, target.score(z, data).score, expected)
+    with pytest.raises(ArgumentError, match="shift"):
+        target.with_held({})
+
+
+def test_float32_where_that_is_the_hosts_default(backend: Any) -> None:
+    host, dist = backend.host, backend.dist
+
+    def scalars(y: Any) -> None:
+        scale = host.sample("scale", dist.HalfNormal(2.0))
+        host.sample("y", dist.Normal(0.0, 2.0 * scale).expand([3]).to_event(1), obs=y)
+
+    scale = np.exp(0.3)
+    by_hand = -(scale**2) / 4 + 1 - 3 + 5.01 / (4 * scale**2)
+    with single_precision(backend):
+        target, data = backend.target(scalars, (backend.array(np.array([0.1, -1.0, 2.0])),))
+        score = target.score(backend.array(np.array([[0.3]])), data).score
+        np.testing.assert_allclose(backend.numpy(score), [[by_hand]], rtol=1e-5)
+        target, data = local_target(backend, data_chunk=7)
+        z = target.initial_positions(2, backend.key(1), data)
+        found = backend.numpy(target.full_score(z, data).score)
+        z = backend.numpy(z)
+        assert backend.numpy(score).dtype == z.dtype == found.dtype == np.float32
+    target, data = local_target(backend)
+    exact = backend.numpy(target.full_score(backend.array(z.astype(float)), data).score)
+    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4 * np.abs(exact).max())
+
+
+def test_outputs_are_the_observed_distributions_and_differentiable(backend: Any) -> None:
+    target, data = local_target(backend)
+    chosen = np.array([1, 2, 3, 5, 8])
+    indices, z = rows(backend, N=chosen), backend.array(positions(target, 1)[0])
+
+    def locations(z: Any) -> Any:
+        return target.outputs(z, data, indices)["y"].parameters["loc"]
+
+    output = target.outputs(z, data, indices)["y"]
+    assert output.distribution.__name__ == "Normal"
+    assert float(output.scale) == 4.0 and output.event_dim == 0
+    close(backend, output.value, Y[chosen])
+    expected = np.exp(backend.numpy(target.layout.split(z)["weight"]))[chosen] * X[chosen]
+    close(backend, output.parameters["loc"], expected)
+    jacobian = backend.numpy(backend.transforms.jacrev(locations)(z))
+    jacobian = jacobian[:, target.layout.slices["weight"]][:, chosen]
+    close(backend, jacobian, np.diag(expected))
+
+
+def test_outputs_name_the_parameters_that_the_model_chose(backend: Any) -> None:
+    host, dist, xp = backend.host, backend.dist, backend.xp
+    one, classes = backend.array(1.0), backend.array(np.array([0, 1, 1]))
+
+    def model() -> None:
+        a = host.sample("a", dist.Normal(0.0, 1.0))
+        host.sample("u", dist.Bernoulli(logits=a), obs=one)
+        host.sample("v", dist.Bernoulli(probs=1.0 / (1.0 + xp.exp(-a))), obs=one)
+        both = dist.Categorical(logits=xp.stack([a, 2 * a]))
+        host.sample("w", both.expand([3]).to_event(1).mask(True), obs=classes)
+
+    target, data = backend.target(model)
+    outputs = target.outputs(backend.array(np.array([0.7])), data)
+    found = {name: list(output.parameters) for name, output in outputs.items()}
+    assert found == {"u": ["logits"], "v": ["probs"], "w": ["logits"]}
+    assert outputs["w"].event_dim == 1
+
+
+def test_outputs_rebuild_the_likelihood(backend: Any) -> None:
+    host, dist, xp, x = (
+        backend.host,
+        backend.dist,
+        backend.xp,
+        np.random.default_rng(0).normal(size=(6, 2)),
+    )
+    keep = np.array([True, False, True])
+
+    def model(x: Any, batch: int | None = None) -> None:
+        w = host.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        host.factor("pull", -(w**4).sum())
+        with host.plate("N", len(x), subsample_size=batch) as i:
+            logits = x[i] * w
+            host.sample("b", dist.Bernoulli(logits=logits).to_event(1), obs=xp.ones_like(logits))
+        with backend.handlers.mask(mask=backend.array(keep)):
+            n = dist.Normal(w[0], xp.exp(w[1])).expand([3])
+            host.sample("n", n, obs=backend.array(np.arange(3.0)))
+
+    target, data = backend.target(model, (backend.array(x), 2))
+    z, indices = backend.array(np.array([0.3, -0.2])), rows(backend, N=[1, 4])
+    outputs = target.outputs(z, data, indices)
+    assert set(outputs) == {"b", "n"}
+    b, n = outputs["b"], outputs["n"]
+    assert b.event_dim == 1 and float(b.scale) == 3.0
+    close(backend, b.parameters["logits"], x[[1, 4]] * [0.3, -0.2])
+    assert n.distribution.__name__ == "Normal" and n.parameters["scale"].shape == (3,)
+    np.testing.assert_array_equal(backend.numpy(n.mask), keep)
+    by_row, by_element = (
+        backend.numpy(each.distribution(**each.parameters).log_prob(each.value)) for each in (b, n)
+    )
+    _, likelihood = target.log_prior_and_likelihood(z[None], data, indices)
+    close(backend, likelihood[0], 3.0 * by_row.sum() + by_element[keep].sum())
+    batched = backend.transforms.vmap(
+        lambda z: target.outputs(z, data, indices)["n"].parameters["loc"]
+    )
+    assert batched(backend.array(np.zeros((5, 2)))).shape == (5, 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from tests import arviz_support
 from tests.backends import from_zoo
 from tests.diagnostics_support import N
+from tests.engine_support import Verbs
 
 
 class Host:
@@ -21,14 +21,8 @@ class Host:
 
     def __init__(self, backend: Any) -> None:
         self.backend, self.public = backend, backend.public
-        self.host = importlib.import_module(backend.name)
-        self.dist = importlib.import_module(f"{backend.name}.distributions")
-        self.autoguide = importlib.import_module(f"{backend.name}.infer.autoguide")
-        self.guides = importlib.import_module(f"{backend.public.__name__}.guides")
-        handlers = {"pyro": "pyro.poutine", "numpyro": "numpyro.handlers"}[backend.name]
-        self.handlers = importlib.import_module(handlers)
-        arrays = {"pyro": "torch", "numpyro": "jax.numpy"}[backend.name]
-        self.array_library = importlib.import_module(arrays)
+        self.host, self.dist, self.handlers = backend.host, backend.dist, backend.handlers
+        self.autoguide, self.guides = backend.autoguide, backend.room("guides")
 
     def seed(self, seed: int) -> dict[str, Any]:
         """The option that makes draws repeat."""
@@ -62,7 +56,7 @@ class Host:
     def positive(self) -> None:
         """A Normal of which one half has density zero."""
         z = self.host.sample("z", self.dist.Normal(self.backend.array([0.0]), 1.0).to_event(1))
-        size = self.array_library.where(z > 0, 0.0, -np.inf)
+        size = self.backend.xp.where(z > 0, 0.0, -np.inf)
         self.host.factor("positive", size.sum())
 
     def guide(self, model: Any, mean: Any, scale: Any, *args: Any) -> tuple[Any, ...]:
@@ -110,16 +104,15 @@ class Host:
         self, num: int, *args: Any, steps: int = 0, model: Any = None, **kwargs: Any
     ) -> tuple[Any, ...]:
         """SVGD of the conjugate or another model, set up or run, and in NumPyro its result."""
+        seeds = {"seed": 0} if self.backend.is_pyro else {}
         model, adam = model or self.conjugate, self.backend.adam(0.1)
-        if self.backend.name == "pyro":
-            engine = self.public.SVGD(model, adam, num_particles=num, seed=0)
-            engine.setup(*args, **kwargs)
-            if steps:
-                engine.run(steps, *args, progress_bar=False, **kwargs)
+        engine = self.public.SVGD(model, adam, num_particles=num, **seeds)
+        verbs = Verbs(self.backend, args, **kwargs)
+        if self.backend.is_pyro and not steps:
+            verbs.start(engine)
             return (engine,)
-        engine = self.public.SVGD(model, adam, num_particles=num)
-        key = self.backend.key()
-        return engine, engine.run(key, steps, *args, progress_bar=False, **kwargs)
+        _, run = verbs.run(engine, steps)
+        return (engine,) if self.backend.is_pyro else (engine, run)
 
     def draws(self, fit: tuple[Any, ...]) -> dict[str, np.ndarray]:
         """What an engine draws, by site."""

@@ -93,7 +93,7 @@ def test_deterministic_sites_are_on_all_rows(host) -> None:
 
 def test_deterministic_values_that_depend_on_the_rows_outside_a_plate(host, backend) -> None:
     primitives, normal = host.host, host.dist.Normal
-    stack = host.array_library.stack
+    stack = host.backend.xp.stack
 
     def model(y: Any, subsample_size: int | None = None) -> None:
         mu = primitives.sample("mu", normal(0.0, 1.0))

@@ -30,7 +30,7 @@ ETA = DRAWS["w"] @ X.T
 @pytest.fixture
 def given(host, backend) -> SimpleNamespace:
     """The host's arrays and models of them."""
-    sample, plate, dist, numbers = host.host.sample, host.host.plate, host.dist, host.array_library
+    sample, plate, dist, numbers = host.host.sample, host.host.plate, host.dist, host.backend.xp
 
     def weights() -> Any:
         return sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))

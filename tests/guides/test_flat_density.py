@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 
 from ppl_ext.errors import ArgumentError
 from tests import guides_support
-from tests.guides_support import face_of, normal
+from tests.backends import use_float64
+from tests.guides_support import DIM, face_of, model_of, normal
 
-jax.config.update("jax_enable_x64", True)
-torch.set_default_dtype(torch.float64)
+use_float64()
 
 NORMALS = ["AutoDiagonalNormal", "AutoMultivariateNormal", "AutoLowRankMultivariateNormal"]
 EVALUABLE = [*NORMALS, "AutoIAFNormal"]
+#: Of the sites of :func:`tests.guides_support.model_of`.
 SHAPES = {"z": (2,), "a": (), "p": (2,)}
-DIM = 5
-
-
-@cache
-def model_of(package: str) -> Any:
-    """Sites on purpose not in alphabetical order, with transforms that change the shape."""
-    face = face_of(package)
-    host, dist = face.host, face.dist
-
-    def model() -> None:
-        host.sample("z", dist.Normal(face.zeros(2), 1.0).to_event(1))
-        host.sample("a", dist.LogNormal(0.0, 1.0))
-        host.sample("p", dist.Dirichlet(face.ones(3)))
-
-    return model
 
 
 def layout_of(face: Any, shapes: dict[str, tuple[int, ...]]) -> Any:
-    module = importlib.import_module(f"{face.backend.public.__name__}.density.layout")
-    return module.Layout(tuple(shapes), shapes)
+    return face.backend.room("density.layout").Layout(tuple(shapes), shapes)
 
 
 @cache
@@ -133,6 +115,53 @@ def test_set_moments_is_the_inverse_of_moments(face: Any) -> None:
         density.moments(density.initial_parameters())
 
 
+@pytest.mark.parametrize("name", NORMALS[:2])
+def test_prefix_and_constraints_of_the_guide_are_honoured(face: Any, name: str) -> None:
+    constraints = face.dist.constraints
+    given, options = {"scale_constraint": constraints.positive}, {}
+    if not face.backend.is_pyro:
+        given["scale_tril_constraint"] = constraints.lower_cholesky
+        options["prefix"] = "mine"
+    guide = type("Exponential", (getattr(face.autoguide, name),), given)
+    density = face.density(guide(model_of(face.name), **options))
+    parameters = random_parameters(face, density)
+    if face.backend.is_pyro:
+        scale = face.numpy(density.moments(parameters))[1]
+        diagonal = scale if scale.ndim == 1 else np.diag(scale)
+        np.testing.assert_allclose(diagonal, np.exp(face.numpy(parameters["scale_unconstrained"])))
+    else:
+        assert all(name.startswith("mine_") for name in parameters)
+    theta = normal(1, 3, DIM)
+    expected = face.call(face.automatic(density.guide).score, parameters, theta)
+    np.testing.assert_allclose(face.call(density.score, parameters, theta), expected, rtol=1e-8)
+    guides_support.check_residual_gradient(face, density, parameters)
+
+
+@pytest.mark.parametrize("score", [-1e-3, -1e3, 1e3])
+@pytest.mark.parametrize("unconstrained", [-3.0, 0.0])
+def test_the_bound_on_gradients_holds_at_the_end_of_its_reach(
+    face: Any, score: float, unconstrained: float
+) -> None:
+    """Where the draws are at the mean, so that only the reach takes residuals away from zero."""
+    density, reach = density_of(face.name, "AutoDiagonalNormal"), 1.0
+    assert isinstance(density, face.guides.DiagonalNormalDensity)
+    loc, scale = sorted(density.initial_parameters())
+    middle, wide = np.linspace(-1.0, 1.0, DIM), np.linspace(unconstrained, unconstrained + 2.0, DIM)
+    theta, scores = face.array(np.tile(middle, (2, 1))), face.array(np.full((2, DIM), score))
+    parameters = face.arrays({loc: middle, scale: wide})
+    bound = float(density.largest_gradient(parameters, theta, scores, reach))
+    largest = 0.0
+    for side in (-reach, reach):
+        near = face.arrays({loc: middle + side, scale: wide - reach})
+        _, gradient = density.mean_square_residual(near, theta, scores)
+        found = list(face.numpy(gradient).values())
+        if face.backend.is_pyro:
+            residual, gradient = density.residual_gradient(near, theta, scores)
+            found += [face.numpy(residual), *face.numpy(gradient).values()]
+        largest = max(largest, *(np.abs(each).max() for each in found))
+    assert largest <= bound < 10.0 * largest
+
+
 @pytest.mark.parametrize("name", NORMALS)
 def test_parameters_are_usable_in_the_host_afterwards(face: Any, name: str) -> None:
     density, model = density_of(face.name, name), model_of(face.name)
@@ -181,6 +210,22 @@ def test_guides_without_a_flat_density_are_refused_by_name(face: Any) -> None:
         assert "Use AutoDiagonalNormal, AutoMultivariateNormal" in message
     with pytest.raises(ArgumentError, match=r"Expected an autoguide object.*found model"):
         face.density(model_of(face.name))
+
+
+def test_flows_that_cannot_be_inverted_are_refused(face: Any) -> None:
+    if face.backend.is_pyro:
+        from pyro.distributions.transforms import block_autoregressive, iterated
+
+        block = partial(iterated, 1, block_autoregressive)
+        flow = type("AutoBlock", (face.autoguide.AutoNormalizingFlow,), {})
+        guide = flow(model_of(face.name), block)
+    else:
+        flow = type("AutoBlock", (face.autoguide.AutoBNAFNormal,), {})
+        guide = flow(model_of(face.name), num_flows=1)
+        # The host's class is refused by name before it comes to that.
+        face.guides.register_flat_density(flow)(type("Automatic", (face.guides.FlatDensity,), {}))
+    with pytest.raises(ArgumentError, match="AutoBlock, which cannot be inverted"):
+        face.density(guide)
 
 
 def test_registry_is_open(face: Any) -> None:

@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import torch
@@ -16,10 +15,10 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.guides.layouts import Layer, find_layers
 from ppl_ext.score import GradientSteps
 from tests import guides_support
+from tests.backends import use_float64
 from tests.guides_support import face_of
 
-jax.config.update("jax_enable_x64", True)
-torch.set_default_dtype(torch.float64)
+use_float64()
 
 DIM, RANK = 11, 2
 #: Of which coordinate each layer is made; the first layer is in two pieces.

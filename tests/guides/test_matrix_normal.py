@@ -6,7 +6,6 @@ import math
 from functools import cache
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import torch
@@ -15,10 +14,10 @@ from scipy import linalg, stats
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guides.layouts import Blocks, MatrixBlock, find_blocks
 from tests import arviz_support, guides_support
+from tests.backends import use_float64
 from tests.guides_support import face_of, normal
 
-jax.config.update("jax_enable_x64", True)
-torch.set_default_dtype(torch.float64)
+use_float64()
 
 BLOCKS = Blocks(
     (MatrixBlock("w", slice(1, 7), (3, 2)), MatrixBlock("p", slice(7, 15), (2, 4))),
@@ -268,17 +267,6 @@ def test_order_of_the_matrices_is_the_hosts(face: Any) -> None:
     posterior = face.posterior(density, parameters)
     found = face.numpy(posterior.log_prob(face.array(theta)))
     np.testing.assert_allclose(found, expected, rtol=1e-10)
-
-
-def test_dtype() -> None:
-    face = face_of("pyro")
-    guide = face.guides.AutoMatrixNormal(model_of("pyro"))
-    density = face.guides.flat_density(guide, dtype=torch.float32)
-    parameters = density.initial_parameters()
-    theta = density.sample(parameters, torch.Generator().manual_seed(0), 3)
-    assert theta.dtype == density.score(parameters, theta).dtype == torch.float32
-    assert density.log_prob(parameters, theta).dtype == torch.float32
-    assert density.guide.get_posterior().sample().dtype == torch.float32
 
 
 @pytest.mark.parametrize("init_scale", [0, -1.0, math.inf, math.nan, "0.1", True, None])

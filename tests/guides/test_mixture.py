@@ -15,10 +15,10 @@ from scipy import optimize, special, stats
 
 from ppl_ext.errors import ArgumentError
 from tests import arviz_support, guides_support
+from tests.backends import use_float64
 from tests.guides_support import face_of, normal
 
-jax.config.update("jax_enable_x64", True)
-torch.set_default_dtype(torch.float64)
+use_float64()
 
 COVARIANCES = ["diag", "full", "low_rank"]
 DIM, COMPONENTS, RANK = 3, 4, 2

@@ -6,7 +6,6 @@ import math
 from functools import cache
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import torch
@@ -15,30 +14,24 @@ from scipy import optimize, stats
 from ppl_ext.errors import ArgumentError
 from ppl_ext.score import GradientSteps
 from tests import arviz_support, guides_support
+from tests.backends import use_float64
 from tests.guides_support import face_of, normal
 
-jax.config.update("jax_enable_x64", True)
-torch.set_default_dtype(torch.float64)
+use_float64()
 
-FLOWS, DIM = 3, 5
+FLOWS, DIM = 3, guides_support.DIM
 
 
 @cache
 def model_of(package: str, dim: int = DIM) -> Any:
-    """Sites on purpose not in alphabetical order, with transforms that change the shape; or, for
-    another number of coordinates, one site."""
+    """The model of several sites; or, for another number of coordinates, one site."""
     face = face_of(package)
     host, dist = face.host, face.dist
-
-    def model() -> None:
-        host.sample("z", dist.Normal(face.zeros(2), 1.0).to_event(1))
-        host.sample("a", dist.LogNormal(0.0, 1.0))
-        host.sample("p", dist.Dirichlet(face.ones(3)))
 
     def plain() -> None:
         host.sample("x", dist.Normal(face.zeros(dim), 1.0).to_event(1))
 
-    return model if dim == DIM else plain
+    return guides_support.model_of(package) if dim == DIM else plain
 
 
 def bent_values(dim: int) -> dict[str, np.ndarray]:
@@ -394,18 +387,6 @@ def test_start_is_close_to_a_normal_of_the_initial_scale(face: Any, dim: int) ->
         again = face.numpy(face.density(guide, seed=seed).initial_parameters())
         name = f"{prefix}weight"
         assert np.array_equal(again[name], start[name]) is same
-
-
-def test_dtype() -> None:
-    face = face_of("pyro")
-    guide = face.guides.AutoPlanarFlow(model_of("pyro"))
-    density = face.guides.flat_density(guide, dtype=torch.float32)
-    parameters = density.initial_parameters()
-    theta = density.sample(parameters, torch.Generator().manual_seed(0), 3)
-    assert theta.dtype == density.score(parameters, theta).dtype == torch.float32
-    assert density.log_prob(parameters, theta).dtype == torch.float32
-    posterior = density.guide.get_posterior()
-    assert posterior.log_prob(posterior.sample()).dtype == torch.float32
 
 
 def test_medians_and_quantiles_are_refused_with_what_to_do(face: Any) -> None:

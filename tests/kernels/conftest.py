@@ -10,8 +10,4 @@ import pytest
 @pytest.fixture
 def kernels(backend: Any) -> Any:
     """The room of each package."""
-    if backend.name == "pyro":
-        import pyro_ext.kernels as room
-    else:
-        import numpyro_ext.kernels as room
-    return room
+    return backend.room("kernels")

@@ -289,6 +289,41 @@ class TestDirection:
         np.testing.assert_allclose(backend.numpy(found), gram, rtol=1e-7)
 
 
+class TestHostKernels:
+    def made(self, backend, kernels):
+        """Wrapped: a kernel of all coordinates together, and one of a kernel for each."""
+        if backend.is_pyro:
+            from pyro.infer.svgd import RBFSteinKernel
+
+            modes = ("multivariate", "univariate")
+            return [kernels.HostKernel(RBFSteinKernel(), mode=mode) for mode in modes]
+        from numpyro.contrib.einstein import RBFKernel
+
+        return [kernels.HostKernel(RBFKernel(mode=mode)) for mode in ("norm", "vector")]
+
+    def test_coincident_and_single_particles(self, backend, kernels):
+        particles, scores = cloud(6, 3)
+        for kernel in self.made(backend, kernels):
+            for equal in (2, 5, 6):
+                together = particles.copy()
+                together[:equal] = together[0]
+                phi = direction(backend, kernel, together, scores)
+                assert np.isfinite(phi).all()
+            np.testing.assert_allclose(phi, np.broadcast_to(scores.mean(0), scores.shape))
+            phi = direction(backend, kernel, particles[:1], scores[:1])
+            np.testing.assert_allclose(phi, scores[:1])
+
+    def test_wrapped_or_refused(self, backend, kernels):
+        whole, by_coordinate = self.made(backend, kernels)
+        assert kernels.as_kernel(whole.kernel).kernel is whole.kernel
+        particles = backend.array(cloud(4, 3)[0])
+        words = "one kernel for each coordinate" if backend.is_pyro else "no single Gram matrix"
+        with pytest.raises(ArgumentError, match=words):
+            by_coordinate.gram(by_coordinate.init(particles), particles)
+        with pytest.raises(ArgumentError, match="SteinKernel"):
+            kernels.HostKernel(kernels.RBF())
+
+
 def test_descriptions_are_readable_and_the_same_in_every_process(backend, kernels) -> None:
     RBF, Linear = kernels.RBF, kernels.Linear
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,123 +16,56 @@ from scipy.stats import betabinom
 
 from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import ArgumentError
+from tests.backends import use_float64
+from tests.density_support import strategies
 from tests.guides_support import face_of
+from tests.stein_support import Run, optimizer
 
-jax.config.update("jax_enable_x64", True)
-torch.set_default_dtype(torch.float64)
+use_float64()
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(40, 3))
 Y = X @ np.array([1.0, -0.5, 0.3]) + 0.4 * GENERATOR.normal(size=40)
 
 
-@pytest.fixture
-def face(backend: Any) -> Any:
-    """A host's statements, arrays and derivatives."""
-    return face_of(backend.name)
-
-
-def room(face: Any, name: str) -> Any:
-    return importlib.import_module(f"{face.backend.public.__name__}.{name}")
-
-
-def adam(face: Any, rate: float = 0.1, steps: int = 10) -> Any:
-    """Adam, whose rate falls along a cosine."""
-    if face.name == "numpyro":
-        import optax
-
-        return optax.adam(optax.cosine_decay_schedule(rate, steps))
-    options = {"optimizer": torch.optim.Adam, "optim_args": {"lr": rate}, "T_max": steps}
-    return face.host.optim.CosineAnnealingLR(options)
-
-
 def start_at(face: Any, values: dict[str, Any]) -> Any:
     """Initial values by site."""
     given = {name: face.array(np.asarray(value)) for name, value in values.items()}
-    initialization = face.infer if face.name == "numpyro" else face.autoguide.initialization
-    return initialization.init_to_value(values=given)
+    return strategies(face.backend).init_to_value(values=given)
 
 
-class Running:
-    """A ``LaplaceGGN`` of either package with its state."""
+class Running(Run):
+    """A ``LaplaceGGN`` of either package that has met its arguments, NumPy arrays among them."""
 
-    def __init__(self, face: Any, model: Any, optim: Any = None, **options: Any) -> None:
-        self.face, self.state = face, None
-        seed = {"seed": 0} if face.name == "pyro" else {}
-        optim = adam(face) if optim is None else optim
-        self.engine = face.backend.public.LaplaceGGN(model, optim, **seed, **options)
+    def __init__(self, face: Any, model: Any, *args: Any, optim: Any = None, **options: Any):
+        self.face = face
+        optim = optimizer(face.backend, "adam", 0.1) if optim is None else optim
+        options["args"] = self._given(args)
+        super().__init__(face.backend, "LaplaceGGN", model, optim, **options)
 
     def _given(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(self.face.array(a) if isinstance(a, np.ndarray) else a for a in args)
 
-    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        state = () if self.state is None else (self.state,)
-        return getattr(self.engine, name)(*state, *args, **kwargs)
-
-    def start(self, *args: Any) -> Running:
-        if self.face.name == "pyro":
-            self.engine.setup(*self._given(args))
-        else:
-            self.state = self.engine.init(jax.random.key(0), *self._given(args))
-        return self
-
     def see(self, *args: Any) -> None:
         """Let the engine meet arguments, leaving the state as it is."""
-        if self.face.name == "pyro":
-            self.engine.setup(*self._given(args))
-        else:
-            self.engine.update(self.state, *self._given(args))
+        meet = self.engine.setup if self.is_pyro else partial(self.engine.update, self.state)
+        meet(*self._given(args))
 
-    def step(self, *args: Any) -> None:
-        if self.face.name == "pyro":
-            self.engine.step(*self._given(args))
-        else:
-            self.state, _ = self.engine.update(self.state, *self._given(args))
-
-    def run(self, steps: int, *args: Any) -> Running:
-        given = self._given(args)
-        if self.face.name == "pyro":
-            self.engine.run(steps, *given, progress_bar=False)
-        else:
-            options = {"init_state": self.state, "progress_bar": False}
-            self.state = self.engine.run(jax.random.key(0), steps, *given, **options).state
-        return self
-
-    def save(self, path: Path) -> None:
-        if self.face.name == "pyro":
-            self.engine.save(path)
-        else:
-            self.engine.save(path, self.state)
-
-    def load(self, path: Path, *args: Any) -> Running:
-        given = self._given(args)
-        if self.face.name == "pyro":
-            self.engine.load(path)
-            self.engine.setup(*given)
-        else:
-            self.state = self.engine.load(path, *given)
-        return self
-
-    @property
-    def skipped(self) -> int:
-        return int(self.engine.num_skipped if self.state is None else self.state.skipped)
+    def step(self, *args: Any) -> float:
+        return super().step(*self._given(args))
 
     @property
     def position(self) -> np.ndarray:
-        found = self.engine.particles if self.state is None else self.engine.particles(self.state)
-        return self.face.numpy(found)[0]
+        return self.particles[0]
 
     def mode(self) -> dict[str, np.ndarray]:
-        return self.face.numpy(self._call("mode"))
+        return self.face.numpy(self.call("mode"))
 
     def evidence(self) -> float:
-        return float(self._call("log_marginal_likelihood"))
-
-    def samples(self, number: int | None = None) -> dict[str, np.ndarray]:
-        return self.face.numpy(self._call("get_samples", num_samples=number))
+        return float(self.call("log_marginal_likelihood"))
 
     def fit(self, *args: Any) -> Any:
-        return self._call("fit_curvature", *self._given(args))
+        return self.call("fit_curvature", *self._given(args))
 
     def covariance(self, dim: int, *args: Any) -> np.ndarray:
         """Of the draws, exactly: they are linear in the noise."""
@@ -154,7 +86,7 @@ def positive(size: int) -> np.ndarray:
 
 def curvatures(face: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Curvatures of one position, and what they are taken for where that is not what they are."""
-    own = room(face, "curvature")
+    own = face.backend.room("curvature")
 
     def kronecker(left: np.ndarray, right: np.ndarray, start: int) -> Any:
         return (own.KroneckerBlock(face.array(left), face.array(right), start),)
@@ -193,7 +125,7 @@ def curvatures(face: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def test_determinants_and_draws_are_those_of_the_dense_matrix(face: Any) -> None:
-    precision_of = room(face, "laplace").precision_of
+    precision_of = face.backend.room("laplace").precision_of
 
     def found(curvature: Any) -> Any:
         precision = precision_of(curvature)
@@ -214,14 +146,14 @@ def test_determinants_and_draws_are_those_of_the_dense_matrix(face: Any) -> None
 
 def test_rows_that_are_not_finite_are_no_precision(face: Any) -> None:
     ones, rows = face.array(np.ones((1, 4))), face.array(np.full((1, 2, 4), np.nan))
-    precision = room(face, "laplace").precision_of(
-        room(face, "curvature").Curvature(ones, rows=rows)
+    precision = face.backend.room("laplace").precision_of(
+        face.backend.room("curvature").Curvature(ones, rows=rows)
     )
     assert np.isnan(face.numpy(precision.log_determinant()))
 
 
 def test_negative_curvature_is_removed_with_its_derivative(face: Any) -> None:
-    without_negative = room(face, "laplace.prior").without_negative
+    without_negative = face.backend.room("laplace.prior").without_negative
     first, second = np.diag([2.0, 2.0, -1.0]), part(3, 3) + part(3, 3).T
     pair = face.array(first), face.array(second)
     if face.name == "numpyro":
@@ -249,7 +181,6 @@ def network_of(package: str) -> tuple[Any, Any, Any]:
     """
     face = face_of(package)
     host, dist = face.host, face.dist
-    tanh = jnp.tanh if package == "numpyro" else torch.tanh
 
     def network(x: Any, y: Any, batch: int | None = None) -> None:
         noise = host.sample("noise", dist.LogNormal(0.0, 1.0))
@@ -258,11 +189,11 @@ def network_of(package: str) -> tuple[Any, Any, Any]:
         v = host.sample("v", dist.Normal(face.zeros(2), 2.0).to_event(1))
         with host.plate("N", 40, subsample_size=batch) as i:
             scale = noise ** (1.0 + 0.5 * x[i, 0])
-            host.sample("y", dist.Normal(tanh(x[i] @ w) @ v, scale), obs=y[i])
+            host.sample("y", dist.Normal(face.backend.xp.tanh(x[i] @ w) @ v, scale), obs=y[i])
 
     args = (face.array(X), face.array(Y), 8)
     target, data = face.backend.target(network, args, data_chunk=16)
-    coordinates = room(face, "curvature.coordinates").Coordinates(target, WEIGHTS)
+    coordinates = face.backend.room("curvature.coordinates").Coordinates(target, WEIGHTS)
     return target, data, coordinates
 
 
@@ -271,10 +202,10 @@ def curvature_at(face: Any, structure: Any, rank: int = 3) -> Any:
     target, data, coordinates = network_of(face.name)
     options = GaussNewton(structure, WEIGHTS, rank)
     with jax.ensure_compile_time_eval():
-        rows = room(face, "curvature").row_structure(
+        rows = face.backend.room("curvature").row_structure(
             target, face.array(Z), data, target.first_rows()
         )
-    make = room(face, "laplace.likelihood").LikelihoodCurvature
+    make = face.backend.room("laplace.likelihood").LikelihoodCurvature
     likelihood = make(target, coordinates, options, rows)
     if face.name == "pyro":
         return lambda z: likelihood.at(z, data)
@@ -292,7 +223,9 @@ def nearest_factors(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def test_structures_are_of_the_whole_likelihood_whatever_the_chunks(face: Any) -> None:
     target, data, coordinates = network_of(face.name)
-    ours = room(face, "laplace.prior").ConditionalPrior(target, data, coordinates, GaussNewton())
+    ours = face.backend.room("laplace.prior").ConditionalPrior(
+        target, data, coordinates, GaussNewton()
+    )
     # Given the width the prior of the weights is diagonal, and found to be.
     assert ours.form == "diagonal" and ours.exact
 
@@ -326,14 +259,13 @@ def test_structures_are_of_the_whole_likelihood_whatever_the_chunks(face: Any) -
 
 def test_slopes_of_log_determinants_are_finite_differences(face: Any) -> None:
     network_of(face.name)
-    concatenate = jnp.concatenate if face.name == "numpyro" else torch.cat
-    stack, exp = (jnp.stack, jnp.exp) if face.name == "numpyro" else (torch.stack, torch.exp)
-    own, precision_of = room(face, "curvature"), room(face, "laplace").precision_of
+    xp = face.backend.xp
+    own, precision_of = face.backend.room("curvature"), face.backend.room("laplace").precision_of
 
     def log_determinants(values: Any) -> Any:
-        z = concatenate([values, face.array(Z[2:])])
-        widths = exp(-2.0 * concatenate([values[1:]] * 6))
-        diagonal = concatenate([widths, face.array([0.25, 0.25])])
+        z = xp.concatenate([values, face.array(Z[2:])])
+        widths = xp.exp(-2.0 * xp.concatenate([values[1:]] * 6))
+        diagonal = xp.concatenate([widths, face.array([0.25, 0.25])])
         found = []
         # The others are plain sums, which a whole run follows below.
         for structure in ("kfac", "low_rank"):
@@ -342,7 +274,7 @@ def test_slopes_of_log_determinants_are_finite_differences(face: Any) -> None:
                 curvature.diagonal + diagonal, curvature.matrix, curvature.rows, curvature.blocks
             )
             found.append(precision_of(total).log_determinant())
-        return stack(found)
+        return xp.stack(found)
 
     if face.name == "numpyro":
         # One program for the values and the slopes.
@@ -374,11 +306,13 @@ def regression_of(face: Any) -> Any:
 def test_linear_regression_is_exact(face: Any) -> None:
     precision = X.T @ X / 0.25 + np.eye(3) / 4.0
     mean = np.linalg.solve(precision, X.T @ Y / 0.25)
-    fit = Running(face, regression_of(face), init_strategy=start_at(face, {"w": mean}))
+    start = start_at(face, {"w": mean})
+    fit = Running(face, regression_of(face), X, Y, init_strategy=start)
     if face.name == "pyro":
         with pytest.raises(RuntimeError, match="arguments"):
-            fit.samples()
-    fit.start(X, Y)
+            face.backend.public.LaplaceGGN(
+                regression_of(face), face.backend.adam(0.1)
+            ).get_samples()
     np.testing.assert_allclose(fit.mode()["w"], mean, rtol=1e-12)
     marginal = 4.0 * X @ X.T + 0.25 * np.eye(40)
     evidence = (
@@ -413,7 +347,10 @@ def scaled(face: Any, **options: Any) -> Running:
     return Running(
         face,
         scaled_regression_of(face),
-        adam(face, 0.1, 500),
+        X,
+        Y,
+        8,
+        optim=optimizer(face.backend, "adam", 0.1, steps=500, cosine=True),
         hyperparameters=["tau", "noise"],
         hyperparameters_every=5,
         estimator=face.backend.public.Full(),
@@ -431,20 +368,19 @@ def test_hyperparameters_maximise_the_evidence(face: Any, tmp_path: Path) -> Non
         return float(fit + size + 0.5 * logs @ logs + np.log(2 * np.pi))
 
     best = minimize(loss, np.zeros(2), tol=1e-12)
-    fit = scaled(face).run(500, X, Y, 8)
+    fit = scaled(face).run(500)
     mode = fit.mode()
     np.testing.assert_allclose([mode["tau"], mode["noise"]], np.exp(best.x), rtol=1e-5)
     np.testing.assert_allclose(fit.evidence(), -best.fun, atol=1e-6)
     assert np.ptp(fit.samples()["tau"]) == 0.0
 
     # Resuming is exact, and a new engine finds the same Gaussian.
-    first = scaled(face).run(13, X, Y, 8)
-    first.save(tmp_path / "state")
-    other = scaled(face).load(tmp_path / "state", X, Y, 8)
+    first = scaled(face).run(13)
+    other = scaled(face).load_from(first, tmp_path / "state")
     np.testing.assert_array_equal(other.samples()["w"], first.samples()["w"])
-    np.testing.assert_array_equal(other.run(7, X, Y, 8).position, first.run(7, X, Y, 8).position)
+    np.testing.assert_array_equal(other.run(7).particles, first.run(7).particles)
     with pytest.raises(ArgumentError, match="curvature"):
-        scaled(face, curvature="diag").load(tmp_path / "state", X, Y, 8)
+        scaled(face, curvature="diag").load_from(first, tmp_path / "state")
 
 
 def test_steps_that_are_not_finite_leave_the_gradient_of_the_determinant(face: Any) -> None:
@@ -453,15 +389,9 @@ def test_steps_that_are_not_finite_leave_the_gradient_of_the_determinant(face: A
     found = []
     # Bad ones where the gradient is kept, and where it is to be renewed.
     for designs in ((X, X, X, X, X), (X, bad, X, X, bad, X, X)):
-        if face.name == "pyro":
-            optim = face.host.optim.SGD({"lr": 1e-3})
-        else:
-            import optax
-
-            optim = optax.sgd(1e-3)
         options = {"hyperparameters": ["tau", "noise"], "hyperparameters_every": 3}
-        model = scaled_regression_of(face)
-        fit = Running(face, model, optim, on_nonfinite="skip", **options).start(X, Y)
+        options |= {"optim": optimizer(face.backend, "sgd", 1e-3), "on_nonfinite": "skip"}
+        fit = Running(face, scaled_regression_of(face), X, Y, **options)
         for design in designs:
             fit.step(design, Y)
         assert fit.skipped == len(designs) - 5
@@ -476,7 +406,7 @@ def test_logistic_regression_and_chosen_sites(face: Any) -> None:
         face.host.sample("y", face.dist.Bernoulli(logits=x @ w + b).to_event(1), obs=y)
 
     labels = (Y > 0).astype(float)
-    fit = Running(face, classification, likelihood_temperature=2.0).start(X, labels)
+    fit = Running(face, classification, X, labels, likelihood_temperature=2.0)
     mode = fit.position
     design = np.hstack([X, np.ones((40, 1))])
     chances = 1.0 / (1.0 + np.exp(-design @ mode))
@@ -491,7 +421,7 @@ def test_logistic_regression_and_chosen_sites(face: Any) -> None:
     np.testing.assert_allclose(fit.evidence(), expected, rtol=1e-10)
 
     options = {"curvature": GaussNewton(sites=["b"]), "likelihood_temperature": 2.0}
-    last = Running(face, classification, **options).start(X, labels)
+    last = Running(face, classification, X, labels, **options)
     np.testing.assert_allclose(last.covariance(1), 1.0 / dense[3:, 3:], rtol=1e-8)
     draws = last.samples(50)
     assert np.ptp(draws["w"], axis=0).max() == 0.0
@@ -505,8 +435,8 @@ def test_jacobians_of_constrained_sites_count(face: Any) -> None:
 
     # In the logit the density is chance^8 (1 - chance)^17 with the Jacobian.
     chance = 8.0 / 25.0
-    fit = Running(face, proportion, init_strategy=start_at(face, {"chance": chance}))
-    fit.start(jnp.asarray(6) if face.name == "numpyro" else torch.tensor(6.0))
+    start = start_at(face, {"chance": chance})
+    fit = Running(face, proportion, np.array(6.0), init_strategy=start)
     np.testing.assert_allclose(fit.mode()["chance"], chance, rtol=1e-12)
     precision = 25.0 * chance * (1 - chance)
     np.testing.assert_allclose(fit.covariance(1)[0, 0], 1.0 / precision, rtol=1e-10)
@@ -533,7 +463,7 @@ def test_jacobians_of_constrained_sites_count(face: Any) -> None:
 )
 def test_options_are_checked(face: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        Running(face, regression_of(face), **options)
+        face.backend.public.LaplaceGGN(regression_of(face), face.backend.adam(0.1), **options)
 
 
 @pytest.mark.parametrize(
@@ -546,7 +476,7 @@ def test_options_are_checked(face: Any, options: dict[str, Any], message: str) -
 )
 def test_sites_are_checked(face: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        Running(face, regression_of(face), **options).start(X, Y)
+        Running(face, regression_of(face), X, Y, **options)
 
 
 def improper(face: Any, name: str, number: int) -> Any:
@@ -563,7 +493,7 @@ def test_a_singular_curvature_names_its_site(face: Any, structure: Any) -> None:
 
     design = np.concatenate([X[:, :2], X[:, :1] + X[:, 1:2]], 1)
     start = start_at(face, {"bounded": 0.0, "w": np.ones(3)})
-    fit = Running(face, unbounded, curvature=structure, init_strategy=start).start(design, Y)
+    fit = Running(face, unbounded, design, Y, curvature=structure, init_strategy=start)
     with pytest.raises(ArgumentError, match="latent site 'w' in some"):
         fit.samples()
     with pytest.raises(ArgumentError, match="singular"):
@@ -579,7 +509,7 @@ def test_batches_as_arguments_want_the_curvature_of_all_rows(face: Any, first: i
 
     refused = "plate 'N' has 40 rows, found arguments with 8.*fit_curvature"
     # Whether the first arguments were a batch or all rows must not matter.
-    fit = Running(face, batches).start(X[:first], Y[:first])
+    fit = Running(face, batches, X[:first], Y[:first])
     fit.step(X[:8], Y[:8])
     with pytest.raises(ArgumentError, match=refused):
         fit.samples()
@@ -608,7 +538,7 @@ def test_latents_of_rows(face: Any) -> None:
             face.host.sample("y", face.dist.Normal(z, 0.5), obs=y[i])
 
     estimator = face.backend.public.Minibatch()
-    fit = Running(face, local, estimator=estimator, data_chunk=4).start(Y[:8], 3)
+    fit = Running(face, local, Y[:8], 3, estimator=estimator, data_chunk=4)
     prior = np.zeros((9, 9))
     prior[0, 0] = 1.0 / 9.0 + 8.0
     prior[0, 1:] = prior[1:, 0] = -1.0
@@ -629,7 +559,7 @@ def test_a_direction_of_many_coordinates_that_nothing_bounds_is_noticed(
     torch.set_default_dtype(torch.float32 if single else torch.float64)
     try:
         with jax.enable_x64(not single):
-            fit = Running(face, model, face.backend.adam(0.1)).start()
+            fit = Running(face, model)
             with pytest.raises(ArgumentError, match="bounds latent site 'b' in some direction"):
                 fit.samples()
     finally:

@@ -191,8 +191,8 @@ def _gradients() -> Iterator[Mutation]:
     yield from numpyro(
         "swapped rows of the table",
         "gradients/saga.py",
-        '"table": table.at[rows].set(gradient)',
-        '"table": table.at[rows[::-1]].set(gradient)',
+        '"table": table.at[rows].set(parts.likelihood)',
+        '"table": table.at[rows[::-1]].set(parts.likelihood)',
         tests,
     )
     yield from numpyro(
@@ -331,21 +331,21 @@ def _stein() -> Iterator[Mutation]:
         "self.optim.update(-phi,",
         "self.optim.update(phi,",
         "svgd engine",
-        pyro=("self._optimizer.step({_NAME: -phi})", "self._optimizer.step({_NAME: phi})"),
+        pyro=("optimizer.step({_NAME: -phi})", "optimizer.step({_NAME: phi})"),
     )
     yield from both(
         "WGD: repulsion with the wrong sign",
         "stein/wgd.py",
         "return scores + len(particles) * away / density",
         "return scores - len(particles) * away / density",
-        "svgd wgd rivals kernels",
+        "wgd svgd rivals kernels",
     )
     yield from both(
         "WGD: repulsion divided by the number of particles",
         "stein/wgd.py",
         "return scores + len(particles) * away / density",
         "return scores + away / density",
-        "svgd wgd rivals kernels",
+        "wgd svgd rivals kernels",
     )
     yield from both(
         "annealing left out",
@@ -593,7 +593,7 @@ def _score() -> Iterator[Mutation]:
         "score/guide_engine.py",
         "plan.learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * self._progress(state)))",
         "plan.learning_rate",
-        "proximal proximal_options",
+        "learning_rate proximal proximal_options",
         pyro=(
             "plan.learning_rate * 0.5 * (1.0 + math.cos(math.pi * self._progress()))",
             "plan.learning_rate",

@@ -56,7 +56,7 @@ def first_step(name):
     # What a user has before: data on the device, and a key.
     arguments = jax.block_until_ready(jax.device_put(arguments))
     compiled.clear()
-    engine = row.numpyro(program, 10)
+    engine = row.made("numpyro", program, 10)
     state = engine.init(key, *arguments, **options)
     jax.block_until_ready(engine.update(state, *arguments, **options)[0].step)
     return engine, arguments

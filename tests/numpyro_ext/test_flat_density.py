@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,55 +13,25 @@ from numpyro.distributions import constraints
 from numpyro.infer import SVI, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import (
     AutoBatchedMultivariateNormal,
-    AutoBNAFNormal,
     AutoDiagonalNormal,
-    AutoIAFNormal,
     AutoLowRankMultivariateNormal,
-    AutoMultivariateNormal,
 )
 
 from numpyro_ext.guides import (
-    DiagonalNormalDensity,
     FlatDensity,
     LowRankNormalDensity,
     Moments,
     flat_density,
     normal,
-    register_flat_density,
 )
 from numpyro_ext.guides.flat_density import _transform_to
 from numpyro_ext.guides.threefry import threefry_normal
-from ppl_ext.errors import ArgumentError
+from tests.guides_support import DIM, face_of, model_of
 
 jax.config.update("jax_enable_x64", True)
 
-NORMALS = [AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal]
 KEY = jax.random.key(0)
-
-
-def model() -> None:
-    """Sites on purpose not in alphabetical order, with transforms that change the shape."""
-    numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
-    numpyro.sample("a", dist.LogNormal(0.0, 1.0))
-    numpyro.sample("p", dist.Dirichlet(jnp.ones(3)))
-
-
-DIM = 5
-
-
-@functools.cache
-def density_of(guide_class) -> FlatDensity:
-    options = {"num_flows": 2, "hidden_dims": [DIM]} if guide_class is AutoIAFNormal else {}
-    return flat_density(guide_class(model, **options), KEY)
-
-
-def random_parameters(density: FlatDensity):
-    # A flow with large random weights has tails too heavy for Monte Carlo.
-    size = 0.1 if isinstance(density.guide, AutoIAFNormal) else 0.7
-    leaves, treedef = jax.tree.flatten(density.initial_parameters())
-    keys = jax.random.split(jax.random.key(3), len(leaves))
-    leaves = [x + size * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(treedef, leaves)
+FACE, model = face_of("numpyro"), model_of("numpyro")
 
 
 def host_log_prob(density: FlatDensity, parameters, theta):
@@ -73,58 +41,13 @@ def host_log_prob(density: FlatDensity, parameters, theta):
     return posterior.log_prob(theta).sum()
 
 
-def assert_trees_close(actual, expected, **tolerance) -> None:
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, **({"rtol": 1e-8, "atol": 1e-10} | tolerance))
-
-
-@pytest.mark.parametrize("guide_class", [AutoDiagonalNormal, AutoMultivariateNormal])
-def test_prefix_and_constraints_of_the_guide_are_honoured(guide_class) -> None:
-    class Exponential(guide_class):
-        scale_constraint = constraints.positive
-        scale_tril_constraint = constraints.lower_cholesky
-
-    density = flat_density(Exponential(model, prefix="mine"), KEY)
-    parameters = random_parameters(density)
-    assert all(name.startswith("mine_") for name in parameters)
-    theta = jax.random.normal(jax.random.key(1), (DIM,))
-    expected = jax.grad(host_log_prob, argnums=2)(density, parameters, theta)
-    np.testing.assert_allclose(density.score(parameters, theta), expected, rtol=1e-8)
-    theta, target = jax.random.normal(jax.random.key(2), (2, 3, DIM))
-    plain = functools.partial(FlatDensity.mean_square_residual, density)
-    _, gradient = jax.jit(density.mean_square_residual)(parameters, theta, target)
-    assert_trees_close(gradient, jax.jit(plain)(parameters, theta, target)[1])
-
-
-@pytest.mark.parametrize("score", [-1e-3, -1e3, 1e3])
-@pytest.mark.parametrize("unconstrained", [-3.0, 0.0])
-def test_the_bound_on_gradients_holds_at_the_end_of_its_reach(
-    score: float, unconstrained: float
-) -> None:
-    """Where the draws are at the mean, so that only the reach takes residuals away from zero."""
-    density = density_of(AutoDiagonalNormal)
-    loc, reach = jnp.linspace(-1.0, 1.0, DIM), 1.0
-    scale = jnp.linspace(unconstrained, unconstrained + 2.0, DIM)
-    theta, scores = jnp.tile(loc, (2, 1)), jnp.full((2, DIM), score)
-    parameters = {"auto_loc": loc, "auto_scale": scale}
-    assert isinstance(density, DiagonalNormalDensity)
-    bound = density.largest_gradient(parameters, theta, scores, reach)
-    largest = 0.0
-    for side in (-reach, reach):
-        near = {"auto_loc": loc + side, "auto_scale": scale - reach}
-        _, gradient = density.mean_square_residual(near, theta, scores)
-        largest = max(largest, *(float(jnp.abs(v).max()) for v in gradient.values()))
-    assert largest <= bound < 10.0 * largest
-
-
 def test_batched_guides_go_through_automatic_differentiation() -> None:
     def batched() -> None:
         with numpyro.plate("group", 3):
             numpyro.sample("x", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
 
     density = flat_density(AutoBatchedMultivariateNormal(batched), KEY)
-    parameters = random_parameters(density)
+    parameters = FACE.random(density, 0.7)
     theta = density.sample(parameters, KEY, 4)
     assert theta.shape == density.score(parameters, theta).shape == (4, 6)
     expected = jax.jit(jax.grad(lambda point: host_log_prob(density, parameters, point)))(theta[0])
@@ -136,7 +59,7 @@ def test_parameters_depend_on_the_key_alone() -> None:
     first = flat_density(guide, jax.random.key(1)).initial_parameters()
     other = flat_density(guide, jax.random.key(2)).initial_parameters()
     again = flat_density(guide, jax.random.key(1)).initial_parameters()
-    assert_trees_close(again, first, rtol=0, atol=0)
+    jax.tree.map(np.testing.assert_array_equal, again, first)
     assert not np.array_equal(first["auto_loc"], other["auto_loc"])
 
 
@@ -171,21 +94,6 @@ def test_model_parameters_are_not_the_guides() -> None:
 
     density = flat_density(AutoDiagonalNormal(with_parameter), KEY)
     assert set(density.initial_parameters()) == {"auto_loc", "auto_scale"}
-
-
-def test_flows_that_cannot_be_inverted_and_functions_are_refused() -> None:
-    @register_flat_density(AutoBlock)
-    class Automatic(FlatDensity):
-        pass
-
-    with pytest.raises(ArgumentError, match="AutoBlock, which cannot be inverted"):
-        flat_density(AutoBlock(model, num_flows=1), KEY)
-    with pytest.raises(ArgumentError, match=r"Expected an autoguide object.*found model"):
-        flat_density(model, KEY)
-
-
-class AutoBlock(AutoBNAFNormal):
-    pass
 
 
 # -- long vectors ----------------------------------------------------------------------------------
@@ -232,7 +140,7 @@ def test_a_long_guide_keeps_its_initial_values_once(monkeypatch: pytest.MonkeyPa
     states = [
         SVI(model, each, numpyro.optim.Adam(0.1), Trace_ELBO()).init(KEY) for each in (plain, guide)
     ]
-    assert_trees_close(states[0].optim_state, states[1].optim_state, rtol=0, atol=0)
+    jax.tree.map(np.testing.assert_array_equal, states[0].optim_state, states[1].optim_state)
     params = density.write_back(density.initial_parameters())
     for call in (
         lambda each: each.median(params),
@@ -240,7 +148,7 @@ def test_a_long_guide_keeps_its_initial_values_once(monkeypatch: pytest.MonkeyPa
         lambda each: each.sample_posterior(KEY, params, sample_shape=(2,)),
         lambda each: Predictive(model, guide=each, params=params, num_samples=2)(KEY),
     ):
-        assert_trees_close(call(plain), call(guide), rtol=0, atol=0)
+        jax.tree.map(np.testing.assert_array_equal, call(plain), call(guide))
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])

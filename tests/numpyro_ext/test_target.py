@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -235,41 +234,6 @@ def test_batches_may_come_after_all_rows_but_new_subsampling_may_not() -> None:
         target.bind(y, batch=4)
 
 
-def test_float32_is_the_default_without_x64() -> None:
-    with jax.enable_x64(False):
-        model, args, options = SUBSAMPLED["local_rows"]
-        target = LogDensity(model, random.key(0), args, options)
-        data = target.bind(*args, **options)
-        z = target.initial_positions(2, random.key(1), data)
-        score = target.full_score(z, data)
-        assert target.dtype == z.dtype == score.score.dtype == jnp.float32
-        z = np.asarray(z, np.float64)
-        found = np.asarray(score.score, np.float64)
-    target = LogDensity(model, KEY, args, options)
-    exact = target.full_score(jnp.asarray(z), target.bind(*args, **options)).score
-    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4 * np.abs(exact).max())
-
-
-def test_params_and_mutables_are_held_with_a_warning() -> None:
-    def model(y: jax.Array) -> None:
-        shift = numpyro.param("shift", lambda key: random.normal(key, (2,)))
-        z = numpyro.sample("z", dist.Normal(shift[0], 1.0))
-        numpyro.sample("y", dist.Normal(z + shift[1], 1.0), obs=y)
-
-    with pytest.warns(HeldParameterWarning, match="shift"):
-        target = LogDensity(model, KEY, (0.3,))
-    shift = np.asarray(target.held["shift"])
-    data = target.bind(0.3)
-    z = jnp.array([[0.9]])
-    expected = -(0.9 - shift[0]) + (0.3 - 0.9 - shift[1])
-    assert_close(target.score(z, data).score, [[expected]])
-    other = target.with_held({"shift": jnp.array([1.0, 2.0])})
-    assert_close(other.score(z, data).score, [[-(0.9 - 1.0) + (0.3 - 0.9 - 2.0)]])
-    assert_close(target.score(z, data).score, [[expected]])
-    with pytest.raises(ArgumentError, match="shift"):
-        target.with_held({})
-
-
 def test_networks_with_a_prior_on_every_weight_do_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -373,45 +337,6 @@ def test_arguments_are_checked() -> None:
         target.full_score(z, target.bind(args[0][:5], args[1][:5], batch=3))
     with pytest.raises(ArgumentError, match="init_strategy"):
         LogDensity(model, KEY, args, options, init_strategy=3)
-
-
-def test_outputs_give_unwrapped_distributions_that_rebuild_the_likelihood() -> None:
-    keep = np.array([True, False, True])
-
-    def model(x: jax.Array, batch: int | None = None) -> None:
-        w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-        numpyro.factor("pull", -jnp.sum(w**4))
-        with numpyro.plate("N", len(x), subsample_size=batch) as rows:
-            logits = x[rows] * w
-            numpyro.sample(
-                "b", dist.Bernoulli(logits=logits).to_event(1), obs=jnp.ones_like(logits)
-            )
-        with handlers.mask(mask=keep):
-            numpyro.sample("n", dist.Normal(w[0], jnp.exp(w[1])).expand([3]), obs=jnp.arange(3.0))
-
-    x = _draws(6, 2)
-    target = LogDensity(model, KEY, (x,), {"batch": 2})
-    data = target.bind(x, batch=2)
-    z = jnp.array([0.3, -0.2])
-    rows = jnp.array([1, 4])
-    outputs = target.outputs(z, data, {"N": rows})
-    assert set(outputs) == {"b", "n"}
-    logits, n = outputs["b"], outputs["n"]
-    assert logits.distribution is dist.BernoulliLogits and logits.event_dim == 1
-    assert logits.parameters["logits"].shape == (2, 2) and float(logits.scale) == 3.0
-    assert n.distribution is dist.Normal and n.parameters["scale"].shape == (3,)
-    np.testing.assert_array_equal(n.mask, keep)
-    total = 3.0 * dist.BernoulliLogits(**logits.parameters).log_prob(logits.value).sum()
-    total += jnp.where(n.mask, dist.Normal(**n.parameters).log_prob(n.value), 0.0).sum()
-    _, likelihood = target.log_prior_and_likelihood(z[None], data, {"N": rows})
-    assert_close(likelihood[0], total)
-    jacobian = jax.jacobian(lambda z: target.outputs(z, data, {"N": rows})["b"].parameters)(z)
-    expected = np.zeros((2, 2, 2))
-    for row, column in itertools.product(range(2), range(2)):
-        expected[row, column, column] = x[[1, 4]][row, column]
-    assert_close(jacobian["logits"], expected)
-    batched = jax.vmap(lambda z: target.outputs(z, data, {"N": rows}))(jnp.zeros((5, 2)))
-    assert batched["n"].parameters["loc"].shape == (5, 3)
 
 
 def test_structure_that_changes_between_runs_is_noticed() -> None:

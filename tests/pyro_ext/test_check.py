@@ -5,26 +5,14 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer.autoguide import AutoDiagonalNormal
 from pyro.nn import PyroModule, PyroSample
 
-from ppl_ext.errors import ArgumentError, ModelCheckError
+from ppl_ext.errors import ArgumentError
 from pyro_ext.density import LogDensity
+from tests.backends import backend_of
+from tests.density_support import host_words, our_words
 
-HOST_ERRORS = (ValueError, RuntimeError, NotImplementedError, TypeError, AttributeError)
-
-
-def host_guide_message(model, *args):
-    """What Pyro's own guide says to the model."""
-    with pytest.raises(HOST_ERRORS) as caught:
-        AutoDiagonalNormal(model)(*args)
-    return str(caught.value)
-
-
-def our_message(model, *args, error=ModelCheckError, **options):
-    with pytest.raises(error) as caught:
-        LogDensity(model, args, **options)
-    return str(caught.value)
+PYRO = backend_of("pyro")
 
 
 def test_shape_that_changes():
@@ -32,7 +20,7 @@ def test_shape_that_changes():
         a = pyro.sample("a", dist.Normal(0.0, 1.0))
         pyro.sample("b", dist.Normal(0.0, 1.0).expand([2 if a > 0 else 3]).to_event(1))
 
-    ours = our_message(model)
+    ours = our_words(PYRO, model)
     assert "structure changes" in ours and "b: (2,)" in ours and "b: (3,)" in ours
 
 
@@ -56,8 +44,8 @@ class Network(PyroModule):
 
 def test_network_inside_a_data_plate():
     x, y = torch.ones(5, 2), torch.ones(5)
-    host_guide_message(Network(inside=True), x, y)  # fails too, on a matrix transpose
-    ours = our_message(Network(inside=True), x, y)
+    host_words(PYRO, Network(inside=True), x, y)  # fails too, on a matrix transpose
+    ours = our_words(PYRO, Network(inside=True), x, y)
     assert "network is called inside plate 'data'" in ours and "layer.weight" in ours
     LogDensity(Network(inside=False), (x, y))
 
@@ -70,7 +58,7 @@ def test_batch_norm_in_train_mode():
         pyro.sample("y", dist.Normal(norm(x) @ w, 1.0).to_event(1), obs=y)
 
     x, y = torch.randn(5, 2), torch.ones(5)
-    ours = our_message(model, x, y)
+    ours = our_words(PYRO, model, x, y)
     assert "BatchNorm1d in train mode" in ours and ".eval()" in ours
     assert norm.num_batches_tracked == 0
     norm.eval()
@@ -83,7 +71,7 @@ def test_observed_rows_that_do_not_broadcast():
         with pyro.plate("N", 12):
             pyro.sample("y", dist.Normal(a, 1.0), obs=y)
 
-    ours = our_message(model, torch.ones(4))
+    ours = our_words(PYRO, model, torch.ones(4))
     assert "log_prob at site 'y'" in ours and "(12,)" in ours
 
 
@@ -92,7 +80,7 @@ def test_plates_in_a_loop_are_accepted():
         for i in pyro.plate("N", 3):
             pyro.sample(f"a{i}", dist.Normal(float(i), 1.0))
 
-    assert "sequential pyro.plate" in host_guide_message(loop)
+    assert "sequential pyro.plate" in host_words(PYRO, loop)
     # A plate in a Python loop reads its indices one by one, which a graph cannot hold.
     target = LogDensity(loop, evaluation="handlers")
     score = target.score(torch.zeros(1, 3), target.bind()).score
@@ -103,7 +91,7 @@ def test_hidden_sites_do_not_count():
     def inner():
         pyro.sample("a", dist.Normal(0.0, 1.0))
 
-    assert "poutine.block" in our_message(poutine.block(inner))
+    assert "poutine.block" in our_words(PYRO, poutine.block(inner))
 
 
 def test_subsampled_plate_in_a_loop():
@@ -112,7 +100,7 @@ def test_subsampled_plate_in_a_loop():
         for t in pyro.plate("t", 10, subsample_size=3):
             pyro.sample(f"y_{t}", dist.Normal(a, 0.5), obs=y[t])
 
-    ours = our_message(model, torch.zeros(10))
+    ours = our_words(PYRO, model, torch.zeros(10))
     assert "plate 't'" in ours and "Python loop" in ours
 
 

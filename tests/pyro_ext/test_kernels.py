@@ -11,7 +11,7 @@ from pyro.infer import SVGD as HostSVGD
 from pyro.infer.svgd import IMQSteinKernel, RBFSteinKernel
 
 from ppl_ext.errors import ArgumentError
-from pyro_ext.kernels import RBF, HostKernel, as_kernel, bandwidth
+from pyro_ext.kernels import RBF, HostKernel, bandwidth
 from tests.kernel_support import cloud as arrays
 from tests.kernel_support import rbf, stein_direction
 
@@ -90,31 +90,6 @@ class TestHostKernels:
         )
         torch.testing.assert_close(host.gram({}, particles), ours.gram({}, particles))
 
-    @pytest.mark.parametrize("mode", ["univariate", "multivariate"])
-    def test_coincident_and_single_particles(self, mode):
-        particles, scores = cloud(6, 3)
-        kernel = HostKernel(RBFSteinKernel(), mode=mode)
-        for equal in (2, 5, 6):
-            together = particles.clone()
-            together[:equal] = together[0]
-            phi, _ = kernel.direction({}, together, scores)
-            assert phi.isfinite().all()
-        torch.testing.assert_close(phi, scores.mean(dim=0).expand_as(scores))
-        phi, _ = kernel.direction({}, particles[:1], scores[:1])
-        torch.testing.assert_close(phi, scores[:1])
-
-    def test_gram_of_many_kernels_is_refused(self):
-        particles, _ = cloud(4, 3)
-        with pytest.raises(ArgumentError, match="one kernel for each coordinate"):
-            HostKernel(RBFSteinKernel()).gram({}, particles)
-
-    def test_refused(self):
-        with pytest.raises(ArgumentError, match="SteinKernel"):
-            HostKernel(RBF())
+    def test_other_modes_are_refused(self):
         with pytest.raises(ArgumentError, match="mode"):
             HostKernel(RBFSteinKernel(), mode="matrix")
-
-
-def test_host_kernels_are_wrapped():
-    host = RBFSteinKernel()
-    assert as_kernel(host).kernel is host

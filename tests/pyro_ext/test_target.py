@@ -1,7 +1,5 @@
 """What only Pyro's target has: evaluation modes, graphs, networks, the parameter store."""
 
-import math
-
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -9,7 +7,7 @@ import torch
 from pyro.infer.autoguide import initialization
 from pyro.nn import PyroModule, PyroSample
 
-from ppl_ext.errors import EvaluationWarning, HeldParameterWarning
+from ppl_ext.errors import EvaluationWarning
 from pyro_ext.density import LogDensity
 
 X = torch.linspace(-1.0, 2.0, 20, dtype=torch.float64)
@@ -127,78 +125,6 @@ def test_priors_with_their_own_validation_can_be_traced():
     target = LogDensity(net, (torch.ones(4, 3), torch.ones(4)))
     target.score(positions(target), target.bind(torch.ones(4, 3), torch.ones(4)))
     assert target.evaluation == "graph"
-
-
-def test_float32_with_scalar_latents_and_python_scalars():
-    torch.set_default_dtype(torch.float32)
-
-    def model(y):
-        scale = pyro.sample("scale", dist.HalfNormal(2.0))
-        pyro.sample("y", dist.Normal(0.0, 2.0 * scale).expand([3]).to_event(1), obs=y)
-
-    y = torch.tensor([0.1, -1.0, 2.0])
-    target = LogDensity(model, (y,))
-    score = target.score(torch.tensor([[0.3]]), target.bind(y))
-    assert score.score.dtype == torch.float32
-    scale = math.exp(0.3)
-    expected = -(scale**2) / 4 + 1 - 3 + 5.01 / (4 * scale**2)
-    assert score.score.item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_parameters_without_a_prior_are_held_and_the_store_is_left_alone():
-    pyro.clear_param_store()
-    pyro.param("other", torch.tensor(5.0))
-
-    def model():
-        shift = pyro.param("shift", torch.tensor(3.0))
-        pyro.sample("a", dist.Normal(shift, 1.0))
-
-    with pytest.warns(HeldParameterWarning, match="shift"):
-        target = LogDensity(model)
-    score = target.score(torch.tensor([[1.0]]), target.bind())
-    assert score.score.item() == pytest.approx(2.0)
-    assert list(pyro.get_param_store()) == ["other"]
-
-
-def test_outputs_are_the_observed_distributions_and_differentiable():
-    target = LogDensity(local, (X, Y))
-    data = target.bind(X, Y)
-    rows = torch.tensor([1, 2, 3, 5, 8])
-    z = positions(target, 1)[0]
-
-    def locations(z):
-        return target.outputs(z, data, {"N": rows})["y"].parameters["loc"]
-
-    output = target.outputs(z, data, {"N": rows})["y"]
-    assert output.distribution.__name__ == "Normal"
-    assert output.scale == 4.0 and output.event_dim == 0
-    torch.testing.assert_close(output.value, Y[rows])
-    weight = target.layout.split(z)["weight"].exp()
-    torch.testing.assert_close(output.parameters["loc"], weight[rows] * X[rows])
-    jacobian = torch.func.jacrev(locations)(z)
-    weight_slice = target.layout.slices["weight"]
-    torch.testing.assert_close(
-        jacobian[:, weight_slice][:, rows], torch.diag(weight[rows] * X[rows])
-    )
-
-
-def test_outputs_name_the_parameters_that_the_model_chose():
-    def model():
-        a = pyro.sample("a", dist.Normal(0.0, 1.0))
-        pyro.sample("u", dist.Bernoulli(logits=a), obs=torch.tensor(1.0))
-        pyro.sample("v", dist.Bernoulli(probs=torch.sigmoid(a)), obs=torch.tensor(1.0))
-        pyro.sample(
-            "w",
-            dist.Categorical(logits=torch.stack([a, 2 * a])).expand([3]).to_event(1).mask(True),
-            obs=torch.tensor([0, 1, 1]),
-        )
-
-    target = LogDensity(model)
-    outputs = target.outputs(torch.tensor([0.7]), target.bind())
-    assert list(outputs["u"].parameters) == ["logits"]
-    assert list(outputs["v"].parameters) == ["probs"]
-    assert list(outputs["w"].parameters) == ["logits"]
-    assert outputs["w"].event_dim == 1
 
 
 def test_initial_positions_leave_global_randomness():

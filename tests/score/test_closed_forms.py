@@ -56,8 +56,7 @@ def test_matches_leave_it_out(face: Any, engine: str, monkeypatch: pytest.Monkey
         return found._replace(score=score), state
 
     def score_square() -> float:
-        state = run.engine if run.is_pyro else run.state.algorithm
-        return float(state._score_square if run.is_pyro else state.score_square)
+        return float(run.engine._state.method if run.is_pyro else run.state.algorithm.score_square)
 
     def again(run: GuideRun) -> GuideRun:
         """Another engine in the same state: a step that is compiled stays what it is."""

@@ -214,7 +214,7 @@ def test_steps_by_part_are_the_plain_ones(
     by_parts(face, monkeypatch, 2 if is_pyro else 3)
     run = make(face, **options).run(6)
     if is_pyro:
-        assert len(taken) == 6 and len(run.engine._optimizer.parts) >= 4
+        assert len(taken) == 6 and len(run.engine._state.optimizer.parts) >= 4
     else:
         assert run.engine.plan.keeps_state
     np.testing.assert_allclose(run.losses, plain.losses, rtol=1e-10)

@@ -205,13 +205,12 @@ class Case(contracts.Case):
     def __init__(self, face: Any, solver: str) -> None:
         super().__init__(face.name, "ProximalScoreVI, gradient")
 
-        def make(model: Any, steps: int) -> Any:
+        def options(backend: Any, model: Any, steps: int) -> dict[str, Any]:
             guide = guide_of(face, "AutoMultivariateNormal", model)
-            seed = {"seed": 5} if face.name == "pyro" else {}
-            options = SOLVERS[solver](face.backend)
-            return face.backend.public.ProximalScoreVI(model, guide, solver=options, **seed)
+            seed = {"seed": 5} if backend.is_pyro else {}
+            return {"guide": guide, "solver": SOLVERS[solver](backend), **seed}
 
-        self.row = dataclasses.replace(self.row, pyro=make, numpyro=make)
+        self.row = dataclasses.replace(self.row, options=options)
 
     def broken(self) -> Any:
         """Data at which scores are finite, and their squares are not."""
@@ -219,7 +218,8 @@ class Case(contracts.Case):
 
     def bits(self, engine: Any, state: Any) -> list[bytes]:
         """All that the next step needs."""
-        for adam in engine._default_optimizers if self.is_pyro else ():
+        optimizer = engine._state.optimizer if self.is_pyro else None
+        for adam in optimizer.defaults if optimizer else ():
             for group in adam.param_groups:
                 group["lr"] = 0.0  # it is set anew at every iteration
         return super().bits(engine, state)
@@ -424,7 +424,7 @@ def test_the_closed_form_is_given_the_tempered_density(
     noted = Noted(face)
 
     def look(form: Any, state: Any, parameters: Any, *given: Any) -> Any:
-        noted.add(given[0][:, 0], given[-1])
+        noted.add(given[0][:, 0], given[3])
         return state, parameters
 
     kind = room(face, "score.regression.mixture").MixtureForm

@@ -23,10 +23,10 @@ from ppl_ext.score import GradientSteps
 from pyro_ext.density import LogDensity, evaluation, handlers
 from pyro_ext.engine import seeded_generator
 from pyro_ext.gradients import GradientEstimator
-from pyro_ext.score import FisherVI, ProximalScoreVI, gradient_steps
+from pyro_ext.score import FisherVI, ProximalScoreVI, gradient_steps, guide_engine
 from pyro_ext.score.fisher import DifferentiableTarget
 from pyro_ext.score.objective import proximal_gradient
-from pyro_ext.score.regression import CLOSED_FORMS
+from pyro_ext.score.regression import CLOSED_FORMS, small
 from pyro_ext.score.regression.base import restored, saved
 from tests import score_support as support
 from tests.backends import use_float64
@@ -118,9 +118,9 @@ def test_a_guide_with_other_constants_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, other = (GuideRun(FACE, gaussian, "AutoIAFNormal") for _ in range(2))
-    probe = run.engine._probe()
-    assert probe is not None
-    monkeypatch.setattr(run.engine, "_probe", lambda: probe + 1.0)
+    probe, plan = guide_engine._probe, run.engine.plan
+    assert probe(plan) is not None
+    monkeypatch.setattr(guide_engine, "_probe", lambda of: probe(of) + float(of is plan))
     with pytest.raises(ArgumentError, match="another AutoIAFNormal: .*another density"):
         other.load_from(run, tmp_path / "state")
 
@@ -167,6 +167,34 @@ def test_states_of_closed_forms_are_saved_and_restored(structure: str) -> None:
     check(again, state)
 
 
+# Eigenvectors of either sign make low-rank guides of one density, whose later draws differ.
+@pytest.mark.parametrize(
+    ("guide", "steps"), [("Diagonal", 30), ("Multivariate", 30), ("LowRankMultivariate", 8)]
+)
+def test_small_guides_are_fitted_by_numpy_as_by_torch(
+    guide: str, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fitted(by_numpy: bool) -> GuideRun:
+        run = GuideRun(FACE, gaussian, f"Auto{guide}Normal")
+        run.run(steps)
+        assert isinstance(run.engine.plan.executor.form, small.SmallForm) == by_numpy
+        return run
+
+    def check_same() -> None:
+        for one, other in zip(by_numpy.moments, by_torch.moments, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-9)
+
+    by_numpy = fitted(True)
+    monkeypatch.setattr(small, "SMALL", 0)
+    by_torch = fitted(False)
+    check_same()
+    # A state of one is a state of the other.
+    by_torch.load_from(by_numpy, tmp_path / "state")
+    by_numpy.run(1)
+    by_torch.run(1)
+    check_same()
+
+
 # -- steps in place --------------------------------------------------------------------------------
 
 
@@ -177,7 +205,9 @@ def test_a_broken_inner_step_restores_the_optimizer(monkeypatch: pytest.MonkeyPa
 
     def moments() -> str:
         # Without the learning rate, which is set anew at every iteration.
-        return str([part["state"] for part in run.engine._optimizer.state_dict()["optimizers"]])
+        return str(
+            [part["state"] for part in run.engine._state.optimizer.state_dict()["optimizers"]]
+        )
 
     before, parameters, calls = moments(), run.flat, []
 

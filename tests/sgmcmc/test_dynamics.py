@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
 from ppl_ext.sgmcmc import cosine_cycles, polynomial_decay
+from tests.backends import use_float64
 
-jax.config.update("jax_enable_x64", True)
-torch.set_default_dtype(torch.float64)
+use_float64()
 
 GENERATOR = np.random.default_rng(0)
 Z, MOMENTUM, SCORE, NOISE = GENERATOR.normal(size=(4, 3, 5))
@@ -22,29 +20,32 @@ SCALE = np.exp(GENERATOR.normal(size=(3, 5)))
 MASS = np.exp(GENERATOR.normal(size=5))
 
 
+@pytest.fixture
 def dynamics(backend: Any) -> Any:
-    return importlib.import_module(f"{backend.public.__name__}.sgmcmc.dynamics")
+    return backend.room("sgmcmc.dynamics")
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
 @pytest.mark.parametrize("preconditioner", [None, SCALE])
-def test_a_step_of_langevin_dynamics(backend: Any, temperature: float, preconditioner: Any) -> None:
+def test_a_step_of_langevin_dynamics(
+    backend: Any, dynamics: Any, temperature: float, preconditioner: Any
+) -> None:
     step, arrays = 0.07, map(backend.array, (Z, SCORE, NOISE))
     g = 1.0 if preconditioner is None else preconditioner
     expected = Z + step * g * SCORE + np.sqrt(2.0 * step * temperature * g) * NOISE
     options = {} if preconditioner is None else {"preconditioner": backend.array(preconditioner)}
-    found = dynamics(backend).langevin_step(*arrays, step, temperature=temperature, **options)
+    found = dynamics.langevin_step(*arrays, step, temperature=temperature, **options)
     np.testing.assert_allclose(backend.numpy(found), expected, rtol=1e-12)
 
 
-def test_a_step_with_momentum(backend: Any) -> None:
+def test_a_step_with_momentum(backend: Any, dynamics: Any) -> None:
     step, friction = 0.3, 1.7
     decay = np.exp(-friction * step)
     momentum = MOMENTUM + step * SCORE
     half = Z + 0.5 * step * momentum / MASS
     momentum = decay * momentum + np.sqrt(MASS * (1.0 - decay**2)) * NOISE
     arrays = map(backend.array, (Z, MOMENTUM, SCORE, NOISE))
-    found = dynamics(backend).hamiltonian_step(*arrays, step, friction, backend.array(MASS))
+    found = dynamics.hamiltonian_step(*arrays, step, friction, backend.array(MASS))
     for part, expected in zip(found, (half + 0.5 * step * momentum / MASS, momentum), strict=True):
         np.testing.assert_allclose(backend.numpy(part), expected, rtol=1e-12)
 

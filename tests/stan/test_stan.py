@@ -338,7 +338,7 @@ def test_seeds_that_stan_does_not_take(seed: Any) -> None:
         stan_density.StanDensity(Path("none.so"), "", name="one", seed=seed)
 
 
-def test_the_value_of_rejected_positions() -> None:
+def test_rejected_positions_without_stan() -> None:
     """Minus infinity where Stan raises an error or finds no number, and what it said is kept."""
 
     def log_density(z: np.ndarray) -> float:
@@ -346,12 +346,20 @@ def test_the_value_of_rejected_positions() -> None:
             raise RuntimeError("log_density() failed: Exception: scale is negative")
         return float("nan") if z[0] > 9.0 else float(z.sum())
 
+    def log_density_gradient(z: np.ndarray, out: np.ndarray) -> tuple[float, np.ndarray]:
+        out[:] = 1.0  # written before the error is raised
+        return log_density(z), out
+
     density = object.__new__(stan_density.StanDensity)
     density.dim, density.name, density.threads, density.rejection = 2, "one", 1, None
-    density._model = SimpleNamespace(log_density=log_density)
-    np.testing.assert_array_equal(
-        density.value([[1.0, 2.0], [-1.0, 2.0], [10.0, 2.0]]), [3.0, -np.inf, -np.inf]
+    density._model = SimpleNamespace(
+        log_density=log_density, log_density_gradient=log_density_gradient
     )
+    z = [[1.0, 2.0], [-1.0, 2.0], [10.0, 2.0]]
+    value, gradient = density.value_and_gradient(z)
+    for found in (value, density.value(z)):
+        np.testing.assert_array_equal(found, [3.0, -np.inf, -np.inf])
+    np.testing.assert_array_equal(gradient, [[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]])
     assert density.rejection == "scale is negative"
 
 

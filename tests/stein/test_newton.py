@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,29 +29,17 @@ use_float64()
 FIXED = LevenbergMarquardt(adapt=False)
 
 
-class Rooms:
-    """The rooms of one package that these tests look into."""
-
-    def __init__(self, name: str) -> None:
-        if name == "pyro":
-            from pyro_ext import curvature, kernels, stein
-            from pyro_ext.stein import damping, newton_system
-        else:
-            from numpyro_ext import curvature, kernels, stein  # type: ignore[no-redef]
-            from numpyro_ext.stein import damping, newton_system  # type: ignore[no-redef]
-        self.curvature, self.kernels, self.stein = curvature, kernels, stein
-        self.damping, self.LinearSystem = damping, newton_system.LinearSystem
-
-
 @pytest.fixture
-def rooms(backend: Any) -> Rooms:
-    return Rooms(backend.name)
+def rooms(backend: Any) -> SimpleNamespace:
+    """The rooms of one package that these tests look into."""
+    names = ("curvature", "kernels", "stein", "stein.damping", "stein.newton_system")
+    return SimpleNamespace(**{name.split(".")[-1]: backend.room(name) for name in names})
 
 
 # -- the linear system ------------------------------------------------------------------------
 
 
-def curvature_of(backend: Any, rooms: Rooms, values: dict[str, Any], kind: str) -> Any:
+def curvature_of(backend: Any, rooms: Any, values: dict[str, Any], kind: str) -> Any:
     """A curvature of rows, of rows with one diagonal for all, or of every part."""
     Curvature, Block = rooms.curvature.Curvature, rooms.curvature.KroneckerBlock
     part = {name: backend.array(value) for name, value in values.items()}
@@ -63,7 +52,7 @@ def curvature_of(backend: Any, rooms: Rooms, values: dict[str, Any], kind: str) 
 
 @pytest.mark.parametrize(("kernel", "kind", "number", "dim"), support.CASES)
 def test_every_solver_solves_the_system(
-    backend: Any, rooms: Rooms, kernel: str, kind: str, number: int, dim: int
+    backend: Any, rooms: Any, kernel: str, kind: str, number: int, dim: int
 ) -> None:
     values = support.parts(3, number, dim, 3)
     damping = np.linspace(0.5, 1.5, dim)
@@ -78,7 +67,9 @@ def test_every_solver_solves_the_system(
         for coupling, repulsion, solver in systems:
             options = NewtonSystem(coupling, repulsion, None, 1e-13, 5000)
             damped = backend.array(damping)
-            system = rooms.LinearSystem(interactions, curvature, scores, damped, options)
+            system = rooms.newton_system.LinearSystem(
+                interactions, curvature, scores, damped, options
+            )
             solutions.append(system.solve(solver)[:2])
         return curvature.dense(), curvature.diagonals(), curvature.product(z), solutions
 
@@ -104,7 +95,7 @@ def test_every_solver_solves_the_system(
             assert not moves.any()
 
 
-def test_a_system_that_is_not_definite_is_reported(backend: Any, rooms: Rooms) -> None:
+def test_a_system_that_is_not_definite_is_reported(backend: Any, rooms: Any) -> None:
     points = backend.array(support.parts(0, 4, 3, 1)["z"])
     nothing = rooms.curvature.Curvature(backend.array(np.zeros((1, 3))))
     options = NewtonSystem("full", "all", None, 1e-10, 200)
@@ -112,7 +103,7 @@ def test_a_system_that_is_not_definite_is_reported(backend: Any, rooms: Rooms) -
     def both(z: Any) -> Any:
         interactions = rooms.kernels.RBF(1.0).interactions(z)
         zeros = backend.array(np.zeros(3))
-        system = rooms.LinearSystem(interactions, nothing, z, zeros, options)
+        system = rooms.newton_system.LinearSystem(interactions, nothing, z, zeros, options)
         return [system.solve(solver)[:2] for solver in ("dense", "cg")]
 
     for moves, solved in backend.compiled(both)(points):
@@ -120,7 +111,7 @@ def test_a_system_that_is_not_definite_is_reported(backend: Any, rooms: Rooms) -
         assert not backend.numpy(moves).any()
 
 
-def test_conjugate_gradients_stop_at_the_tolerance_and_say_so(backend: Any, rooms: Rooms) -> None:
+def test_conjugate_gradients_stop_at_the_tolerance_and_say_so(backend: Any, rooms: Any) -> None:
     root = np.random.default_rng(0).normal(size=(30, 30))
     matrix, right = root @ root.T + np.eye(30), root[0]
 
@@ -191,6 +182,12 @@ def arguments(backend: Any, batch: int | None = None) -> tuple[Any, ...]:
     return (backend.array(X), backend.array(Y), *(() if batch is None else (batch,)))
 
 
+def svn(backend: Any, batch: int | None = None, **options: Any) -> Run:
+    """SVN of three particles on the network."""
+    model, args = network_of(backend.name), arguments(backend, batch)
+    return Run(backend, "SVN", model, args=args, num_particles=3, **options)
+
+
 @functools.cache
 def target_of(name: str, batch: int | None) -> tuple[Any, Any]:
     backend = backend_of(name)
@@ -203,7 +200,7 @@ def rows_of(backend: Any, first: int) -> dict[str, Any]:
 
 
 def dense(
-    backend: Any, rooms: Rooms, batch: int | None, z: Any, rows: Any, *options: GaussNewton
+    backend: Any, rooms: Any, batch: int | None, z: Any, rows: Any, *options: GaussNewton
 ) -> list[np.ndarray]:
     """Curvatures of the network as matrices, by all of these options, in one program."""
     target, data = target_of(backend.name, batch)
@@ -229,7 +226,7 @@ def naive_curvature(z: np.ndarray) -> np.ndarray:
     return np.einsum("nai,ab,nbj->ij", jacobian, fisher, jacobian) + PRIOR
 
 
-def test_curvature_over_all_rows_is_summed_over_chunks(backend: Any, rooms: Rooms) -> None:
+def test_curvature_over_all_rows_is_summed_over_chunks(backend: Any, rooms: Any) -> None:
     expected = np.stack([naive_curvature(z) for z in Z])
     factors = []
     for batch in (None, 4):
@@ -240,7 +237,7 @@ def test_curvature_over_all_rows_is_summed_over_chunks(backend: Any, rooms: Room
     np.testing.assert_allclose(*factors, rtol=1e-9, atol=1e-9)
 
 
-def test_structures_of_minibatches(backend: Any, rooms: Rooms) -> None:
+def test_structures_of_minibatches(backend: Any, rooms: Any) -> None:
     last = ("v", "noise")
     whole, diag, low, lower, part, factored, last_factored = dense(
         backend,
@@ -284,7 +281,7 @@ def test_structures_of_minibatches(backend: Any, rooms: Rooms) -> None:
         assert np.linalg.eigvalsh(one).min() > -1e-10
 
 
-def test_a_narrow_prior_hides_no_couplings(backend: Any, rooms: Rooms) -> None:
+def test_a_narrow_prior_hides_no_couplings(backend: Any, rooms: Any) -> None:
     host, dist = backend.host, backend.dist
 
     def model() -> None:
@@ -297,7 +294,7 @@ def test_a_narrow_prior_hides_no_couplings(backend: Any, rooms: Rooms) -> None:
     assert found.prior.form == "hessian"
 
 
-def test_what_has_no_curvature_is_refused(backend: Any, rooms: Rooms) -> None:
+def test_what_has_no_curvature_is_refused(backend: Any, rooms: Any) -> None:
     host, dist, xp = backend.host, backend.dist, backend.xp
     # Pyro wants to know of a factor whether it is reparameterised.
     plain = {"has_rsample": False} if backend.name == "pyro" else {}
@@ -322,20 +319,13 @@ def test_what_has_no_curvature_is_refused(backend: Any, rooms: Rooms) -> None:
     sgd = optimizer(backend, "sgd", 0.1)
     everything = GaussNewton(sites=["w", "v", "noise"])
     with pytest.raises(ArgumentError, match="found all of them"):
-        Run(
-            backend,
-            "SVN",
-            network_of(backend.name),
-            sgd,
-            args=arguments(backend),
-            curvature=everything,
-        )
+        svn(backend, optim=sgd, curvature=everything)
 
 
 # -- damping ----------------------------------------------------------------------------------
 
 
-def test_damping_follows_the_model(backend: Any, rooms: Rooms) -> None:
+def test_damping_follows_the_model(backend: Any, rooms: Any) -> None:
     gain, loss = backend.array([2.0, 2.0]), backend.array([1.0, 1.0])
     before = backend.array([0.0, 0.0])
 
@@ -357,7 +347,7 @@ def test_damping_follows_the_model(backend: Any, rooms: Rooms) -> None:
     assert float(unsolved.damping) > float(poor.damping)
 
 
-def test_moves_stay_within_the_radius(backend: Any, rooms: Rooms) -> None:
+def test_moves_stay_within_the_radius(backend: Any, rooms: Any) -> None:
     moves, scale = np.array([[3.0, 4.0], [0.03, 0.04], [0.0, 0.0]]), np.array([1.0, 4.0])
     given = backend.array(moves), backend.array(scale)
     found = backend.numpy(rooms.damping.within_radius(*given, 1.0))
@@ -400,7 +390,7 @@ def test_a_normal_is_exact_in_twenty_steps(backend: Any) -> None:
     assert error < 0.02
 
 
-def test_particles_repel_without_a_score(backend: Any, rooms: Rooms) -> None:
+def test_particles_repel_without_a_score(backend: Any, rooms: Any) -> None:
     start = np.array([[0.0, 0.0], [0.5, 0.2]])
     flat, kernel = normal(backend, np.zeros(2), 1e4), rooms.kernels.RBF(1.0)
     run = Run(backend, "SVN", flat, None, kernel, num_particles=2, damping=FIXED, start=start)
@@ -410,16 +400,8 @@ def test_particles_repel_without_a_score(backend: Any, rooms: Rooms) -> None:
 
 
 def test_a_step_is_the_reference_on_a_network(backend: Any) -> None:
-    run = Run(
-        backend,
-        "SVN",
-        network_of(backend.name),
-        args=arguments(backend),
-        num_particles=3,
-        step_size=1.0,
-        damping=LevenbergMarquardt(0.5, adapt=False),
-        start=Z,
-    )
+    damping = LevenbergMarquardt(0.5, adapt=False)
+    run = svn(backend, step_size=1.0, damping=damping, start=Z)
     assert run.engine.plan.solver in ("dense", "dual")
     scores = run.score(Z)
     run.step()
@@ -429,21 +411,9 @@ def test_a_step_is_the_reference_on_a_network(backend: Any) -> None:
     np.testing.assert_allclose(run.particles - Z, expected, rtol=1e-6)
 
 
-def test_sites_take_newton_steps_and_others_follow_the_optimizer(
-    backend: Any, rooms: Rooms
-) -> None:
-    run = Run(
-        backend,
-        "SVN",
-        network_of(backend.name),
-        optimizer(backend, "sgd", 1e-2),
-        args=arguments(backend),
-        num_particles=3,
-        curvature=GaussNewton(sites=["v", "noise"]),
-        step_size=1.0,
-        damping=FIXED,
-        start=Z,
-    )
+def test_sites_take_newton_steps_and_others_follow_the_optimizer(backend: Any, rooms: Any) -> None:
+    some, sgd = GaussNewton(sites=["v", "noise"]), optimizer(backend, "sgd", 1e-2)
+    run = svn(backend, optim=sgd, curvature=some, step_size=1.0, damping=FIXED, start=Z)
     scores = run.score(Z)
     run.step()
     found = run.particles - Z
@@ -457,13 +427,10 @@ def test_sites_take_newton_steps_and_others_follow_the_optimizer(
     np.testing.assert_allclose(found[:, :6], 1e-2 * backend.numpy(phi), rtol=1e-8)
 
 
-def test_minibatches_have_their_own_curvature(backend: Any, rooms: Rooms) -> None:
-    run = Run(
+def test_minibatches_have_their_own_curvature(backend: Any, rooms: Any) -> None:
+    run = svn(
         backend,
-        "SVN",
-        network_of(backend.name),
-        args=arguments(backend, 4),
-        num_particles=3,
+        4,
         estimator=backend.public.Minibatch("cyclic"),
         step_size=lambda step: 1.0 - 0.5 * (step > 0),
         damping=FIXED,
@@ -514,10 +481,8 @@ def test_a_move_that_would_lower_the_density_is_taken_back(backend: Any, kind: s
 
 
 def test_an_optimizer_takes_the_newton_direction(backend: Any) -> None:
-    model, given = network_of(backend.name), {"num_particles": 3, "start": Z}
-    sgd = optimizer(backend, "sgd", 0.5)
-    plain = Run(backend, "SVN", model, args=arguments(backend), step_size=0.5, **given).run(4)
-    other = Run(backend, "SVN", model, sgd, args=arguments(backend), **given).run(4)
+    plain = svn(backend, step_size=0.5, start=Z).run(4)
+    other = svn(backend, optim=optimizer(backend, "sgd", 0.5), start=Z).run(4)
     np.testing.assert_allclose(plain.particles, other.particles, rtol=1e-9)
 
 
@@ -555,15 +520,7 @@ def test_runs_go_on_exactly(backend: Any, kind: str, tmp_path: Any) -> None:
             "curvature": GaussNewton("diag", ["v"]),
             "optim": optimizer(backend, "adam", 0.01),
         }
-    run = Run(
-        backend,
-        "SVN",
-        network_of(backend.name),
-        args=arguments(backend, 4),
-        num_particles=3,
-        **options,
-    )
-    run.run(4)
+    run = svn(backend, 4, **options).run(4)
     again = run.saved_and_loaded(tmp_path / "state.npz")
     whole, rest = run.run(3), again.run(3)
     assert np.isfinite(whole.losses).all()
@@ -573,7 +530,7 @@ def test_runs_go_on_exactly(backend: Any, kind: str, tmp_path: Any) -> None:
         run.saved_and_loaded(tmp_path / "state.npz", optim=other)
 
 
-def test_bad_options_are_refused(backend: Any, rooms: Rooms) -> None:
+def test_bad_options_are_refused(backend: Any, rooms: Any) -> None:
     gaussian = normal(backend, np.zeros(2), 1.0)
     with pytest.raises(ArgumentError, match="optimizer with sites"):
         backend.public.SVN(gaussian, curvature=GaussNewton(sites=["z"]))

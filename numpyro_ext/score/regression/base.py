@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jaxtyping import Bool, Float
 
 from numpyro_ext.guides.arrays import JaxFunctions
 from numpyro_ext.score.overflow import judged
@@ -25,7 +26,7 @@ class ClosedForm(base.ClosedForm[State], JaxFunctions):
     antithetic, judged = staticmethod(antithetic), staticmethod(judged)
 
     @staticmethod
-    def filled(shape: tuple[int, ...], like: Array, value: float = 0.0) -> Array:
+    def filled(shape: tuple[int, ...], like: Array, value: float = 0.0) -> Float[Array, "*shape"]:
         return jnp.full(shape, value, like.dtype)
 
     @staticmethod
@@ -33,7 +34,7 @@ class ClosedForm(base.ClosedForm[State], JaxFunctions):
         return initial_count(like.dtype)
 
     @staticmethod
-    def where_ready(condition: Array, function: Callable[[T], T], value: T) -> T:
+    def where_ready(condition: Bool[Array, ""], function: Callable[[T], T], value: T) -> T:
         found: T = lax.cond(condition, function, lambda same: same, value)
         return found
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.linalg import cho_factor, cho_solve
 from jax.scipy.special import logsumexp
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from numpyro_ext.draws import standard_normal
 from numpyro_ext.score.overflow import Verdict
@@ -24,7 +24,7 @@ class MixtureForm(mixture.MixtureForm, ClosedForm[MixtureRegression]):
     verdict = staticmethod(Verdict)
 
     @staticmethod
-    def noise(generator: Array, shape: tuple[int, ...], like: Array) -> Array:
+    def noise(generator: Array, shape: tuple[int, ...], like: Array) -> Float[Array, "*shape"]:
         return standard_normal(generator, shape, like.dtype)
 
     @staticmethod
@@ -32,18 +32,18 @@ class MixtureForm(mixture.MixtureForm, ClosedForm[MixtureRegression]):
         return jnp.arange(number)
 
     @staticmethod
-    def logsumexp(values: Array) -> Array:
+    def logsumexp(values: Float[Array, "... n"]) -> Float[Array, " ..."]:
         return logsumexp(values, -1)
 
     @staticmethod
     def damped_solution(
-        matrix: Float[Array, "n n"], damping: Array, right: Float[Array, " n"]
+        matrix: Float[Array, "n n"], damping: Float[Array, ""], right: Float[Array, " n"]
     ) -> Float[Array, " n"]:
         identity = jnp.eye(len(matrix), dtype=matrix.dtype)
         return cho_solve(cho_factor(matrix + damping * identity), right)
 
     @staticmethod
-    def either(condition: Array, one: Callable[[], T], other: Callable[[], T]) -> T:
+    def either(condition: Bool[Array, ""], one: Callable[[], T], other: Callable[[], T]) -> T:
         found: T = lax.cond(condition, one, other)
         return found
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 from jax import Array, random
+from jaxtyping import Float
 
 from numpyro_ext.density import Data
 from numpyro_ext.engine import EngineState
@@ -40,18 +40,23 @@ class RegressionSolver(RegressionExecutor):
 
     def update(
         self, engine: GuideEngine, plan: GuidePlan, state: EngineState, data: Data
-    ) -> tuple[EngineState, Array, dict[str, Array]]:
+    ) -> tuple[EngineState, Float[Array, ""], dict[str, Float[Array, ""]]]:
         """One iteration."""
         target, form, fit = plan.target, self.form, state.algorithm
         rng_key, sample_key = random.split(state.rng_key)
         draws = form.evaluated_draw(fit.parameters, sample_key, plan.num_samples)
         found, estimator = plan.estimator.estimate(target, state.estimator, draws.theta, data)
-        weights = form.weights(fit.parameters, plan.num_samples)
-        loss = weights @ jnp.square(draws.score - found.score).sum(-1)
         log_p = found.log_density(target.likelihood_temperature)
+        loss, info = form.figures(fit.parameters, draws, found.score, log_p)
         regression, parameters = form.update(
-            fit.regression, fit.parameters, draws.theta, found.score, engine._total(state), log_p
+            fit.regression,
+            fit.parameters,
+            draws.theta,
+            found.score,
+            engine._total(state),
+            log_p,
+            draws.known,
         )
         fit = RegressionState(parameters, regression)
         state = state._replace(algorithm=fit, estimator=estimator, rng_key=rng_key)
-        return state, loss, {"log_p": weights @ log_p, "log_q": weights @ draws.log_prob}
+        return state, loss, info

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyro_ext.guides.flat_density import check_has_flat_density
+from pyro_ext.guides.flat_density import FlatDensity, check_has_flat_density
 from pyro_ext.guides.mixture import AutoGaussianMixture
-from pyro_ext.score.regression.base import ClosedForm
+from pyro_ext.score.regression.base import ClosedForm, StepwiseForm
 from pyro_ext.score.regression.diagonal import DiagonalForm
 from pyro_ext.score.regression.full import FullForm
 from pyro_ext.score.regression.low_rank import LowRankForm
 from pyro_ext.score.regression.matrix_normal import MatrixNormalForm
 from pyro_ext.score.regression.mixture import MixtureForm
 from pyro_ext.score.regression.pairs import antithetic
+from pyro_ext.score.regression.small import SMALL_FORMS, is_small
 from pyro_ext.score.regression.solver import RegressionSolver
 
 #: By :func:`structure_of` the guide.
@@ -23,6 +24,13 @@ CLOSED_FORMS: dict[str, type[ClosedForm]] = {
     "matrix_normal": MatrixNormalForm,
     "mixture": MixtureForm,
 }
+
+
+def closed_form(structure: str, density: FlatDensity) -> type[StepwiseForm]:
+    """The closed form for a guide of this structure, which is another where it is small."""
+    if structure in SMALL_FORMS and is_small(density):
+        return SMALL_FORMS[structure]
+    return CLOSED_FORMS[structure]
 
 
 def structure_of(guide: Any) -> str | None:
@@ -42,5 +50,6 @@ __all__ = [
     "ClosedForm",
     "RegressionSolver",
     "antithetic",
+    "closed_form",
     "structure_of",
 ]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.regression import base
@@ -17,24 +20,50 @@ from pyro_ext.score.regression.pairs import antithetic
 T = TypeVar("T")
 
 
-class ClosedForm(base.ClosedForm[State], TensorFunctions):
-    antithetic, judged = staticmethod(antithetic), staticmethod(judged)
+class StepwiseForm(base.ClosedForm[State]):
+    """A closed form that decides by Python's conditions, of tensors or of NumPy's arrays."""
+
+    judged = staticmethod(judged)
 
     @staticmethod
-    def filled(shape: tuple[int, ...], like: Tensor, value: float = 0.0) -> Tensor:
-        return like.new_full(shape, value)
-
-    @staticmethod
-    def first_count(like: Tensor) -> Count:
+    def first_count(like: Any) -> Count:
         return Count()
 
     @staticmethod
     def where_ready(condition: bool, function: Callable[[T], T], value: T) -> T:
         return function(value) if condition else value
 
+    @staticmethod
+    def to_tensor(values: Any, /) -> Tensor:
+        """The form's array as a tensor."""
+        raise NotImplementedError
+
+    @staticmethod
+    def to_array(values: Tensor, /) -> Any:
+        """Inverse of :meth:`to_tensor`."""
+        raise NotImplementedError
+
+
+class ClosedForm(StepwiseForm[State], TensorFunctions):
+    antithetic = staticmethod(antithetic)
+
+    @staticmethod
+    def filled(shape: tuple[int, ...], like: Tensor, value: float = 0.0) -> Float[Tensor, "*shape"]:
+        return like.new_full(shape, value)
+
+    @staticmethod
+    def to_tensor(values: Tensor, /) -> Tensor:
+        return values
+
+    @staticmethod
+    def to_array(values: Tensor, /) -> Tensor:
+        return values
+
 
 def saved(state: Any) -> Any:
-    """A state as plain containers, for a file."""
+    """A state as plain containers of tensors and numbers, for a file."""
+    if isinstance(state, np.ndarray):
+        return torch.from_numpy(state)
     if hasattr(state, "_asdict"):
         return {name: saved(value) for name, value in state._asdict().items()}
     if isinstance(state, dict):
@@ -51,7 +80,7 @@ def restored(like: Any, state: Any) -> Any:
         return {name: restored(value, state[name]) for name, value in like.items()}
     if isinstance(like, tuple):
         return tuple(restored(*pair) for pair in zip(like, state, strict=True))
-    return state
+    return state.numpy() if isinstance(like, np.ndarray) else state
 
 
-__all__ = ["ClosedForm", "Draws", "restored", "saved"]
+__all__ = ["ClosedForm", "Draws", "StepwiseForm", "restored", "saved"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ppl_ext.regression import mixture
@@ -19,7 +19,9 @@ T = TypeVar("T")
 
 class MixtureForm(mixture.MixtureForm, ClosedForm[MixtureRegression]):
     @staticmethod
-    def noise(generator: torch.Generator, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    def noise(
+        generator: torch.Generator, shape: tuple[int, ...], like: Tensor
+    ) -> Float[Tensor, "*shape"]:
         return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
 
     @staticmethod
@@ -27,12 +29,12 @@ class MixtureForm(mixture.MixtureForm, ClosedForm[MixtureRegression]):
         return torch.arange(number, device=like.device)
 
     @staticmethod
-    def logsumexp(values: Tensor) -> Tensor:
+    def logsumexp(values: Float[Tensor, "... n"]) -> Float[Tensor, " ..."]:
         return values.logsumexp(-1)
 
     @staticmethod
     def damped_solution(
-        matrix: Float[Tensor, "n n"], damping: Tensor, right: Float[Tensor, " n"]
+        matrix: Float[Tensor, "n n"], damping: Float[Tensor, ""], right: Float[Tensor, " n"]
     ) -> Float[Tensor, " n"]:
         matrix.diagonal().add_(damping)
         return torch.cholesky_solve(right[:, None], torch.linalg.cholesky(matrix))[:, 0]
@@ -42,7 +44,7 @@ class MixtureForm(mixture.MixtureForm, ClosedForm[MixtureRegression]):
         return one() if condition else other()
 
     @staticmethod
-    def verdict(wild: Tensor, spoilt: Tensor) -> Verdict:
+    def verdict(wild: Bool[Tensor, ""], spoilt: Bool[Tensor, ""]) -> Verdict:
         return Verdict(bool(wild), bool(spoilt))
 
 

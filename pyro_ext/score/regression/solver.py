@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from ppl_ext.proximal import RegressionExecutor
 from pyro_ext.density import Data
 from pyro_ext.engine import Update
-from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, all_finite
+from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState, all_finite
 from pyro_ext.score.regression.base import restored, saved
 
 
 class RegressionSolver(RegressionExecutor):
-    def initial(self, engine: GuideEngine, plan: GuidePlan) -> Any:
-        """The state before the first iteration."""
-        return self.form.initial(engine._parameters)
+    def initial(self, engine: GuideEngine, plan: GuidePlan) -> GuideState:
+        """The engine's state before the first iteration."""
+        return GuideState(method=self.form.initial(plan.parameters))
 
     def saved(self, state: Any) -> Any:
         """A state as plain containers, for a file."""
@@ -27,24 +28,26 @@ class RegressionSolver(RegressionExecutor):
         """Inverse of :meth:`saved`; ``state`` is one of the same form."""
         return restored(state, found)
 
+    # Forms may compute by NumPy, and torch says nothing of overflows either.
+    @np.errstate(all="ignore")
     @torch.no_grad()
-    def update(
-        self, engine: GuideEngine, plan: GuidePlan, state: Any, data: Data
-    ) -> tuple[Any, Update]:
-        """One iteration; the state is the old one where the step is not finite."""
-        form, parameters = self.form, engine._parameters
+    def update(self, engine: GuideEngine, plan: GuidePlan, state: GuideState, data: Data) -> Update:
+        """One iteration."""
+        form, parameters = self.form, plan.parameters
         draws = form.evaluated_draw(parameters, engine._generator, plan.num_samples)
-        weights = form.weights(parameters, plan.num_samples)
-        found = engine._score(draws.theta, data)
-        score, log_p = found.score, found.log_density(plan.target.likelihood_temperature)
-        loss = float(weights @ (draws.score - score).square_().sum(-1))
-        info = {"log_p": float(weights @ log_p), "log_q": float(weights @ draws.log_prob)}
+        found = engine._score(form.to_tensor(draws.theta), data)
+        log_p = form.to_array(found.log_density(plan.target.likelihood_temperature))
+        score = form.to_array(found.score)
+        found_loss, figures = form.figures(parameters, draws, score, log_p)
+        loss, info = float(found_loss), {name: float(each) for name, each in figures.items()}
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
         if finite:
             total = engine._total or 0
-            updated, moved = form.update(state, parameters, draws.theta, score, total, log_p)
+            updated, moved = form.update(
+                state.method, parameters, draws.theta, score, total, log_p, draws.known
+            )
             finite = all_finite(moved)
             if finite:
-                engine._write(moved)
-                state = updated
-        return state, Update(loss, info, finite)
+                engine._write(plan, moved)
+                state = state._replace(method=updated)
+        return Update(loss, info, finite, state)
