@@ -22,9 +22,11 @@ more than the base does has a plan class with more fields, and makes it in ``_pl
 data)``. ``_settings()`` may name the options that a saved state depends on and that the shapes of
 its arrays do not tell, such as the kernel.
 
-A run is one compiled loop whose trip count is an argument: however a run is cut into pieces, for
-a progress bar, a callback or a checkpoint, the same program does every step and the result is the
-same to the last bit.
+A run is one compiled loop whose trip count is an argument. On processors the first steps of small
+models are taken by a program that is quickly compiled, and later ones by one that is optimised
+(:class:`~numpyro_ext.programs.Loop`). Which of them takes a step depends on its number: however a
+run is cut into pieces, for a progress bar, a callback or a checkpoint, the same program does every
+step and the result is the same to the last bit.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from numpyro.util import is_prng_key
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.gradients import GradientEstimator, default_estimator
-from numpyro_ext.programs import Program
+from numpyro_ext.programs import Loop, Program
 from ppl_ext import state_files
 from ppl_ext.engine import EngineShell
 from ppl_ext.errors import ArgumentError
@@ -193,8 +195,10 @@ class _Bound:
         What of the arguments the target depends on.
     init : callable
         From where the algorithm starts, keys and data to the state before the first step.
-    update, chunk : callable
-        One step, and a loop of them, which takes its state over.
+    update : callable
+        One step.
+    chunk : Loop
+        Many steps, which takes its state over.
     params : callable
         The parameters in a state.
     """
@@ -204,7 +208,7 @@ class _Bound:
     signature: Any
     init: Program
     update: Program
-    chunk: Program
+    chunk: Loop
     params: Program
 
 
@@ -239,6 +243,8 @@ class Engine(EngineShell, ABC):
 
     # Whether latent sites inside a subsampled plate can be carried.
     allow_local_latents = True
+    # Steps of a usual run: in fewer, time that is saved in compiling must not be lost.
+    _usual_steps = 2000
 
     def __init__(
         self,
@@ -353,7 +359,7 @@ class Engine(EngineShell, ABC):
             signature,
             Program(partial(self._initial_state, plan), rarely=True),
             update,
-            Program(partial(self._chunk, plan, update), donate_argnums=(0,)),
+            Loop(partial(self._chunk, plan, update), self._usual_steps, donate_argnums=(0,)),
             Program(partial(self._get_params, plan), rarely=True),
         )
 
@@ -557,7 +563,7 @@ class Engine(EngineShell, ABC):
 
         def take(count: int) -> Piece:
             nonlocal state
-            found: _Steps = bound.chunk(state, bound.data, np.int32(count))
+            found: _Steps = bound.chunk(int(state.step), count, state, bound.data)
             state, done = found.state, int(found.taken)
             if not bool(found.finite) and self.on_nonfinite == "raise":
                 raise self._nonfinite_error(int(state.step) + 1, state)

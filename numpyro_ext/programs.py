@@ -9,7 +9,9 @@ model closes over other arrays, or reads another global, does not.
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -17,6 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
 #: XLA spends most of a small program's compile time on making it fast. On processors these make
@@ -30,6 +33,11 @@ _QUICKLY: dict[str, bool | int | float | str] = {
 MAX_KEPT = 256
 #: Programs with longer texts hold large constants, which must not outlive their engine.
 MAX_LENGTH = 2**21
+
+#: What a program that is not optimised saves for each line of its text, and what it loses each time
+#: that it runs for each byte that its operations read or write, in seconds. Measured; of the order
+#: on any present processor.
+SAVED_PER_LINE, LOST_PER_BYTE = 1e-3, 1e-10
 
 #: Settings under which a function becomes another program.
 _SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_device")
@@ -86,16 +94,21 @@ class Program:
         """The function's value."""
         if _trace_state() != _NO_TRACE:
             return self._traced(*args)
-        leaves, tree = jax.tree.flatten(args)
-        signature = (
-            tree,
-            tuple((jax.typeof(leaf), getattr(leaf, "sharding", None)) for leaf in leaves),
-            *(getattr(jax.config, name) for name in _SETTINGS),
-        )
+        signature = _signature(args)
         compiled = self._compiled.get(signature)
         if compiled is None:
             compiled = self._compiled[signature] = self._find(signature, args)
         return compiled(*args)
+
+    def lowered(self, *args: Any) -> Any:
+        """The program before it is compiled, which JAX keeps."""
+        return self._traced.trace(*args).lower()
+
+    def optimised(self) -> Program:
+        """The same function, traced once for both, as a program that runs often."""
+        other = copy.copy(self)
+        other._rarely, other._compiled = False, {}
+        return other
 
     def _find(self, signature: Hashable, args: tuple[Any, ...]) -> Any:
         traced = self._traced.trace(*args)
@@ -123,6 +136,68 @@ class Program:
             while len(_kept) > MAX_KEPT:
                 _kept.popitem(last=False)
         return found
+
+
+class Loop:
+    """A function that takes many steps, the first of them by a program that is quickly compiled.
+
+    XLA takes seconds to optimise what many runs need for milliseconds. So the first steps are
+    taken by a program that is not optimised, as many as lose about the time that it saves, and
+    later ones by one that is. The number depends on the program alone, so that a run's steps are
+    taken by the same programs however it is cut.
+
+    Parameters
+    ----------
+    function : callable
+        A pure function of pytrees of arrays and, last, of the number of steps. Its text holds one
+        step, as a loop's does.
+    usual : int
+        Steps of a usual run. Where the time saved would be lost earlier, all steps are taken by
+        the optimised program.
+    donate_argnums : tuple of int
+        As for ``jax.jit``.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], usual: int, *, donate_argnums: tuple[int, ...] = ()
+    ) -> None:
+        self._usual = usual
+        self._quick = Program(function, rarely=True, donate_argnums=donate_argnums)
+        self._optimised = self._quick.optimised()
+        self._switches: dict[Hashable, int] = {}
+
+    def __call__(self, first: int, count: int, *args: Any) -> Any:
+        """The function's value after ``count`` steps, or fewer, where ``first`` have been taken."""
+        switch = self.switch(*args)
+        if first >= switch:
+            return self._optimised(*args, np.int32(count))
+        return self._quick(*args, np.int32(min(count, switch - first)))
+
+    def switch(self, *args: Any) -> int:
+        """The step from which on steps are taken by the optimised program."""
+        signature = _signature(args)
+        if signature not in self._switches:
+            self._switches[signature] = self._find_switch(*args)
+        return self._switches[signature]
+
+    def _find_switch(self, *args: Any) -> int:
+        if not _QUICKLY or jax.default_backend() != "cpu":
+            return 0
+        lowered = self._quick.lowered(*args, np.int32(1))
+        num_bytes = (lowered.cost_analysis() or {}).get("bytes accessed", math.inf)
+        saved = SAVED_PER_LINE * lowered.as_text().count("\n")
+        steps = min(saved / (LOST_PER_BYTE * max(num_bytes, 1.0)), 2.0**31 - 1.0)
+        return int(steps) if steps >= self._usual else 0
+
+
+def _signature(args: tuple[Any, ...]) -> Hashable:
+    """What of the arguments, and of JAX's settings, a program depends on."""
+    leaves, tree = jax.tree.flatten(args)
+    return (
+        tree,
+        tuple((jax.typeof(leaf), getattr(leaf, "sharding", None)) for leaf in leaves),
+        *(getattr(jax.config, name) for name in _SETTINGS),
+    )
 
 
 def _compile(lowered: Any, rarely: bool) -> Any:

@@ -143,7 +143,7 @@ def take_steps(
         The engine's, for the bar.
     cadence : Cadence
     take : callable
-        Takes so many steps; raises ``NonFiniteError`` at one that ends the run.
+        Takes so many steps, or fewer; raises ``NonFiniteError`` at one that ends the run.
     save : callable
         Saves the present state.
     call_back : callable
@@ -170,6 +170,7 @@ def take_steps(
                     save()
                 raise
             elapsed = time.perf_counter() - started
+            count = len(piece.losses)
             position += count
             pieces.append(piece)
             if count == size and elapsed < PIECE_SECONDS / 2:

@@ -158,6 +158,7 @@ class SVN(ParticleEngine):
 
     # The curvature of a row's own latents is not that of a minibatch, scaled up.
     allow_local_latents = False
+    _usual_steps = 30
 
     def __init__(
         self,

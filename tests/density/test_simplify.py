@@ -56,7 +56,7 @@ def simplified(function: Function, *inputs: Tensor) -> tuple[list[str], Any, Any
         (lambda x, y: torch.add(y, -x, alpha=2.0), "neg add", False),
         (lambda x, y: (-x).masked_fill_(x > 0.0, 5.0) - y, "neg gt masked_fill_ sub", True),
         (lambda x, y: ((z := -x).view(-1).mul_(2.0), y - z)[1], "neg view mul_ sub", False),
-        (lambda x, y: (-(-x)).mul_(2.0) + x, "neg neg mul_ add", False),  # noqa: B002
+        (lambda x, y: x.neg().neg().mul_(2.0) + x, "neg neg mul_ add", False),
         (lambda x, y: x.exp().mul_(2.0) + x.exp(), "exp mul_ exp add", False),
         (lambda x, y: (z := x * y)[0].masked_fill_(y[0] > 0.0, 5.0) + z, None, False),
         (lambda x, y: HELD * x + y, "mul add", True),

@@ -18,6 +18,7 @@ import pytest
 from jax import random
 
 from numpyro_ext.engine import EngineState, as_optimizer
+from numpyro_ext.programs import Loop
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
 from tests.engine_support import bits_of as bits
 from tests.engine_support import noisy_ascent, shell_of
@@ -46,6 +47,25 @@ def test_a_step_is_traced_once_for_runs_and_single_steps() -> None:
     e.run(random.key(5), 3, Y + 1.0, batch=8, progress_bar=False)
     state, _ = e.update(first.state, Y, batch=8)
     e.update(state, Y.copy(), batch=8)
+    assert e.traces == 1
+
+
+def test_a_run_that_goes_on_with_the_optimised_program_is_cut_anywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Loop, "_find_switch", lambda self, *args: 10)
+    e = SHELL.make()
+    whole = run(e, 20)
+    assert len(whole.losses) == 20 and int(whole.state.step) == 20
+    seen: list[int] = []
+    called = run(e, 20, callback=lambda i, state, info: seen.append(i), callback_every=8)
+    assert seen == [8, 16, 20]
+    for first in (4, 10, 13):
+        half = run(e, first)
+        rest = run(e, 20 - first, init_state=half.state)
+        assert bits(rest.state) == bits(called.state) == bits(whole.state)
+        losses = np.concatenate([half.losses, rest.losses])
+        np.testing.assert_array_equal(losses, whole.losses)
     assert e.traces == 1
 
 

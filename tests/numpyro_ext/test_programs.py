@@ -19,7 +19,7 @@ from jax import random
 
 from numpyro_ext import programs
 from numpyro_ext.density import LogDensity
-from numpyro_ext.programs import Program
+from numpyro_ext.programs import Loop, Program
 
 KEY = random.key(0)
 
@@ -181,6 +181,43 @@ def test_an_option_that_the_compiler_does_not_know_is_left_out(
     monkeypatch.setattr(programs, "_QUICKLY", {"xla_no_such_option": True})
     assert Program(lambda x: x + 1.0, rarely=True)(1.0) == 2.0
     assert not programs._QUICKLY
+
+
+def _sines(usual: int) -> Loop:
+    def run(x: jax.Array, number: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, number, lambda _, x: jnp.sin(x) + x.mean(), x)
+
+    return Loop(run, usual)
+
+
+def test_the_first_steps_are_taken_by_a_program_that_is_quickly_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = jnp.ones(8)
+    loop = _sines(1)
+    # More steps of those that read less.
+    assert loop.switch(x) > 50 * loop.switch(jnp.ones(1000)) > 0
+    monkeypatch.setattr(programs, "LOST_PER_BYTE", 1e10)
+    assert _sines(1).switch(x) == 0
+    monkeypatch.undo()
+    assert _sines(loop.switch(x) + 1).switch(x) == 0
+    levels: list[bool] = []
+    compile_ = programs._compile
+
+    def noted(lowered: Any, rarely: bool) -> Any:
+        levels.append(rarely)
+        return compile_(lowered, rarely)
+
+    monkeypatch.setattr(programs, "_compile", noted)
+    monkeypatch.setattr(Loop, "_find_switch", lambda self, *args: 5)
+    loop = _sines(1)
+    with compiled() as names:
+        taken = loop(0, 9, x)
+    assert levels == [True] and len(names) == 1
+    # Up to the fifth step and no further.
+    np.testing.assert_array_equal(taken, loop(2, 3, loop(0, 2, x)))
+    loop(5, 4, taken)
+    assert levels == [True, False]
 
 
 _COUNT = """

@@ -174,8 +174,8 @@ def test_noise_is_averaged(face: Any, number: int) -> None:
 def test_no_level_of_noise_makes_it_diverge(face: Any, level: float, worst: float) -> None:
     """Within a nat of the best diagonal fit on twenty targets; at the largest level on most.
 
-    There a rare run is not, of which the worst in thousands lost tens of nats. Without the trust
-    region all lose hundreds within a tenth of these pairs, most of them thousands.
+    There a rare run is not, of which the worst in thousands lost tens of nats. Without limits of a
+    step nearly all are lost within a tenth of these pairs, the worst by tens of thousands.
     """
     found = losses(face, level, 50_000, 20)
     assert np.quantile(found, 0.9) < 1.0 and max(found) < worst

@@ -176,6 +176,7 @@ def test_noise_is_averaged(face: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # 400,000 steps, minutes of PyTorch
 @pytest.mark.parametrize("level", [0.1, 1.0, 3.0, 10.0])
 def test_no_level_of_noise_makes_it_diverge(face: Any, level: float) -> None:
     """Within a nat of the noise-free bound, which is what the target allows, in twenty seeds."""
