@@ -46,7 +46,8 @@ demo: $(STAMP)  ## fit the demonstration models with every engine and write out/
 
 # Test processes take whole files, whose tests share compiled programs; tests/conftest.py puts the
 # longest first, in place of those with most tests.
-PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# The order of sets is in the text of NumPyro's programs, by which JAX finds what it has compiled.
+PYTEST := PYTHONHASHSEED=0 $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 BENCHMARKS := tests/benchmarks tests/examples
 
 test: $(STAMP)  ## run the fast tests
