@@ -24,15 +24,20 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 # Read by the libraries when they are first imported, hence before anything else here.
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
-os.environ.setdefault(
-    "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-)
+# Most programs of tests run a few times: compiling without optimising takes half as long. XLA ends
+# the process over a flag that it does not know, and later versions do not know this one.
+_flags = "--xla_cpu_multi_thread_eigen=false --xla_backend_optimization_level=0"
+with contextlib.suppress(PackageNotFoundError):
+    if version("jaxlib").startswith("0.10."):
+        _flags += " --xla_cpu_use_fusion_emitters=false"
+os.environ.setdefault("XLA_FLAGS", _flags)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
 # Kept from run to run and shared by all test processes.

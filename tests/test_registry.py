@@ -13,17 +13,25 @@ from tests.engine_support import Verbs
 from tests.models import zoo
 from tests.registry import REGISTRY
 
-#: Models that differ in plates, masks and scales alone. Those are the target's affair, the same
-#: for all engines, but for the curvature of LaplaceGGN; the fast tests run them for one engine
-#: and for rows that claim no other.
-WIRING = ("gaussian_two_sites", "nested_plates", "masked_observations", "scaled_observations")
+#: Enough for most engines: models whose mean, scale, Jacobian or rows go wrong when an engine's
+#: do. What the other models differ in is the target's affair and the same for all engines, so that
+#: the fast tests run them for two engines alone, and for rows that claim none of these.
+ENOUGH = (
+    "gaussian_five",
+    "lognormal",
+    "conjugate_normal_subsampled",
+    "local_latents",
+    "dependent_uniform",
+)
+EVERY_MODEL = ("ProximalScoreVI, regression", "LaplaceGGN")
 
 
 def _marks(row: str, model: str) -> list[pytest.MarkDecorator]:
-    needed = row in ("SVGD", "LaplaceGGN") or set(REGISTRY[row].bias) <= set(WIRING)
-    # The gradient solver takes a minute for what its other Normal shows as well.
-    twin = (row, model) == ("ProximalScoreVI, gradient", "conjugate_normal")
-    return [pytest.mark.slow] if twin or (model in WIRING and not needed) else []
+    # Many steps, for what test_proximal.py shows of this solver as well.
+    if row == "ProximalScoreVI, gradient":
+        return [pytest.mark.slow]
+    alone = not set(REGISTRY[row].bias) & set(ENOUGH)
+    return [] if row in EVERY_MODEL or model in ENOUGH or alone else [pytest.mark.slow]
 
 
 CLAIMS = [

@@ -261,7 +261,7 @@ class EngineFitter:
             engine = kind(model, *optim, num_particles=PARTICLES, **options)
             engine.setup()
             if start is not None:
-                engine._load_particles(as_tensor(start.draw(PARTICLES, seed)))
+                engine._state.particles.copy_(as_tensor(start.draw(PARTICLES, seed)))
         else:
             assert method.guide is not None
             guide = make_guide(method.guide, model, start, seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyro
 import pyro.distributions as dist
+import pytest
 import torch
 from pyro.infer import SVGD as HostSVGD
 from pyro.infer.svgd import RBFSteinKernel
@@ -42,6 +43,7 @@ def test_pyros_own_svgd_mixes_particles_and_sites():
     assert one[1] < 0.95 < 0.98 < two[1]
 
 
+@pytest.mark.slow
 def test_particles_far_from_a_split_target_find_it_and_pyros_own_do_not():
     """The joint density as a factor, so that no prior starts the particles near it."""
     mean = torch.tensor(zoo.GAUSSIAN_3D_MEAN)
