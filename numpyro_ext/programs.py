@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -100,9 +99,9 @@ class Program:
             compiled = self._compiled[signature] = self._find(signature, args)
         return compiled(*args)
 
-    def lowered(self, *args: Any) -> Any:
-        """The program before it is compiled, which JAX keeps."""
-        return self._traced.trace(*args).lower()
+    def traced(self, *args: Any) -> Any:
+        """The program before it is lowered and compiled, which JAX keeps."""
+        return self._traced.trace(*args)
 
     def optimised(self) -> Program:
         """The same function, traced once for both, as a program that runs often."""
@@ -183,11 +182,29 @@ class Loop:
     def _find_switch(self, *args: Any) -> int:
         if not _QUICKLY or jax.default_backend() != "cpu":
             return 0
-        lowered = self._quick.lowered(*args, np.int32(1))
-        num_bytes = (lowered.cost_analysis() or {}).get("bytes accessed", math.inf)
-        saved = SAVED_PER_LINE * lowered.as_text().count("\n")
-        steps = min(saved / (LOST_PER_BYTE * max(num_bytes, 1.0)), 2.0**31 - 1.0)
+        traced = self._quick.traced(*args, np.int32(1))
+        saved = SAVED_PER_LINE * traced.lower().as_text().count("\n")
+        steps = min(saved / (LOST_PER_BYTE * max(_num_bytes(traced.jaxpr), 1)), 2.0**31 - 1.0)
         return int(steps) if steps >= self._usual else 0
+
+
+def _num_bytes(program: Any) -> int:
+    """Bytes that a program's operations read or write, those of a loop counted once."""
+    program = getattr(program, "jaxpr", program)
+    total = 0
+    for operation in program.eqns:
+        parts = [
+            part
+            for part in jax.tree.leaves(
+                list(operation.params.values()), is_leaf=lambda each: hasattr(each, "eqns")
+            )
+            if hasattr(part, "eqns")
+        ]
+        total += sum(map(_num_bytes, parts))
+        if not parts:
+            values = (each.aval for each in (*operation.invars, *operation.outvars))
+            total += sum(each.size * each.dtype.itemsize for each in values if each.shape)
+    return total
 
 
 def _signature(args: tuple[Any, ...]) -> Hashable:

@@ -31,12 +31,13 @@ from typing import Any
 # Read by the libraries when they are first imported, hence before anything else here.
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
-# Most programs of tests run a few times: compiling without optimising takes half as long. XLA ends
-# the process over a flag that it does not know, and later versions do not know this one.
+# Most programs of tests run a few times: compiling without optimising, and in one piece, takes half
+# as long. XLA ends the process over a flag that it does not know, as later versions may not know
+# these.
 _flags = "--xla_cpu_multi_thread_eigen=false --xla_backend_optimization_level=0"
 with contextlib.suppress(PackageNotFoundError):
     if version("jaxlib").startswith("0.10."):
-        _flags += " --xla_cpu_use_fusion_emitters=false"
+        _flags += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 os.environ.setdefault("XLA_FLAGS", _flags)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")

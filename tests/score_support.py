@@ -185,11 +185,6 @@ class GuideRun(Run):
         return np.asarray(root @ root.T)
 
     @property
-    def skipped(self) -> int:
-        """Steps that were not finite."""
-        return self.engine.num_skipped if self.is_pyro else int(self.state.skipped)
-
-    @property
     def reused(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Earlier draws and scores that the gradient solver uses again, the latest first."""
         if self.is_pyro:
@@ -212,17 +207,8 @@ class GuideRun(Run):
         key = () if self.is_pyro else (self.backend.key(),)
         return self.face.numpy(predictive(model, **options)(*key, *args))
 
-    def load_from(self, other: GuideRun, path: Any) -> None:
-        """Go on from the saved state of another run."""
-        if self.is_pyro:
-            other.engine.save(path)
-            self.engine.load(path)
-        else:
-            other.engine.save(path, other.state)
-            self.state = self.engine.load(path, *self.args, **self.kwargs)
-
     def go_on_from(self, other: GuideRun) -> None:
-        """The same through a file that is gone again."""
+        """Go on from the saved state of another run, through a file that is gone again."""
         with tempfile.TemporaryDirectory() as folder:
             self.load_from(other, Path(folder) / "state")
 

@@ -41,6 +41,7 @@ class Case(Verbs):
         options = {} if self.row.engine in EXACT else {"batch": 4}
         super().__init__(backend, (backend.array(Y),), **options)
         self.calls = 0
+        self._shared: dict[str, Any] = {}
 
     def model(self, y: Any, batch: int | None = None) -> None:
         """Two latents of different supports, so that sites and Jacobians have a part."""
@@ -50,6 +51,12 @@ class Case(Verbs):
         scale = host.sample("scale", dist.LogNormal(0.0, 0.5))
         with host.plate("rows", len(y), subsample_size=batch) as rows:
             host.sample("y", dist.Normal(mean, scale), obs=y if batch is None else y[rows])
+
+    def engine(self, name: str) -> Any:
+        """An engine: where it holds no state one for all tests, which trace its programs once."""
+        if self.is_pyro or name not in self._shared:
+            self._shared[name] = self.make()
+        return self._shared[name]
 
     def make(self, model: Any = None, **set_options: Any) -> Any:
         """A new engine, as after a restart."""
@@ -79,7 +86,7 @@ def case(request: pytest.FixtureRequest, row: str) -> Case:
 
 def test_a_killed_run_goes_on_to_the_last_bit(case: Case, tmp_path: Path) -> None:
     path = tmp_path / "state"
-    whole = case.make()
+    whole = case.engine("first")
     expected, result = case.run(whole, STEPS)
 
     def kill(step: int, engine_or_state: Any, figures: Mapping[str, float]) -> None:
@@ -88,8 +95,8 @@ def test_a_killed_run_goes_on_to_the_last_bit(case: Case, tmp_path: Path) -> Non
 
     options = {"callback": kill, "checkpoint": path, "checkpoint_every": SAVED}
     with pytest.raises(Killed):
-        case.run(case.make(), STEPS, **options)
-    fresh = case.make()
+        case.run(case.engine("first"), STEPS, **options)
+    fresh = case.engine("second")
     state = case.load(fresh, path)
     found, rest = case.run(fresh, STEPS - SAVED, state)
     assert case.bits(fresh, found) == case.bits(whole, expected)
@@ -98,7 +105,7 @@ def test_a_killed_run_goes_on_to_the_last_bit(case: Case, tmp_path: Path) -> Non
 
 
 def test_a_step_that_is_not_finite_leaves_the_state(case: Case) -> None:
-    engine, twin = case.make(), case.make()
+    engine, twin = case.engine("first"), case.engine("second")
     state, _ = case.run(engine, 2)
     other, _ = case.run(twin, 2)
     before = case.bits(engine, state)
@@ -126,7 +133,7 @@ def test_a_step_that_is_not_finite_may_be_skipped(case: Case) -> None:
 
 
 def test_nothing_is_traced_again_after_the_first_steps(case: Case) -> None:
-    engine = case.make()
+    engine = case.engine("first")
     state, _ = case.run(engine, 3)
     state, _ = case.step(engine, state)
     case.calls = 0
@@ -138,7 +145,7 @@ def test_nothing_is_traced_again_after_the_first_steps(case: Case) -> None:
 
 def test_states_that_belong_elsewhere_are_refused(case: Case, tmp_path: Path) -> None:
     path = tmp_path / "state"
-    engine = case.make()
+    engine = case.engine("first")
     state = case.start(engine)
     case.save(engine, state, path)
 

@@ -72,7 +72,15 @@ def regression(host: Any) -> Regression:
     return Regression(host)
 
 
-@pytest.mark.parametrize("name", ["Renyi", "graph", "IAF", "layers"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "graph",
+        "IAF",
+        pytest.param("Renyi", marks=pytest.mark.slow),
+        pytest.param("layers", marks=pytest.mark.slow),
+    ],
+)
 def test_flat_guides(regression, name: str) -> None:
     autoguide, infer, public = regression.host.autoguide, regression.infer, regression.public
     flow = {"hidden_dim": [4]} if regression.pyro else {"hidden_dims": [4], "num_flows": 1}

@@ -230,6 +230,7 @@ def test_a_saved_state_belongs_to_its_layers(tmp_path: Path) -> None:
         engine(layers={"a": "b"}).load(tmp_path / "state")
 
 
+@pytest.mark.slow
 def test_fit_of_a_layer(face: Any) -> None:
     """One layer of low rank, from the guide's own start, which is more than 10 nats off."""
     draws = np.random.default_rng(5)

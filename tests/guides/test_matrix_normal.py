@@ -385,6 +385,7 @@ def test_evidence_bound_is_the_evidence_at_the_exact_posterior(face: Any) -> Non
 
 
 @pytest.mark.filterwarnings(*arviz_support.IGNORED)
+@pytest.mark.slow
 def test_fit_of_a_matrix_normal_posterior(face: Any) -> None:
     model, data = regression_of(face)
     guide = face.guides.AutoMatrixNormal(model, init_scale=0.3)

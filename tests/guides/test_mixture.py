@@ -511,6 +511,7 @@ def test_host_svi_fits_the_components(face: Any, covariance: str) -> None:
 
 
 @pytest.mark.filterwarnings(*arviz_support.IGNORED)
+@pytest.mark.slow
 def test_proximal_fit_recovers_a_mixture(face: Any, tmp_path: Path) -> None:
     bimodal = two_components(face)
 

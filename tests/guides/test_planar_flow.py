@@ -473,6 +473,7 @@ def test_flow_follows_a_banana_where_a_diagonal_normal_cannot(face: Any) -> None
 
 
 @pytest.mark.filterwarnings(*arviz_support.IGNORED)
+@pytest.mark.slow
 def test_flow_lowers_the_residual_of_a_banana(face: Any) -> None:
     banana = banana_of(face)
     # In NumPyro from a random point: from the median of its draws there is less to lower.

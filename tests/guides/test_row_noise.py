@@ -176,8 +176,9 @@ def outputs(backend: Any, model: Any, method: Any, **sites: np.ndarray) -> np.nd
         return np.stack([backend.numpy(single()) for _ in range(2000)])
     import jax
 
-    keys = jax.random.split(backend.key(), (2, 5000))
-    return np.asarray(jax.jit(jax.vmap(single))(*keys))
+    keys = jax.random.split(backend.key(), (5000, 2))
+    # One after another as well: a convolution with weights for each draw is slow.
+    return np.asarray(jax.jit(lambda keys: jax.lax.map(lambda pair: single(*pair), keys))(keys))
 
 
 def assert_same_moments(found: np.ndarray, expected: np.ndarray) -> None:

@@ -43,7 +43,7 @@ def test_all_permutations_are_equally_likely(size: int) -> None:
     assert stats.chisquare(counts).pvalue > LEAST_P_VALUE
 
 
-@pytest.mark.parametrize("size", [12, 20, 101])
+@pytest.mark.parametrize("size", [12, 20, pytest.param(101, marks=pytest.mark.slow)])
 def test_rows_of_two_places_are_equally_likely_pairs(size: int) -> None:
     drawn = many(size, 100_000)
     # Places side by side, in one row or column of the layout, and far apart.

@@ -96,6 +96,7 @@ def test_low_rank_normal_on_a_normal_of_its_form(face: Any) -> None:
     assert divergence(mean, covariance, run.moments[0], run.covariance) < 1e-4
 
 
+@pytest.mark.slow
 def test_flow_lowers_its_residual(face: Any) -> None:
     def model() -> None:
         gamma = face.dist.Gamma(face.array([2.0, 3.0]), 1.0)

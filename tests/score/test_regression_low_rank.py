@@ -173,6 +173,7 @@ def test_a_target_without_factors(face: Any) -> None:
     assert fit(face, diagonal, 0, 0.0, 400) < 1e-5
 
 
+@pytest.mark.slow
 def test_noise_is_averaged(face: Any) -> None:
     early = sum(fit(face, of_the_family, seed, 1.0, 200) for seed in range(2))
     late = sum(fit(face, of_the_family, seed, 1.0, 1500) for seed in range(2))

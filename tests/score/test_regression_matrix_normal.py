@@ -170,6 +170,7 @@ def test_minibatches_are_averaged(face: Any) -> None:
     assert EXACT.kl(mean[where].reshape(block.shape), found[where, where]) < 0.1
 
 
+@pytest.mark.slow
 def test_noise_is_averaged(face: Any) -> None:
     few, many = ([lost(face, 0.3, seed, pairs) for seed in range(3)] for pairs in (60, 500))
     assert max(many) < 0.3 and max(many) < min(few)

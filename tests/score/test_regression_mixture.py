@@ -200,6 +200,7 @@ def test_both_modes_are_found_with_their_weights(face: Any) -> None:
     np.testing.assert_allclose(found.covariances, support.TWO_MODES.covariances, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_noise_is_averaged(face: Any) -> None:
     """Scores with noise of half their largest entry: steps get shorter."""
     _, found = fitted(face, 2000, estimator=face.backend.public.Noisy(level=0.5))

@@ -237,6 +237,7 @@ def test_curvature_over_all_rows_is_summed_over_chunks(backend: Any, rooms: Any)
     np.testing.assert_allclose(*factors, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_structures_of_minibatches(backend: Any, rooms: Any) -> None:
     last = ("v", "noise")
     whole, diag, low, lower, part, factored, last_factored = dense(

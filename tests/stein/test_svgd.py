@@ -105,6 +105,7 @@ class TestPosteriors:
         np.testing.assert_allclose(z.mean(axis=0), zoo.GAUSSIAN_5D_MEAN, atol=1e-6)
         np.testing.assert_allclose(np.cov(z.T, bias=True), zoo.GAUSSIAN_5D_COVARIANCE, atol=1e-6)
 
+    @pytest.mark.slow
     def test_subsampled_plate_reaches_the_full_posterior(self, backend):
         name, kwargs = "logistic_regression_subsampled", {"subsample_size": 16}
         full = fit(backend, name, estimator=backend.public.Full(), kwargs=kwargs)
@@ -188,6 +189,7 @@ class TestDefaultKernel:
         np.testing.assert_allclose(logs.mean(0), digamma(2.0), atol=0.02)
         np.testing.assert_allclose(logs.var(0) / polygamma(1, 2.0), 1.0, atol=0.1)
 
+    @pytest.mark.slow
     def test_the_median_rule_serves_separated_modes(self, backend):
         def two_modes():
             x = backend.host.sample("x", backend.dist.Normal(0.0, 1.0).mask(False))
