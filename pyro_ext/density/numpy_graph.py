@@ -34,50 +34,58 @@ def _overloads(name: str) -> list[Any]:
     return [getattr(packet, overload) for overload in packet.overloads()]
 
 
-#: By name: functions of the same arguments.
-_SAME: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.true_divide,
-    "neg": np.negative,
-    "pow": operator.pow,
-    "reciprocal": np.reciprocal,
-    "sqrt": np.sqrt,
-    "exp": np.exp,
-    "expm1": np.expm1,
-    "log": np.log,
-    "log1p": np.log1p,
-    "sin": np.sin,
-    "cos": np.cos,
-    "tanh": np.tanh,
-    "abs": np.absolute,
-    "mm": np.matmul,
-    "bmm": np.matmul,
-    "mv": np.matmul,
-    "dot": np.matmul,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "clamp_min": np.maximum,
-    "clamp_max": np.minimum,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "logical_and": np.logical_and,
-    "logical_or": np.logical_or,
-    "logical_not": np.logical_not,
-    "where": np.where,
-    "cat": np.concatenate,
-    "clone": np.array,
-    "transpose": np.swapaxes,
-    "permute": np.transpose,
-}
-_FUNCTIONS = {
-    overload: function for name, function in _SAME.items() for overload in _overloads(name)
-}
+def _by_overload(**functions: Callable[..., Any]) -> dict[Any, Callable[..., Any]]:
+    """Functions of the same arguments, for each overload of the operation of that name."""
+    return {each: function for name, function in functions.items() for each in _overloads(name)}
+
+
+#: Of arguments and values of one floating type: NumPy has other rules for integers and for mixed
+#: types than torch has.
+_FLOATING = _by_overload(
+    div=np.true_divide,
+    pow=operator.pow,
+    reciprocal=np.reciprocal,
+    sqrt=np.sqrt,
+    exp=np.exp,
+    expm1=np.expm1,
+    log=np.log,
+    log1p=np.log1p,
+    sin=np.sin,
+    cos=np.cos,
+    tanh=np.tanh,
+    mm=np.matmul,
+    bmm=np.matmul,
+    mv=np.matmul,
+    dot=np.matmul,
+)
+#: Of arguments and values of one type of numbers.
+_NUMERIC = _by_overload(
+    add=np.add,
+    sub=np.subtract,
+    mul=np.multiply,
+    neg=np.negative,
+    abs=np.absolute,
+    maximum=np.maximum,
+    minimum=np.minimum,
+    clamp_min=np.maximum,
+    clamp_max=np.minimum,
+)
+#: Of arguments of one type.
+_COMPARED = _by_overload(
+    lt=np.less,
+    le=np.less_equal,
+    gt=np.greater,
+    ge=np.greater_equal,
+    eq=np.equal,
+    ne=np.not_equal,
+)
+_LOGICAL = _by_overload(
+    logical_and=np.logical_and, logical_or=np.logical_or, logical_not=np.logical_not
+)
+#: Of arguments and values of one type whatever it is.
+_MOVED = _by_overload(
+    cat=np.concatenate, clone=np.array, transpose=np.swapaxes, permute=np.transpose
+)
 #: Views with the entries in the same order, and copies.
 _RESHAPED = (
     _ATEN.view.default,
@@ -87,8 +95,11 @@ _RESHAPED = (
     _ATEN.detach.default,
     _ATEN.alias.default,
 )
+_WHERE = _overloads("where")
 _SUMS = (_ATEN.sum.default, _ATEN.sum.dim_IntList)
 _MASKED = (_ATEN.masked_fill.Scalar, _ATEN.masked_fill_.Scalar)
+#: Largest relative and absolute difference from torch's values.
+_ROUNDING = {torch.float32: (1e-3, 1e-5), torch.float64: (1e-6, 1e-8)}
 
 
 def numpy_replay(
@@ -117,10 +128,10 @@ def numpy_replay(
         pairs = zip(*(pytree.tree_leaves(each(*inputs)) for each in (found, replay)), strict=True)
         same = all(
             (one.dtype, one.shape) == (two.dtype, two.shape)
-            and torch.allclose(one, two, rtol=1e-3, atol=1e-5, equal_nan=True)
+            and torch.allclose(one, two, *_ROUNDING.get(one.dtype, (0.0, 0.0)), equal_nan=True)
             for one, two in pairs
         )
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError):
         same = False
     return found if same else replay
 
@@ -149,6 +160,8 @@ def _call(node: Any) -> Call | None:
     if node.kwargs and target is not _ATEN.clone.default:
         return None
     if target in _SUMS:
+        if args[0].meta["val"].dtype != value.dtype:
+            return None
         axes = tuple(args[1]) if args[1:] and args[1] else None
         return np.add.reduce, (args[0], axes), {"keepdims": len(args) > 2 and args[2]}
     if target is _ATEN.expand.default:
@@ -160,8 +173,34 @@ def _call(node: Any) -> Call | None:
         if target is _MASKED[1] and not own:
             return None
         return np.where, (mask, fill, source), {}
-    function = _FUNCTIONS.get(target)
+    function = _function(target, value.dtype, {each.meta["val"].dtype for each in _tensors(args)})
     return None if function is None else (function, args, {})
+
+
+def _tensors(args: Sequence[Any]) -> list[Any]:
+    """Nodes among arguments, those in lists too."""
+    return [each for each in pytree.tree_leaves(args) if isinstance(each, Node)]
+
+
+def _function(
+    target: Any, dtype: torch.dtype, given: set[torch.dtype]
+) -> Callable[..., Any] | None:
+    """The function that gives what torch's operation gives of arguments of these types."""
+    if target in _LOGICAL:
+        return _LOGICAL[target] if given == {torch.bool} else None
+    if target in _WHERE:
+        return np.where if dtype in given and given <= {torch.bool, dtype} else None
+    if len(given) != 1:
+        return None
+    if target in _COMPARED:
+        return _COMPARED[target]
+    if given != {dtype}:
+        return None
+    if dtype.is_floating_point and target in _FLOATING:
+        return _FLOATING[target]
+    if dtype != torch.bool and target in _NUMERIC:
+        return _NUMERIC[target]
+    return _MOVED.get(target)
 
 
 def _pieces(array: np.ndarray, places: list[Any]) -> list[np.ndarray]:
@@ -169,7 +208,7 @@ def _pieces(array: np.ndarray, places: list[Any]) -> list[np.ndarray]:
 
 
 def _as_array(value: Tensor) -> np.ndarray:
-    return value.detach().numpy()
+    return value.detach().resolve_neg().numpy()
 
 
 def _as_tensor(value: np.ndarray) -> Tensor:
@@ -190,4 +229,4 @@ def _left_call(node: Any) -> Call | None:
 
 def _by_torch(operation: Callable[..., Tensor], *given: Any, **options: Any) -> np.ndarray:
     tensors = (_as_tensor(each) if isinstance(each, np.ndarray) else each for each in given)
-    return operation(*tensors, **options).numpy()
+    return _as_array(operation(*tensors, **options))

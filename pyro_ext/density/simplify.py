@@ -21,6 +21,9 @@ _ATEN: Any = torch.ops.aten
 #: Constants with more entries are computed at every call: they would be held for good.
 LARGEST_CONSTANT = 4096
 
+#: How the names of constants begin that are part of the graph.
+_CONSTANT = "_constant_"
+
 #: Operations that read the shape and the kind of their argument alone, with the value they fill.
 _FILLED = {
     _ATEN.zeros_like.default: 0,
@@ -42,12 +45,14 @@ def simplify(module: GraphModule) -> None:
     """Fold constants, take equal operations together and drop those that change nothing."""
     graph: Any = module.graph
     changed = _changed_memory(graph)
+    if any(node.op != "call_function" for node in changed):
+        return  # memory from outside, which the graph may have under several names
     constants: dict[Any, Tensor] = {}
     known: dict[Hashable, Any] = {}
     for node in list(graph.nodes):
         if node.op != "call_function" or not isinstance(node.meta.get("val"), Tensor):
             continue
-        if not _is_pure(node) or root_of(node) in changed:
+        if not _is_pure(node) or _touches(node, changed):
             continue
         value = _constant(node, constants, module)
         if value is not None:
@@ -58,7 +63,7 @@ def simplify(module: GraphModule) -> None:
             node.replace_all_uses_with(same)
             graph.erase_node(node)
     _carry_signs(graph, changed)
-    _double_constants(graph, constants)
+    _double_constants(graph, constants, changed)
     _write_constants(module, constants)
     graph.eliminate_dead_code()
 
@@ -89,6 +94,11 @@ def _changed_memory(graph: Any) -> set[Any]:
                     changed.add(root_of(value))
             changed.update(root_of(value) for name, value in node.kwargs.items() if name == "out")
     return changed
+
+
+def _touches(node: Any, changed: set[Any]) -> bool:
+    """Whether a node returns or reads memory that some operation writes to."""
+    return any(root_of(each) in changed for each in (node, *node.all_input_nodes))
 
 
 def _is_pure(node: Any) -> bool:
@@ -171,10 +181,10 @@ def _carry_signs(graph: Any, changed: set[Any]) -> None:
     """
     node = next(iter(graph.nodes))
     while node.op != "output":
-        if node.target is _ATEN.neg.default and root_of(node) not in changed:
+        if node.target is _ATEN.neg.default and not _touches(node, changed):
             (value,) = node.args
             for user in list(node.users):
-                found = None if root_of(user) in changed else _without_sign(user, node)
+                found = None if _touches(user, changed) else _without_sign(user, node)
                 if found is None:
                     continue
                 with graph.inserting_after(user):
@@ -216,13 +226,15 @@ def _without_sign(user: Any, node: Any) -> tuple[Any, tuple[Any, ...], bool] | N
     return None
 
 
-def _double_constants(graph: Any, constants: dict[Any, Tensor]) -> None:
+def _double_constants(graph: Any, constants: dict[Any, Tensor], changed: set[Any]) -> None:
     """Double the constant c in c (2 x), as in the gradient of a square, and not x at every call."""
     for node in list(graph.nodes):
         constant, twice = (*node.args, None, None)[:2]
         doubled = isinstance(twice, Node) and twice.target is _ATEN.mul.Scalar
         if node.target is _ATEN.mul.Tensor and constant in constants and doubled:
             value, factor = twice.args
+            if _touches(twice, changed):
+                continue
             if factor == 2 and value.meta["val"].dtype == constants[constant].dtype:
                 with graph.inserting_before(node):
                     found = graph.call_function(twice.target, (constant, factor))
@@ -243,9 +255,9 @@ def _write_constants(module: GraphModule, constants: dict[Any, Tensor]) -> None:
             output.replace_input_with(result, copy)
     for number, (node, value) in enumerate(constants.items()):
         if node.users:
-            module.register_buffer(f"_constant_{number}", value)
+            module.register_buffer(f"{_CONSTANT}{number}", value)
             with graph.inserting_before(node):
-                held = graph.get_attr(f"_constant_{number}")
+                held = graph.get_attr(f"{_CONSTANT}{number}")
             held.meta["val"] = node.meta["val"]
             node.replace_all_uses_with(held)
 
@@ -302,7 +314,11 @@ def replayed(
     for node in module.graph.nodes:
         names[node] = f"node_{len(names)}"
         if node.op == "get_attr":
-            names[node] = bound(to_values(getattr(module, node.target)))
+            held = getattr(module, node.target)
+            if node.target.startswith(_CONSTANT):
+                names[node] = bound(to_values(held))
+            else:  # at every call: `tensor.data = ...` gives it other memory
+                lines.append(f"{names[node]} = {bound(to_values)}({bound(held)})")
         elif node.op == "call_function":
             function, args, kwargs = call(node)
             given = [*map(text, args), *(f"{name}={text(value)}" for name, value in kwargs.items())]

@@ -76,6 +76,70 @@ def test_graphs_are_shorter_and_give_the_same(
     torch.testing.assert_close(small(x.clone(), y.clone()), expected)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: ((b := x * 2.0), (n := -b), b.add_(y), x - n + b)[-1],
+        lambda x, y: ((b := x * 2.0), (n := -b), b.add_(y), x * n * b)[-1],
+        lambda x, y: ((b := x * 2.0), (n := -b), b.add_(y), -n * x)[-1],
+        lambda x, y: ((v := x * 2.0)[:2].exp(), (s := v[:2].exp()), v.add_(y), s - v[:2].exp())[-1],
+        lambda x, y: ((b := x * 2.0), (c := b * torch.ones(3)), b.add_(y), c - 3.0 * b)[-1],
+        lambda x, y: ((b := x * 2.0), (c := b + 0.0), b.mul_(1.0 + y), c - 3.0 * b)[-1],
+        lambda x, y: ((b := x + 1.0), (c := 2 * b), b.add_(y), torch.full((3,), 5.0) * c + b)[-1],
+        lambda x, y: ((b := x + 1.0), (c := (2 * b)), b.clamp_(-y, y + 0.5), 3.0 * c * b)[-1],
+        lambda x, y: ((n := -x), x.add_(y), n * x - x)[-1],
+        lambda x, y: ((n := -HELD), HELD.add_(y), n * HELD - x)[-1],
+    ],
+)
+def test_the_order_of_changes_in_place_counts(function: Function) -> None:
+    """Also where the first arguments say nothing of it."""
+    x, y = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    HELD.fill_(2.0)
+    _, replay, small = simplified(function, x.clone(), torch.zeros(3))
+    for found in (replay, small):
+        HELD.fill_(2.0)
+        expected = function(x.clone(), y)
+        HELD.fill_(2.0)
+        torch.testing.assert_close(found(x.clone(), y), expected)
+
+
+@pytest.mark.parametrize(
+    ("function", "first", "later"),
+    [
+        (lambda x, n: x / n + n.reciprocal() * (1 / n), [1, 1, 1], [2, 4, 8]),
+        (lambda x, n: x * n.exp() + n.sqrt() + n.log1p() + n.tanh(), [0, 1, 0], [2, 4, 8]),
+        (lambda x, n: x * n**2 + n * n * 1000 + (n - 7).abs(), [0, 1, 0], [2, 4, 2**33]),
+        (lambda x, n: torch.where(n > 1.5, x, 0.5) + n.sum() / n, [1, 1, 1], [2, 4, 8]),
+        (lambda x, n: x * n + n.clamp(1, 3) - torch.cat([n, n])[2:5], [1, 1, 1], [2, 4, 8]),
+        (lambda x, flag: flag.exp() + x, [True, False, True], [False, True, True]),
+        (lambda x, flag: flag**2 * 200 * x, [True, False, True], [False, True, True]),
+        (lambda x, flag: flag * x + flag.sum() - (~flag) * 3, [True] * 3, [False, True, True]),
+        (lambda x, flag: torch.where(flag, 1.0, 2.0) * x, [True] * 3, [False, True, True]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_integers_and_flags_are_computed_as_by_torch(
+    function: Function, first: list[int], later: list[int], dtype: torch.dtype
+) -> None:
+    x = torch.randn(3, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    _, replay, small = simplified(function, x, torch.tensor(first))
+    expected = function(x, torch.tensor(later))
+    torch.testing.assert_close(replay(x, torch.tensor(later)), expected)
+    torch.testing.assert_close(small(x, torch.tensor(later)), expected)
+
+
+def test_memory_that_is_replaced_and_negative_views_are_read() -> None:
+    held = torch.ones(3)
+    x, y = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    _, replay, small = simplified(lambda x, y: x * held + y, x, y)
+    assert small is not replay
+    held.data = torch.full((3,), 2.0)
+    held.add_(1.0)
+    negative = torch.complex(x, y).conj().imag
+    for found in (replay, small):
+        torch.testing.assert_close(found(x, negative), 3.0 * x - y)
+
+
 def test_random_numbers_are_drawn_twice_and_long_vectors_are_left_to_torch() -> None:
     long = torch.zeros(SMALL + 1)
     names, replay, small = simplified(
