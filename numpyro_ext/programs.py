@@ -39,7 +39,16 @@ MAX_LENGTH = 2**21
 SAVED_PER_LINE, LOST_PER_BYTE = 1e-3, 1e-10
 
 #: Settings under which a function becomes another program.
-_SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_device")
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_device",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_threefry_partitionable",
+)
+#: Settings with which a user looks for a mistake; ``jax.jit`` itself knows what to do then.
+_DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
 
 _kept: OrderedDict[Hashable, Any] = OrderedDict()
 _lock = threading.Lock()
@@ -84,6 +93,7 @@ class Program:
         rarely: bool = False,
         donate_argnums: tuple[int, ...] = (),
     ) -> None:
+        self._function, self._donated = function, donate_argnums
         # Arguments that are not used would not be seen in the text.
         self._traced = jax.jit(function, keep_unused=True, donate_argnums=donate_argnums)
         self._rarely = rarely
@@ -91,13 +101,18 @@ class Program:
 
     def __call__(self, *args: Any) -> Any:
         """The function's value."""
-        if _trace_state() != _NO_TRACE:
+        if _trace_state() != _NO_TRACE or _is_debugging():
             return self._traced(*args)
         signature = _signature(args)
         compiled = self._compiled.get(signature)
         if compiled is None:
             compiled = self._compiled[signature] = self._find(signature, args)
         return compiled(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Program:
+        """A copy that finds its programs again: compiled ones cannot be copied."""
+        function = copy.deepcopy(self._function, memo)
+        return Program(function, rarely=self._rarely, donate_argnums=self._donated)
 
     def traced(self, *args: Any) -> Any:
         """The program before it is lowered and compiled, which JAX keeps."""
@@ -172,6 +187,12 @@ class Loop:
             return self._optimised(*args, np.int32(count))
         return self._quick(*args, np.int32(min(count, switch - first)))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Loop:
+        other = copy.copy(self)
+        other._quick, other._switches = copy.deepcopy(self._quick, memo), {}
+        other._optimised = other._quick.optimised()
+        return other
+
     def switch(self, *args: Any) -> int:
         """The step from which on steps are taken by the optimised program."""
         signature = _signature(args)
@@ -180,12 +201,16 @@ class Loop:
         return self._switches[signature]
 
     def _find_switch(self, *args: Any) -> int:
-        if not _QUICKLY or jax.default_backend() != "cpu":
+        if not _QUICKLY or _is_debugging() or jax.default_backend() != "cpu":
             return 0
         traced = self._quick.traced(*args, np.int32(1))
         saved = SAVED_PER_LINE * traced.lower().as_text().count("\n")
         steps = min(saved / (LOST_PER_BYTE * max(_num_bytes(traced.jaxpr), 1)), 2.0**31 - 1.0)
         return int(steps) if steps >= self._usual else 0
+
+
+def _is_debugging() -> bool:
+    return any(getattr(jax.config, name) for name in _DEBUGGING)
 
 
 def _num_bytes(program: Any) -> int:

@@ -31,7 +31,7 @@ class LogDensityShell(ABC, Generic[Array, Data]):
 
     bound: BoundModelShell[Array]
 
-    def _take_options(
+    def _set_options(
         self,
         init_strategy: Any,
         likelihood_temperature: float,
@@ -46,7 +46,7 @@ class LogDensityShell(ABC, Generic[Array, Data]):
         self.particle_chunk = particle_chunk
         self.data_chunk = data_chunk
 
-    def _take_model(self, bound: BoundModelShell[Array]) -> None:
+    def _set_model(self, bound: BoundModelShell[Array]) -> None:
         self.model = bound.model
         self.dim: int = bound.layout.dim
         self.plates: dict[str, DataPlate] = bound.plates

@@ -245,7 +245,7 @@ class BaMShell(MatchingShell):
         lambda_t, the paper's learning rate: the larger, the further a step goes. "decaying" is
         S D / (t + 1), with which the paper fits all posteriors and other targets that are not
         Normal; a constant, such as the S D that it uses for Normal targets; or a function of
-        the step t = 0, 1, ..., which JAX has to be able to trace.
+        the step t = 0, 1, ..., which JAX (in NumPyro) has to be able to trace.
     **options
         Options of every engine but ``init_strategy``; see the package's ``Engine``. In Pyro the
         guide is converted to ``dtype``.

@@ -57,7 +57,7 @@ class GradientSteps:
         kinds, 2 for the rest.
     proximal : "linear", float or callable
         Weight alpha_t of the proximal term: t/T (the paper's), a constant, or a function of
-        (t, T), which JAX has to be able to trace.
+        (t, T), which JAX (in NumPyro) has to be able to trace.
     sample_reuse : int
         The inner steps use the draws and scores of so many iterations, the present one and those
         just before it; 1 is the paper's. More average the noise of scores over iterations without

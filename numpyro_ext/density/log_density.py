@@ -124,7 +124,7 @@ class LogDensity(LogDensityShell[Array, Data]):
                 "Expected model to be a callable with NumPyro primitives, found "
                 f"{type(model).__name__}."
             )
-        self._take_options(
+        self._set_options(
             as_init_strategy(init_strategy), likelihood_temperature, particle_chunk, data_chunk
         )
         data = as_data(model, args, dict(kwargs or {}))
@@ -167,7 +167,7 @@ class LogDensity(LogDensityShell[Array, Data]):
         self._evaluation = Evaluation(bound, self.likelihood_temperature, self.particle_chunk)
         self._start = Start(self._evaluation, self.init_strategy)
         self._programs: dict[Any, Program] = {}
-        self._take_model(bound)
+        self._set_model(bound)
         self.layout: Layout = bound.layout
         self.dtype = bound.dtype
         self.held: dict[str, Any] = bound.held

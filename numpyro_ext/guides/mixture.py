@@ -91,7 +91,7 @@ class AutoGaussianMixture(shared.MixtureGuide, autoguide.AutoContinuous):
         temperature: float = 0.05,
     ) -> None:
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
-        self._take_options(num_components, covariance, rank, init_scale, init_spread, temperature)
+        self._set_options(num_components, covariance, rank, init_scale, init_spread, temperature)
         self._init_values: dict[str, Array] = {}
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:

@@ -58,7 +58,7 @@ class AutoPlanarFlow(shared.PlanarGuide, AutoContinuous):
         init_scale: float = 0.1,
     ) -> None:
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
-        self._take_options(num_flows, init_scale)
+        self._set_options(num_flows, init_scale)
 
     def _get_posterior(self) -> dist.TransformedDistribution:
         dtype = self._init_latent.dtype

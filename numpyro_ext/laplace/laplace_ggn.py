@@ -112,7 +112,7 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
         self._check_state(state)
         if args or kwargs:
             self._bound, _ = self._bind_again(self._require_bound(), args, kwargs)
-        return self._take_curvature(self.particles(state)[0])
+        return self._curvature_at(self.particles(state)[0])
 
     def log_marginal_likelihood(self, state: EngineState) -> Float[Array, ""]:
         self._check_state(state)

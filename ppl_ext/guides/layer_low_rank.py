@@ -157,7 +157,7 @@ class LayerGuide(Documented):
         that there is not.
     """
 
-    def _take_options(self, rank: int, layers: Mapping[str, str] | None, init_scale: float) -> None:
+    def _set_options(self, rank: int, layers: Mapping[str, str] | None, init_scale: float) -> None:
         check_count("rank", rank)
         check_number("init_scale", init_scale)
         self.rank = rank

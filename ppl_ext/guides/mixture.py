@@ -264,7 +264,7 @@ class MixtureGuide(Documented):
     ``get_transform`` are not defined.
     """
 
-    def _take_options(
+    def _set_options(
         self,
         num_components: int,
         covariance: str,

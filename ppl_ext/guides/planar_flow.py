@@ -187,7 +187,7 @@ class PlanarGuide(Documented):
         ``num_flows`` is not a positive whole number, or ``init_scale`` not a positive number.
     """
 
-    def _take_options(self, num_flows: int, init_scale: float) -> None:
+    def _set_options(self, num_flows: int, init_scale: float) -> None:
         check_count("num_flows", num_flows)
         check_number("init_scale", init_scale)
         self.num_flows = num_flows

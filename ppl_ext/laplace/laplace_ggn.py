@@ -201,7 +201,7 @@ class LaplaceShell(EngineShell):
         volume = 0.5 * len(self.plan.posterior.coordinates) * math.log(2.0 * math.pi)
         return log_density + volume - 0.5 * precision.log_determinant()
 
-    def _take_curvature(self, mode: Any) -> Any:
+    def _curvature_at(self, mode: Any) -> Any:
         """The precision at a mode (D,) over all rows of the last arguments, which is kept."""
         posterior, data = self.plan.posterior, self.data
         self.target.require_all_rows(data, f"Call {self._fit_call} with the arguments of all rows.")
@@ -217,7 +217,7 @@ class LaplaceShell(EngineShell):
             serves = kept.data is self.data or bool(self.target.partial_plates(self.data))
             if serves and np.array_equal(kept.mode, as_numpy(mode)):
                 return kept.data, kept.precision
-        precision = self._take_curvature(mode)
+        precision = self._curvature_at(mode)
         return self.data, precision
 
 

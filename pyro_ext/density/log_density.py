@@ -14,7 +14,6 @@ so that a minibatch log density is an unbiased estimate of the full one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -91,7 +90,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         evaluation: str = "graph",
         allow_local_latents: bool = True,
     ) -> None:
-        self._take_options(init_strategy, likelihood_temperature, particle_chunk, data_chunk)
+        self._set_options(init_strategy, likelihood_temperature, particle_chunk, data_chunk)
         if dtype is not None and not isinstance(dtype, torch.dtype):
             raise ArgumentError(
                 f"Expected dtype to be a torch.dtype such as torch.float64, found {dtype!r}."
@@ -111,7 +110,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             torch.get_default_dtype() if dtype is None else dtype,
             structure.device,
         )
-        self._take_model(bound)
+        self._set_model(bound)
         self._check_options(structure.has_likelihood)
         self.layout: Layout = bound.layout
         self.dtype = bound.dtype
@@ -138,12 +137,6 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         after another where it is ``drawing`` random numbers.
         """
         return self._evaluation.lift(single, drawing=drawing)
-
-    @property
-    def batch_fraction(self) -> float:
-        """Rows of one evaluation over rows of the full data (1 without subsampled plates)."""
-        plates = [*self.plates.values(), *self.batch_plates.values()]
-        return math.prod(plate.subsample_size / plate.size for plate in plates)
 
     @property
     def evaluation(self) -> str:

@@ -80,7 +80,7 @@ class AutoLayerLowRankNormal(shared.LayerGuide, AutoContinuous):
         init_scale: float = 0.1,
     ) -> None:
         super().__init__(model, init_loc_fn=init_loc_fn)
-        self._take_options(rank, layers, init_scale)
+        self._set_options(rank, layers, init_scale)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)

@@ -102,7 +102,7 @@ class AutoGaussianMixture(shared.MixtureGuide, autoguide.guides.AutoContinuous):
         temperature: float = 0.05,
     ) -> None:
         super().__init__(model, init_loc_fn=init_loc_fn)
-        self._take_options(num_components, covariance, rank, init_scale, init_spread, temperature)
+        self._set_options(num_components, covariance, rank, init_scale, init_spread, temperature)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)

@@ -52,7 +52,7 @@ class AutoPlanarFlow(shared.PlanarGuide, AutoContinuous):
         init_scale: float = 0.1,
     ) -> None:
         super().__init__(model, init_loc_fn=init_loc_fn)
-        self._take_options(num_flows, init_scale)
+        self._set_options(num_flows, init_scale)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)

@@ -81,7 +81,7 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
     def fit_curvature(self, *args: Any, **kwargs: Any) -> Precision:
         if args or kwargs:
             self.setup(*args, **kwargs)
-        return self._take_curvature(self.particles[0])
+        return self._curvature_at(self.particles[0])
 
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
         data, precision = self._fit(self.particles[0])

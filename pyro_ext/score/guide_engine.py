@@ -131,11 +131,17 @@ class GuideEngine(GuideShell, Engine):
                     f"The saved state belongs to another guide: expected {kind} {expected}, "
                     f"found {found}."
                 )
-        self._write(plan, saved["parameters"])
-        for name, value in buffers.items():
-            value.copy_(saved["buffers"][name])
+        before = self._algorithm_state(state)
+
+        def write(values: dict[str, Any]) -> None:
+            self._write(plan, values["parameters"])
+            for name, value in buffers.items():
+                value.copy_(values["buffers"][name])
+
+        write(saved)
         probe = _probe(plan)
         if probe is not None and not torch.allclose(probe, saved["probe"], rtol=1e-3, atol=1e-3):
+            write(before)
             raise ArgumentError(
                 f"The saved state belongs to another {type(self.guide).__name__}: with the same "
                 "parameters this one has another density. It holds constants of its own that are "
@@ -171,8 +177,12 @@ class GuideEngine(GuideShell, Engine):
 
     def load(self, path: Any) -> None:
         # The saved T holds until a run sets its own.
-        self._horizon = None
-        super().load(path)
+        before, self._horizon = self._horizon, None
+        try:
+            super().load(path)
+        except Exception:
+            self._horizon = before
+            raise
 
     load.__doc__ = Engine.load.__doc__
 

@@ -5,6 +5,7 @@ The shell that both packages' engines share is tested in ``tests/test_engine.py`
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import optax
 import pytest
 from jax import random
 
+import numpyro_ext
 from numpyro_ext.engine import EngineState, as_optimizer
 from numpyro_ext.programs import Loop
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
@@ -48,6 +50,18 @@ def test_a_step_is_traced_once_for_runs_and_single_steps() -> None:
     state, _ = e.update(first.state, Y, batch=8)
     e.update(state, Y.copy(), batch=8)
     assert e.traces == 1
+
+
+def test_a_copy_of_an_engine_goes_on_alike() -> None:
+    def model() -> None:
+        numpyro.sample("z", dist.Normal(0.0, 1.0))
+
+    e = numpyro_ext.SVGD(model, optax.adam(0.1), num_particles=3)
+    state, _ = e.update(e.init(KEY))
+    twin = copy.deepcopy(e)
+    options = {"init_state": state, "progress_bar": False}
+    assert bits(twin.update(state)) == bits(e.update(state))
+    assert bits(twin.run(KEY, 2, **options).state) == bits(e.run(KEY, 2, **options).state)
 
 
 def test_a_run_that_goes_on_with_the_optimised_program_is_cut_anywhere(

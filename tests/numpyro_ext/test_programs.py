@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -249,3 +250,30 @@ def test_a_target_and_its_starting_positions_are_two_programs() -> None:
     assert len(lines) == 3
     for line in lines:
         assert int(line.split()[1]) <= 2, line
+
+
+def test_settings_for_looking_for_a_mistake_are_followed() -> None:
+    """Without programs, and with the place of a value that is not a number."""
+
+    called: list[float] = []
+
+    def square(x: jax.Array) -> jax.Array:
+        called.append(float(x))  # which traces do not allow
+        return x * x
+
+    with jax.disable_jit():
+        assert Program(square)(jnp.array(3.0)) == 9.0 and called == [3.0]
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+        Program(lambda x: jnp.log(x))(-jnp.ones(3))
+
+
+def test_copies_and_other_random_numbers_have_programs_of_their_own() -> None:
+    drawn = Program(lambda key: random.normal(key, (3,)))
+    first = drawn(KEY)
+    np.testing.assert_array_equal(copy.deepcopy(drawn)(KEY), first)
+    before = jax.config.jax_threefry_partitionable
+    with jax.threefry_partitionable(not before):
+        np.testing.assert_array_equal(
+            drawn(KEY), jax.jit(random.normal, static_argnums=1)(KEY, (3,))
+        )
+        assert (drawn(KEY) != first).any()

@@ -43,6 +43,30 @@ def test_a_score_that_overflows_is_left_out(face: Any, structure: str) -> None:
         np.testing.assert_allclose(draws.std(0) / SCALE, 1.0, atol=0.1)
 
 
+@pytest.mark.parametrize("structure", GUIDES)
+def test_a_density_that_changes_is_followed_in_the_end(face: Any, structure: str) -> None:
+    """Sharper by so much that its scores look like an overflow: each time more of it is let in."""
+    mean, scale, xp = face.array(MEAN), face.array(SCALE), face.backend.xp
+
+    def score(theta: Any, sharper: Any) -> tuple[Any, Any]:
+        sharpness = xp.where(sharper, 1e3, 1.0) / scale
+        value = -0.5 * (((theta - mean) * sharpness) ** 2).sum(-1)
+        return (mean - theta) * sharpness**2, value
+
+    density = density_of(face, structure, 2, 2)
+    form = ClosedForm(face, structure, density, score, draws=4)
+    changed = [face.array(np.array(later)) for later in (False, True)]
+
+    def after(steps: int) -> np.ndarray:
+        options = {"total": TOTAL, "extra": lambda t: changed[t >= 100]}
+        found = form.fit(density.initial_parameters(), 100 + steps, **options)
+        return np.concatenate([each.ravel() for each in face.numpy(found).values()])
+
+    # Squares are 1e12 times those before, 1e4 times the limit: some 23 times LENIENCE.
+    np.testing.assert_array_equal(after(10), after(0))
+    assert (after(50) != after(0)).any()
+
+
 @pytest.mark.parametrize("engine", ["GSM", "BaM"])
 def test_matches_leave_it_out(face: Any, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     full = face.backend.public.Full

@@ -121,8 +121,13 @@ def test_a_guide_with_other_constants_is_refused(
     probe, plan = guide_engine._probe, run.engine.plan
     assert probe(plan) is not None
     monkeypatch.setattr(guide_engine, "_probe", lambda of: probe(of) + float(of is plan))
+    run.run(2)
+    other.run(4)
+    before = other.flat, other.engine._horizon
     with pytest.raises(ArgumentError, match="another AutoIAFNormal: .*another density"):
         other.load_from(run, tmp_path / "state")
+    np.testing.assert_array_equal(other.flat, before[0])
+    assert other.engine._horizon == before[1] == 4
 
 
 def test_draws_go_on_after_loading_and_have_no_part_in_the_run(tmp_path: Path) -> None:
