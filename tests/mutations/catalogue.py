@@ -148,6 +148,27 @@ def _density() -> Iterator[Mutation]:
         "_bits(random.split(key, num)[jnp.zeros(num, int)])",
         tests + " engine svgd",
     )
+    yield from pyro(
+        "graphs: values are read after they have been changed in place",
+        "density/simplify.py",
+        "(node, *node.all_input_nodes)",
+        "(node,)",
+        "test_simplify",
+    )
+    yield from pyro(
+        "graphs: arithmetic of integers by NumPy's rules",
+        "density/numpy_graph.py",
+        "if dtype.is_floating_point and target in _FLOATING",
+        "if target in _FLOATING",
+        "test_simplify",
+    )
+    yield from numpyro(
+        "steps of a run by another program when it is cut",
+        "programs.py",
+        "min(count, switch - first)",
+        "count",
+        "numpyro_ext/test_engine numpyro_ext/test_programs",
+    )
 
 
 def _gradients() -> Iterator[Mutation]:
@@ -792,6 +813,20 @@ def _neutral() -> Iterator[Mutation]:
         "gradients[row] = 0.0",
         "gradients[row] += 1.0",
         "stan",
+    )
+    yield from neutral(
+        "checkpoints ten times as often",
+        "run.py",
+        "checkpoint_every or max(1, math.ceil(num_steps / 10))",
+        "checkpoint_every or max(1, math.ceil(num_steps / 100))",
+        "test_engine",
+    )
+    yield from neutral(
+        "overflows of the diagonal form are never let in",
+        "regression/diagonal.py",
+        "response=LENIENCE * before.response",
+        "response=before.response",
+        "closed_forms",
     )
 
 
