@@ -167,7 +167,7 @@ def _density() -> Iterator[Mutation]:
         "programs.py",
         "min(count, switch - first)",
         "count",
-        "numpyro_ext/test_engine numpyro_ext/test_programs",
+        "test_programs",
     )
 
 
