@@ -186,7 +186,7 @@ def test_an_option_that_the_compiler_does_not_know_is_left_out(
 
 def _sines(usual: int) -> Loop:
     def run(x: jax.Array, number: jax.Array) -> jax.Array:
-        return jax.lax.fori_loop(0, number, lambda _, x: jnp.sin(x) + x.mean(), x)
+        return jax.lax.fori_loop(0, number, lambda _, x: jnp.sin(x) + 2.0 * x.mean(), x)
 
     return Loop(run, usual)
 
