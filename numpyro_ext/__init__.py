@@ -68,6 +68,7 @@ from ppl_ext.errors import (
     ModelCheckError,
     NoisyScoreWarning,
     NonFiniteError,
+    ResumeWarning,
 )
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 from ppl_ext.score import GradientSteps, Regression
@@ -153,6 +154,7 @@ __all__ = [
     "ModelCheckError",
     "NoisyScoreWarning",
     "NonFiniteError",
+    "ResumeWarning",
 ]
 
 warn_on_clash()

@@ -42,12 +42,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
-from jaxtyping import Bool, Float, Int
-from numpyro import optim as numpyro_optim
+from jaxtyping import Bool, Float, Int, UInt32
 from numpyro.util import is_prng_key
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.gradients import GradientEstimator, default_estimator
+from numpyro_ext.optim import as_optimizer, kind_and_settings
 from numpyro_ext.programs import Loop, Program
 from ppl_ext import state_files
 from ppl_ext.engine import EngineShell
@@ -74,6 +74,9 @@ class EngineState(NamedTuple):
     horizon : int array
         Step at which the present run ends, for schedules over a run; 0 when it is not known, as
         in a loop of ``update`` calls.
+    belongs_to : uint32 array (2,)
+        Digest of the engine, its settings and the model's latent sites, which other engines
+        refuse.
     """
 
     algorithm: Any
@@ -82,6 +85,7 @@ class EngineState(NamedTuple):
     step: Int[Array, ""]
     skipped: Int[Array, ""]
     horizon: Int[Array, ""]
+    belongs_to: UInt32[Array, " 2"]
 
 
 class _Step(NamedTuple):
@@ -131,31 +135,6 @@ class RunResult(NamedTuple):
 
 
 Callback = Callable[[int, EngineState, Mapping[str, float]], bool | None]
-
-
-def as_optimizer(optim: Any) -> Any:
-    """A NumPyro optimizer from a NumPyro or an optax one.
-
-    Raises
-    ------
-    ArgumentError
-        For anything else, and for optimizers that evaluate the objective themselves.
-    """
-    if isinstance(optim, numpyro_optim.Minimize):
-        raise ArgumentError(
-            "Expected optim to follow a direction, which is all that engines give it, found "
-            "numpyro.optim.Minimize, which evaluates its objective several times a step. Use "
-            "another NumPyro optimizer, such as Adam, or optax's."
-        )
-    if isinstance(optim, numpyro_optim._NumPyroOptim):
-        return optim
-    methods = [getattr(optim, name, None) for name in ("init", "update")]
-    if all(map(callable, methods)) and not isinstance(optim, type):
-        return numpyro_optim.optax_to_numpyro(optim)
-    raise ArgumentError(
-        "Expected optim to be a NumPyro optimizer, such as numpyro.optim.Adam(1e-2), or an optax "
-        f"gradient transformation, such as optax.adam(1e-2), found {described(optim)}."
-    )
 
 
 @dataclass(frozen=True)
@@ -278,9 +257,10 @@ class Engine(EngineShell, ABC):
         return Plan(target, self.estimator or default_estimator(target))
 
     def _settings(self) -> dict[str, str]:
-        kind = "none" if self.optim is None else type(self.optim).__name__
-        # What optax's are wrapped in says nothing of them.
-        return {**super()._settings(), "optimizer": {"_NumPyroOptim": "optax"}.get(kind, kind)}
+        return {**super()._settings(), "optimizer": kind_and_settings(self.optim)[0]}
+
+    def _tuning(self) -> dict[str, str]:
+        return {"settings of the optimizer": kind_and_settings(self.optim)[1]}
 
     @abstractmethod
     def _start(self, plan: Any, rng_key: Array, data: Data) -> Any:
@@ -381,6 +361,7 @@ class Engine(EngineShell, ABC):
             step=jnp.asarray(0, jnp.int32),
             skipped=jnp.asarray(0, jnp.int32),
             horizon=jnp.asarray(0, jnp.int32),
+            belongs_to=jnp.asarray(state_files.digest(self._header(plan))),
         )
         return jax.tree.map(_strong, state)
 
@@ -405,6 +386,7 @@ class Engine(EngineShell, ABC):
             step=state.step + 1,
             skipped=state.skipped + jnp.where(finite, 0, 1).astype(state.skipped.dtype),
             horizon=state.horizon,
+            belongs_to=state.belongs_to,
         )
         return _Step(advanced, jnp.where(finite, loss, jnp.nan), info, finite)
 
@@ -540,14 +522,16 @@ class Engine(EngineShell, ABC):
             A step was not finite and ``on_nonfinite="raise"``; it carries the last finite state.
         """
         check_num_steps(num_steps, "the second argument of run, after the key")
+        if checkpoint is not None:
+            state_files.check_can_save(checkpoint)
         if init_state is None:
             state = self.init(rng_key, *args, **kwargs)
         else:
-            self._check_state(init_state)
             if self._bound is None:
                 self._bound, _ = self._bind(_keys(rng_key), args, kwargs)
             else:
                 self._bound, _ = self._bind_again(self._bound, args, kwargs)
+            self._check_state(init_state)
             state = init_state
         bound = self._require_bound()
         cadence = Cadence.of(
@@ -617,17 +601,33 @@ class Engine(EngineShell, ABC):
         return self.target.constrain(positions, self.data)
 
     def _check_state(self, state: Any) -> None:
+        """See that a state is one of this engine's, as far as it has a value."""
         if not isinstance(state, EngineState):
             raise ArgumentError(
-                "Expected init_state to be an EngineState, as returned by init, update, "
-                f"run(...).state or load, found {type(state).__name__}."
+                "Expected an EngineState, as returned by init, update, run(...).state or load, "
+                f"found {described(state)}."
+            )
+        own, found = state_files.digest(self._header(self.plan)), state.belongs_to
+        if not isinstance(found, jax.core.Tracer) and not np.array_equal(found, own):
+            raise ArgumentError(
+                f"Expected a state of this {type(self).__name__}, found one of another engine, of "
+                "one with other settings (number of particles, kind of optimizer, kernel, guide, "
+                "temperature), or of another model. Pass a state that this engine, or one made "
+                "like it, has returned."
             )
 
     # -- saving -------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str], state: EngineState) -> None:
-        """Save a state; the file is complete or absent, never half written."""
+        """Save a state; the file is complete or absent, never half written.
+
+        Raises
+        ------
+        ArgumentError
+            ``state`` is not a state of this engine.
+        """
         plan = self.plan
+        self._check_state(state)
         trees = {"state": _by_path(state), "held": _by_path(plan.target.held)}
         state_files.save(path, self._header(plan), trees, _as_numpy)
 
@@ -649,6 +649,13 @@ class Engine(EngineShell, ABC):
         if bound is None or args or kwargs:
             bound, _ = self._bind(keys, args, kwargs)
         state_files.check(header, self._header(bound.plan))
+        state_files.check_finite(
+            {
+                path: ~jnp.isnan(leaf).any()
+                for path, leaf in trees["state"].items()
+                if path.startswith(".algorithm") and jnp.issubdtype(leaf.dtype, jnp.floating)
+            }
+        )
         target = bound.plan.target
         if trees["held"]:
             held = _in_place("held parameters", trees["held"], target.held)

@@ -108,13 +108,27 @@ class EngineShell(Documented):
         """Options that a saved state belongs to, described so that any process says the same."""
         return {"likelihood_temperature": repr(float(self.likelihood_temperature))}
 
+    def _tuning(self) -> dict[str, str]:
+        """Settings that a saved state may go on without: the engine's own hold, and it says so."""
+        return {}
+
     def _header(self, plan: Any) -> dict[str, Any]:
-        """What a state belongs to: the engine, its options and decisions, and the latent sites."""
+        """What a state belongs to: the engine, its options and decisions, and the latent sites.
+
+        Latent sites with their unconstrained shapes, and the families of their distributions.
+        """
         layout = plan.target.layout
         return {
             "engine": type(self).__name__,
-            "settings": {**self._settings(), **decisions(plan)},
-            "sites": [[name, list(layout.shapes[name])] for name in layout.names],
+            "settings": {
+                "dtype": str(plan.target.dtype),
+                **self._settings(),
+                **decisions(plan),
+            },
+            "tuning": self._tuning(),
+            "sites": [
+                [name, list(layout.shapes[name]), layout.families[name]] for name in layout.names
+            ],
         }
 
     def _nonfinite_error(self, step: int, state: Any = None) -> NonFiniteError:

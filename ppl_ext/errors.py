@@ -43,3 +43,7 @@ class HeldParameterWarning(UserWarning):
 
 class NoisyScoreWarning(UserWarning):
     """An engine that needs exact scores is given noisy ones; the message names alternatives."""
+
+
+class ResumeWarning(UserWarning):
+    """A saved state goes on with settings that are not those that it was saved with."""

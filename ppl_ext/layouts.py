@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -29,10 +29,13 @@ class FlatLayout:
     shapes : dict of str to tuple of int
         Unconstrained shape of each site; sites inside a subsampled plate have the plate's
         full length.
+    families: dict of str to str
+        Family and support of each site's distribution, see :func:`ppl_ext.families.family_of`.
     """
 
     names: tuple[str, ...]
     shapes: dict[str, tuple[int, ...]]
+    families: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def sizes(self) -> dict[str, int]:

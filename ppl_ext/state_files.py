@@ -1,17 +1,20 @@
 """Files of saved states: one format for both packages, without pickle.
 
 A file is a NumPy archive. ``header`` holds JSON: the format, what the state belongs to (the
-engine, its settings, its latent sites), and the state itself, a tree of dictionaries, lists,
-tuples, numbers, strings and None, in which arrays stand by their numbers; ``array0``, ``array1``
-and so on hold them. A package says how its own arrays become NumPy's, and how it gets them back.
+engine, its settings, the model's latent sites), and the state itself, a tree of dictionaries,
+lists, tuples, numbers, strings and None, in which arrays stand by their numbers; ``array0``,
+``array1`` and so on hold them. A package says how its own arrays become NumPy's, and how it gets
+them back.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
+import hashlib
 import json
 import os
-import tempfile
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -19,9 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, ResumeWarning
 
-FORMAT = 2
+FORMAT = 3
+_ENTRIES = ("engine", "settings", "tuning", "sites", "state")
 
 Path = str | os.PathLike[str]
 #: A package's array as NumPy's, with what its own needs besides, in words and numbers.
@@ -36,7 +40,8 @@ def save(path: Path, belongs_to: Mapping[str, Any], state: Any, to_array: ToArra
     ----------
     path : path
     belongs_to : mapping
-        The entries ``engine``, ``settings`` and ``sites``, which :func:`check` compares.
+        The entries ``engine``, ``settings``, ``tuning`` and ``sites``, which :func:`check`
+        compares.
     state : tree
     to_array : callable
         For every leaf that is no number, string or None.
@@ -45,17 +50,44 @@ def save(path: Path, belongs_to: Mapping[str, Any], state: Any, to_array: ToArra
     header = {"format": FORMAT, **belongs_to, "state": _encoded(state, arrays, to_array)}
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
     path = os.fspath(path)
-    directory = os.path.dirname(os.path.abspath(path))
-    handle, temporary = tempfile.mkstemp(dir=directory, suffix=".part")
+    temporary = _temporary(path)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "wb") as file:
             np.savez(file, allow_pickle=False, **arrays)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
         raise
+
+
+def _temporary(path: str) -> str:
+    # One name for each file: what a process that was killed has left, the next write takes over.
+    return f"{path}.part"
+
+
+def check_can_save(path: Path) -> None:
+    """See that a state can be written there, before there is anything to lose.
+
+    Raises
+    ------
+    ArgumentError
+        It cannot.
+    """
+    path = os.fspath(path)
+    try:
+        if os.path.isdir(path):
+            raise IsADirectoryError(f"{path} is a folder")
+        with open(_temporary(path), "wb"):
+            pass
+        os.unlink(_temporary(path))
+    except OSError as error:
+        raise ArgumentError(
+            f"Expected checkpoint to be a file that can be written, found {path} ({error}). "
+            "Make its folder, or give another path."
+        ) from error
 
 
 def load(path: Path, engine: str, from_array: FromArray) -> tuple[dict[str, Any], Any]:
@@ -72,12 +104,49 @@ def load(path: Path, engine: str, from_array: FromArray) -> tuple[dict[str, Any]
             f"Expected a state of format {FORMAT}, which this version reads, found format "
             f"{header['format']} in {os.fspath(path)}. Load it with the version that saved it."
         )
+    missing = [name for name in _ENTRIES if name not in header]
+    if missing:
+        raise _damaged(path, f"its header has no {missing}")
     if header["engine"] != engine:
         raise ArgumentError(
             f"Expected a state of {engine}, found one of {header['engine']}. Load it with that "
             "engine."
         )
-    return header, _decoded(header.pop("state"), arrays, from_array)
+    try:
+        state = _decoded(header.pop("state"), arrays, from_array)
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+    if not isinstance(state, dict):
+        raise _damaged(path, f"its state is {state!r}")
+    return header, state
+
+
+def _damaged(path: Path, detail: str) -> ArgumentError:
+    return ArgumentError(
+        f"Expected a whole saved state, found that {os.fspath(path)} is damaged: {detail}. Load an "
+        "earlier checkpoint."
+    )
+
+
+def check_finite(finite: Mapping[str, Any]) -> None:
+    """See that what a state that is loaded has found is finite, as an engine keeps it.
+
+    Parameters
+    ----------
+    finite : mapping of str to bool
+        Whether all numbers of the array of that name are.
+
+    Raises
+    ------
+    ArgumentError
+        They are not.
+    """
+    bad = [name for name, each in finite.items() if not bool(each)]
+    if bad:
+        raise ArgumentError(
+            f"Expected finite numbers in the saved state, found NaN or infinity in {bad}. Load an "
+            "earlier checkpoint."
+        )
 
 
 def check(header: Mapping[str, Any], belongs_to: Mapping[str, Any]) -> None:
@@ -101,6 +170,22 @@ def check(header: Mapping[str, Any], belongs_to: Mapping[str, Any]) -> None:
                 f"{own.get(name)}, found {saved.get(name)}. Make the engine with the same {name} "
                 "as when it was saved."
             )
+    own, saved = belongs_to["tuning"], header["tuning"]
+    for name in own:
+        if saved.get(name) != own[name]:
+            warnings.warn(
+                f"The saved state goes on with this engine's own {name}, {own[name]}, where it was "
+                f"saved with {saved.get(name)}. Make the engine with those to go on as before.",
+                ResumeWarning,
+                stacklevel=4,
+            )
+
+
+def digest(belongs_to: Mapping[str, Any]) -> np.ndarray:
+    """What a state belongs to, tuning left out, as two numbers: uint32 (2,)."""
+    compared = {name: belongs_to[name] for name in ("engine", "settings", "sites")}
+    text = json.dumps(compared, sort_keys=True).encode()
+    return np.frombuffer(hashlib.blake2b(text, digest_size=8).digest(), np.uint32)
 
 
 def check_leaves(label: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
@@ -191,7 +276,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
                 arrays = {name: archive[name] for name in archive.files}
                 if isinstance(arrays.get("header"), np.ndarray):
                     header = json.loads(arrays["header"].tobytes())
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (FileNotFoundError, PermissionError, IsADirectoryError):
+        raise
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        # A file that was cut off: the archive's parts lie beyond its end.
         problem = error
     if not isinstance(header, dict) or "format" not in header:
         detail = "" if problem is None else f" ({problem})"

@@ -14,6 +14,7 @@ from ppl_ext.errors import (
     ModelCheckError,
     NoisyScoreWarning,
     NonFiniteError,
+    ResumeWarning,
 )
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 from ppl_ext.score import GradientSteps, Regression
@@ -154,4 +155,5 @@ __all__ = [
     "ModelCheckError",
     "NoisyScoreWarning",
     "NonFiniteError",
+    "ResumeWarning",
 ]

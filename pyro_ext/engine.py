@@ -212,6 +212,10 @@ class Engine(EngineShell, ABC):
         description = "none" if optimizer is None else optimizer.description
         return {**super()._settings(), "optimizer": description}
 
+    def _tuning(self) -> dict[str, str]:
+        optimizer = getattr(self._state, "optimizer", None)
+        return {"settings of the optimizer": "none" if optimizer is None else optimizer.settings}
+
     @abstractmethod
     def _draw(self, plan: Any, state: Any, num_samples: int | None) -> Float[Tensor, "draws D"]:
         """Flat posterior draws (draws, D)."""
@@ -247,8 +251,12 @@ class Engine(EngineShell, ABC):
         self._state = self._initialize(plan, data)
         self._bound = _Bound(plan, data)
         if self._pending is not None:
-            pending, self._pending = self._pending, None
-            self._restore(*pending)
+            try:
+                self._restore(*self._pending)
+            except Exception:
+                self._bound = None  # so that the next try is refused as well
+                raise
+            self._pending = None
 
     def _score(
         self, z: Float[Tensor, "P D"], data: Data, target: Any = None, cost: float = 1.0
@@ -342,6 +350,8 @@ class Engine(EngineShell, ABC):
             A step was not finite and ``on_nonfinite="raise"``.
         """
         check_num_steps(num_steps, "the first argument of run")
+        if checkpoint is not None:
+            state_files.check_can_save(checkpoint)
         cadence = Cadence.of(
             self.num_steps_taken,
             num_steps,

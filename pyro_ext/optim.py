@@ -14,6 +14,7 @@ from pyro.optim import PyroLRScheduler, PyroOptim
 from torch import Tensor
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.options import describe
 from ppl_ext.score import REST, match_sites
 
 # PyroOptim, a callable from tensors to a torch optimizer, or a mapping from site patterns to these
@@ -175,6 +176,13 @@ class EngineOptimizer:
                 self.defaults.append(optimizer)
             self._schedulers.append(scheduler)
             self._clips.append(clip)
+        #: As they were given, before any step.
+        self._given = [_settings(optimizer) for optimizer in self._optimizers]
+
+    @property
+    def settings(self) -> str:
+        """The optimizers' numbers as they were given, described."""
+        return describe(self._given)
 
     @property
     def description(self) -> str:
@@ -287,6 +295,7 @@ class EngineOptimizer:
         return {
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "schedulers": self._schedules(),
+            "given": self._given,
         }
 
     def snapshot(self) -> dict[str, Any]:
@@ -304,12 +313,32 @@ class EngineOptimizer:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state from :meth:`state_dict`."""
+        """Take over a state from :meth:`state_dict`.
+
+        Where settings were given otherwise than to the optimizers that saved it, those given to
+        these hold: a learning rate that follows a schedule is as many times the first as it was.
+        """
         for optimizer, entries in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(dict(entries))
         for scheduler, entries in zip(self._schedulers, state["schedulers"], strict=True):
             if scheduler is not None:
                 scheduler.load_state_dict(dict(entries))
+        given = zip(self._given, state["given"], strict=True)
+        for number, (own, saved) in enumerate(given):
+            if own != saved:
+                self._go_on_with(number, own, saved)
+
+    def _go_on_with(self, number: int, own: Settings, saved: Settings) -> None:
+        """Put the settings given to an optimizer in place of those that were saved."""
+        optimizer, scheduler = self._optimizers[number], self._schedulers[number]
+        for group, new, old in zip(optimizer.param_groups, own, saved, strict=True):
+            changed = {name: value for name, value in new.items() if old.get(name) != value}
+            if "initial_lr" in changed:
+                changed["lr"] = group["lr"] * (new["initial_lr"] / old["initial_lr"])
+            group.update(changed)
+        if scheduler is not None:
+            scheduler.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
+            scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
 
     def _schedules(self) -> list[dict[str, Any] | None]:
         return [None if each is None else dict(each.state_dict()) for each in self._schedulers]

@@ -69,7 +69,6 @@ ONE_SIDED = {
     "pyro_ext/density/numpy_graph.py": "XLA makes one program of a graph, however small",
     "pyro_ext/score/regression/small.py": "XLA makes one program of a step, however small",
     "pyro_ext/sgmcmc/mcmc.py": "NumPyro's MCMC has chain_method='vectorized'; Pyro's has no such",
-    "pyro_ext/optim.py": "Pyro's optimisers keep global state, which NumPyro's do not have",
     "numpyro_ext/draws.py": "torch compiles no programs of its generator",
     "numpyro_ext/density/index_use.py": "JAX clamps a row that is out of range without a word",
     "numpyro_ext/gradients/permutation.py": "torch.randperm takes no longer than a step or two",

@@ -25,13 +25,14 @@ from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Layout
-from numpyro_ext.engine import Engine, EngineState, Plan, as_optimizer, key_of_draws
+from numpyro_ext.engine import Engine, EngineState, Plan, key_of_draws
 from numpyro_ext.guides.flat_density import (
     FlatDensity,
     Parameters,
     check_has_flat_density,
     flat_density,
 )
+from numpyro_ext.optim import as_optimizer
 from numpyro_ext.programs import Program
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guide_engine import GuideShell

@@ -46,6 +46,9 @@ class ParticleEngine(Engine):
         super().__init__(model, optim, **options)
         self.num_particles = num_particles
 
+    def _settings(self) -> dict[str, str]:
+        return {"num_particles": repr(self.num_particles), **super()._settings()}
+
     @abstractmethod
     def particles(self, state: EngineState) -> Float[Array, "P D"]:
         """Particles of a state in unconstrained space, shape (P, D)."""

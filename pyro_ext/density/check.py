@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ppl_ext.errors import ArgumentError, ModelCheckError
+from ppl_ext.families import family_of
 from pyro_ext.density.first_run import Run, Structure, run_once
 from pyro_ext.density.handlers import (
     DiscoveryHandler,
@@ -70,7 +71,8 @@ def check_model(
                     "Expected a vectorized plate: `with pyro.plate(name, size, "
                     "subsample_size=B) as rows:`."
                 )
-    layout = Layout(tuple(handler.shapes), dict(handler.shapes))
+    families = {name: family_of(handler.sites[name]["fn"]) for name in handler.shapes}
+    layout = Layout(tuple(handler.shapes), dict(handler.shapes), families)
     batch_arguments = bool(control.plates) and _rows_are_arguments(model, args, kwargs, first)
     local_sites = tuple(
         name

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from pyro.infer.autoguide import AutoGuide
 from torch import Generator, Tensor
 
+from ppl_ext import state_files
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guide_engine import GuideShell
 from ppl_ext.options import check_count
@@ -131,6 +132,8 @@ class GuideEngine(GuideShell, Engine):
                     f"The saved state belongs to another guide: expected {kind} {expected}, "
                     f"found {found}."
                 )
+        found = saved["parameters"]
+        state_files.check_finite({name: torch.isfinite(found[name]).all() for name in found})
         before = self._algorithm_state(state)
 
         def write(values: dict[str, Any]) -> None:

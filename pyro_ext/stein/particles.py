@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ppl_ext import state_files
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count
 from pyro_ext.density import Data
@@ -57,6 +58,9 @@ class ParticleEngine(Engine):
         super().__init__(model, optim, **options)
         self.num_particles = int(num_particles)
 
+    def _settings(self) -> dict[str, str]:
+        return {"num_particles": repr(self.num_particles), **super()._settings()}
+
     @property
     def particles(self) -> Float[Tensor, "P D"]:
         """Present particles in unconstrained space, shape (P, D); a copy."""
@@ -78,6 +82,7 @@ class ParticleEngine(Engine):
                 f"{found.shape[0]} ({found.dtype}). Make the engine with the num_particles and "
                 "dtype of the saved run."
             )
+        state_files.check_finite({"particles": torch.isfinite(found).all()})
         with torch.no_grad():
             present.copy_(found)
         return state

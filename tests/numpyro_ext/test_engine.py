@@ -19,7 +19,8 @@ import pytest
 from jax import random
 
 import numpyro_ext
-from numpyro_ext.engine import EngineState, as_optimizer
+from numpyro_ext.engine import EngineState
+from numpyro_ext.optim import as_optimizer
 from numpyro_ext.programs import Loop
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
 from tests.engine_support import bits_of as bits
@@ -165,6 +166,31 @@ def test_keys_and_states_are_checked(shared: Any) -> None:
         shared.init(0, Y)
     with pytest.raises(ArgumentError, match="EngineState"):
         run(shared, 3, init_state={"z": 1})
+
+
+def test_states_of_other_engines_are_refused_as_init_state(tmp_path: Path) -> None:
+    def one(prior: Any, number: int = 3, name: str = "z") -> Any:
+        return numpyro_ext.SVGD(
+            lambda: numpyro.sample(name, prior), optax.adam(0.1), num_particles=number
+        )
+
+    normal = dist.Normal(0.0, 1.0)
+    state = one(normal).init(KEY)
+    for other in (one(dist.HalfNormal(1.0)), one(normal, 4), one(normal, name="x"), SHELL.make()):
+        given = SHELL.args if other.model == SHELL.model else ()
+        for has_met in (False, True):
+            if has_met:
+                other.init(KEY, *given)
+            with pytest.raises(ArgumentError, match="Expected a state of this"):
+                other.run(KEY, 2, *given, init_state=state, progress_bar=False)
+        with pytest.raises(ArgumentError, match="Expected a state of this"):
+            other.save(tmp_path / "state", state)
+    again = one(normal)
+    result = again.run(KEY, 2, init_state=state, progress_bar=False)
+    for wrong in (None, result, result.params):
+        with pytest.raises(ArgumentError, match="Expected an EngineState"):
+            again.save(tmp_path / "state", wrong)
+    assert not list(tmp_path.iterdir())
 
 
 def test_programs_of_another_engine_serve_only_what_they_compute() -> None:
