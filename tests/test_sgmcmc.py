@@ -137,7 +137,7 @@ def test_batches_from_a_list(chains: Any, anchored: bool) -> None:
     _near_logistic(chains, run.draws)
 
 
-@pytest.mark.parametrize("estimator", ["minibatch", "svrg"])
+@pytest.mark.parametrize("estimator", ["minibatch", pytest.param("svrg", marks=pytest.mark.slow)])
 def test_logistic_regression_with_minibatches(chains: Any, estimator: str) -> None:
     model, args, options = arguments(chains, "logistic_regression_subsampled")
     chosen = chains.public.SVRG(4) if estimator == "svrg" else None

@@ -76,9 +76,7 @@ def regression(host: Any) -> Regression:
     "name",
     [
         "graph",
-        "IAF",
-        pytest.param("Renyi", marks=pytest.mark.slow),
-        pytest.param("layers", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("IAF", "Renyi", "layers")),
     ],
 )
 def test_flat_guides(regression, name: str) -> None:

@@ -160,6 +160,7 @@ def test_a_regression_posterior_is_exact_within_six_hundred_scores(face: Any) ->
     np.testing.assert_allclose(run.losses[-1], 0.0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_minibatches_are_averaged(face: Any) -> None:
     """Half of the data at a time: a tenth of a nat in twelve entries."""
     options: dict[str, Any] = {"solver": "regression", "args": (EXACT.x, EXACT.y)}

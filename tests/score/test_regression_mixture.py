@@ -192,6 +192,7 @@ def fitted(face: Any, steps: int, **options: Any) -> tuple[GuideRun, Mixture]:
     return run, support.in_order(*components)
 
 
+@pytest.mark.slow
 def test_both_modes_are_found_with_their_weights(face: Any) -> None:
     run, found = fitted(face, 1000)
     assert run.engine.plan.solver == Regression(num_samples=4)
