@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, ModelCheckError
 
 Array = TypeVar("Array")
 
@@ -84,3 +86,89 @@ def check_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
             f"The arguments do not fit the model: {error}. Expected model{signature}, found "
             f"{len(args)} positional arguments and keywords {sorted(kwargs)}."
         ) from error
+
+
+def check_own_names(model: Callable[..., Any], given: Mapping[str, bool]) -> None:
+    """See that what a run takes for itself is not meant for the model.
+
+    Parameters
+    ----------
+    model : callable
+    given : mapping of str to bool
+        Options of the run, and whether they were given.
+
+    Raises
+    ------
+    ArgumentError
+        An option was given that the model has a parameter for, too.
+    """
+    try:
+        parameters = inspect.signature(model).parameters
+    except (TypeError, ValueError):
+        return
+    bound = getattr(model, "keywords", {})
+    names = [name for name in parameters if given.get(name) and name not in bound]
+    if names:
+        raise ArgumentError(
+            f"Expected arguments of run alone, found {names}, which are parameters of the model "
+            "as well, so that run would take them for itself. Bind the model's before: "
+            f"functools.partial(model, {names[0]}=...)."
+        )
+
+
+def check_subsample_size(name: str, size: int, subsample_size: int) -> None:
+    """See that a plate asks for some of its rows.
+
+    Raises
+    ------
+    ModelCheckError
+        It asks for none, or for more than there are.
+    """
+    if not 1 <= subsample_size <= size:
+        raise ModelCheckError(
+            f"Plate '{name}' has size {size} but asks for subsample_size={subsample_size}. "
+            f"Expected from 1 to {size} rows: pass the full number of rows as the plate's size "
+            "and the number of a minibatch as subsample_size."
+        )
+
+
+def repeated_plates_error(names: Sequence[str]) -> ModelCheckError:
+    """What is said of plates of one name."""
+    return ModelCheckError(
+        f"Multiple plates are named {list(names)}. Expected a name of its own for every plate; a "
+        "plate that is used twice is made once: `rows = plate(...)`, then `with rows: ...`."
+    )
+
+
+def check_observations(
+    name: str,
+    batch: tuple[int, ...],
+    observed: tuple[int, ...],
+    plates: Mapping[int, int],
+) -> None:
+    """See that a distribution and its data make no more observations than either has.
+
+    Parameters
+    ----------
+    name : str
+        The observed site.
+    batch, observed : tuple of int
+        Batch shapes of the distribution and of the data.
+    plates : mapping of int to int
+        Size of the plate at each axis (negative) that has one.
+
+    Raises
+    ------
+    ModelCheckError
+        They do, along an axis without a plate.
+    """
+    together = np.broadcast_shapes(batch, observed)
+    if math.prod(together) <= max(math.prod(batch), math.prod(observed)):
+        return
+    if all(size == 1 or axis - len(together) in plates for axis, size in enumerate(together)):
+        return
+    raise ModelCheckError(
+        f"Site '{name}' has an invalid log_prob shape: a distribution of batch shape {batch} and "
+        f"data of shape {observed} make {together}, more observations than either has. Expected "
+        "shapes that agree; look for an axis of length one, as in y[:, None]."
+    )

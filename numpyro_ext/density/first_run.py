@@ -33,6 +33,7 @@ from numpyro_ext.density.handlers import (
     transform_of,
 )
 from numpyro_ext.density.layout import Data, DataPlate, Layout
+from ppl_ext.density import check_observations
 from ppl_ext.errors import ArgumentError
 from ppl_ext.families import family_of
 
@@ -108,7 +109,16 @@ def first_run(
         for site in tracer.trace.values():
             if site["type"] == "sample":
                 site_log_prob(site)  # shapes that do not go together show here
+            if is_observation(site):
+                _check_observations(site)
     return FirstRun(getattr(tracer, "trace", {}), plates, states.states, kept.error)
+
+
+def _check_observations(site: Site) -> None:
+    fn, shape = site["fn"], jnp.shape(site["value"])
+    plates = {frame.dim: frame.size for frame in site["cond_indep_stack"]}
+    observed = shape[: len(shape) - fn.event_dim]
+    check_observations(site["name"], tuple(fn.batch_shape), observed, plates)
 
 
 class _KeptError(AbstractContextManager["_KeptError"]):

@@ -26,6 +26,7 @@ from numpyro.infer.util import helpful_support_errors
 from numpyro.primitives import Messenger
 
 from numpyro_ext.density.layout import Indices
+from ppl_ext.density import check_subsample_size, repeated_plates_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
 
 Site = dict[str, Any]
@@ -94,15 +95,13 @@ class PlateRecorder(Messenger):
         size, subsample_size = msg["args"]
         if subsample_size is None:
             subsample_size = size
-        name = msg["name"]
-        self.sizes[name] = (size, subsample_size)
+        name, sizes = msg["name"], (size, subsample_size)
+        if name in self.sizes and (sizes != self.sizes[name] or size != subsample_size):
+            raise repeated_plates_error([name])
+        self.sizes[name] = sizes
         if msg["value"] is None:
-            if subsample_size > size:
-                raise ModelCheckError(
-                    f"Plate '{name}' has size {size} but asks for subsample_size={subsample_size}. "
-                    "A minibatch cannot be larger than the plate: pass the full number of rows as "
-                    "the plate's size."
-                )
+            if msg["args"][1] is not None:
+                check_subsample_size(name, size, subsample_size)
             self.requested[name] = (size, subsample_size)
             msg["value"] = jnp.arange(subsample_size)
 

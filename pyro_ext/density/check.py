@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ppl_ext.density import repeated_plates_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.families import family_of
 from pyro_ext.density.first_run import Run, Structure, run_once
@@ -62,6 +63,9 @@ def check_model(
             f"{_name(model)} found no latent variables. Expected at least one sample site without "
             "obs=; check that the sites are not observed or hidden by poutine.block."
         )
+    repeated = [name for name, number in control.met.items() if number > 1]
+    if repeated:
+        raise repeated_plates_error(repeated)
     for name, site in handler.sites.items():
         for frame in site["cond_indep_stack"]:
             if frame.name in control.plates and not frame.vectorized:

@@ -19,6 +19,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from ppl_ext.density import check_observations
 from ppl_ext.errors import ModelCheckError
 from pyro_ext.density.handlers import (
     DiscoveryHandler,
@@ -108,6 +109,11 @@ class CheckHandler(DiscoveryHandler):
                 "Expected values inside the distribution's support and of a shape that broadcasts "
                 f"with {tuple(msg['fn'].shape())}; check the data and the shapes at this site."
             ) from error
+        if msg["is_observed"] and not site_is_subsample(msg):
+            shape, fn = tuple(msg["value"].shape), msg["fn"]
+            plates = {frame.dim: frame.size for frame in plate_frames(msg)}
+            observed = shape[: len(shape) - fn.event_dim]
+            check_observations(msg["name"], tuple(fn.batch_shape), observed, plates)
 
 
 def _is_network_layer(module: torch.nn.Module) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,7 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal, biject_to
 from torch.distributions.transforms import ComposeTransform, IndependentTransform, Transform
 
+from ppl_ext.density import check_subsample_size
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from pyro_ext.density.layout import Indices
 
@@ -55,12 +57,15 @@ class SubsampleControl:
         Size and declared subsample size of each subsampled plate that was met.
     given : set of str
         Plates whose indices the model gave itself (``subsample=``).
+    met : Counter of str
+        How many plates of each name were made.
     """
 
     def __init__(self, indices: Indices | None = None) -> None:
         self.indices = dict(indices or {})
         self.plates: dict[str, tuple[int, int]] = {}
         self.given: set[str] = set()
+        self.met: Counter[str] = Counter()
 
     def __enter__(self) -> SubsampleControl:
         _patch_lock.acquire()
@@ -83,6 +88,7 @@ class SubsampleControl:
         device: Any = None,
     ) -> tuple[int, int, Any]:
         original = self._original.__func__
+        self.met[name] += 1
         if threading.get_ident() != self._thread or size is None:
             return original(name, size, subsample_size, subsample, use_cuda, device)
         if subsample is not None:
@@ -91,7 +97,9 @@ class SubsampleControl:
                 self.given.add(name)
                 self.plates[name] = (int(size), count)
             return size, count, subsample
-        declared = size if subsample_size is None else min(int(subsample_size), int(size))
+        if subsample_size is not None:
+            check_subsample_size(name, int(size), int(subsample_size))
+        declared = int(size if subsample_size is None else subsample_size)
         if declared < size:
             self.plates[name] = (int(size), declared)
         rows = self.indices.get(name)
