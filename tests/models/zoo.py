@@ -124,12 +124,6 @@ class ZooModel:
         """Whether the model draws minibatches itself."""
         return bool(self.plates)
 
-    @property
-    def observed_rows(self) -> int:
-        """Number of rows of the first data argument, 0 without data."""
-        arguments = self.data()
-        return len(arguments[0]) if arguments and np.ndim(arguments[0]) else 0
-
 
 # ---------------------------------------------------------------------------------------------
 # Data
