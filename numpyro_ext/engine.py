@@ -50,7 +50,6 @@ from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.optim import as_optimizer, kind_and_settings
 from numpyro_ext.programs import Loop, Program
 from ppl_ext import state_files
-from ppl_ext.density import check_own_names
 from ppl_ext.engine import EngineShell
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import described
@@ -523,19 +522,14 @@ class Engine(EngineShell, ABC):
             A step was not finite and ``on_nonfinite="raise"``; it carries the last finite state.
         """
         check_num_steps(num_steps, "the second argument of run, after the key")
-        check_own_names(
-            self.model,
-            {
-                "progress_bar": not progress_bar,
-                "init_state": init_state is not None,
-                "callback": callback is not None,
-                "callback_every": callback_every is not None,
-                "checkpoint": checkpoint is not None,
-                "checkpoint_every": checkpoint_every is not None,
-            },
+        self._check_run(
+            progress_bar,
+            checkpoint,
+            init_state=init_state,
+            callback=callback,
+            callback_every=callback_every,
+            checkpoint_every=checkpoint_every,
         )
-        if checkpoint is not None:
-            state_files.check_can_save(checkpoint)
         if init_state is None:
             state = self.init(rng_key, *args, **kwargs)
         else:

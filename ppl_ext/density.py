@@ -140,32 +140,31 @@ def repeated_plates_error(names: Sequence[str]) -> ModelCheckError:
     )
 
 
-def check_observations(
-    name: str,
-    batch: tuple[int, ...],
-    observed: tuple[int, ...],
-    plates: Mapping[int, int],
-) -> None:
+def check_observations(name: str, fn: Any, shape: Sequence[int], plates: Sequence[Any]) -> None:
     """See that a distribution and its data make no more observations than either has.
 
     Parameters
     ----------
     name : str
         The observed site.
-    batch, observed : tuple of int
-        Batch shapes of the distribution and of the data.
-    plates : mapping of int to int
-        Size of the plate at each axis (negative) that has one.
+    fn : distribution
+        Of either host.
+    shape : sequence of int
+        Shape of the data.
+    plates : sequence of frame
+        The vectorized plates around the site, each with its axis ``dim`` (negative).
 
     Raises
     ------
     ModelCheckError
         They do, along an axis without a plate.
     """
+    batch, observed = tuple(fn.batch_shape), tuple(shape[: len(shape) - fn.event_dim])
+    axes = {frame.dim for frame in plates}
     together = np.broadcast_shapes(batch, observed)
     if math.prod(together) <= max(math.prod(batch), math.prod(observed)):
         return
-    if all(size == 1 or axis - len(together) in plates for axis, size in enumerate(together)):
+    if all(size == 1 or axis - len(together) in axes for axis, size in enumerate(together)):
         return
     raise ModelCheckError(
         f"Site '{name}' has an invalid log_prob shape: a distribution of batch shape {batch} and "

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ppl_ext.density import check_own_names
 from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError, NonFiniteError
 from ppl_ext.options import check_choice, decisions, describe, described, options_of
+from ppl_ext.state_files import check_can_save
 
 #: What may be done about a step that is not finite.
 ON_NONFINITE = ("raise", "skip")
@@ -107,6 +109,20 @@ class EngineShell(Documented):
     def _settings(self) -> dict[str, str]:
         """Options that a saved state belongs to, described so that any process says the same."""
         return {"likelihood_temperature": repr(float(self.likelihood_temperature))}
+
+    def _check_run(self, progress_bar: bool, checkpoint: Any, **others: Any) -> None:
+        """See that a run's options are its own, and that its checkpoint can be written.
+
+        Raises
+        ------
+        ArgumentError
+            The model has a parameter of an option's name, or the checkpoint cannot be written.
+        """
+        given = {name: value is not None for name, value in others.items()}
+        given |= {"progress_bar": not progress_bar, "checkpoint": checkpoint is not None}
+        check_own_names(self.model, given)
+        if checkpoint is not None:
+            check_can_save(checkpoint)
 
     def _tuning(self) -> dict[str, str]:
         """Settings that a saved state may go on without: the engine's own hold, and it says so."""

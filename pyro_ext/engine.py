@@ -36,7 +36,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext import state_files
-from ppl_ext.density import check_own_names
 from ppl_ext.engine import EngineShell
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import described, is_count
@@ -351,18 +350,13 @@ class Engine(EngineShell, ABC):
             A step was not finite and ``on_nonfinite="raise"``.
         """
         check_num_steps(num_steps, "the first argument of run")
-        check_own_names(
-            self.model,
-            {
-                "progress_bar": not progress_bar,
-                "callback": callback is not None,
-                "callback_every": callback_every is not None,
-                "checkpoint": checkpoint is not None,
-                "checkpoint_every": checkpoint_every is not None,
-            },
+        self._check_run(
+            progress_bar,
+            checkpoint,
+            callback=callback,
+            callback_every=callback_every,
+            checkpoint_every=checkpoint_every,
         )
-        if checkpoint is not None:
-            state_files.check_can_save(checkpoint)
         cadence = Cadence.of(
             self.num_steps_taken,
             num_steps,

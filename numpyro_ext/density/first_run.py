@@ -110,15 +110,9 @@ def first_run(
             if site["type"] == "sample":
                 site_log_prob(site)  # shapes that do not go together show here
             if is_observation(site):
-                _check_observations(site)
+                shape, frames = jnp.shape(site["value"]), site["cond_indep_stack"]
+                check_observations(site["name"], site["fn"], shape, frames)
     return FirstRun(getattr(tracer, "trace", {}), plates, states.states, kept.error)
-
-
-def _check_observations(site: Site) -> None:
-    fn, shape = site["fn"], jnp.shape(site["value"])
-    plates = {frame.dim: frame.size for frame in site["cond_indep_stack"]}
-    observed = shape[: len(shape) - fn.event_dim]
-    check_observations(site["name"], tuple(fn.batch_shape), observed, plates)
 
 
 class _KeptError(AbstractContextManager["_KeptError"]):

@@ -110,10 +110,7 @@ class CheckHandler(DiscoveryHandler):
                 f"with {tuple(msg['fn'].shape())}; check the data and the shapes at this site."
             ) from error
         if msg["is_observed"] and not site_is_subsample(msg):
-            shape, fn = tuple(msg["value"].shape), msg["fn"]
-            plates = {frame.dim: frame.size for frame in plate_frames(msg)}
-            observed = shape[: len(shape) - fn.event_dim]
-            check_observations(msg["name"], tuple(fn.batch_shape), observed, plates)
+            check_observations(msg["name"], msg["fn"], msg["value"].shape, plate_frames(msg))
 
 
 def _is_network_layer(module: torch.nn.Module) -> bool:

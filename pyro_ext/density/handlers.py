@@ -88,9 +88,9 @@ class SubsampleControl:
         device: Any = None,
     ) -> tuple[int, int, Any]:
         original = self._original.__func__
-        self.met[name] += 1
         if threading.get_ident() != self._thread or size is None:
             return original(name, size, subsample_size, subsample, use_cuda, device)
+        self.met[name] += 1
         if subsample is not None:
             count = len(subsample)
             if count < size:
