@@ -59,6 +59,7 @@ from numpyro_ext.sgmcmc import (
     cosine_cycles,
     polynomial_decay,
 )
+from numpyro_ext.start import find_start
 from numpyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
 from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import (
@@ -72,6 +73,7 @@ from ppl_ext.errors import (
 )
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 from ppl_ext.score import GradientSteps, Regression
+from ppl_ext.start.start import Start
 
 __all__ = [
     # engines
@@ -85,6 +87,9 @@ __all__ = [
     "BaM",
     "FisherVI",
     "LaplaceGGN",
+    # where runs start
+    "Start",
+    "find_start",
     # parts of Newton's method
     "GaussNewton",
     "LevenbergMarquardt",

@@ -18,6 +18,7 @@ from ppl_ext.errors import (
 )
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 from ppl_ext.score import GradientSteps, Regression
+from ppl_ext.start.start import Start
 from pyro_ext import stan
 from pyro_ext.density import LogDensity
 from pyro_ext.diagnostics import (
@@ -71,6 +72,7 @@ from pyro_ext.sgmcmc import (
     cosine_cycles,
     polynomial_decay,
 )
+from pyro_ext.start import find_start
 from pyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
 
 __all__ = [
@@ -85,6 +87,9 @@ __all__ = [
     "BaM",
     "FisherVI",
     "LaplaceGGN",
+    # where runs start
+    "Start",
+    "find_start",
     # parts of Newton's method
     "GaussNewton",
     "LevenbergMarquardt",

@@ -43,6 +43,7 @@ MAY_IMPORT = {
     "sgmcmc": {"density", "gradients"},
     "diagnostics": {"density", "engine", "guides"},
     "stan": set(),
+    "start": {"density"},
     "programs": set(),
     "_clash": set(),
     "draws": set(),

@@ -1,0 +1,1 @@
+"""Where runs start: quasi-Newton paths towards modes, and local Normals on their way."""

@@ -1,0 +1,235 @@
+"""The search for a start: quasi-Newton paths, local Normals at their ends, and better ones nearby.
+
+After Pathfinder (L. Zhang, B. Carpenter, A. Gelman and A. Vehtari, "Pathfinder: Parallel
+quasi-Newton variational inference", 2022): paths from random points towards modes, Normals, and of
+these the one with the highest bound on the evidence. Modes of hierarchical models may be useless,
+far down a funnel: where a path finds no end, Normals at points on its way are tried as well. A
+Normal that is a bad picture of the density is moved and reshaped by a few natural-gradient steps
+(see :func:`improved`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from ppl_ext.start.local_normal import local_deviations, local_factor
+from ppl_ext.start.paths import Evaluate, Path, Vector, side_by_side
+from ppl_ext.start.start import Mode, Start
+
+#: Paths side by side.
+PATHS = 4
+#: Beyond so many dimensions a Hessian costs too many evaluations; the diagonal's sign is enough.
+MOST_DIMENSIONS = 300
+#: Points of a path without an end at which a Normal is tried.
+CANDIDATES = 5
+#: Draws that a Normal is judged by.
+DRAWS = 16
+#: A Normal is good when the log ratios of density and Normal vary so little over its draws: their
+#: standard deviation in nats, and what each dimension may add.
+GOOD, GOOD_PER_DIMENSION = 0.5, 0.02
+#: Two ends are one mode when no point between them lies so many nats below the lower of them.
+DIP, BETWEEN = 1.0, 3
+#: Squared distance from a Normal's mean, beside the dimensions, up to which an end is its own.
+NEAR = 9.0
+#: Rounds of natural-gradient steps, each with draws for every dimension, and their length.
+ROUNDS, DRAWS_PER_DIMENSION, RATE = 8, 2, 0.7
+#: In a round no curvature changes by more than these factors, no mean by more than so many
+#: standard deviations.
+CHANGES, FARTHEST = (0.25, 9.0), 3.0
+#: Nats below the median at which a draw counts less by a factor of e.
+TOLERANCE = 3.0
+#: Draws that the present Normal counts as, where the curvature is estimated anew.
+PRIOR_DRAWS = 2.0
+
+
+class Counted:
+    """A log density whose evaluations are counted."""
+
+    def __init__(self, evaluate: Evaluate) -> None:
+        self._evaluate = evaluate
+        self.evaluations = 0
+
+    def __call__(
+        self, positions: Float[np.ndarray, "P D"]
+    ) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, "P D"]]:
+        self.evaluations += len(positions)
+        return self._evaluate(positions)
+
+
+# Positions far out may have densities that overflow, which tells that they are bad.
+@np.errstate(all="ignore")
+def find(
+    evaluate: Evaluate,
+    starting_points: Callable[[int], Float[np.ndarray, "P D"]],
+    generator: np.random.Generator,
+    epsilon: float,
+) -> Start:
+    """Search for a start.
+
+    Parameters
+    ----------
+    evaluate : callable
+        Log densities (P,) and scores (P, D) at positions (P, D).
+    starting_points : callable
+        Of a number: so many random positions, with finite density and score.
+    generator : numpy.random.Generator
+    epsilon : float
+        Relative precision of densities and scores.
+    """
+    counted = Counted(evaluate)
+    starts = starting_points(PATHS)
+    paths = side_by_side(counted, starts, *counted(starts), epsilon)
+    paths.sort(key=lambda path: path.values[-1], reverse=True)
+    noise = generator.normal(size=(DRAWS, starts.shape[1]))
+
+    def normal(point: Vector, guess: float) -> Mode | None:
+        return local_normal(counted, point, guess, noise, epsilon)
+
+    modes = _at_ends(counted, [path for path in paths if path.settled], normal)
+    if not modes:
+        # Densities at the last points of endless paths tell nothing of their mass.
+        modes = _on_the_way(paths[0], normal)
+    modes.sort(key=lambda mode: mode.log_mass, reverse=True)
+    if not is_good(modes[0]) and modes[0].factor.ndim == 2:
+        modes[0] = improved(counted, modes[0], generator)
+    return Start(tuple(modes), counted.evaluations)
+
+
+def is_good(mode: Mode) -> bool:
+    """Whether a Normal is a fair picture of the density."""
+    return mode.spread < GOOD + GOOD_PER_DIMENSION * len(mode.mean)
+
+
+Normal = Callable[[Vector, float], "Mode | None"]
+
+
+def _at_ends(evaluate: Evaluate, paths: list[Path], normal: Normal) -> list[Mode]:
+    """Normals at the separate ones of paths' ends."""
+    modes: list[Mode] = []
+    for path in paths:
+        end = path.positions[-1]
+        if any(_is_near(mode, end) or _is_joined(evaluate, mode, path) for mode in modes):
+            continue
+        found = normal(end, path.scales[-1])
+        if found is not None:
+            modes.append(found)
+    return modes
+
+
+def _is_near(mode: Mode, point: Vector) -> bool:
+    difference = point - mode.mean
+    if mode.factor.ndim == 1:
+        white = difference / mode.factor
+    else:
+        white = np.linalg.solve(mode.factor, difference)
+    return float(white @ white) < NEAR + len(point)
+
+
+def _is_joined(evaluate: Evaluate, mode: Mode, path: Path) -> bool:
+    """Whether the density has no dip between a mode and the end of a path."""
+    end, shares = path.positions[-1], np.arange(BETWEEN + 1) / (BETWEEN + 1)
+    values, _ = evaluate(mode.mean + shares[:, None] * (end - mode.mean))
+    return bool(values.min() > min(values[0], path.values[-1]) - DIP)
+
+
+def _on_the_way(path: Path, normal: Normal) -> list[Mode]:
+    """The Normal with the highest bound of some along a path; close together at first, since a
+    path down a funnel leaves what is worth having early."""
+    last = len(path.positions) - 1
+    rows = np.unique(np.geomspace(1, max(1, last), CANDIDATES).round().astype(int))
+    points = [(path.positions[row], path.scales[row]) for row in rows if row <= last]
+    points = points or [(path.positions[0], path.scales[0])]
+    found = [mode for given in points if (mode := normal(*given)) is not None]
+    if not found:
+        dim = len(path.positions[0])
+        return [Mode(path.positions[0], 0.1 * np.eye(dim), -math.inf, math.inf)]
+    return [max(found, key=lambda mode: mode.log_mass)]
+
+
+def local_normal(
+    evaluate: Evaluate,
+    point: Vector,
+    guess: float,
+    noise: Float[np.ndarray, "S D"],
+    epsilon: float,
+) -> Mode | None:
+    """The Normal with the curvature at a point, judged by draws; None where there is none."""
+    factor: Any
+    if len(point) > MOST_DIMENSIONS:
+        factor = local_deviations(evaluate, point, guess, noise, epsilon)
+    else:
+        factor = local_factor(evaluate, point, guess * np.eye(len(point)), epsilon)
+    if factor is None:
+        return None
+    mode = Mode(point, factor, 0.0, 0.0)
+    values, _ = evaluate(mode.at(noise))
+    return judged(mode, values, noise)
+
+
+def judged(mode: Mode, values: Float[np.ndarray, " S"], noise: Float[np.ndarray, "S D"]) -> Mode:
+    """A Normal with its bound and spread, from log densities at its draws."""
+    ratios = values + 0.5 * np.square(noise).sum(-1)
+    if not np.isfinite(ratios).all():
+        return Mode(mode.mean, mode.factor, -math.inf, math.inf)
+    constant = mode.log_scale + 0.5 * noise.shape[1] * math.log(2.0 * math.pi)
+    return Mode(mode.mean, mode.factor, float(ratios.mean()) + constant, float(ratios.std()))
+
+
+def improved(evaluate: Evaluate, mode: Mode, generator: np.random.Generator) -> Mode:
+    """The best of a Normal and those that some natural-gradient steps on the bound make of it.
+
+    The steps of variational inference with a full Normal (M. Opper and C. Archambeau, "The
+    variational Gaussian approximation revisited", 2009: the precision becomes minus the mean
+    Hessian, the mean moves by covariance times mean score), with both means by a linear regression
+    of scores on draws. Draws far below the others in log ratio, as in the neck of a funnel, count
+    little: a Normal too wide would learn from nothing else.
+    """
+    dim = len(mode.mean)
+    half = max(DRAWS, DRAWS_PER_DIMENSION * dim) // 2
+    best = mode
+    for number in range(ROUNDS):
+        noise = generator.normal(size=(half, dim))
+        noise = np.concatenate([noise, -noise])
+        values, scores = evaluate(mode.at(noise))
+        mode = judged(mode, values, noise)
+        # The first estimate was made with fewer draws.
+        if number == 0 or mode.log_mass > best.log_mass:
+            best = mode
+        if is_good(mode):
+            break
+        mode = _step(mode, values, scores, noise)
+    return best
+
+
+def _step(
+    mode: Mode,
+    values: Float[np.ndarray, " S"],
+    scores: Float[np.ndarray, "S D"],
+    noise: Float[np.ndarray, "S D"],
+) -> Mode:
+    """The Normal one natural-gradient step on."""
+    finite = np.isfinite(values) & np.isfinite(scores).all(-1)
+    if not finite.any():
+        return Mode(mode.mean, 0.5 * mode.factor, -math.inf, math.inf)
+    values, scores, noise = values[finite], scores[finite], noise[finite]
+    ratios = values + 0.5 * np.square(noise).sum(-1)
+    root = np.exp(0.5 * np.minimum(0.0, ratios - np.median(ratios)) / TOLERANCE)[:, None]
+    dim = noise.shape[1]
+    # Scores in the Normal's own coordinates are push - curvature noise where the density is a
+    # Normal; the last rows say that the curvature is the present one's.
+    prior = math.sqrt(PRIOR_DRAWS) * np.eye(dim)
+    design = np.block([[root, root * noise], [np.zeros((dim, 1)), prior]])
+    found = np.linalg.lstsq(design, np.concatenate([root * (scores @ mode.factor), -prior]))[0]
+    push, curvature = found[0], -0.5 * (found[1:] + found[1:].T)
+    sizes, vectors = np.linalg.eigh(curvature)
+    sizes = np.clip(1.0 + RATE * (sizes - 1.0), *CHANGES)
+    move = RATE * (vectors @ ((vectors.T @ push) / np.maximum(sizes, 1.0)))
+    move *= min(1.0, FARTHEST / max(float(np.linalg.norm(move)), FARTHEST))
+    upper = np.linalg.qr((mode.factor @ (vectors / np.sqrt(sizes))).T).R
+    factor = upper.T * np.where(np.diag(upper) < 0.0, -1.0, 1.0)
+    return Mode(mode.mean + mode.factor @ move, factor, -math.inf, math.inf)
