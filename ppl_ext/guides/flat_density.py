@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError
+from ppl_ext.start.start import Start
 
 CovarianceStructure = Literal["diagonal", "full", "low_rank", "matrix_normal", "layer_low_rank"]
 
@@ -137,6 +138,24 @@ class FlatDensityShell(Documented):
             "Expected AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal or "
             f"AutoMatrixNormal with initial_scale, found {type(self.guide).__name__}. Leave "
             "initial_scale out, and give the guide its scale where it is made (init_scale)."
+        )
+
+    def set_start(self, parameters: Any, start: Start) -> Any:
+        """New parameters with which the guide is as near to a start as its family allows.
+
+        Diagonal guides take the standard deviations of each coordinate given the others, which
+        are those of the best diagonal Normal by KL(q || p).
+
+        Raises
+        ------
+        ArgumentError
+            The guide's family is not one of those that can.
+        """
+        raise ArgumentError(
+            "Expected AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal, "
+            "AutoMatrixNormal or AutoGaussianMixture with full covariances, found "
+            f"{type(self.guide).__name__}, which cannot be put to a start. Leave start out, and "
+            "give the guide its place where it is made (init_loc_fn)."
         )
 
     def _not_invertible(self, error: Exception) -> ArgumentError:

@@ -22,6 +22,7 @@ from ppl_ext.documented import Documented
 from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
 from ppl_ext.guides.flat_density import FlatDensityShell, Moments
 from ppl_ext.guides.layouts import Blocks
+from ppl_ext.start.start import Start
 
 
 class Factors(NamedTuple):
@@ -224,6 +225,20 @@ class MatrixDensity(MatrixFormulas, FlatDensityShell):
         row_level, column_level = (self.xp.log(factor.diagonal()).mean() for factor in pair)
         ratio = self.xp.exp(0.5 * (column_level - row_level))
         return pair[0] * ratio, pair[1] / ratio
+
+    def set_start(self, parameters: Any, start: Start) -> Any:
+        """The start's mean and deviations; within a matrix, of one row or column to the others."""
+        factors, blocks = self.factors(parameters), self.blocks()
+        like = factors.mean
+        deviations = self.as_array(start.modes[0].conditional_deviations, like)
+        of_matrices, rest = self.split(deviations, blocks)
+        matrices = {}
+        for (name, _, _), found in zip(blocks.matrices, of_matrices, strict=True):
+            logs = self.xp.log(found)
+            levels = (logs.mean(axis) - 0.5 * logs.mean() for axis in (1, 0))
+            matrices[name] = tuple(self.xp.diag(self.xp.exp(level)) for level in levels)
+        mean = self.as_array(start.mean, like)
+        return self.set_factors(parameters, Factors(mean, rest, matrices))
 
     def set_scale(self, parameters: Any, scale: float) -> Any:
         factors, half = self.factors(parameters), math.sqrt(scale)

@@ -14,15 +14,20 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
 from ppl_ext.guides.flat_density import FlatDensityShell, Moments
 from ppl_ext.options import check_choice, check_count, check_number, is_number
+from ppl_ext.start.start import Start
 
 COVARIANCES = ("diag", "full", "low_rank")
 #: Halvings of a bracket when the distribution function is inverted: more than a float64 can tell.
 HALVINGS = 100
+#: Least weight of a component at a start.
+LEAST_WEIGHT = 1e-3
 
 
 class MixtureFormulas(ArrayFunctions):
@@ -386,6 +391,23 @@ class MixtureDensity(ArrayFunctions, FlatDensityShell):
             The guide has another covariance.
         """
         raise NotImplementedError
+
+    def set_start(self, parameters: Any, start: Start) -> Any:
+        """A component for each mode, by weight; the others at draws of the modes."""
+        like = self.components(parameters).loc
+        number = len(like)
+        modes, weights = start.modes[:number], start.weights[:number]
+        drawn = start.draw(number)[len(modes) :]
+        # What was drawn belongs to the mode of most mass where it is as good as all.
+        share = np.full(number, weights[0] / (1 + len(drawn)))
+        share[1 : len(modes)] = weights[1:]
+        found = Components(
+            np.log(np.maximum(share, LEAST_WEIGHT)),
+            np.concatenate([[mode.mean for mode in modes], drawn]),
+            np.stack([mode.root for mode in modes] + [modes[0].root] * len(drawn)),
+        )
+        arrays = (self.as_array(each, like) for each in found)
+        return self.set_components(parameters, Components(*arrays))
 
     def log_prob(self, parameters: Any, theta: Any) -> Any:
         return self._mixture(parameters).log_prob(theta)

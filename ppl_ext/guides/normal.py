@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
 from ppl_ext.guides.flat_density import FlatDensityShell, Moments
+from ppl_ext.start.start import Start
+
+#: Length of a column of a low-rank factor for which a start knows no direction.
+LEAST_COLUMN = 0.1
 
 
 def log_density(xp: Any, scale_tril: Any, standard: Any) -> Any:
@@ -23,6 +29,11 @@ class NormalFormulas(ArrayFunctions, FlatDensityShell):
     def mean(self, parameters: Any) -> Any:
         """Mean (D,) of the guide, in the unconstrained space."""
         raise NotImplementedError
+
+    def as_moments(self, found: Moments, parameters: Any) -> Moments:
+        """Moments of NumPy's as arrays of the guide's type."""
+        like = self.mean(parameters)
+        return Moments(*(self.as_array(each, like) for each in found))
 
 
 class DiagonalFormulas(NormalFormulas):
@@ -56,6 +67,10 @@ class DiagonalFormulas(NormalFormulas):
         mean = self.mean(parameters)
         return self.set_moments(parameters, Moments(mean, self.xp.full_like(mean, scale)))
 
+    def set_start(self, parameters: Any, start: Start) -> Any:
+        found = Moments(start.mean, start.modes[0].conditional_deviations)
+        return self.set_moments(parameters, self.as_moments(found, parameters))
+
 
 class FullFormulas(NormalFormulas):
     """``AutoMultivariateNormal``: closed forms by two triangular solves."""
@@ -81,6 +96,10 @@ class FullFormulas(NormalFormulas):
         deviations = self.xp.diag(self.xp.full_like(mean, scale))
         return self.set_moments(parameters, Moments(mean, deviations))
 
+    def set_start(self, parameters: Any, start: Start) -> Any:
+        found = Moments(start.mean, start.modes[0].root)
+        return self.set_moments(parameters, self.as_moments(found, parameters))
+
 
 class LowRankFormulas(NormalFormulas):
     """``AutoLowRankMultivariateNormal``: closed forms by Woodbury's identity.
@@ -96,6 +115,16 @@ class LowRankFormulas(NormalFormulas):
     def set_parts(self, loc: Any, scale: Any, factor: Any) -> Any:
         """The parameters of the guide with this mean, S and W."""
         raise NotImplementedError
+
+    def set_start(self, parameters: Any, start: Start) -> Any:
+        loc, _, factor = self.parts(parameters)
+        scale, found = start.modes[0].low_rank(factor.shape[-1])
+        # Columns that are zero would stay zero: the score depends on W through W W^T.
+        present = np.asarray(self.detached(factor))
+        small = LEAST_COLUMN * present / np.linalg.norm(present, axis=0)
+        found = np.where(found.any(axis=0), found, small)
+        arrays = (self.as_array(each, loc) for each in (start.mean, scale, found))
+        return self.set_parts(*arrays)
 
     def _capacitance(self, factor: Any) -> Any:
         """Cholesky factor of I + W^T W, (r, r)."""

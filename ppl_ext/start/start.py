@@ -41,6 +41,21 @@ class Mode:
         return self.mean + noise @ self.factor.T
 
     @property
+    def root(self) -> Float[np.ndarray, "D D"]:
+        """The factor as a matrix."""
+        return np.diag(self.factor) if self.factor.ndim == 1 else self.factor
+
+    def low_rank(self, rank: int) -> tuple[Vector, Float[np.ndarray, "D rank"]]:
+        """S (D,) and W (D, rank) of a near covariance S (I + W W^T) S; W may have zero columns."""
+        scale, factor = self.conditional_deviations, np.zeros((len(self.mean), rank))
+        if self.factor.ndim == 2:
+            white = self.factor / scale[:, None]
+            values, vectors = np.linalg.eigh(white @ white.T - np.eye(len(scale)))
+            chosen = np.argsort(values)[::-1][:rank]
+            factor[:, : len(chosen)] = vectors[:, chosen] * np.sqrt(np.maximum(values[chosen], 0.0))
+        return scale, factor
+
+    @property
     def log_scale(self) -> float:
         """Log determinant of the factor."""
         diagonal = self.factor if self.factor.ndim == 1 else np.diag(self.factor)
