@@ -53,6 +53,7 @@ from ppl_ext import state_files
 from ppl_ext.engine import EngineShell
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import described
+from ppl_ext.process import hold, release
 from ppl_ext.run import LARGEST_PIECE, Cadence, Piece, check_num_steps, take_steps
 
 
@@ -553,8 +554,12 @@ class Engine(EngineShell, ABC):
 
         def take(count: int) -> Piece:
             nonlocal state
-            found: _Steps = bound.chunk(int(state.step), count, state, bound.data)
-            state, done = found.state, int(found.taken)
+            hold()
+            try:
+                found: _Steps = bound.chunk(int(state.step), count, state, bound.data)
+                state, done = found.state, int(found.taken)
+            finally:
+                release()
             if not bool(found.finite) and self.on_nonfinite == "raise":
                 raise self._nonfinite_error(int(state.step) + 1, state)
             info = {name: np.asarray(value)[:done] for name, value in found.info.items()}
@@ -574,6 +579,7 @@ class Engine(EngineShell, ABC):
             type(self).__name__,
             cadence,
             take,
+            state=lambda: (int(state.step), state),
             save=save,
             call_back=call_back,
             progress_bar=progress_bar,

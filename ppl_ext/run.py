@@ -21,6 +21,7 @@ from tqdm.auto import tqdm
 
 from ppl_ext.errors import ArgumentError, NonFiniteError
 from ppl_ext.options import check_count, described, is_count
+from ppl_ext.process import between_steps
 
 #: Steps of a piece at most.
 LARGEST_PIECE = 4096
@@ -131,6 +132,7 @@ def take_steps(
     cadence: Cadence,
     take: Callable[[int], Piece],
     *,
+    state: Callable[[], tuple[int, Any]],
     save: Callable[[], None],
     call_back: Callable[[int, Mapping[str, float]], bool | None],
     progress_bar: bool,
@@ -143,7 +145,10 @@ def take_steps(
         The engine's, for the bar.
     cadence : Cadence
     take : callable
-        Takes so many steps, or fewer; raises ``NonFiniteError`` at one that ends the run.
+        Takes so many steps, or fewer. Where it raises, the state is that after the last whole
+        step (in Pyro) or the last whole call (in NumPyro).
+    state : callable
+        Steps taken so far, and the state where the engine does not hold it itself.
     save : callable
         Saves the present state.
     call_back : callable
@@ -154,7 +159,50 @@ def take_steps(
     -------
     Piece
         All steps of the run.
+
+    Raises
+    ------
+    BaseException
+        Any that comes up in a step, a callback or from Ctrl-C. The state is saved first, and the
+        exception says where it is: in the engine, or in its attribute ``state``.
     """
+    saving = False
+
+    def saved() -> None:
+        nonlocal saving
+        saving = True
+        save()
+        saving = False
+
+    with between_steps():
+        try:
+            return _taken(name, cadence, take, saved, call_back, progress_bar)
+        except BaseException as error:
+            _hand_over(error, *state())
+            if cadence.checkpoint_every and not saving:
+                save()
+            raise
+
+
+def _hand_over(error: BaseException, steps: int, state: Any) -> None:
+    """Let the exception that ends a run say where the state is that it has reached."""
+    if isinstance(error, NonFiniteError):
+        return
+    where = "engine" if state is None else "exception's attribute `state`"
+    go_on = "run" if state is None else "run(..., init_state=error.state)"
+    error.add_note(f"The {where} holds the state after step {steps}; {go_on} goes on from it.")
+    if state is not None:
+        error.state = state  # type: ignore[attr-defined]
+
+
+def _taken(
+    name: str,
+    cadence: Cadence,
+    take: Callable[[int], Piece],
+    save: Callable[[], None],
+    call_back: Callable[[int, Mapping[str, float]], bool | None],
+    progress_bar: bool,
+) -> Piece:
     pieces: list[Piece] = []
     position, size = cadence.first, 1
     # Where there are no steps a state is saved all the same.
@@ -163,12 +211,7 @@ def take_steps(
         while position < cadence.last:
             count = min(size, cadence.boundary(position) - position)
             started = time.perf_counter()
-            try:
-                piece = take(count)
-            except NonFiniteError:
-                if cadence.checkpoint_every:
-                    save()
-                raise
+            piece = take(count)
             elapsed = time.perf_counter() - started
             count = len(piece.losses)
             position += count

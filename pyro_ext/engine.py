@@ -23,12 +23,15 @@ on, such as the kernel.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -39,12 +42,28 @@ from ppl_ext import state_files
 from ppl_ext.engine import EngineShell
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import described, is_count
+from ppl_ext.process import between_steps, hold, release
 from ppl_ext.run import Cadence, Piece, check_num_steps, take_steps
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.gradients import GradientEstimator, ScoreEstimate, default_estimator
 from pyro_ext.optim import OptimizerLike
 
 Callback = Callable[[int, "Engine", Mapping[str, float]], bool | None]
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def _at_work(
+    verb: Callable[Concatenate[Engine, Parameters], Result],
+) -> Callable[Concatenate[Engine, Parameters], Result]:
+    """A verb that uses the state: by one thread at a time, in torch's usual mode."""
+
+    @functools.wraps(verb)
+    def working(self: Engine, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with self._working():
+            return verb(self, *args, **kwargs)
+
+    return working
 
 
 class Update(NamedTuple):
@@ -177,6 +196,8 @@ class Engine(EngineShell, ABC):
         # A generator of its own: asking for draws must not change how a run goes on.
         self._draws = seeded_generator(self._generator.initial_seed(), 1)
         self._state: Any = None
+        # Which thread is using the state; a dictionary, since setting a default cannot be torn.
+        self._thread: dict[str, int] = {}
         self._pending: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._horizon: int | None = None
 
@@ -222,6 +243,7 @@ class Engine(EngineShell, ABC):
 
     # -- set up ------------------------------------------------------------------------------
 
+    @_at_work
     def setup(self, *args: Any, **kwargs: Any) -> None:
         """Check the model with these arguments and build the state, without taking a step.
 
@@ -275,6 +297,29 @@ class Engine(EngineShell, ABC):
 
     # -- verbs -------------------------------------------------------------------------------
 
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Context in which the state is used: by one thread, in torch's usual mode.
+
+        Tensors that are made in ``torch.inference_mode`` can be used nowhere else.
+        """
+        thread = threading.get_ident()
+        if self._thread.get("of") == thread:  # a callback's call, or a verb's of another
+            yield
+            return
+        if self._thread.setdefault("of", thread) != thread:
+            raise ArgumentError(
+                f"Expected one thread at a time to use this {type(self).__name__}, found a "
+                "second: they would share its state. Make an engine for each thread, or a copy: "
+                "copy.deepcopy(engine)."
+            )
+        try:
+            with torch.inference_mode(False):
+                yield
+        finally:
+            del self._thread["of"]
+
+    @_at_work
     def step(self, *args: Any, **kwargs: Any) -> float:
         """Take one step with these arguments of the model and return the loss.
 
@@ -284,29 +329,46 @@ class Engine(EngineShell, ABC):
             The step was not finite and ``on_nonfinite="raise"``; the state is as before.
         """
         self.setup(*args, **kwargs)
-        return self._step_once().loss
+        with between_steps():
+            return self._step_once().loss
 
     def _step_once(self) -> Update:
+        """Take one step; after any exception, Ctrl-C among them, the state is as before it.
+
+        The model is run, and may fail, before the step writes to the state's tensors; from then
+        on Ctrl-C waits for the end of the step.
+        """
         known = self._require_bound()
         before = self._estimator_state, self._generator.get_state(), self.gradient_evaluations
-        update = self._update(known.plan, self._state, known.data)
-        if not update.finite and self.on_nonfinite == "raise":
+        try:
+            update = self._update(known.plan, self._state, known.data)
+            hold()
+            if not update.finite and self.on_nonfinite == "raise":
+                raise self._nonfinite_error(self.num_steps_taken + 1)
+            self._count(update)
+        except BaseException:
+            hold()
             self._estimator_state, generator, self.gradient_evaluations = before
             self._generator.set_state(generator)
-            raise self._nonfinite_error(self.num_steps_taken + 1)
+            raise
+        finally:
+            release()
+        return update if update.finite else update._replace(loss=math.nan)
+
+    def _count(self, update: Update) -> None:
+        """Keep a step and its figures."""
         if not update.finite:
             self.num_skipped += 1
-            update = update._replace(loss=math.nan)
         elif update.state is not None:
             self._state = update.state
-        figures = {"loss": update.loss, **update.info}
+        figures = {"loss": update.loss if update.finite else math.nan, **update.info}
         for name in {**self.history, **figures}:
             # A figure that a step did not give is NaN there.
             values = self.history.setdefault(name, [math.nan] * self.num_steps_taken)
             values.append(figures.get(name, math.nan))
         self.num_steps_taken += 1
-        return update
 
+    @_at_work
     def run(
         self,
         num_steps: int,
@@ -387,12 +449,14 @@ class Engine(EngineShell, ABC):
             type(self).__name__,
             cadence,
             take,
+            state=lambda: (self.num_steps_taken, None),
             save=save,
             call_back=call_back,
             progress_bar=progress_bar,
         )
         return RunResult(found.losses, found.info)
 
+    @_at_work
     def get_samples(self, num_samples: int | None = None) -> dict[str, Tensor]:
         """Posterior draws: latent site to constrained values, leading dimension = draws.
 
@@ -422,6 +486,7 @@ class Engine(EngineShell, ABC):
         }
         state_files.save(path, self._header(self.plan), state, _as_numpy)
 
+    @_at_work
     def load(self, path: str | os.PathLike[str]) -> None:
         """Take over a saved state; the next run goes on from it exactly.
 

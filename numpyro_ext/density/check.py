@@ -42,6 +42,7 @@ from numpyro_ext.density.handlers import (
 from numpyro_ext.density.index_use import index_use
 from numpyro_ext.density.layout import Data, Indices
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
+from ppl_ext.process import swapped
 
 _RANDOM_MODULES = "random_flax_module, random_nnx_module or random_eqx_module"
 
@@ -130,7 +131,7 @@ def structure_of_model(
     found: tuple[Structure, dict[str, Any]] | None = None
     for constants in (False, True):
         try:
-            with warnings.catch_warnings(record=True) as heard:
+            with swapped(warnings.catch_warnings(record=True)) as heard:
                 form = data.as_constants() if constants else data
                 found = _traced(look, model, rng_key, form, init_strategy)
         except Exception:  # noqa: BLE001 the run below meets it, and says it better
@@ -253,7 +254,7 @@ def raise_row_mismatch(
         handlers.seed(probe, jax.random.key(0)), substitute_fn=as_init_strategy(init_strategy)
     )
     try:
-        with warnings.catch_warnings():
+        with swapped(warnings.catch_warnings()):
             warnings.simplefilter("ignore")
             trace = run_trace(seeded, data.args, data.kwargs)
     except (TypeError, ValueError, IndexError, AssertionError):

@@ -27,6 +27,7 @@ from numpyro_ext.density.handlers import (
     Site,
     Trace,
     belongs_to_prior,
+    handling,
     is_latent,
     is_observation,
     site_log_prob,
@@ -36,6 +37,7 @@ from numpyro_ext.density.layout import Data, DataPlate, Layout
 from ppl_ext.density import check_observations
 from ppl_ext.errors import ArgumentError
 from ppl_ext.families import family_of
+from ppl_ext.process import swapped
 
 InitStrategy = Callable[..., Any]
 
@@ -102,7 +104,7 @@ def first_run(
     )
     tracer = handlers.trace(seeded)
     arguments = data.on_device()
-    with _KeptError() as kept, warnings.catch_warnings():
+    with _KeptError() as kept, handling(), swapped(warnings.catch_warnings()):
         # The target reports the site itself when no initial value helps.
         warnings.filterwarnings("ignore", "Out-of-support values provided to log prob method")
         tracer(*arguments.args, **arguments.kwargs)

@@ -37,6 +37,7 @@ from ppl_ext.diagnostics.fit import (
     target_of_engine,
 )
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
+from ppl_ext.process import swapped
 
 # Folded into a key, so that the diagnostics' draws are not those that steps or draws of the same
 # key take. With JAX's default setting ``fold_in(key, 1)`` is ``split(key)[1]``: a small number
@@ -188,7 +189,7 @@ def target_of_model(
     """
     check_arguments(args, kwargs)
     args, kwargs = args or (), dict(kwargs or {})
-    with warnings.catch_warnings(record=True) as caught:
+    with swapped(warnings.catch_warnings(record=True)) as caught:
         warnings.simplefilter("always")
         target = LogDensity(
             model,

@@ -23,6 +23,7 @@ from numpyro.distributions.transforms import Transform
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.primitives import Messenger
 
+from numpyro_ext.density.handlers import handling
 from numpyro_ext.density.layout import Data
 from numpyro_ext.programs import Program
 
@@ -83,7 +84,7 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data) -> None:
 
 
 def _host_set_up(guide: AutoGuide, rng_key: Array, data: Data) -> None:
-    with handlers.seed(rng_seed=rng_key):
+    with handling(), handlers.seed(rng_seed=rng_key):
         guide._setup_prototype(*data.args, **data.kwargs)
 
 

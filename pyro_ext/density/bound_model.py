@@ -11,9 +11,8 @@ from torch import Tensor
 
 from ppl_ext.bound_model import BoundModelShell
 from pyro_ext.density.handlers import (
-    SubsampleControl,
-    isolated_parameters,
     plate_shape_error,
+    running,
 )
 from pyro_ext.density.layout import Indices, Layout
 
@@ -45,8 +44,7 @@ class BoundModel(BoundModelShell[Tensor]):
         Returns the size of each subsampled plate, and the number of rows that it asks for.
         """
         args, kwargs, indices = arguments
-        control = SubsampleControl(indices)
-        with isolated_parameters(self.held), control, handler:
+        with running(self.held, indices) as control, handler:
             try:
                 self.model(*args, **kwargs)
             except ValueError as error:

@@ -24,9 +24,10 @@ from ppl_ext.errors import ModelCheckError
 from pyro_ext.density.handlers import (
     DiscoveryHandler,
     SubsampleControl,
-    isolated_parameters,
+    global_generator,
     plate_frames,
     plate_shape_error,
+    running,
     without_host_checks,
 )
 from pyro_ext.density.layout import DataPlate, Layout
@@ -171,13 +172,11 @@ def run_once(
     """Run a model at small random positions, with these rows of its plates."""
     with (
         nullcontext() if validate else without_host_checks(),
-        torch.random.fork_rng(devices=[]),
+        global_generator(seed),
         torch.no_grad(),
-        isolated_parameters(parameters),
-        SubsampleControl(indices) as control,
+        running(parameters, indices) as control,
         _watch_modules() as modules,
     ):
-        torch.manual_seed(seed)
         handler = CheckHandler(indices, control.plates, modules)
         handler.radius, handler.validate = radius, validate
         try:

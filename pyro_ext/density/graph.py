@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
+from ppl_ext.process import swapped
 from pyro_ext.density.handlers import without_host_checks
 from pyro_ext.density.numpy_graph import numpy_replay
 from pyro_ext.density.simplify import replayed, simplify
@@ -410,7 +411,7 @@ def _same_memory(source: torch.fx.Node, piece: torch.fx.Node) -> bool:
 @contextmanager
 def _without_batching_rule_warnings() -> Iterator[None]:
     """Hide functorch's notes on operations that it loops over; results are the same."""
-    with warnings.catch_warnings():
+    with swapped(warnings.catch_warnings()):
         warnings.filterwarnings("ignore", message="There is a performance drop")
         yield
 

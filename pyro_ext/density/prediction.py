@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
 from ppl_ext.outputs import prediction_terms
+from pyro_ext.density.handlers import global_generator
 from pyro_ext.density.outputs import joint_mask, unwrap
 
 
@@ -59,7 +60,7 @@ class ObserveMissing(Messenger):
             return
         if name not in self.missing:
             self.missing.append(name)
-        with torch.random.fork_rng(), torch.no_grad():
+        with global_generator(), torch.no_grad():
             msg["value"] = msg["fn"].sample()
         msg["is_observed"] = True
 

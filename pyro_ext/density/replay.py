@@ -31,6 +31,7 @@ from ppl_ext.diagnostics.replay import (
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from pyro_ext.density.handlers import (
+    global_generator,
     is_deterministic,
     is_factor,
     plate_frames,
@@ -190,9 +191,7 @@ def replay(
         name: torch.as_tensor(draws[name], dtype=target.dtype, device=target.device)
         for name in target.layout.names
     }
-    devices = [target.device] if target.device.type == "cuda" else []
-    with torch.no_grad(), without_host_checks(), torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+    with torch.no_grad(), without_host_checks(), global_generator(seed):
         one = {name: value[0] for name, value in values.items()}
         described, sizes = _describe(target, data, one)
         for name, value in one.items():

@@ -12,7 +12,12 @@ from torch import Tensor
 
 from ppl_ext.errors import ModelCheckError
 from pyro_ext.density.evaluation import Evaluation
-from pyro_ext.density.handlers import InitializationHandler, SiteTermsHandler, without_host_checks
+from pyro_ext.density.handlers import (
+    InitializationHandler,
+    SiteTermsHandler,
+    global_generator,
+    without_host_checks,
+)
 from pyro_ext.density.layout import Data
 
 TRIES = 100  # as many as the hosts' samplers make
@@ -35,9 +40,8 @@ class Start:
             return ((2.0 * uniform - 1.0) * radius).to(bound.device)
         rows = []
         # Host strategies draw from the global generator, which is left as it was found.
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), without_host_checks():
-            seed = int(torch.randint(2**62, (), generator=generator))
-            torch.manual_seed(seed)
+        seed = int(torch.randint(2**62, (), generator=generator))
+        with global_generator(seed), torch.no_grad(), without_host_checks():
             for _ in range(num):
                 indices = bound.rows_for_values()
                 handler = InitializationHandler(self._strategy, indices)

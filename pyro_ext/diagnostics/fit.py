@@ -22,6 +22,7 @@ from ppl_ext.diagnostics.fit import (
     target_of_engine,
 )
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
+from ppl_ext.process import swapped
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import seeded_generator
 from pyro_ext.guides.flat_density import check_has_flat_density, flat_density
@@ -127,7 +128,7 @@ def target_of_model(
     """
     check_arguments(args, kwargs)
     args, kwargs = args or (), dict(kwargs or {})
-    with warnings.catch_warnings():
+    with swapped(warnings.catch_warnings()):
         # Parameters that SVI has fitted beside the guide are meant to be where they are.
         warnings.simplefilter("ignore", HeldParameterWarning)
         target = LogDensity(

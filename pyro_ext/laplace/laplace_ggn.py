@@ -22,8 +22,8 @@ from ppl_ext.laplace.laplace_ggn import (
 from ppl_ext.options import check_count
 from pyro_ext.curvature import Curvature, GaussNewton, row_structure
 from pyro_ext.curvature.coordinates import Coordinates
-from pyro_ext.curvature.fisher import same_draws
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.handlers import global_generator
 from pyro_ext.engine import Plan
 from pyro_ext.laplace.gaussian import Precision, precision_of
 from pyro_ext.laplace.likelihood import LikelihoodCurvature
@@ -133,7 +133,7 @@ class _Posterior(PosteriorShell):
 
     def precision_at(self, position: Tensor, data: Data) -> Precision:
         # One seed, so that the curvature of a state is the same whenever it is taken.
-        with same_draws(0), torch.no_grad():
+        with global_generator(0), torch.no_grad():
             curvature = self.at(position, data)
             precision = precision_of(curvature)
             finite = bool(torch.isfinite(precision.log_determinant()))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from ppl_ext import state_files
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guide_engine import GuideShell
 from ppl_ext.options import check_count
+from ppl_ext.process import hold
 from ppl_ext.score import DRAWS, LEARNING_RATE
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import Engine, Plan
@@ -33,7 +35,7 @@ from pyro_ext.guides.flat_density import (
     check_has_flat_density,
     flat_density,
 )
-from pyro_ext.optim import Coordinates, EngineOptimizer, OptimizerLike
+from pyro_ext.optim import Coordinates, EngineOptimizer, OptimizerLike, Undo
 
 #: Axis of the host guides' parameters along which the coordinates of the flat vector run; rows of
 #: a Cholesky factor and of a low-rank factor belong to coordinates. A parameter that is not named
@@ -266,25 +268,26 @@ class GuideEngine(GuideShell, Engine):
         Returns whether all was finite; if not, parameters and optimizer are as before. Without
         ``can_break`` the caller knows that all will be finite, so that nothing has to be copied.
         """
-        before = (self.parameters, optimizer.snapshot()) if can_break else None
-        self._set_default_rate(plan, optimizer)
-        finite = True
-        for _ in range(num_steps):
-            value, gradient = objective(plan.parameters)
-            finite = math.isfinite(float(value))
-            if not finite:
-                break
-            if plan.clip_norm is not None:
-                gradient = clipped(gradient, plan.clip_norm)
-            optimizer.step(gradient)
-        finite = finite and all_finite(plan.parameters)
-        if not finite and before is not None:
-            self._write(plan, before[0])
-            optimizer.load_state_dict(before[1])
+        undo = Undo(plan.parameters.values(), optimizer) if can_break else nullcontext()
+        with undo:
+            self._set_default_rate(plan, optimizer)
+            finite = True
+            for _ in range(num_steps):
+                value, gradient = objective(plan.parameters)
+                finite = math.isfinite(float(value))
+                if not finite:
+                    break
+                if plan.clip_norm is not None:
+                    gradient = clipped(gradient, plan.clip_norm)
+                optimizer.step(gradient)
+            finite = finite and all_finite(plan.parameters)
+            if not finite and isinstance(undo, Undo):
+                undo()
         return finite
 
     @torch.no_grad()
     def _write(self, plan: GuidePlan, parameters: Parameters) -> None:
+        hold()
         for name, value in plan.parameters.items():
             value.copy_(parameters[name])
 
