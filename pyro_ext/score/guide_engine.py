@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -36,6 +37,9 @@ from pyro_ext.guides.flat_density import (
     flat_density,
 )
 from pyro_ext.optim import Coordinates, EngineOptimizer, OptimizerLike, Undo
+
+#: Which engine, by a token of its own, writes to a guide: the one that was set up last.
+_WRITERS: WeakKeyDictionary[AutoGuide, object] = WeakKeyDictionary()
 
 #: Axis of the host guides' parameters along which the coordinates of the flat vector run; rows of
 #: a Cholesky factor and of a low-rank factor belong to coordinates. A parameter that is not named
@@ -99,6 +103,7 @@ class GuideEngine(GuideShell, Engine):
             dtype=target.dtype,
             seed=seed,
         )
+        self._token = _WRITERS[self.guide] = object()
         return GuidePlan(
             target,
             found.estimator,
@@ -161,6 +166,16 @@ class GuideEngine(GuideShell, Engine):
         super()._restore(header, state)
         if self._horizon is None:
             self._horizon = state["algorithm"]["total_steps"]
+
+    def _require_bound(self) -> Any:
+        if self._bound is not None and _WRITERS.get(self.guide) is not self._token:
+            raise ArgumentError(
+                "Expected a guide that this engine alone writes to, found that another "
+                f"engine, set up later, has taken it over: this {type(self).__name__}'s fit is "
+                "no longer in it. Go on with the later engine, or give each a guide of its own: "
+                "copy.deepcopy(guide)."
+            )
+        return super()._require_bound()
 
     def setup(self, *args: Any, **kwargs: Any) -> None:
         super().setup(*args, **kwargs)
