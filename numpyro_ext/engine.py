@@ -305,7 +305,7 @@ class Engine(EngineShell, ABC):
         Also the arguments themselves, which inside ``jax.jit`` are not those that are kept.
         """
         signature = Data(args, kwargs).signature()
-        known = self._bound
+        known = self._known()
         if known is not None and not known.plan.target.held and known.signature == signature:
             return self._bind_again(known, args, kwargs)
         target = LogDensity(
@@ -330,6 +330,15 @@ class Engine(EngineShell, ABC):
             return known, data
         data = data.on_device()
         return replace(known, data=data), data
+
+    def _meet_again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], held: Any) -> None:
+        # Starting values that the keys are for are not asked for again.
+        keys = _keys(random.key(0))
+        bound, _ = self._bind(keys, args, kwargs)
+        if held:
+            target = bound.plan.target.with_held(held)
+            bound = self._bound_to(target, keys.start, bound.data, bound.signature)
+        self._bound = bound
 
     def _bound_to(self, target: LogDensity, rng_key: Array, data: Data, signature: Any) -> _Bound:
         plan = self._plan(target, rng_key, data)

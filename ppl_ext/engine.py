@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ppl_ext.density import check_own_names
@@ -60,6 +61,8 @@ class EngineShell(Documented):
         self.on_nonfinite = on_nonfinite
         self._first_verbs = first_verbs
         self._bound: Any = None
+        # Of an engine that was pickled or copied: what it needs to bind the model again.
+        self._kept: tuple[Any, ...] | None = None
 
     def __repr__(self) -> str:
         shown = [f"{name}={describe(value)}" for name, value in options_of(self).items()]
@@ -89,13 +92,44 @@ class EngineShell(Documented):
         """The arguments that the engine saw last; raises as :attr:`plan` does."""
         return self._require_bound().data
 
+    def _known(self) -> Any:
+        """What the engine has met, or what it was a copy of; None before that."""
+        if self._bound is None and self._kept is not None:
+            kept, self._kept = self._kept, None
+            try:
+                self._meet_again(*kept)
+            except BaseException:
+                self._kept = kept
+                raise
+        return self._bound
+
     def _require_bound(self) -> Any:
-        if self._bound is None:
+        if self._known() is None:
             raise RuntimeError(
                 f"{type(self).__name__} has not seen the model's arguments yet. Call "
                 f"{self._first_verbs} with them first."
             )
         return self._bound
+
+    # -- copies ------------------------------------------------------------------------------
+
+    def _to_keep(self) -> tuple[Any, ...]:
+        """What :meth:`_meet_again` takes: the model's arguments and its held parameters."""
+        bound = self._bound
+        return bound.data.args, bound.data.kwargs, bound.plan.target.bound.held
+
+    def _meet_again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], held: Any) -> None:
+        """Bind the model to these arguments, with these parameters, as before."""
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Traced graphs and compiled programs cannot be pickled and are made anew when needed.
+        kept = self._kept if self._bound is None else self._to_keep()
+        return {**vars(self), "_bound": None, "_kept": kept}
+
+    def __copy__(self) -> EngineShell:
+        """A copy shares nothing with the engine, as :func:`copy.deepcopy` makes it."""
+        return copy.deepcopy(self)
 
     def _target_options(self) -> dict[str, Any]:
         """Options of the engine that are the target's."""

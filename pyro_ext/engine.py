@@ -45,6 +45,7 @@ from ppl_ext.options import described, is_count
 from ppl_ext.process import between_steps, hold, release
 from ppl_ext.run import Cadence, Piece, check_num_steps, take_steps
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.handlers import isolated_parameters
 from pyro_ext.gradients import GradientEstimator, ScoreEstimate, default_estimator
 from pyro_ext.optim import OptimizerLike
 
@@ -254,7 +255,7 @@ class Engine(EngineShell, ABC):
         ArgumentError
             The arguments do not fit the model.
         """
-        known = self._bound
+        known = self._known()
         if known is not None:
             self._bound = replace(known, data=known.plan.target.bind(*args, **kwargs))
             return
@@ -471,6 +472,10 @@ class Engine(EngineShell, ABC):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the state of the engine; the file is complete or absent, never half written."""
+        state_files.save(path, *self._saved(), _as_numpy)
+
+    def _saved(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the state belongs to, and the state, for :meth:`_restore`."""
         state = {
             "steps": self.num_steps_taken,
             "skipped": self.num_skipped,
@@ -484,7 +489,17 @@ class Engine(EngineShell, ABC):
             "draws": self._draws.get_state(),
             "algorithm": self._algorithm_state(self._state),
         }
-        state_files.save(path, self._header(self.plan), state, _as_numpy)
+        return self._header(self.plan), state
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**super().__getstate__(), "_thread": {}}
+        if self._bound is not None:
+            state |= {"_pending": self._saved(), "_state": None, "_estimator_state": {}}
+        return state
+
+    def _meet_again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], held: Any) -> None:
+        with isolated_parameters(held):
+            self.setup(*args, **kwargs)
 
     @_at_work
     def load(self, path: str | os.PathLike[str]) -> None:

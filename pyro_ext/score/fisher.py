@@ -102,6 +102,8 @@ class DifferentiableTarget:
         )
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # which copies ask for before there is a target
+            raise AttributeError(name)
         return getattr(self._target, name)
 
     def score(self, z: Float[Tensor, "P D"], data: Data, indices: Any = None) -> Score:

@@ -167,13 +167,22 @@ class GuideEngine(GuideShell, Engine):
         if self._horizon is None:
             self._horizon = state["algorithm"]["total_steps"]
 
+    def __getstate__(self) -> dict[str, Any]:
+        # The host takes the model away from a guide that is pickled, so that is a double.
+        double = object.__new__(type(self.guide))
+        vars(double).update(vars(self.guide))
+        return {**super().__getstate__(), "guide": double, "_model_of_guide": self.guide._model}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.guide._model = vars(self).pop("_model_of_guide")
+
     def _require_bound(self) -> Any:
-        if self._bound is not None and _WRITERS.get(self.guide) is not self._token:
+        if self._known() is not None and _WRITERS.get(self.guide) is not self._token:
             raise ArgumentError(
                 "Expected a guide that this engine alone writes to, found that another "
                 f"engine, set up later, has taken it over: this {type(self).__name__}'s fit is "
-                "no longer in it. Go on with the later engine, or give each a guide of its own: "
-                "copy.deepcopy(guide)."
+                "no longer in it. Go on with the later engine, or make a guide for each."
             )
         return super()._require_bound()
 
