@@ -3,9 +3,9 @@
 One rule for both packages. A run is taken in pieces, which end where something is due: a callback
 every ``callback_every`` steps, by default a hundredth of the run, and after the last; a checkpoint
 every ``checkpoint_every`` steps, by default a tenth of the run, and when the run ends, also by a
-callback or by a step that is not finite. Steps are counted from the engine's first, so that a run
-that was resumed saves and calls back where the uninterrupted one would have. Where both are due
-the state is saved first. How a run is cut does not change its result.
+callback, by a step that is not finite or fails, or by Ctrl-C. Steps are counted from the engine's
+first, so that a run that was resumed saves and calls back where the uninterrupted one would have.
+Where both are due the state is saved first. How a run is cut does not change its result.
 """
 
 from __future__ import annotations
@@ -163,24 +163,14 @@ def take_steps(
     Raises
     ------
     BaseException
-        Any that comes up in a step, a callback or from Ctrl-C. The state is saved first, and the
-        exception says where it is: in the engine, or in its attribute ``state``.
+        Any that comes up in a step, a callback or from Ctrl-C. It says where the state is: in the
+        engine, or in its attribute ``state``. Where a step was stopped it is saved as well.
     """
-    saving = False
-
-    def saved() -> None:
-        nonlocal saving
-        saving = True
-        save()
-        saving = False
-
     with between_steps():
         try:
-            return _taken(name, cadence, take, saved, call_back, progress_bar)
+            return _taken(name, cadence, take, save, call_back, progress_bar)
         except BaseException as error:
             _hand_over(error, *state())
-            if cadence.checkpoint_every and not saving:
-                save()
             raise
 
 
@@ -211,7 +201,12 @@ def _taken(
         while position < cadence.last:
             count = min(size, cadence.boundary(position) - position)
             started = time.perf_counter()
-            piece = take(count)
+            try:
+                piece = take(count)
+            except BaseException:
+                if cadence.checkpoint_every:
+                    save()
+                raise
             elapsed = time.perf_counter() - started
             count = len(piece.losses)
             position += count

@@ -64,7 +64,9 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data) -> None:
             _host_set_up(guide, rng_key, data)
         finally:
             guide.__class__ = own_class
-        potential = guide._potential_fn(guide._init_locs)
+        # Minibatches that the model draws itself need a key.
+        with handling(), handlers.seed(rng_seed=rng_key):
+            potential = guide._potential_fn(guide._init_locs)
         _replace_tracers(vars(guide), note)
         return jnp.isfinite(potential).all(), list(found.values())
 

@@ -53,6 +53,8 @@ class GuidePlan(Plan):
 
     Parameters
     ----------
+    token : object
+        Says that the guide is this plan's, as long as no other is made for it.
     density : FlatDensity
         The guide as a density over the flat unconstrained vector.
     parameters : dict of str to tensor
@@ -65,6 +67,7 @@ class GuidePlan(Plan):
         Limit on the length of the gradient.
     """
 
+    token: object = field(repr=False, compare=False)
     density: FlatDensity = field(repr=False, compare=False)
     parameters: Parameters = field(repr=False, compare=False)
     num_samples: int
@@ -103,10 +106,11 @@ class GuideEngine(GuideShell, Engine):
             dtype=target.dtype,
             seed=seed,
         )
-        self._token = _WRITERS[self.guide] = object()
+        token = _WRITERS[self.guide] = object()
         return GuidePlan(
             target,
             found.estimator,
+            token,
             density,
             density.live_parameters(),
             self.num_samples or 1,
@@ -178,7 +182,8 @@ class GuideEngine(GuideShell, Engine):
         self.guide._model = vars(self).pop("_model_of_guide")
 
     def _require_bound(self) -> Any:
-        if self._known() is not None and _WRITERS.get(self.guide) is not self._token:
+        known = self._known()
+        if known is not None and _WRITERS.get(self.guide) is not known.plan.token:
             raise ArgumentError(
                 "Expected a guide that this engine alone writes to, found that another "
                 f"engine, set up later, has taken it over: this {type(self).__name__}'s fit is "

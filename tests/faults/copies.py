@@ -94,7 +94,9 @@ for _name in ("SVGD",):
     )
 
 
-@fault(GROUP, "an engine of a model that is a local function, by `pickle`", "pickle's error says so")
+@fault(
+    GROUP, "an engine of a model that is a local function, by `pickle`", "pickle's error says so"
+)
 def _local(trial: Trial) -> None:
     def model(y: Any) -> None:
         _mean(trial.backend.name, y)

@@ -298,7 +298,7 @@ def _shared_guide(trial: Trial) -> None:
     first, second = (trial.engine("ProximalScoreVI", model, guide) for _ in "ab")
     verbs = Verbs(backend, (backend.array(Y),))
     state, _ = verbs.run(first, 3)
-    other, _ = Verbs(backend, (backend.array(Y + 5.0),)).run(second, 3)
+    Verbs(backend, (backend.array(Y + 5.0),)).run(second, 3)
     if trial.is_pyro:
         for use in (partial(verbs.run, first, 2), partial(verbs.samples, first, None)):
             with trial.refused("another engine.*has taken it over"):
