@@ -715,7 +715,7 @@ def plot_density(reference: Reference, fits: Sequence[Fit], path: Path) -> None:
 
 
 def _density(drawn: Floats, grid: Floats) -> Floats:
-    """A kernel estimate of the density on a grid; zero of draws that are all alike or not finite."""
+    """A kernel estimate on a grid; zero where draws are all alike or not finite."""
     if not np.isfinite(drawn).all() or np.ptp(drawn) <= 1e-12 * np.abs(drawn).max():
         return np.zeros_like(grid)
     found: Floats = gaussian_kde(drawn)(grid)
