@@ -74,8 +74,7 @@ def adam(backend: Any, rate: float, steps: int) -> Any:
 
 def particles(backend: Any, model: Any, steps: int, **options: Any) -> dict[str, Any]:
     """Fifty that follow the optimizer."""
-    kernel = backend.public.RBF() + backend.public.Linear()
-    given = {"optim": adam(backend, 0.3, steps), "kernel": kernel, "num_particles": 50}
+    given = {"optim": adam(backend, 0.3, steps), "num_particles": 50}
     return {**given, **options}
 
 
@@ -136,6 +135,16 @@ REGISTRY = {
             # Its moments are those of the exponential of fifty particles.
             "lognormal": (0.05, 0.2),
             **dict.fromkeys(("gamma_poisson", "dirichlet", "logistic_regression"), (0.15, 0.2)),
+        },
+    ),
+    "SVN, block diagonal": Row(
+        "SVN",
+        lambda backend, model, steps: {"num_particles": 50, "system": "block_diagonal"},
+        30,
+        # Its radial kernel loses a part of the spread.
+        bias={
+            "gaussian_five": (0.05, 0.15),
+            **dict.fromkeys(("gamma_poisson", "logistic_regression"), (0.15, 0.2)),
         },
     ),
     "WGD": Row(
