@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from ppl_ext.arguments import check_callable
 from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count, check_number
@@ -56,6 +57,8 @@ class StochasticGradientShell(Documented):
     """
 
     estimator_class: ClassVar[type]
+    #: What models are written in.
+    _host: ClassVar[str]
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class StochasticGradientShell(Documented):
         likelihood_temperature: float = 1.0,
         data_chunk: int | None = None,
     ) -> None:
+        check_callable(model, self._host)
         if estimator is not None and not isinstance(estimator, self.estimator_class):
             raise ArgumentError(
                 "Expected estimator to be a GradientEstimator, such as Minibatch() or Full(), "

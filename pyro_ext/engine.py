@@ -132,6 +132,7 @@ class Engine(EngineShell, ABC):
         Default: torch's default dtype.
     """
 
+    _host = "Pyro"
     #: Whether latents inside a subsampled plate are accepted.
     allow_local_latents = True
 

@@ -72,6 +72,7 @@ class KernelState(NamedTuple):
 
 class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     estimator_class = GradientEstimator
+    _host = "NumPyro"
 
     # -- hooks --------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ppl_ext.arguments import check_callable
 from ppl_ext.density import tempered
 from ppl_ext.errors import ArgumentError
 from ppl_ext.log_density import LogDensityShell, warn_of_held_parameters
@@ -95,9 +96,10 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             raise ArgumentError(
                 f"Expected dtype to be a torch.dtype such as torch.float64, found {dtype!r}."
             )
+        check_callable(model, "Pyro")
         data = as_data(model, args, dict(kwargs or {}))
         structure = check_model(
-            model, data.args, data.kwargs, allow_local_latents=allow_local_latents
+            model, data.args, data.kwargs, allow_local_latents=allow_local_latents, dtype=dtype
         )
         self.bound = bound = BoundModel(
             model,

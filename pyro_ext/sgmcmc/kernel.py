@@ -68,6 +68,7 @@ class KernelState(NamedTuple):
 
 class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     estimator_class = GradientEstimator
+    _host = "Pyro"
 
     #: Draws come out in the supports of their sites: there is nothing for ``MCMC`` to transform.
     transforms: Mapping[str, Any] = {}
