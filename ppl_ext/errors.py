@@ -33,6 +33,10 @@ class NonFiniteError(RuntimeError):
         self.state = state
 
 
+class DivergenceWarning(UserWarning):
+    """Steps of a chain were not finite and were not taken."""
+
+
 class EvaluationWarning(UserWarning):
     """A model is evaluated in a slower way than usual; the message says why."""
 

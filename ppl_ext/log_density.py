@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 from jaxtyping import Float, Int
@@ -16,6 +17,9 @@ from ppl_ext.layouts import DataPlate, sweep_ranges
 from ppl_ext.options import check_count, check_number
 
 Data = TypeVar("Data")
+
+#: How many parameters or networks a warning names.
+_NAMED = 6
 
 
 class LogDensityShell(ABC, Generic[Array, Data]):
@@ -234,12 +238,38 @@ class LogDensityShell(ABC, Generic[Array, Data]):
         """Names of the factors in the likelihood, which are not among :meth:`outputs`."""
 
 
-def warn_of_held_parameters(names: Sequence[str], when: str, advice: str) -> None:
-    """Say that parameters without a prior stay where they are."""
-    if names:
+def warn_of_held_parameters(sizes: Mapping[str, int], when: str, advice: str) -> None:
+    """Say that parameters without a prior stay where they are.
+
+    Parameters
+    ----------
+    sizes : mapping of str to int
+        How many numbers each holds, by the name that the host gives it.
+    when, advice : str
+        Which values are held, and what else there is.
+    """
+    if sizes:
         warnings.warn(
-            f"Parameters without a prior are held at their {when} values: {', '.join(names)}. "
-            f"Give them {advice}.",
+            f"Parameters without a prior are held at their {when} values: {_told(sizes)}. "
+            f"Give them {advice}, or train them first by the host's SVI: the page 'Guides and the "
+            "hosts' SVI' shows both.",
             HeldParameterWarning,
             stacklevel=3,
         )
+
+
+def _told(sizes: Mapping[str, int]) -> str:
+    """Parameters by name where they are few, else by network, with the numbers that are held."""
+    number = f"{sum(sizes.values()):,} numbers in all"
+    if len(sizes) <= _NAMED:
+        return f"{', '.join(sizes)} ({number})"
+    networks: dict[str, list[int]] = {}
+    for name, size in sizes.items():
+        # The hosts write "net$$$layer.weight", "net$params.layer.weight" and "net.layer.weight".
+        networks.setdefault(re.split(r"\$|\.", name)[0], []).append(size)
+    told = [
+        f"'{name}' ({len(each)} arrays of {sum(each):,} numbers)" for name, each in networks.items()
+    ]
+    if len(told) > _NAMED:
+        told[_NAMED:] = [f"{len(told) - _NAMED} more"]
+    return f"of {', '.join(told)} ({number})"

@@ -154,7 +154,7 @@ class LogDensity(LogDensityShell[Array, Data]):
         warn_of_held_parameters(
             held_without_prior(structure),
             "initial",
-            "a prior (numpyro.sample, or the prior argument of the random modules) to have them "
+            "a prior (handlers.lift, or the prior argument of the random modules) to have them "
             "inferred",
         )
 

@@ -19,7 +19,7 @@ from ppl_ext.diagnostics.inference_data import (
     named_arguments,
 )
 from ppl_ext.diagnostics.replay import Replay, told_of_outside
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, DivergenceWarning
 
 Array = NDArray[Any]
 Group = dict[str, Variable]
@@ -140,7 +140,7 @@ def warn_of_draws(replayed: Replay, statistics: Mapping[str, Any]) -> None:
             warnings.warn(
                 f"{int(broken.sum())} of {broken.size} draws diverged: they are marked in "
                 "sample_stats.diverging.",
-                UserWarning,
+                DivergenceWarning,
                 stacklevel=3,
             )
 

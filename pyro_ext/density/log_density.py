@@ -117,11 +117,11 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         self.layout: Layout = bound.layout
         self.dtype = bound.dtype
         self.device = bound.device
+        parameters = structure.parameters["params"]
         warn_of_held_parameters(
-            structure.parameter_names,
+            {name: parameters[name].numel() for name in structure.parameter_names},
             "present",
-            "priors (PyroSample, or pyro.nn.module.to_pyro_module_ and a prior for each parameter) "
-            "to infer them",
+            "priors (PyroSample, or poutine.lift) to infer them",
         )
         self._evaluation = Evaluation(
             bound, self.likelihood_temperature, particle_chunk, evaluation
