@@ -14,7 +14,7 @@ from ppl_ext.bound_model import BoundModelShell
 from ppl_ext.density import Array, Score, ScoreParts
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
 from ppl_ext.layouts import DataPlate, sweep_ranges
-from ppl_ext.options import check_count, check_number
+from ppl_ext.options import check_count, check_number, described
 
 Data = TypeVar("Data")
 
@@ -42,6 +42,11 @@ class LogDensityShell(ABC, Generic[Array, Data]):
         particle_chunk: int | None,
         data_chunk: int | None,
     ) -> None:
+        if init_strategy is not None and not callable(init_strategy):
+            raise ArgumentError(
+                "Expected init_strategy to be a strategy of the host, such as init_to_median, "
+                f"found {described(init_strategy)}."
+            )
         check_number("likelihood_temperature", likelihood_temperature)
         for name, chunk in (("particle_chunk", particle_chunk), ("data_chunk", data_chunk)):
             check_count(name, chunk, optional=True)

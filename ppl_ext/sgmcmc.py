@@ -6,6 +6,7 @@ number of steps as an int or as an array of either framework, traced or not.
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,15 @@ def as_schedule(step_size: float | Schedule) -> Schedule:
         It is neither a positive number nor callable.
     """
     if callable(step_size):
+        try:
+            inspect.signature(step_size).bind(0)
+        except ValueError:  # a signature that Python does not know
+            pass
+        except TypeError as error:
+            raise ArgumentError(
+                "Expected step_size to be a number, or a function from the number of steps taken "
+                f"to one, found a function of other parameters: {error}."
+            ) from error
         return step_size
     check_number("step_size", step_size)
     return constant(step_size)

@@ -92,9 +92,11 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         allow_local_latents: bool = True,
     ) -> None:
         self._set_options(init_strategy, likelihood_temperature, particle_chunk, data_chunk)
-        if dtype is not None and not isinstance(dtype, torch.dtype):
+        floats = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+        if dtype is not None and not floats:
             raise ArgumentError(
-                f"Expected dtype to be a torch.dtype such as torch.float64, found {dtype!r}."
+                "Expected dtype to be a torch.dtype of real numbers, such as torch.float64, found "
+                f"{dtype!r}."
             )
         check_callable(model, "Pyro")
         data = as_data(model, args, dict(kwargs or {}))
