@@ -320,12 +320,14 @@ def to_original_units(
     Raises
     ------
     ArgumentError
-        The dataset holds classes, or the scale is not positive.
+        The dataset holds classes, the scale is not positive, or the location not finite.
     """
     if is_classification(predictive):
         raise ArgumentError("Expected the predictions of a continuous site, found classes.")
-    if not (np.asarray(scale) > 0).all():
+    if not ((np.asarray(scale) > 0) & np.isfinite(scale)).all():
         raise ArgumentError(f"Expected a positive scale, found {scale}.")
+    if not np.isfinite(location).all():
+        raise ArgumentError(f"Expected a finite location, found {location}.")
     import xarray
 
     outputs = predictive.sizes.get("output", 1)

@@ -17,6 +17,7 @@ from jaxtyping import Shaped
 from numpy.typing import NDArray
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.options import described
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
@@ -238,12 +239,18 @@ def check_draws(names: Sequence[str], draws: Mapping[str, Any]) -> None:
 
 
 def check_draws_are_mapping(draws: Any) -> None:
-    """See that draws come as a mapping from sites to arrays."""
+    """See that draws come as a mapping from sites to arrays of numbers."""
     if not isinstance(draws, Mapping) or not draws:
         raise ArgumentError(
             "Expected draws as a mapping from latent sites to arrays, as get_samples returns "
-            f"them, found {type(draws).__name__}."
+            f"them, found {described(draws)}."
         )
+    for name, value in draws.items():
+        kind = getattr(np.asarray(value) if isinstance(value, list) else value, "dtype", None)
+        if isinstance(kind, np.dtype) and kind.kind in "cOSUmM":
+            raise ArgumentError(
+                f"Expected draws of site '{name}' to be real numbers, found {kind}."
+            )
 
 
 def check_numbers_of_draws(draws: Mapping[str, Any]) -> None:
@@ -310,7 +317,9 @@ def is_outside(
     xp : module
     """
     again = round_trip(value)
-    same = (abs(again - value) <= 1e-2 * xp.maximum(abs(again), abs(value))).all()
+    largest = 0.0 if 0 in value.shape else abs(value).max()
+    tolerance = 1e-2 * xp.maximum(abs(again), abs(value)) + 1e-4 * largest
+    same = (abs(again - value) <= tolerance).all()
     return ~(finite.all() & (supported(value).all() | same))
 
 
