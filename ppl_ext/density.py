@@ -73,8 +73,15 @@ def check_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
     Raises
     ------
     ArgumentError
-        The arguments do not fit its signature.
+        The arguments do not fit its signature, or are masked arrays, whose mask would be lost.
     """
+    for each in (*args, *kwargs.values()):
+        if isinstance(each, np.ma.MaskedArray):
+            raise ArgumentError(
+                "Expected arrays without a mask of NumPy's own, found a masked array, whose mask "
+                "neither host knows. Pass its data and its mask apart, and put the mask on the "
+                "observed site: with mask(mask=~hidden)."
+            )
     try:
         signature = inspect.signature(model)
     except (TypeError, ValueError):

@@ -74,6 +74,9 @@ class LaplaceShell(EngineShell):
     the mode moves with them is followed by the steps, and what that does to the curvature is left
     out, as in Immer et al. (2021). It is nothing where the model is linear.
 
+    ``elbo``, ``psis_khat`` and ``ksd`` take the engine: they judge the Gaussian, with the other
+    sites at the mode.
+
     Draws of all the weights of a network, put through the network itself, predict worse than its
     mode: the Gauss-Newton matrix is that of the network made linear at the mode. With
     ``curvature=GaussNewton(sites=...)`` of the last layer the outputs are linear in what is drawn.

@@ -96,7 +96,8 @@ def fitted_guide(
         check_fits_a_guide(fit)
         target, data = target_of_engine(fit, model, args, kwargs)
         if hasattr(fit, "approximation"):
-            return FittedGuide(*fit.approximation(), target, data, seed)
+            density, parameters = fit.approximation()
+            return FittedGuide(density, parameters, target, data, seed)
         return FittedGuide(fit.density, fit.density.live_parameters(), target, data, seed)
     check_has_flat_density(fit)
     if fit.prototype_trace is None:

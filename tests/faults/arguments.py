@@ -158,6 +158,43 @@ def _no_arrays(trial: Trial) -> None:
     assert not trial.steps
 
 
+@fault("Data", "an array that NumPy masks")
+def _masked(trial: Trial) -> None:
+    y = np.ma.masked_array(Y, Y > 1.0)
+    with trial.refused("found a masked array"):
+        trial.run(trial.svgd(slope(trial.backend)), 3, y, y)
+
+
+@fault("Data", "classes from 0 to 3 of three, or 7 of 5 trials")
+def _classes(trial: Trial) -> None:
+    host, dist, xp = trial.backend.host, trial.backend.dist, trial.backend.xp
+
+    def classes(y: Any) -> None:
+        logits = host.sample("logits", dist.Normal(xp.zeros(3), 1.0).to_event(1))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Categorical(logits=logits), obs=y)
+
+    def trials(y: Any) -> None:
+        part = host.sample("part", dist.Beta(1.0, 1.0))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Binomial(5, part), obs=y)
+
+    for model, seen in ((classes, np.arange(4)), (trials, np.asarray([1.0, 7.0]))):
+        with trial.refused("'y'", "ModelCheckError"):
+            trial.run(trial.svgd(model), 3, trial.backend.array(seen))
+
+
+@fault("Data", "arrays of the other framework", OWN)
+def _other_framework(trial: Trial) -> None:
+    import jax.numpy as jnp
+    import torch
+
+    y = jnp.asarray(Y) if trial.is_pyro else torch.as_tensor(Y)
+    with pytest.raises(TypeError):
+        trial.run(trial.svgd(slope(trial.backend)), 3, y, y)
+    assert not trial.steps
+
+
 @fault("Data", "a mask that hides every observation", "runs; the posterior is the prior")
 def _hidden(trial: Trial) -> None:
     host, dist, xp = trial.backend.host, trial.backend.dist, trial.backend.xp
@@ -356,6 +393,26 @@ def _callback(trial: Trial) -> None:
     for body in (called, looped):
         with trial.refused("cannot be differentiated", "ModelCheckError"):
             trial.run(trial.svgd(of(trial.backend, body)), 3, trial.backend.array(Y))
+
+
+@fault("Models", "a gradient that is NaN where the density is finite")
+def _no_gradient(trial: Trial) -> None:
+    def at_zero(host: Any, dist: Any, xp: Any, y: Any) -> Any:
+        return xp.sqrt(xp.abs(0.0 * normal(host, dist)))
+
+    with trial.refused("gradient", "ModelCheckError"):
+        trial.run(trial.svgd(of(trial.backend, at_zero)), 3, trial.backend.array(Y))
+
+
+@fault("Models", "a generator in place of a function, which samples nothing")
+def _generator(trial: Trial) -> None:
+    host, dist = trial.backend.host, trial.backend.dist
+
+    def model(y: Any) -> Any:
+        yield normal(host, dist)
+
+    with trial.refused("found no latent variables", "ModelCheckError"):
+        trial.run(trial.svgd(model), 3, trial.backend.array(Y))
 
 
 # -- distributions ---------------------------------------------------------------------------------
