@@ -33,6 +33,10 @@ class NonFiniteError(RuntimeError):
         self.state = state
 
 
+class ConvergenceWarning(UserWarning):
+    """What is held from here on was found before it had settled."""
+
+
 class EvaluationWarning(UserWarning):
     """A model is evaluated in a slower way than usual; the message says why."""
 
