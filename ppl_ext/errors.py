@@ -33,6 +33,10 @@ class NonFiniteError(RuntimeError):
         self.state = state
 
 
+class ConvergenceWarning(UserWarning):
+    """What is held from here on was found before it had settled."""
+
+
 class DivergenceWarning(UserWarning):
     """Steps of a chain were not finite and were not taken."""
 
