@@ -25,7 +25,7 @@ from benchmarks import records
 from benchmarks.datasets import MissingDataError
 from benchmarks.predictive import predictive_scores
 from benchmarks.records import Record
-from benchmarks.score_vi import natural_gradient, problems
+from benchmarks.score_vi import NETWORK_METHODS, RIVALS, natural_gradient, problems
 
 BACKENDS = {"numpyro": ("numpyro",), "pyro": ("pyro",), "both": ("numpyro", "pyro")}
 RATES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)
@@ -33,9 +33,7 @@ NETWORK_RATES = (1e-2, 3e-3, 1e-3)
 LOGISTIC_METHODS = ("ours", "ours, gradient", "ADVI", "GSM", "BaM")
 #: Constants of the diagonal closed form were chosen with splits 0 to 3, so these are left out.
 FIRST_SPLIT = 4
-RIVALS = ("ADVI", problems.ANNEALED)
 TUNED = (*RIVALS, "natural gradient")
-NETWORK_METHODS = ("ours", "ours, gradient", *RIVALS)
 
 
 def run_logistic(arguments: argparse.Namespace) -> int:
@@ -81,7 +79,7 @@ def run_uci(arguments: argparse.Namespace) -> int:
             print(error)
             return 2
         for backend in _backends(arguments, float64=False):
-            for method in NETWORK_METHODS:
+            for method in arguments.methods or NETWORK_METHODS:
                 for seed, split in enumerate(splits, start=FIRST_SPLIT):
                     for rate in NETWORK_RATES if method in TUNED else (None,):
                         record = _record("score-vi uci", method, backend, name, seed)
@@ -176,7 +174,8 @@ def _wins(rows: Sequence[dict[str, Any]]) -> str:
     for backend in dict.fromkeys(row["backend"] for row in rows):
         by = {(row["problem"], row["method"]): row for row in rows if row["backend"] == backend}
         sets = list(dict.fromkeys(problem for problem, _ in by))
-        rivals = [rival for rival in RIVALS if any(rival == method for _, method in by)]
+        compared = {method for _, method in by}
+        rivals = [rival for rival in RIVALS if {rival, "ours"} <= compared]
         for rival, name in itertools.product(rivals, ("RMSE", "NLL")):
             won = [
                 problem
@@ -222,6 +221,7 @@ def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
         axis.set_xlabel(
             "test RMSE, relative to tuned ADVI" if name == "RMSE" else "test NLL minus tuned ADVI's"
         )
-    axes[0].legend(fontsize="small")
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=4, fontsize="small")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -16,7 +16,8 @@ from numpyro.primitives import Messenger
 
 import numpyro_ext as nx
 from benchmarks.datasets import Split
-from benchmarks.score_vi.problems import ANNEALED, HIDDEN, Logistic
+from benchmarks.score_vi import ANNEALED
+from benchmarks.score_vi.problems import HIDDEN, Logistic
 from ppl_ext.regression import diagonal
 
 BACKEND = "NumPyro"

@@ -24,8 +24,6 @@ UCI = (
     "naval",
 )
 HIDDEN = 50
-#: ADVI whose entropy has the temperature with which the default's diagonal closed form starts.
-ANNEALED = "annealed ADVI"
 
 Array = NDArray[np.float64]
 

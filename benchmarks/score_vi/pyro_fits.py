@@ -15,7 +15,8 @@ from pyro.poutine.messenger import Messenger
 
 import pyro_ext as px
 from benchmarks.datasets import Split
-from benchmarks.score_vi.problems import ANNEALED, HIDDEN, Logistic
+from benchmarks.score_vi import ANNEALED
+from benchmarks.score_vi.problems import HIDDEN, Logistic
 from ppl_ext.regression import diagonal
 
 BACKEND = "Pyro"
