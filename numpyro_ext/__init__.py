@@ -63,6 +63,7 @@ from numpyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
 from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import (
     ArgumentError,
+    ConvergenceWarning,
     EvaluationWarning,
     HeldParameterWarning,
     LostFitWarning,
@@ -150,6 +151,7 @@ __all__ = [
     "stan",
     # errors and warnings
     "ArgumentError",
+    "ConvergenceWarning",
     "EvaluationWarning",
     "HeldParameterWarning",
     "ModelCheckError",

@@ -39,6 +39,10 @@ class NonFiniteError(RuntimeError):
         self.best: Any = None
 
 
+class ConvergenceWarning(UserWarning):
+    """What is held from here on was found before it had settled."""
+
+
 class EvaluationWarning(UserWarning):
     """A model is evaluated in a slower way than usual; the message says why."""
 

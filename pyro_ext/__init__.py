@@ -9,6 +9,7 @@
 from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import (
     ArgumentError,
+    ConvergenceWarning,
     EvaluationWarning,
     HeldParameterWarning,
     LostFitWarning,
@@ -151,6 +152,7 @@ __all__ = [
     "stan",
     # errors and warnings
     "ArgumentError",
+    "ConvergenceWarning",
     "EvaluationWarning",
     "HeldParameterWarning",
     "ModelCheckError",
