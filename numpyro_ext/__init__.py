@@ -66,6 +66,7 @@ from ppl_ext.errors import (
     ConvergenceWarning,
     EvaluationWarning,
     HeldParameterWarning,
+    LostFitWarning,
     ModelCheckError,
     NoisyScoreWarning,
     NonFiniteError,
@@ -156,6 +157,7 @@ __all__ = [
     "ModelCheckError",
     "NoisyScoreWarning",
     "NonFiniteError",
+    "LostFitWarning",
     "ResumeWarning",
 ]
 

@@ -12,6 +12,7 @@ from ppl_ext.errors import (
     ConvergenceWarning,
     EvaluationWarning,
     HeldParameterWarning,
+    LostFitWarning,
     ModelCheckError,
     NoisyScoreWarning,
     NonFiniteError,
@@ -157,5 +158,6 @@ __all__ = [
     "ModelCheckError",
     "NoisyScoreWarning",
     "NonFiniteError",
+    "LostFitWarning",
     "ResumeWarning",
 ]
