@@ -67,6 +67,7 @@ from ppl_ext.errors import (
     DivergenceWarning,
     EvaluationWarning,
     HeldParameterWarning,
+    LostFitWarning,
     ModelCheckError,
     NoisyScoreWarning,
     NonFiniteError,
@@ -158,6 +159,7 @@ __all__ = [
     "ModelCheckError",
     "NoisyScoreWarning",
     "NonFiniteError",
+    "LostFitWarning",
     "ResumeWarning",
 ]
 
