@@ -23,6 +23,7 @@ on, such as the kernel.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import os
@@ -37,8 +38,10 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ppl_ext import state_files
+from ppl_ext.best import Best, warn_if_lost
 from ppl_ext.engine import EngineShell
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import described, is_count
@@ -82,6 +85,22 @@ class Update(NamedTuple):
 
 
 @dataclass(frozen=True)
+class SavedState:
+    """A state of an engine in memory, which :meth:`Engine.load` takes.
+
+    Parameters
+    ----------
+    header : dict
+        What it belongs to.
+    state : dict
+        As :meth:`Engine.save` writes it, the history as it was or with later steps.
+    """
+
+    header: dict[str, Any] = field(repr=False)
+    state: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class RunResult:
     """What a run leaves behind.
 
@@ -91,10 +110,14 @@ class RunResult:
         Loss of each step of this run; NaN where a step was not finite and skipped.
     info : dict of str to array (steps,)
         Further figures of each step, such as the force norm.
+    best : Best, optional
+        The best state of this run, as far as its noisy figures tell; see
+        :class:`~ppl_ext.best.Best`. ``engine.load(result.best.state)`` goes back to it.
     """
 
     losses: Float[np.ndarray, " steps"]
     info: dict[str, Float[np.ndarray, " steps"]] = field(default_factory=dict)
+    best: Best | None = None
 
 
 @dataclass(frozen=True)
@@ -152,6 +175,7 @@ class Engine(EngineShell, ABC):
         Default: torch's default dtype.
     """
 
+    _host = "Pyro"
     #: Whether latents inside a subsampled plate are accepted.
     allow_local_latents = True
 
@@ -259,6 +283,16 @@ class Engine(EngineShell, ABC):
         if known is not None:
             self._bound = replace(known, data=known.plan.target.bind(*args, **kwargs))
             return
+        before = self._generator.get_state()
+        try:
+            self._build(args, kwargs)
+        except BaseException:
+            # The next try is as the first.
+            self._bound = None
+            self._generator.set_state(before)
+            raise
+
+    def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         target = LogDensity(
             self.model,
             args,
@@ -274,11 +308,7 @@ class Engine(EngineShell, ABC):
         self._state = self._initialize(plan, data)
         self._bound = _Bound(plan, data)
         if self._pending is not None:
-            try:
-                self._restore(*self._pending)
-            except Exception:
-                self._bound = None  # so that the next try is refused as well
-                raise
+            self._restore(*self._pending)
             self._pending = None
 
     def _score(
@@ -379,6 +409,7 @@ class Engine(EngineShell, ABC):
         callback_every: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
+        keep_best: bool | None = None,
         **kwargs: Any,
     ) -> RunResult:
         """Take ``num_steps`` steps with these arguments of the model.
@@ -402,15 +433,23 @@ class Engine(EngineShell, ABC):
             bit-identical to a run that was not interrupted.
         checkpoint_every : int, optional
             Default: a tenth of the run.
+        keep_best : bool, optional
+            Keep a copy of the best state so far, for ``result.best``; a checkpoint does not hold
+            it. Default: where the tensors of a fit have at most 64 MiB.
 
         Returns
         -------
         RunResult
 
+        Warns
+        -----
+        LostFitWarning
+            The run ended far above its best.
+
         Raises
         ------
         NonFiniteError
-            A step was not finite and ``on_nonfinite="raise"``.
+            A step was not finite and ``on_nonfinite="raise"``; it carries the best state.
         """
         check_num_steps(num_steps, "the first argument of run")
         self._check_run(
@@ -419,6 +458,7 @@ class Engine(EngineShell, ABC):
             callback=callback,
             callback_every=callback_every,
             checkpoint_every=checkpoint_every,
+            keep_best=keep_best,
         )
         cadence = Cadence.of(
             self.num_steps_taken,
@@ -446,16 +486,22 @@ class Engine(EngineShell, ABC):
         def call_back(position: int, figures: Mapping[str, float]) -> bool | None:
             return None if callback is None else callback(position, self, figures)
 
+        fitted = tree_leaves((self._state, self._estimator_state, vars(self.plan)))
+        size = sum(each.nbytes for each in fitted if isinstance(each, Tensor))
+        watch = self._watch(keep_best, size, self._kept_state)
         found = take_steps(
             type(self).__name__,
             cadence,
             take,
             state=lambda: (self.num_steps_taken, None),
+            watch=watch,
             save=save,
             call_back=call_back,
             progress_bar=progress_bar,
         )
-        return RunResult(found.losses, found.info)
+        best = watch.end()
+        warn_if_lost(type(self).__name__, best, "engine.load(result.best.state) goes back to it.")
+        return RunResult(found.losses, found.info, best)
 
     @_at_work
     def get_samples(self, num_samples: int | None = None) -> dict[str, Tensor]:
@@ -472,29 +518,36 @@ class Engine(EngineShell, ABC):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the state of the engine; the file is complete or absent, never half written."""
-        state_files.save(path, *self._saved(), _as_numpy)
+        found = self._present_state()
+        history = {
+            name: torch.tensor(values, dtype=torch.float64)
+            for name, values in found.state["history"].items()
+        }
+        state_files.save(path, found.header, {**found.state, "history": history}, _as_numpy)
 
-    def _saved(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What the state belongs to, and the state, for :meth:`_restore`."""
+    def _present_state(self) -> SavedState:
+        """The present state, in part in tensors that the next step moves."""
         state = {
             "steps": self.num_steps_taken,
             "skipped": self.num_skipped,
             "gradient_evaluations": self.gradient_evaluations,
-            "history": {
-                name: torch.tensor(values, dtype=torch.float64)
-                for name, values in self.history.items()
-            },
+            "history": dict(self.history),
             "estimator": self._estimator_state,
             "generator": self._generator.get_state(),
             "draws": self._draws.get_state(),
             "algorithm": self._algorithm_state(self._state),
         }
-        return self._header(self.plan), state
+        return SavedState(self._header(self.plan), state)
+
+    def _kept_state(self) -> SavedState:
+        return _of_its_own(self._present_state())
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**super().__getstate__(), "_thread": {}}
         if self._bound is not None:
-            state |= {"_pending": self._saved(), "_state": None, "_estimator_state": {}}
+            found = self._present_state()
+            kept = {"_pending": (found.header, found.state), "_state": None}
+            state |= {**kept, "_estimator_state": {}}
         return state
 
     def _meet_again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], held: Any) -> None:
@@ -502,18 +555,23 @@ class Engine(EngineShell, ABC):
             self.setup(*args, **kwargs)
 
     @_at_work
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, path: str | os.PathLike[str] | SavedState) -> None:
         """Take over a saved state; the next run goes on from it exactly.
 
         An engine that has not seen the model's arguments takes the state over at its first
         ``setup``, ``step`` or ``run``.
 
+        Parameters
+        ----------
+        path : path or SavedState
+            A file, or the best state of a run, ``result.best.state``.
+
         Raises
         ------
         ArgumentError
-            The file was saved by another engine, with other settings, or for another model.
+            The state is another engine's, one with other settings, or of another model.
         """
-        saved = state_files.load(path, type(self).__name__, _from_numpy)
+        saved = _found(path, type(self).__name__)
         if self._bound is None:
             self._restore_counts(saved[1])
             self._pending = saved
@@ -532,7 +590,8 @@ class Engine(EngineShell, ABC):
         self.num_steps_taken = state["steps"]
         self.num_skipped = state["skipped"]
         self.gradient_evaluations = state["gradient_evaluations"]
-        self.history = {name: values.tolist() for name, values in state["history"].items()}
+        # Lists of a state that is in memory are the engine's own, which have gone on.
+        self.history = {name: each[: state["steps"]] for name, each in state["history"].items()}
 
 
 def seeded_generator(*seeds: int) -> torch.Generator:
@@ -543,6 +602,22 @@ def seeded_generator(*seeds: int) -> torch.Generator:
     """
     mixed = np.random.SeedSequence([seed % 2**64 for seed in seeds]).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(mixed[0] >> 1))
+
+
+def _of_its_own(saved: SavedState) -> SavedState:
+    """The same in tensors of its own; histories, which only grow, are shared."""
+    shared = {id(saved.state["history"]): saved.state["history"]}
+    return SavedState(saved.header, copy.deepcopy(saved.state, shared))
+
+
+def _found(path: Any, engine: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Header and state of a file, or of a state in memory, that this engine gave."""
+    if isinstance(path, SavedState):
+        state_files.check_engine(path.header["engine"], engine)
+        return path.header, _of_its_own(path).state
+    header, state = state_files.load(path, engine, _from_numpy)
+    history = {name: values.tolist() for name, values in state["history"].items()}
+    return header, {**state, "history": history}
 
 
 def _as_numpy(leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
