@@ -32,6 +32,7 @@ def check_model(
     kwargs: Mapping[str, Any],
     *,
     allow_local_latents: bool = True,
+    parameters: Any = None,
 ) -> Structure:
     """Check ``model`` and find its structure.
 
@@ -42,6 +43,8 @@ def check_model(
         Arguments of one run of the model.
     allow_local_latents : bool
         Whether latents inside a subsampled plate are accepted.
+    parameters : optional
+        State of the parameter store to run it with. Default: the store's present one.
 
     Returns
     -------
@@ -56,7 +59,7 @@ def check_model(
     ArgumentError
         Rows passed as arguments do not fit the model's plates.
     """
-    first = run_once(model, args, kwargs, {}, seed=0, radius=0.1)
+    first = run_once(model, args, kwargs, {}, 0, 0.1, parameters)
     handler, control = first.handler, first.control
     if not handler.shapes:
         raise ModelCheckError(
