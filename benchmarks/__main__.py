@@ -46,6 +46,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmarks.regression",
         "SVGD with variance reduction on regression networks, write out/",
     ),
+    "row-noise": (
+        "benchmarks.row_noise",
+        "variance of gradients with flipout and the local reparameterisation, write out/",
+    ),
     "score-vi": ("benchmarks.score_vi", "minibatch scores, ours against ADVI, write out/"),
     "sgmcmc": ("benchmarks.sgmcmc", "stochastic gradient MCMC: speed, bias, modes, write out/"),
     "speed": ("benchmarks.speed", "time one step against hand-written code, the hosts and peers"),

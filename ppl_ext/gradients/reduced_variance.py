@@ -76,8 +76,9 @@ class SVRG(_Anchored):
 
         s_B(z) - s_B(a) + s(a),
 
-    which is unbiased, and the less noisy the nearer z is to its anchor. What does not depend on
-    the rows, such as the prior of the weights, is the same in s_B and s and therefore exact.
+    which is as unbiased as s_B is, and the less noisy the nearer z is to its anchor. What does not
+    depend on the rows, such as the prior of the weights, is the same in s_B and s and therefore
+    exact.
 
     Parameters
     ----------
@@ -251,14 +252,18 @@ class SAGA(GradientEstimator):
 
         grad log prior + (N / |B|) sum_B (g_n - t_n) + sum_n t_n,
 
-    which is unbiased; then t_n becomes g_n for the rows of B. The first step fills the table by a
-    sweep over all rows, so that it is exact. Unlike ``SVRG`` there is no other sweep, and the
-    table takes N P D numbers. In Pyro rows are evaluated one after another, which is slow.
+    which is unbiased where the rows of B are drawn without regard to those of earlier steps; then
+    t_n becomes g_n for the rows of B. The first step fills the table by a sweep over all rows, so
+    that it is exact. Unlike ``SVRG`` there is no other sweep, and the table takes N P D numbers.
+    In Pyro rows are evaluated one after another, which is slow.
 
     Parameters
     ----------
-    sampling : {"reshuffle", "replacement", "cyclic"}
-        See ``Minibatch``.
+    sampling : {"replacement", "reshuffle", "cyclic"}
+        See ``Minibatch``. Only ``"replacement"`` is unbiased while positions move. The others draw
+        the rows that this round has not seen yet, whose entries are the oldest of the table:
+        differences are then too large, and the score overshoots along the way that positions
+        take, the more the faster they move. At rest their rows are spread more evenly.
     max_bytes : int
         A larger table is refused, when the number of positions is known: in Pyro at the first
         step.
@@ -280,7 +285,7 @@ class SAGA(GradientEstimator):
     #: The host's estimator that draws rows.
     _minibatches: ClassVar[Any]
 
-    sampling: Sampling = "reshuffle"
+    sampling: Sampling = "replacement"
     max_bytes: int = 2**30
 
     def __post_init__(self) -> None:

@@ -815,6 +815,20 @@ def _neutral() -> Iterator[Mutation]:
         "stan",
     )
     yield from neutral(
+        "Stan: signs of make left in arguments",
+        "stan/compilation.py",
+        'shlex.quote(argument).replace("$", "$$")',
+        "shlex.quote(argument)",
+        "stan",
+    )
+    yield from neutral(
+        "Stan: compiled where make cannot read",
+        "stan/compilation.py",
+        "next(filter(_readable, places), None)",
+        "next(iter(places), None)",
+        "stan",
+    )
+    yield from neutral(
         "checkpoints ten times as often",
         "run.py",
         "checkpoint_every or max(1, math.ceil(num_steps / 10))",
