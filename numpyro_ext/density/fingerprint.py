@@ -107,11 +107,9 @@ def check_repeatable(
         return first
     # Number by number: what is drawn while a program is traced stands in it once and for all.
     position = 0.1 * np.cos(np.arange(bound.layout.dim))
-    runs = [
-        _found(bound.trace(jnp.asarray(position, bound.dtype), data, bound.first_rows()))
-        for _ in range(2)
-    ]
-    check_repeats(*runs)
+    start = jnp.asarray(position, bound.dtype)
+    one, two = (_found(bound.trace(start, data, bound.first_rows())) for _ in range(2))
+    check_repeats(one, two)
     return None
 
 
@@ -130,7 +128,9 @@ def _found(trace: Trace) -> dict[str, dict[str, np.ndarray]]:
             found["observed value"] = site["value"]
         found["log density"] = site["fn"].log_prob(site["value"])
         sites[name] = {
-            each: as_numpy(value) for each, value in found.items() if hasattr(value, "dtype")
+            each: as_numpy(value)
+            for each, value in found.items()
+            if hasattr(value, "dtype") or isinstance(value, (int, float))
         }
     return sites
 
