@@ -17,7 +17,7 @@ GROUP = "Side effects in the model's body"
 
 def numpy_random(backend: Any) -> Callable[[Any], None]:
     """NumPy's random numbers in the data."""
-    return lambda y: mean(backend)(y + backend.array(np.random.normal(size=40)))
+    return lambda y: mean(backend)(y + backend.array(np.random.normal(size=40))  # noqa: NPY002)
 
 
 def python_random(backend: Any) -> Callable[[Any], None]:
@@ -59,7 +59,7 @@ def random_minibatch(backend: Any) -> Callable[[Any], None]:
     """Rows that the model draws by itself."""
 
     def model(y: Any) -> None:
-        mean(backend)(y[np.random.permutation(40)[:10]])
+        mean(backend)(y[np.random.permutation(40)[:10]])  # noqa: NPY002
 
     return model
 
