@@ -63,8 +63,10 @@ from numpyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
 from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import (
     ArgumentError,
+    ConvergenceWarning,
     EvaluationWarning,
     HeldParameterWarning,
+    LostFitWarning,
     ModelCheckError,
     NoisyScoreWarning,
     NonFiniteError,
@@ -149,11 +151,13 @@ __all__ = [
     "stan",
     # errors and warnings
     "ArgumentError",
+    "ConvergenceWarning",
     "EvaluationWarning",
     "HeldParameterWarning",
     "ModelCheckError",
     "NoisyScoreWarning",
     "NonFiniteError",
+    "LostFitWarning",
     "ResumeWarning",
 ]
 

@@ -52,6 +52,7 @@ from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.optim import as_optimizer, kind_and_settings
 from numpyro_ext.programs import Loop, Program
 from ppl_ext import state_files
+from ppl_ext.best import Best, warn_if_lost
 from ppl_ext.engine import EngineShell
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
 from ppl_ext.fingerprint import Digest, numbers_of
@@ -134,12 +135,16 @@ class RunResult(NamedTuple):
         Loss of each step of this run; NaN where a step was skipped.
     info : dict of str to array (steps,)
         Further figures of each step, such as the force norm.
+    best : Best, optional
+        The best state of this run, as far as its noisy figures tell; see
+        :class:`~ppl_ext.best.Best`. ``run(..., init_state=result.best.state)`` goes on from it.
     """
 
     params: dict[str, Any]
     state: EngineState
     losses: Float[np.ndarray, " steps"]
     info: dict[str, Float[np.ndarray, " steps"]]
+    best: Best | None = None
 
 
 Callback = Callable[[int, EngineState, Mapping[str, float]], bool | None]
@@ -570,6 +575,7 @@ class Engine(EngineShell, ABC):
         callback_every: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
+        keep_best: bool | None = None,
         **kwargs: Any,
     ) -> RunResult:
         """Take ``num_steps`` steps with these arguments of the model.
@@ -597,15 +603,24 @@ class Engine(EngineShell, ABC):
             bit-identical to a run that was not interrupted.
         checkpoint_every : int, optional
             Default: a tenth of the run.
+        keep_best : bool, optional
+            Keep a copy of the best state so far, for ``result.best``; a checkpoint does not hold
+            it. Default: where a state has at most 64 MiB.
 
         Returns
         -------
         RunResult
 
+        Warns
+        -----
+        LostFitWarning
+            The run ended far above its best.
+
         Raises
         ------
         NonFiniteError
-            A step was not finite and ``on_nonfinite="raise"``; it carries the last finite state.
+            A step was not finite and ``on_nonfinite="raise"``; it carries the last finite state,
+            and the best one.
         """
         check_num_steps(num_steps, "the second argument of run, after the key")
         self._check_run(
@@ -615,6 +630,7 @@ class Engine(EngineShell, ABC):
             callback=callback,
             callback_every=callback_every,
             checkpoint_every=checkpoint_every,
+            keep_best=keep_best,
         )
         if init_state is None:
             state = self.init(rng_key, *args, **kwargs)
@@ -657,16 +673,22 @@ class Engine(EngineShell, ABC):
                 return None
             return callback(position, _copy(state, state.horizon), figures)
 
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        watch = self._watch(keep_best, size, lambda: _copy(state, state.horizon))
         found = take_steps(
             type(self).__name__,
             cadence,
             take,
+            watch=watch,
             save=save,
             call_back=call_back,
             progress_bar=progress_bar,
         )
+        best = watch.end()
+        how = "run(..., init_state=result.best.state) goes on from it."
+        warn_if_lost(type(self).__name__, best, how)
         params = bound.params(state, bound.data)
-        return RunResult(params, state, found.losses, found.info)
+        return RunResult(params, state, found.losses, found.info, best)
 
     def get_params(self, state: EngineState) -> dict[str, Any]:
         """The parameters in a state: what the engine has fitted."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ppl_ext.best import LARGEST, Watch
 from ppl_ext.density import check_own_names
 from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError, NonFiniteError
 from ppl_ext.options import check_choice, decisions, describe, described, options_of
+from ppl_ext.run import Piece
 from ppl_ext.state_files import check_can_save
 
 #: What may be done about a step that is not finite.
@@ -123,6 +125,15 @@ class EngineShell(Documented):
         check_own_names(self.model, given)
         if checkpoint is not None:
             check_can_save(checkpoint)
+
+    def _watch(self, keep_best: bool | None, size: int, keep: Callable[[], Any]) -> Watch:
+        """What looks at a run, whose state has ``size`` bytes and is copied by ``keep``."""
+        keeps = size <= LARGEST if keep_best is None else keep_best
+        return Watch(self.target.dim, self._nats, keep if keeps else None)
+
+    def _nats(self, piece: Piece) -> Any:
+        """What the steps of a run are judged by (steps,), less being better, in nats."""
+        return piece.losses
 
     def _tuning(self) -> dict[str, str]:
         """Settings that a saved state may go on without: the engine's own hold, and it says so."""

@@ -3,7 +3,8 @@
 One rule for both packages. A run is taken in pieces, which end where something is due: a callback
 every ``callback_every`` steps, by default a hundredth of the run, and after the last; a checkpoint
 every ``checkpoint_every`` steps, by default a tenth of the run, and when the run ends, also by a
-callback or by a step that is not finite. Steps are counted from the engine's first, so that a run
+callback or by a step that is not finite; and where the run is looked at for its best state, see
+:mod:`ppl_ext.best`. Steps are counted from the engine's first, so that a run
 that was resumed saves and calls back where the uninterrupted one would have. Where both are due
 the state is saved first. How a run is cut does not change its result.
 """
@@ -19,6 +20,7 @@ import numpy as np
 from jaxtyping import Float
 from tqdm.auto import tqdm
 
+from ppl_ext.best import LEAST_APART, LOOKS, Watch
 from ppl_ext.errors import ArgumentError, NonFiniteError
 from ppl_ext.options import check_count, described, is_count
 
@@ -52,19 +54,20 @@ class Piece(NamedTuple):
 
 
 class Cadence(NamedTuple):
-    """After which steps a run calls back and saves; 0 where it never does.
+    """After which steps a run calls back, saves and is looked at; 0 where it never does.
 
     Parameters
     ----------
     first, last : int
         Steps taken before the run, and at its end.
-    callback_every, checkpoint_every : int
+    callback_every, checkpoint_every, look_every : int
     """
 
     first: int
     last: int
     callback_every: int
     checkpoint_every: int
+    look_every: int = 0
 
     @classmethod
     def of(
@@ -92,6 +95,7 @@ class Cadence(NamedTuple):
             first + num_steps,
             callback_every if calls_back else 0,
             checkpoint_every if saves else 0,
+            max(LEAST_APART, math.ceil(num_steps / LOOKS)),
         )
 
     def boundary(self, position: int) -> int:
@@ -104,6 +108,10 @@ class Cadence(NamedTuple):
         return self.callback_every > 0 and (
             position == self.last or position % self.callback_every == 0
         )
+
+    def looks(self, position: int) -> bool:
+        """Whether the state after so many steps may be the best."""
+        return position == self.last or position % self.look_every == 0
 
     def saves(self, position: int) -> bool:
         """Whether a checkpoint is due after so many steps."""
@@ -131,6 +139,7 @@ def take_steps(
     cadence: Cadence,
     take: Callable[[int], Piece],
     *,
+    watch: Watch,
     save: Callable[[], None],
     call_back: Callable[[int, Mapping[str, float]], bool | None],
     progress_bar: bool,
@@ -144,6 +153,7 @@ def take_steps(
     cadence : Cadence
     take : callable
         Takes so many steps, or fewer; raises ``NonFiniteError`` at one that ends the run.
+    watch : Watch
     save : callable
         Saves the present state.
     call_back : callable
@@ -159,13 +169,15 @@ def take_steps(
     position, size = cadence.first, 1
     # Where there are no steps a state is saved all the same.
     saved = False
+    watch.start(position)
     with tqdm(total=cadence.last - position, desc=name, disable=not progress_bar) as bar:
         while position < cadence.last:
             count = min(size, cadence.boundary(position) - position)
             started = time.perf_counter()
             try:
                 piece = take(count)
-            except NonFiniteError:
+            except NonFiniteError as error:
+                error.best = watch.end()
                 if cadence.checkpoint_every:
                     save()
                 raise
@@ -173,6 +185,9 @@ def take_steps(
             count = len(piece.losses)
             position += count
             pieces.append(piece)
+            watch.take(piece)
+            if cadence.looks(position):
+                watch.look(position)
             if count == size and elapsed < PIECE_SECONDS / 2:
                 size = min(2 * size, LARGEST_PIECE)
             elif elapsed > 2 * PIECE_SECONDS and position > cadence.first + 1:

@@ -107,11 +107,7 @@ def load(path: Path, engine: str, from_array: FromArray) -> tuple[dict[str, Any]
     missing = [name for name in _ENTRIES if name not in header]
     if missing:
         raise _damaged(path, f"its header has no {missing}")
-    if header["engine"] != engine:
-        raise ArgumentError(
-            f"Expected a state of {engine}, found one of {header['engine']}. Load it with that "
-            "engine."
-        )
+    check_engine(header["engine"], engine)
     try:
         state = _decoded(header.pop("state"), arrays, from_array)
     except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
@@ -119,6 +115,20 @@ def load(path: Path, engine: str, from_array: FromArray) -> tuple[dict[str, Any]
     if not isinstance(state, dict):
         raise _damaged(path, f"its state is {state!r}")
     return header, state
+
+
+def check_engine(found: str, engine: str) -> None:
+    """See that a state is of the engine of this name.
+
+    Raises
+    ------
+    ArgumentError
+        It is another's.
+    """
+    if found != engine:
+        raise ArgumentError(
+            f"Expected a state of {engine}, found one of {found}. Load it with that engine."
+        )
 
 
 def _damaged(path: Path, detail: str) -> ArgumentError:

@@ -23,6 +23,7 @@ on, such as the kernel.
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import warnings
@@ -35,9 +36,10 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils import _pytree as pytree
+from torch.utils._pytree import tree_leaves
 
 from ppl_ext import state_files
+from ppl_ext.best import Best, warn_if_lost
 from ppl_ext.engine import EngineShell
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
 from ppl_ext.options import described, is_count
@@ -65,6 +67,22 @@ class Update(NamedTuple):
 
 
 @dataclass(frozen=True)
+class SavedState:
+    """A state of an engine in memory, which :meth:`Engine.load` takes.
+
+    Parameters
+    ----------
+    header : dict
+        What it belongs to.
+    state : dict
+        As :meth:`Engine.save` writes it, the history as it was or with later steps.
+    """
+
+    header: dict[str, Any] = field(repr=False)
+    state: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class RunResult:
     """What a run leaves behind.
 
@@ -74,10 +92,14 @@ class RunResult:
         Loss of each step of this run; NaN where a step was not finite and skipped.
     info : dict of str to array (steps,)
         Further figures of each step, such as the force norm.
+    best : Best, optional
+        The best state of this run, as far as its noisy figures tell; see
+        :class:`~ppl_ext.best.Best`. ``engine.load(result.best.state)`` goes back to it.
     """
 
     losses: Float[np.ndarray, " steps"]
     info: dict[str, Float[np.ndarray, " steps"]] = field(default_factory=dict)
+    best: Best | None = None
 
 
 @dataclass(frozen=True)
@@ -361,6 +383,7 @@ class Engine(EngineShell, ABC):
         callback_every: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
+        keep_best: bool | None = None,
         **kwargs: Any,
     ) -> RunResult:
         """Take ``num_steps`` steps with these arguments of the model.
@@ -384,15 +407,23 @@ class Engine(EngineShell, ABC):
             bit-identical to a run that was not interrupted.
         checkpoint_every : int, optional
             Default: a tenth of the run.
+        keep_best : bool, optional
+            Keep a copy of the best state so far, for ``result.best``; a checkpoint does not hold
+            it. Default: where the tensors of a fit have at most 64 MiB.
 
         Returns
         -------
         RunResult
 
+        Warns
+        -----
+        LostFitWarning
+            The run ended far above its best.
+
         Raises
         ------
         NonFiniteError
-            A step was not finite and ``on_nonfinite="raise"``.
+            A step was not finite and ``on_nonfinite="raise"``; it carries the best state.
         """
         check_num_steps(num_steps, "the first argument of run")
         self._check_run(
@@ -401,6 +432,7 @@ class Engine(EngineShell, ABC):
             callback=callback,
             callback_every=callback_every,
             checkpoint_every=checkpoint_every,
+            keep_best=keep_best,
         )
         cadence = Cadence.of(
             self.num_steps_taken,
@@ -428,15 +460,21 @@ class Engine(EngineShell, ABC):
         def call_back(position: int, figures: Mapping[str, float]) -> bool | None:
             return None if callback is None else callback(position, self, figures)
 
+        fitted = tree_leaves((self._state, self._estimator_state, vars(self.plan)))
+        size = sum(each.nbytes for each in fitted if isinstance(each, Tensor))
+        watch = self._watch(keep_best, size, self._kept_state)
         found = take_steps(
             type(self).__name__,
             cadence,
             take,
+            watch=watch,
             save=save,
             call_back=call_back,
             progress_bar=progress_bar,
         )
-        return RunResult(found.losses, found.info)
+        best = watch.end()
+        warn_if_lost(type(self).__name__, best, "engine.load(result.best.state) goes back to it.")
+        return RunResult(found.losses, found.info, best)
 
     def get_samples(self, num_samples: int | None = None) -> dict[str, Tensor]:
         """Posterior draws: latent site to constrained values, leading dimension = draws.
@@ -452,14 +490,20 @@ class Engine(EngineShell, ABC):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the state of the engine; the file is complete or absent, never half written."""
+        found = self._present_state()
+        history = {
+            name: torch.tensor(values, dtype=torch.float64)
+            for name, values in found.state["history"].items()
+        }
+        state_files.save(path, found.header, {**found.state, "history": history}, _as_numpy)
+
+    def _present_state(self) -> SavedState:
+        """The present state, in part in tensors that the next step moves."""
         state = {
             "steps": self.num_steps_taken,
             "skipped": self.num_skipped,
             "gradient_evaluations": self.gradient_evaluations,
-            "history": {
-                name: torch.tensor(values, dtype=torch.float64)
-                for name, values in self.history.items()
-            },
+            "history": dict(self.history),
             "estimator": self._estimator_state,
             "generator": self._generator.get_state(),
             "draws": self._draws.get_state(),
@@ -467,20 +511,28 @@ class Engine(EngineShell, ABC):
             "memory": self._require_bound().memory,
             "rows": self._rows(self.plan),
         }
-        state_files.save(path, self._header(self.plan), state, _as_numpy)
+        return SavedState(self._header(self.plan), state)
 
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def _kept_state(self) -> SavedState:
+        return _of_its_own(self._present_state())
+
+    def load(self, path: str | os.PathLike[str] | SavedState) -> None:
         """Take over a saved state; the next run goes on from it exactly.
 
         An engine that has not seen the model's arguments takes the state over at its first
         ``setup``, ``step`` or ``run``.
 
+        Parameters
+        ----------
+        path : path or SavedState
+            A file, or the best state of a run, ``result.best.state``.
+
         Raises
         ------
         ArgumentError
-            The file was saved by another engine, with other settings, or for another model.
+            The state is another engine's, one with other settings, or of another model.
         """
-        saved = state_files.load(path, type(self).__name__, _from_numpy)
+        saved = _found(path, type(self).__name__)
         if self._bound is None:
             self._restore_counts(saved[1])
             self._pending = saved
@@ -506,7 +558,8 @@ class Engine(EngineShell, ABC):
         self.num_steps_taken = state["steps"]
         self.num_skipped = state["skipped"]
         self.gradient_evaluations = state["gradient_evaluations"]
-        self.history = {name: values.tolist() for name, values in state["history"].items()}
+        # Lists of a state that is in memory are the engine's own, which have gone on.
+        self.history = {name: each[: state["steps"]] for name, each in state["history"].items()}
 
 
 def seeded_generator(*seeds: int) -> torch.Generator:
@@ -521,8 +574,24 @@ def seeded_generator(*seeds: int) -> torch.Generator:
 
 def _seen(tree: Any) -> tuple[tuple[int, int], ...]:
     """Which tensors there are in a tree, and how often torch has written into each."""
-    leaves = pytree.tree_leaves(tree)
+    leaves = tree_leaves(tree)
     return tuple((id(each), each._version) for each in leaves if isinstance(each, Tensor))
+
+
+def _of_its_own(saved: SavedState) -> SavedState:
+    """The same in tensors of its own; histories, which only grow, are shared."""
+    shared = {id(saved.state["history"]): saved.state["history"]}
+    return SavedState(saved.header, copy.deepcopy(saved.state, shared))
+
+
+def _found(path: Any, engine: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Header and state of a file, or of a state in memory, that this engine gave."""
+    if isinstance(path, SavedState):
+        state_files.check_engine(path.header["engine"], engine)
+        return path.header, _of_its_own(path).state
+    header, state = state_files.load(path, engine, _from_numpy)
+    history = {name: values.tolist() for name, values in state["history"].items()}
+    return header, {**state, "history": history}
 
 
 def _as_numpy(leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:

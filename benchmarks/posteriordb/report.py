@@ -35,12 +35,13 @@ ABOUT = (
     "of the reference draws and every standard deviation is within "
     f"{RATIOS[0]:g} and {RATIOS[1]:g} of theirs; *right after* is the first look along the run "
     "from which this holds to the end. Mean errors and Wasserstein distances are in standard "
-    "deviations of the reference. KSD of particles and chains is the V-statistic, of guides the "
-    "U-statistic, and depends on the number of draws. Of methods with a step size the best by "
-    "bound, or by KSD, is shown, as one would choose without reference draws; *misjudged* counts "
-    "the runs that were right at a step size that was not taken, and wrong at the one that was. A "
-    "run that failed is wrong: it counts among those that could be right, and its errors are "
-    "infinite in medians. Medians of *right after* are of the runs that are right, those of "
+    "deviations of the reference. KSD is in units of the covariance of the reference, or of the "
+    "start where there is no reference; of particles and chains it is the V-statistic, of guides "
+    "the U-statistic, and it depends on the number of draws. Of methods with a step size the one "
+    "with the best bound, or KSD, is shown, be it the nearer to the reference or not; *misjudged* "
+    "counts the runs that were right at a step size that was not taken and wrong at the one that "
+    "was. A run that failed is wrong: it counts among those that could be right, and its errors "
+    "are infinite in medians. Medians of *right after* are of the runs that are right, those of "
     "seconds of the runs that ended."
 )
 
@@ -412,9 +413,9 @@ def write(
 
 def colours(plt: Any) -> dict[str, Any]:
     """A colour for each method, the same in all plots, and no two alike."""
-    paired = plt.get_cmap("tab20").colors
-    # The strong ones before the pale ones of the same hues.
-    several: Sequence[Any] = (*paired[::2], *paired[1::2])
+    shades = plt.get_cmap("tab20b").colors
+    # Of each of its hues the darkest, and another one only where there are many methods.
+    several: Sequence[Any] = (*plt.get_cmap("tab10").colors, *shades[::4], *shades[2::4])
     if len(METHODS) > len(several):
         several = plt.get_cmap("turbo")(np.linspace(0.0, 1.0, len(METHODS)))
     return dict(zip(METHODS, several, strict=False))
@@ -632,7 +633,7 @@ def _panels(plt: Any, reference: Reference, height: float) -> tuple[Any, list[tu
 def _range(true: Floats) -> tuple[float, float]:
     """Where a parameter is shown: some standard deviations around the reference's draws."""
     low, high = np.quantile(true, [0.001, 0.999])
-    margin = 0.5 * (high - low) or 1.0
+    margin = 0.3 * (high - low) or 1.0
     return float(low - margin), float(high + margin)
 
 

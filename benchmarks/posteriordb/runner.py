@@ -416,7 +416,7 @@ class _Case:
                 f"(the start took {spent}); raise --budget"
             )
         record.figures |= {"dimension": program.dim, "curves": curves}
-        record.figures |= figures.at_the_end(program, last[0], self._reference)
+        record.figures |= figures.at_the_end(program, last[0], self._reference, start)
         record.figures["evaluations"] = curves["evaluations"][-1]
         record.figures["step seconds"] = curves["seconds"][-1]
         record.figures["whole seconds"] = time.perf_counter() - began

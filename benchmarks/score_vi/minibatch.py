@@ -221,6 +221,7 @@ def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
         axis.set_xlabel(
             "test RMSE, relative to tuned ADVI" if name == "RMSE" else "test NLL minus tuned ADVI's"
         )
-    axes[0].legend(fontsize="small")
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=4, fontsize="small")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

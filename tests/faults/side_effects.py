@@ -59,7 +59,8 @@ def random_minibatch(backend: Any) -> Callable[[Any], None]:
     """Rows that the model draws by itself."""
 
     def model(y: Any) -> None:
-        mean(backend)(y[np.random.permutation(40)[:10]])  # noqa: NPY002
+        rows = np.random.permutation(40)[:10]  # noqa: NPY002
+        mean(backend)(y[rows])
 
     return model
 

@@ -201,6 +201,13 @@ def _gradients() -> Iterator[Mutation]:
         "likelihood = change.mean(0) + total",
         tests,
     )
+    yield from neutral(
+        "rows of the table that are drawn in rounds",
+        "gradients/reduced_variance.py",
+        'sampling: Sampling = "replacement"',
+        'sampling: Sampling = "reshuffle"',
+        tests,
+    )
     yield from both(
         "sum of the table with the wrong sign",
         "gradients/saga.py",
@@ -388,6 +395,13 @@ def _stein() -> Iterator[Mutation]:
         "predicted_gain - predicted_loss, after - before",
         "predicted_gain + predicted_loss, after - before",
         "newton damping",
+    )
+    yield from both(
+        "diagonal blocks with the kernel of the full system",
+        "stein/svn.py",
+        'if coupling == "block_diagonal":',
+        "if False:",
+        "newton",
     )
     yield from both(
         "damping left out of the Newton system",
@@ -672,6 +686,13 @@ def _sgmcmc() -> Iterator[Mutation]:
         "(functions.cos(angle) + 1.0)",
         "(1.0 - functions.cos(angle))",
         "sgmcmc dynamics",
+    )
+    yield from neutral(
+        "PSGLD: no word of chains on their way",
+        "sgmcmc_kernels.py",
+        "if not (worst > ON_THE_WAY).any():",
+        "if True:",
+        "sgmcmc",
     )
     yield from both(
         "PSGLD: preconditioner of squares",

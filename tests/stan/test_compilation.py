@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,15 @@ def test_importing_needs_no_bridgestan(package: str) -> None:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 assert not re.match(r"(from|import) bridgestan", ast.unparse(node)), path
+
+
+@pytest.mark.parametrize("package", ["bridgestan", "filelock", "platformdirs"])
+def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("bridgestan", "bridgestan.compile", "filelock", "platformdirs"):
+        monkeypatch.setitem(sys.modules, name, None if name == package else ModuleType(name))
+    expected = rf'need the package {package}, which is not installed: pip install "ppl-ext\[stan\]"'
+    with pytest.raises(ImportError, match=expected):
+        compilation.import_bridgestan()
 
 
 class Compiler:

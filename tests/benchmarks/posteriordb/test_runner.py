@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -62,9 +61,6 @@ class Normal:
 
     def positions(self, parameters: Mapping[str, Floats]) -> Floats:
         return parameters["x"]
-
-    def stein_discrepancy(self, z: Floats, scales: Floats, independent: bool) -> float:
-        return 0.0
 
 
 def draws(number: int, seed: int) -> Floats:
@@ -160,44 +156,55 @@ def test_bound_of_the_target_itself_and_of_a_wide_guide() -> None:
 @pytest.mark.parametrize("log_q", [None, np.zeros(1500)], ids=["particles", "guide"])
 def test_stein_discrepancy_is_of_units_of_the_reference(log_q: Floats | None) -> None:
     """The U-statistic is that of guides, whose draws are independent; some rows stand for all."""
-    asked: list[Any] = []
-
-    class Asked(Normal):
-        def stein_discrepancy(self, z: Floats, scales: Floats, independent: bool) -> float:
-            asked.extend([z, scales, independent])
-            return 0.25
-
     z = draws(1500, 1)
-    found = figures.at_the_end(Asked(), Draws(z, log_q), reference())
-    assert found["KSD"] == 0.25 and asked[2] == (log_q is not None)
-    np.testing.assert_allclose(asked[1], reference().parameters["x"].std(0))
+    found = figures.at_the_end(Normal(), Draws(z, log_q), reference())
     rows = np.unique(np.linspace(0, 1499, figures.STEIN_DRAWS).astype(int))
-    np.testing.assert_array_equal(asked[0], z[rows])
-
-
-@pytest.mark.parametrize("backend", [numpyro_fits, pyro_fits], ids=["numpyro", "pyro"])
-def test_stein_discrepancy_of_a_program(backend: Any) -> None:
-    """In units of the scales it does not depend on those of the program."""
-    z, scales = draws(60, 1), np.sqrt(np.diag(COVARIANCE))
-
-    def statistic(factor: float, independent: bool) -> float:
-        def score(x: Any) -> Floats:
-            return Normal().value_and_score(np.asarray(x) / factor)[1] / factor
-
-        program = SimpleNamespace(
-            data=None,
-            value_and_score=lambda x: (x[:, 0], score(x)),
-            target=SimpleNamespace(
-                score=lambda x, _: SimpleNamespace(score=torch.as_tensor(score(x)))
-            ),
-        )
-        kind = backend.NativeProgram.stein_discrepancy
-        return float(kind(program, factor * z, factor * scales, independent))
-
-    both = [statistic(1.0, independent) for independent in (True, False)]
-    np.testing.assert_allclose([statistic(30.0, i) for i in (True, False)], both, rtol=1e-9)
+    factor = np.linalg.cholesky(np.cov(reference().parameters["x"].T))
+    score = Normal().value_and_score(z[rows])[1]
+    assert found["KSD"] == figures.in_units(z[rows], score, factor, log_q is not None)
     # The diagonal, which is positive, makes the V-statistic the larger one.
-    assert both[0] < 0.9 * both[1] and both[1] > 0.0
+    u, v = (figures.in_units(z[rows], score, factor, guide) for guide in (True, False))
+    assert v > 0.0 and u < 0.9 * v
+    # Neither depends on the coordinates that the program is written in.
+    turned = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3))).Q * [1.0, 30.0, 0.1]
+    other = figures.in_units(
+        z[rows] @ turned.T, score @ np.linalg.inv(turned), turned @ factor, True
+    )
+    assert other == pytest.approx(u, rel=1e-9)
+    assert figures.in_units(z, np.full_like(z, np.nan), factor, True) == math.inf
+
+
+def test_units_of_stein_discrepancies_are_the_same_for_all_fits() -> None:
+    """Of the start where there is no reference: a fit's own would hide that it is too narrow."""
+    begin = start.Start(np.zeros(3), np.diag([1.0, 2.0, 3.0]), 0)
+    z = draws(100, 1)
+    found = figures.stein_units(Normal(), z, reference(), begin)
+    np.testing.assert_allclose(found, np.linalg.cholesky(np.cov(reference().parameters["x"].T)))
+    assert figures.stein_units(Normal(), z, None, begin) is begin.factor
+    own = figures.stein_units(Normal(), z, None, None)
+    np.testing.assert_allclose(own, np.diag(z.std(0)))
+    assert figures.stein_units(Normal(), np.zeros((5, 3)), None, None) is None
+    wide = Normal()
+    wide.dim = start.MOST_DIMENSIONS + 1
+    # A start of so many dimensions has unit scales, which say nothing.
+    np.testing.assert_allclose(figures.stein_units(wide, z, None, begin), own)
+
+
+def test_stein_discrepancy_prefers_the_fit_that_is_nearer() -> None:
+    """A shift along the narrow direction hid a larger one along the wide direction."""
+    covariance = np.array([[1.0, 0.99], [0.99, 1.0]])
+    factor, precision = np.linalg.cholesky(covariance), np.linalg.inv(covariance)
+    z = np.random.default_rng(0).normal(size=(500, 2)) @ factor.T
+    wide, narrow = (np.array(way) / math.sqrt(2.0) for way in ([1.0, 1.0], [1.0, -1.0]))
+    far = z + 0.8 * math.sqrt(1.99) * wide
+    near = z + 0.5 * math.sqrt(0.01) * narrow
+
+    def discrepancy(at: Floats, units: Floats) -> float:
+        return figures.in_units(at, -at @ precision, units, False)
+
+    assert discrepancy(near, factor) < discrepancy(far, factor)
+    # In units of the coordinates it is the other way round.
+    assert discrepancy(near, np.eye(2)) > discrepancy(far, np.eye(2))
 
 
 # -- starts ---------------------------------------------------------------------------------------
