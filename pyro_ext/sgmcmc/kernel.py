@@ -158,7 +158,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         )
 
     def _target_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LogDensity:
-        """The target, made anew unless the model computes the same of arguments of the last form."""
+        """The target, made anew unless the model computes the same of arguments of this form."""
         signature = _signature(args, kwargs)
         known = self._signature == signature and self._target is not None
         if not known or not self._target.follows(self._target.bind(*args, **kwargs)):

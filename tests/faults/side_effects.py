@@ -17,7 +17,12 @@ GROUP = "Side effects in the model's body"
 
 def numpy_random(backend: Any) -> Callable[[Any], None]:
     """NumPy's random numbers in the data."""
-    return lambda y: mean(backend)(y + backend.array(np.random.normal(size=40))  # noqa: NPY002)
+
+    def model(y: Any) -> None:
+        noise = np.random.normal(size=40)  # noqa: NPY002
+        mean(backend)(y + backend.array(noise))
+
+    return model
 
 
 def python_random(backend: Any) -> Callable[[Any], None]:
