@@ -239,6 +239,7 @@ class Engine(EngineShell, ABC):
         An option is not one of those listed.
     """
 
+    _host = "NumPyro"
     # Whether latent sites inside a subsampled plate can be carried.
     allow_local_latents = True
     # Steps of a usual run: in fewer, time that is saved in compiling must not be lost.

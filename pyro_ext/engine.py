@@ -162,6 +162,7 @@ class Engine(EngineShell, ABC):
         Default: torch's default dtype.
     """
 
+    _host = "Pyro"
     #: Whether latents inside a subsampled plate are accepted.
     allow_local_latents = True
 
@@ -575,7 +576,11 @@ def seeded_generator(*seeds: int) -> torch.Generator:
 def _seen(tree: Any) -> tuple[tuple[int, int], ...]:
     """Which tensors there are in a tree, and how often torch has written into each."""
     leaves = tree_leaves(tree)
-    return tuple((id(each), each._version) for each in leaves if isinstance(each, Tensor))
+    return tuple(
+        (id(each), 0 if each.is_inference() else each._version)
+        for each in leaves
+        if isinstance(each, Tensor)
+    )
 
 
 def _of_its_own(saved: SavedState) -> SavedState:

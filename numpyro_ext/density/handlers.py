@@ -100,8 +100,7 @@ class PlateRecorder(Messenger):
             raise repeated_plates_error([name])
         self.sizes[name] = sizes
         if msg["value"] is None:
-            if msg["args"][1] is not None:
-                check_subsample_size(name, size, subsample_size)
+            check_subsample_size(name, size, subsample_size)
             self.requested[name] = (size, subsample_size)
             msg["value"] = jnp.arange(subsample_size)
 

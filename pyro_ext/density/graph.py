@@ -144,6 +144,8 @@ class BatchedFunction:
         self.memory = Memory()
         self._graphs: dict[Hashable, tuple[Callable[..., Any], Inputs]] = {}
         self._told_many = False
+        self._untold: list[str] = []
+        self._succeeded = False
 
     def retrace(self) -> None:
         """Forget the traced graphs, for example after changing a tensor the model closes over."""
@@ -167,6 +169,14 @@ class BatchedFunction:
         return pytree.tree_map(lambda *pieces: torch.cat(pieces), *parts)
 
     def _evaluate(self, z: Tensor, arguments: Any, in_dims: Any) -> Any:
+        result = self._evaluated(z, arguments, in_dims)
+        # A way that works is there to be told of; where none is, the error says why.
+        self._succeeded = True
+        while self._untold:
+            warnings.warn(self._untold.pop(0), EvaluationWarning, stacklevel=2)
+        return result
+
+    def _evaluated(self, z: Tensor, arguments: Any, in_dims: Any) -> Any:
         z = z.detach()
         with torch.no_grad():
             if self.mode in ("graph", "inductor"):
@@ -181,7 +191,7 @@ class BatchedFunction:
                     raise
                 except _LIFT_FAILURES as error:
                     self._fall_back("graph" if self.mode == "inductor" else "handlers", error)
-                    return self._evaluate(z, arguments, in_dims)
+                    return self._evaluated(z, arguments, in_dims)
                 else:
                     self._keep(key, graph, inputs)
                     return graph(z, *inputs.tensors)
@@ -192,7 +202,19 @@ class BatchedFunction:
                     raise
                 except _LIFT_FAILURES as error:
                     self._fall_back("loop", error)
-            return self._loop(z, arguments, in_dims)
+            try:
+                return self._loop(z, arguments, in_dims)
+            except (ModelCheckError, ArgumentError):
+                raise
+            except _LIFT_FAILURES as error:
+                if self._succeeded:
+                    raise
+                raise ModelCheckError(
+                    "The model runs, but its density cannot be differentiated: "
+                    f"{type(error).__name__}: {error}\nExpected torch's operations on everything "
+                    "that depends on a latent site: NumPy, .numpy(), .item() and writing into a "
+                    "tensor in place have no gradient."
+                ) from error
 
     def _keep(self, key: Hashable, graph: Callable[..., Any], inputs: Inputs) -> None:
         if len(self._graphs) == MAX_GRAPHS:
@@ -217,11 +239,7 @@ class BatchedFunction:
             "loop": "the model could not be vectorized over particles, so each evaluation loops "
             "over them",
         }[mode]
-        warnings.warn(
-            f"Slower evaluation: {explanation}. Reason: {reason}",
-            EvaluationWarning,
-            stacklevel=2,
-        )
+        self._untold.append(f"Slower evaluation: {explanation}. Reason: {reason}")
         self.mode = mode
         self._graphs.clear()
 

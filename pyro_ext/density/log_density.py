@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ppl_ext.arguments import check_callable
 from ppl_ext.density import tempered
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fingerprint import Fingerprint
@@ -96,10 +97,13 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         held: Any = None,
     ) -> None:
         self._set_options(init_strategy, likelihood_temperature, particle_chunk, data_chunk)
-        if dtype is not None and not isinstance(dtype, torch.dtype):
+        floats = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+        if dtype is not None and not floats:
             raise ArgumentError(
-                f"Expected dtype to be a torch.dtype such as torch.float64, found {dtype!r}."
+                "Expected dtype to be a torch.dtype of real numbers, such as torch.float64, found "
+                f"{dtype!r}."
             )
+        check_callable(model, "Pyro")
         data = as_data(model, args, dict(kwargs or {}))
         structure = check_model(
             model,
@@ -107,6 +111,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             data.kwargs,
             allow_local_latents=allow_local_latents,
             parameters=held,
+            dtype=dtype,
         )
         self.bound = bound = BoundModel(
             model,
@@ -124,16 +129,15 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         self.layout: Layout = bound.layout
         self.dtype = bound.dtype
         self.device = bound.device
-        self._structure = structure
         inputs = Inputs((data.args, data.kwargs, {}))
         self._known: dict[Any, tuple[Inputs, Fingerprint | None]] = {
             inputs.key: (inputs, repeatable_fingerprint(bound, data))
         }
+        parameters = structure.parameters["params"]
         warn_of_held_parameters(
-            structure.parameter_names,
+            {name: parameters[name].numel() for name in structure.parameter_names},
             "present",
-            "priors (PyroSample, or pyro.nn.module.to_pyro_module_ and a prior for each parameter) "
-            "to infer them",
+            "priors (PyroSample, or poutine.lift) to infer them",
         )
         self._evaluation = Evaluation(
             bound, self.likelihood_temperature, particle_chunk, evaluation
@@ -188,7 +192,9 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         inputs = Inputs((data.args, data.kwargs, {}))
         known = self._known.get(inputs.key)
         if known is None:
-            structure = check_model(self.model, data.args, data.kwargs, parameters=self.bound.held)
+            structure = check_model(
+                self.model, data.args, data.kwargs, parameters=self.bound.held, dtype=self.dtype
+            )
             if not self.bound.has_structure(structure):
                 return False
             if len(self._known) == MAX_GRAPHS:

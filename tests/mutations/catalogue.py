@@ -526,6 +526,27 @@ def _laplace() -> Iterator[Mutation]:
         "laplace",
         pyro=("= -0.5 * slope, 0", "= 0.5 * slope, 0"),
     )
+    yield from neutral(
+        "quadratic form of Kronecker factors without their eigenvalues",
+        "laplace/gaussian.py",
+        "return (self.values * turned**2)",
+        "return (turned**2)",
+        "laplace",
+    )
+    yield from neutral(
+        "draws outside of their supports pass",
+        "diagnostics/replay.py",
+        "if flags.any():",
+        "if flags.all() and False:",
+        "faults",
+    )
+    yield from neutral(
+        "a callback of any form passes",
+        "run.py",
+        "inspect.signature(callback).bind(0, None, {})",
+        "inspect.signature(callback)",
+        "faults",
+    )
 
 
 def _guides() -> Iterator[Mutation]:
