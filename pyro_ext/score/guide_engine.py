@@ -191,8 +191,15 @@ class GuideEngine(GuideShell, Engine):
             )
         return super()._require_bound()
 
-    def setup(self, *args: Any, **kwargs: Any) -> None:
-        super().setup(*args, **kwargs)
+    def _meet(self, args: tuple[Any, ...], kwargs: dict[str, Any], look: bool = True) -> None:
+        if self._known() is not None:
+            self._require_bound()
+        writer = _WRITERS.get(self.guide)
+        try:
+            super()._meet(args, kwargs, look)
+        except BaseException:
+            _WRITERS[self.guide] = writer
+            raise
         present = self.density.live_parameters()
         replaced = [
             name
@@ -206,8 +213,6 @@ class GuideEngine(GuideShell, Engine):
                 "guide.double, replaces them. Assign before the engine's first step, write in "
                 "place, or make a new engine for the guide, which goes on from its values."
             )
-
-    setup.__doc__ = Engine.setup.__doc__
 
     def load(self, path: Any) -> None:
         # The saved T holds until a run sets its own.
