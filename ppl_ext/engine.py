@@ -146,6 +146,63 @@ class EngineShell(Documented):
         """Settings that a saved state may go on without: the engine's own hold, and it says so."""
         return {}
 
+    def _digest(self, arguments: Any) -> str:
+        """Digest of the numbers in a tree of arguments."""
+        raise NotImplementedError
+
+    def _memory(self, plan: Any, data: Any) -> str:
+        """Digest of the data that the estimator's state knows something of; empty if of none."""
+        known = plan.estimator.memory_of(data)
+        if known is None:
+            return ""
+        # Batches that are arguments come in several forms, and what a model closes over may too.
+        constants = "" if plan.target.batch_plates else plan.target.constants(data)
+        return self._digest((known, constants))
+
+    def _rows(self, plan: Any) -> str:
+        """The rows that the estimator draws from, in words."""
+        return describe({name: each.size for name, each in plan.target.plates.items()})
+
+    def _check_memory(self, plan: Any, saved: str, own: str) -> None:
+        """See that what a saved estimator knows of the data is of these.
+
+        Raises
+        ------
+        ArgumentError
+            It is of others.
+        """
+        if saved != own:
+            raise ArgumentError(
+                f"The saved state belongs to other data: {type(plan.estimator).__name__} keeps "
+                f"scores of the rows that it has seen (digest {saved or 'none'}), found others "
+                f"({own or 'none'}). Load it with the arguments that it was saved with; the next "
+                "run may have others, goes on from where the state is, and computes its scores "
+                "anew."
+            )
+
+    def _check_same_latents(self, known: Any, found: Any) -> None:
+        """See that other arguments have left the latent sites as they were.
+
+        Raises
+        ------
+        ArgumentError
+            They have not.
+        """
+        if found.layout == known.layout:
+            return
+        names = {**known.layout.shapes, **found.layout.shapes}
+        changed = [n for n in names if known.layout.shapes.get(n) != found.layout.shapes.get(n)]
+        before, now = (
+            {name: each.layout.shapes[name] for name in changed if name in each.layout.shapes}
+            for each in (known, found)
+        )
+        raise ArgumentError(
+            f"Expected data with the latent sites that this {type(self).__name__} goes on from, "
+            f"found that {changed or list(names)} are others: {now} where they were {before}. "
+            "Latent sites that belong to rows, or to groups of rows, have no values for new ones. "
+            "Pass data with the same rows, or make a new engine for these."
+        )
+
     def _header(self, plan: Any) -> dict[str, Any]:
         """What a state belongs to: the engine, its options and decisions, and the latent sites.
 

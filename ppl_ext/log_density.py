@@ -98,6 +98,26 @@ class LogDensityShell(ABC, Generic[Array, Data]):
         """
 
     @abstractmethod
+    def follows(self, data: Data, look: bool = True) -> bool:
+        """Whether the target is still that of the model with these arguments.
+
+        It is not where plates have other sizes or other rows are the engine's to choose, where the
+        latent sites are others, or where the model computes something else, because of what it
+        closes over or takes out of objects. Arguments of a new form are looked at once. Without
+        ``look``, what the model computes is looked at again only where arguments are objects that
+        may change, such as data frames and NumPy's arrays in Pyro.
+
+        Raises
+        ------
+        ModelCheckError, ArgumentError
+            The model cannot be fitted with these arguments.
+        """
+
+    @abstractmethod
+    def constants(self, data: Data) -> str:
+        """Digest of the arrays that the model closes over, with arguments of this form."""
+
+    @abstractmethod
     def partial_plates(self, data: Data) -> dict[str, tuple[int, int]]:
         """Plates that arguments hold a batch of: name to all rows, and those that are held."""
 

@@ -147,6 +147,16 @@ class FixedKey(Messenger):
             msg["value"] = random.key(0)
 
 
+class KeyRecorder(Messenger):
+    """Records whether the model asks for a random key."""
+
+    met = False
+
+    def process_message(self, msg: Site) -> None:
+        """Record a request."""
+        self.met |= msg["type"] == "prng_key"
+
+
 def missing_observations(name: str) -> ArgumentError:
     """The error for a site that was observed at set-up and is not in a later call."""
     return ArgumentError(

@@ -181,13 +181,20 @@ class LogDensity(LogDensityShell[Array, Data]):
                 f"Expected held values of {sorted(self.held)}, found {sorted(held)}."
             )
         other = copy.copy(self)
-        other._assemble(replace(self.arguments, bound=replace(self.bound, held=dict(held))))
+        bound = replace(self.bound, held=dict(held))
+        other._assemble(replace(self.arguments, bound=bound, programs={}))
         return other
 
     # -- arguments ----------------------------------------------------------------------------
 
     def bind(self, *args: Any, **kwargs: Any) -> Data:
         return self.arguments.bind(args, kwargs)
+
+    def follows(self, data: Data, look: bool = True) -> bool:
+        return self.arguments.follows(data, look)
+
+    def constants(self, data: Data) -> str:
+        return self.arguments.constants(data)
 
     def partial_plates(self, data: Data) -> dict[str, tuple[int, int]]:
         return self.arguments.partial_plates(data)

@@ -268,8 +268,14 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     # -- set up -------------------------------------------------------------------------------
 
     def _set_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        signature = Data(args, kwargs).signature()
-        if self._target is not None and not self._target.held and self._signature == signature:
+        data = Data(args, kwargs)
+        signature = data.signature()
+        if (
+            self._target is not None
+            and not self._target.held
+            and self._signature == signature
+            and self._target.follows(data)
+        ):
             return
         self._target = LogDensity(
             self._model,

@@ -33,6 +33,7 @@ def check_model(
     kwargs: Mapping[str, Any],
     *,
     allow_local_latents: bool = True,
+    parameters: Any = None,
     dtype: torch.dtype | None = None,
 ) -> Structure:
     """Check ``model`` and find its structure.
@@ -44,6 +45,8 @@ def check_model(
         Arguments of one run of the model.
     allow_local_latents : bool
         Whether latents inside a subsampled plate are accepted.
+    parameters : optional
+        State of the parameter store to run it with. Default: the store's present one.
     dtype : torch.dtype, optional
         Of the latent sites. Default: torch's default dtype.
 
@@ -60,7 +63,7 @@ def check_model(
     ArgumentError
         Rows passed as arguments do not fit the model's plates.
     """
-    first = run_once(model, args, kwargs, {}, seed=0, radius=0.1, dtype=dtype)
+    first = run_once(model, args, kwargs, {}, 0, 0.1, parameters, dtype=dtype)
     handler, control = first.handler, first.control
     if not sum(math.prod(shape) for shape in handler.shapes.values()):
         raise ModelCheckError(

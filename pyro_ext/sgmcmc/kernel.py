@@ -160,9 +160,10 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         )
 
     def _target_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LogDensity:
-        """The target, made anew unless these arguments are of the same form as the last."""
+        """The target, made anew unless the model computes the same of arguments of this form."""
         signature = _signature(args, kwargs)
-        if self._target is None or self._signature != signature:
+        known = self._signature == signature and self._target is not None
+        if not known or not self._target.follows(self._target.bind(*args, **kwargs)):
             # MCMC switches validation off, which is where a model's faults get good messages.
             with pyro.validation_enabled(True):
                 self._target = LogDensity(self.model, args, dict(kwargs), **self._target_options)
