@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 from numpyro import optim as numpyro_optim
 
 from ppl_ext.errors import ArgumentError
@@ -87,6 +88,8 @@ def _find_steps(value: Any, steps: dict[int, float], depth: int) -> None:
         return
     for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # a variable without a value
+            if isinstance(cell.cell_contents, jax.core.Tracer):
+                continue
             if name == "step_size" and is_number(cell.cell_contents):
                 steps[id(value)] = float(cell.cell_contents)
             else:

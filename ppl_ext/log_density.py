@@ -285,7 +285,8 @@ def warn_of_held_parameters(sizes: Mapping[str, int], when: str, advice: str) ->
 
 def _told(sizes: Mapping[str, int]) -> str:
     """Parameters by name where they are few, else by network, with the numbers that are held."""
-    number = f"{sum(sizes.values()):,} numbers in all"
+    total = sum(sizes.values())
+    number = f"{total:,} number{'s in all' if total != 1 else ''}"
     if len(sizes) <= _NAMED:
         return f"{', '.join(sizes)} ({number})"
     networks: dict[str, list[int]] = {}

@@ -395,6 +395,29 @@ def _callback(trial: Trial) -> None:
             trial.run(trial.svgd(of(trial.backend, body)), 3, trial.backend.array(Y))
 
 
+@fault(
+    "Models",
+    "a network whose weights have no prior",
+    "runs with the weights held; one warning names the network and how many numbers it has",
+)
+def _held(trial: Trial) -> None:
+    host, xp = trial.backend.host, trial.backend.xp
+
+    def network(host_: Any, dist: Any, xp_: Any, y: Any) -> Any:
+        weights = [host.param(f"net.layer{n}.weight", xp.ones((3, 2))) for n in range(8)]
+        return normal(host_, dist) + sum(each.sum() for each in weights)
+
+    warning = trial.public.HeldParameterWarning
+    with trial.warned(r"'net' \(8 arrays of 48 numbers\) \(48 numbers in all\)", warning):
+        trial.run(trial.svgd(of(trial.backend, network)), 2, trial.backend.array(Y))
+
+    def shift(host_: Any, dist: Any, xp_: Any, y: Any) -> Any:
+        return normal(host_, dist) + host.param("shift", xp.zeros(()))
+
+    with trial.warned(r"values: shift \(1 number\)", warning):
+        trial.run(trial.svgd(of(trial.backend, shift)), 2, trial.backend.array(Y))
+
+
 @fault("Models", "a gradient that is NaN where the density is finite")
 def _no_gradient(trial: Trial) -> None:
     def at_zero(host: Any, dist: Any, xp: Any, y: Any) -> Any:
