@@ -43,6 +43,10 @@ class ConvergenceWarning(UserWarning):
     """What is held from here on was found before it had settled."""
 
 
+class DivergenceWarning(UserWarning):
+    """Steps of a chain were not finite and were not taken."""
+
+
 class EvaluationWarning(UserWarning):
     """A model is evaluated in a slower way than usual; the message says why."""
 

@@ -11,6 +11,7 @@ the state is saved first. How a run is cut does not change its result.
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ from ppl_ext.options import check_count, described, is_count
 
 #: Steps of a piece at most.
 LARGEST_PIECE = 4096
+#: Steps that can be counted.
+MOST_STEPS = 2**31 - 1
 #: Seconds that a piece should take, so that the bar moves and Ctrl-C is heard.
 PIECE_SECONDS = 0.2
 
@@ -121,7 +124,7 @@ class Cadence(NamedTuple):
 
 
 def check_num_steps(num_steps: Any, place: str) -> None:
-    """See that a number of steps is one, and no argument in its ``place``.
+    """See that a number of steps is one, that can be counted, and no argument in its ``place``.
 
     Raises
     ------
@@ -132,6 +135,36 @@ def check_num_steps(num_steps: Any, place: str) -> None:
         raise ArgumentError(
             f"Expected num_steps to be an int >= 0 and {place}, found {described(num_steps)}."
         )
+    if num_steps > MOST_STEPS:
+        raise ArgumentError(
+            f"Expected num_steps <= {MOST_STEPS}, found {num_steps}: steps are counted in 32 bits. "
+            "Take a large number of steps in several runs, or end a run by its callback."
+        )
+
+
+def check_callback(callback: Any) -> None:
+    """See that a callback can be called with a step, the engine or its state, and figures.
+
+    Raises
+    ------
+    ArgumentError
+        It cannot.
+    """
+    if callback is None:
+        return
+    if callable(callback):
+        try:
+            inspect.signature(callback).bind(0, None, {})
+        except ValueError:  # a signature that Python does not know
+            return
+        except TypeError:
+            pass
+        else:
+            return
+    raise ArgumentError(
+        "Expected callback to be a function of three arguments, callback(step, engine or state, "
+        f"figures), found {described(callback)}."
+    )
 
 
 def take_steps(

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from jaxtyping import Float
 
+from ppl_ext.arguments import check_callable
 from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError, ConvergenceWarning
 from ppl_ext.options import check_count, check_number
@@ -64,6 +65,8 @@ class StochasticGradientShell(Documented):
     """
 
     estimator_class: ClassVar[type]
+    #: What models are written in.
+    _host: ClassVar[str]
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class StochasticGradientShell(Documented):
         likelihood_temperature: float = 1.0,
         data_chunk: int | None = None,
     ) -> None:
+        check_callable(model, self._host)
         if estimator is not None and not isinstance(estimator, self.estimator_class):
             raise ArgumentError(
                 "Expected estimator to be a GradientEstimator, such as Minibatch() or Full(), "

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ppl_ext.errors import ArgumentError, ResumeWarning
+from ppl_ext.options import described
 
 FORMAT = 3
 _ENTRIES = ("engine", "settings", "tuning", "sites", "state")
@@ -76,7 +77,12 @@ def check_can_save(path: Path) -> None:
     ArgumentError
         It cannot.
     """
-    path = os.fspath(path)
+    try:
+        path = os.fspath(path)
+    except TypeError:
+        raise ArgumentError(
+            f"Expected checkpoint to be the path of a file, found {described(path)}."
+        ) from None
     try:
         if os.path.isdir(path):
             raise IsADirectoryError(f"{path} is a folder")

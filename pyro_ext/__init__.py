@@ -10,6 +10,7 @@ from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import (
     ArgumentError,
     ConvergenceWarning,
+    DivergenceWarning,
     EvaluationWarning,
     HeldParameterWarning,
     LostFitWarning,
@@ -153,6 +154,7 @@ __all__ = [
     # errors and warnings
     "ArgumentError",
     "ConvergenceWarning",
+    "DivergenceWarning",
     "EvaluationWarning",
     "HeldParameterWarning",
     "ModelCheckError",

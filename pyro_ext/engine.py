@@ -26,9 +26,10 @@ from __future__ import annotations
 import copy
 import math
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,10 +41,11 @@ from torch.utils._pytree import tree_leaves
 from ppl_ext import state_files
 from ppl_ext.best import Best, warn_if_lost
 from ppl_ext.engine import EngineShell
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, HeldParameterWarning
 from ppl_ext.options import described, is_count
 from ppl_ext.run import Cadence, Piece, check_num_steps, take_steps
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.gradients import GradientEstimator, ScoreEstimate, default_estimator
 from pyro_ext.optim import OptimizerLike
 
@@ -121,10 +123,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Bound:
-    """What is known once the engine has met the model's arguments: ``data`` are the last ones."""
+    """What is known once the engine has met the model's arguments: ``data`` are the last ones.
+
+    ``memory`` is the digest of what the estimator knows of them, ``seen`` which tensors these were.
+    """
 
     plan: Plan
     data: Data
+    memory: str = ""
+    seen: tuple[tuple[int, int], ...] = ()
 
 
 class Engine(EngineShell, ABC):
@@ -155,6 +162,7 @@ class Engine(EngineShell, ABC):
         Default: torch's default dtype.
     """
 
+    _host = "Pyro"
     #: Whether latents inside a subsampled plate are accepted.
     allow_local_latents = True
 
@@ -243,6 +251,9 @@ class Engine(EngineShell, ABC):
     def _draw(self, plan: Any, state: Any, num_samples: int | None) -> Float[Tensor, "draws D"]:
         """Flat posterior draws (draws, D)."""
 
+    def _digest(self, arguments: Any) -> str:
+        return digest_of_arguments(arguments)
+
     # -- set up ------------------------------------------------------------------------------
 
     def setup(self, *args: Any, **kwargs: Any) -> None:
@@ -255,24 +266,58 @@ class Engine(EngineShell, ABC):
         ArgumentError
             The arguments do not fit the model.
         """
+        self._meet(args, kwargs)
+
+    def _meet(self, args: tuple[Any, ...], kwargs: dict[str, Any], look: bool = True) -> None:
+        """Take these arguments: as they are, or, where they lead to another target, with a new one.
+
+        What the algorithm has reached stays. ``look`` tells whether to look at what the model
+        computes and at the numbers of the data, which takes a run of the model.
+        """
         known = self._bound
-        if known is not None:
-            self._bound = replace(known, data=known.plan.target.bind(*args, **kwargs))
+        if known is None:
+            self._meet_anew(args, kwargs)
             return
-        target = LogDensity(
-            self.model,
-            args,
-            kwargs,
-            allow_local_latents=self.allow_local_latents,
-            **self._target_options(),
-            evaluation=self.evaluation,
-            dtype=self.dtype,
-        )
-        data = target.bind(*args, **kwargs)
-        plan = self._plan(target, self._generator, data)
-        self._estimator_state = plan.estimator.init(target, data, self._generator)
-        self._state = self._initialize(plan, data)
-        self._bound = _Bound(plan, data)
+        plan = known.plan
+        data = plan.target.bind(*args, **kwargs)
+        if not plan.target.follows(data, look):
+            self._meet_anew(args, kwargs)
+            return
+        seen, memory = _seen(plan.estimator.memory_of(data)), known.memory
+        if seen and (look or seen != known.seen):
+            memory = self._memory(plan, data)
+            if memory != known.memory:
+                self._estimator_state = plan.estimator.init(plan.target, data, self._generator)
+        self._bound = _Bound(plan, data, memory, seen)
+
+    def _meet_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        known, generator = self._bound, self._generator.get_state()
+        try:
+            with warnings.catch_warnings():
+                if known is not None:  # which has told
+                    warnings.simplefilter("ignore", HeldParameterWarning)
+                target = LogDensity(
+                    self.model,
+                    args,
+                    kwargs,
+                    allow_local_latents=self.allow_local_latents,
+                    **self._target_options(),
+                    evaluation=self.evaluation,
+                    dtype=self.dtype,
+                    held=None if known is None else known.plan.target.bound.held,
+                )
+            if known is not None:
+                self._check_same_latents(known.plan.target, target)
+            data = target.bind(*args, **kwargs)
+            plan = self._plan(target, self._generator, data)
+            estimator_state = plan.estimator.init(target, data, self._generator)
+            state = self._initialize(plan, data) if known is None else self._state
+        except Exception:
+            self._generator.set_state(generator)
+            raise
+        self._estimator_state, self._state = estimator_state, state
+        seen = _seen(plan.estimator.memory_of(data))
+        self._bound = _Bound(plan, data, self._memory(plan, data), seen)
         if self._pending is not None:
             try:
                 self._restore(*self._pending)
@@ -306,7 +351,7 @@ class Engine(EngineShell, ABC):
         NonFiniteError
             The step was not finite and ``on_nonfinite="raise"``; the state is as before.
         """
-        self.setup(*args, **kwargs)
+        self._meet(args, kwargs, look=False)
         return self._step_once().loss
 
     def _step_once(self) -> Update:
@@ -400,7 +445,7 @@ class Engine(EngineShell, ABC):
         )
         # Schedules over a run need its end; a resumed run ends where the first one would have.
         self._horizon = cadence.last
-        self.setup(*args, **kwargs)
+        self._meet(args, kwargs)
 
         def take(count: int) -> Piece:
             before = self.num_steps_taken
@@ -464,6 +509,8 @@ class Engine(EngineShell, ABC):
             "generator": self._generator.get_state(),
             "draws": self._draws.get_state(),
             "algorithm": self._algorithm_state(self._state),
+            "memory": self._require_bound().memory,
+            "rows": self._rows(self.plan),
         }
         return SavedState(self._header(self.plan), state)
 
@@ -494,11 +541,18 @@ class Engine(EngineShell, ABC):
             self._restore(*saved)
 
     def _restore(self, header: dict[str, Any], state: dict[str, Any]) -> None:
-        state_files.check(header, self._header(self.plan))
+        plan, bound = self.plan, self._require_bound()
+        state_files.check(header, self._header(plan))
+        self._check_memory(plan, state.get("memory", bound.memory), bound.memory)
         self._state = self._load_algorithm_state(self.plan, self._state, state["algorithm"])
         self._restore_counts(state)
-        self._estimator_state = state["estimator"]
         self._generator.set_state(state["generator"])
+        # An order of other rows is of no use.
+        self._estimator_state = (
+            state["estimator"]
+            if state.get("rows", self._rows(plan)) == self._rows(plan)
+            else plan.estimator.init(plan.target, bound.data, self._generator)
+        )
         self._draws.set_state(state["draws"])
 
     def _restore_counts(self, state: dict[str, Any]) -> None:
@@ -517,6 +571,16 @@ def seeded_generator(*seeds: int) -> torch.Generator:
     """
     mixed = np.random.SeedSequence([seed % 2**64 for seed in seeds]).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(mixed[0] >> 1))
+
+
+def _seen(tree: Any) -> tuple[tuple[int, int], ...]:
+    """Which tensors there are in a tree, and how often torch has written into each."""
+    leaves = tree_leaves(tree)
+    return tuple(
+        (id(each), 0 if each.is_inference() else each._version)
+        for each in leaves
+        if isinstance(each, Tensor)
+    )
 
 
 def _of_its_own(saved: SavedState) -> SavedState:

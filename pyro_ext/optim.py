@@ -14,7 +14,7 @@ from pyro.optim import PyroLRScheduler, PyroOptim
 from torch import Tensor
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import describe
+from ppl_ext.options import check_learning_rate, describe
 from ppl_ext.score import REST, match_sites
 
 # PyroOptim, a callable from tensors to a torch optimizer, or a mapping from site patterns to these
@@ -168,7 +168,17 @@ class EngineOptimizer:
         for number, maker in enumerate(makers):
             for tensor in self._tensors(number):
                 tensor.requires_grad_(True)
-            optimizer, scheduler, clip = _build(maker, self._tensors(number), default)
+            try:
+                optimizer, scheduler, clip = _build(maker, self._tensors(number), default)
+            except ArgumentError:
+                raise
+            except (TypeError, ValueError) as error:
+                raise ArgumentError(
+                    f"Expected an optimizer that can be made, found that torch refuses: {error}"
+                ) from error
+            for group in optimizer.param_groups:
+                # A schedule may begin at zero; where it does, this is what it is a part of.
+                check_learning_rate(group.get("initial_lr", group.get("lr")))
             if not all(tensor.is_contiguous() for tensor in self._tensors(number)):
                 _set_unfused(optimizer)
             self._optimizers.append(optimizer)

@@ -222,13 +222,13 @@ def structure_of(run: FirstRun) -> Structure:
     )
 
 
-def held_without_prior(structure: Structure) -> list[str]:
-    """Names of ``param`` values that stay at their initial values for want of a prior.
+def held_without_prior(structure: Structure) -> dict[str, int]:
+    """``param`` values that stay at their initial values for want of a prior: name to size.
 
     The random modules replace each parameter that has a prior by a shape; Equinox modules keep
     it, and are told apart by the name of the latent site.
     """
-    names: list[str] = []
+    sizes: dict[str, int] = {}
     for name, value in structure.held.items():
         if name in structure.states:
             continue
@@ -244,5 +244,5 @@ def held_without_prior(structure: Structure) -> list[str]:
             )
             if not replaced:
                 label = jax.tree_util.keystr(path, simple=True, separator=".")
-                names.append(f"{name}.{label}" if label else name)
-    return names
+                sizes[f"{name}.{label}" if label else name] = int(jnp.size(leaf))
+    return sizes

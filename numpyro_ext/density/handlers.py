@@ -100,8 +100,7 @@ class PlateRecorder(Messenger):
             raise repeated_plates_error([name])
         self.sizes[name] = sizes
         if msg["value"] is None:
-            if msg["args"][1] is not None:
-                check_subsample_size(name, size, subsample_size)
+            check_subsample_size(name, size, subsample_size)
             self.requested[name] = (size, subsample_size)
             msg["value"] = jnp.arange(subsample_size)
 
@@ -146,6 +145,16 @@ class FixedKey(Messenger):
         """Supply the key."""
         if msg["type"] == "prng_key" and msg["value"] is None:
             msg["value"] = random.key(0)
+
+
+class KeyRecorder(Messenger):
+    """Records whether the model asks for a random key."""
+
+    met = False
+
+    def process_message(self, msg: Site) -> None:
+        """Record a request."""
+        self.met |= msg["type"] == "prng_key"
 
 
 def missing_observations(name: str) -> ArgumentError:

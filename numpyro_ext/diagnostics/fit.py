@@ -121,6 +121,9 @@ def fitted_guide(
         state = state_of_engine(fit, state)
         target, data = target_of_engine(fit, model, args, kwargs)
         key = state.rng_key if rng_key is None else rng_key
+        if hasattr(fit, "approximation"):
+            density, parameters = fit.approximation(state)
+            return FittedGuide(density, parameters, target, data, key)
         return FittedGuide(fit.density, state.algorithm.parameters, target, data, key)
     check_has_flat_density(fit)
     params = getattr(state, "params", state)

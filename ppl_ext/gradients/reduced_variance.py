@@ -54,6 +54,10 @@ class _Anchored(GradientEstimator):
         check_no_local_latents(target, type(self).__name__)
         check_rows(target, data, self._batches(), self._num_rows)
 
+    def memory_of(self, data: Any) -> Any:
+        """All rows: those of the arguments, or those that were given with the estimator."""
+        return (self._batches() or data.args), data.kwargs
+
     def _score_of_all_rows(self, target: Any, z: Float[Any, "P D"], data: Any) -> Any:
         """Score over all rows, by the model's own plate or from all batches."""
         batches = self._batches()
@@ -301,6 +305,10 @@ class SAGA(GradientEstimator):
                 "SVRG, which takes several."
             )
         return state
+
+    def memory_of(self, data: Any) -> Any:
+        """The arguments, whose rows the table has."""
+        return data.args, data.kwargs
 
     def evaluations_per_step(self, target: Any) -> float:
         """That of a minibatch; the first step's sweep is not counted."""

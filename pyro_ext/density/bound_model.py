@@ -15,7 +15,7 @@ from pyro_ext.density.handlers import (
     isolated_parameters,
     plate_shape_error,
 )
-from pyro_ext.density.layout import Indices, Layout
+from pyro_ext.density.layout import Indices, Layout, with_own_containers
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class BoundModel(BoundModelShell[Tensor]):
 
         Returns the size of each subsampled plate, and the number of rows that it asks for.
         """
-        args, kwargs, indices = arguments
+        args, kwargs = with_own_containers(*arguments[:2])
+        indices = arguments[2]
         control = SubsampleControl(indices)
         with isolated_parameters(self.held), control, handler:
             try:

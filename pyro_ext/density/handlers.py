@@ -97,9 +97,8 @@ class SubsampleControl:
                 self.given.add(name)
                 self.plates[name] = (int(size), count)
             return size, count, subsample
-        if subsample_size is not None:
-            check_subsample_size(name, int(size), int(subsample_size))
         declared = int(size if subsample_size is None else subsample_size)
+        check_subsample_size(name, int(size), declared)
         if declared < size:
             self.plates[name] = (int(size), declared)
         rows = self.indices.get(name)
@@ -405,6 +404,7 @@ class DiscoveryHandler(SiteHandler):
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.sites: dict[str, dict[str, Any]] = {}
         self.radius = 0.1
+        self.dtype: torch.dtype | None = None
         self.validate = True
 
     def unconstrained_value(self, msg: Any, transform: Transform) -> Tensor:
@@ -418,7 +418,7 @@ class DiscoveryHandler(SiteHandler):
             if frame.name in self.plates:
                 full[frame.dim - transform.domain.event_dim] = self.plates[frame.name][0]
         self.shapes[name] = tuple(full)
-        return (2.0 * torch.rand(shape) - 1.0) * self.radius
+        return (2.0 * torch.rand(shape, dtype=self.dtype) - 1.0) * self.radius
 
     def _pyro_sample(self, msg: Any) -> None:
         super()._pyro_sample(msg)

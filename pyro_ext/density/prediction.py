@@ -24,8 +24,8 @@ from pyro_ext.density.outputs import joint_mask, unwrap
 class ObserveMissing(Messenger):
     """Makes observed sites of those that are neither observed nor among the given names.
 
-    They get a value from their distribution, which is only there for the model to run on; torch's
-    global generator is left as it was.
+    They get a value from their distribution, the same in every run, which is only there for the
+    model to run on; torch's global generator is left as it was.
 
     Attributes
     ----------
@@ -60,6 +60,7 @@ class ObserveMissing(Messenger):
         if name not in self.missing:
             self.missing.append(name)
         with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(0)
             msg["value"] = msg["fn"].sample()
         msg["is_observed"] = True
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
@@ -26,6 +27,7 @@ from ppl_ext.diagnostics.replay import (
     check_draw_shape,
     check_draws,
     describe_sites,
+    is_outside,
     plates_of_axes,
 )
 from ppl_ext.documented import documented
@@ -34,6 +36,7 @@ from pyro_ext.density.handlers import (
     is_deterministic,
     is_factor,
     plate_frames,
+    transform_to_support,
     without_host_checks,
     without_validation,
 )
@@ -115,6 +118,20 @@ def _new_observation(site: Mapping[str, Any]) -> Tensor:
 
 def _log_prob(site: Mapping[str, Any]) -> Tensor:
     return scale_and_mask(site["fn"].log_prob(site["value"]), 1.0, site["mask"])
+
+
+def _is_outside(site: Mapping[str, Any]) -> bool:
+    """Whether the value of a latent site is NaN, infinite or outside of its support."""
+    value, support = site["value"], site["fn"].support
+    finite = torch.isfinite(value)
+    if bool(finite.all()) and bool(support.check(value).all()):
+        return False
+    transform = transform_to_support(site)
+    return bool(
+        is_outside(
+            value, finite, support.check, lambda value: transform(transform.inv(value)), torch
+        )
+    )
 
 
 def _run(
@@ -231,6 +248,9 @@ def _record(
                 recorder.put(group, name, _host(value)[None], chunk, rows, draws)
 
             sites = _run(target, data, one, indices)
+            for name in target.layout.names:
+                flags = np.asarray([_is_outside(sites[name])])
+                recorder.note_outside(name, flags, slice(draw, draw + 1))
             for site in recorder.deterministic_sites:
                 put("deterministic", site.name, sites[site.name]["value"])
             for name in (site.name for site in recorder.observed_sites):

@@ -95,8 +95,10 @@ def fitted_guide(
     if hasattr(fit, "target"):
         check_fits_a_guide(fit)
         target, data = target_of_engine(fit, model, args, kwargs)
-        density = fit.density
-        return FittedGuide(density, density.live_parameters(), target, data, seed)
+        if hasattr(fit, "approximation"):
+            density, parameters = fit.approximation()
+            return FittedGuide(density, parameters, target, data, seed)
+        return FittedGuide(fit.density, fit.density.live_parameters(), target, data, seed)
     check_has_flat_density(fit)
     if fit.prototype_trace is None:
         raise ArgumentError(

@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 
 from ppl_ext.laplace.laplace_ggn import (
     DRAWS,
+    GaussianDensity,
     LaplaceShell,
     PosteriorShell,
     added,
@@ -94,11 +95,17 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
         check_count("num_samples", number)
         mode = state.particles.detach().clone()
         _, precision = self._fit(mode[0])
-        where = plan.posterior.coordinates.numbers
-        noise = torch.randn(number, len(where), generator=self._draws, dtype=mode.dtype)
-        draws = mode.repeat(number, 1)
-        draws[:, where] += precision.draws(noise.to(mode.device))
-        return draws
+        return plan.posterior.draws(precision, mode[0], self._draws, number)
+
+    def approximation(self) -> tuple[GaussianDensity, Any]:
+        """The Gaussian as a density with its parameters, for ``elbo``, ``psis_khat`` and ``ksd``.
+
+        Raises
+        ------
+        ArgumentError
+            The curvature is singular, or the last arguments were a batch.
+        """
+        return self._approximation_at(self.particles[0].detach().clone())
 
 
 class _Posterior(PosteriorShell):
@@ -125,6 +132,16 @@ class _Posterior(PosteriorShell):
             check_known_fisher(likelihood.drawn_sites(position, data))
         held = Coordinates(target, hyperparameters).numbers
         return cls(target, coordinates, prior, likelihood, held)
+
+    def draws(
+        self, precision: Precision, mode: Tensor, generator: Generator, number: int
+    ) -> Float[Tensor, "number D"]:
+        """Draws of the Gaussian; coordinates of other sites are at the mode (D,)."""
+        where = self.coordinates.numbers
+        noise = torch.randn(number, len(where), generator=generator, dtype=mode.dtype)
+        draws = mode.repeat(number, 1)
+        draws[:, where] += precision.draws(noise.to(mode.device))
+        return draws
 
     def at(self, position: Tensor, data: Data) -> Curvature:
         """H at a position (D,), of one position."""

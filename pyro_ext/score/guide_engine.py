@@ -160,8 +160,8 @@ class GuideEngine(GuideShell, Engine):
         if self._horizon is None:
             self._horizon = state["algorithm"]["total_steps"]
 
-    def setup(self, *args: Any, **kwargs: Any) -> None:
-        super().setup(*args, **kwargs)
+    def _meet(self, args: tuple[Any, ...], kwargs: dict[str, Any], look: bool = True) -> None:
+        super()._meet(args, kwargs, look)
         present = self.density.live_parameters()
         replaced = [
             name
@@ -175,8 +175,6 @@ class GuideEngine(GuideShell, Engine):
                 "guide.double, replaces them. Assign before the engine's first step, write in "
                 "place, or make a new engine for the guide, which goes on from its values."
             )
-
-    setup.__doc__ = Engine.setup.__doc__
 
     def load(self, path: Any) -> None:
         # The saved T holds until a run sets its own.

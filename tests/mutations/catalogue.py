@@ -526,6 +526,27 @@ def _laplace() -> Iterator[Mutation]:
         "laplace",
         pyro=("= -0.5 * slope, 0", "= 0.5 * slope, 0"),
     )
+    yield from neutral(
+        "quadratic form of Kronecker factors without their eigenvalues",
+        "laplace/gaussian.py",
+        "return (self.values * turned**2)",
+        "return (turned**2)",
+        "laplace",
+    )
+    yield from neutral(
+        "draws outside of their supports pass",
+        "diagnostics/replay.py",
+        "if flags.any():",
+        "if flags.all() and False:",
+        "faults",
+    )
+    yield from neutral(
+        "a callback of any form passes",
+        "run.py",
+        "inspect.signature(callback).bind(0, None, {})",
+        "inspect.signature(callback)",
+        "faults",
+    )
 
 
 def _guides() -> Iterator[Mutation]:
@@ -855,6 +876,27 @@ def _neutral() -> Iterator[Mutation]:
         "checkpoint_every or max(1, math.ceil(num_steps / 10))",
         "checkpoint_every or max(1, math.ceil(num_steps / 100))",
         "test_engine",
+    )
+    yield from neutral(
+        "anchors of other data are taken for one's own",
+        "gradients/reduced_variance.py",
+        "return (self._batches() or data.args), data.kwargs",
+        "return None",
+        "faults",
+    )
+    yield from neutral(
+        "plates of another size are taken for the same",
+        "bound_model.py",
+        "and found.plates == self.plates",
+        "and found.plates.keys() == self.plates.keys()",
+        "faults",
+    )
+    yield from neutral(
+        "what a model closes over is not read",
+        "fingerprint.py",
+        "self._hash.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)",
+        "self.add(array.size)",
+        "faults",
     )
     yield from neutral(
         "overflows of the diagonal form are never let in",
