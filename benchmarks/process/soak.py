@@ -1,6 +1,7 @@
 """Memory of one process over many steps of one engine, and over many engines made and dropped.
 
-In each package, in a process of its own: runs of one ``SVGD`` one after another (50,000 steps),
+In each package, in a process of its own: runs of one ``SVGD`` one after another (50,000 steps,
+after as many in which all is compiled),
 then 200 engines in turn (``SVGD``, ``ProximalScoreVI``, ``FisherVI``), each made, run, saved,
 loaded, asked for draws, copied and dropped. The process's resident memory is read after each.
 Growth is that of the median of the last fifth of the readings over the second fifth; the goal is
@@ -54,9 +55,13 @@ def growth(readings: list[float]) -> float:
 
 
 def long_run(package: str, steps: int) -> list[float]:
-    """Memory in the course of one engine's steps, in :data:`READINGS` runs."""
-    fits = Fits(package)
-    engine, state, found = fits.make("SVGD"), None, []
+    """Memory in the course of one engine's steps, in :data:`READINGS` runs.
+
+    After as many steps: NumPyro compiles a second program for the later steps of long runs.
+    """
+    fits, found = Fits(package), []
+    engine = fits.make("SVGD")
+    state = fits.run(engine, None, steps)
     for _ in range(READINGS):
         state = fits.run(engine, state, max(steps // READINGS, 1))
         fits.samples(engine, state)
