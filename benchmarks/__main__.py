@@ -34,6 +34,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "images": ("benchmarks.images", "classify images from few, ADVI against ours, write out/"),
     "kernels": ("benchmarks.kernels", "compare Stein kernels on known targets, write out/"),
+    "kills": (
+        "benchmarks.process.kills",
+        "kill and interrupt runs at random moments, see what is lost, write out/",
+    ),
     "logistic": (
         "benchmarks.logistic",
         "SVGD with variance reduction on logistic regression, write out/",
@@ -46,8 +50,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmarks.regression",
         "SVGD with variance reduction on regression networks, write out/",
     ),
+    "row-noise": (
+        "benchmarks.row_noise",
+        "variance of gradients with flipout and the local reparameterisation, write out/",
+    ),
     "score-vi": ("benchmarks.score_vi", "minibatch scores, ours against ADVI, write out/"),
     "sgmcmc": ("benchmarks.sgmcmc", "stochastic gradient MCMC: speed, bias, modes, write out/"),
+    "soak": (
+        "benchmarks.process.soak",
+        "memory over many steps and many engines in one process, write out/",
+    ),
     "speed": ("benchmarks.speed", "time one step against hand-written code, the hosts and peers"),
     "synthetic": ("benchmarks.synthetic", "fit known targets, ours against its rivals, write out/"),
     "uncertainty": (

@@ -16,7 +16,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -97,6 +97,11 @@ class Record:
         """Whether the run ended in an error."""
         return self.error is not None
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether somebody ended the run, so that nothing is known of its method."""
+        return self.error is not None and self.error.startswith("KeyboardInterrupt:")
+
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` to `path` so that a reader sees the old contents or the new, never a part.
@@ -149,11 +154,20 @@ def append(path: str | os.PathLike[str], *records: Record) -> None:
     """Add `records` to the JSON-lines file at `path`, one line each; atomic as `write_text` is."""
     path = Path(path)
     before = path.read_text(encoding="utf-8") if path.exists() else ""
-    lines = [
+    write_text(path, before + _lines(records))
+
+
+def write(path: str | os.PathLike[str], records: Iterable[Record]) -> None:
+    """Write `records` to a JSON-lines file in place of what it holds; atomic as `write_text` is."""
+    write_text(path, _lines(records))
+
+
+def _lines(records: Iterable[Record]) -> str:
+    """A line of JSON for each record."""
+    return "".join(
         json.dumps(_to_json(dataclasses.asdict(record)), allow_nan=False) + "\n"
         for record in records
-    ]
-    write_text(path, before + "".join(lines))
+    )
 
 
 def read(path: str | os.PathLike[str]) -> list[Record]:

@@ -64,8 +64,11 @@ from numpyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
 from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import (
     ArgumentError,
+    ConvergenceWarning,
+    DivergenceWarning,
     EvaluationWarning,
     HeldParameterWarning,
+    LostFitWarning,
     ModelCheckError,
     NoisyScoreWarning,
     NonFiniteError,
@@ -154,11 +157,14 @@ __all__ = [
     "stan",
     # errors and warnings
     "ArgumentError",
+    "ConvergenceWarning",
+    "DivergenceWarning",
     "EvaluationWarning",
     "HeldParameterWarning",
     "ModelCheckError",
     "NoisyScoreWarning",
     "NonFiniteError",
+    "LostFitWarning",
     "ResumeWarning",
 ]
 

@@ -32,6 +32,7 @@ step and the result is the same to the last bit.
 from __future__ import annotations
 
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -46,13 +47,17 @@ from jaxtyping import Bool, Float, Int, UInt32
 from numpyro.util import is_prng_key
 
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.optim import as_optimizer, kind_and_settings
 from numpyro_ext.programs import Loop, Program
 from ppl_ext import state_files
+from ppl_ext.best import Best, warn_if_lost
 from ppl_ext.engine import EngineShell
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, HeldParameterWarning
+from ppl_ext.fingerprint import Digest, numbers_of
 from ppl_ext.options import described
+from ppl_ext.process import hold, release, swapped
 from ppl_ext.run import LARGEST_PIECE, Cadence, Piece, check_num_steps, take_steps
 
 
@@ -77,6 +82,10 @@ class EngineState(NamedTuple):
     belongs_to : uint32 array (2,)
         Digest of the engine, its settings and the model's latent sites, which other engines
         refuse.
+    data : uint32 array (2,)
+        Digest of the rows that ``estimator`` draws from, and of the data that it knows something
+        of; with others it begins anew. Zero when it is not known, as in a state that ``jax.jit``
+        has made.
     """
 
     algorithm: Any
@@ -86,6 +95,7 @@ class EngineState(NamedTuple):
     skipped: Int[Array, ""]
     horizon: Int[Array, ""]
     belongs_to: UInt32[Array, " 2"]
+    data: UInt32[Array, " 2"]
 
 
 class _Step(NamedTuple):
@@ -126,12 +136,16 @@ class RunResult(NamedTuple):
         Loss of each step of this run; NaN where a step was skipped.
     info : dict of str to array (steps,)
         Further figures of each step, such as the force norm.
+    best : Best, optional
+        The best state of this run, as far as its noisy figures tell; see
+        :class:`~ppl_ext.best.Best`. ``run(..., init_state=result.best.state)`` goes on from it.
     """
 
     params: dict[str, Any]
     state: EngineState
     losses: Float[np.ndarray, " steps"]
     info: dict[str, Float[np.ndarray, " steps"]]
+    best: Best | None = None
 
 
 Callback = Callable[[int, EngineState, Mapping[str, float]], bool | None]
@@ -180,6 +194,10 @@ class _Bound:
         Many steps, which takes its state over.
     params : callable
         The parameters in a state.
+    estimator : callable
+        The state of an estimator that begins anew.
+    memory : uint32 array (2,)
+        See ``data`` of :class:`EngineState`.
     """
 
     plan: Plan
@@ -189,6 +207,8 @@ class _Bound:
     update: Program
     chunk: Loop
     params: Program
+    estimator: Program
+    memory: np.ndarray
 
 
 class Engine(EngineShell, ABC):
@@ -220,6 +240,7 @@ class Engine(EngineShell, ABC):
         An option is not one of those listed.
     """
 
+    _host = "NumPyro"
     # Whether latent sites inside a subsampled plate can be carried.
     allow_local_latents = True
     # Steps of a usual run: in fewer, time that is saved in compiling must not be lost.
@@ -262,6 +283,9 @@ class Engine(EngineShell, ABC):
     def _tuning(self) -> dict[str, str]:
         return {"settings of the optimizer": kind_and_settings(self.optim)[1]}
 
+    def _digest(self, arguments: Any) -> str:
+        return digest_of_arguments(arguments)
+
     @abstractmethod
     def _start(self, plan: Any, rng_key: Array, data: Data) -> Any:
         """Where the algorithm starts, checked: positions, or parameters of a guide."""
@@ -303,32 +327,84 @@ class Engine(EngineShell, ABC):
 
         Also the arguments themselves, which inside ``jax.jit`` are not those that are kept.
         """
-        signature = Data(args, kwargs).signature()
-        known = self._bound
-        if known is not None and not known.plan.target.held and known.signature == signature:
-            return self._bind_again(known, args, kwargs)
-        target = LogDensity(
-            self.model,
-            keys.target,
-            args,
-            kwargs,
-            allow_local_latents=self.allow_local_latents,
-            engine=type(self).__name__,
-            **self._target_options(),
-        )
+        data, known = Data(args, kwargs), self._known()
+        if (
+            known is not None
+            and not known.plan.target.held
+            and known.signature == data.signature()
+            and (_traced(data) or known.plan.target.follows(data))
+        ):
+            return self._bound_with(known, args, kwargs)
+        return self._bind_anew(keys, args, kwargs)
+
+    def _bind_anew(
+        self,
+        keys: _Keys,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        known: _Bound | None = None,
+    ) -> tuple[_Bound, Data]:
+        """The same with a new target, which goes on from where the ``known`` one has come to."""
+        with swapped(warnings.catch_warnings()):
+            if known is not None:  # which has told
+                warnings.simplefilter("ignore", HeldParameterWarning)
+            target = LogDensity(
+                self.model,
+                keys.target,
+                args,
+                kwargs,
+                allow_local_latents=self.allow_local_latents,
+                engine=type(self).__name__,
+                **self._target_options(),
+            )
+        if known is not None:
+            self._check_same_latents(known.plan.target, target)
+            if target.held:
+                target = target.with_held(known.plan.target.held)
         data = target.bind(*args, **kwargs)
         if not _traced(data):
             data = data.on_device()
+        signature = Data(args, kwargs).signature()
         return self._bound_to(target, keys.start, data, signature), data
 
     def _bind_again(
-        self, known: _Bound, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, known: _Bound, args: tuple[Any, ...], kwargs: Mapping[str, Any], look: bool = True
     ) -> tuple[_Bound, Data]:
-        data = known.plan.target.bind(*args, **kwargs)
+        """The known target with these arguments, or a new one where they lead to another.
+
+        ``look`` tells whether to look at what the model computes and at the numbers of the data,
+        which takes a trace of the model.
+        """
+        data = Data(args, kwargs)
+        if _traced(data) or known.plan.target.follows(data, look):
+            return self._bound_with(known, args, kwargs, look)
+        return self._bind_anew(_keys(random.key(0)), args, kwargs, known)
+
+    def _bound_with(
+        self, known: _Bound, args: tuple[Any, ...], kwargs: Mapping[str, Any], look: bool = True
+    ) -> tuple[_Bound, Data]:
+        plan = known.plan
+        data = plan.target.bind(*args, **kwargs)
         if _traced(data):
             return known, data
-        data = data.on_device()
-        return replace(known, data=data), data
+        data, memory = data.on_device(), known.memory
+        if look or not _same_arrays(data, known.data):
+            memory = self._memory_numbers(plan, data)
+        return replace(known, data=data, memory=memory), data
+
+    def _memory_numbers(self, plan: Plan, data: Data) -> np.ndarray:
+        digest = Digest()
+        digest.add(self._rows(plan), self._memory(plan, data))
+        return numbers_of(str(digest))
+
+    def _meet_again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], held: Any) -> None:
+        # Starting values that the keys are for are not asked for again.
+        keys = _keys(random.key(0))
+        bound, _ = self._bind(keys, args, kwargs)
+        if held:
+            target = bound.plan.target.with_held(held)
+            bound = self._bound_to(target, keys.start, bound.data, bound.signature)
+        self._bound = bound
 
     def _bound_to(self, target: LogDensity, rng_key: Array, data: Data, signature: Any) -> _Bound:
         plan = self._plan(target, rng_key, data)
@@ -341,6 +417,8 @@ class Engine(EngineShell, ABC):
             update,
             Loop(partial(self._chunk, plan, update), self._usual_steps, donate_argnums=(0,)),
             Program(partial(self._get_params, plan), rarely=True),
+            Program(partial(self._fresh_estimator, plan), rarely=True),
+            np.zeros(2, np.uint32) if _traced(data) else self._memory_numbers(plan, data),
         )
 
     def _first_state(self, bound: _Bound, keys: _Keys, data: Data) -> EngineState:
@@ -348,7 +426,17 @@ class Engine(EngineShell, ABC):
         state: EngineState = bound.init(start, keys.estimator, keys.steps, data)
         if not isinstance(state.step, jax.core.Tracer):
             bound.plan.estimator.check(state.estimator)
+            state = state._replace(data=jax.device_put(bound.memory))
         return state
+
+    def _with_its_data(self, bound: _Bound, state: EngineState) -> EngineState:
+        """A state whose estimator begins anew if what it knows is of other data."""
+        found = np.asarray(state.data)
+        if not found.any() or np.array_equal(found, bound.memory):
+            return state
+        estimator = bound.estimator(state, bound.data)
+        bound.plan.estimator.check(estimator)
+        return state._replace(estimator=estimator, data=jax.device_put(bound.memory))
 
     def _initial_state(
         self, plan: Plan, start: Any, estimator_key: Array, rng_key: Array, data: Data
@@ -362,8 +450,16 @@ class Engine(EngineShell, ABC):
             skipped=jnp.asarray(0, jnp.int32),
             horizon=jnp.asarray(0, jnp.int32),
             belongs_to=jnp.asarray(state_files.digest(self._header(plan))),
+            data=jnp.zeros(2, jnp.uint32),
         )
         return jax.tree.map(_strong, state)
+
+    def _fresh_estimator(self, plan: Plan, state: EngineState, data: Data) -> Any:
+        """State of an estimator that begins anew in the midst of a run."""
+        # With JAX's default setting ``fold_in(key, 1)`` is ``split(key)[1]``: no small number does.
+        key = random.fold_in(state.rng_key, 2**31 - 5)
+        number = self._num_positions(plan)
+        return jax.tree.map(_strong, plan.estimator.init(plan.target, data, key, number))
 
     # -- one step -----------------------------------------------------------------------------
 
@@ -387,6 +483,7 @@ class Engine(EngineShell, ABC):
             skipped=state.skipped + jnp.where(finite, 0, 1).astype(state.skipped.dtype),
             horizon=state.horizon,
             belongs_to=state.belongs_to,
+            data=state.data,
         )
         return _Step(advanced, jnp.where(finite, loss, jnp.nan), info, finite)
 
@@ -463,8 +560,13 @@ class Engine(EngineShell, ABC):
         NonFiniteError
             Outside ``jax.jit``: the step was not finite and ``on_nonfinite="raise"``.
         """
-        self._bound, data = self._bind_again(self._require_bound(), args, kwargs)
-        found: _Step = self._bound.update(state, data)
+        known = self._require_bound()
+        bound, data = self._bind_again(known, args, kwargs, look=False)
+        remembers = bound.plan.estimator.memory_of(data) is not None
+        if (remembers or bound.plan is not known.plan) and not _is_tracer(state.step):
+            state = self._with_its_data(bound, state)
+        self._bound = bound
+        found: _Step = bound.update(state, data)
         if (
             self.on_nonfinite == "raise"
             and not isinstance(found.finite, jax.core.Tracer)
@@ -484,6 +586,7 @@ class Engine(EngineShell, ABC):
         callback_every: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
+        keep_best: bool | None = None,
         **kwargs: Any,
     ) -> RunResult:
         """Take ``num_steps`` steps with these arguments of the model.
@@ -511,15 +614,24 @@ class Engine(EngineShell, ABC):
             bit-identical to a run that was not interrupted.
         checkpoint_every : int, optional
             Default: a tenth of the run.
+        keep_best : bool, optional
+            Keep a copy of the best state so far, for ``result.best``; a checkpoint does not hold
+            it. Default: where a state has at most 64 MiB.
 
         Returns
         -------
         RunResult
 
+        Warns
+        -----
+        LostFitWarning
+            The run ended far above its best.
+
         Raises
         ------
         NonFiniteError
-            A step was not finite and ``on_nonfinite="raise"``; it carries the last finite state.
+            A step was not finite and ``on_nonfinite="raise"``; it carries the last finite state,
+            and the best one.
         """
         check_num_steps(num_steps, "the second argument of run, after the key")
         self._check_run(
@@ -529,16 +641,18 @@ class Engine(EngineShell, ABC):
             callback=callback,
             callback_every=callback_every,
             checkpoint_every=checkpoint_every,
+            keep_best=keep_best,
         )
         if init_state is None:
             state = self.init(rng_key, *args, **kwargs)
         else:
             if self._bound is None:
-                self._bound, _ = self._bind(_keys(rng_key), args, kwargs)
+                bound, _ = self._bind(_keys(rng_key), args, kwargs)
             else:
-                self._bound, _ = self._bind_again(self._bound, args, kwargs)
-            self._check_state(init_state)
-            state = init_state
+                bound, _ = self._bind_again(self._bound, args, kwargs)
+            self._check_state(init_state, bound.plan)
+            state = self._with_its_data(bound, init_state)
+            self._bound = bound
         bound = self._require_bound()
         cadence = Cadence.of(
             int(state.step),
@@ -553,8 +667,12 @@ class Engine(EngineShell, ABC):
 
         def take(count: int) -> Piece:
             nonlocal state
-            found: _Steps = bound.chunk(int(state.step), count, state, bound.data)
-            state, done = found.state, int(found.taken)
+            hold()
+            try:
+                found: _Steps = bound.chunk(int(state.step), count, state, bound.data)
+                state, done = found.state, int(found.taken)
+            finally:
+                release()
             if not bool(found.finite) and self.on_nonfinite == "raise":
                 raise self._nonfinite_error(int(state.step) + 1, state)
             info = {name: np.asarray(value)[:done] for name, value in found.info.items()}
@@ -570,16 +688,23 @@ class Engine(EngineShell, ABC):
                 return None
             return callback(position, _copy(state, state.horizon), figures)
 
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        watch = self._watch(keep_best, size, lambda: _copy(state, state.horizon))
         found = take_steps(
             type(self).__name__,
             cadence,
             take,
+            state=lambda: (int(state.step), state),
+            watch=watch,
             save=save,
             call_back=call_back,
             progress_bar=progress_bar,
         )
+        best = watch.end()
+        how = "run(..., init_state=result.best.state) goes on from it."
+        warn_if_lost(type(self).__name__, best, how)
         params = bound.params(state, bound.data)
-        return RunResult(params, state, found.losses, found.info)
+        return RunResult(params, state, found.losses, found.info, best)
 
     def get_params(self, state: EngineState) -> dict[str, Any]:
         """The parameters in a state: what the engine has fitted."""
@@ -606,14 +731,14 @@ class Engine(EngineShell, ABC):
         positions = self._draw(self.plan, state, rng_key, num_samples)
         return self.target.constrain(positions, self.data)
 
-    def _check_state(self, state: Any) -> None:
+    def _check_state(self, state: Any, plan: Plan | None = None) -> None:
         """See that a state is one of this engine's, as far as it has a value."""
         if not isinstance(state, EngineState):
             raise ArgumentError(
                 "Expected an EngineState, as returned by init, update, run(...).state or load, "
                 f"found {described(state)}."
             )
-        own, found = state_files.digest(self._header(self.plan)), state.belongs_to
+        own, found = state_files.digest(self._header(plan or self.plan)), state.belongs_to
         if not isinstance(found, jax.core.Tracer) and not np.array_equal(found, own):
             raise ArgumentError(
                 f"Expected a state of this {type(self).__name__}, found one of another engine, of "
@@ -633,7 +758,7 @@ class Engine(EngineShell, ABC):
             ``state`` is not a state of this engine.
         """
         plan = self.plan
-        self._check_state(state)
+        self._check_state(state, plan)
         trees = {"state": _by_path(state), "held": _by_path(plan.target.held)}
         state_files.save(path, self._header(plan), trees, _as_numpy)
 
@@ -668,7 +793,19 @@ class Engine(EngineShell, ABC):
             target = target.with_held(held)
             bound = self._bound_to(target, keys.start, bound.data, bound.signature)
         template = self._first_state(bound, keys, bound.data)
-        state: EngineState = _in_place("state", trees["state"], template)
+        leaves = trees["state"]
+        if not np.array_equal(leaves.get(".data", template.data), template.data):
+            if bound.plan.estimator.memory_of(bound.data) is not None:
+                saved, own = (
+                    np.asarray(each).tobytes().hex() for each in (leaves[".data"], template.data)
+                )
+                self._check_memory(bound.plan, saved, own)
+            # An order of other rows is of no use.
+            fresh = {
+                p: v for p, v in _by_path(template).items() if p.startswith((".estimator", ".data"))
+            }
+            leaves = {**leaves, **fresh}
+        state: EngineState = _in_place("state", leaves, template)
         self._bound = bound
         return state
 
@@ -684,8 +821,16 @@ def _check_key(rng_key: Any) -> None:
         )
 
 
+def _is_tracer(leaf: Any) -> bool:
+    return isinstance(leaf, jax.core.Tracer)
+
+
 def _traced(data: Data) -> bool:
-    return any(isinstance(array, jax.core.Tracer) for array in data.arrays)
+    return any(map(_is_tracer, data.arrays))
+
+
+def _same_arrays(one: Data, two: Data) -> bool:
+    return all(a is b for a, b in zip(one.arrays, two.arrays, strict=False))
 
 
 def _strong(leaf: Any) -> Array:

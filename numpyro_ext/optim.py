@@ -8,10 +8,11 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 from numpyro import optim as numpyro_optim
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import describe, described
+from ppl_ext.options import check_learning_rate, describe, described, is_number
 
 
 def as_optimizer(optim: Any) -> Any:
@@ -20,7 +21,8 @@ def as_optimizer(optim: Any) -> Any:
     Raises
     ------
     ArgumentError
-        For anything else, and for optimizers that evaluate the objective themselves.
+        For anything else, for optimizers that evaluate the objective themselves, and for learning
+        rates that are known to be zero, negative or not finite.
     """
     if isinstance(optim, numpyro_optim.Minimize):
         raise ArgumentError(
@@ -29,10 +31,13 @@ def as_optimizer(optim: Any) -> Any:
             "another NumPyro optimizer, such as Adam, or optax's."
         )
     if isinstance(optim, numpyro_optim._NumPyroOptim):
+        _check_rate(optim)
         return optim
     methods = [getattr(optim, name, None) for name in ("init", "update")]
     if all(map(callable, methods)) and not isinstance(optim, type):
-        return numpyro_optim.optax_to_numpyro(optim)
+        optim = numpyro_optim.optax_to_numpyro(optim)
+        _check_rate(optim)
+        return optim
     raise ArgumentError(
         "Expected optim to be a NumPyro optimizer, such as numpyro.optim.Adam(1e-2), or an optax "
         f"gradient transformation, such as optax.adam(1e-2), found {described(optim)}."
@@ -57,6 +62,38 @@ def kind_and_settings(optim: Any) -> tuple[str, str]:
     if type(optim) is numpyro_optim._NumPyroOptim:  # what optax's are wrapped in
         return " ".join(names), ", ".join(settings)
     return type(optim).__name__, ", ".join(settings)
+
+
+def _check_rate(optim: Any) -> None:
+    """See that an optimizer's constant step moves something and downhill.
+
+    Functions of both libraries close over a constant step as ``step_size``; optax's is negative.
+    Schedules are not looked at, nor the signs of several steps, which may be factors of one.
+    """
+    steps: dict[int, float] = {}
+    _find_steps(optim.update_fn, steps, 12)
+    sign = -1.0 if type(optim) is numpyro_optim._NumPyroOptim else 1.0
+    for step in steps.values():
+        check_learning_rate(sign * step if len(steps) == 1 else abs(step))
+
+
+def _find_steps(value: Any, steps: dict[int, float], depth: int) -> None:
+    """Add the constant steps that a function closes over, each under its function's number."""
+    if isinstance(value, tuple | list):
+        for part in value:
+            _find_steps(part, steps, depth - 1)
+    if hasattr(value, "init") and hasattr(value, "update"):
+        value = value.update
+    if not inspect.isfunction(value) or not depth:
+        return
+    for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # a variable without a value
+            if isinstance(cell.cell_contents, jax.core.Tracer):
+                continue
+            if name == "step_size" and is_number(cell.cell_contents):
+                steps[id(value)] = float(cell.cell_contents)
+            else:
+                _find_steps(cell.cell_contents, steps, depth - 1)
 
 
 def _read(value: Any, names: list[str], settings: list[str], depth: int) -> None:

@@ -133,8 +133,13 @@ class Program:
             # Constants that became arguments, whose values the text does not say; or values kept
             # from another trace, of which the function says better than the program what is wrong.
             return self._traced
-        # A program that calls back to Python does not say in its text to what.
-        if len(text) > MAX_LENGTH or "callback" in text:
+        if "callback" in text:
+            # It does not say to what. It can fail halfway, and must not have taken over by then
+            # what the caller would go on from.
+            if self._donated:
+                lowered = jax.jit(self._function, keep_unused=True).lower(*args)
+            return _compile(lowered, self._rarely)
+        if len(text) > MAX_LENGTH:
             return _compile(lowered, self._rarely)
         outputs = (lowered.out_tree, tuple(traced.jaxpr.out_avals))
         digest = hashlib.blake2b(text.encode(), digest_size=32).digest()

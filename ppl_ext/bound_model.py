@@ -51,6 +51,26 @@ class BoundModelShell(ABC, Generic[Array]):
         """
         return tuple(getattr(self.model, "parameter_sites", ()))
 
+    def has_structure(self, found: Any) -> bool:
+        """Whether arguments of another form lead to the structure that is known.
+
+        Plates of which the arguments hold a batch may come and go, and have other batches.
+
+        Parameters
+        ----------
+        found : Structure
+        """
+        same = (
+            found.layout == self.layout
+            and found.plates == self.plates
+            and found.observed_sites == self.observed_sites
+        )
+        sizes = (
+            {n: p.size for n, p in each.items()} for each in (found.batch_plates, self.batch_plates)
+        )
+        one, two = sizes
+        return same and all(one[name] == two[name] for name in one.keys() & two.keys())
+
     @abstractmethod
     def row_numbers(self, rows: range) -> Int[Array, " rows"]:
         """Row numbers as an array."""

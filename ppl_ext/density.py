@@ -73,8 +73,15 @@ def check_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
     Raises
     ------
     ArgumentError
-        The arguments do not fit its signature.
+        The arguments do not fit its signature, or are masked arrays, whose mask would be lost.
     """
+    for each in (*args, *kwargs.values()):
+        if isinstance(each, np.ma.MaskedArray):
+            raise ArgumentError(
+                "Expected arrays without a mask of NumPy's own, found a masked array, whose mask "
+                "neither host knows. Pass its data and its mask apart, and put the mask on the "
+                "observed site: with mask(mask=~hidden)."
+            )
     try:
         signature = inspect.signature(model)
     except (TypeError, ValueError):
@@ -103,7 +110,7 @@ def check_own_names(model: Callable[..., Any], given: Mapping[str, bool]) -> Non
         An option was given that the model has a parameter for, too.
     """
     try:
-        parameters = inspect.signature(model).parameters
+        parameters = inspect.signature(getattr(model, "forward", model)).parameters
     except (TypeError, ValueError):
         return
     bound = getattr(model, "keywords", {})
@@ -117,13 +124,18 @@ def check_own_names(model: Callable[..., Any], given: Mapping[str, bool]) -> Non
 
 
 def check_subsample_size(name: str, size: int, subsample_size: int) -> None:
-    """See that a plate asks for some of its rows.
+    """See that a plate has rows and asks for some of them.
 
     Raises
     ------
     ModelCheckError
-        It asks for none, or for more than there are.
+        It has none, asks for none, or for more than there are.
     """
+    if size < 1:
+        raise ModelCheckError(
+            f"Plate '{name}' has size {size}. Expected at least one row, size of plate should be "
+            "positive; check whether the data are empty."
+        )
     if not 1 <= subsample_size <= size:
         raise ModelCheckError(
             f"Plate '{name}' has size {size} but asks for subsample_size={subsample_size}. "
@@ -138,6 +150,21 @@ def repeated_plates_error(names: Sequence[str]) -> ModelCheckError:
         f"Multiple plates are named {list(names)}. Expected a name of its own for every plate; a "
         "plate that is used twice is made once: `rows = plate(...)`, then `with rows: ...`."
     )
+
+
+def check_not_empty(sizes: Mapping[str, int]) -> None:
+    """See that some observed site has data; ``sizes`` are the numbers of entries, by site.
+
+    Raises
+    ------
+    ModelCheckError
+        There are observed sites, and all are empty.
+    """
+    if sizes and not any(sizes.values()):
+        raise ModelCheckError(
+            f"The data of every observed site are empty: {', '.join(map(repr, sizes))}. Expected "
+            "at least one observation; without any the posterior is the prior."
+        )
 
 
 def check_observations(name: str, fn: Any, shape: Sequence[int], plates: Sequence[Any]) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from ppl_ext.arguments import check_callable, nonfinite_arguments
+from ppl_ext.best import LARGEST, Watch
 from ppl_ext.density import check_own_names
 from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError, NonFiniteError
 from ppl_ext.options import check_choice, decisions, describe, described, options_of
+from ppl_ext.run import Piece, check_callback
 from ppl_ext.state_files import check_can_save
 
 #: What may be done about a step that is not finite.
@@ -32,6 +36,9 @@ class EngineShell(Documented):
         The calls with which an engine meets the model's arguments.
     """
 
+    #: What models are written in.
+    _host: str
+
     def __init__(
         self,
         model: Callable[..., Any],
@@ -45,6 +52,7 @@ class EngineShell(Documented):
         on_nonfinite: str,
         first_verbs: str,
     ) -> None:
+        check_callable(model, self._host)
         check_choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
         if estimator is not None and not isinstance(estimator, estimator_class):
             raise ArgumentError(
@@ -60,6 +68,8 @@ class EngineShell(Documented):
         self.on_nonfinite = on_nonfinite
         self._first_verbs = first_verbs
         self._bound: Any = None
+        # Of an engine that was pickled or copied: what it needs to bind the model again.
+        self._kept: tuple[Any, ...] | None = None
 
     def __repr__(self) -> str:
         shown = [f"{name}={describe(value)}" for name, value in options_of(self).items()]
@@ -89,13 +99,44 @@ class EngineShell(Documented):
         """The arguments that the engine saw last; raises as :attr:`plan` does."""
         return self._require_bound().data
 
+    def _known(self) -> Any:
+        """What the engine has met, or what it was a copy of; None before that."""
+        if self._bound is None and self._kept is not None:
+            kept, self._kept = self._kept, None
+            try:
+                self._meet_again(*kept)
+            except BaseException:
+                self._kept = kept
+                raise
+        return self._bound
+
     def _require_bound(self) -> Any:
-        if self._bound is None:
+        if self._known() is None:
             raise RuntimeError(
                 f"{type(self).__name__} has not seen the model's arguments yet. Call "
                 f"{self._first_verbs} with them first."
             )
         return self._bound
+
+    # -- copies ------------------------------------------------------------------------------
+
+    def _to_keep(self) -> tuple[Any, ...]:
+        """What :meth:`_meet_again` takes: the model's arguments and its held parameters."""
+        bound = self._bound
+        return bound.data.args, bound.data.kwargs, bound.plan.target.bound.held
+
+    def _meet_again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], held: Any) -> None:
+        """Bind the model to these arguments, with these parameters, as before."""
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Traced graphs and compiled programs cannot be pickled and are made anew when needed.
+        kept = self._kept if self._bound is None else self._to_keep()
+        return {**vars(self), "_bound": None, "_kept": kept}
+
+    def __copy__(self) -> EngineShell:
+        """A copy shares nothing with the engine, as :func:`copy.deepcopy` makes it."""
+        return copy.deepcopy(self)
 
     def _target_options(self) -> dict[str, Any]:
         """Options of the engine that are the target's."""
@@ -116,17 +157,85 @@ class EngineShell(Documented):
         Raises
         ------
         ArgumentError
-            The model has a parameter of an option's name, or the checkpoint cannot be written.
+            The model has a parameter of an option's name, the callback cannot be called with a
+            step, the engine or its state, and figures, or the checkpoint cannot be written.
         """
         given = {name: value is not None for name, value in others.items()}
         given |= {"progress_bar": not progress_bar, "checkpoint": checkpoint is not None}
         check_own_names(self.model, given)
+        check_callback(others.get("callback"))
         if checkpoint is not None:
             check_can_save(checkpoint)
+
+    def _watch(self, keep_best: bool | None, size: int, keep: Callable[[], Any]) -> Watch:
+        """What looks at a run, whose state has ``size`` bytes and is copied by ``keep``."""
+        keeps = size <= LARGEST if keep_best is None else keep_best
+        return Watch(self.target.dim, self._nats, keep if keeps else None)
+
+    def _nats(self, piece: Piece) -> Any:
+        """What the steps of a run are judged by (steps,), less being better, in nats."""
+        return piece.losses
 
     def _tuning(self) -> dict[str, str]:
         """Settings that a saved state may go on without: the engine's own hold, and it says so."""
         return {}
+
+    def _digest(self, arguments: Any) -> str:
+        """Digest of the numbers in a tree of arguments."""
+        raise NotImplementedError
+
+    def _memory(self, plan: Any, data: Any) -> str:
+        """Digest of the data that the estimator's state knows something of; empty if of none."""
+        known = plan.estimator.memory_of(data)
+        if known is None:
+            return ""
+        # Batches that are arguments come in several forms, and what a model closes over may too.
+        constants = "" if plan.target.batch_plates else plan.target.constants(data)
+        return self._digest((known, constants))
+
+    def _rows(self, plan: Any) -> str:
+        """The rows that the estimator draws from, in words."""
+        return describe({name: each.size for name, each in plan.target.plates.items()})
+
+    def _check_memory(self, plan: Any, saved: str, own: str) -> None:
+        """See that what a saved estimator knows of the data is of these.
+
+        Raises
+        ------
+        ArgumentError
+            It is of others.
+        """
+        if saved != own:
+            raise ArgumentError(
+                f"The saved state belongs to other data: {type(plan.estimator).__name__} keeps "
+                f"scores of the rows that it has seen (digest {saved or 'none'}), found others "
+                f"({own or 'none'}). Load it with the arguments that it was saved with; the next "
+                "run may have others, goes on from where the state is, and computes its scores "
+                "anew."
+            )
+
+    def _check_same_latents(self, known: Any, found: Any) -> None:
+        """See that other arguments have left the latent sites as they were.
+
+        Raises
+        ------
+        ArgumentError
+            They have not.
+        """
+        if found.layout == known.layout:
+            return
+        names = {**known.layout.shapes, **found.layout.shapes}
+        changed = [n for n in names if known.layout.shapes.get(n) != found.layout.shapes.get(n)]
+        before, now = (
+            {name: each.layout.shapes[name] for name in changed if name in each.layout.shapes}
+            for each in (known, found)
+        )
+        raise ArgumentError(
+            f"Expected data with the latent sites that this {type(self).__name__} goes on from, "
+            f"found that {changed or list(names)} are others: {now} where they were {before}. "
+            "Latent sites that belong to rows, or to groups of rows, have no values for new ones. "
+            "Pass data with the same rows, or make a new engine for these."
+        )
 
     def _header(self, plan: Any) -> dict[str, Any]:
         """What a state belongs to: the engine, its options and decisions, and the latent sites.
@@ -147,12 +256,18 @@ class EngineShell(Documented):
             ],
         }
 
+    def _nonfinite_arguments(self) -> str:
+        """What is to be said of the arguments that the engine saw last."""
+        if self._bound is None:
+            return ""
+        return nonfinite_arguments(self.model, self.data.args, self.data.kwargs)
+
     def _nonfinite_error(self, step: int, state: Any = None) -> NonFiniteError:
         where = "the engine holds" if state is None else "the error's state is"
         return NonFiniteError(
             f"Expected finite scores and updates, found that step {step} of {type(self).__name__} "
             f"was not; {where} the state before it. Lower the learning rate, check the data for "
-            "NaN, or pass on_nonfinite='skip'.",
+            f"NaN, or pass on_nonfinite='skip'.{self._nonfinite_arguments()}",
             step=step,
             state=state,
         )

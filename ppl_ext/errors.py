@@ -25,12 +25,26 @@ class NonFiniteError(RuntimeError):
     state : object
         The last finite state, from which a run can be continued, for example with a smaller step
         size; None where the engine itself still holds it.
+
+    Attributes
+    ----------
+    best : Best or None
+        The best state of the run that it ended, see :class:`~ppl_ext.best.Best`.
     """
 
     def __init__(self, message: str, step: int, state: Any = None) -> None:
         super().__init__(message)
         self.step = step
         self.state = state
+        self.best: Any = None
+
+
+class ConvergenceWarning(UserWarning):
+    """What is held from here on was found before it had settled."""
+
+
+class DivergenceWarning(UserWarning):
+    """Steps of a chain were not finite and were not taken."""
 
 
 class EvaluationWarning(UserWarning):
@@ -47,3 +61,7 @@ class NoisyScoreWarning(UserWarning):
 
 class ResumeWarning(UserWarning):
     """A saved state goes on with settings that are not those that it was saved with."""
+
+
+class LostFitWarning(UserWarning):
+    """A run ended far above its best; the message says where that was kept."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from ppl_ext.engine import EngineShell
 from ppl_ext.errors import ArgumentError, NoisyScoreWarning
 from ppl_ext.options import check_count, check_number, refuse
+from ppl_ext.run import Piece
 
 
 class GuideShell(EngineShell):
@@ -100,6 +101,11 @@ class GuideShell(EngineShell):
     def density(self) -> Any:
         """The guide as a density over the flat unconstrained vector."""
         return self.plan.density
+
+    def _nats(self, piece: Piece) -> Any:
+        # Minus the evidence lower bound. Matched scores are in the latents' units, and small for
+        # a guide that is far too wide.
+        return piece.info["log_q"] - piece.info["log_p"]
 
     def _settings(self) -> dict[str, str]:
         return {"guide": type(self.guide).__name__, **super()._settings()}

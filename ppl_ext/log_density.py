@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 from jaxtyping import Float, Int
@@ -13,9 +14,12 @@ from ppl_ext.bound_model import BoundModelShell
 from ppl_ext.density import Array, Score, ScoreParts
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
 from ppl_ext.layouts import DataPlate, sweep_ranges
-from ppl_ext.options import check_count, check_number
+from ppl_ext.options import check_count, check_number, described
 
 Data = TypeVar("Data")
+
+#: How many parameters or networks a warning names.
+_NAMED = 6
 
 
 class LogDensityShell(ABC, Generic[Array, Data]):
@@ -38,6 +42,11 @@ class LogDensityShell(ABC, Generic[Array, Data]):
         particle_chunk: int | None,
         data_chunk: int | None,
     ) -> None:
+        if init_strategy is not None and not callable(init_strategy):
+            raise ArgumentError(
+                "Expected init_strategy to be a strategy of the host, such as init_to_median, "
+                f"found {described(init_strategy)}."
+            )
         check_number("likelihood_temperature", likelihood_temperature)
         for name, chunk in (("particle_chunk", particle_chunk), ("data_chunk", data_chunk)):
             check_count(name, chunk, optional=True)
@@ -87,6 +96,26 @@ class LogDensityShell(ABC, Generic[Array, Data]):
             The model cannot be called with these arguments, or, in NumPyro, their rows do not fit
             its plates.
         """
+
+    @abstractmethod
+    def follows(self, data: Data, look: bool = True) -> bool:
+        """Whether the target is still that of the model with these arguments.
+
+        It is not where plates have other sizes or other rows are the engine's to choose, where the
+        latent sites are others, or where the model computes something else, because of what it
+        closes over or takes out of objects. Arguments of a new form are looked at once. Without
+        ``look``, what the model computes is looked at again only where arguments are objects that
+        may change, such as data frames and NumPy's arrays in Pyro.
+
+        Raises
+        ------
+        ModelCheckError, ArgumentError
+            The model cannot be fitted with these arguments.
+        """
+
+    @abstractmethod
+    def constants(self, data: Data) -> str:
+        """Digest of the arrays that the model closes over, with arguments of this form."""
 
     @abstractmethod
     def partial_plates(self, data: Data) -> dict[str, tuple[int, int]]:
@@ -234,12 +263,39 @@ class LogDensityShell(ABC, Generic[Array, Data]):
         """Names of the factors in the likelihood, which are not among :meth:`outputs`."""
 
 
-def warn_of_held_parameters(names: Sequence[str], when: str, advice: str) -> None:
-    """Say that parameters without a prior stay where they are."""
-    if names:
+def warn_of_held_parameters(sizes: Mapping[str, int], when: str, advice: str) -> None:
+    """Say that parameters without a prior stay where they are.
+
+    Parameters
+    ----------
+    sizes : mapping of str to int
+        How many numbers each holds, by the name that the host gives it.
+    when, advice : str
+        Which values are held, and what else there is.
+    """
+    if sizes:
         warnings.warn(
-            f"Parameters without a prior are held at their {when} values: {', '.join(names)}. "
-            f"Give them {advice}.",
+            f"Parameters without a prior are held at their {when} values: {_told(sizes)}. "
+            f"Give them {advice}, or train them first by the host's SVI: the page 'Guides and the "
+            "hosts' SVI' shows both.",
             HeldParameterWarning,
             stacklevel=3,
         )
+
+
+def _told(sizes: Mapping[str, int]) -> str:
+    """Parameters by name where they are few, else by network, with the numbers that are held."""
+    total = sum(sizes.values())
+    number = f"{total:,} number{'s in all' if total != 1 else ''}"
+    if len(sizes) <= _NAMED:
+        return f"{', '.join(sizes)} ({number})"
+    networks: dict[str, list[int]] = {}
+    for name, size in sizes.items():
+        # The hosts write "net$$$layer.weight", "net$params.layer.weight" and "net.layer.weight".
+        networks.setdefault(re.split(r"\$|\.", name)[0], []).append(size)
+    told = [
+        f"'{name}' ({len(each)} arrays of {sum(each):,} numbers)" for name, each in networks.items()
+    ]
+    if len(told) > _NAMED:
+        told[_NAMED:] = [f"{len(told) - _NAMED} more"]
+    return f"of {', '.join(told)} ({number})"

@@ -89,6 +89,21 @@ def check_number(
         )
 
 
+def check_learning_rate(value: Any) -> None:
+    """See that a learning rate, where it is known as a number, moves something and downhill.
+
+    Raises
+    ------
+    ArgumentError
+        It is zero, negative or not finite.
+    """
+    if is_number(value) and not 0.0 < float(value) < math.inf:
+        raise ArgumentError(
+            f"Expected a finite learning rate > 0, found {float(value):g}: nothing would move, or "
+            "uphill. Give the optimizer another, such as 0.01."
+        )
+
+
 def check_choice(name: str, value: Any, allowed: Sequence[Any], other: str = "") -> None:
     """See that an option is one of those allowed; ``other`` says what else might have been given.
 

@@ -3,13 +3,15 @@
 One rule for both packages. A run is taken in pieces, which end where something is due: a callback
 every ``callback_every`` steps, by default a hundredth of the run, and after the last; a checkpoint
 every ``checkpoint_every`` steps, by default a tenth of the run, and when the run ends, also by a
-callback or by a step that is not finite. Steps are counted from the engine's first, so that a run
+callback, by a step that is not finite or fails, or by Ctrl-C; and where the run is looked at for
+its best state, see :mod:`ppl_ext.best`. Steps are counted from the engine's first, so that a run
 that was resumed saves and calls back where the uninterrupted one would have. Where both are due
 the state is saved first. How a run is cut does not change its result.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -19,11 +21,15 @@ import numpy as np
 from jaxtyping import Float
 from tqdm.auto import tqdm
 
+from ppl_ext.best import LEAST_APART, LOOKS, Watch
 from ppl_ext.errors import ArgumentError, NonFiniteError
 from ppl_ext.options import check_count, described, is_count
+from ppl_ext.process import between_steps
 
 #: Steps of a piece at most.
 LARGEST_PIECE = 4096
+#: Steps that can be counted.
+MOST_STEPS = 2**31 - 1
 #: Seconds that a piece should take, so that the bar moves and Ctrl-C is heard.
 PIECE_SECONDS = 0.2
 
@@ -52,19 +58,20 @@ class Piece(NamedTuple):
 
 
 class Cadence(NamedTuple):
-    """After which steps a run calls back and saves; 0 where it never does.
+    """After which steps a run calls back, saves and is looked at; 0 where it never does.
 
     Parameters
     ----------
     first, last : int
         Steps taken before the run, and at its end.
-    callback_every, checkpoint_every : int
+    callback_every, checkpoint_every, look_every : int
     """
 
     first: int
     last: int
     callback_every: int
     checkpoint_every: int
+    look_every: int = 0
 
     @classmethod
     def of(
@@ -92,6 +99,7 @@ class Cadence(NamedTuple):
             first + num_steps,
             callback_every if calls_back else 0,
             checkpoint_every if saves else 0,
+            max(LEAST_APART, math.ceil(num_steps / LOOKS)),
         )
 
     def boundary(self, position: int) -> int:
@@ -105,6 +113,10 @@ class Cadence(NamedTuple):
             position == self.last or position % self.callback_every == 0
         )
 
+    def looks(self, position: int) -> bool:
+        """Whether the state after so many steps may be the best."""
+        return position == self.last or position % self.look_every == 0
+
     def saves(self, position: int) -> bool:
         """Whether a checkpoint is due after so many steps."""
         return self.checkpoint_every > 0 and (
@@ -113,7 +125,7 @@ class Cadence(NamedTuple):
 
 
 def check_num_steps(num_steps: Any, place: str) -> None:
-    """See that a number of steps is one, and no argument in its ``place``.
+    """See that a number of steps is one, that can be counted, and no argument in its ``place``.
 
     Raises
     ------
@@ -124,6 +136,36 @@ def check_num_steps(num_steps: Any, place: str) -> None:
         raise ArgumentError(
             f"Expected num_steps to be an int >= 0 and {place}, found {described(num_steps)}."
         )
+    if num_steps > MOST_STEPS:
+        raise ArgumentError(
+            f"Expected num_steps <= {MOST_STEPS}, found {num_steps}: steps are counted in 32 bits. "
+            "Take a large number of steps in several runs, or end a run by its callback."
+        )
+
+
+def check_callback(callback: Any) -> None:
+    """See that a callback can be called with a step, the engine or its state, and figures.
+
+    Raises
+    ------
+    ArgumentError
+        It cannot.
+    """
+    if callback is None:
+        return
+    if callable(callback):
+        try:
+            inspect.signature(callback).bind(0, None, {})
+        except ValueError:  # a signature that Python does not know
+            return
+        except TypeError:
+            pass
+        else:
+            return
+    raise ArgumentError(
+        "Expected callback to be a function of three arguments, callback(step, engine or state, "
+        f"figures), found {described(callback)}."
+    )
 
 
 def take_steps(
@@ -131,6 +173,8 @@ def take_steps(
     cadence: Cadence,
     take: Callable[[int], Piece],
     *,
+    state: Callable[[], tuple[int, Any]],
+    watch: Watch,
     save: Callable[[], None],
     call_back: Callable[[int, Mapping[str, float]], bool | None],
     progress_bar: bool,
@@ -143,7 +187,11 @@ def take_steps(
         The engine's, for the bar.
     cadence : Cadence
     take : callable
-        Takes so many steps, or fewer; raises ``NonFiniteError`` at one that ends the run.
+        Takes so many steps, or fewer. Where it raises, the state is that after the last whole
+        step (in Pyro) or the last whole call (in NumPyro).
+    state : callable
+        Steps taken so far, and the state where the engine does not hold it itself.
+    watch : Watch
     save : callable
         Saves the present state.
     call_back : callable
@@ -154,18 +202,55 @@ def take_steps(
     -------
     Piece
         All steps of the run.
+
+    Raises
+    ------
+    BaseException
+        Any that comes up in a step, a callback or from Ctrl-C. It says where the state is: in the
+        engine, or in its attribute ``state``. Where a step was stopped it is saved as well.
     """
+    with between_steps():
+        try:
+            return _taken(name, cadence, take, watch, save, call_back, progress_bar)
+        except BaseException as error:
+            _hand_over(error, *state())
+            raise
+
+
+def _hand_over(error: BaseException, steps: int, state: Any) -> None:
+    """Let the exception that ends a run say where the state is that it has reached."""
+    if isinstance(error, NonFiniteError):
+        return
+    where = "engine" if state is None else "exception's attribute `state`"
+    go_on = "run" if state is None else "run(..., init_state=error.state)"
+    error.add_note(f"The {where} holds the state after step {steps}; {go_on} goes on from it.")
+    if state is not None:
+        error.state = state  # type: ignore[attr-defined]
+
+
+def _taken(
+    name: str,
+    cadence: Cadence,
+    take: Callable[[int], Piece],
+    watch: Watch,
+    save: Callable[[], None],
+    call_back: Callable[[int, Mapping[str, float]], bool | None],
+    progress_bar: bool,
+) -> Piece:
     pieces: list[Piece] = []
     position, size = cadence.first, 1
     # Where there are no steps a state is saved all the same.
     saved = False
+    watch.start(position)
     with tqdm(total=cadence.last - position, desc=name, disable=not progress_bar) as bar:
         while position < cadence.last:
             count = min(size, cadence.boundary(position) - position)
             started = time.perf_counter()
             try:
                 piece = take(count)
-            except NonFiniteError:
+            except BaseException as error:
+                if isinstance(error, NonFiniteError):
+                    error.best = watch.end()
                 if cadence.checkpoint_every:
                     save()
                 raise
@@ -173,6 +258,9 @@ def take_steps(
             count = len(piece.losses)
             position += count
             pieces.append(piece)
+            watch.take(piece)
+            if cadence.looks(position):
+                watch.look(position)
             if count == size and elapsed < PIECE_SECONDS / 2:
                 size = min(2 * size, LARGEST_PIECE)
             elif elapsed > 2 * PIECE_SECONDS and position > cadence.first + 1:

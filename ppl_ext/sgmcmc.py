@@ -6,7 +6,9 @@ number of steps as an int or as an array of either framework, traced or not.
 
 from __future__ import annotations
 
+import inspect
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -14,8 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_choice, check_count, check_number, is_number
+from ppl_ext.errors import ArgumentError, DivergenceWarning
+from ppl_ext.options import check_choice, check_count, check_number, described, is_number
 
 #: Step size of a step, from the number of steps before it.
 Schedule: TypeAlias = Callable[[Any], Any]
@@ -30,6 +32,15 @@ def as_schedule(step_size: float | Schedule) -> Schedule:
         It is neither a positive number nor callable.
     """
     if callable(step_size):
+        try:
+            inspect.signature(step_size).bind(0)
+        except ValueError:  # a signature that Python does not know
+            pass
+        except TypeError as error:
+            raise ArgumentError(
+                "Expected step_size to be a number, or a function from the number of steps taken "
+                f"to one, found a function of other parameters: {error}."
+            ) from error
         return step_size
     check_number("step_size", step_size)
     return constant(step_size)
@@ -62,6 +73,37 @@ class _CosineCycles:
         angle = math.pi * (step % self.cycle_length) / self.cycle_length
         functions = angle.__array_namespace__() if hasattr(angle, "__array_namespace__") else math
         return 0.5 * self.step_size * (functions.cos(angle) + 1.0)
+
+
+def check_first_step_size(step_size: Any) -> None:
+    """See that the first step size of a schedule is one.
+
+    Raises
+    ------
+    ArgumentError
+        It is not.
+    """
+    try:
+        value = float(step_size)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0.0 <= value < math.inf:
+        raise ArgumentError(
+            "Expected step_size to be a schedule, a function from the number of steps taken to a "
+            f"finite number >= 0, found {described(step_size)} at step 0."
+        )
+
+
+def warn_of_broken_steps(kernel: str, broken: int, steps: int) -> None:
+    """Say that steps were not finite and so were not taken."""
+    if broken:
+        warnings.warn(
+            f"{broken} of {steps} steps of {kernel} were not finite and were not taken, so that "
+            "draws repeat those before them. Take a smaller step size, and look for NaN in the "
+            "schedule and in the data. `diverging` in to_arviz's sample_stats says which draws.",
+            DivergenceWarning,
+            stacklevel=3,
+        )
 
 
 def constant(step_size: float) -> Schedule:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, Self
 
+import numpy as np
+from jaxtyping import Float
+
+from ppl_ext.arguments import check_callable
 from ppl_ext.documented import Documented
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, ConvergenceWarning
 from ppl_ext.options import check_count, check_number
 from ppl_ext.sgmcmc import (
     Schedule,
@@ -15,6 +20,10 @@ from ppl_ext.sgmcmc import (
     check_preconditioner,
     cosine_cycles,
 )
+
+#: Mean of a coordinate's scores over the warm-up, in units of their root mean square, above which
+#: the chain is on its way in that coordinate. That of n independent draws is about 1 / sqrt(n).
+ON_THE_WAY = 0.8
 
 
 class StochasticGradientShell(Documented):
@@ -56,6 +65,8 @@ class StochasticGradientShell(Documented):
     """
 
     estimator_class: ClassVar[type]
+    #: What models are written in.
+    _host: ClassVar[str]
 
     def __init__(
         self,
@@ -67,6 +78,7 @@ class StochasticGradientShell(Documented):
         likelihood_temperature: float = 1.0,
         data_chunk: int | None = None,
     ) -> None:
+        check_callable(model, self._host)
         if estimator is not None and not isinstance(estimator, self.estimator_class):
             raise ArgumentError(
                 "Expected estimator to be a GradientEstimator, such as Minibatch() or Full(), "
@@ -246,6 +258,39 @@ class CyclicalSGLDShell(SGLDShell):
         return step // self.cycle_length
 
 
+class ScoreMoments(NamedTuple):
+    """What ``PSGLD`` keeps of the scores of its chains.
+
+    Parameters
+    ----------
+    squares : array (C, D)
+        Running sum of squares, where the past counts less and less.
+    weight : array (C, 1)
+        The weight that it has so far; divided by it, it is a mean from the first step on.
+    mean, mean_square : array (C, D)
+        Means of scores and of their squares over all steps, where step t counts as its cube: the
+        second half has fifteen times the weight of the first.
+    steps : array (C, 1)
+    """
+
+    squares: Float[Any, "C D"]
+    weight: Float[Any, "C 1"]
+    mean: Float[Any, "C D"]
+    mean_square: Float[Any, "C D"]
+    steps: Float[Any, "C 1"]
+
+    def with_score(self, score: Float[Any, "C D"], decay: float) -> Self:
+        """The same with the scores of one more step."""
+        share, square = 4.0 / (self.steps + 4.0), score**2
+        return type(self)(
+            decay * self.squares + (1.0 - decay) * square,
+            decay * self.weight + (1.0 - decay),
+            self.mean + share * (score - self.mean),
+            self.mean_square + share * (square - self.mean_square),
+            self.steps + 1.0,
+        )
+
+
 class PSGLDShell(StochasticGradientShell):
     """SGLD with steps scaled by RMSprop's running mean of squared scores.
 
@@ -273,6 +318,13 @@ class PSGLDShell(StochasticGradientShell):
     ArgumentError
         An option is out of its range; from ``MCMC.run``, there is no warm-up to adapt in.
 
+    Warns
+    -----
+    ConvergenceWarning
+        At the end of the warm-up chains are still on their way: over its second half the scores
+        of a coordinate point one way. G is then that of the steep slopes on the way, so that the
+        steps that follow are too short to get over it.
+
     References
     ----------
     C. Li, C. Chen, D. Carlson and L. Carin, "Preconditioned stochastic gradient Langevin dynamics
@@ -294,6 +346,28 @@ class PSGLDShell(StochasticGradientShell):
         self.decay = float(decay)
         self.damping = float(damping)
         self.adapt = adapt
+
+    def _warn_of_chains_on_their_way(self, mean: Any, mean_square: Any) -> None:
+        """Say at the end of the warm-up if the scores (C, D) of a coordinate point one way."""
+        root = np.sqrt(np.asarray(mean_square, float))
+        ratio = np.abs(np.asarray(mean, float)) / np.where(root > 0.0, root, 1.0)
+        worst = ratio.max(axis=0)
+        if not (worst > ON_THE_WAY).any():
+            return
+        slices = self.target.layout.slices
+        site = next(
+            name for name, own in slices.items() if worst[own].max(initial=0) == worst.max()
+        )
+        warnings.warn(
+            "PSGLD holds its preconditioner after the warm-up, whose chains are still on their "
+            f"way in {int((worst > ON_THE_WAY).sum())} of {len(worst)} coordinates, most in site "
+            f"{site!r}: the mean of its scores is {worst.max():.2f} of their root mean square, "
+            "where that of settled chains is near 0. Steep slopes on the way make the steps too "
+            "short from here on, and the draws are not those of the posterior. Take a longer "
+            "warm-up or a larger step size, or start nearer.",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
 
 
 class SGHMCShell(StochasticGradientShell):

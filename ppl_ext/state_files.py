@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ppl_ext.errors import ArgumentError, ResumeWarning
+from ppl_ext.options import described
 
 FORMAT = 3
 _ENTRIES = ("engine", "settings", "tuning", "sites", "state")
@@ -76,7 +77,12 @@ def check_can_save(path: Path) -> None:
     ArgumentError
         It cannot.
     """
-    path = os.fspath(path)
+    try:
+        path = os.fspath(path)
+    except TypeError:
+        raise ArgumentError(
+            f"Expected checkpoint to be the path of a file, found {described(path)}."
+        ) from None
     try:
         if os.path.isdir(path):
             raise IsADirectoryError(f"{path} is a folder")
@@ -107,11 +113,7 @@ def load(path: Path, engine: str, from_array: FromArray) -> tuple[dict[str, Any]
     missing = [name for name in _ENTRIES if name not in header]
     if missing:
         raise _damaged(path, f"its header has no {missing}")
-    if header["engine"] != engine:
-        raise ArgumentError(
-            f"Expected a state of {engine}, found one of {header['engine']}. Load it with that "
-            "engine."
-        )
+    check_engine(header["engine"], engine)
     try:
         state = _decoded(header.pop("state"), arrays, from_array)
     except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
@@ -119,6 +121,20 @@ def load(path: Path, engine: str, from_array: FromArray) -> tuple[dict[str, Any]
     if not isinstance(state, dict):
         raise _damaged(path, f"its state is {state!r}")
     return header, state
+
+
+def check_engine(found: str, engine: str) -> None:
+    """See that a state is of the engine of this name.
+
+    Raises
+    ------
+    ArgumentError
+        It is another's.
+    """
+    if found != engine:
+        raise ArgumentError(
+            f"Expected a state of {engine}, found one of {found}. Load it with that engine."
+        )
 
 
 def _damaged(path: Path, detail: str) -> ArgumentError:

@@ -9,8 +9,11 @@
 from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import (
     ArgumentError,
+    ConvergenceWarning,
+    DivergenceWarning,
     EvaluationWarning,
     HeldParameterWarning,
+    LostFitWarning,
     ModelCheckError,
     NoisyScoreWarning,
     NonFiniteError,
@@ -155,10 +158,13 @@ __all__ = [
     "stan",
     # errors and warnings
     "ArgumentError",
+    "ConvergenceWarning",
+    "DivergenceWarning",
     "EvaluationWarning",
     "HeldParameterWarning",
     "ModelCheckError",
     "NoisyScoreWarning",
     "NonFiniteError",
+    "LostFitWarning",
     "ResumeWarning",
 ]

@@ -23,28 +23,53 @@ on, such as the kernel.
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 import os
+import threading
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ppl_ext import state_files
+from ppl_ext.best import Best, warn_if_lost
 from ppl_ext.engine import EngineShell
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, HeldParameterWarning
 from ppl_ext.options import described, is_count
+from ppl_ext.process import between_steps, hold, release, swapped
 from ppl_ext.run import Cadence, Piece, check_num_steps, take_steps
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.fingerprint import digest_of_arguments
+from pyro_ext.density.handlers import isolated_parameters
 from pyro_ext.gradients import GradientEstimator, ScoreEstimate, default_estimator
 from pyro_ext.optim import OptimizerLike
 
 Callback = Callable[[int, "Engine", Mapping[str, float]], bool | None]
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def _at_work(
+    verb: Callable[Concatenate[Engine, Parameters], Result],
+) -> Callable[Concatenate[Engine, Parameters], Result]:
+    """A verb that uses the state: by one thread at a time, in torch's usual mode."""
+
+    @functools.wraps(verb)
+    def working(self: Engine, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with self._working():
+            return verb(self, *args, **kwargs)
+
+    return working
 
 
 class Update(NamedTuple):
@@ -62,6 +87,22 @@ class Update(NamedTuple):
 
 
 @dataclass(frozen=True)
+class SavedState:
+    """A state of an engine in memory, which :meth:`Engine.load` takes.
+
+    Parameters
+    ----------
+    header : dict
+        What it belongs to.
+    state : dict
+        As :meth:`Engine.save` writes it, the history as it was or with later steps.
+    """
+
+    header: dict[str, Any] = field(repr=False)
+    state: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class RunResult:
     """What a run leaves behind.
 
@@ -71,10 +112,14 @@ class RunResult:
         Loss of each step of this run; NaN where a step was not finite and skipped.
     info : dict of str to array (steps,)
         Further figures of each step, such as the force norm.
+    best : Best, optional
+        The best state of this run, as far as its noisy figures tell; see
+        :class:`~ppl_ext.best.Best`. ``engine.load(result.best.state)`` goes back to it.
     """
 
     losses: Float[np.ndarray, " steps"]
     info: dict[str, Float[np.ndarray, " steps"]] = field(default_factory=dict)
+    best: Best | None = None
 
 
 @dataclass(frozen=True)
@@ -98,10 +143,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Bound:
-    """What is known once the engine has met the model's arguments: ``data`` are the last ones."""
+    """What is known once the engine has met the model's arguments: ``data`` are the last ones.
+
+    ``memory`` is the digest of what the estimator knows of them, ``seen`` which tensors these were.
+    """
 
     plan: Plan
     data: Data
+    memory: str = ""
+    seen: tuple[tuple[int, int], ...] = ()
 
 
 class Engine(EngineShell, ABC):
@@ -132,6 +182,7 @@ class Engine(EngineShell, ABC):
         Default: torch's default dtype.
     """
 
+    _host = "Pyro"
     #: Whether latents inside a subsampled plate are accepted.
     allow_local_latents = True
 
@@ -177,6 +228,8 @@ class Engine(EngineShell, ABC):
         # A generator of its own: asking for draws must not change how a run goes on.
         self._draws = seeded_generator(self._generator.initial_seed(), 1)
         self._state: Any = None
+        # Which thread is using the state; a dictionary, since setting a default cannot be torn.
+        self._thread: dict[str, int] = {}
         self._pending: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._horizon: int | None = None
 
@@ -220,8 +273,12 @@ class Engine(EngineShell, ABC):
     def _draw(self, plan: Any, state: Any, num_samples: int | None) -> Float[Tensor, "draws D"]:
         """Flat posterior draws (draws, D)."""
 
+    def _digest(self, arguments: Any) -> str:
+        return digest_of_arguments(arguments)
+
     # -- set up ------------------------------------------------------------------------------
 
+    @_at_work
     def setup(self, *args: Any, **kwargs: Any) -> None:
         """Check the model with these arguments and build the state, without taking a step.
 
@@ -232,31 +289,63 @@ class Engine(EngineShell, ABC):
         ArgumentError
             The arguments do not fit the model.
         """
-        known = self._bound
-        if known is not None:
-            self._bound = replace(known, data=known.plan.target.bind(*args, **kwargs))
+        self._meet(args, kwargs)
+
+    def _meet(self, args: tuple[Any, ...], kwargs: dict[str, Any], look: bool = True) -> None:
+        """Take these arguments: as they are, or, where they lead to another target, with a new one.
+
+        What the algorithm has reached stays. ``look`` tells whether to look at what the model
+        computes and at the numbers of the data, which takes a run of the model.
+        """
+        known = self._known()
+        if known is None:
+            self._meet_anew(args, kwargs)
             return
-        target = LogDensity(
-            self.model,
-            args,
-            kwargs,
-            allow_local_latents=self.allow_local_latents,
-            **self._target_options(),
-            evaluation=self.evaluation,
-            dtype=self.dtype,
-        )
-        data = target.bind(*args, **kwargs)
-        plan = self._plan(target, self._generator, data)
-        self._estimator_state = plan.estimator.init(target, data, self._generator)
-        self._state = self._initialize(plan, data)
-        self._bound = _Bound(plan, data)
-        if self._pending is not None:
-            try:
+        plan = known.plan
+        data = plan.target.bind(*args, **kwargs)
+        if not plan.target.follows(data, look):
+            self._meet_anew(args, kwargs)
+            return
+        seen, memory = _seen(plan.estimator.memory_of(data)), known.memory
+        if seen and (look or seen != known.seen):
+            memory = self._memory(plan, data)
+            if memory != known.memory:
+                self._estimator_state = plan.estimator.init(plan.target, data, self._generator)
+        self._bound = _Bound(plan, data, memory, seen)
+
+    def _meet_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        known, generator = self._bound, self._generator.get_state()
+        try:
+            with swapped(warnings.catch_warnings()):
+                if known is not None:  # which has told
+                    warnings.simplefilter("ignore", HeldParameterWarning)
+                target = LogDensity(
+                    self.model,
+                    args,
+                    kwargs,
+                    allow_local_latents=self.allow_local_latents,
+                    **self._target_options(),
+                    evaluation=self.evaluation,
+                    dtype=self.dtype,
+                    held=None if known is None else known.plan.target.bound.held,
+                )
+            if known is not None:
+                self._check_same_latents(known.plan.target, target)
+            data = target.bind(*args, **kwargs)
+            plan = self._plan(target, self._generator, data)
+            estimator_state = plan.estimator.init(target, data, self._generator)
+            state = self._initialize(plan, data) if known is None else self._state
+            seen = _seen(plan.estimator.memory_of(data))
+            self._estimator_state, self._state = estimator_state, state
+            self._bound = _Bound(plan, data, self._memory(plan, data), seen)
+            if self._pending is not None:
                 self._restore(*self._pending)
-            except Exception:
-                self._bound = None  # so that the next try is refused as well
-                raise
-            self._pending = None
+                self._pending = None
+        except BaseException:
+            # The next try is as this one.
+            self._bound = known
+            self._generator.set_state(generator)
+            raise
 
     def _score(
         self, z: Float[Tensor, "P D"], data: Data, target: Any = None, cost: float = 1.0
@@ -275,6 +364,29 @@ class Engine(EngineShell, ABC):
 
     # -- verbs -------------------------------------------------------------------------------
 
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Context in which the state is used: by one thread, in torch's usual mode.
+
+        Tensors that are made in ``torch.inference_mode`` can be used nowhere else.
+        """
+        thread = threading.get_ident()
+        if self._thread.get("of") == thread:  # a callback's call, or a verb's of another
+            yield
+            return
+        if self._thread.setdefault("of", thread) != thread:
+            raise ArgumentError(
+                f"Expected one thread at a time to use this {type(self).__name__}, found a "
+                "second: they would share its state. Make an engine for each thread, or a copy: "
+                "copy.deepcopy(engine)."
+            )
+        try:
+            with torch.inference_mode(False):
+                yield
+        finally:
+            del self._thread["of"]
+
+    @_at_work
     def step(self, *args: Any, **kwargs: Any) -> float:
         """Take one step with these arguments of the model and return the loss.
 
@@ -283,30 +395,47 @@ class Engine(EngineShell, ABC):
         NonFiniteError
             The step was not finite and ``on_nonfinite="raise"``; the state is as before.
         """
-        self.setup(*args, **kwargs)
-        return self._step_once().loss
+        self._meet(args, kwargs, look=False)
+        with between_steps():
+            return self._step_once().loss
 
     def _step_once(self) -> Update:
+        """Take one step; after any exception, Ctrl-C among them, the state is as before it.
+
+        The model is run, and may fail, before the step writes to the state's tensors; from then
+        on Ctrl-C waits for the end of the step.
+        """
         known = self._require_bound()
         before = self._estimator_state, self._generator.get_state(), self.gradient_evaluations
-        update = self._update(known.plan, self._state, known.data)
-        if not update.finite and self.on_nonfinite == "raise":
+        try:
+            update = self._update(known.plan, self._state, known.data)
+            hold()
+            if not update.finite and self.on_nonfinite == "raise":
+                raise self._nonfinite_error(self.num_steps_taken + 1)
+            self._count(update)
+        except BaseException:
+            hold()
             self._estimator_state, generator, self.gradient_evaluations = before
             self._generator.set_state(generator)
-            raise self._nonfinite_error(self.num_steps_taken + 1)
+            raise
+        finally:
+            release()
+        return update if update.finite else update._replace(loss=math.nan)
+
+    def _count(self, update: Update) -> None:
+        """Keep a step and its figures."""
         if not update.finite:
             self.num_skipped += 1
-            update = update._replace(loss=math.nan)
         elif update.state is not None:
             self._state = update.state
-        figures = {"loss": update.loss, **update.info}
+        figures = {"loss": update.loss if update.finite else math.nan, **update.info}
         for name in {**self.history, **figures}:
             # A figure that a step did not give is NaN there.
             values = self.history.setdefault(name, [math.nan] * self.num_steps_taken)
             values.append(figures.get(name, math.nan))
         self.num_steps_taken += 1
-        return update
 
+    @_at_work
     def run(
         self,
         num_steps: int,
@@ -316,6 +445,7 @@ class Engine(EngineShell, ABC):
         callback_every: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
+        keep_best: bool | None = None,
         **kwargs: Any,
     ) -> RunResult:
         """Take ``num_steps`` steps with these arguments of the model.
@@ -339,15 +469,23 @@ class Engine(EngineShell, ABC):
             bit-identical to a run that was not interrupted.
         checkpoint_every : int, optional
             Default: a tenth of the run.
+        keep_best : bool, optional
+            Keep a copy of the best state so far, for ``result.best``; a checkpoint does not hold
+            it. Default: where the tensors of a fit have at most 64 MiB.
 
         Returns
         -------
         RunResult
 
+        Warns
+        -----
+        LostFitWarning
+            The run ended far above its best.
+
         Raises
         ------
         NonFiniteError
-            A step was not finite and ``on_nonfinite="raise"``.
+            A step was not finite and ``on_nonfinite="raise"``; it carries the best state.
         """
         check_num_steps(num_steps, "the first argument of run")
         self._check_run(
@@ -356,6 +494,7 @@ class Engine(EngineShell, ABC):
             callback=callback,
             callback_every=callback_every,
             checkpoint_every=checkpoint_every,
+            keep_best=keep_best,
         )
         cadence = Cadence.of(
             self.num_steps_taken,
@@ -367,7 +506,7 @@ class Engine(EngineShell, ABC):
         )
         # Schedules over a run need its end; a resumed run ends where the first one would have.
         self._horizon = cadence.last
-        self.setup(*args, **kwargs)
+        self._meet(args, kwargs)
 
         def take(count: int) -> Piece:
             before = self.num_steps_taken
@@ -383,16 +522,24 @@ class Engine(EngineShell, ABC):
         def call_back(position: int, figures: Mapping[str, float]) -> bool | None:
             return None if callback is None else callback(position, self, figures)
 
+        fitted = tree_leaves((self._state, self._estimator_state, vars(self.plan)))
+        size = sum(each.nbytes for each in fitted if isinstance(each, Tensor))
+        watch = self._watch(keep_best, size, self._kept_state)
         found = take_steps(
             type(self).__name__,
             cadence,
             take,
+            state=lambda: (self.num_steps_taken, None),
+            watch=watch,
             save=save,
             call_back=call_back,
             progress_bar=progress_bar,
         )
-        return RunResult(found.losses, found.info)
+        best = watch.end()
+        warn_if_lost(type(self).__name__, best, "engine.load(result.best.state) goes back to it.")
+        return RunResult(found.losses, found.info, best)
 
+    @_at_work
     def get_samples(self, num_samples: int | None = None) -> dict[str, Tensor]:
         """Posterior draws: latent site to constrained values, leading dimension = draws.
 
@@ -407,33 +554,62 @@ class Engine(EngineShell, ABC):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the state of the engine; the file is complete or absent, never half written."""
+        found = self._present_state()
+        history = {
+            name: torch.tensor(values, dtype=torch.float64)
+            for name, values in found.state["history"].items()
+        }
+        state_files.save(path, found.header, {**found.state, "history": history}, _as_numpy)
+
+    def _present_state(self) -> SavedState:
+        """The present state, in part in tensors that the next step moves."""
         state = {
             "steps": self.num_steps_taken,
             "skipped": self.num_skipped,
             "gradient_evaluations": self.gradient_evaluations,
-            "history": {
-                name: torch.tensor(values, dtype=torch.float64)
-                for name, values in self.history.items()
-            },
+            "history": dict(self.history),
             "estimator": self._estimator_state,
             "generator": self._generator.get_state(),
             "draws": self._draws.get_state(),
             "algorithm": self._algorithm_state(self._state),
+            "memory": self._require_bound().memory,
+            "rows": self._rows(self.plan),
         }
-        state_files.save(path, self._header(self.plan), state, _as_numpy)
+        return SavedState(self._header(self.plan), state)
 
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def _kept_state(self) -> SavedState:
+        return _of_its_own(self._present_state())
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**super().__getstate__(), "_thread": {}}
+        if self._bound is not None:
+            found = self._present_state()
+            kept = {"_pending": (found.header, found.state), "_state": None}
+            state |= {**kept, "_estimator_state": {}}
+        return state
+
+    def _meet_again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], held: Any) -> None:
+        with isolated_parameters(held):
+            self.setup(*args, **kwargs)
+
+    @_at_work
+    def load(self, path: str | os.PathLike[str] | SavedState) -> None:
         """Take over a saved state; the next run goes on from it exactly.
 
         An engine that has not seen the model's arguments takes the state over at its first
         ``setup``, ``step`` or ``run``.
 
+        Parameters
+        ----------
+        path : path or SavedState
+            A file, or the best state of a run, ``result.best.state``.
+
         Raises
         ------
         ArgumentError
-            The file was saved by another engine, with other settings, or for another model.
+            The state is another engine's, one with other settings, or of another model.
         """
-        saved = state_files.load(path, type(self).__name__, _from_numpy)
+        saved = _found(path, type(self).__name__)
         if self._bound is None:
             self._restore_counts(saved[1])
             self._pending = saved
@@ -441,18 +617,26 @@ class Engine(EngineShell, ABC):
             self._restore(*saved)
 
     def _restore(self, header: dict[str, Any], state: dict[str, Any]) -> None:
-        state_files.check(header, self._header(self.plan))
+        plan, bound = self.plan, self._require_bound()
+        state_files.check(header, self._header(plan))
+        self._check_memory(plan, state.get("memory", bound.memory), bound.memory)
         self._state = self._load_algorithm_state(self.plan, self._state, state["algorithm"])
         self._restore_counts(state)
-        self._estimator_state = state["estimator"]
         self._generator.set_state(state["generator"])
+        # An order of other rows is of no use.
+        self._estimator_state = (
+            state["estimator"]
+            if state.get("rows", self._rows(plan)) == self._rows(plan)
+            else plan.estimator.init(plan.target, bound.data, self._generator)
+        )
         self._draws.set_state(state["draws"])
 
     def _restore_counts(self, state: dict[str, Any]) -> None:
         self.num_steps_taken = state["steps"]
         self.num_skipped = state["skipped"]
         self.gradient_evaluations = state["gradient_evaluations"]
-        self.history = {name: values.tolist() for name, values in state["history"].items()}
+        # Lists of a state that is in memory are the engine's own, which have gone on.
+        self.history = {name: each[: state["steps"]] for name, each in state["history"].items()}
 
 
 def seeded_generator(*seeds: int) -> torch.Generator:
@@ -463,6 +647,32 @@ def seeded_generator(*seeds: int) -> torch.Generator:
     """
     mixed = np.random.SeedSequence([seed % 2**64 for seed in seeds]).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(mixed[0] >> 1))
+
+
+def _seen(tree: Any) -> tuple[tuple[int, int], ...]:
+    """Which tensors there are in a tree, and how often torch has written into each."""
+    leaves = tree_leaves(tree)
+    return tuple(
+        (id(each), 0 if each.is_inference() else each._version)
+        for each in leaves
+        if isinstance(each, Tensor)
+    )
+
+
+def _of_its_own(saved: SavedState) -> SavedState:
+    """The same in tensors of its own; histories, which only grow, are shared."""
+    shared = {id(saved.state["history"]): saved.state["history"]}
+    return SavedState(saved.header, copy.deepcopy(saved.state, shared))
+
+
+def _found(path: Any, engine: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Header and state of a file, or of a state in memory, that this engine gave."""
+    if isinstance(path, SavedState):
+        state_files.check_engine(path.header["engine"], engine)
+        return path.header, _of_its_own(path).state
+    header, state = state_files.load(path, engine, _from_numpy)
+    history = {name: values.tolist() for name, values in state["history"].items()}
+    return header, {**state, "history": history}
 
 
 def _as_numpy(leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,7 +14,8 @@ from pyro.optim import PyroLRScheduler, PyroOptim
 from torch import Tensor
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import describe
+from ppl_ext.options import check_learning_rate, describe
+from ppl_ext.process import hold, swapped
 from ppl_ext.score import REST, match_sites
 
 # PyroOptim, a callable from tensors to a torch optimizer, or a mapping from site patterns to these
@@ -168,7 +169,17 @@ class EngineOptimizer:
         for number, maker in enumerate(makers):
             for tensor in self._tensors(number):
                 tensor.requires_grad_(True)
-            optimizer, scheduler, clip = _build(maker, self._tensors(number), default)
+            try:
+                optimizer, scheduler, clip = _build(maker, self._tensors(number), default)
+            except ArgumentError:
+                raise
+            except (TypeError, ValueError) as error:
+                raise ArgumentError(
+                    f"Expected an optimizer that can be made, found that torch refuses: {error}"
+                ) from error
+            for group in optimizer.param_groups:
+                # A schedule may begin at zero; where it does, this is what it is a part of.
+                check_learning_rate(group.get("initial_lr", group.get("lr")))
             if not all(tensor.is_contiguous() for tensor in self._tensors(number)):
                 _set_unfused(optimizer)
             self._optimizers.append(optimizer)
@@ -212,6 +223,7 @@ class EngineOptimizer:
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:
         """Descend along ``gradients``, one tensor for each parameter."""
+        hold()
         for part in self.parts:
             for name, tensor in part.tensors.items():
                 gradient = gradients[name].detach()[part.indices[name]]
@@ -266,6 +278,7 @@ class EngineOptimizer:
         plan : PlannedSteps
         number : int
         """
+        hold()
         optimizer = self._optimizers[part.owner]
         if plan.settings:
             _set(optimizer, plan.settings[number][part.owner])
@@ -283,7 +296,7 @@ class EngineOptimizer:
     def _advance(self) -> None:
         for scheduler in self._schedulers:
             if scheduler is not None:
-                with warnings.catch_warnings():
+                with swapped(warnings.catch_warnings()):
                     # A plan looks at the schedule before it steps.
                     warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler")
                     scheduler.step()
@@ -351,6 +364,37 @@ class EngineOptimizer:
                 scheduler.load_state_dict(entries)
         for optimizer, groups in zip(self._optimizers, settings, strict=True):
             _set(optimizer, groups)
+
+
+class Undo:
+    """What a step is about to write to, as it is before: put back if the step fails.
+
+    A context that puts it back where an exception leaves it; or call it.
+
+    Parameters
+    ----------
+    tensors : iterable of tensor
+    optimizer : EngineOptimizer
+    """
+
+    def __init__(self, tensors: Iterable[Tensor], optimizer: EngineOptimizer) -> None:
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        self._optimizer, self._state = optimizer, optimizer.snapshot()
+
+    def __call__(self) -> None:
+        """Put it back."""
+        with torch.no_grad():
+            for tensor, before in self._tensors:
+                tensor.copy_(before)
+        self._optimizer.load_state_dict(self._state)
+
+    def __enter__(self) -> Undo:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None:
+            hold()
+            self()
 
 
 def _divide(

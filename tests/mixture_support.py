@@ -142,19 +142,20 @@ def update(
         residual[n] = mixture.scale_tril[own[n]].T @ gap
     progress = seen.num_updates / TOTAL
     if progress < 0.5:
-        falling = 1.0
+        falling, reach = 1.0, 3.0 if progress < 0.25 else 0.3
         v, a, b = search_step(mixture, residual, theta)
     else:
-        falling = 0.5 * (1.0 + np.cos(np.pi * (2.0 * progress - 1.0)))
+        falling, reach = 0.5 * (1.0 + np.cos(np.pi * (2.0 * progress - 1.0))), 0.3
         v, a, b = match_step(mixture, residual, theta, seen.residual)
     f = values - log_density(mixture, theta)
     of_components = np.array([f[own == k].mean() for k in range(number)])
     of_components -= mixture.weights @ of_components
-    rate = 0.1 / (1.0 + 0.1 * seen.value_square)
+    rate = 0.1 / np.sqrt(1.0 + seen.value_square)
     v = falling * (v + np.clip(rate * of_components, -0.1, 0.1))
     a, b = falling * a, falling * b
     for k in range(number):
-        a[k] /= max(np.linalg.norm(a[k]) / 0.3, 1.0)
+        length = np.linalg.norm(a[k])
+        a[k] /= max(length / np.clip(0.01 * length, 0.3, reach), 1.0)
         eigenvalues, vectors = np.linalg.eigh(np.eye(len(b[k])) + b[k])
         limited = np.clip(eigenvalues, 1.0 / trust, trust)
         b[k] = (vectors * limited) @ vectors.T - np.eye(len(b[k]))

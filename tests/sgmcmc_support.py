@@ -203,6 +203,8 @@ class NumPyroChains(Chains):
         if initial is not None and num_chains == 1:
             initial = {name: value[0] for name, value in initial.items()}
         mcmc.run(jax.random.key(seed), *args, init_params=initial, **(options or {}))
+        # What the compiled program has to say.
+        jax.effects_barrier()
         draws = mcmc.get_samples(group_by_chain=True)
         figures = mcmc.get_extra_fields(group_by_chain=True)
         return Run(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -46,10 +48,10 @@ def test_noise_of_the_scores_adds_its_part(chains: Any) -> None:
 def test_the_preconditioner_is_held_after_the_warm_up(chains: Any) -> None:
     kernel = chains.public.PSGLD(chains.normal(MEAN, STD), 0.1, decay=0.995)
     run = chains.sample(kernel, num_samples=3000, warmup=1000, num_chains=20)
-    squares, weight = _dynamics(run)
+    squares, weight = _dynamics(run)[:2]
     # Nothing has moved since the warm-up.
     short = chains.sample(kernel, num_samples=1, warmup=1000, num_chains=20)
-    for one, two in zip((squares, weight), _dynamics(short), strict=True):
+    for one, two in zip(_dynamics(run), _dynamics(short), strict=True):
         np.testing.assert_array_equal(one, two)
     preconditioner = 1.0 / (1e-5 + np.sqrt((squares / weight).astype(float)))
     # The mean square of the score is near 1 / v, so that G is near the standard deviation.
@@ -61,6 +63,31 @@ def test_the_preconditioner_is_held_after_the_warm_up(chains: Any) -> None:
     require_moments(chains, draws, MEAN, expected)
 
 
+#: Of a few steps, in which no chain settles.
+short_warm_up = pytest.mark.filterwarnings("ignore:PSGLD holds its preconditioner")
+
+
+def test_a_warm_up_that_has_not_settled_is_told(chains: Any) -> None:
+    """From twenty and thirteen standard deviations away, with steps of 0.03, it takes 1,000."""
+    public, start = chains.public, {"z": np.array([[11.0, 18.0]], np.float32)}
+
+    def run(warmup: int, step_size: float = 0.03, **options: Any) -> Any:
+        kernel = public.PSGLD(chains.normal(MEAN, STD), step_size, **options)
+        return chains.sample(kernel, num_samples=2000, warmup=warmup, initial=start).draws["z"]
+
+    words = r"on their way in . of 2 coordinates, most in site 'z'.* is (0\.9|1\.0)"
+    with pytest.warns(public.ConvergenceWarning, match=words):
+        away = run(200)
+    # The draws take the rest of the way.
+    assert np.abs((away.mean((0, 1)) - MEAN) / STD).max() > 1.0
+    # Warnings are errors here: neither a warm-up that has settled gives one, nor one that holds
+    # nothing.
+    settled = run(4000, 0.1)
+    assert np.all(np.abs(settled.mean((0, 1)) - MEAN) < 0.5 * STD)
+    run(10, adapt="always")
+
+
+@short_warm_up
 @pytest.mark.parametrize("adapt", ["warmup", "always"])
 def test_preconditioned_steps_follow_the_recursion(chains: Any, adapt: str) -> None:
     """Without noise, by hand: G = 1 / (damping + the root of the mean square of the scores)."""
@@ -205,7 +232,8 @@ def test_exploring_without_noise_is_gradient_ascent(chains: Any) -> None:
 
 def test_a_step_that_is_not_finite_is_not_taken(chains: Any) -> None:
     kernel = chains.public.SGHMC(chains.normal(MEAN, STD), 0.1, estimator=chains.broken())
-    run = chains.sample(kernel, num_samples=9, num_chains=2)
+    with told(chains, "3 of 18 steps"):
+        run = chains.sample(kernel, num_samples=9, num_chains=2)
     expected = np.zeros((2, 9), bool)
     expected[1, 2::3] = True
     np.testing.assert_array_equal(run.figures["diverging"], expected)
@@ -218,8 +246,16 @@ def test_a_step_that_is_not_finite_is_not_taken(chains: Any) -> None:
     kernel = chains.public.SGHMC(
         chains.normal(MEAN, STD), 0.1, estimator=chains.broken(), num_steps=4
     )
-    run = chains.sample(kernel, num_samples=3, num_chains=2)
+    with told(chains, "4 of 24 steps"):
+        run = chains.sample(kernel, num_samples=3, num_chains=2)
     np.testing.assert_array_equal(run.figures["diverging"], [[False] * 3, [True] * 3])
+
+
+def told(chains: Any, words: str) -> Any:
+    """See that Pyro's run ends with a warning; NumPyro's MCMC tells kernels of no end."""
+    if not chains.backend.is_pyro:
+        return nullcontext()
+    return pytest.warns(chains.public.DivergenceWarning, match=words)
 
 
 def _state(run: Any) -> Any:
@@ -228,7 +264,7 @@ def _state(run: Any) -> Any:
 
 
 def _dynamics(run: Any) -> list[np.ndarray]:
-    """Mean squares of the scores and their weight at the end."""
+    """What PSGLD keeps of the scores at the end, mean squares and their weight first."""
     found = _state(run).dynamics
     return [np.asarray(each) for each in (found.values() if isinstance(found, dict) else found)]
 
@@ -301,6 +337,7 @@ def test_kernels_can_be_sent_to_other_processes(chains: Any) -> None:
         assert float(copy.step_size(3)) == float(public.SGLD(print, step).step_size(3))
 
 
+@short_warm_up
 def test_numpyro_resumes_to_the_last_bit() -> None:
     import jax
     from numpyro.infer import MCMC
@@ -324,6 +361,7 @@ def test_numpyro_resumes_to_the_last_bit() -> None:
     np.testing.assert_array_equal(joined, whole.get_samples()["mu"])
 
 
+@short_warm_up
 def test_pyro_resumes_to_the_last_bit(tmp_path: Any) -> None:
     import torch
 
@@ -439,7 +477,9 @@ def test_what_arviz_gets_of_the_hosts_kernels(chains: Any) -> None:
             progress_bar=False,
         )
         mcmc.run(jax.random.key(0), *args)
-    data = chains.public.to_arviz(mcmc)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", chains.public.DivergenceWarning)  # the step is too long
+        data = chains.public.to_arviz(mcmc)
     assert data.posterior["mu"].shape == (1, 5)
     assert data.log_likelihood["y"].shape == (1, 5, 12)
     assert data.sample_stats["diverging"].shape == (1, 5)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.arguments import count
+from benchmarks.arguments import add_resume, count
 from benchmarks.bnn.methods import METHODS
 
 REGRESSION = (
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", choices=("numpyro", "pyro", "both"), default="numpyro", help="Pyro is slower"
     )
-    parser.add_argument("--resume", action="store_true", help="keep the runs already recorded")
+    add_resume(parser)
     parser.add_argument(
         "--full", action="store_true", help="all methods, splits and epochs, 5 and 20 particles"
     )

@@ -144,7 +144,7 @@ def _by_size(table: dict[int, int], rows: int) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Run the sets that are there; the exit status."""
     arguments.out.mkdir(parents=True, exist_ok=True)
-    book = Book(arguments.out / "bnn.jsonl", arguments.resume)
+    book = Book(arguments.out / "bnn.jsonl", arguments.resume, arguments.retry_failed)
     default = tuple(METHODS) if arguments.full else DEFAULT_METHODS
     methods = {name: METHODS[name] for name in arguments.methods or default}
     particles = [5, 20] if arguments.full else arguments.particles

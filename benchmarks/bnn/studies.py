@@ -40,7 +40,9 @@ MATRIX_HIDDEN, MATRIX_BATCH, MATRIX_EPOCHS = (10,), 16, (1, 20, 40, 60, 80, 100)
 def run(arguments: argparse.Namespace) -> int:
     """Run the study that the command line names; the exit status."""
     arguments.out.mkdir(parents=True, exist_ok=True)
-    book = Book(arguments.out / f"bnn-{arguments.study}.jsonl", arguments.resume)
+    book = Book(
+        arguments.out / f"bnn-{arguments.study}.jsonl", arguments.resume, arguments.retry_failed
+    )
     status = 0
     for backend in protocol.backends(arguments.backend):
         if arguments.study == "toy":

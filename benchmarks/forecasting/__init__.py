@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.arguments import count
+from benchmarks.arguments import add_resume, count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, help="of the likelihood")
     parser.add_argument("--init-scale", type=float, help="standard deviation of q at the start")
     parser.add_argument("--out", type=Path, default=Path("out/forecasting"), help="for the results")
-    parser.add_argument("--resume", action="store_true", help="keep the runs already recorded")
+    add_resume(parser)
 
 
 def main(arguments: argparse.Namespace) -> int:

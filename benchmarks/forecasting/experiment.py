@@ -363,7 +363,7 @@ def main(arguments: argparse.Namespace) -> int:
         return 1
     problems = {name: make_problem(series, settings.thinned_to) for name, series in loaded.items()}
     out: Path = arguments.out
-    book = Book(out / "records.jsonl", arguments.resume)
+    book = Book(out / "records.jsonl", arguments.resume, arguments.retry_failed)
     cells = [[last_value(book, problem)] for problem in problems.values()]
     for backend in backends(arguments.backend):
         for name, problem in problems.items():

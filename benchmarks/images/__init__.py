@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.arguments import count
+from benchmarks.arguments import add_resume, count
 
 EXPERIMENTS = ("small-data", "lenet")
 LENET_METHODS = ("ensemble", "WGD", "SVGD", "SVN", "SVN adaptive", "LL-SVN")
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=count, help="number of seeds")
     parser.add_argument("--rates", type=float, nargs="+", help="learning rates to try")
     parser.add_argument("--out", type=Path, default=Path("out/images"), help="for the results")
-    parser.add_argument("--resume", action="store_true", help="keep the runs already recorded")
+    add_resume(parser)
     small = parser.add_argument_group("of small-data alone")
     small.add_argument("--percent", type=float, nargs="+", help="shares of the training images")
     small.add_argument("--hidden", type=count, nargs="+", help="units of the hidden layers")

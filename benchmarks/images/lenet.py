@@ -472,7 +472,7 @@ def main(arguments: argparse.Namespace) -> int:
     from benchmarks.images import plots
 
     out: Path = arguments.out / "lenet"
-    book = Book(out / "records.jsonl", arguments.resume)
+    book = Book(out / "records.jsonl", arguments.resume, arguments.retry_failed)
     found: dict[str, list[list[Record]]] = {}
     for images in sets:
         cells = found.setdefault(images.name, [])

@@ -28,6 +28,7 @@ from benchmarks.images.lenet import (
 )
 from benchmarks.images.numpyro_training import release_programs
 from benchmarks.images.training import Array, in_chunks, spread_seed
+from numpyro_ext.stein import curvature_kernel
 
 BACKEND = "NumPyro"
 #: Images that are predicted at once.
@@ -132,6 +133,7 @@ def make_engine(model: Callable[..., Any], method: Method, plan: Plan, rate: flo
         return nx.SVN(
             model,
             **taken,
+            kernel=curvature_kernel(),  # of the full system, as published
             **method.newton_options(plan.curvature_every),
             **options,
         )
@@ -140,6 +142,7 @@ def make_engine(model: Callable[..., Any], method: Method, plan: Plan, rate: flo
             model,
             optim,
             step_size=optax.cosine_decay_schedule(plan.newton_share, plan.steps),
+            kernel=curvature_kernel(),  # of the full system, as published
             **method.newton_options(sites=LAST_LAYER),
             **options,
         )

@@ -28,6 +28,7 @@ from benchmarks.images.lenet import (
 )
 from benchmarks.images.pyro_training import release_programs
 from benchmarks.images.training import Array, in_chunks, spread_seed
+from pyro_ext.stein import curvature_kernel
 
 BACKEND = "Pyro"
 #: Images that are predicted at once.
@@ -112,6 +113,7 @@ def make_engine(
         return px.SVN(
             model,
             **taken,
+            kernel=curvature_kernel(),  # of the full system, as published
             **method.newton_options(plan.curvature_every),
             **options,
         )
@@ -120,6 +122,7 @@ def make_engine(
             model,
             optim,
             step_size=falling(plan.newton_share),
+            kernel=curvature_kernel(),  # of the full system, as published
             **method.newton_options(sites=LAST_LAYER),
             **options,
         )

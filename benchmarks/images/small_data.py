@@ -329,7 +329,7 @@ def main(arguments: argparse.Namespace) -> int:
         print(f"images: {error}", file=sys.stderr)
         return 1
     out: Path = arguments.out / "small-data"
-    book = Book(out / "records.jsonl", arguments.resume)
+    book = Book(out / "records.jsonl", arguments.resume, arguments.retry_failed)
     cells = []
     for backend in backends(arguments.backend or "both"):
         for percent in settings.percent:

@@ -202,16 +202,28 @@ class Book:
     path : path
     resume : bool
         Take up runs that the file holds already, with the same method, backend, model, seed and
-        settings and no error; otherwise the file is begun anew and an earlier one moved aside.
+        settings, failed ones among them; otherwise the file is begun anew and an earlier one moved
+        aside.
+    retry_failed : bool
+        The same, but make those that failed again, as those are that somebody interrupted. Their
+        new records take the place of the old ones.
     """
 
-    def __init__(self, path: Path, resume: bool = False) -> None:
+    def __init__(self, path: Path, resume: bool = False, retry_failed: bool = False) -> None:
         self.path = path
         #: Runs that are not made again, by :meth:`identity`.
         self.past: dict[str, Record] = {}
-        if resume and path.exists():
+        #: Runs that are made again, and whose record is in the file.
+        self._retried: set[str] = set()
+        if (resume or retry_failed) and path.exists():
             records.drop_cut_line(path)
-            self.past = {self.identity(r): r for r in records.read(path) if not r.failed}
+            for record in records.read(path):
+                # Of several records of one run, as earlier versions wrote them, the latest counts.
+                self.past[self.identity(record)] = record
+            for identity, record in list(self.past.items()):
+                if record.interrupted or (retry_failed and record.failed):
+                    self._retried.add(identity)
+                    del self.past[identity]
         else:
             records.moved_aside(path)
 
@@ -238,8 +250,14 @@ class Book:
         """Called before a run is made."""
 
     def write(self, record: Record) -> None:
-        """Add a record to the file."""
-        records.append(self.path, record)
+        """Add a record to the file, in place of one of a run that is made again."""
+        identity = self.identity(record)
+        if identity not in self._retried:
+            records.append(self.path, record)
+            return
+        self._retried.remove(identity)
+        kept = [each for each in records.read(self.path) if self.identity(each) != identity]
+        records.write(self.path, [*kept, record])
 
     @staticmethod
     def identity(record: Record) -> str:

@@ -13,10 +13,10 @@ import argparse
 import os
 from pathlib import Path
 
-from benchmarks.arguments import count
+from benchmarks.arguments import add_resume, count
 from benchmarks.posteriordb.methods import DENSE_LIMIT, METHODS
 
-ROUTES = ("native", "stan")
+ROUTES = ("auto", "native", "stan", "both")
 #: Score evaluations of the default run.
 BUDGET = 5_000
 
@@ -63,7 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"`all`, or of: {'; '.join(METHODS)} (one of each kind)",
     )
     parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="numpyro")
-    parser.add_argument("--route", choices=(*ROUTES, "both"), default="native")
+    parser.add_argument(
+        "--route",
+        choices=ROUTES,
+        default="auto",
+        help="native programs, Stan's, or native ones and Stan's where there is none (auto)",
+    )
     parser.add_argument(
         "--budget", type=count, default=BUDGET, help=f"score evaluations of a run ({BUDGET:,})"
     )
@@ -102,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=min(2, cores()),
         help="processes that runs are spread over (the number of cores, at most 2)",
     )
-    parser.add_argument("--resume", action="store_true", help="keep the runs already recorded")
+    add_resume(parser)
     parser.add_argument("--list", action="store_true", help="list the posteriors and stop")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from scipy.stats import wasserstein_distance
 
 from benchmarks.posteriordb.database import scatter
 from benchmarks.posteriordb.methods import Draws, Floats, Program
+from benchmarks.posteriordb.start import MOST_DIMENSIONS, Start
+from ppl_ext.diagnostics.stein_discrepancy import stein_discrepancy
 
 #: Directions of the sliced Wasserstein distance.
 SLICES = 50
@@ -142,7 +145,9 @@ def along(program: Program, draws: Draws, reference: Reference | None) -> dict[s
     return found
 
 
-def at_the_end(program: Program, draws: Draws, reference: Reference | None) -> dict[str, Any]:
+def at_the_end(
+    program: Program, draws: Draws, reference: Reference | None, start: Start | None = None
+) -> dict[str, Any]:
     """Figures of the whole run's fit."""
     found: dict[str, Any] = {"draws": len(draws.z)}
     with np.errstate(all="ignore"):
@@ -154,8 +159,41 @@ def at_the_end(program: Program, draws: Draws, reference: Reference | None) -> d
         return found
     # Of chains evenly over all draws.
     rows = np.unique(np.linspace(0, len(draws.z) - 1, STEIN_DRAWS).astype(int))
-    positions = None if reference is None else program.positions(reference.parameters)
-    scales = (draws.z if positions is None else positions).std(0)
-    if (scales > 0).all():
-        found["KSD"] = program.stein_discrepancy(draws.z[rows], scales, draws.log_q is not None)
+    factor = stein_units(program, draws.z, reference, start)
+    if factor is not None:
+        z = draws.z[rows]
+        found["KSD"] = in_units(z, program.value_and_score(z)[1], factor, draws.log_q is not None)
     return found
+
+
+def in_units(z: Floats, score: Floats, factor: Floats, independent: bool) -> float:
+    """Stein discrepancy of positions (n, D) with scores, in units of a root (D, D) of a covariance.
+
+    The U-statistic of independent draws, the V-statistic of others; infinite where a score is not
+    finite.
+    """
+    if not np.isfinite(score).all():
+        return math.inf
+    white = np.linalg.solve(factor, z.T).T
+    statistic = "U" if independent else "V"
+    return stein_discrepancy(white, score @ factor, statistic=statistic, metric=None).value
+
+
+def stein_units(
+    program: Program, z: Floats, reference: Reference | None, start: Start | None
+) -> Floats | None:
+    """A root (D, D) of the covariance in whose units Stein discrepancies are; None without one.
+
+    All fits of a program have the same, so that they can be compared: that of the reference, else
+    that of the start. In units of single coordinates a strongly correlated posterior's narrow
+    directions would hide how far a fit is off along the wide ones.
+    """
+    positions = None if reference is None else program.positions(reference.parameters)
+    with contextlib.suppress(np.linalg.LinAlgError):
+        if positions is not None and len(positions) > program.dim:
+            found: Floats = np.linalg.cholesky(np.atleast_2d(np.cov(positions.T)))
+            return found
+    if start is not None and program.dim <= MOST_DIMENSIONS:
+        return start.factor
+    scales = z.std(0)
+    return np.diag(scales) if (scales > 0).all() else None

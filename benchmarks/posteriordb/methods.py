@@ -157,9 +157,6 @@ class Program(Protocol):
     def positions(self, parameters: Mapping[str, Floats]) -> Floats | None:
         """Unconstrained positions of parameters; None where they do not determine these."""
 
-    def stein_discrepancy(self, z: Floats, scales: Floats, independent: bool) -> float:
-        """Kernelised Stein discrepancy of positions, in units of ``scales`` (D,)."""
-
 
 class Fitter(Protocol):
     """One method on one program; runs with other seeds and step sizes share what is compiled."""

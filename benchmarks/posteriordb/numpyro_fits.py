@@ -47,7 +47,6 @@ from numpyro_ext.curvature.gauss_newton import whitened_outputs
 from numpyro_ext.curvature.row_structure import row_structure
 from numpyro_ext.density import LogDensity
 from numpyro_ext.guides.mixture import AutoGaussianMixture
-from ppl_ext.diagnostics.stein_discrepancy import stein_discrepancy
 
 #: Iterations of chains after which a budget is looked at.
 BLOCK = 50
@@ -105,14 +104,6 @@ class NativeProgram:
         sites = self._sites.sites(dict(parameters))
         values = {name: jnp.asarray(sites[name]) for name in self.target.layout.names}
         return np.asarray(self.target.unconstrain(values, self.data), np.float64)
-
-    def stein_discrepancy(self, z: Floats, scales: Floats, independent: bool) -> float:
-        """See the protocol."""
-        score = self.value_and_score(z)[1]
-        statistic = "U" if independent else "V"
-        return float(
-            stein_discrepancy(z, score, statistic=statistic, metric=jnp.asarray(scales)).value
-        )
 
 
 class StanProgram(NativeProgram):

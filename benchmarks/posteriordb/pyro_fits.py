@@ -43,7 +43,6 @@ from benchmarks.posteriordb.programs import pyro_program, site_map
 from benchmarks.posteriordb.programs.sites import SiteMap
 from benchmarks.posteriordb.start import RADIUS, Start, of_chains
 from benchmarks.synthetic.pyro_fits import white_noise
-from ppl_ext.diagnostics.stein_discrepancy import stein_discrepancy
 from pyro_ext.curvature.gauss_newton import whitened_outputs
 from pyro_ext.curvature.row_structure import row_structure
 from pyro_ext.density import LogDensity
@@ -97,14 +96,6 @@ class NativeProgram:
         sites = self._sites.sites(dict(parameters))
         values = {name: as_tensor(sites[name]) for name in self.target.layout.names}
         return as_array(self.target.unconstrain(values, self.data))
-
-    def stein_discrepancy(self, z: Floats, scales: Floats, independent: bool) -> float:
-        """See the protocol."""
-        positions = as_tensor(z)
-        score = self.target.score(positions, self.data).score.detach()
-        statistic = "U" if independent else "V"
-        metric = as_tensor(scales)
-        return float(stein_discrepancy(positions, score, statistic=statistic, metric=metric).value)
 
 
 class StanProgram(NativeProgram):

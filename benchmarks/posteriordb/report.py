@@ -6,9 +6,10 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.stats import gaussian_kde
 
 from benchmarks import records
 from benchmarks.bnn.report import pyplot
@@ -23,6 +24,8 @@ ARRIVED = 0.5
 FAR_OFF = 10.0
 #: Parameters on a page's plots.
 SHOWN = 12
+#: Figure of every run, failed ones too: whether its posterior has reference draws.
+JUDGED = "has reference"
 
 TITLE = "# Engines on posteriordb"
 ABOUT = (
@@ -32,9 +35,14 @@ ABOUT = (
     "of the reference draws and every standard deviation is within "
     f"{RATIOS[0]:g} and {RATIOS[1]:g} of theirs; *right after* is the first look along the run "
     "from which this holds to the end. Mean errors and Wasserstein distances are in standard "
-    "deviations of the reference. KSD of particles and chains is the V-statistic, of guides the "
-    "U-statistic, and depends on the number of draws. Of methods with a step size the best by "
-    "bound, or by KSD, is shown."
+    "deviations of the reference. KSD is in units of the covariance of the reference, or of the "
+    "start where there is no reference; of particles and chains it is the V-statistic, of guides "
+    "the U-statistic, and it depends on the number of draws. Of methods with a step size the one "
+    "with the best bound, or KSD, is shown, be it the nearer to the reference or not; *misjudged* "
+    "counts the runs that were right at a step size that was not taken and wrong at the one that "
+    "was. A run that failed is wrong: it counts among those that could be right, and its errors "
+    "are infinite in medians. Medians of *right after* are of the runs that are right, those of "
+    "seconds of the runs that ended."
 )
 
 
@@ -60,8 +68,11 @@ def merit(record: Record) -> float:
     return float(found) if math.isfinite(found) else math.inf
 
 
-def best_rates(runs: Sequence[Record]) -> list[Record]:
-    """Of the runs that differ in their step size alone, the best; the latest of equal ones."""
+def tried_rates(runs: Sequence[Record]) -> list[list[Record]]:
+    """Runs that differ in their step size alone, the one that is taken first.
+
+    Of several records of a run the latest counts.
+    """
     groups: dict[tuple[Any, ...], dict[Any, Record]] = {}
     key: tuple[Any, ...]
     for record in runs:
@@ -75,7 +86,18 @@ def best_rates(runs: Sequence[Record]) -> list[Record]:
         )
         key += (record.seed, settings["budget"], settings["start"])
         groups.setdefault(key, {})[settings["rate"]] = record
-    return [min(tried.values(), key=merit) for tried in groups.values()]
+    return [sorted(tried.values(), key=merit) for tried in groups.values()]
+
+
+def best_rates(runs: Sequence[Record]) -> list[Record]:
+    """Of the runs that differ in their step size alone, the best."""
+    return [tried[0] for tried in tried_rates(runs)]
+
+
+def misjudged(tried: Sequence[Record]) -> bool:
+    """Whether a run at another step size than the first, which was taken, was right alone."""
+    first, *others = (bool(record.figures.get("right")) for record in tried)
+    return any(others) and not first
 
 
 def grouped(
@@ -100,6 +122,12 @@ def place(record: Record) -> tuple[Any, ...]:
     rate = settings["rate"] or 0.0
     where = record.model, record.backend, settings["route"], settings["noise"]
     return (settings["budget"], settings["start"], *where, order(record), record.seed, rate)
+
+
+def conditions(record: Record) -> tuple[int, str, float]:
+    """Budget, start and noise of a run."""
+    settings = record.settings
+    return settings["budget"], settings["start"], settings["noise"]
 
 
 def right_after(record: Record) -> float:
@@ -128,25 +156,42 @@ def median(values: Sequence[float]) -> float | None:
     return float(np.median(kept)) if kept else None
 
 
+def or_infinite(value: float | None) -> float:
+    """A figure of which less is better, infinite where there is none."""
+    return math.inf if value is None or math.isnan(value) else float(value)
+
+
 def judged_posteriors(runs: Sequence[Record]) -> set[str]:
-    """Posteriors with reference draws, known by the runs that were held against them."""
-    return {r.model for r in runs if not r.failed and "worst mean error" in r.figures}
+    """Posteriors with reference draws, be it that every run on them failed."""
+    # Records from before runs stated it are known by what they were held against.
+    return {r.model for r in runs if r.figures.get(JUDGED, "worst mean error" in r.figures)}
 
 
 def leaderboard(runs: Sequence[Record]) -> str:
-    """One line for each method, over all posteriors and seeds.
+    """One line for each method, over all posteriors and seeds, of runs at all step sizes.
 
-    Of the posteriors without reference draws no run is right or wrong.
+    Of the posteriors without reference draws no run is right or wrong. Runs that failed have
+    infinite errors.
     """
     known = judged_posteriors(runs)
     rows = []
-    groups = grouped(runs, lambda r: (r.method, r.backend, r.settings["route"]))
-    for (method, backend, route), own in sorted(groups.items(), key=lambda item: order(item[1][0])):
-        judged = [r for r in own if r.model in known and was_run(r)]
-        done = [r for r in own if not r.failed]
+    groups: dict[tuple[str, str, str], list[list[Record]]] = {}
+    for tried in tried_rates(runs):
+        first = tried[0]
+        key = first.method, first.backend, first.settings["route"]
+        groups.setdefault(key, []).append(tried)
+    for (method, backend, route), all_tried in sorted(
+        groups.items(), key=lambda item: order(item[1][0][0])
+    ):
+        own = [tried[0] for tried in all_tried]
+        made = [r for r in own if was_run(r)]
+        judged = [r for r in made if r.model in known]
 
-        def over(name: str, done: list[Record] = done) -> float | None:
-            return median([r.figures[name] for r in done if name in r.figures])
+        def over(name: str, runs: list[Record]) -> float | None:
+            # Some methods have no such figure at all.
+            if not any(name in r.figures for r in runs) and not all(r.failed for r in runs):
+                return None
+            return median([or_infinite(r.figures.get(name)) for r in runs])
 
         rows.append(
             {
@@ -157,11 +202,14 @@ def leaderboard(runs: Sequence[Record]) -> str:
                 "right": f"{sum(bool(r.figures.get('right')) for r in judged)} of {len(judged)}",
                 "failed": sum(r.failed for r in own),
                 "not run": sum(not was_run(r) for r in own),
-                "worst mean error": over("worst mean error"),
-                "sliced Wasserstein": over("sliced Wasserstein"),
-                "k-hat": over("k-hat"),
-                "right after": median([right_after(r) for r in done]),
-                "seconds": over("step seconds"),
+                "misjudged": sum(misjudged(tried) for tried in all_tried)
+                if any(len(tried) > 1 for tried in all_tried)
+                else None,
+                "worst mean error": over("worst mean error", judged),
+                "sliced Wasserstein": over("sliced Wasserstein", judged),
+                "k-hat": over("k-hat", made),
+                "right after": median([right_after(r) for r in made]),
+                "seconds": over("step seconds", [r for r in made if not r.failed]),
             }
         )
     return records.markdown_table(rows)
@@ -215,9 +263,21 @@ def _overview_cell(runs: Sequence[Record]) -> str:
     return f"**{found}**" if all(r.figures["right"] for r in runs) else found
 
 
+def with_error(value: float | None, error: float | None) -> str | None:
+    """A figure and its standard error, to two digits of the latter."""
+    if value is None:
+        return None
+    if error is None or not (math.isfinite(value) and math.isfinite(error)):
+        return records.format_cell(value)
+    # An error of nothing is rounding of the sum.
+    decimals = min(max(1 - math.floor(math.log10(max(error, 1e-4))), 0), 4)
+    return f"{value:,.{decimals}f} ± {error:.{decimals}f}"
+
+
 def posterior_table(runs: Sequence[Record]) -> str:
-    """One line for each run on a posterior."""
+    """One line for each run on a posterior, and below what those say that failed."""
     rows = []
+    said: dict[str, list[str]] = {}
     for record in sorted(runs, key=order):
         found = record.figures
         row: dict[str, Any] = {
@@ -227,11 +287,10 @@ def posterior_table(runs: Sequence[Record]) -> str:
             "seed": record.seed,
             "rate": record.settings["rate"],
         }
-        if record.failed:
-            rows.append(row | {"right": "failed", "worst parameter": str(record.error)[:90]})
-            continue
-        if not was_run(record):
-            rows.append(row | {"right": "not run", "worst parameter": found["not run"]})
+        if record.failed or not was_run(record):
+            rows.append(row | {"right": "failed" if record.failed else "not run"})
+            reason = " ".join(str(record.error if record.failed else found["not run"]).split())
+            said.setdefault(reason, []).append(_label(record))
             continue
         row["right"] = {True: "yes", False: "no", None: ""}[found.get("right")]
         for name in (
@@ -247,11 +306,24 @@ def posterior_table(runs: Sequence[Record]) -> str:
             "evaluations",
         ):
             row[name] = found.get(name)
+        row["negative ELBO"] = with_error(found.get("negative ELBO"), found.get("its error"))
         row["right after"] = None if math.isnan(right_after(record)) else right_after(record)
         row["seconds"] = found.get("step seconds")
         rows.append(row)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    return records.markdown_table(rows, columns)
+    # Of a failed run no more is known than who it was.
+    longest = max(rows, key=len, default={})
+    columns = [*longest, *(key for row in rows for key in row if key not in longest)]
+    table = records.markdown_table(rows, list(dict.fromkeys(columns)))
+    reasons = [f"- {'; '.join(labels)}: `` {reason} ``" for reason, labels in said.items()]
+    return "\n".join([table, *reasons])
+
+
+def _label(record: Record) -> str:
+    """A run in words."""
+    settings = record.settings
+    parts = [record.method, record.backend, settings["route"], f"seed {record.seed}"]
+    parts += [] if settings["rate"] is None else [f"rate {settings['rate']:g}"]
+    return ", ".join(parts)
 
 
 def arrival(record: Record, lowest: float) -> float:
@@ -321,7 +393,9 @@ def write(
         text += [f"## {budget:,} score evaluations, from {where}"]
         exact = [record for record in same if not record.settings["noise"]]
         if exact:
-            text += [part for part in (leaderboard(exact), overview(exact)) if part]
+            where_tried = (budget, start, 0.0)
+            tried = [r for r in own if conditions(r) == where_tried]
+            text += [part for part in (leaderboard(tried), overview(exact)) if part]
         if exact and plots:
             plot_curves(exact, out / f"convergence-{budget}-{start}.png", "worst mean error")
             plot_curves(exact, out / f"bounds-{budget}-{start}.png", "negative ELBO")
@@ -338,9 +412,18 @@ def write(
 
 
 def colours(plt: Any) -> dict[str, Any]:
-    """A colour for each method, the same in all plots."""
-    cycle = plt.get_cmap("tab20").colors
-    return {name: cycle[i % len(cycle)] for i, name in enumerate(METHODS)}
+    """A colour for each method, the same in all plots, and no two alike."""
+    shades = plt.get_cmap("tab20b").colors
+    # Of each of its hues the darkest, and another one only where there are many methods.
+    several: Sequence[Any] = (*plt.get_cmap("tab10").colors, *shades[::4], *shades[2::4])
+    if len(METHODS) > len(several):
+        several = plt.get_cmap("turbo")(np.linspace(0.0, 1.0, len(METHODS)))
+    return dict(zip(METHODS, several, strict=False))
+
+
+def _mark(axis: Any, place: float, colour: Any, transform: Any, rank: int) -> None:
+    """A cross at the upper edge for a run that failed; ``rank`` puts several below each other."""
+    axis.plot(place, 0.96 - 0.07 * rank, "x", color=colour, ms=6, mew=1.5, transform=transform)
 
 
 def _grid(plt: Any, number: int) -> tuple[Any, Any]:
@@ -352,7 +435,10 @@ def _grid(plt: Any, number: int) -> tuple[Any, Any]:
 
 
 def plot_curves(runs: Sequence[Record], path: Path, figure_name: str) -> None:
-    """A figure over score evaluations, a panel for each posterior; bounds above the lowest."""
+    """A figure over score evaluations, a panel for each posterior; bounds above the lowest.
+
+    A run that failed is a cross at its panel's right edge.
+    """
     drawn = [
         record
         for record in runs
@@ -360,13 +446,24 @@ def plot_curves(runs: Sequence[Record], path: Path, figure_name: str) -> None:
     ]
     if not drawn:
         return
+    having = {record.method for record in drawn}
+    known = judged_posteriors(runs)
+    if figure_name == "worst mean error":
+        failed = [record for record in runs if record.failed and record.model in known]
+    else:
+        # Particles and chains have no bound, also where they do not fail.
+        failed = [record for record in runs if record.failed and record.method in having]
     plt = pyplot()
     colour = colours(plt)
-    panels = grouped(drawn, lambda r: (r.model,))
+    panels = grouped([*drawn, *failed], lambda r: (r.model,))
     figure, axes = _grid(plt, len(panels))
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    for axis, ((name,), own) in zip(axes.flat, panels.items(), strict=False):
+    for axis, ((name,), both) in zip(axes.flat, panels.items(), strict=False):
+        own = [record for record in both if not record.failed]
+        crosses = dict.fromkeys(record.method for record in both if record.failed)
+        for rank, method in enumerate(crosses):
+            _mark(axis, 0.97, colour[method], axis.transAxes, rank)
         lowest = {record.settings["route"]: 0.0 for record in own}
         if figure_name == "negative ELBO":
             for route in lowest:
@@ -389,16 +486,18 @@ def plot_curves(runs: Sequence[Record], path: Path, figure_name: str) -> None:
             )
         if figure_name == "worst mean error":
             axis.axhline(MEAN_ERROR, color="black", lw=0.7, ls=":")
-        axis.set(xscale="log", yscale="log", title=name)
+        axis.set(xscale="log" if own else "linear", yscale="log" if own else "linear", title=name)
         # Over little more than a decade the labels between powers of ten run into each other.
         axis.xaxis.set_minor_formatter(plt.NullFormatter())
         axis.title.set_fontsize(8)
         axis.set_ylim(top=min(axis.get_ylim()[1], 1e4))
         axis.grid(alpha=0.3)
+        if not own:
+            axis.set(xticks=[], yticks=[])
     label = "nats above the lowest bound" if figure_name == "negative ELBO" else figure_name
     figure.supylabel(label)
     figure.supxlabel("score evaluations")
-    _legend(plt, figure, colour, drawn)
+    _legend(plt, figure, colour, [*drawn, *failed])
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -406,6 +505,8 @@ def plot_curves(runs: Sequence[Record], path: Path, figure_name: str) -> None:
 def _legend(plt: Any, figure: Any, colour: Mapping[str, Any], runs: Sequence[Record]) -> None:
     names = [name for name in METHODS if any(record.method == name for record in runs)]
     handles = [plt.Line2D([], [], color=colour[name], label=name) for name in names]
+    if any(record.failed for record in runs):
+        handles.append(plt.Line2D([], [], ls="", marker="x", color="black", label="failed"))
     figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=8)
 
 
@@ -425,6 +526,7 @@ def plot_noise(runs: Sequence[Record], path: Path) -> None:
     levels = sorted({record.settings["noise"] for record in drawn})
     for axis, ((name, _), own) in zip(axes.flat, panels.items(), strict=False):
         lowest = min(r.figures.get("negative ELBO", math.inf) for r in own)
+        crosses: dict[int, int] = {}
         for (method, backend), same in grouped(own, lambda r: (r.method, r.backend)).items():
             at = []
             for level in levels:
@@ -437,6 +539,9 @@ def plot_noise(runs: Sequence[Record], path: Path) -> None:
             shown = [math.nan if v is None else max(v - lowest, 1e-2) for v in at]
             marker = "o-" if backend == "numpyro" else "x--"
             axis.plot(range(len(levels)), shown, marker, ms=4, color=colour[method])
+            for place in (i for i, v in enumerate(at) if v == math.inf):
+                rank = crosses[place] = crosses.get(place, -1) + 1
+                _mark(axis, place, colour[method], axis.get_xaxis_transform(), rank)
         axis.set(yscale="log", title=name, xticks=range(len(levels)))
         axis.set_xticklabels([f"{level:g}" for level in levels])
         axis.title.set_fontsize(8)
@@ -449,8 +554,30 @@ def plot_noise(runs: Sequence[Record], path: Path) -> None:
     plt.close(figure)
 
 
+class Fit(NamedTuple):
+    """A run on a page's plots.
+
+    Attributes
+    ----------
+    method, label : str
+        The label names backend and route besides.
+    columns : dict, optional
+        Draws (n,) by scalar parameter; None where there are none.
+    remark : str
+        Why there are none.
+    line : str
+        Style of its lines, which tells backends and routes apart.
+    """
+
+    method: str
+    label: str
+    columns: Mapping[str, Floats] | None
+    remark: str
+    line: str
+
+
 def write_page(name: str, runs: Sequence[Record], database: Database, out: Path) -> None:
-    """A page of one posterior: its table, and ArviZ's plots against the reference draws."""
+    """A page of one posterior: its table, and plots against the reference draws."""
     folder = out / "pages"
     text = [f"# {name}", posterior_table(runs)]
     try:
@@ -458,67 +585,139 @@ def write_page(name: str, runs: Sequence[Record], database: Database, out: Path)
     except DatabaseError:
         # Records of another database's posterior.
         draws = None
-    shown = {}
-    for record in sorted(runs, key=order):
-        path = draws_path(out, record)
-        if not record.failed and was_run(record) and record.seed == 0 and path.exists():
-            with np.load(path) as kept:
-                label = f"{record.method} ({record.backend}, {record.settings['route']})"
-                shown[label] = {key: kept[key] for key in kept.files}
+    shown = [_fit(record, out) for record in sorted(runs, key=order) if record.seed == 0]
     if draws is not None and shown:
         folder.mkdir(parents=True, exist_ok=True)
         reference = Reference.of(draws)
-        for kind in ("forest", "density"):
+        for kind, plot in (("forest", plot_forest), ("density", plot_density)):
             path = folder / f"{name}-{kind}.png"
-            plot_page(kind, reference, shown, path)
+            plot(reference, shown, path)
             text.append(f"![{kind} of {name}]({path.name})")
     records.write_text(folder / f"{name}.md", "\n\n".join(text) + "\n")
 
 
-def plot_page(
-    kind: str, reference: Reference, shown: Mapping[str, Mapping[str, Floats]], path: Path
-) -> None:
-    """ArviZ's forest or density plot of the first parameters, the reference first."""
-    import arviz as az
+def _fit(record: Record, out: Path) -> Fit:
+    """A run as the plots of a page have it."""
+    backend, route = record.backend, record.settings["route"]
+    label = f"{record.method} ({backend}, {route})"
+    line = {("numpyro", "native"): "-", ("numpyro", "stan"): "--", ("pyro", "native"): "-."}
+    style = line.get((backend, route), ":")
+    path = draws_path(out, record)
+    if record.failed or not was_run(record):
+        return Fit(record.method, label, None, "failed" if record.failed else "not run", style)
+    if not path.exists():
+        return Fit(record.method, label, None, "not finite", style)
+    with np.load(path) as kept:
+        columns = scatter({key: kept[key] for key in kept.files}, rank=1)
+    return Fit(record.method, label, columns, "", style)
 
-    plt = pyplot()
+
+def _panels(plt: Any, reference: Reference, height: float) -> tuple[Any, list[tuple[str, Any]]]:
+    """A panel for each of the first parameters, each with an axis of its own."""
     names = list(reference.columns)[:SHOWN]
+    columns = min(4, len(names))
+    rows = -(-len(names) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(2 + 2.7 * columns, height * rows + 0.8), squeeze=False
+    )
+    figure.set_layout_engine("constrained")
+    for axis in axes.flat[len(names) :]:
+        axis.set_visible(False)
+    for name, axis in zip(names, axes.flat, strict=False):
+        axis.set_title(name, fontsize=8)
+        axis.tick_params(labelsize=7)
+        axis.xaxis.set_major_locator(plt.MaxNLocator(4))
+    return figure, list(zip(names, axes.flat, strict=False))
 
-    def as_data(columns: Mapping[str, Floats]) -> Any:
-        return (
-            az.from_dict({"posterior": {n: columns[n][None] for n in names}})
-            if newer
-            else (az.from_dict(posterior={n: columns[n][None] for n in names}))
-        )
 
-    newer = not hasattr(az, "psislw")
-    data = {"reference": as_data(reference.columns)}
-    for label, parameters in shown.items():
-        columns = scatter(parameters, rank=1)
-        if all(n in columns and np.isfinite(columns[n]).all() for n in names):
-            data[label] = as_data(columns)
-    if newer:
-        plot = az.plot_forest if kind == "forest" else az.plot_dist
-        plot(data).savefig(path)
-        return
-    options: dict[str, Any] = {"hdi_prob": 0.9, "var_names": names}
-    with np.errstate(all="ignore"):
-        if kind == "forest":
-            axes = az.plot_forest(
-                list(data.values()),
-                model_names=list(data),
-                combined=True,
-                figsize=(8, 0.09 * len(names) * len(data) + 2.5),
-                **options,
-            )
-        else:
-            axes = az.plot_density(
-                list(data.values()),
-                data_labels=list(data),
-                shade=0.05,
-                textsize=8,
-                **options,
-            )
-    figure = np.ravel(axes)[0].figure
-    figure.savefig(path, dpi=90, bbox_inches="tight")
+def _range(true: Floats) -> tuple[float, float]:
+    """Where a parameter is shown: some standard deviations around the reference's draws."""
+    low, high = np.quantile(true, [0.001, 0.999])
+    margin = 0.3 * (high - low) or 1.0
+    return float(low - margin), float(high + margin)
+
+
+def plot_forest(reference: Reference, fits: Sequence[Fit], path: Path) -> None:
+    """Median and central 90 % of each parameter, the reference first.
+
+    Fits without draws are marked so; what is out of sight is an arrow at the edge.
+    """
+    plt = pyplot()
+    colour = colours(plt)
+    figure, panels = _panels(plt, reference, 0.17 * (len(fits) + 1) + 0.6)
+    levels = [0.05, 0.5, 0.95]
+    for name, axis in panels:
+        true = reference.columns[name]
+        least, greatest = _range(true)
+        low, middle, high = np.quantile(true, levels)
+        axis.axvspan(low, high, color="0.9", zorder=0)
+        axis.plot([low, high], [0, 0], color="black", lw=2)
+        axis.plot(middle, 0, "o", color="black", ms=4)
+        for place, fit in enumerate(fits, start=1):
+            own = colour[fit.method]
+            drawn = (fit.columns or {}).get(name, np.array([np.nan]))
+            if not np.isfinite(drawn).all():
+                remark = fit.remark or ("not finite" if name in (fit.columns or {}) else "no draws")
+                axis.plot(0.03, place, "x", color=own, ms=5, transform=axis.get_yaxis_transform())
+                axis.text(
+                    0.08,
+                    place,
+                    remark,
+                    fontsize=6,
+                    va="center",
+                    transform=axis.get_yaxis_transform(),
+                )
+                continue
+            low, middle, high = np.quantile(drawn, levels)
+            axis.plot([low, high], [place, place], fit.line, color=own, lw=1.5)
+            if least <= middle <= greatest:
+                axis.plot(middle, place, "o", color=own, ms=4)
+            else:
+                left = middle < least
+                axis.plot(least if left else greatest, place, "<" if left else ">", color=own, ms=6)
+        axis.set_xlim(least, greatest)
+        axis.set_ylim(len(fits) + 0.6, -0.6)
+        first = axis.get_subplotspec().is_first_col()
+        labels = ["reference", *(fit.label for fit in fits)] if first else []
+        axis.set_yticks(range(len(fits) + 1) if first else [], labels)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
+
+
+def plot_density(reference: Reference, fits: Sequence[Fit], path: Path) -> None:
+    """Densities of each parameter, the reference's as an area; fits without draws are named so."""
+    plt = pyplot()
+    colour = colours(plt)
+    figure, panels = _panels(plt, reference, 1.8)
+    for name, axis in panels:
+        least, greatest = _range(reference.columns[name])
+        grid = np.linspace(least, greatest, 200)
+        heights = [_density(reference.columns[name], grid)]
+        axis.fill_between(grid, heights[0], color="0.8")
+        for fit in fits:
+            if fit.columns is None or name not in fit.columns:
+                continue
+            heights.append(_density(fit.columns[name], grid))
+            axis.plot(grid, heights[-1], fit.line, color=colour[fit.method], lw=1.2)
+        # One fit that has shrunk to a point would flatten all others.
+        axis.set(xlim=(least, greatest), ylim=(0.0, 3.0 * float(heights[0].max())), yticks=[])
+        axis.set_ylim(top=min(3.0 * heights[0].max(), 1.05 * max(h.max() for h in heights)))
+    handles = [plt.Rectangle((0, 0), 1, 1, color="0.8", label="reference")]
+    for fit in fits:
+        label = f"{fit.label}: {fit.remark}" if fit.remark else fit.label
+        marker = "x" if fit.remark else None
+        line = "" if fit.remark else fit.line
+        handles.append(
+            plt.Line2D([], [], ls=line, marker=marker, color=colour[fit.method], label=label)
+        )
+    figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=7)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def _density(drawn: Floats, grid: Floats) -> Floats:
+    """A kernel estimate on a grid; zero where draws are all alike or not finite."""
+    if not np.isfinite(drawn).all() or np.ptp(drawn) <= 1e-12 * np.abs(drawn).max():
+        return np.zeros_like(grid)
+    found: Floats = gaussian_kde(drawn)(grid)
+    return found

@@ -144,7 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(listing(database, plan.posteriors))
         return 0
     plan.out.mkdir(parents=True, exist_ok=True)
-    book = Book(plan.out / "posteriordb.jsonl", arguments.resume)
+    book = Book(plan.out / "posteriordb.jsonl", arguments.resume, arguments.retry_failed)
     cases = cases_of(plan)
     if min(arguments.jobs, len(cases)) > 1:
         steps = spread(cases, arguments.jobs, compare, book, arguments.database, plan)
@@ -263,20 +263,26 @@ class _Case:
         self, book: Book, posterior: Posterior, backend: str, route: str, plan: Plan
     ) -> None:
         self._book, self._posterior, self._plan = book, posterior, plan
-        self._name, self._route = backend, route
+        self._name, self._route = backend, "native" if route == "auto" else route
         self._backend: Backend = importlib.import_module(f"benchmarks.posteriordb.{backend}_fits")
         self._made: Program | None = None
         self._failure: Exception | None = None
         self._reference: figures.Reference | None = None
         self._starts: dict[int, starting.Start] = {}
         self._fitter: tuple[Any, Any] = (None, None)
+        # Stated by every run, so that a posterior on which all fail is missed in no count.
+        self._judged = posterior.reference_name is not None
         try:
+            native = posterior.model_name in programs.programs(backend)
+            if route == "auto" and not native and posterior.stan_program() is not None:
+                self._route = "stan"
             self._data, draws = posterior.data(), posterior.reference_draws()
         except DatabaseError as error:
             # Every run will fail of it.
             self._fails(error)
             self._digest = "unreadable"
             return
+        self._judged = draws is not None
         self._digest = digest(self._data, draws)
         self._reference = None if draws is None else figures.Reference.of(draws)
 
@@ -302,11 +308,14 @@ class _Case:
         if reason is not None:
             # Told apart from the run itself, which a higher limit makes.
             settings["dense limit"] = plan.dense_limit
-        record = Record("posteriordb", name, self._name, self._posterior.name, seed, settings)
+        stated = {report.JUDGED: self._judged}
+        record = Record(
+            "posteriordb", name, self._name, self._posterior.name, seed, settings, stated
+        )
 
         def work(record: Record) -> None:
             if reason is not None:
-                record.figures = {"dimension": self._program().dim, "not run": reason}
+                record.figures |= {"dimension": self._program().dim, "not run": reason}
             else:
                 self._fit(record, method, noise)
 
@@ -350,6 +359,12 @@ class _Case:
         self._backend.configure()
         posterior, data = self._posterior, self._data
         if self._route == "native":
+            if posterior.model_name not in programs.programs(self._name):
+                other = "--route stan takes" if posterior.stan_program() else "nor is there"
+                raise DatabaseError(
+                    f"expected a native program of {posterior.model_name} in {self._name}, found "
+                    f"none; {other} a Stan program"
+                )
             try:
                 return self._backend.native(posterior.model_name, data)
             except KeyError as error:
@@ -400,8 +415,8 @@ class _Case:
                 f"the budget of {plan.budget} score evaluations was spent before there was a draw "
                 f"(the start took {spent}); raise --budget"
             )
-        record.figures = {"dimension": program.dim, "curves": curves}
-        record.figures |= figures.at_the_end(program, last[0], self._reference)
+        record.figures |= {"dimension": program.dim, "curves": curves}
+        record.figures |= figures.at_the_end(program, last[0], self._reference, start)
         record.figures["evaluations"] = curves["evaluations"][-1]
         record.figures["step seconds"] = curves["seconds"][-1]
         record.figures["whole seconds"] = time.perf_counter() - began

@@ -15,6 +15,10 @@ from pathlib import Path
 from benchmarks.arguments import count
 
 EXPERIMENTS = ("logistic", "uci", "memory")
+#: ADVI whose entropy has the temperature with which the default's diagonal closed form starts.
+ANNEALED = "annealed ADVI"
+RIVALS = ("ADVI", ANNEALED)
+NETWORK_METHODS = ("ours", "ours, gradient", *RIVALS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend", choices=("numpyro", "pyro", "both"), default="numpyro", help="Pyro is slower"
     )
     parser.add_argument("--sets", nargs="+", metavar="NAME", help="UCI sets; default all eight")
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        metavar="NAME",
+        choices=NETWORK_METHODS,
+        help=f"of the networks; default all: {', '.join(NETWORK_METHODS)}",
+    )
     parser.add_argument("--quick", action="store_true", help="a tenth of the scores or fewer")
 
 

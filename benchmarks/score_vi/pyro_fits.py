@@ -11,10 +11,13 @@ import torch
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal, init_to_sample
 from pyro.optim import CosineAnnealingLR
+from pyro.poutine.messenger import Messenger
 
 import pyro_ext as px
 from benchmarks.datasets import Split
+from benchmarks.score_vi import ANNEALED
 from benchmarks.score_vi.problems import HIDDEN, Logistic
+from ppl_ext.regression import diagonal
 
 BACKEND = "Pyro"
 
@@ -44,13 +47,36 @@ def network_model(x: Any, y: Any, batch_size: int) -> None:
         pyro.sample("y", dist.Normal(mean, noise), obs=y[rows])
 
 
-def _advi(model: Any, guide: Any, rate: float, steps: int, seed: int, *data: Any) -> None:
+class _Entropy(Messenger):
+    """Multiply the entropy of an ``AutoDiagonalNormal`` in its bound by a temperature."""
+
+    def __init__(self, guide: Any) -> None:
+        self.temperature, self._guide = 1.0, guide
+        super().__init__()
+
+    def _pyro_sample(self, msg: Any) -> None:
+        # Only of the draw in unconstrained space: the other sites hold the transforms' Jacobians,
+        # which belong to the target.
+        if msg["name"] == f"_{self._guide._pyro_name}_latent":
+            msg["scale"] = self.temperature
+
+
+def _advi(
+    model: Any, guide: Any, rate: float, steps: int, seed: int, *data: Any, annealed: bool = False
+) -> None:
+    """The host's SVI; ``annealed`` gives its entropy the temperature with which the diagonal
+    closed form starts cold."""
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
     schedule = {"optimizer": torch.optim.Adam, "optim_args": {"lr": rate}, "T_max": steps}
     optimizer = CosineAnnealingLR(schedule)
-    svi = SVI(model, guide, optimizer, Trace_ELBO())
-    for _ in range(steps):
+    entropy = _Entropy(guide)
+    svi = SVI(model, entropy(guide), optimizer, Trace_ELBO())
+    for index in range(steps):
+        if annealed:
+            # The guide has no size before its first step.
+            dim = guide.latent_dim if index else 1
+            entropy.temperature = diagonal.schedule(float(index), float(steps), dim).temperature
         svi.step(*data)
         optimizer.step()
 
@@ -96,9 +122,9 @@ def fit_network(
     data = x, y, min(batch_size, len(x))
     pyro.set_rng_seed(seed)
     guide = AutoDiagonalNormal(network_model, init_loc_fn=init_to_sample)
-    if method == "ADVI":
+    if method in ("ADVI", ANNEALED):
         assert rate is not None
-        _advi(network_model, guide, rate, scores, seed, *data)
+        _advi(network_model, guide, rate, scores, seed, *data, annealed=method == ANNEALED)
     else:
         engine, per_step = _engine(method, network_model, guide, seed)
         engine.run(scores // per_step, *data, progress_bar=False)

@@ -5,7 +5,7 @@ traced.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,13 +15,24 @@ from jax import Array
 from numpyro import handlers
 
 from numpyro_ext.density.bound_model import BoundModel, prior_and_likelihood
-from numpyro_ext.density.check import closure_error, raise_row_mismatch
-from numpyro_ext.density.first_run import InitStrategy
-from numpyro_ext.density.handlers import PlateRecorder, Trace, run_trace, unconstraining
+from numpyro_ext.density.check import closure_error, raise_row_mismatch, structure_of_model
+from numpyro_ext.density.fingerprint import check_repeatable, fingerprint
+from numpyro_ext.density.first_run import InitStrategy, Structure
+from numpyro_ext.density.handlers import (
+    KeyRecorder,
+    PlateRecorder,
+    Trace,
+    run_trace,
+    unconstraining,
+)
 from numpyro_ext.density.index_use import index_use
 from numpyro_ext.density.layout import Data, DataPlate, Indices
 from ppl_ext.density import check_call
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
+from ppl_ext.fingerprint import Fingerprint
+
+#: Kinds of arguments whose programs are remembered.
+MAX_PROGRAMS = 256
 
 
 def as_data(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Data:
@@ -48,12 +59,16 @@ class Arguments:
         Why the arguments are held as constants of the compiled program, when they are.
     known_forms : set
         Signatures of arguments whose plates are known, a cache that :meth:`check_form` fills.
+    programs : dict
+        What the model computes of arguments of each signature, a cache that :meth:`follows` and
+        :meth:`constants` fill.
     """
 
     bound: BoundModel
     init_strategy: InitStrategy
     constants_reason: str | None = None
     known_forms: set[Any] = field(default_factory=set)
+    programs: dict[Any, Fingerprint | None] = field(default_factory=dict)
 
     def traced_or_constant(self, data: Data) -> Arguments:
         """Trace the density once; hold the arguments as constants when tracing them fails.
@@ -65,16 +80,15 @@ class Arguments:
         """
         errors = (TypeError, ValueError, IndexError, AssertionError)
         try:
-            self._trace(self.bound.trace, data)
+            self._look_twice(data)
         except ModelCheckError:
             raise
         except errors as error:
             first = error
         else:
-            self.known_forms.add(data.signature())
             return self
         try:
-            self._trace(self.bound.trace, data.as_constants())
+            self._look_twice(data.as_constants())
         except ModelCheckError:
             raise
         except errors as error:
@@ -86,8 +100,70 @@ class Arguments:
             EvaluationWarning,
             stacklevel=4,
         )
-        self.known_forms.add(data.as_constants().signature())
         return replace(self, constants_reason=reason)
+
+    def _look_twice(self, data: Data) -> None:
+        """Trace the density twice, to see that it is the same, and keep what it is.
+
+        Raises
+        ------
+        ModelCheckError
+            It is not.
+        """
+        keys = KeyRecorder()
+        with keys:
+            found = fingerprint(self.bound, data)
+        if keys.met:
+            warnings.warn(
+                "The model asks for a random key (numpyro.prng_key), as dropout in train mode "
+                "does. Every evaluation gets the same one, as in NumPyro's own potentials, and so "
+                "uses the same draw; put the network into evaluation mode if that is not meant.",
+                EvaluationWarning,
+                stacklevel=5,
+            )
+        signature = data.signature()
+        if len(self.programs) == MAX_PROGRAMS:
+            del self.programs[next(iter(self.programs))]
+        self.programs[signature] = check_repeatable(self.bound, data, found)
+        self.known_forms.add(signature)
+
+    def constants(self, data: Data) -> str:
+        """See :meth:`~ppl_ext.log_density.LogDensityShell.constants`."""
+        data = self.as_evaluated(data)
+        signature = data.signature()
+        if signature not in self.programs:
+            self.programs[signature] = fingerprint(self.bound, data)
+        found = self.programs[signature]
+        return "" if found is None else found.constants
+
+    def follows(self, data: Data, look: bool) -> bool:
+        """See :meth:`~ppl_ext.log_density.LogDensityShell.follows`."""
+        data = self.as_evaluated(data)
+        signature = data.signature()
+        if signature not in self.programs:
+            found = structure_of_model(
+                self.bound.model, jax.random.key(0), data, self.init_strategy
+            )
+            if not self._same_structure(found, data):
+                return False
+            self._look_twice(data)
+            return True
+        known = self.programs[signature]
+        if known is None or not (look or data.may_change):
+            return True
+        return known == fingerprint(self.bound, data)
+
+    def _same_structure(self, found: Structure, data: Data) -> bool:
+        """Whether the model asks for rows of the same plates, and has the same latent sites."""
+        bound = self.bound
+        own = {name: plate for name, plate in found.plates.items() if name in bound.plates}
+        batches = {name: plate for name, plate in found.plates.items() if name not in own}
+        if not bound.has_structure(replace(found, plates=own, batch_plates=batches)):
+            return False
+        if self._looks_up(data, {n: (p.size, p.subsample_size) for n, p in batches.items()}):
+            return False
+        bound.batch_plates.update(batches)
+        return True
 
     def _trace(self, run: Callable[[Array, Data, Indices], Trace], data: Data) -> None:
         """Evaluate the density in a run of the model; only shapes are computed."""
@@ -170,27 +246,33 @@ class Arguments:
             raise_row_mismatch(held, data, error, self.init_strategy)
             raise
         fresh = {name: sizes for name, sizes in recorder.requested.items() if sizes[0] != sizes[1]}
-        if fresh:
-            sizes = bound.plate_sizes | {name: size for name, (size, _) in fresh.items()}
-
-            def log_joint(rows: Indices, position: Array, data: Data) -> tuple[Array, Array]:
-                trace = bound.trace(position, data, {**bound.first_rows(), **rows}, sizes)
-                return prior_and_likelihood(trace, bound.dtype)
-
-            rows = {name: np.arange(count) for name, (_, count) in fresh.items()}
-            position = jax.ShapeDtypeStruct((bound.layout.dim,), bound.dtype)
-            used, _ = index_use(log_joint, rows, sizes, position, data)
-            if used:
-                name = min(used)
-                raise ArgumentError(
-                    f"With these arguments the model subsamples plate '{name}' (size "
-                    f"{fresh[name][0]}, subsample_size {fresh[name][1]}) and looks its rows up, "
-                    "which it did not when the engine was initialised. Initialise the engine with "
-                    "the arguments of a minibatch."
-                )
-            for name, (size, count) in fresh.items():
-                bound.batch_plates[name] = DataPlate(name, size, count, -1)
+        used = self._looks_up(data, fresh)
+        if used:
+            name = min(used)
+            raise ArgumentError(
+                f"With these arguments the model subsamples plate '{name}' (size "
+                f"{fresh[name][0]}, subsample_size {fresh[name][1]}) and looks its rows up, "
+                "which it did not when the engine was initialised. Initialise the engine with "
+                "the arguments of a minibatch."
+            )
+        for name, (size, count) in fresh.items():
+            bound.batch_plates[name] = DataPlate(name, size, count, -1)
         self.known_forms.add(data.signature())
+
+    def _looks_up(self, data: Data, plates: Mapping[str, tuple[int, int]]) -> Collection[str]:
+        """Which of these plates, with their sizes, have rows that the model looks up."""
+        if not plates:
+            return ()
+        bound = self.bound
+        sizes = bound.plate_sizes | {name: size for name, (size, _) in plates.items()}
+
+        def log_joint(rows: Indices, position: Array, data: Data) -> tuple[Array, Array]:
+            trace = bound.trace(position, data, {**bound.first_rows(), **rows}, sizes)
+            return prior_and_likelihood(trace, bound.dtype)
+
+        rows = {name: np.arange(count) for name, (_, count) in plates.items()}
+        position = jax.ShapeDtypeStruct((bound.layout.dim,), bound.dtype)
+        return index_use(log_joint, rows, sizes, position, data)[0]
 
     def _recorded(self, data: Data) -> PlateRecorder:
         """The plates that the model meets with these arguments."""

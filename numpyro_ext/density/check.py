@@ -41,7 +41,10 @@ from numpyro_ext.density.handlers import (
 )
 from numpyro_ext.density.index_use import index_use
 from numpyro_ext.density.layout import Data, Indices
+from ppl_ext.arguments import nonfinite_arguments
+from ppl_ext.density import check_not_empty
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
+from ppl_ext.process import swapped
 
 _RANDOM_MODULES = "random_flax_module, random_nnx_module or random_eqx_module"
 
@@ -119,6 +122,9 @@ def structure_of_model(
             _check_supports(run)
             _check_scans(run)
         structure = structure_of(run)
+        if checked:
+            observed = {name: run.trace[name]["value"] for name in structure.observed_sites}
+            check_not_empty({name: jnp.size(value) for name, value in observed.items()})
         if checked and not structure.layout.dim:
             raise ModelCheckError(
                 f"{engine} found no latent variables; every sample site is observed or has no "
@@ -130,7 +136,7 @@ def structure_of_model(
     found: tuple[Structure, dict[str, Any]] | None = None
     for constants in (False, True):
         try:
-            with warnings.catch_warnings(record=True) as heard:
+            with swapped(warnings.catch_warnings(record=True)) as heard:
                 form = data.as_constants() if constants else data
                 found = _traced(look, model, rng_key, form, init_strategy)
         except Exception:  # noqa: BLE001 the run below meets it, and says it better
@@ -209,6 +215,17 @@ def raise_first_error(
             f"{text}. Give every sample and deterministic site its own name, for example with "
             "numpyro.handlers.scope(prefix=...) around the repeated part."
         ) from error
+    if isinstance(error, AssertionError) and text.startswith("size of plate"):
+        raise ModelCheckError(
+            f"{text}, found a plate without rows. Expected at least one row; check whether the "
+            "data are empty."
+        ) from error
+    if isinstance(error, ValueError) and "distribution got invalid" in text:
+        raise ModelCheckError(
+            f"{text} Expected valid parameters of every distribution at the first values of the "
+            "latent sites; check the data for NaN, and the supports."
+            + nonfinite_arguments(model, data.args, data.kwargs)
+        ) from error
     if isinstance(error, TypeError) and "'plate' object is not iterable" in text:
         raise ModelCheckError(
             "'plate' object is not iterable: NumPyro has no sequential plates. Use "
@@ -253,7 +270,7 @@ def raise_row_mismatch(
         handlers.seed(probe, jax.random.key(0)), substitute_fn=as_init_strategy(init_strategy)
     )
     try:
-        with warnings.catch_warnings():
+        with swapped(warnings.catch_warnings()):
             warnings.simplefilter("ignore")
             trace = run_trace(seeded, data.args, data.kwargs)
     except (TypeError, ValueError, IndexError, AssertionError):

@@ -27,6 +27,7 @@ from numpyro_ext.density.handlers import (
     Site,
     Trace,
     belongs_to_prior,
+    handling,
     is_latent,
     is_observation,
     site_log_prob,
@@ -36,6 +37,7 @@ from numpyro_ext.density.layout import Data, DataPlate, Layout
 from ppl_ext.density import check_observations
 from ppl_ext.errors import ArgumentError
 from ppl_ext.families import family_of
+from ppl_ext.process import swapped
 
 InitStrategy = Callable[..., Any]
 
@@ -102,7 +104,7 @@ def first_run(
     )
     tracer = handlers.trace(seeded)
     arguments = data.on_device()
-    with _KeptError() as kept, warnings.catch_warnings():
+    with _KeptError() as kept, handling(), swapped(warnings.catch_warnings()):
         # The target reports the site itself when no initial value helps.
         warnings.filterwarnings("ignore", "Out-of-support values provided to log prob method")
         tracer(*arguments.args, **arguments.kwargs)
@@ -222,13 +224,13 @@ def structure_of(run: FirstRun) -> Structure:
     )
 
 
-def held_without_prior(structure: Structure) -> list[str]:
-    """Names of ``param`` values that stay at their initial values for want of a prior.
+def held_without_prior(structure: Structure) -> dict[str, int]:
+    """``param`` values that stay at their initial values for want of a prior: name to size.
 
     The random modules replace each parameter that has a prior by a shape; Equinox modules keep
     it, and are told apart by the name of the latent site.
     """
-    names: list[str] = []
+    sizes: dict[str, int] = {}
     for name, value in structure.held.items():
         if name in structure.states:
             continue
@@ -244,5 +246,5 @@ def held_without_prior(structure: Structure) -> list[str]:
             )
             if not replaced:
                 label = jax.tree_util.keystr(path, simple=True, separator=".")
-                names.append(f"{name}.{label}" if label else name)
-    return names
+                sizes[f"{name}.{label}" if label else name] = int(jnp.size(leaf))
+    return sizes

@@ -11,6 +11,7 @@ plate scales, masks and ``handlers.scale`` apply to it exactly as they do in
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -23,9 +24,10 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.distribution import Unit
 from numpyro.distributions.util import is_identically_one, sum_rightmost
 from numpyro.infer.util import helpful_support_errors
-from numpyro.primitives import Messenger
+from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_ext.density.layout import Indices
+from ppl_ext import process
 from ppl_ext.density import check_subsample_size, repeated_plates_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
 
@@ -100,8 +102,7 @@ class PlateRecorder(Messenger):
             raise repeated_plates_error([name])
         self.sizes[name] = sizes
         if msg["value"] is None:
-            if msg["args"][1] is not None:
-                check_subsample_size(name, size, subsample_size)
+            check_subsample_size(name, size, subsample_size)
             self.requested[name] = (size, subsample_size)
             msg["value"] = jnp.arange(subsample_size)
 
@@ -146,6 +147,16 @@ class FixedKey(Messenger):
         """Supply the key."""
         if msg["type"] == "prng_key" and msg["value"] is None:
             msg["value"] = random.key(0)
+
+
+class KeyRecorder(Messenger):
+    """Records whether the model asks for a random key."""
+
+    met = False
+
+    def process_message(self, msg: Site) -> None:
+        """Record a request."""
+        self.met |= msg["type"] == "prng_key"
 
 
 def missing_observations(name: str) -> ArgumentError:
@@ -274,4 +285,10 @@ def belongs_to_prior(site: Site) -> bool:
 
 def run_trace(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Trace:
     """Run ``model`` and return its trace."""
-    return handlers.trace(model).get_trace(*args, **kwargs)
+    with handling():
+        return handlers.trace(model).get_trace(*args, **kwargs)
+
+
+def handling() -> AbstractContextManager[None]:
+    """Context in which no other thread's model is run under handlers, and none is left behind."""
+    return process.handling(_PYRO_STACK)

@@ -47,6 +47,10 @@ class Layout(FlatLayout):
         return jnp.concatenate(pieces, axis=-1)
 
 
+_FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, type)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, *_FUNCTIONS)
+
+
 class _Static:
     """A static argument: compared by value when it is hashable, by identity otherwise.
 
@@ -58,9 +62,8 @@ class _Static:
 
     def __init__(self, value: Any) -> None:
         self.value = value
-        functions = (FunctionType, MethodType, BuiltinFunctionType, type)
         self._hash: int | None = None
-        if not callable(value) or isinstance(value, functions):
+        if not callable(value) or isinstance(value, _FUNCTIONS):
             try:
                 self._hash = hash((type(value), value))
             except TypeError:
@@ -189,6 +192,14 @@ class Data:
         """The same arguments with NumPy arrays moved to JAX arrays."""
         # Not by jnp.asarray, which compiles a program for each new shape.
         return jax.tree.map(lambda leaf: leaf if _is_jax(leaf) else jax.device_put(leaf), self)
+
+    @property
+    def may_change(self) -> bool:
+        """Whether an argument is an object that may change without being seen from outside."""
+        return any(
+            isinstance(entry, _Static) and not isinstance(entry.value, _PLAIN)
+            for entry in self._auxiliary.entries
+        )
 
     def signature(self) -> tuple[Any, ...]:
         """What a compiled program depends on: statics, array shapes and dtypes (hashable)."""

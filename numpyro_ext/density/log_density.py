@@ -34,6 +34,7 @@ from numpyro_ext.density.spaces import check_values, constrain, unconstrain
 from numpyro_ext.density.start import Attempt, Start
 from numpyro_ext.density.sweep import sum_over_rows
 from numpyro_ext.programs import Program
+from ppl_ext.arguments import check_callable
 from ppl_ext.errors import ArgumentError
 from ppl_ext.log_density import LogDensityShell, warn_of_held_parameters
 from ppl_ext.options import check_count
@@ -119,11 +120,7 @@ class LogDensity(LogDensityShell[Array, Data]):
         allow_local_latents: bool = True,
         engine: str = "LogDensity",
     ) -> None:
-        if not callable(model):
-            raise ArgumentError(
-                "Expected model to be a callable with NumPyro primitives, found "
-                f"{type(model).__name__}."
-            )
+        check_callable(model, "NumPyro")
         self._set_options(
             as_init_strategy(init_strategy), likelihood_temperature, particle_chunk, data_chunk
         )
@@ -157,7 +154,7 @@ class LogDensity(LogDensityShell[Array, Data]):
         warn_of_held_parameters(
             held_without_prior(structure),
             "initial",
-            "a prior (numpyro.sample, or the prior argument of the random modules) to have them "
+            "a prior (handlers.lift, or the prior argument of the random modules) to have them "
             "inferred",
         )
 
@@ -184,13 +181,20 @@ class LogDensity(LogDensityShell[Array, Data]):
                 f"Expected held values of {sorted(self.held)}, found {sorted(held)}."
             )
         other = copy.copy(self)
-        other._assemble(replace(self.arguments, bound=replace(self.bound, held=dict(held))))
+        bound = replace(self.bound, held=dict(held))
+        other._assemble(replace(self.arguments, bound=bound, programs={}))
         return other
 
     # -- arguments ----------------------------------------------------------------------------
 
     def bind(self, *args: Any, **kwargs: Any) -> Data:
         return self.arguments.bind(args, kwargs)
+
+    def follows(self, data: Data, look: bool = True) -> bool:
+        return self.arguments.follows(data, look)
+
+    def constants(self, data: Data) -> str:
+        return self.arguments.constants(data)
 
     def partial_plates(self, data: Data) -> dict[str, tuple[int, int]]:
         return self.arguments.partial_plates(data)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 from numpyro import handlers
+from numpyro.distributions import constraints
 from numpyro.primitives import Messenger
 
 from numpyro_ext.density.handlers import (
@@ -27,6 +28,7 @@ from numpyro_ext.density.handlers import (
     is_observation,
     missing_observations,
     run_trace,
+    transform_of,
 )
 from numpyro_ext.density.layout import Data
 from numpyro_ext.density.log_density import LogDensity
@@ -45,6 +47,7 @@ from ppl_ext.diagnostics.replay import (
     check_draw_shape,
     check_draws,
     describe_sites,
+    is_outside,
     plates_of_axes,
 )
 from ppl_ext.documented import documented
@@ -126,6 +129,28 @@ def _setting(values: Mapping[str, jax.Array], indices: dict[str, Any]) -> Callab
         return value
 
     return substitute
+
+
+def _is_outside(site: Site) -> jax.Array:
+    """Whether the value of a latent site is NaN, infinite or outside of its support."""
+    value, finite = site["value"], jnp.isfinite(site["value"])
+    if site.get("_control_flow_done", False) or _is_real(site["fn"].support):
+        return ~finite.all()
+    transform = transform_of(site)
+    found: jax.Array = is_outside(
+        value,
+        finite,
+        site["fn"].support,
+        lambda value: transform(transform.inv(value)),
+        jnp,
+    )
+    return found
+
+
+def _is_real(support: Any) -> bool:
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    return support is constraints.real
 
 
 def _run(
@@ -274,6 +299,8 @@ def _record(
             computed, observations = run(some, rng_key, chunk, places, data, rows)
             draws = slice(start, min(start + size, num_draws))
             count = draws.stop - draws.start
+            for name, each in computed.pop(_OUTSIDE).items():
+                recorder.note_outside(name, np.asarray(each)[:count], draws)
             for group, found in computed.items():
                 for name, each in found.items():
                     array = np.asarray(each)[:count]
@@ -294,6 +321,9 @@ def _record(
             for name, each in program(at, data).items():
                 recorder.correct(name, draw, np.asarray(each))
 
+
+#: Where it is kept which latent sites are outside of their supports.
+_OUTSIDE = "outside"
 
 #: Values by group or term and site.
 Computed = dict[str, dict[str, jax.Array]]
@@ -317,7 +347,8 @@ def _compiled_chunk(
     ) -> Computed:
         trace = _run(target, data, values, indices)
         computed: Computed = {
-            "deterministic": {name: trace[name]["value"] for name in deterministic}
+            "deterministic": {name: trace[name]["value"] for name in deterministic},
+            _OUTSIDE: {name: _is_outside(trace[name]) for name in target.layout.names},
         }
         for name in observed:
             site = trace[name]

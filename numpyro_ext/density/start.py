@@ -19,7 +19,8 @@ from numpyro_ext.density.first_run import InitStrategy
 from numpyro_ext.density.handlers import LOG_DETERMINANT, run_trace, site_log_prob
 from numpyro_ext.density.layout import Data
 from numpyro_ext.programs import Program
-from ppl_ext.errors import ModelCheckError
+from ppl_ext.arguments import nonfinite_arguments
+from ppl_ext.errors import ArgumentError, ModelCheckError
 
 TRIES = 100  # as many as numpyro.infer.util.find_valid_initial_params makes
 
@@ -102,6 +103,15 @@ class Start:
                 "or an attribute, say, and that run was traced. Expected every run to compute its "
                 "own; compute the array outside the model, or with NumPy."
             ) from error
+        except (ArgumentError, ModelCheckError):
+            raise
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise ModelCheckError(
+                "The model runs, but its density cannot be differentiated: "
+                f"{type(error).__name__}: {error}\nExpected JAX's operations on everything that "
+                "depends on a latent site, and those that JAX can differentiate backwards: not "
+                "pure_callback, nor loops whose length is found as they run."
+            ) from error
 
     def _first_finite(
         self,
@@ -174,6 +184,7 @@ class Start:
             f"{TRIES} draws of the init strategy the {where}. Look for NaN or values "
             "outside the support in the data, or start elsewhere with init_strategy, for example "
             "numpyro.infer.init_to_median or init_to_value(values=...)."
+            + nonfinite_arguments(self._bound.model, data.args, data.kwargs)
         )
 
 

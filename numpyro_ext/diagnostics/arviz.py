@@ -44,6 +44,7 @@ from ppl_ext.diagnostics.fit_groups import (
     groups_to_replay,
     site_groups,
     step_group,
+    warn_of_draws,
 )
 from ppl_ext.diagnostics.inference_data import Variable, inference_data
 from ppl_ext.documented import documented
@@ -135,6 +136,7 @@ def to_arviz(
         groups.pop("observed_data")
     if sample_stats:
         groups["sample_stats"] = _sample_statistics(engine, state, draws, data, draw_chunk)
+    warn_of_draws(replayed, groups.get("sample_stats", {}))
     signature = inspect.signature(target.model)
     groups["constant_data"] = constant_group(
         constant_data, signature, args, kwargs, replayed, _as_array

@@ -37,6 +37,7 @@ from ppl_ext.diagnostics.fit import (
     target_of_engine,
 )
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
+from ppl_ext.process import swapped
 
 # Folded into a key, so that the diagnostics' draws are not those that steps or draws of the same
 # key take. With JAX's default setting ``fold_in(key, 1)`` is ``split(key)[1]``: a small number
@@ -121,6 +122,9 @@ def fitted_guide(
         state = state_of_engine(fit, state)
         target, data = target_of_engine(fit, model, args, kwargs)
         key = state.rng_key if rng_key is None else rng_key
+        if hasattr(fit, "approximation"):
+            density, parameters = fit.approximation(state)
+            return FittedGuide(density, parameters, target, data, key)
         return FittedGuide(fit.density, state.algorithm.parameters, target, data, key)
     check_has_flat_density(fit)
     params = getattr(state, "params", state)
@@ -188,7 +192,7 @@ def target_of_model(
     """
     check_arguments(args, kwargs)
     args, kwargs = args or (), dict(kwargs or {})
-    with warnings.catch_warnings(record=True) as caught:
+    with swapped(warnings.catch_warnings(record=True)) as caught:
         warnings.simplefilter("always")
         target = LogDensity(
             model,

@@ -74,7 +74,8 @@ def ksd(
         check_positions(positions.shape, target.dim)
     else:
         check_no_target(target, fit)
-        if not (hasattr(fit, "target") and hasattr(fit, "particles")):
+        particles = hasattr(fit, "target") and hasattr(fit, "particles")
+        if not particles or hasattr(fit, "approximation"):
             fitted = fitted_guide(fit, state, model, args, kwargs, rng_key)
             return discrepancy_of_guide(
                 fitted, num_samples, likelihood_temperature, draw_chunk, **options

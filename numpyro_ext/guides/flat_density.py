@@ -22,11 +22,13 @@ from numpyro.distributions.transforms import (
 )
 from numpyro.infer import autoguide
 
+from numpyro_ext.density.handlers import handling
 from numpyro_ext.density.layout import Data, Layout
 from numpyro_ext.guides.set_up import set_up
 from numpyro_ext.programs import Program
 from ppl_ext.guides import flat_density as shared
 from ppl_ext.guides.registry import PER_SITE, FlatDensityRegistry, check_same_sites
+from ppl_ext.process import swapped
 
 Parameters = dict[str, Any]
 Draws = Float[Array, "num D"]
@@ -87,7 +89,7 @@ class FlatDensity(shared.FlatDensityShell):
         vars(guide).update(arrays)
         posterior = handlers.seed(guide._get_posterior, rng_key)
         # A check of values known while tracing would be compiled, operation by operation.
-        with numpyro.validation_enabled(False):
+        with handling(), swapped(numpyro.validation_enabled(False)):
             trace = handlers.trace(posterior).get_trace()
         return {name: site for name, site in trace.items() if site["type"] == "param"}
 
@@ -147,7 +149,7 @@ class FlatDensity(shared.FlatDensityShell):
         posterior = handlers.substitute(self.guide._get_posterior, data=self.to_host(parameters))
         # The transforms give valid parameters. Checking them would compile, while they are traced,
         # what the check makes without them, operation by operation.
-        with numpyro.validation_enabled(False):
+        with handling(), swapped(numpyro.validation_enabled(False)):
             return posterior()
 
     def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:

@@ -23,6 +23,7 @@ from numpyro.distributions.transforms import Transform
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.primitives import Messenger
 
+from numpyro_ext.density.handlers import handling
 from numpyro_ext.density.layout import Data
 from numpyro_ext.programs import Program
 
@@ -63,7 +64,9 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data) -> None:
             _host_set_up(guide, rng_key, data)
         finally:
             guide.__class__ = own_class
-        potential = guide._potential_fn(guide._init_locs)
+        # Minibatches that the model draws itself need a key.
+        with handling(), handlers.seed(rng_seed=rng_key):
+            potential = guide._potential_fn(guide._init_locs)
         _replace_tracers(vars(guide), note)
         return jnp.isfinite(potential).all(), list(found.values())
 
@@ -83,7 +86,7 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data) -> None:
 
 
 def _host_set_up(guide: AutoGuide, rng_key: Array, data: Data) -> None:
-    with handlers.seed(rng_seed=rng_key):
+    with handling(), handlers.seed(rng_seed=rng_key):
         guide._setup_prototype(*data.args, **data.kwargs)
 
 

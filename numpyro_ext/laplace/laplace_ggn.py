@@ -24,6 +24,7 @@ from numpyro_ext.programs import concretely
 from numpyro_ext.stein import DirectionEngine
 from ppl_ext.laplace.laplace_ggn import (
     DRAWS,
+    GaussianDensity,
     LaplaceShell,
     PosteriorShell,
     added,
@@ -134,6 +135,17 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
         _, precision = self._fit(mode)
         key = key_of_draws(state) if rng_key is None else rng_key
         return plan.posterior.draws(precision, mode, key, number)
+
+    def approximation(self, state: EngineState) -> tuple[GaussianDensity, Any]:
+        """The Gaussian as a density with its parameters, for ``elbo``, ``psis_khat`` and ``ksd``.
+
+        Raises
+        ------
+        ArgumentError
+            The curvature is singular, or the last arguments were a batch.
+        """
+        self._check_state(state)
+        return self._approximation_at(self.particles(state)[0])
 
 
 class _Factorised(NamedTuple):

@@ -25,6 +25,7 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.programs import concretely
 from ppl_ext.errors import ArgumentError
+from ppl_ext.sgmcmc import check_first_step_size
 from ppl_ext.sgmcmc_kernels import StochasticGradientShell
 
 
@@ -72,6 +73,7 @@ class KernelState(NamedTuple):
 
 class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     estimator_class = GradientEstimator
+    _host = "NumPyro"
 
     # -- hooks --------------------------------------------------------------------------------
 
@@ -145,6 +147,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         num_chains = keys.shape[0]
         # Keys may be traced (chains in parallel); what is learnt about the model must not be.
         with concretely():
+            check_first_step_size(self.step_size(0))
             self._set_up(model_args, dict(model_kwargs or {}))
         target = self.target
         data = target.bind(*model_args, **dict(model_kwargs or {}))
@@ -265,8 +268,14 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     # -- set up -------------------------------------------------------------------------------
 
     def _set_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        signature = Data(args, kwargs).signature()
-        if self._target is not None and not self._target.held and self._signature == signature:
+        data = Data(args, kwargs)
+        signature = data.signature()
+        if (
+            self._target is not None
+            and not self._target.held
+            and self._signature == signature
+            and self._target.follows(data)
+        ):
             return
         self._target = LogDensity(
             self._model,

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from numpyro_ext.sgmcmc.dynamics import langevin_step
-from numpyro_ext.sgmcmc.kernel import StochasticGradientKernel
+from numpyro_ext.sgmcmc.kernel import KernelState, StochasticGradientKernel
 from ppl_ext.sgmcmc import check_warmup
-from ppl_ext.sgmcmc_kernels import PSGLDShell
-
-
-class _Moments(NamedTuple):
-    """Running mean of squared scores (C, D), and the weight that it has so far (C, 1)."""
-
-    squares: Array
-    weight: Array
+from ppl_ext.sgmcmc_kernels import PSGLDShell, ScoreMoments
 
 
 class PSGLD(PSGLDShell, StochasticGradientKernel):
@@ -32,8 +27,26 @@ class PSGLD(PSGLDShell, StochasticGradientKernel):
         check_warmup(self.adapt, "num_warmup", num_warmup)
         return super().init(rng_key, num_warmup, *arguments, **keywords)
 
+    def sample(
+        self, state: KernelState, model_args: tuple[Any, ...], model_kwargs: Mapping[str, Any]
+    ) -> KernelState:
+        if self.adapt == "warmup":
+            found, due = state.dynamics, state.step == state.num_warmup
+
+            def report() -> None:
+                jax.debug.callback(self._report, due, found.mean, found.mean_square)
+
+            lax.cond(due, report, lambda: None)
+        return super().sample(state, model_args, model_kwargs)
+
+    def _report(self, due: Any, mean: Any, mean_square: Any) -> None:
+        # Where chains are mapped over, both branches of the condition are run.
+        if due:
+            self._warn_of_chains_on_their_way(mean, mean_square)
+
     def _init_dynamics(self, num_chains: int, dim: int, dtype: Any) -> Any:
-        return _Moments(jnp.zeros((num_chains, dim), dtype), jnp.zeros((num_chains, 1), dtype))
+        zero, one = jnp.zeros((num_chains, dim), dtype), jnp.zeros((num_chains, 1), dtype)
+        return ScoreMoments(zero, one, zero, zero, one)
 
     def _move(
         self,
@@ -46,13 +59,9 @@ class PSGLD(PSGLDShell, StochasticGradientKernel):
         temperature: Array,
         warmup: Array,
     ) -> tuple[Array, Any]:
-        kept = self.decay
-        adapted = _Moments(
-            kept * dynamics.squares + (1.0 - kept) * score**2,
-            kept * dynamics.weight + (1.0 - kept),
-        )
+        adapted = dynamics.with_score(score, self.decay)
         if self.adapt == "warmup":
-            adapted = _Moments(
+            adapted = ScoreMoments(
                 *(jnp.where(warmup, new, old) for new, old in zip(adapted, dynamics, strict=True))
             )
         # Divided by its weight the mean is right from the first step on.

@@ -20,6 +20,7 @@ from numpyro_ext.engine import EngineState, Plan
 from numpyro_ext.gradients import Full, GradientEstimator, Minibatch, Noisy, ScoreEstimate
 from numpyro_ext.kernels import (
     IMQ,
+    RBF,
     Kernel,
     Linear,
     ProductMetric,
@@ -89,8 +90,20 @@ class NewtonPlan(Plan):
     solver: Solver
 
 
-def curvature_kernel() -> Kernel:
-    """The default kernel of ``SVN``: that of the other engines, in the metric of the curvature."""
+def curvature_kernel(coupling: Coupling = "full") -> Kernel:
+    """The default kernel of ``SVN``, in the metric of the curvature.
+
+    For the full system it is that of the other engines. The block-diagonal one divides by squares
+    of the kernel, so that a kernel without bound stops particles that are far apart: it has the
+    kernel of Leviyev et al. (2022, equation 17) instead.
+
+    Parameters
+    ----------
+    coupling : {"full", "block_diagonal"}
+        Of the Newton system.
+    """
+    if coupling == "block_diagonal":
+        return RBF("dimension", metric="curvature")
     return mixture([IMQ("dimension", metric="curvature"), Linear("curvature")])
 
 
@@ -115,8 +128,8 @@ class SVN(ParticleEngine):
         ``RBF``, ``IMQ``, ``Linear``, or sums and multiples of them. With
         ``metric="curvature"`` distances are taken in the mean curvature of the particles, as in
         equation 17 of Leviyev et al. (2022), which is ``RBF("dimension", metric="curvature")``.
-        Default: :func:`~numpyro_ext.stein.curvature_kernel`. With sites in ``curvature`` it is the
-        kernel of these; the others have that of ``SVGD``.
+        Default: :func:`~numpyro_ext.stein.curvature_kernel`, by the system. With sites in
+        ``curvature`` it is the kernel of these; the others have that of ``SVGD``.
     num_particles : int, default 32
         Number P of particles. One particle is a MAP estimate in unconstrained space.
     curvature : GaussNewton or {"full", "diag", "kfac", "low_rank"}
@@ -182,9 +195,10 @@ class SVN(ParticleEngine):
                 f"sites other than {list(curvature.sites)} along SVGD's direction. Found None."
             )
         super().__init__(model, optim, num_particles, **options)
-        self.kernel = curvature_kernel() if kernel is None else as_kernel(kernel)
         self.curvature = curvature
         self.system = as_system(system)
+        default = curvature_kernel(self.system.coupling)
+        self.kernel = default if kernel is None else as_kernel(kernel)
         self.damping = as_damping(damping)
         self.step_size = step_size
 

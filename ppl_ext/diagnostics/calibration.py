@@ -140,7 +140,18 @@ def calibration_error(curve: Dataset) -> float:
 
     Of classes, the mean of |frequency - confidence| weighted by the rows of the bins; of numbers,
     the mean of |coverage - level| over the levels.
+
+    Raises
+    ------
+    ArgumentError
+        It is no calibration curve.
     """
+    names = set(getattr(curve, "data_vars", ()))
+    if not {"coverage"} <= names and not {"frequency", "confidence", "rows"} <= names:
+        raise ArgumentError(
+            "Expected the curve that calibration_curve(predictive) returns, found "
+            f"{type(curve).__name__} with {sorted(map(str, names))}."
+        )
     if "coverage" in curve:
         return float(np.abs(curve["coverage"] - curve["level"]).mean())
     gaps = np.abs(curve["frequency"] - curve["confidence"]) * curve["rows"]

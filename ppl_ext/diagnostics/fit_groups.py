@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -17,8 +18,8 @@ from ppl_ext.diagnostics.inference_data import (
     leading_plate,
     named_arguments,
 )
-from ppl_ext.diagnostics.replay import Replay
-from ppl_ext.errors import ArgumentError
+from ppl_ext.diagnostics.replay import Replay, told_of_outside
+from ppl_ext.errors import ArgumentError, DivergenceWarning
 
 Array = NDArray[Any]
 Group = dict[str, Variable]
@@ -126,6 +127,22 @@ def groups_to_replay(
         "observed": observed_data or bool(constant_data),
     }
     return [name for name, include in wanted.items() if include]
+
+
+def warn_of_draws(replayed: Replay, statistics: Mapping[str, Any]) -> None:
+    """Say that draws are outside of their sites' supports, and that steps of chains broke."""
+    told = told_of_outside(replayed.outside)
+    if told:
+        warnings.warn(f"{told} They are in the posterior all the same.", UserWarning, stacklevel=3)
+    if "diverging" in statistics:
+        broken = np.asarray(statistics["diverging"].values)
+        if broken.any():
+            warnings.warn(
+                f"{int(broken.sum())} of {broken.size} draws diverged: they are marked in "
+                "sample_stats.diverging.",
+                DivergenceWarning,
+                stacklevel=3,
+            )
 
 
 def site_groups(

@@ -19,6 +19,8 @@ import numpy as np
 from jaxtyping import Shaped
 from numpy.typing import NDArray
 
+from ppl_ext.errors import ArgumentError
+
 Array = NDArray[Any]
 
 #: Groups whose arrays have one entry for each draw.
@@ -219,7 +221,7 @@ def inference_data(
     wanted_coords = {axis_of.get(name, name): list(axis) for name, axis in (coords or {}).items()}
     unknown = [name for name in dims or {} if name not in every_name]
     if unknown:
-        raise ValueError(
+        raise ArgumentError(
             f"dims names {unknown}, which are no variables. Expected some of "
             f"{sorted(set(every_name))}."
         )
@@ -250,7 +252,7 @@ def inference_data(
                 used.add(axis)
                 labels[axis] = np.asarray(wanted_coords[axis])
                 if len(labels[axis]) != length:
-                    raise ValueError(
+                    raise ArgumentError(
                         f"Expected {length} labels along dimension '{axis}', found "
                         f"{len(labels[axis])} in coords."
                     )
@@ -258,7 +260,7 @@ def inference_data(
     unused = sorted(set(wanted_coords) - used)
     if unused:
         present = sorted({str(axis) for dataset in datasets.values() for axis in dataset.dims})
-        raise ValueError(
+        raise ArgumentError(
             f"coords names {unused}, which are no dimensions. Expected some of {present}."
         )
     if safe.changed:
@@ -301,7 +303,7 @@ def _axis_names(
     if group == "log_likelihood" and len(wanted) > len(shape):
         # The log likelihood lacks the event axes, which come last.
         return wanted[: len(shape)]
-    raise ValueError(
+    raise ArgumentError(
         f"Expected {len(shape)} dims for '{label}' in group {group} (chain and draw are added), "
         f"found {wanted}."
     )

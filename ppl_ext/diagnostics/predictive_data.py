@@ -30,7 +30,7 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 from numpy.typing import NDArray
 
-from ppl_ext.diagnostics.replay import Replay
+from ppl_ext.diagnostics.replay import Replay, told_of_outside
 from ppl_ext.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ PREDICTIVE_DOCUMENTATION = """
     ------
     ArgumentError
         A latent site has no draws, sites differ in their number of draws, a draw has the wrong
-        shape, several sites could be meant, or the site has neither classes nor moments.
+        shape, draws are NaN, infinite or outside of their sites' supports, several sites could be
+        meant, or the site has neither classes nor moments.
     ModelCheckError
         The model cannot be run with its latent sites set.
 """
@@ -93,6 +94,11 @@ def predicted_site(
         groups=("prediction", *(() if site in missing else ("log_likelihood", "observed"))),
         all_rows=False,
     )
+    if replayed.outside:
+        raise ArgumentError(
+            f"{told_of_outside(replayed.outside)} Pass constrained values, as get_samples returns "
+            "them; look for chains that diverged."
+        )
     return predictive_dataset(
         site,
         replayed.sites[site].batch_shape,
@@ -314,12 +320,14 @@ def to_original_units(
     Raises
     ------
     ArgumentError
-        The dataset holds classes, or the scale is not positive.
+        The dataset holds classes, the scale is not positive, or the location not finite.
     """
     if is_classification(predictive):
         raise ArgumentError("Expected the predictions of a continuous site, found classes.")
-    if not (np.asarray(scale) > 0).all():
+    if not ((np.asarray(scale) > 0) & np.isfinite(scale)).all():
         raise ArgumentError(f"Expected a positive scale, found {scale}.")
+    if not np.isfinite(location).all():
+        raise ArgumentError(f"Expected a finite location, found {location}.")
     import xarray
 
     outputs = predictive.sizes.get("output", 1)

@@ -8,7 +8,7 @@ together in the order of the rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from jaxtyping import Shaped
 from numpy.typing import NDArray
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.options import described
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
@@ -108,6 +109,9 @@ class Replay:
         and observations that are masked out have 0.
     observed : dict of str to array
         Values of the observed sites.
+    outside : dict of str to bool array (S,)
+        For each latent site the draws that are NaN, infinite or outside its support, where what
+        depends on draws was computed and some are.
     prediction : dict of str to dict of str to array (S, *site shape)
         For each of ``TERMS`` what the distributions of the observed sites say, by site; class
         probabilities have one more axis.
@@ -119,6 +123,7 @@ class Replay:
     predictive: dict[str, Array] = field(default_factory=dict)
     log_likelihood: dict[str, Array] = field(default_factory=dict)
     observed: dict[str, Array] = field(default_factory=dict)
+    outside: dict[str, Array] = field(default_factory=dict)
     prediction: dict[str, dict[str, Array]] = field(default_factory=dict)
 
 
@@ -234,12 +239,18 @@ def check_draws(names: Sequence[str], draws: Mapping[str, Any]) -> None:
 
 
 def check_draws_are_mapping(draws: Any) -> None:
-    """See that draws come as a mapping from sites to arrays."""
+    """See that draws come as a mapping from sites to arrays of numbers."""
     if not isinstance(draws, Mapping) or not draws:
         raise ArgumentError(
             "Expected draws as a mapping from latent sites to arrays, as get_samples returns "
-            f"them, found {type(draws).__name__}."
+            f"them, found {described(draws)}."
         )
+    for name, value in draws.items():
+        kind = getattr(np.asarray(value) if isinstance(value, list) else value, "dtype", None)
+        if isinstance(kind, np.dtype) and kind.kind in "cOSUmM":
+            raise ArgumentError(
+                f"Expected draws of site '{name}' to be real numbers, found {kind}."
+            )
 
 
 def check_numbers_of_draws(draws: Mapping[str, Any]) -> None:
@@ -267,6 +278,49 @@ def check_draw_shape(name: str, found: Shape, expected: Shape) -> None:
             "must be one axis with the draws, as get_samples returns them, and sites inside a "
             "plate must have all its rows."
         )
+
+
+def told_of_outside(outside: Mapping[str, Array]) -> str:
+    """Which draws are outside of their sites' supports, in words; empty where none is."""
+    found = [
+        f"{int(flags.sum())} of {len(flags)} draws of '{name}' (the first is draw "
+        f"{int(np.argmax(flags))})"
+        for name, flags in outside.items()
+    ]
+    if not found:
+        return ""
+    return (
+        "Expected draws that are finite and in the supports of their sites, found others: "
+        f"{', '.join(found)}."
+    )
+
+
+def is_outside(
+    value: Any,
+    finite: Any,
+    supported: Callable[[Any], Any],
+    round_trip: Callable[[Any], Any],
+    xp: Any,
+) -> Any:
+    """Whether a value of a latent site is outside of its support, a truth value of the framework.
+
+    A host's check of a support may be stricter than rounding allows, as of probabilities that sum
+    to one. So a value is inside as well where the way to unconstrained space and back leaves it.
+
+    Parameters
+    ----------
+    value : array
+    finite : bool array
+        Whether its entries are.
+    supported, round_trip : callable
+        The check of the support, and the way there and back.
+    xp : module
+    """
+    again = round_trip(value)
+    largest = 0.0 if 0 in value.shape else abs(value).max()
+    tolerance = 1e-2 * xp.maximum(abs(again), abs(value)) + 1e-4 * largest
+    same = (abs(again - value) <= tolerance).all()
+    return ~(finite.all() & (supported(value).all() | same))
 
 
 # -- what is computed -----------------------------------------------------------------------------
@@ -322,6 +376,12 @@ class Recorder:
             self.observed_sites and {"predictive", "log_likelihood", "prediction"} & self.groups
         )
         self.uncertain: set[str] = set()
+        self.outside: dict[str, Array] = {}
+
+    def note_outside(self, name: str, flags: Array, draws: slice) -> None:
+        """Keep which draws of a latent site are outside of its support on a chunk of rows."""
+        if flags.any():
+            self.outside.setdefault(name, np.zeros(self._num_draws, bool))[draws] |= flags
 
     def put(
         self,
@@ -367,5 +427,6 @@ class Recorder:
             dict(self._sites),
             dict(plate_sizes),
             **{group: arrays[group] for group in GROUPS[:-1]},
+            outside=dict(self.outside),
             prediction={term: arrays[term] for term in TERMS},
         )

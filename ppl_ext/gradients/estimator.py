@@ -111,6 +111,14 @@ class GradientEstimator(Documented, ABC):
             "chains one after another, or use another estimator."
         )
 
+    def memory_of(self, data: Any) -> Any:
+        """The arguments that the state knows something of, such as scores at an anchor.
+
+        A state is of no use with others. None where it knows of none, but at most in which order
+        rows are drawn.
+        """
+        return None
+
     @abstractmethod
     def evaluations_per_step(self, target: Any) -> float:
         """Cost of one estimate per position, in full-data gradients (B/N for a minibatch)."""

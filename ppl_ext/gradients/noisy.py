@@ -58,6 +58,10 @@ class Noisy(GradientEstimator):
         """Noise on scores of the other estimator with rows of each position's own."""
         return replace(self, estimator=self.inner(target).with_own_rows(target))
 
+    def memory_of(self, data: Any) -> Any:
+        """As the other estimator."""
+        return None if self.estimator is None else self.estimator.memory_of(data)
+
     def evaluations_per_step(self, target: Any) -> float:
         """Cost of the estimator that the scores come from; noise is free."""
         return float(self.inner(target).evaluations_per_step(target))

@@ -54,6 +54,10 @@ class _Anchored(GradientEstimator):
         check_no_local_latents(target, type(self).__name__)
         check_rows(target, data, self._batches(), self._num_rows)
 
+    def memory_of(self, data: Any) -> Any:
+        """All rows: those of the arguments, or those that were given with the estimator."""
+        return (self._batches() or data.args), data.kwargs
+
     def _score_of_all_rows(self, target: Any, z: Float[Any, "P D"], data: Any) -> Any:
         """Score over all rows, by the model's own plate or from all batches."""
         batches = self._batches()
@@ -72,8 +76,9 @@ class SVRG(_Anchored):
 
         s_B(z) - s_B(a) + s(a),
 
-    which is unbiased, and the less noisy the nearer z is to its anchor. What does not depend on
-    the rows, such as the prior of the weights, is the same in s_B and s and therefore exact.
+    which is as unbiased as s_B is, and the less noisy the nearer z is to its anchor. What does not
+    depend on the rows, such as the prior of the weights, is the same in s_B and s and therefore
+    exact.
 
     Parameters
     ----------
@@ -247,14 +252,18 @@ class SAGA(GradientEstimator):
 
         grad log prior + (N / |B|) sum_B (g_n - t_n) + sum_n t_n,
 
-    which is unbiased; then t_n becomes g_n for the rows of B. The first step fills the table by a
-    sweep over all rows, so that it is exact. Unlike ``SVRG`` there is no other sweep, and the
-    table takes N P D numbers. In Pyro rows are evaluated one after another, which is slow.
+    which is unbiased where the rows of B are drawn without regard to those of earlier steps; then
+    t_n becomes g_n for the rows of B. The first step fills the table by a sweep over all rows, so
+    that it is exact. Unlike ``SVRG`` there is no other sweep, and the table takes N P D numbers.
+    In Pyro rows are evaluated one after another, which is slow.
 
     Parameters
     ----------
-    sampling : {"reshuffle", "replacement", "cyclic"}
-        See ``Minibatch``.
+    sampling : {"replacement", "reshuffle", "cyclic"}
+        See ``Minibatch``. Only ``"replacement"`` is unbiased while positions move. The others draw
+        the rows that this round has not seen yet, whose entries are the oldest of the table:
+        differences are then too large, and the score overshoots along the way that positions
+        take, the more the faster they move. At rest their rows are spread more evenly.
     max_bytes : int
         A larger table is refused, when the number of positions is known: in Pyro at the first
         step.
@@ -276,7 +285,7 @@ class SAGA(GradientEstimator):
     #: The host's estimator that draws rows.
     _minibatches: ClassVar[Any]
 
-    sampling: Sampling = "reshuffle"
+    sampling: Sampling = "replacement"
     max_bytes: int = 2**30
 
     def __post_init__(self) -> None:
@@ -296,6 +305,10 @@ class SAGA(GradientEstimator):
                 "SVRG, which takes several."
             )
         return state
+
+    def memory_of(self, data: Any) -> Any:
+        """The arguments, whose rows the table has."""
+        return data.args, data.kwargs
 
     def evaluations_per_step(self, target: Any) -> float:
         """That of a minibatch; the first step's sweep is not counted."""

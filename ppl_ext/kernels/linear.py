@@ -17,11 +17,12 @@ from ppl_ext.kernels.rules import check_metric
 class Linear(MetricKernel):
     """Linear kernel, which matches moments (Liu and Wang 2018, https://arxiv.org/abs/1810.11693).
 
-    c is the particle mean and W a metric; both are constants of a step. At a fixed
-    point the mean score is zero and the mean of score times deviation is minus the identity:
-    the Stein equations for mean and covariance hold exactly. On a Gaussian target with more
-    particles than dimensions these are the target's mean and covariance. Added to a radial
-    kernel it repairs the spread that such a kernel loses.
+    c is the particle mean and W a metric; both are constants of a step. With this kernel alone
+    and more particles than dimensions, at a fixed point the mean score is zero and the mean of
+    score times deviation is minus the identity: the Stein equations for mean and covariance hold
+    exactly, and on a Normal target these are its mean and covariance. In a sum with other kernels
+    only the sum of all terms is zero, so that they hold nearly: added to a radial kernel it
+    repairs most of the spread that such a kernel loses.
 
     Parameters
     ----------

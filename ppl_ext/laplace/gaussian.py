@@ -110,6 +110,10 @@ class Precision(Algebra):
         """Draws of N(0, H^-1), shape (n, D), from standard Normal ``noise`` (n, D)."""
 
     @abstractmethod
+    def quadratic(self, moves: Any) -> Any:
+        """m' H m of n moves m (n, D), shape (n,)."""
+
+    @abstractmethod
     def definite(self) -> Any:
         """Whether the precision is positive definite in every coordinate, bool (D,).
 
@@ -149,6 +153,9 @@ class DensePrecision(Precision):
 
     def draws(self, noise: Any) -> Any:
         return self.solve_transposed(self.factor, noise.T).T / self.scale
+
+    def quadratic(self, moves: Any) -> Any:
+        return (((moves * self.scale) @ self.factor) ** 2).sum(-1)
 
     def _rounding(self) -> float:
         """What rounding leaves of an eigenvalue of L L' that is zero."""
@@ -190,6 +197,10 @@ class RowPrecision(Precision):
         shrink = -1.0 / (root * (1.0 + root))
         inside = noise + (noise @ self.directions.T * shrink) @ self.directions
         return inside / self.xp.sqrt(self.diagonal)
+
+    def quadratic(self, moves: Any) -> Any:
+        scaled = moves * self.xp.sqrt(self.diagonal)
+        return (scaled**2).sum(-1) + ((scaled @ self.directions.T) ** 2).sum(-1)
 
     def definite(self) -> Any:
         return self.diagonal > 0.0
@@ -245,6 +256,12 @@ class KroneckerPrecision(Precision):
         turned = self.left @ inside @ self.right.T
         return (turned / (self.left_scale[:, None] * self.right_scale)).reshape(noise.shape)
 
+    def quadratic(self, moves: Any) -> Any:
+        scales = self.left_scale[:, None] * self.right_scale
+        scaled = moves.reshape(len(moves), *self.values.shape) * scales
+        turned = self.left.T @ scaled @ self.right
+        return (self.values * turned**2).reshape(len(moves), -1).sum(-1)
+
     def definite(self) -> Any:
         size = len(self.left_scale) * len(self.right_scale)
         return self.xp.broadcast_to((self.values > 0.0).all(), (size,))
@@ -296,6 +313,14 @@ class BlockPrecision(Precision):
             part = np.s_[:, start:stop]
             found = self.put(found, part, block.draws(noise[part]))
         return found
+
+    def quadratic(self, moves: Any) -> Any:
+        inside = self.xp.zeros_like(self.diagonal)
+        total = 0.0
+        for block, (start, stop) in zip(self.blocks, self.places, strict=True):
+            inside = self.put(inside, slice(start, stop), 1.0)
+            total = total + block.quadratic(moves[:, start:stop])
+        return total + (moves**2 * self.diagonal * (1.0 - inside)).sum(-1)
 
     def definite(self) -> Any:
         found = self.diagonal > 0.0

@@ -74,6 +74,9 @@ class LaplaceShell(EngineShell):
     the mode moves with them is followed by the steps, and what that does to the curvature is left
     out, as in Immer et al. (2021). It is nothing where the model is linear.
 
+    ``elbo``, ``psis_khat`` and ``ksd`` take the engine: they judge the Gaussian, with the other
+    sites at the mode.
+
     Draws of all the weights of a network, put through the network itself, predict worse than its
     mode: the Gauss-Newton matrix is that of the network made linear at the mode. With
     ``curvature=GaussNewton(sites=...)`` of the last layer the outputs are linear in what is drawn.
@@ -192,6 +195,11 @@ class LaplaceShell(EngineShell):
             The curvature is singular, or the last arguments were a batch.
         """
 
+    def _approximation_at(self, mode: Any) -> tuple[GaussianDensity, Any]:
+        """The Gaussian at a mode (D,) as a density with its parameters, for diagnostics."""
+        _, precision = self._fit(mode)
+        return GaussianDensity(self.plan.posterior), (mode, precision)
+
     def arviz_attributes(self) -> dict[str, Any]:
         """What ``to_arviz`` says of the draws."""
         return {"sample_kind": "independent draws"}
@@ -219,6 +227,29 @@ class LaplaceShell(EngineShell):
                 return kept.data, kept.precision
         precision = self._curvature_at(mode)
         return self.data, precision
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianDensity:
+    """The Gaussian N(mode, H^-1), with the mode (D,) and the precision as parameters.
+
+    The density is that in the Gaussian's coordinates; those of other sites are at the mode.
+    """
+
+    posterior: Any
+
+    def sample(self, parameters: Any, randomness: Any, number: int) -> Any:
+        """Draws (number, D); ``randomness`` is the package's generator or key."""
+        mode, precision = parameters
+        return self.posterior.draws(precision, mode, randomness, number)
+
+    def log_prob(self, parameters: Any, theta: Any) -> Any:
+        """Log density (S,) of positions (S, D)."""
+        mode, precision = parameters
+        where = self.posterior.coordinates.numbers
+        volume = 0.5 * len(where) * math.log(2.0 * math.pi)
+        moves = (theta - mode)[:, where]
+        return 0.5 * precision.log_determinant() - volume - 0.5 * precision.quadratic(moves)
 
 
 class FittedPrecision(NamedTuple):

@@ -46,8 +46,9 @@ it; where scores are noisy or the target cannot be matched, lambda is large and 
 The steps fall to 0 along a half cosine.
 
 *Weights*. Scores tell weights only where components overlap, so values of f are used in both
-halves: log w_k moves by b (E_k[f] - E_q[f]), at most by 0.1, with b = 0.1 / (1 + 0.1 v) and v the
-mean square of E_k[f] - E_q[f] so far. Constants in log pi do not matter.
+halves: log w_k moves by b (E_k[f] - E_q[f]), at most by 0.1, with b = 0.1 / sqrt(1 + v) and v the
+mean square of E_k[f] - E_q[f] of late. So a component that lies a million nats below the others
+loses its weight as fast as one that lies ten below. Constants in log pi do not matter.
 
 Iterations with scores that come from an overflow are left out, see
 :mod:`ppl_ext.regression.overflow`: each component's scores are compared with its own earlier
@@ -81,6 +82,9 @@ DAMPING = 0.001
 WEIGHT_STEP = 0.1
 #: Limits of one iteration's whitened moves of means, and of the match's change of log weights.
 LARGEST_MOVE, LARGEST_CHANGE = 0.3, 0.5
+#: Share of the run in which means that have far to go move further, how far, and by which part of
+#: the way: a posterior may be thousands of widths away. Later such moves would follow noise.
+LONG_SHARE, LONG_MOVE, LONG_FACTOR = 0.25, 3.0, 0.01
 #: Weight of the latest iteration in averages over the recent ones.
 RECENT = 0.1
 #: Iterations that a run of unknown length is taken to have. It stays at three quarters of them.
@@ -262,7 +266,8 @@ class MixtureForm(ClosedForm[MixtureRegression]):
             searching ^ True,
             self.xp.where(state.score_square > 0.0, seen, latest),
         )
-        moved = self.move(components, step, self.trust)
+        reach = chosen(progress < LONG_SHARE, LONG_MOVE, LARGEST_MOVE)
+        moved = self.move(components, step, self.trust, reach)
         last = SEARCH_SHARE * chosen(total > 0, total, UNKNOWN_ITERATIONS)
         due = searching & (updated.num_updates % length == 0)
         due &= updated.num_updates + length <= last
@@ -418,14 +423,16 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         return weight * ratio.reshape(-1, number).mean(0)
 
     @classmethod
-    def move(cls, components: Components, step: Step, trust: float) -> Components:
+    def move(cls, components: Components, step: Step, trust: float, reach: Any) -> Components:
         """The components after a step, whose length is limited.
 
-        Moves have at most ``LARGEST_MOVE`` units, and eigenvalues of I + B are limited to
-        ``trust`` and its inverse.
+        Moves have at most ``LARGEST_MOVE`` units, or ``LONG_FACTOR`` of what they would be, up to
+        ``reach``; and eigenvalues of I + B are limited to ``trust`` and
+        its inverse.
         """
         length = cls.xp.sqrt((step.move**2).sum(-1))[..., None]
-        shift = step.move / (length / LARGEST_MOVE).clip(min=1.0)
+        limit = (LONG_FACTOR * length).clip(LARGEST_MOVE, reach)
+        shift = step.move / (length / limit).clip(min=1.0)
         values, vectors = cls.xp.linalg.eigh(step.precision)
         values = (1.0 + values).clip(1.0 / trust, trust)[:, None]
         factor = cls.xp.linalg.cholesky((vectors / values) @ vectors.mT)
@@ -449,7 +456,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         number = len(components.logits)
         values = (log_density - cls.logsumexp(points.joint)).reshape(-1, number).mean(0)
         values = values - cls.softmax(components.logits) @ values
-        step = WEIGHT_STEP / (1.0 + WEIGHT_STEP * state.value_square)
+        step = WEIGHT_STEP / cls.xp.sqrt(1.0 + state.value_square)
         change = (step * values).clip(-WEIGHT_STEP, WEIGHT_STEP)
         return change, averaged(state.value_square, values**2, RECENT)
 

@@ -2,10 +2,13 @@
 
 A library is found again by a hash of all that it depends on: the program's text, the flags, the
 versions of BridgeStan, of the C++ compiler and of the sources that BridgeStan builds from. The
-folder is that of ``PPL_EXT_STAN_CACHE``, by default ``ppl-ext/stan`` in ``XDG_CACHE_HOME`` or in
-``~/.cache``. One process compiles at a time, which takes more than a gigabyte; the others wait
-and take what it has made. Beside each library lies its checksum, without which, or with another,
-it is compiled anew.
+folder is that of ``PPL_EXT_STAN_CACHE``, by default ``ppl-ext/stan`` where the system keeps what
+can be made again (``XDG_CACHE_HOME`` or ``~/.cache`` on Linux). One process compiles at a time,
+which takes more than a gigabyte; the others wait and take what it has made. Beside each library
+lies its checksum, without which, or with another, it is compiled anew.
+
+make takes a space for the end of a file's name and expands ``$``, so a program is compiled in a
+folder whose path has neither, and arguments for Stan's compiler are quoted.
 """
 
 from __future__ import annotations
@@ -50,19 +53,21 @@ class ToolchainError(RuntimeError):
 
 
 def import_bridgestan() -> Any:
-    """The package ``bridgestan``.
+    """The package ``bridgestan``, with the others that Stan programs need beside it.
 
     Raises
     ------
     ImportError
-        It is not installed.
+        One of them is not installed.
     """
     try:
         import bridgestan
         import bridgestan.compile
+        import filelock  # noqa: F401
+        import platformdirs  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            "Stan programs need the package bridgestan, which is not installed: "
+            f"Stan programs need the package {error.name}, which is not installed: "
             'pip install "ppl-ext[stan]"'
         ) from error
     return bridgestan
@@ -73,8 +78,9 @@ def cache_folder() -> Path:
     chosen = os.environ.get(CACHE_VARIABLE)
     if chosen:
         return Path(chosen).expanduser().absolute()
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "ppl-ext" / "stan"
+    from platformdirs import user_cache_path
+
+    return user_cache_path("ppl-ext", appauthor=False) / "stan"
 
 
 def compiled(
@@ -92,21 +98,24 @@ def compiled(
     name : str
         What messages call it, such as its file name.
     stanc_args, make_args : sequence of str
-        Further arguments for the Stan compiler and for make.
+        Further arguments for the Stan compiler, which gets each as it is, and for make, which
+        expands them.
 
     Raises
     ------
     ArgumentError
-        The program is no valid Stan program.
+        The program is no valid Stan program, or the arguments are no sequences of lines.
     ToolchainError
         BridgeStan's sources, make or the C++ compiler are missing, or a folder cannot be written.
     ImportError
         The package ``bridgestan`` is not installed.
     """
+    stanc_args = [_quoted(each) for each in _lines("stanc_args", stanc_args)]
+    make_args = _lines("make_args", make_args)
     bridgestan = import_bridgestan()
     # Threads evaluate the particles. A home that takes its headers from an installed Python
     # package has to know which Python; others do not read PYTHON.
-    make_args = ["STAN_THREADS=True", f"PYTHON={sys.executable}", *make_args]
+    make_args = ["STAN_THREADS=True", f"PYTHON={_quoted(sys.executable)}", *make_args]
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -124,6 +133,28 @@ def compiled(
             "folder of BRIDGESTAN has to be writable as well."
         ) from error
     return library
+
+
+def _lines(name: str, arguments: Sequence[str]) -> list[str]:
+    """Arguments of a command, each on one line as make needs them."""
+    given = [arguments] if isinstance(arguments, str) else list(arguments)
+    wrong = [each for each in given if not isinstance(each, str) or re.search(r"[\n\r\0]", each)]
+    if isinstance(arguments, str) or wrong:
+        raise ArgumentError(
+            f"Expected {name} as a list of texts of one line each, such as "
+            f"{name}=['--O1'], found {wrong[0] if wrong else arguments!r}."
+        )
+    return given
+
+
+def _quoted(argument: str) -> str:
+    """An argument that neither make nor the shell that it calls expands or cuts in two."""
+    return shlex.quote(argument).replace("$", "$$")
+
+
+def _readable(path: Path) -> bool:
+    """Whether make reads a path as one name."""
+    return re.fullmatch(r"[\w/.,+@~-]+", path.as_posix().removeprefix(path.drive)) is not None
 
 
 def _home(bridgestan: Any, folder: Path) -> Path:
@@ -205,7 +236,20 @@ def _compile(
             f"BRIDGESTAN={home} takes Stan's headers from the package httpstan, which is not "
             "installed: `pip install --no-deps httpstan`, of which only the files are used."
         )
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix="compiling-") as folder:
+    # Nobody else is at work here, so these are of processes that were killed.
+    for left in library.parent.glob("compiling-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    for left in library.parent.glob("*.part"):
+        left.unlink()
+    places = [library.parent.resolve(), Path(tempfile.gettempdir()).resolve()]
+    place = next(filter(_readable, places), None)
+    if place is None:
+        raise ToolchainError(
+            "Expected a folder for compiled programs, or one for temporary files, whose path has "
+            f"letters, digits and /.,+@~_- only, as make needs it, found '{places[0]}' and "
+            f"'{places[1]}'; name another one by {CACHE_VARIABLE} or TMPDIR."
+        )
+    with tempfile.TemporaryDirectory(dir=place, prefix="compiling-") as folder:
         source = Path(folder) / "program.stan"
         source.write_text(text, encoding="utf-8")
         try:
@@ -216,12 +260,11 @@ def _compile(
             raise _failure(str(error), name, home) from error
         # Whole or not at all, for whoever looks at the same time; the sum comes first, so that
         # a library with the sum of another is made anew and never loaded.
-        made = Path(made)
-        sum_file = Path(folder) / "sum"
-        sum_file.write_text(_sum(made), encoding="ascii")
+        arrived = library.with_suffix(".part")
+        shutil.move(made, arrived)
         library.unlink(missing_ok=True)
-        os.replace(sum_file, _sum_of(library))
-        os.replace(made, library)
+        _sum_of(library).write_text(_sum(arrived), encoding="ascii")
+        os.replace(arrived, library)
 
 
 def _sum_of(library: Path) -> Path:
@@ -260,9 +303,10 @@ def _failure(output: str, name: str, home: Path) -> Exception:
     ]
     # make's own summary, which comes last, only says that something failed.
     said = next((line for line in wrong if "***" not in line), (wrong or lines)[-1])
+    odd = "" if _readable(home) else " (in whose path make may stumble over a space or a sign)"
     return ToolchainError(
-        f"Compiling the Stan program '{name}' failed: {said.rstrip('.')}. Expected make, "
-        f"a C++ compiler and BridgeStan's complete and writable sources in {home}. {_TWO_WAYS}"
+        f"Compiling the Stan program '{name}' failed: {said.rstrip('.')}. Expected make, a C++ "
+        f"compiler and BridgeStan's complete and writable sources in {home}{odd}. {_TWO_WAYS}"
     )
 
 
@@ -272,12 +316,8 @@ def _line(error: BaseException) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Wait until no other process is here; where the system has no such locks, go on."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with open(path, "w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    """Wait until no other process is here."""
+    from filelock import FileLock
+
+    with FileLock(path):
         yield

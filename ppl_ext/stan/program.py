@@ -67,7 +67,8 @@ class StanProgramShell(Documented, Generic[Array]):
         threads : int, optional
             At most this many particles are evaluated at once. Default: the number of processors.
         stanc_args, make_args : sequence of str
-            Further arguments for the Stan compiler and for make.
+            Further arguments for the Stan compiler, which gets each as it is, and for make, which
+            expands them as it does those of its command line.
 
         Returns
         -------

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyro.distributions as dist
@@ -43,14 +42,6 @@ _FISHER = _PyroRoots()
 _ROOTS = _FISHER.roots
 register_output_fisher, root_for = _FISHER.register, _FISHER.root_for
 needs_draws = _FISHER.needs_draws
-
-
-@contextmanager
-def same_draws(seed: int) -> Iterator[None]:
-    """Context in which torch's global generator starts at ``seed``, and is put back after."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
 
 
 def fisher_root(

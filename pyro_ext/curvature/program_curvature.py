@@ -16,7 +16,7 @@ from ppl_ext.curvature import LARGEST_JACOBIANS, GaussNewton
 from ppl_ext.errors import ArgumentError
 from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
-from pyro_ext.curvature.fisher import needs_draws, same_draws
+from pyro_ext.curvature.fisher import needs_draws
 from pyro_ext.curvature.gauss_newton import rows_of_one
 from pyro_ext.curvature.kronecker import OfRows, Sums, kronecker_factors
 from pyro_ext.curvature.prior import (
@@ -28,6 +28,7 @@ from pyro_ext.curvature.row_structure import row_structure
 from pyro_ext.curvature.solvers import symmetric_eigen
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.graph import as_arguments
+from pyro_ext.density.handlers import global_generator
 from pyro_ext.density.layout import Indices
 
 
@@ -128,7 +129,7 @@ class ProgramCurvature:
             def factors(positions: Tensor) -> Curvature:
                 def total(function: OfRows, held: Sums) -> Sums:
                     sums: Sums = {}
-                    with same_draws(seed) if self._drawing else nullcontext():
+                    with global_generator(seed) if self._drawing else nullcontext():
                         for weight, indices in chunks:
                             rows = self._rows_of_chunk(positions, data, indices, weight)
                             part = function(rows, held)

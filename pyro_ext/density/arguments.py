@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ppl_ext.density import check_call
 from pyro_ext.density.bound_model import BoundModel
@@ -22,7 +23,17 @@ def as_data(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         The arguments do not fit the signature of the model.
     """
     check_call(model.forward if isinstance(model, torch.nn.Module) else model, args, kwargs)
+    if any(_of_inference(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
+        # Tensors made in torch.inference_mode cannot be differentiated through, nor copied in it.
+        with torch.inference_mode(False):
+            args, kwargs = pytree.tree_map(
+                lambda leaf: leaf.clone() if _of_inference(leaf) else leaf, (args, kwargs)
+            )
     return Data(args, kwargs)
+
+
+def _of_inference(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_inference()
 
 
 def partial_plates(bound: BoundModel, data: Data) -> dict[str, tuple[int, int]]:

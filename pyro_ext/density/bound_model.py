@@ -11,11 +11,10 @@ from torch import Tensor
 
 from ppl_ext.bound_model import BoundModelShell
 from pyro_ext.density.handlers import (
-    SubsampleControl,
-    isolated_parameters,
     plate_shape_error,
+    running,
 )
-from pyro_ext.density.layout import Indices, Layout
+from pyro_ext.density.layout import Indices, Layout, with_own_containers
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,8 @@ class BoundModel(BoundModelShell[Tensor]):
 
         Returns the size of each subsampled plate, and the number of rows that it asks for.
         """
-        args, kwargs, indices = arguments
-        control = SubsampleControl(indices)
-        with isolated_parameters(self.held), control, handler:
+        args, kwargs = with_own_containers(*arguments[:2])
+        with running(self.held, arguments[2]) as control, handler:
             try:
                 self.model(*args, **kwargs)
             except ValueError as error:

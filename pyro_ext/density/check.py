@@ -7,13 +7,14 @@ found and what to do. Where Pyro has a message of its own for the case, ours beg
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ppl_ext.density import repeated_plates_error
+from ppl_ext.density import check_not_empty, repeated_plates_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.families import family_of
 from pyro_ext.density.first_run import Run, Structure, run_once
@@ -32,6 +33,8 @@ def check_model(
     kwargs: Mapping[str, Any],
     *,
     allow_local_latents: bool = True,
+    parameters: Any = None,
+    dtype: torch.dtype | None = None,
 ) -> Structure:
     """Check ``model`` and find its structure.
 
@@ -42,6 +45,10 @@ def check_model(
         Arguments of one run of the model.
     allow_local_latents : bool
         Whether latents inside a subsampled plate are accepted.
+    parameters : optional
+        State of the parameter store to run it with. Default: the store's present one.
+    dtype : torch.dtype, optional
+        Of the latent sites. Default: torch's default dtype.
 
     Returns
     -------
@@ -56,12 +63,12 @@ def check_model(
     ArgumentError
         Rows passed as arguments do not fit the model's plates.
     """
-    first = run_once(model, args, kwargs, {}, seed=0, radius=0.1)
+    first = run_once(model, args, kwargs, {}, 0, 0.1, parameters, dtype=dtype)
     handler, control = first.handler, first.control
-    if not handler.shapes:
+    if not sum(math.prod(shape) for shape in handler.shapes.values()):
         raise ModelCheckError(
             f"{_name(model)} found no latent variables. Expected at least one sample site without "
-            "obs=; check that the sites are not observed or hidden by poutine.block."
+            "obs= that has entries; check that sites are not observed or hidden by poutine.block."
         )
     repeated = [name for name, number in control.met.items() if number > 1]
     if repeated:
@@ -77,7 +84,9 @@ def check_model(
                 )
     families = {name: family_of(handler.sites[name]["fn"]) for name in handler.shapes}
     layout = Layout(tuple(handler.shapes), dict(handler.shapes), families)
-    batch_arguments = bool(control.plates) and _rows_are_arguments(model, args, kwargs, first)
+    batch_arguments = bool(control.plates) and _rows_are_arguments(
+        model, args, kwargs, first, dtype
+    )
     local_sites = tuple(
         name
         for name, site in handler.sites.items()
@@ -99,7 +108,7 @@ def check_model(
     # Branches on a latent show as other sites or shapes at other values. Values out here may
     # well be invalid, which is no fault of the model.
     for seed in (1, 2, 3):
-        again = run_once(model, args, kwargs, {}, seed, 2.0, first.parameters, validate=False)
+        again = run_once(model, args, kwargs, {}, seed, 2.0, first.parameters, False, dtype)
         if again.handler.shapes != handler.shapes:
             raise ModelCheckError(
                 "The model's structure changes between runs: latent sites "
@@ -112,6 +121,7 @@ def check_model(
         for name, site in handler.sites.items()
         if site["is_observed"] and not is_deterministic(site) and not is_factor(site)
     )
+    check_not_empty({name: handler.sites[name]["value"].numel() for name in observed})
     dims = {
         frame.name: frame.dim for site in handler.sites.values() for frame in plate_frames(site)
     }
@@ -134,7 +144,11 @@ def check_model(
 
 
 def _rows_are_arguments(
-    model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], first: Run
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    first: Run,
+    dtype: torch.dtype | None,
 ) -> bool:
     """Whether the plates' rows come with the arguments instead of being indexed by the model.
 
@@ -149,7 +163,7 @@ def _rows_are_arguments(
         for name, (size, declared) in plates.items()
     }
     try:
-        probe = run_once(model, args, kwargs, indices, 0, radius=0.1, parameters=first.parameters)
+        probe = run_once(model, args, kwargs, indices, 0, 0.1, first.parameters, dtype=dtype)
     except IndexError as error:
         raise _too_few_rows(plates) from error
     except (ValueError, RuntimeError):
@@ -163,7 +177,7 @@ def _rows_are_arguments(
                 return True
     last = {name: torch.arange(size - declared, size) for name, (size, declared) in plates.items()}
     try:
-        run_once(model, args, kwargs, last, 0, 0.1, first.parameters, validate=False)
+        run_once(model, args, kwargs, last, 0, 0.1, first.parameters, False, dtype)
     except IndexError as error:
         raise _too_few_rows(plates) from error
     return False

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyro
 import torch
 from pyro.distributions import Delta
@@ -19,17 +21,19 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from ppl_ext.arguments import named_arrays, nonfinite_arguments
 from ppl_ext.density import check_observations
 from ppl_ext.errors import ModelCheckError
 from pyro_ext.density.handlers import (
     DiscoveryHandler,
     SubsampleControl,
-    isolated_parameters,
+    global_generator,
     plate_frames,
     plate_shape_error,
+    running,
     without_host_checks,
 )
-from pyro_ext.density.layout import DataPlate, Layout
+from pyro_ext.density.layout import DataPlate, Layout, with_own_containers
 
 _CIRCULAR = ("VonMises",)
 
@@ -113,6 +117,19 @@ class CheckHandler(DiscoveryHandler):
             check_observations(msg["name"], msg["fn"], msg["value"].shape, plate_frames(msg))
 
 
+def _contents(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, int]:
+    """By argument a number that changes when it is written to."""
+    contents = {}
+    for name, each in named_arrays(model, args, kwargs):
+        if isinstance(each, Tensor) and not each.is_inference():
+            contents[name] = each._version  # torch counts
+        elif isinstance(each, np.ndarray) and not each.dtype.hasobject:
+            contents[name] = zlib.crc32(np.ascontiguousarray(each).reshape(-1).view(np.uint8).data)
+    return contents
+
+
 def _is_network_layer(module: torch.nn.Module) -> bool:
     return any(
         kind.__module__.startswith("torch.nn.modules") and kind is not torch.nn.Module
@@ -167,23 +184,34 @@ def run_once(
     radius: float,
     parameters: Any = None,
     validate: bool = True,
+    dtype: torch.dtype | None = None,
 ) -> Run:
-    """Run a model at small random positions, with these rows of its plates."""
+    """Run a model at small random positions, with these rows of its plates.
+
+    Raises
+    ------
+    ModelCheckError
+        The model changes an argument in place, mixes types of numbers, or has distributions whose
+        parameters are not valid.
+    """
+    before = _contents(model, args, kwargs) if validate else {}
     with (
         nullcontext() if validate else without_host_checks(),
-        torch.random.fork_rng(devices=[]),
+        global_generator(seed),
         torch.no_grad(),
-        isolated_parameters(parameters),
-        SubsampleControl(indices) as control,
+        running(parameters, indices) as control,
         _watch_modules() as modules,
     ):
-        torch.manual_seed(seed)
         handler = CheckHandler(indices, control.plates, modules)
-        handler.radius, handler.validate = radius, validate
+        handler.radius, handler.validate, handler.dtype = radius, validate, dtype
         try:
             with handler:
-                model(*args, **kwargs)
+                own_args, own_kwargs = with_own_containers(args, kwargs)
+                model(*own_args, **own_kwargs)
         except ValueError as error:
+            named = nonfinite_arguments(model, args, kwargs)
+            if isinstance(error, ModelCheckError) and named:
+                raise ModelCheckError(f"{error}{named}") from error
             shape_error = None if indices else plate_shape_error(error)
             if shape_error is not None:
                 raise shape_error from error
@@ -191,8 +219,31 @@ def run_once(
                 raise ModelCheckError(
                     f"The model failed with all latent sites near zero in unconstrained space: "
                     f"{error}\nExpected valid parameters of every distribution there; check the "
-                    "data for NaN, and the supports."
+                    f"data for NaN, and the supports.{named}"
                 ) from error
             raise
+        except RuntimeError as error:
+            own = torch.get_default_dtype() if dtype is None else dtype
+            others = [
+                f"'{name}' of {each.dtype}"
+                for name, each in named_arrays(model, args, kwargs)
+                if isinstance(each, Tensor) and each.dtype != own
+            ]
+            if others and any(word in str(error) for word in ("dtype", "scalar type")):
+                raise ModelCheckError(
+                    f"{error}\nLatent sites are of {own}, argument {', '.join(others)}, and the "
+                    "model mixes them in an operation that takes one type. Expected data of the "
+                    "latent sites' type, as x.float() gives, or an engine with dtype=... that is "
+                    "theirs."
+                ) from error
+            raise
+        after = _contents(model, args, kwargs) if validate else {}
+        changed = [name for name, content in after.items() if before.get(name) != content]
+        if changed:
+            raise ModelCheckError(
+                f"The model changes its argument {', '.join(map(repr, changed))} in place, so that "
+                "every run sees other data (this check was one run). Expected a model that leaves "
+                "its arguments as they are; write y = y - 1 for y -= 1 or y.sub_(1)."
+            )
         parameters = {key: dict(value) for key, value in pyro.get_param_store().get_state().items()}
     return Run(handler, control, parameters)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
+from ppl_ext.process import swapped
 from pyro_ext.density.handlers import without_host_checks
 from pyro_ext.density.numpy_graph import numpy_replay
 from pyro_ext.density.simplify import replayed, simplify
@@ -37,6 +39,7 @@ _LIFT_FAILURES = (RuntimeError, TypeError, ValueError, AssertionError, KeyError)
 
 Single = Callable[[Tensor, Any], Any]
 _LEAVES = (Tensor, torch.nn.Parameter, int, float, bool, str, type(None))
+_PLAIN = (Tensor, complex, bytes, torch.dtype, FunctionType, BuiltinFunctionType, type)
 
 
 def _static_key(leaf: Any) -> Hashable:
@@ -45,7 +48,7 @@ def _static_key(leaf: Any) -> Hashable:
     return type(leaf), id(leaf)
 
 
-class _Inputs:
+class Inputs:
     """Arguments split into tensors, which a graph takes as inputs, and everything else."""
 
     def __init__(self, arguments: Any) -> None:
@@ -62,6 +65,11 @@ class _Inputs:
                 for leaf in leaves
             ),
         )
+
+    @property
+    def may_change(self) -> bool:
+        """Whether an argument is an object that may change without being seen from outside."""
+        return not all(type(leaf) in _LEAVES or isinstance(leaf, _PLAIN) for leaf in self.leaves)
 
     def rebuild(self, tensors: list[Tensor] | tuple[Tensor, ...]) -> Any:
         given = iter(tensors)
@@ -135,8 +143,10 @@ class BatchedFunction:
         self.mode = mode
         self.particle_chunk = particle_chunk
         self.memory = Memory()
-        self._graphs: dict[Hashable, tuple[Callable[..., Any], _Inputs]] = {}
+        self._graphs: dict[Hashable, tuple[Callable[..., Any], Inputs]] = {}
         self._told_many = False
+        self._untold: list[str] = []
+        self._succeeded = False
 
     def retrace(self) -> None:
         """Forget the traced graphs, for example after changing a tensor the model closes over."""
@@ -160,10 +170,18 @@ class BatchedFunction:
         return pytree.tree_map(lambda *pieces: torch.cat(pieces), *parts)
 
     def _evaluate(self, z: Tensor, arguments: Any, in_dims: Any) -> Any:
+        result = self._evaluated(z, arguments, in_dims)
+        # A way that works is there to be told of; where none is, the error says why.
+        self._succeeded = True
+        while self._untold:
+            warnings.warn(self._untold.pop(0), EvaluationWarning, stacklevel=2)
+        return result
+
+    def _evaluated(self, z: Tensor, arguments: Any, in_dims: Any) -> Any:
         z = z.detach()
         with torch.no_grad():
             if self.mode in ("graph", "inductor"):
-                inputs = _Inputs(arguments)
+                inputs = Inputs(arguments)
                 key = (tuple(z.shape), z.dtype, z.device, inputs.key, in_dims)
                 entry = self._graphs.get(key)
                 if entry is not None:
@@ -174,7 +192,7 @@ class BatchedFunction:
                     raise
                 except _LIFT_FAILURES as error:
                     self._fall_back("graph" if self.mode == "inductor" else "handlers", error)
-                    return self._evaluate(z, arguments, in_dims)
+                    return self._evaluated(z, arguments, in_dims)
                 else:
                     self._keep(key, graph, inputs)
                     return graph(z, *inputs.tensors)
@@ -185,9 +203,21 @@ class BatchedFunction:
                     raise
                 except _LIFT_FAILURES as error:
                     self._fall_back("loop", error)
-            return self._loop(z, arguments, in_dims)
+            try:
+                return self._loop(z, arguments, in_dims)
+            except (ModelCheckError, ArgumentError):
+                raise
+            except _LIFT_FAILURES as error:
+                if self._succeeded:
+                    raise
+                raise ModelCheckError(
+                    "The model runs, but its density cannot be differentiated: "
+                    f"{type(error).__name__}: {error}\nExpected torch's operations on everything "
+                    "that depends on a latent site: NumPy, .numpy(), .item() and writing into a "
+                    "tensor in place have no gradient."
+                ) from error
 
-    def _keep(self, key: Hashable, graph: Callable[..., Any], inputs: _Inputs) -> None:
+    def _keep(self, key: Hashable, graph: Callable[..., Any], inputs: Inputs) -> None:
         if len(self._graphs) == MAX_GRAPHS:
             if not self._told_many:
                 self._told_many = True
@@ -210,11 +240,7 @@ class BatchedFunction:
             "loop": "the model could not be vectorized over particles, so each evaluation loops "
             "over them",
         }[mode]
-        warnings.warn(
-            f"Slower evaluation: {explanation}. Reason: {reason}",
-            EvaluationWarning,
-            stacklevel=2,
-        )
+        self._untold.append(f"Slower evaluation: {explanation}. Reason: {reason}")
         self.mode = mode
         self._graphs.clear()
 
@@ -229,7 +255,7 @@ class BatchedFunction:
             ]
         return pytree.tree_map(lambda *pieces: torch.stack(pieces), *rows)
 
-    def _trace(self, z: Tensor, inputs: _Inputs, in_dims: Any) -> Callable[..., Any]:
+    def _trace(self, z: Tensor, inputs: Inputs, in_dims: Any) -> Callable[..., Any]:
         def batched(z: Tensor, *tensors: Tensor) -> Any:
             return torch.func.vmap(self.single, in_dims=(0, in_dims))(z, inputs.rebuild(tensors))
 
@@ -253,7 +279,7 @@ class BatchedFunction:
         return replay
 
     def _require_same_result(
-        self, module: Callable[..., Any], z: Tensor, inputs: _Inputs, in_dims: Any
+        self, module: Callable[..., Any], z: Tensor, inputs: Inputs, in_dims: Any
     ) -> None:
         """Compare the graph with the handlers away from the point where it was traced."""
         other = _elsewhere(z)
@@ -410,7 +436,7 @@ def _same_memory(source: torch.fx.Node, piece: torch.fx.Node) -> bool:
 @contextmanager
 def _without_batching_rule_warnings() -> Iterator[None]:
     """Hide functorch's notes on operations that it loops over; results are the same."""
-    with warnings.catch_warnings():
+    with swapped(warnings.catch_warnings()):
         warnings.filterwarnings("ignore", message="There is a performance drop")
         yield
 

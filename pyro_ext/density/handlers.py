@@ -21,6 +21,7 @@ from pyro.distributions import Delta, Unit
 from pyro.distributions.util import scale_and_mask, sum_rightmost
 from pyro.infer.autoguide.utils import helpful_support_errors
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.subsample_messenger import SubsampleMessenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
@@ -29,12 +30,11 @@ from torch.distributions.transforms import ComposeTransform, IndependentTransfor
 
 from ppl_ext.density import check_subsample_size
 from ppl_ext.errors import ArgumentError, ModelCheckError
+from ppl_ext.process import handling, swapping
 from pyro_ext.density.layout import Indices
 
 #: Entries of a latent site from which on its prior's gradient is worth adding in place.
 LARGE_SITE = 2**16
-
-_patch_lock = threading.RLock()
 
 
 class SubsampleControl:
@@ -43,7 +43,8 @@ class SubsampleControl:
     Pyro lets a handler replace a plate's indices only by others of the same number, because
     the plate compares lengths after the handlers have run. A full-data sweep and its ragged
     last chunk need other lengths, so this context replaces the plate's index function for the
-    calling thread while it is active; other threads keep the original.
+    calling thread while it is active; other threads keep the original. Enter it by
+    :func:`running`.
 
     Parameters
     ----------
@@ -68,7 +69,6 @@ class SubsampleControl:
         self.met: Counter[str] = Counter()
 
     def __enter__(self) -> SubsampleControl:
-        _patch_lock.acquire()
         self._thread = threading.get_ident()
         self._original = SubsampleMessenger.__dict__["_subsample"]
         SubsampleMessenger._subsample = staticmethod(self._subsample)
@@ -76,7 +76,6 @@ class SubsampleControl:
 
     def __exit__(self, *exception: object) -> None:
         SubsampleMessenger._subsample = self._original
-        _patch_lock.release()
 
     def _subsample(
         self,
@@ -97,9 +96,8 @@ class SubsampleControl:
                 self.given.add(name)
                 self.plates[name] = (int(size), count)
             return size, count, subsample
-        if subsample_size is not None:
-            check_subsample_size(name, int(size), int(subsample_size))
         declared = int(size if subsample_size is None else subsample_size)
+        check_subsample_size(name, int(size), declared)
         if declared < size:
             self.plates[name] = (int(size), declared)
         rows = self.indices.get(name)
@@ -405,6 +403,7 @@ class DiscoveryHandler(SiteHandler):
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.sites: dict[str, dict[str, Any]] = {}
         self.radius = 0.1
+        self.dtype: torch.dtype | None = None
         self.validate = True
 
     def unconstrained_value(self, msg: Any, transform: Transform) -> Tensor:
@@ -418,7 +417,7 @@ class DiscoveryHandler(SiteHandler):
             if frame.name in self.plates:
                 full[frame.dim - transform.domain.event_dim] = self.plates[frame.name][0]
         self.shapes[name] = tuple(full)
-        return (2.0 * torch.rand(shape) - 1.0) * self.radius
+        return (2.0 * torch.rand(shape, dtype=self.dtype) - 1.0) * self.radius
 
     def _pyro_sample(self, msg: Any) -> None:
         super()._pyro_sample(msg)
@@ -431,6 +430,7 @@ class DiscoveryHandler(SiteHandler):
             self.sites[msg["name"]] = msg
 
 
+@swapping
 @contextmanager
 def isolated_parameters(state: Any = None) -> Iterator[Any]:
     """Run with a parameter store of its own, so that the global one stays as it is.
@@ -443,6 +443,19 @@ def isolated_parameters(state: Any = None) -> Iterator[Any]:
         yield scoped
 
 
+@swapping
+@contextmanager
+def running(state: Any, indices: Indices | None) -> Iterator[SubsampleControl]:
+    """Context for one run of a model: its own parameter store, and these rows of its plates."""
+    with (
+        handling(_PYRO_STACK),
+        isolated_parameters(state),
+        SubsampleControl(indices) as control,
+    ):
+        yield control
+
+
+@swapping
 @contextmanager
 def without_host_checks() -> Iterator[None]:
     """Switch off the hosts' checks that read values back to Python."""
@@ -452,4 +465,18 @@ def without_host_checks() -> Iterator[None]:
         validate_distributions_pyro=False,
         validate_distributions_torch=False,
     ):
+        yield
+
+
+@swapping
+@contextmanager
+def global_generator(seed: int | None = None) -> Iterator[None]:
+    """Context in which torch's global generator starts at ``seed``, and is put back after.
+
+    Distributions and the host's own code draw from the global generator only. Without a seed it
+    goes on from where it is.
+    """
+    with torch.random.fork_rng():
+        if seed is not None:
+            torch.manual_seed(seed)
         yield

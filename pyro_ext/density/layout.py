@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ppl_ext.layouts import DataPlate, FlatLayout
 
@@ -40,6 +41,17 @@ class Layout(FlatLayout):
             lead = value.shape[: value.dim() - len(self.shapes[name])]
             pieces.append(value.reshape((*lead, self.sizes[name])))
         return torch.cat(pieces, dim=-1)
+
+
+def with_own_containers(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Arguments in dictionaries and lists of their own, for a model that changes those.
+
+    The tensors in them are the same.
+    """
+    if not any(isinstance(each, dict | list) for each in (*args, *kwargs.values())):
+        return args, kwargs
+    found: tuple[Any, Any] = pytree.tree_map(lambda leaf: leaf, (args, dict(kwargs)))
+    return found
 
 
 @dataclass(frozen=True)

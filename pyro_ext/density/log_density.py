@@ -23,15 +23,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ppl_ext.arguments import check_callable
 from ppl_ext.density import tempered
 from ppl_ext.errors import ArgumentError
+from ppl_ext.fingerprint import Fingerprint
 from ppl_ext.log_density import LogDensityShell, warn_of_held_parameters
 from ppl_ext.options import check_count
 from pyro_ext.density.arguments import as_data, partial_plates
 from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.check import check_model
 from pyro_ext.density.evaluation import Evaluation, differentiated
-from pyro_ext.density.graph import BatchedFunction, as_arguments
+from pyro_ext.density.fingerprint import fingerprint, repeatable_fingerprint
+from pyro_ext.density.graph import MAX_GRAPHS, BatchedFunction, Inputs, as_arguments
 from pyro_ext.density.handlers import without_host_checks
 from pyro_ext.density.layout import Data, Indices, Layout
 from pyro_ext.density.outputs import Output, OutputHandler
@@ -66,6 +69,8 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         :meth:`retrace` after changing them.
     allow_local_latents : bool
         Whether latents inside a subsampled plate are accepted.
+    held : optional
+        State of the parameter store to hold parameters at. Default: the store's present one.
 
     Raises
     ------
@@ -89,15 +94,24 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         dtype: torch.dtype | None = None,
         evaluation: str = "graph",
         allow_local_latents: bool = True,
+        held: Any = None,
     ) -> None:
         self._set_options(init_strategy, likelihood_temperature, particle_chunk, data_chunk)
-        if dtype is not None and not isinstance(dtype, torch.dtype):
+        floats = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+        if dtype is not None and not floats:
             raise ArgumentError(
-                f"Expected dtype to be a torch.dtype such as torch.float64, found {dtype!r}."
+                "Expected dtype to be a torch.dtype of real numbers, such as torch.float64, found "
+                f"{dtype!r}."
             )
+        check_callable(model, "Pyro")
         data = as_data(model, args, dict(kwargs or {}))
         structure = check_model(
-            model, data.args, data.kwargs, allow_local_latents=allow_local_latents
+            model,
+            data.args,
+            data.kwargs,
+            allow_local_latents=allow_local_latents,
+            parameters=held,
+            dtype=dtype,
         )
         self.bound = bound = BoundModel(
             model,
@@ -115,11 +129,15 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         self.layout: Layout = bound.layout
         self.dtype = bound.dtype
         self.device = bound.device
+        inputs = Inputs((data.args, data.kwargs, {}))
+        self._known: dict[Any, tuple[Inputs, Fingerprint | None]] = {
+            inputs.key: (inputs, repeatable_fingerprint(bound, data))
+        }
+        parameters = structure.parameters["params"]
         warn_of_held_parameters(
-            structure.parameter_names,
+            {name: parameters[name].numel() for name in structure.parameter_names},
             "present",
-            "priors (PyroSample, or pyro.nn.module.to_pyro_module_ and a prior for each parameter) "
-            "to infer them",
+            "priors (PyroSample, or poutine.lift) to infer them",
         )
         self._evaluation = Evaluation(
             bound, self.likelihood_temperature, particle_chunk, evaluation
@@ -169,6 +187,27 @@ class LogDensity(LogDensityShell[Tensor, Data]):
 
     def partial_plates(self, data: Data) -> dict[str, tuple[int, int]]:
         return partial_plates(self.bound, data)
+
+    def follows(self, data: Data, look: bool = True) -> bool:
+        inputs = Inputs((data.args, data.kwargs, {}))
+        known = self._known.get(inputs.key)
+        if known is None:
+            structure = check_model(
+                self.model, data.args, data.kwargs, parameters=self.bound.held, dtype=self.dtype
+            )
+            if not self.bound.has_structure(structure):
+                return False
+            if len(self._known) == MAX_GRAPHS:
+                del self._known[next(iter(self._known))]
+            self._known[inputs.key] = inputs, repeatable_fingerprint(self.bound, data)
+            return True
+        if look or inputs.may_change:
+            return known[1] is None or known[1] == fingerprint(self.bound, data)
+        return True
+
+    def constants(self, data: Data) -> str:
+        known = self._known.get(Inputs((data.args, data.kwargs, {})).key)
+        return known[1].constants if known is not None and known[1] is not None else ""
 
     # -- values and scores --------------------------------------------------------------------
 

@@ -18,14 +18,15 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
 from ppl_ext.outputs import prediction_terms
+from pyro_ext.density.handlers import global_generator
 from pyro_ext.density.outputs import joint_mask, unwrap
 
 
 class ObserveMissing(Messenger):
     """Makes observed sites of those that are neither observed nor among the given names.
 
-    They get a value from their distribution, which is only there for the model to run on; torch's
-    global generator is left as it was.
+    They get a value from their distribution, the same in every run, which is only there for the
+    model to run on; torch's global generator is left as it was.
 
     Attributes
     ----------
@@ -59,7 +60,7 @@ class ObserveMissing(Messenger):
             return
         if name not in self.missing:
             self.missing.append(name)
-        with torch.random.fork_rng(), torch.no_grad():
+        with global_generator(0), torch.no_grad():
             msg["value"] = msg["fn"].sample()
         msg["is_observed"] = True
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
@@ -26,14 +27,17 @@ from ppl_ext.diagnostics.replay import (
     check_draw_shape,
     check_draws,
     describe_sites,
+    is_outside,
     plates_of_axes,
 )
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from pyro_ext.density.handlers import (
+    global_generator,
     is_deterministic,
     is_factor,
     plate_frames,
+    transform_to_support,
     without_host_checks,
     without_validation,
 )
@@ -117,6 +121,20 @@ def _log_prob(site: Mapping[str, Any]) -> Tensor:
     return scale_and_mask(site["fn"].log_prob(site["value"]), 1.0, site["mask"])
 
 
+def _is_outside(site: Mapping[str, Any]) -> bool:
+    """Whether the value of a latent site is NaN, infinite or outside of its support."""
+    value, support = site["value"], site["fn"].support
+    finite = torch.isfinite(value)
+    if bool(finite.all()) and bool(support.check(value).all()):
+        return False
+    transform = transform_to_support(site)
+    return bool(
+        is_outside(
+            value, finite, support.check, lambda value: transform(transform.inv(value)), torch
+        )
+    )
+
+
 def _run(
     target: LogDensity,
     data: Data,
@@ -190,9 +208,7 @@ def replay(
         name: torch.as_tensor(draws[name], dtype=target.dtype, device=target.device)
         for name in target.layout.names
     }
-    devices = [target.device] if target.device.type == "cuda" else []
-    with torch.no_grad(), without_host_checks(), torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+    with torch.no_grad(), without_host_checks(), global_generator(seed):
         one = {name: value[0] for name, value in values.items()}
         described, sizes = _describe(target, data, one)
         for name, value in one.items():
@@ -231,6 +247,9 @@ def _record(
                 recorder.put(group, name, _host(value)[None], chunk, rows, draws)
 
             sites = _run(target, data, one, indices)
+            for name in target.layout.names:
+                flags = np.asarray([_is_outside(sites[name])])
+                recorder.note_outside(name, flags, slice(draw, draw + 1))
             for site in recorder.deterministic_sites:
                 put("deterministic", site.name, sites[site.name]["value"])
             for name in (site.name for site in recorder.observed_sites):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -10,9 +11,15 @@ from jaxtyping import Bool, Float
 from pyro.infer.autoguide import initialization
 from torch import Tensor
 
+from ppl_ext.arguments import nonfinite_arguments
 from ppl_ext.errors import ModelCheckError
 from pyro_ext.density.evaluation import Evaluation
-from pyro_ext.density.handlers import InitializationHandler, SiteTermsHandler, without_host_checks
+from pyro_ext.density.handlers import (
+    InitializationHandler,
+    SiteTermsHandler,
+    global_generator,
+    without_host_checks,
+)
 from pyro_ext.density.layout import Data
 
 TRIES = 100  # as many as the hosts' samplers make
@@ -35,9 +42,8 @@ class Start:
             return ((2.0 * uniform - 1.0) * radius).to(bound.device)
         rows = []
         # Host strategies draw from the global generator, which is left as it was found.
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), without_host_checks():
-            seed = int(torch.randint(2**62, (), generator=generator))
-            torch.manual_seed(seed)
+        seed = int(torch.randint(2**62, (), generator=generator))
+        with global_generator(seed), torch.no_grad(), without_host_checks():
             for _ in range(num):
                 indices = bound.rows_for_values()
                 handler = InitializationHandler(self._strategy, indices)
@@ -63,12 +69,43 @@ class Start:
         for _ in range(TRIES):
             bad = (~self._is_finite(z, data)).nonzero().squeeze(-1)
             if not len(bad):
-                return z
+                break
             z[bad] = self._draw(len(bad), generator, data)
-        finite = self._is_finite(z, data)
-        if bool(finite.all()):
-            return z
-        raise self._nowhere_finite(z[int((~finite).nonzero()[0, 0])], data)
+        else:
+            finite = self._is_finite(z, data)
+            if not bool(finite.all()):
+                raise self._nowhere_finite(z[int((~finite).nonzero()[0, 0])], data)
+        if self._evaluation.mode == "loop":
+            self._check_slope(z[:1], data)
+        return z
+
+    def _check_slope(self, z: Float[Tensor, "1 D"], data: Data) -> None:
+        """See that the score is the slope of the density, of models that take values out of torch.
+
+        What depends on a value that was taken out, as by ``float`` or ``.item()``, is a constant
+        for the gradient.
+
+        Raises
+        ------
+        ModelCheckError
+            It is another, at two lengths of a step.
+        """
+        indices = self._bound.first_rows()
+        direction = torch.ones_like(z) / math.sqrt(z.shape[1])
+        slope = float((self._evaluation.batch("score", z, data, indices).score * direction).sum())
+        for step in (1e-2, 1e-3):
+            ends = torch.cat([z + step * direction, z - step * direction])
+            above, below = self._evaluation.batch("log_density", ends, data, indices).tolist()
+            found = (above - below) / (2.0 * step)
+            rounding = 100.0 * torch.finfo(z.dtype).eps * max(abs(above), abs(below), 1.0) / step
+            if abs(found - slope) <= 0.1 * max(abs(found), abs(slope)) + rounding:
+                return
+        raise ModelCheckError(
+            f"The density cannot be differentiated: its gradient is {slope:.4g} in a direction in "
+            f"which it rises by {found:.4g}. Expected torch's operations on everything that "
+            "depends on a latent site: a value that is taken out by float() or .item() is a "
+            "constant for the gradient."
+        )
 
     def _nowhere_finite(self, position: Tensor, data: Data) -> ModelCheckError:
         indices = self._bound.first_rows()
@@ -81,6 +118,7 @@ class Start:
             "Cannot find valid initial parameters: the log density or its gradient is not finite "
             f"at site {where or '(gradient only)'} in {TRIES} draws. Expected finite values; check "
             "the data for NaN, the supports, and the init_strategy."
+            + nonfinite_arguments(self._bound.model, data.args, data.kwargs)
         )
 
 

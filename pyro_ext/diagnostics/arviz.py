@@ -37,6 +37,7 @@ from ppl_ext.diagnostics.fit_groups import (
     groups_to_replay,
     site_groups,
     step_group,
+    warn_of_draws,
 )
 from ppl_ext.diagnostics.inference_data import Variable, inference_data
 from ppl_ext.documented import documented
@@ -117,6 +118,7 @@ def to_arviz(
         groups.pop("observed_data")
     if sample_stats:
         groups["sample_stats"] = _sample_statistics(engine, draws, data, draw_chunk)
+    warn_of_draws(replayed, groups.get("sample_stats", {}))
     groups["constant_data"] = constant_group(
         constant_data, _signature(target.model), args, kwargs, replayed, _as_array
     )

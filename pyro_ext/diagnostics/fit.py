@@ -22,6 +22,7 @@ from ppl_ext.diagnostics.fit import (
     target_of_engine,
 )
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
+from ppl_ext.process import swapped
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import seeded_generator
 from pyro_ext.guides.flat_density import check_has_flat_density, flat_density
@@ -95,8 +96,10 @@ def fitted_guide(
     if hasattr(fit, "target"):
         check_fits_a_guide(fit)
         target, data = target_of_engine(fit, model, args, kwargs)
-        density = fit.density
-        return FittedGuide(density, density.live_parameters(), target, data, seed)
+        if hasattr(fit, "approximation"):
+            density, parameters = fit.approximation()
+            return FittedGuide(density, parameters, target, data, seed)
+        return FittedGuide(fit.density, fit.density.live_parameters(), target, data, seed)
     check_has_flat_density(fit)
     if fit.prototype_trace is None:
         raise ArgumentError(
@@ -127,7 +130,7 @@ def target_of_model(
     """
     check_arguments(args, kwargs)
     args, kwargs = args or (), dict(kwargs or {})
-    with warnings.catch_warnings():
+    with swapped(warnings.catch_warnings()):
         # Parameters that SVI has fitted beside the guide are meant to be where they are.
         warnings.simplefilter("ignore", HeldParameterWarning)
         target = LogDensity(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ppl_ext.diagnostics.fit import HOST_DRAWS, sites_of_guide
 from ppl_ext.errors import ArgumentError
+from pyro_ext.density.handlers import global_generator
 from pyro_ext.diagnostics.fit import (
     FittedGuide,
     diagnostic_generator,
@@ -73,8 +74,7 @@ class HostFit:
             theta = self._fitted.draw(diagnostic_generator(self._seed), num_samples)
             return self.target.constrain(theta, self._data)
         generator = diagnostic_generator(self._seed)
-        with torch.random.fork_rng():
-            torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+        with global_generator(int(torch.randint(2**62, (), generator=generator))):
             drawn = Predictive(self.guide, num_samples=num_samples)(
                 *self._data.args, **self._data.kwargs
             )

@@ -57,7 +57,8 @@ def ksd(
         check_positions(tuple(positions.shape), target.dim)
     else:
         check_no_target(target, fit)
-        if not (hasattr(fit, "target") and hasattr(fit, "particles")):
+        particles = hasattr(fit, "target") and hasattr(fit, "particles")
+        if not particles or hasattr(fit, "approximation"):
             fitted = fitted_guide(fit, model, args, kwargs, seed)
             return discrepancy_of_guide(
                 fitted, num_samples, likelihood_temperature, draw_chunk, **options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.distributions import biject_to
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guides import flat_density as shared
 from ppl_ext.guides.registry import PER_SITE, FlatDensityRegistry, check_same_sites
-from pyro_ext.density.handlers import LARGE_SITE, isolated_parameters
+from pyro_ext.density.handlers import LARGE_SITE, global_generator, isolated_parameters
 from pyro_ext.density.layout import Layout
 
 Parameters = dict[str, Tensor]
@@ -75,9 +76,7 @@ class FlatDensity(shared.FlatDensityShell):
     def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         """Draw (num, D) from q, without gradients."""
         seed = int(torch.randint(2**62, (), generator=generator, device=generator.device).item())
-        # Distributions draw from the global generator only.
-        with torch.no_grad(), torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with torch.no_grad(), global_generator(seed):
             return self._with_posterior(parameters, lambda q: q.sample((num,)))
 
     def log_prob(self, parameters: Parameters, theta: Float[Tensor, "*S D"]) -> Float[Tensor, "*S"]:
@@ -176,9 +175,8 @@ def flat_density(
     """
     factory = check_has_flat_density(guide)
     # The model may hold pyro.param statements, which would otherwise register themselves.
-    with isolated_parameters(), torch.random.fork_rng(enabled=seed is not None):
-        if seed is not None:
-            torch.manual_seed(seed)
+    alone = nullcontext() if seed is None else global_generator(seed)
+    with isolated_parameters(), alone:
         if guide.prototype_trace is None:
             try:
                 guide._setup_prototype(*args, **dict(kwargs or {}))

@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 
 from ppl_ext.laplace.laplace_ggn import (
     DRAWS,
+    GaussianDensity,
     LaplaceShell,
     PosteriorShell,
     added,
@@ -22,8 +23,8 @@ from ppl_ext.laplace.laplace_ggn import (
 from ppl_ext.options import check_count
 from pyro_ext.curvature import Curvature, GaussNewton, row_structure
 from pyro_ext.curvature.coordinates import Coordinates
-from pyro_ext.curvature.fisher import same_draws
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.handlers import global_generator
 from pyro_ext.engine import Plan
 from pyro_ext.laplace.gaussian import Precision, precision_of
 from pyro_ext.laplace.likelihood import LikelihoodCurvature
@@ -94,11 +95,17 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
         check_count("num_samples", number)
         mode = state.particles.detach().clone()
         _, precision = self._fit(mode[0])
-        where = plan.posterior.coordinates.numbers
-        noise = torch.randn(number, len(where), generator=self._draws, dtype=mode.dtype)
-        draws = mode.repeat(number, 1)
-        draws[:, where] += precision.draws(noise.to(mode.device))
-        return draws
+        return plan.posterior.draws(precision, mode[0], self._draws, number)
+
+    def approximation(self) -> tuple[GaussianDensity, Any]:
+        """The Gaussian as a density with its parameters, for ``elbo``, ``psis_khat`` and ``ksd``.
+
+        Raises
+        ------
+        ArgumentError
+            The curvature is singular, or the last arguments were a batch.
+        """
+        return self._approximation_at(self.particles[0].detach().clone())
 
 
 class _Posterior(PosteriorShell):
@@ -126,6 +133,16 @@ class _Posterior(PosteriorShell):
         held = Coordinates(target, hyperparameters).numbers
         return cls(target, coordinates, prior, likelihood, held)
 
+    def draws(
+        self, precision: Precision, mode: Tensor, generator: Generator, number: int
+    ) -> Float[Tensor, "number D"]:
+        """Draws of the Gaussian; coordinates of other sites are at the mode (D,)."""
+        where = self.coordinates.numbers
+        noise = torch.randn(number, len(where), generator=generator, dtype=mode.dtype)
+        draws = mode.repeat(number, 1)
+        draws[:, where] += precision.draws(noise.to(mode.device))
+        return draws
+
     def at(self, position: Tensor, data: Data) -> Curvature:
         """H at a position (D,), of one position."""
         found: Curvature = added(self.prior.at(position, data), self.likelihood.at(position, data))
@@ -133,7 +150,7 @@ class _Posterior(PosteriorShell):
 
     def precision_at(self, position: Tensor, data: Data) -> Precision:
         # One seed, so that the curvature of a state is the same whenever it is taken.
-        with same_draws(0), torch.no_grad():
+        with global_generator(0), torch.no_grad():
             curvature = self.at(position, data)
             precision = precision_of(curvature)
             finite = bool(torch.isfinite(precision.log_determinant()))

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from ppl_ext.laplace.likelihood import LikelihoodShell
 from pyro_ext.curvature import Curvature
-from pyro_ext.curvature.fisher import needs_draws, same_draws
+from pyro_ext.curvature.fisher import needs_draws
 from pyro_ext.curvature.gauss_newton import rows_of_one
 from pyro_ext.curvature.kronecker import Sums, kronecker_factors
 from pyro_ext.density import Data
+from pyro_ext.density.handlers import global_generator
 from pyro_ext.density.layout import Indices
 from pyro_ext.laplace.gaussian import Algebra
 
@@ -110,7 +111,7 @@ class _Rows:
         if self.single is not None:
             return function(initial, self.single, held)
         # A structure that takes several sweeps is that of one matrix.
-        with same_draws(0):
+        with global_generator(0):
             return self._folded(function, initial, held)
 
     def _folded(

@@ -17,7 +17,7 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.fisher import FisherShell
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.graph import BatchedFunction, as_arguments
-from pyro_ext.density.handlers import SiteHandler
+from pyro_ext.density.handlers import SiteHandler, global_generator
 from pyro_ext.engine import Update
 from pyro_ext.gradients import Score, ScoreEstimate
 from pyro_ext.guides.flat_density import FlatDensity, Parameters
@@ -102,6 +102,8 @@ class DifferentiableTarget:
         )
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # which copies ask for before there is a target
+            raise AttributeError(name)
         return getattr(self._target, name)
 
     def score(self, z: Float[Tensor, "P D"], data: Data, indices: Any = None) -> Score:
@@ -195,7 +197,5 @@ class FisherVI(FisherShell, GuideEngine):
 
 def _reparameterised(density: FlatDensity, parameters: Parameters, seed: int, num: int) -> Tensor:
     """Draws (num, D) that move with the parameters; the same seed draws the same noise."""
-    # Distributions draw from the global generator only.
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with global_generator(seed):
         return density._with_posterior(parameters, lambda posterior: posterior.rsample((num,)))

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -24,6 +26,7 @@ from ppl_ext import state_files
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guide_engine import GuideShell
 from ppl_ext.options import check_count
+from ppl_ext.process import hold
 from ppl_ext.score import DRAWS, LEARNING_RATE
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import Engine, Plan
@@ -33,7 +36,10 @@ from pyro_ext.guides.flat_density import (
     check_has_flat_density,
     flat_density,
 )
-from pyro_ext.optim import Coordinates, EngineOptimizer, OptimizerLike
+from pyro_ext.optim import Coordinates, EngineOptimizer, OptimizerLike, Undo
+
+#: Which engine, by a token of its own, writes to a guide: the one that was set up last.
+_WRITERS: WeakKeyDictionary[AutoGuide, object] = WeakKeyDictionary()
 
 #: Axis of the host guides' parameters along which the coordinates of the flat vector run; rows of
 #: a Cholesky factor and of a low-rank factor belong to coordinates. A parameter that is not named
@@ -47,6 +53,8 @@ class GuidePlan(Plan):
 
     Parameters
     ----------
+    token : object
+        Says that the guide is this plan's, as long as no other is made for it.
     density : FlatDensity
         The guide as a density over the flat unconstrained vector.
     parameters : dict of str to tensor
@@ -59,6 +67,7 @@ class GuidePlan(Plan):
         Limit on the length of the gradient.
     """
 
+    token: object = field(repr=False, compare=False)
     density: FlatDensity = field(repr=False, compare=False)
     parameters: Parameters = field(repr=False, compare=False)
     num_samples: int
@@ -97,9 +106,11 @@ class GuideEngine(GuideShell, Engine):
             dtype=target.dtype,
             seed=seed,
         )
+        token = _WRITERS[self.guide] = object()
         return GuidePlan(
             target,
             found.estimator,
+            token,
             density,
             density.live_parameters(),
             self.num_samples or 1,
@@ -160,8 +171,35 @@ class GuideEngine(GuideShell, Engine):
         if self._horizon is None:
             self._horizon = state["algorithm"]["total_steps"]
 
-    def setup(self, *args: Any, **kwargs: Any) -> None:
-        super().setup(*args, **kwargs)
+    def __getstate__(self) -> dict[str, Any]:
+        # The host takes the model away from a guide that is pickled, so that is a double.
+        double = object.__new__(type(self.guide))
+        vars(double).update(vars(self.guide))
+        return {**super().__getstate__(), "guide": double, "_model_of_guide": self.guide._model}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.guide._model = vars(self).pop("_model_of_guide")
+
+    def _require_bound(self) -> Any:
+        known = self._known()
+        if known is not None and _WRITERS.get(self.guide) is not known.plan.token:
+            raise ArgumentError(
+                "Expected a guide that this engine alone writes to, found that another "
+                f"engine, set up later, has taken it over: this {type(self).__name__}'s fit is "
+                "no longer in it. Go on with the later engine, or make a guide for each."
+            )
+        return super()._require_bound()
+
+    def _meet(self, args: tuple[Any, ...], kwargs: dict[str, Any], look: bool = True) -> None:
+        if self._known() is not None:
+            self._require_bound()
+        writer = _WRITERS.get(self.guide)
+        try:
+            super()._meet(args, kwargs, look)
+        except BaseException:
+            _WRITERS[self.guide] = writer
+            raise
         present = self.density.live_parameters()
         replaced = [
             name
@@ -175,8 +213,6 @@ class GuideEngine(GuideShell, Engine):
                 "guide.double, replaces them. Assign before the engine's first step, write in "
                 "place, or make a new engine for the guide, which goes on from its values."
             )
-
-    setup.__doc__ = Engine.setup.__doc__
 
     def load(self, path: Any) -> None:
         # The saved T holds until a run sets its own.
@@ -266,25 +302,26 @@ class GuideEngine(GuideShell, Engine):
         Returns whether all was finite; if not, parameters and optimizer are as before. Without
         ``can_break`` the caller knows that all will be finite, so that nothing has to be copied.
         """
-        before = (self.parameters, optimizer.snapshot()) if can_break else None
-        self._set_default_rate(plan, optimizer)
-        finite = True
-        for _ in range(num_steps):
-            value, gradient = objective(plan.parameters)
-            finite = math.isfinite(float(value))
-            if not finite:
-                break
-            if plan.clip_norm is not None:
-                gradient = clipped(gradient, plan.clip_norm)
-            optimizer.step(gradient)
-        finite = finite and all_finite(plan.parameters)
-        if not finite and before is not None:
-            self._write(plan, before[0])
-            optimizer.load_state_dict(before[1])
+        undo = Undo(plan.parameters.values(), optimizer) if can_break else nullcontext()
+        with undo:
+            self._set_default_rate(plan, optimizer)
+            finite = True
+            for _ in range(num_steps):
+                value, gradient = objective(plan.parameters)
+                finite = math.isfinite(float(value))
+                if not finite:
+                    break
+                if plan.clip_norm is not None:
+                    gradient = clipped(gradient, plan.clip_norm)
+                optimizer.step(gradient)
+            finite = finite and all_finite(plan.parameters)
+            if not finite and isinstance(undo, Undo):
+                undo()
         return finite
 
     @torch.no_grad()
     def _write(self, plan: GuidePlan, parameters: Parameters) -> None:
+        hold()
         for name, value in plan.parameters.items():
             value.copy_(parameters[name])
 

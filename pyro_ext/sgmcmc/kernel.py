@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import describe
-from ppl_ext.sgmcmc import Schedule
+from ppl_ext.sgmcmc import Schedule, check_first_step_size, warn_of_broken_steps
 from ppl_ext.sgmcmc_kernels import StochasticGradientShell
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.gradients import GradientEstimator, default_estimator
@@ -68,6 +68,7 @@ class KernelState(NamedTuple):
 
 class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     estimator_class = GradientEstimator
+    _host = "Pyro"
 
     #: Draws come out in the supports of their sites: there is nothing for ``MCMC`` to transform.
     transforms: Mapping[str, Any] = {}
@@ -140,6 +141,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         self._score_estimator = estimator if num_chains == 1 else estimator.with_own_rows(target)
         self._generator = torch.Generator()
         self._generator.manual_seed(int(torch.randint(2**62, ())))
+        check_first_step_size(self.step_size(0))
         self._warmup_draws, self._draws, self._figures = warmup_steps, 0, {"divergences": []}
         if self._pending is not None:
             pending, self._pending = self._pending, None
@@ -158,9 +160,10 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         )
 
     def _target_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LogDensity:
-        """The target, made anew unless these arguments are of the same form as the last."""
+        """The target, made anew unless the model computes the same of arguments of this form."""
         signature = _signature(args, kwargs)
-        if self._target is None or self._signature != signature:
+        known = self._signature == signature and self._target is not None
+        if not known or not self._target.follows(self._target.bind(*args, **kwargs)):
             # MCMC switches validation off, which is where a model's faults get good messages.
             with pyro.validation_enabled(True):
                 self._target = LogDensity(self.model, args, dict(kwargs), **self._target_options)
@@ -222,6 +225,13 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             self._figures["divergences"].append((number, state.diverging.clone()))
         self._figures.setdefault("step_size", []).append(state.step_size)
         self._figures.setdefault("cycle", []).append(state.cycle)
+
+    def cleanup(self) -> None:
+        """Say at the end of a run how many steps were not finite; ``MCMC`` calls it."""
+        state = self._state
+        if state is not None:
+            broken, steps = int(state.num_diverging.sum()), state.step * len(state.num_diverging)
+            warn_of_broken_steps(type(self).__name__, broken, steps)
 
     def diagnostics(self, chain: int = 0) -> dict[str, Any]:
         """Figures of the draws of a chain after the warm-up.

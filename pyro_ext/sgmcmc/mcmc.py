@@ -121,6 +121,7 @@ class MCMC(infer.MCMC):
             for site in pieces[0]
         }
         self._diagnostics = [self._of_draws(kernel.diagnostics(c)) for c in range(self.num_chains)]
+        kernel.cleanup()
 
     def _of_draws(self, figures: dict[str, Any]) -> dict[str, Any]:
         """Figures of the draws that are kept."""

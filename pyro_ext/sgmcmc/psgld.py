@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ppl_ext.sgmcmc import check_warmup
-from ppl_ext.sgmcmc_kernels import PSGLDShell
+from ppl_ext.sgmcmc_kernels import PSGLDShell, ScoreMoments
 from pyro_ext.sgmcmc.dynamics import langevin_step
-from pyro_ext.sgmcmc.kernel import StochasticGradientKernel
+from pyro_ext.sgmcmc.kernel import KernelState, StochasticGradientKernel
 
 
 class PSGLD(PSGLDShell, StochasticGradientKernel):
@@ -29,8 +29,13 @@ class PSGLD(PSGLDShell, StochasticGradientKernel):
     def _init_dynamics(self, num_chains: int) -> dict[str, Tensor]:
         target = self.target
         zero = torch.zeros(num_chains, target.dim, dtype=target.dtype, device=target.device)
-        # The running mean of squared scores, and the weight that it has so far.
-        return {"squares": zero, "weight": zero[:, :1].clone()}
+        return ScoreMoments(zero, zero[:, :1], zero, zero, zero[:, :1])._asdict()
+
+    def draw(self) -> KernelState:
+        if self.adapt == "warmup" and 0 < self._warmup_draws == self._draws:
+            found = self.state.dynamics
+            self._warn_of_chains_on_their_way(found["mean"].cpu(), found["mean_square"].cpu())
+        return super().draw()
 
     def _move(
         self,
@@ -43,11 +48,7 @@ class PSGLD(PSGLDShell, StochasticGradientKernel):
         warmup: bool,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         if warmup or self.adapt == "always":
-            kept = self.decay
-            dynamics = {
-                "squares": kept * dynamics["squares"] + (1.0 - kept) * score**2,
-                "weight": kept * dynamics["weight"] + (1.0 - kept),
-            }
+            dynamics = ScoreMoments(**dynamics).with_score(score, self.decay)._asdict()
         # Divided by its weight the mean is right from the first step on.
         root = (dynamics["squares"] / dynamics["weight"]).sqrt()
         preconditioner = 1.0 / (self.damping + root)

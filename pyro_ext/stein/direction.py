@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyro_ext.density import Data
 from pyro_ext.engine import Update
-from pyro_ext.optim import EngineOptimizer, OptimizerLike
+from pyro_ext.optim import EngineOptimizer, OptimizerLike, Undo
 from pyro_ext.stein.particles import ParticleEngine
 
 _NAME = "particles"
@@ -107,13 +107,12 @@ class DirectionEngine(ParticleEngine):
         limit = 0.01 * math.sqrt(torch.finfo(particles.dtype).max)
         finite = math.isfinite(loss) and largest <= limit
         if finite:
-            before = particles.clone(), optimizer.snapshot()
-            optimizer.step({_NAME: -phi})
-            # A finite direction can still be multiplied to infinity by the learning rate.
-            finite = bool(torch.isfinite(particles).all())
-            if not finite:
-                particles.copy_(before[0])
-                optimizer.load_state_dict(before[1])
+            with Undo([particles], optimizer) as undo:
+                optimizer.step({_NAME: -phi})
+                # A finite direction can still be multiplied to infinity by the learning rate.
+                finite = bool(torch.isfinite(particles).all())
+                if not finite:
+                    undo()
         following = state._replace(direction=direction)
         return Update(loss, {"force_norm": force_norm}, finite, following)
 

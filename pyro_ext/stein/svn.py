@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,14 +26,24 @@ from ppl_ext.newton import (
     solver_costs,
 )
 from ppl_ext.options import check_number, describe
+from ppl_ext.process import hold
 from pyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature, Structure
-from pyro_ext.curvature.fisher import same_draws
 from pyro_ext.density import Data, LogDensity, Score
+from pyro_ext.density.handlers import global_generator
 from pyro_ext.density.layout import Indices
 from pyro_ext.engine import Plan, Update
 from pyro_ext.gradients import Full, GradientEstimator, Minibatch, Noisy, ScoreEstimate
-from pyro_ext.kernels import IMQ, Kernel, Linear, ProductMetric, as_kernel, default_kernel, mixture
-from pyro_ext.optim import EngineOptimizer, OptimizerLike
+from pyro_ext.kernels import (
+    IMQ,
+    RBF,
+    Kernel,
+    Linear,
+    ProductMetric,
+    as_kernel,
+    default_kernel,
+    mixture,
+)
+from pyro_ext.optim import EngineOptimizer, OptimizerLike, Undo
 from pyro_ext.stein.damping import Judgement, damping_scale, judge, within_radius
 from pyro_ext.stein.newton_system import LinearSystem
 from pyro_ext.stein.particles import ParticleEngine
@@ -82,8 +93,20 @@ class NewtonState(NamedTuple):
     curvature_age: int = 0
 
 
-def curvature_kernel() -> Kernel:
-    """The default kernel of ``SVN``: that of the other engines, in the metric of the curvature."""
+def curvature_kernel(coupling: Coupling = "full") -> Kernel:
+    """The default kernel of ``SVN``, in the metric of the curvature.
+
+    For the full system it is that of the other engines. The block-diagonal one divides by squares
+    of the kernel, so that a kernel without bound stops particles that are far apart: it has the
+    kernel of Leviyev et al. (2022, equation 17) instead.
+
+    Parameters
+    ----------
+    coupling : {"full", "block_diagonal"}
+        Of the Newton system.
+    """
+    if coupling == "block_diagonal":
+        return RBF("dimension", metric="curvature")
     return mixture([IMQ("dimension", metric="curvature"), Linear("curvature")])
 
 
@@ -111,8 +134,8 @@ class SVN(ParticleEngine):
         ``RBF``, ``IMQ``, ``Linear``, or sums and multiples of them. With
         ``metric="curvature"`` distances are taken in the mean curvature of the particles, as in
         equation 17 of Leviyev et al. (2022), which is ``RBF("dimension", metric="curvature")``.
-        Default: :func:`~pyro_ext.stein.curvature_kernel`. With sites in ``curvature`` it is the
-        kernel of these; the others have that of ``SVGD``.
+        Default: :func:`~pyro_ext.stein.curvature_kernel`, by the system. With sites in
+        ``curvature`` it is the kernel of these; the others have that of ``SVGD``.
     num_particles : int, default 32
         Number P of particles. One particle is a MAP estimate in unconstrained space.
     curvature : GaussNewton or {"full", "diag", "kfac", "low_rank"}
@@ -177,9 +200,10 @@ class SVN(ParticleEngine):
                 f"the sites other than {list(curvature.sites)} along SVGD's direction. Found None."
             )
         super().__init__(model, optim, num_particles, **options)
-        self.kernel = curvature_kernel() if kernel is None else as_kernel(kernel)
         self.curvature = curvature
         self.system = as_system(system)
+        default = curvature_kernel(self.system.coupling)
+        self.kernel = default if kernel is None else as_kernel(kernel)
         self.damping = as_damping(damping)
         self.step_size = step_size
 
@@ -217,7 +241,7 @@ class SVN(ParticleEngine):
         uniform = torch.rand(shape, generator=generator, dtype=target.dtype)
         particles = (2.0 * uniform - 1.0).to(target.device)
         points = particles[:, program.coordinates]
-        with torch.no_grad(), same_draws(0):
+        with torch.no_grad(), global_generator(0):
             curvature = program.at(target, particles, data, rows)
             num_basis = len(self._kernel_of(curvature).interactions(points).basis)
         costs = solver_costs(self.system, curvature.sizes, len(points), points.shape[1], num_basis)
@@ -251,23 +275,24 @@ class SVN(ParticleEngine):
             solution = system.solve(plan.solver)
             phi = interactions.direction(scores)
 
-            before = _snapshot(state)
-            moves = self._moves(state, particles[:, where], solution.moves, scale)
-            judgement = self._judge(plan, state, data, score, curvature, moves, solution.solved)
-            taken = torch.where(judgement.accepted[:, None], moves, 0.0)
-            moved = particles.index_add(1, where, taken)
-            if self.curvature.sites is not None:
-                others = _move_others(plan, state, score.score)
-                moved = moved.index_copy(1, plan.others, others)
-
-            finite = bool(torch.isfinite(moved).all())
+            undo = _undo(state)
+            with undo or nullcontext():
+                moves = self._moves(state, particles[:, where], solution.moves, scale)
+                judgement = self._judge(plan, state, data, score, curvature, moves, solution.solved)
+                taken = torch.where(judgement.accepted[:, None], moves, 0.0)
+                moved = particles.index_add(1, where, taken)
+                if self.curvature.sites is not None:
+                    others = _move_others(plan, state, score.score)
+                    moved = moved.index_copy(1, plan.others, others)
+                finite = bool(torch.isfinite(moved).all())
+                if not finite and undo is not None:
+                    undo()
             if finite:
+                hold()
                 particles.copy_(moved)
                 if state.moved is not None and self.curvature.sites is None:
                     # The optimizer goes on from where the particles are, also those that stayed.
                     state.moved.copy_(moved)
-            else:
-                _put_back(state, before)
         kept = curvature if self.curvature.every > 1 else None
         following = state._replace(damping=judgement.damping, curvature=kept, curvature_age=age)
         info = {
@@ -351,16 +376,10 @@ class SVN(ParticleEngine):
         )
 
 
-def _snapshot(state: NewtonState) -> tuple[Tensor, Any] | None:
+def _undo(state: NewtonState) -> Undo | None:
     if state.optimizer is None or state.moved is None:
         return None
-    return state.moved.detach().clone(), state.optimizer.snapshot()
-
-
-def _put_back(state: NewtonState, before: tuple[Tensor, Any] | None) -> None:
-    if before is not None and state.optimizer is not None and state.moved is not None:
-        state.moved.copy_(before[0])
-        state.optimizer.load_state_dict(before[1])
+    return Undo([state.moved], state.optimizer)
 
 
 def _move_others(plan: NewtonPlan, state: NewtonState, scores: Tensor) -> Tensor:

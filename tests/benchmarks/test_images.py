@@ -218,32 +218,44 @@ def test_rate_is_chosen_on_the_first_seed_by_validation_alone() -> None:
     assert found == [fine]
 
 
-def test_book_takes_up_finished_runs_only(tmp_path: Path) -> None:
+def test_book_makes_no_run_twice_unless_asked(tmp_path: Path) -> None:
+    """Failed runs too are results; those that somebody interrupted are none."""
     path = tmp_path / "records.jsonl"
-    worked = []
+    worked: list[float] = []
+    interrupted = True
 
     def work(record: Record) -> None:
         worked.append(record.settings["rate"])
-        if record.settings["rate"] > 1.0:
+        if record.settings["rate"] == 2.0:
             raise training.DivergedError("too fast")
+        if record.settings["rate"] == 3.0 and interrupted:
+            raise KeyboardInterrupt
         record.figures["NLL"] = 1.0
 
     def all_runs(book: training.Book) -> list[Record]:
+        worked.clear()
         return [
             book.run(
                 Record("b", "m", "Pyro", seed=0, settings={"rate": rate, "sizes": [3, 4]}), work
             )
-            for rate in (0.5, 2.0)
+            for rate in (0.5, 2.0, 3.0)
         ]
 
-    first = all_runs(training.Book(path))
-    assert [record.failed for record in first] == [False, True]
-    again = all_runs(training.Book(path, resume=True))
-    assert worked == [0.5, 2.0, 2.0]
-    assert again[0].figures == first[0].figures
-    assert len(records.read(path)) == 3
+    with pytest.raises(KeyboardInterrupt):
+        all_runs(training.Book(path))
+    assert [r.failed for r in records.read(path)] == [False, True, True]
+    interrupted = False
+    second = all_runs(training.Book(path, resume=True))
+    assert worked == [3.0] and [record.failed for record in second] == [False, True, False]
+    assert records.read(path) == second
+    assert all_runs(training.Book(path, resume=True)) == second and worked == []
+    # An earlier version wrote the failed run again and again.
+    records.append(path, second[1])
+    third = all_runs(training.Book(path, retry_failed=True))
+    assert worked == [2.0] and [record.failed for record in third] == [False, True, False]
+    assert len(records.read(path)) == 3 and third[0] == second[0]
     all_runs(training.Book(path))
-    assert len(records.read(path)) == 2
+    assert worked == [0.5, 2.0, 3.0] and len(records.read(path)) == 3
 
 
 def test_spread_and_paired_differences() -> None:

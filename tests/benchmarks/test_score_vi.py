@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from benchmarks.datasets import Split
 from benchmarks.predictive import predictive_scores
 from benchmarks.records import Record
 from benchmarks.score_vi import memory, minibatch, natural_gradient, problems
+from ppl_ext.regression import diagonal
 
 
 def test_logistic_draws_have_the_posterior_moments() -> None:
@@ -113,6 +117,30 @@ def test_the_tuned_rate_is_the_best_on_average_and_never_one_that_fails() -> Non
     assert "RMSE of the default no worse than tuned ADVI's on 0 of 1 sets (not on yacht)" in (
         minibatch._wins(rows)
     )
+
+
+def test_annealed_advi_tempers_the_entropy_alone(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At temperature t the best Normal for a standard one has variance t, transforms or not."""
+    module = importlib.import_module(f"benchmarks.score_vi.{backend.host.__name__}_fits")
+    monkeypatch.setattr(diagonal, "schedule", lambda *at: SimpleNamespace(temperature=0.25))
+
+    def model(x: Any, y: Any, batch_size: int) -> None:
+        backend.host.sample("plain", backend.dist.Normal(0.0, 1.0))
+        backend.host.sample("positive", backend.dist.LogNormal(0.0, 1.0))
+
+    data = backend.array(np.zeros(3)), backend.array(np.zeros(3)), 3
+    guide = module.AutoDiagonalNormal(model)
+    if backend.is_pyro:
+        module._advi(model, guide, 0.05, 1000, 0, *data, annealed=True)
+        mean, scale = guide.loc, guide.scale
+    else:
+        found = module._annealed_advi(model, guide, 0.05, 1000, 0, *data)
+        mean, scale = found["auto_loc"], found["auto_scale"]
+    # A wrong entropy would leave a scale of 1, a tempered Jacobian a mean of -0.75.
+    np.testing.assert_allclose(backend.numpy(mean), 0.0, atol=0.1)
+    np.testing.assert_allclose(backend.numpy(scale), 0.5, atol=0.1)
 
 
 def test_parameters_of_the_large_network() -> None:

@@ -113,6 +113,53 @@ def test_a_round_fills_the_table_anew(backend: Any) -> None:
     assert min(errors[:-1]) > 1e-3 and errors[-1] < 1e-10
 
 
+#: Number of rows, and steps along the path.
+FEW, STEPS = 6, 600
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "bias"),
+    [
+        ("SAGA", (), 0.0),
+        ("SAGA", ("reshuffle",), -0.42),
+        ("SAGA", ("cyclic",), -0.63),
+        ("SVRG", (5,), 0.0),
+        ("SVRG", (5, "replacement"), 0.0),
+        ("ControlVariate", (), 0.0),
+    ],
+)
+def test_the_bias_along_a_path_that_moves(
+    backend: Any, name: str, options: tuple[Any, ...], bias: float
+) -> None:
+    """Errors of the score on the way at constant speed through a regression's slopes.
+
+    With rows drawn without regard to the past the errors are those of a martingale, of mean zero:
+    within four standard errors. Those of shuffled rounds repeat themselves less than that, so
+    that the bound is wide. A table's entries are oldest for the rows that a round still has to
+    draw, which is a bias of so many standard deviations of one score: z = -10 and -15.
+    """
+    host, dist = backend.host, backend.dist
+    x, y = np.linspace(0.5, 2.0, FEW), normal(0, FEW)
+
+    def line(x: Any, y: Any) -> None:
+        slope = host.sample("slope", dist.Normal(0.0, 1.0))
+        with host.plate("N", len(y), subsample_size=1) as rows:
+            host.sample("y", dist.Normal(slope * x[rows], 1.0), obs=y[rows])
+
+    if name == "ControlVariate":
+        options = ({"slope": backend.array(30.0)},)
+    estimator = getattr(backend.public, name)(*options)
+    target, bound = backend.target(line, backend.arrays((x, y)))
+    found, errors = Estimation(backend, estimator, target, bound, 1), []
+    for slope in 0.1 * np.arange(STEPS):
+        exact = x @ (y - slope * x) - slope
+        errors.append(found.estimate(np.array([[slope]])).score.item() - exact)
+    # Rounds after the first, which the exact table begins.
+    kept = np.array(errors[FEW:])
+    error = len(kept) ** -0.5
+    assert abs(kept.mean() / kept.std() - bias) < 4.0 * error
+
+
 def test_rows_drawn_twice_count_once_in_the_table_and_steps_can_be_undone(backend: Any) -> None:
     found = estimation(backend, "SAGA", "replacement")
     found.estimate(positions(1))

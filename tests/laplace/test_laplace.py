@@ -129,18 +129,22 @@ def test_determinants_and_draws_are_those_of_the_dense_matrix(face: Any) -> None
 
     def found(curvature: Any) -> Any:
         precision = precision_of(curvature)
-        root = precision.draws(face.array(np.eye(curvature.diagonal.shape[1])))
-        return precision.log_determinant(), root.T @ root, precision.definite()
+        identity = face.array(np.eye(curvature.diagonal.shape[1]))
+        root = precision.draws(identity)
+        squares = precision.quadratic(identity), precision.quadratic(root)
+        return precision.log_determinant(), root.T @ root, precision.definite(), squares
 
     made, expected = curvatures(face)
     results = face.call(lambda made: {name: found(each) for name, each in made.items()}, made)
-    for name, (log_determinant, draws, definite) in results.items():
+    for name, (log_determinant, draws, definite, squares) in results.items():
         if name.startswith("not definite"):
             assert not definite.all()
             continue
         dense = expected.get(name, face.numpy(made[name].dense()[0]))
         np.testing.assert_allclose(log_determinant, np.linalg.slogdet(dense)[1], rtol=1e-10)
         np.testing.assert_allclose(draws, np.linalg.inv(dense), rtol=1e-8, atol=1e-9)
+        np.testing.assert_allclose(squares[0], np.diagonal(dense), rtol=1e-8)
+        np.testing.assert_allclose(squares[1], 1.0, rtol=1e-8)
         assert definite.all()
 
 
@@ -328,6 +332,11 @@ def test_linear_regression_is_exact(face: Any) -> None:
         np.testing.assert_array_equal(fit.samples(number)["w"], draws)
     assert fit.samples()["w"].shape == (1000, 3)
     assert fit.engine.arviz_attributes() == {"sample_kind": "independent draws"}
+    # The Gaussian is the posterior: every ratio p/q is the evidence.
+    public, state = face.backend.public, () if face.name == "pyro" else (fit.state,)
+    bound = public.elbo(fit.engine, *state, num_samples=20)
+    np.testing.assert_allclose([bound.value, bound.standard_error], [evidence, 0.0], atol=1e-6)
+    assert public.psis_khat(fit.engine, *state).khat < 0.3
 
 
 def scaled_regression_of(face: Any) -> Any:

@@ -201,6 +201,13 @@ def _gradients() -> Iterator[Mutation]:
         "likelihood = change.mean(0) + total",
         tests,
     )
+    yield from neutral(
+        "rows of the table that are drawn in rounds",
+        "gradients/reduced_variance.py",
+        'sampling: Sampling = "replacement"',
+        'sampling: Sampling = "reshuffle"',
+        tests,
+    )
     yield from both(
         "sum of the table with the wrong sign",
         "gradients/saga.py",
@@ -390,6 +397,13 @@ def _stein() -> Iterator[Mutation]:
         "newton damping",
     )
     yield from both(
+        "diagonal blocks with the kernel of the full system",
+        "stein/svn.py",
+        'if coupling == "block_diagonal":',
+        "if False:",
+        "newton",
+    )
+    yield from both(
         "damping left out of the Newton system",
         "stein/newton_system.py",
         "diagonal = found.diagonal + self.damping",
@@ -511,6 +525,27 @@ def _laplace() -> Iterator[Mutation]:
         "0.5 * posterior.slope_of_log_determinant(",
         "laplace",
         pyro=("= -0.5 * slope, 0", "= 0.5 * slope, 0"),
+    )
+    yield from neutral(
+        "quadratic form of Kronecker factors without their eigenvalues",
+        "laplace/gaussian.py",
+        "return (self.values * turned**2)",
+        "return (turned**2)",
+        "laplace",
+    )
+    yield from neutral(
+        "draws outside of their supports pass",
+        "diagnostics/replay.py",
+        "if flags.any():",
+        "if flags.all() and False:",
+        "faults",
+    )
+    yield from neutral(
+        "a callback of any form passes",
+        "run.py",
+        "inspect.signature(callback).bind(0, None, {})",
+        "inspect.signature(callback)",
+        "faults",
     )
 
 
@@ -673,6 +708,13 @@ def _sgmcmc() -> Iterator[Mutation]:
         "(1.0 - functions.cos(angle))",
         "sgmcmc dynamics",
     )
+    yield from neutral(
+        "PSGLD: no word of chains on their way",
+        "sgmcmc_kernels.py",
+        "if not (worst > ON_THE_WAY).any():",
+        "if True:",
+        "sgmcmc",
+    )
     yield from both(
         "PSGLD: preconditioner of squares",
         "sgmcmc/psgld.py",
@@ -815,11 +857,46 @@ def _neutral() -> Iterator[Mutation]:
         "stan",
     )
     yield from neutral(
+        "Stan: signs of make left in arguments",
+        "stan/compilation.py",
+        'shlex.quote(argument).replace("$", "$$")',
+        "shlex.quote(argument)",
+        "stan",
+    )
+    yield from neutral(
+        "Stan: compiled where make cannot read",
+        "stan/compilation.py",
+        "next(filter(_readable, places), None)",
+        "next(iter(places), None)",
+        "stan",
+    )
+    yield from neutral(
         "checkpoints ten times as often",
         "run.py",
         "checkpoint_every or max(1, math.ceil(num_steps / 10))",
         "checkpoint_every or max(1, math.ceil(num_steps / 100))",
         "test_engine",
+    )
+    yield from neutral(
+        "anchors of other data are taken for one's own",
+        "gradients/reduced_variance.py",
+        "return (self._batches() or data.args), data.kwargs",
+        "return None",
+        "faults",
+    )
+    yield from neutral(
+        "plates of another size are taken for the same",
+        "bound_model.py",
+        "and found.plates == self.plates",
+        "and found.plates.keys() == self.plates.keys()",
+        "faults",
+    )
+    yield from neutral(
+        "what a model closes over is not read",
+        "fingerprint.py",
+        "self._hash.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)",
+        "self.add(array.size)",
+        "faults",
     )
     yield from neutral(
         "overflows of the diagonal form are never let in",

@@ -102,6 +102,20 @@ def test_a_guide_takes_few_programs(name: str) -> None:
     assert set(density.parameter_names) == set(parameters)
 
 
+def test_a_model_that_draws_its_minibatches_is_compiled_once() -> None:
+    """The host would compile the drawing of rows anew for every guide, and JAX keep it."""
+
+    def subsampled(rows: jax.Array) -> None:
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", len(rows), subsample_size=3) as batch:
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=rows[batch])
+
+    set_up(autoguide.AutoDiagonalNormal(subsampled), KEY, Data((ROWS,), {}))
+    before = len(compiled)
+    set_up(autoguide.AutoDiagonalNormal(subsampled), KEY, Data((ROWS,), {}))
+    assert len(compiled) == before
+
+
 def test_the_guide_is_left_as_the_host_leaves_it() -> None:
     expected = host_set_up(autoguide.AutoMultivariateNormal(model), KEY, ROWS)
     guide = autoguide.AutoMultivariateNormal(model)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import optimize
 
 from ppl_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
 from ppl_ext.score import STEPS, GradientSteps, Regression
@@ -94,6 +95,51 @@ def test_low_rank_normal_on_a_normal_of_its_form(face: Any) -> None:
     guide = guide_of(face, "AutoLowRankMultivariateNormal", model, rank=1, init_scale=0.5)
     run = fit(face, model, guide, {"pyro": 500, "numpyro": 1000}[face.name])
     assert divergence(mean, covariance, run.moments[0], run.covariance) < 1e-4
+
+
+def test_where_a_structured_normal_comes_to_rest(face: Any) -> None:
+    """A matrix normal for a matrix of independent Normals, whose precisions are no outer product.
+
+    The gradient solver's stationary point, tr[dP (Sigma H - I)] = 0, is here the outer product p
+    with the row and column sums of the target's precisions h. At ADVI's, tr[dP (Sigma H Sigma -
+    Sigma)] = 0, rows and columns of h / p sum to two, which is another point.
+    """
+    precision = np.array([[1.0, 1.0], [1.0, 0.25]])
+
+    def model() -> None:
+        normal = face.dist.Normal(face.zeros(2, 2), face.array(precision**-0.5))
+        face.host.sample("z", normal.to_event(2))
+
+    guide = guide_of(face, "AutoMatrixNormal", model, init_scale=1.0)
+    density, objective = face.density(guide), room(face, "score.objective")
+    start = face.numpy(density.initial_parameters())
+    ends = np.cumsum([value.size for value in start.values()])[:-1]
+
+    def parameters(flat: np.ndarray) -> dict[str, Any]:
+        parts = zip(start.items(), np.split(flat, ends), strict=True)
+        return face.arrays({name: part.reshape(value.shape) for (name, value), part in parts})
+
+    def moments(flat: np.ndarray) -> Any:
+        return face.call(density.moments, parameters(flat))
+
+    gradient = face.backend.compiled(
+        lambda *given: objective.proximal_gradient(density, *given, 0.0)[1]
+    )
+
+    def slope(flat: np.ndarray) -> np.ndarray:
+        # Points with the guide's mean and covariance, and scores that are linear: no chance.
+        mean, root = moments(flat)
+        points = mean + 2.0 * np.concatenate([root.T, -root.T])
+        scores = -points * precision.ravel()
+        found = face.numpy(gradient(parameters(flat), face.array(points), face.array(scores)))
+        return np.concatenate([found[name].ravel() for name in start])
+
+    begin = np.concatenate([value.ravel() for value in start.values()])
+    mean, root = moments(optimize.least_squares(slope, begin, xtol=1e-12, gtol=1e-12).x)
+    matched = precision.sum(1, keepdims=True) * precision.sum(0) / precision.sum()
+    np.testing.assert_allclose(mean, 0.0, atol=1e-5)
+    np.testing.assert_allclose(root @ root.T, np.diag(1.0 / matched.ravel()), atol=1e-5)
+    assert np.abs((precision / matched).sum(1) - 2.0).max() > 0.05
 
 
 @pytest.mark.slow

@@ -164,6 +164,22 @@ def test_a_run_of_unknown_length_stays_at_three_quarters(face: Any) -> None:
         assert float(progress(count, 0, 3, *dtype)[0]) == expected
 
 
+@pytest.mark.parametrize("below", [10.0, 1e3, 1e9])
+def test_a_component_far_below_the_others_loses_its_weight(face: Any, below: float) -> None:
+    """As fast as can be, however far below it is."""
+    mixture, theta, score, values = support.example(4)
+    own = np.arange(len(theta)) % support.NUMBER
+    values = np.where(own == 1, values - below, values)
+    seen = Seen(600, np.ones(3), np.full(3, below**2), 1.0)
+    _, found = update(face, state_of(face, seen), mixture, theta, score, values)
+    _, kept = update(
+        face, state_of(face, seen), mixture, theta, score, support.log_density(mixture, theta)
+    )
+    ratios = found.logits - kept.logits
+    # The step of the weights is at most 0.1 and falls in the match.
+    assert ratios[1] - max(ratios[0], ratios[2]) < -0.04
+
+
 # -- fits ------------------------------------------------------------------------------------------
 
 
@@ -199,6 +215,32 @@ def test_both_modes_are_found_with_their_weights(face: Any) -> None:
     np.testing.assert_allclose(found.weights, support.TWO_MODES.weights, atol=1e-3)
     np.testing.assert_allclose(found.loc, support.TWO_MODES.loc, atol=1e-3)
     np.testing.assert_allclose(found.covariances, support.TWO_MODES.covariances, atol=1e-2)
+
+
+@pytest.mark.slow
+def test_a_regression_of_all_scales_keeps_no_component_where_it_started(face: Any) -> None:
+    """Standard deviations of the posterior are from 0.04 to 6,000."""
+    host, dist = face.host, face.dist
+    draws = np.random.default_rng(0)
+    columns = [np.ones(300), *(draws.normal(size=(3, 300)) * np.array([[1.0], [100.0], [0.01]]))]
+    features = np.stack(columns, 1)
+    y = features @ np.array([-3.0, 2.0, 0.5, 20_000.0]) + 1e3 * draws.normal(size=300)
+
+    def model(x: Any, y: Any) -> None:
+        slopes = host.sample("slopes", dist.Normal(face.zeros(4), 1e6).to_event(1))
+        scale = host.sample("scale", dist.HalfNormal(1e6))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Normal(x @ slopes, scale), obs=y)
+
+    guide = guide_of(face, "AutoGaussianMixture", model, num_components=3)
+    run = GuideRun(face, model, guide, args=(features, y)).run(2000)
+    mixture = Mixture(*face.numpy(tuple(run.engine.density.components(run.parameters))))
+    expected = np.linalg.lstsq(features, y, rcond=None)[0]
+    residual = y - features @ expected
+    covariance = np.linalg.inv(features.T @ features) * residual.var()
+    for weight, loc in zip(mixture.weights, mixture.loc, strict=True):
+        apart = np.abs(loc[:4] - expected) / np.sqrt(np.diag(covariance))
+        assert weight < 1e-6 or apart.max() < 2.0, (weight, loc)
 
 
 @pytest.mark.slow

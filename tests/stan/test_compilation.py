@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
+import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,16 +29,29 @@ def test_importing_needs_no_bridgestan(package: str) -> None:
                 assert not re.match(r"(from|import) bridgestan", ast.unparse(node)), path
 
 
+@pytest.mark.parametrize("package", ["bridgestan", "filelock", "platformdirs"])
+def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("bridgestan", "bridgestan.compile", "filelock", "platformdirs"):
+        monkeypatch.setitem(sys.modules, name, None if name == package else ModuleType(name))
+    expected = rf'need the package {package}, which is not installed: pip install "ppl-ext\[stan\]"'
+    with pytest.raises(ImportError, match=expected):
+        compilation.import_bridgestan()
+
+
 class Compiler:
     """Stands in for the package bridgestan."""
 
     def __init__(self, home: Path) -> None:
         self.sources: list[str] = []
+        self.arguments: tuple[list[str], list[str]] = [], []
         self.fails = ""
         self.compile = SimpleNamespace(get_bridgestan_path=lambda: str(home))
 
     def compile_model(self, source: Path, stanc_args: list[str], make_args: list[str]) -> Path:
         time.sleep(0.1)
+        # As make reads a name.
+        assert re.fullmatch(r"[\w/.-]+", str(source.resolve())), source
+        self.arguments = stanc_args, make_args
         if self.fails:
             raise RuntimeError(self.fails)
         self.sources.append(source.read_text())
@@ -86,6 +102,46 @@ def test_a_program_is_compiled_once(
     monkeypatch.setenv("CXX", "make")
     assert is_new()
     assert not is_new()
+
+
+@pytest.mark.parametrize("name", ["with a space", "$(shell x)", "a;b", "link"])
+def test_a_folder_that_make_cannot_read(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whatever the folder's name is, the program is compiled in one that make reads."""
+    folder = tmp_path / name
+    if name == "link":
+        (tmp_path / "with a space").mkdir()
+        folder.symlink_to(tmp_path / "with a space")
+    monkeypatch.setenv(compilation.CACHE_VARIABLE, str(folder))
+    found = compilation.compiled("model {}", "one")
+    assert found.parent == folder and found.read_text() == "compiled"
+    assert compilation.compiled("model {}", "one") == found and len(compiler.sources) == 1
+    assert {path.suffix for path in folder.iterdir()} == {"", ".so", ".sha256"}
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(compilation.ToolchainError, match="as make needs it"):
+        compilation.compiled("model { }", "another")
+
+
+def test_what_killed_processes_left_is_removed(compiler: Compiler) -> None:
+    folder = compilation.cache_folder()
+    (folder / "compiling-x").mkdir(parents=True)
+    (folder / "compiling-x" / "program.stan").touch()
+    (folder / "y.part").touch()
+    compilation.compiled("model {}", "one")
+    assert {path.suffix for path in folder.iterdir()} == {"", ".so", ".sha256"}
+    assert not list(folder.glob("compiling-*"))
+
+
+def test_stans_compiler_gets_its_arguments_as_they_are(compiler: Compiler) -> None:
+    """Read as make's recipe and the shell read them."""
+    given = ["--O1", "$(shell x)", "a b", "it's", "$HOME", "`x`", ";x", "\\", "%#"]
+    compilation.compiled("model {}", "one", given)
+    line = " ".join(compiler.arguments[0])
+    # No variable is left for make: each sign stands twice.
+    assert not re.search(r"(?<!\$)(\$\$)*\$(?!\$)", line)
+    assert shlex.split(line.replace("$$", "$")) == given
+    assert compiler.arguments[0][0] == "--O1"
 
 
 def test_two_at_once_compile_once(compiler: Compiler) -> None:

@@ -508,6 +508,27 @@ def test_a_start_that_is_far_off(backend: Any) -> None:
     assert np.abs(z.mean(0)).max() < 1e-4
 
 
+def test_diagonal_blocks_converge_in_tens_of_steps(backend: Any) -> None:
+    """A conjugate regression with inputs of unequal scale, in units of its posterior's spread."""
+    host, dist, xp = backend.host, backend.dist, backend.xp
+    draws = np.random.default_rng(0)
+    x = draws.normal(size=(40, 3)) * np.logspace(0, 1, 3)
+    y = x @ draws.normal(size=3) + draws.normal(size=40)
+    covariance = np.linalg.inv(np.eye(3) / 100.0 + x.T @ x)
+
+    def regression(x: Any, y: Any) -> None:
+        w = host.sample("w", dist.Normal(xp.zeros(3), 10.0).to_event(1))
+        with host.plate("N", 40):
+            host.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+    run = Run(backend, "SVN", regression, args=backend.arrays((x, y)), system="block_diagonal")
+    apart = run.run(20).samples()["w"] - covariance @ x.T @ y
+    whitened = np.linalg.solve(np.linalg.cholesky(covariance), apart.T)
+    assert np.abs(whitened.mean(1)).max() < 0.05
+    # Thirty-two particles with a radial kernel are a little narrow.
+    np.testing.assert_allclose(np.linalg.eigvalsh(np.cov(whitened)), 1.0, atol=0.3)
+
+
 @pytest.mark.parametrize("kind", ["a curvature for several steps", "sites"])
 def test_runs_go_on_exactly(backend: Any, kind: str, tmp_path: Any) -> None:
     options: dict[str, Any] = {

@@ -105,6 +105,28 @@ class TestPosteriors:
         np.testing.assert_allclose(z.mean(axis=0), zoo.GAUSSIAN_5D_MEAN, atol=1e-6)
         np.testing.assert_allclose(np.cov(z.T, bias=True), zoo.GAUSSIAN_5D_COVARIANCE, atol=1e-6)
 
+    @pytest.mark.parametrize(
+        ("dim", "steps", "least", "most"),
+        [
+            pytest.param(5, 2000, 0.002, 0.006, id="5"),
+            pytest.param(50, 5000, 0.025, 0.05, id="50", marks=pytest.mark.slow),
+        ],
+    )
+    def test_the_stein_equations_of_a_sum_hold_nearly(self, backend, dim, steps, least, most):
+        """A fixed point of the default kernel does not solve the equation of the covariance."""
+        host, dist, xp = backend.host, backend.dist, backend.xp
+
+        def model():
+            host.sample("z", dist.Normal(xp.zeros(dim), 1.0).to_event(1))
+
+        run = Run(backend, "SVGD", model, adam(backend, 0.1, steps, 1e-3), num_particles=NUM)
+        z = run.run(steps).particles
+        equation = run.score(z).T @ (z - z.mean(axis=0)) / NUM + np.eye(dim)
+        off = np.linalg.norm(equation) / dim**0.5
+        assert least < off < most
+        # It is one: the linear half alone would move particles by off / (2 sqrt(D)).
+        assert run.info("force_norm")[-1] < 0.2 * off / (2.0 * dim**0.5)
+
     @pytest.mark.slow
     def test_subsampled_plate_reaches_the_full_posterior(self, backend):
         name, kwargs = "logistic_regression_subsampled", {"subsample_size": 16}

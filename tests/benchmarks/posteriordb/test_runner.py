@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ import pyro_ext as px
 from benchmarks import records
 from benchmarks.__main__ import build_parser, main
 from benchmarks.posteriordb import figures, numpyro_fits, pyro_fits, report, runner, start
-from benchmarks.posteriordb.database import EMBEDDED, Database
+from benchmarks.posteriordb.database import EMBEDDED, Database, DatabaseError
 from benchmarks.posteriordb.methods import (
     COMPONENTS,
     METHODS,
@@ -62,9 +61,6 @@ class Normal:
 
     def positions(self, parameters: Mapping[str, Floats]) -> Floats:
         return parameters["x"]
-
-    def stein_discrepancy(self, z: Floats, scales: Floats, independent: bool) -> float:
-        return 0.0
 
 
 def draws(number: int, seed: int) -> Floats:
@@ -160,44 +156,55 @@ def test_bound_of_the_target_itself_and_of_a_wide_guide() -> None:
 @pytest.mark.parametrize("log_q", [None, np.zeros(1500)], ids=["particles", "guide"])
 def test_stein_discrepancy_is_of_units_of_the_reference(log_q: Floats | None) -> None:
     """The U-statistic is that of guides, whose draws are independent; some rows stand for all."""
-    asked: list[Any] = []
-
-    class Asked(Normal):
-        def stein_discrepancy(self, z: Floats, scales: Floats, independent: bool) -> float:
-            asked.extend([z, scales, independent])
-            return 0.25
-
     z = draws(1500, 1)
-    found = figures.at_the_end(Asked(), Draws(z, log_q), reference())
-    assert found["KSD"] == 0.25 and asked[2] == (log_q is not None)
-    np.testing.assert_allclose(asked[1], reference().parameters["x"].std(0))
+    found = figures.at_the_end(Normal(), Draws(z, log_q), reference())
     rows = np.unique(np.linspace(0, 1499, figures.STEIN_DRAWS).astype(int))
-    np.testing.assert_array_equal(asked[0], z[rows])
-
-
-@pytest.mark.parametrize("backend", [numpyro_fits, pyro_fits], ids=["numpyro", "pyro"])
-def test_stein_discrepancy_of_a_program(backend: Any) -> None:
-    """In units of the scales it does not depend on those of the program."""
-    z, scales = draws(60, 1), np.sqrt(np.diag(COVARIANCE))
-
-    def statistic(factor: float, independent: bool) -> float:
-        def score(x: Any) -> Floats:
-            return Normal().value_and_score(np.asarray(x) / factor)[1] / factor
-
-        program = SimpleNamespace(
-            data=None,
-            value_and_score=lambda x: (x[:, 0], score(x)),
-            target=SimpleNamespace(
-                score=lambda x, _: SimpleNamespace(score=torch.as_tensor(score(x)))
-            ),
-        )
-        kind = backend.NativeProgram.stein_discrepancy
-        return float(kind(program, factor * z, factor * scales, independent))
-
-    both = [statistic(1.0, independent) for independent in (True, False)]
-    np.testing.assert_allclose([statistic(30.0, i) for i in (True, False)], both, rtol=1e-9)
+    factor = np.linalg.cholesky(np.cov(reference().parameters["x"].T))
+    score = Normal().value_and_score(z[rows])[1]
+    assert found["KSD"] == figures.in_units(z[rows], score, factor, log_q is not None)
     # The diagonal, which is positive, makes the V-statistic the larger one.
-    assert both[0] < 0.9 * both[1] and both[1] > 0.0
+    u, v = (figures.in_units(z[rows], score, factor, guide) for guide in (True, False))
+    assert v > 0.0 and u < 0.9 * v
+    # Neither depends on the coordinates that the program is written in.
+    turned = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3))).Q * [1.0, 30.0, 0.1]
+    other = figures.in_units(
+        z[rows] @ turned.T, score @ np.linalg.inv(turned), turned @ factor, True
+    )
+    assert other == pytest.approx(u, rel=1e-9)
+    assert figures.in_units(z, np.full_like(z, np.nan), factor, True) == math.inf
+
+
+def test_units_of_stein_discrepancies_are_the_same_for_all_fits() -> None:
+    """Of the start where there is no reference: a fit's own would hide that it is too narrow."""
+    begin = start.Start(np.zeros(3), np.diag([1.0, 2.0, 3.0]), 0)
+    z = draws(100, 1)
+    found = figures.stein_units(Normal(), z, reference(), begin)
+    np.testing.assert_allclose(found, np.linalg.cholesky(np.cov(reference().parameters["x"].T)))
+    assert figures.stein_units(Normal(), z, None, begin) is begin.factor
+    own = figures.stein_units(Normal(), z, None, None)
+    np.testing.assert_allclose(own, np.diag(z.std(0)))
+    assert figures.stein_units(Normal(), np.zeros((5, 3)), None, None) is None
+    wide = Normal()
+    wide.dim = start.MOST_DIMENSIONS + 1
+    # A start of so many dimensions has unit scales, which say nothing.
+    np.testing.assert_allclose(figures.stein_units(wide, z, None, begin), own)
+
+
+def test_stein_discrepancy_prefers_the_fit_that_is_nearer() -> None:
+    """A shift along the narrow direction hid a larger one along the wide direction."""
+    covariance = np.array([[1.0, 0.99], [0.99, 1.0]])
+    factor, precision = np.linalg.cholesky(covariance), np.linalg.inv(covariance)
+    z = np.random.default_rng(0).normal(size=(500, 2)) @ factor.T
+    wide, narrow = (np.array(way) / math.sqrt(2.0) for way in ([1.0, 1.0], [1.0, -1.0]))
+    far = z + 0.8 * math.sqrt(1.99) * wide
+    near = z + 0.5 * math.sqrt(0.01) * narrow
+
+    def discrepancy(at: Floats, units: Floats) -> float:
+        return figures.in_units(at, -at @ precision, units, False)
+
+    assert discrepancy(near, factor) < discrepancy(far, factor)
+    # In units of the coordinates it is the other way round.
+    assert discrepancy(near, np.eye(2)) > discrepancy(far, np.eye(2))
 
 
 # -- starts ---------------------------------------------------------------------------------------
@@ -644,6 +651,149 @@ def test_a_run_that_failed_is_infinitely_far_off() -> None:
     assert "1 of 2" in line
 
 
+def failed(method: str, model: str, error: str = "ArithmeticError: no") -> Record:
+    settings = made(method, None, 0.0).settings
+    found = {report.JUDGED: True}
+    return Record("posteriordb", method, "numpyro", model, 0, settings, found, error=error)
+
+
+def cells_of(table: str, method: str) -> dict[str, str]:
+    """The cells of a method's line by their headings."""
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    (line,) = [line for line in lines if line and line[0] == method]
+    return dict(zip(lines[0], line, strict=True))
+
+
+def test_a_posterior_on_which_every_run_fails_is_counted() -> None:
+    runs = [made("GSM", None, 10.0), failed("GSM", "second"), failed("GSM", "third")]
+    assert cells_of(report.leaderboard(runs), "GSM")["right"] == "1 of 3"
+    assert "right on **1 of 3** posteriors" in report.overview(runs)
+    assert "right, of 3" in report.overview(runs)
+
+
+def test_medians_count_failed_runs_as_infinitely_far_off() -> None:
+    runs = [made("GSM", None, 10.0), failed("GSM", "second"), failed("GSM", "third")]
+    runs += [made("SVGD", 0.1, 10.0), failed("BaM", "second")]
+    for record in runs[:1]:
+        record.figures |= {"k-hat": 0.1, "sliced Wasserstein": 0.2, "step seconds": 3.0}
+    cells = cells_of(report.leaderboard(runs), "GSM")
+    names = ("worst mean error", "sliced Wasserstein", "k-hat")
+    assert [cells[name] for name in names] == ["inf"] * 3
+    # Of these two the page says whose medians they are.
+    assert cells["right after"] == "200" and cells["seconds"] == "3"
+    assert "Medians of *right after* are of the runs that are right" in report.ABOUT
+    assert cells_of(report.leaderboard(runs), "SVGD")["k-hat"] == "–"
+    assert cells_of(report.leaderboard(runs), "BaM")["worst mean error"] == "inf"
+    runs[2] = made("GSM", None, 11.0)
+    runs[2].model = "third"
+    assert cells_of(report.leaderboard(runs), "GSM")["worst mean error"] == "0.02"
+
+
+def test_errors_are_told_whole_below_the_table() -> None:
+    error = "ValueError: " + "a long story | of many words, " * 20 + "\nand its end."
+    runs = [made("GSM", None, 10.0), failed("BaM", "some", error), failed("SVN", "some", error)]
+    runs.append(made("NUTS", None, 1.0))
+    runs[-1].figures = {"not run": "not run: D=900"}
+    text = report.posterior_table(runs)
+    table, notes = text.split("\n\n")
+    assert "worst parameter" not in table or "ValueError" not in table
+    assert cells_of(table, "BaM")["right"] == "failed" and "900" not in table
+    first, second = notes.splitlines()
+    assert " ".join(error.split()) in first
+    assert first.startswith("- BaM, numpyro, native, seed 0; SVN, numpyro, native, seed 0: ")
+    assert second.startswith("- NUTS") and "D=900" in second
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "shown"),
+    [
+        (6037.2137, 0.0312, "6,037.214 ± 0.031"),
+        (-12.3456, 2.5, "-12.3 ± 2.5"),
+        (123456.7, 345.0, "123,457 ± 345"),
+        (1.5, 0.0, "1.5000 ± 0.0000"),
+        (math.inf, math.inf, "inf"),
+        (None, None, None),
+    ],
+)
+def test_bounds_have_the_digits_that_their_errors_leave(
+    value: float | None, error: float | None, shown: str | None
+) -> None:
+    assert report.with_error(value, error) == shown
+
+
+def test_a_step_size_that_was_chosen_and_wrong_is_counted() -> None:
+    runs = [made("SVGD", rate, 0.0) for rate in (0.1, 0.01)]
+    for record, ksd in zip(runs, (0.2, 0.1), strict=True):
+        del record.figures["negative ELBO"]
+        record.figures["KSD"] = ksd
+    assert cells_of(report.leaderboard(runs), "SVGD")["misjudged"] == "0"
+    runs[1].figures["right"] = False
+    cells = cells_of(report.leaderboard(runs), "SVGD")
+    assert cells["misjudged"] == "1" and cells["right"] == "0 of 1"
+    assert cells_of(report.leaderboard([made("GSM", None, 1.0)]), "GSM")["misjudged"] == "–"
+
+
+def test_methods_have_colours_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    plt = report.pyplot()
+    found = report.colours(plt)
+    assert list(found) == list(METHODS) and len({tuple(c) for c in found.values()}) == len(METHODS)
+    many = {f"method {i}": METHODS["GSM"] for i in range(30)}
+    monkeypatch.setattr(report, "METHODS", many)
+    assert len({tuple(c) for c in report.colours(plt).values()}) == 30
+
+
+def test_pages_have_an_axis_for_each_parameter_and_a_mark_for_each_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plt = report.pyplot()
+    kept: list[Any] = []
+    monkeypatch.setattr(plt, "close", kept.append)
+    generator = np.random.default_rng(0)
+    columns = {"small": 1e-3 * generator.normal(size=500), "large": generator.normal(1e5, 9, 500)}
+    reference = figures.Reference(columns, columns)
+    fits = [
+        report.Fit("GSM", "GSM (numpyro, native)", columns, "", "-"),
+        report.Fit("BaM", "BaM (numpyro, native)", None, "failed", "-"),
+        report.Fit("SVN", "SVN (numpyro, native)", columns | {"small": columns["large"]}, "", "-"),
+    ]
+    report.plot_forest(reference, fits, tmp_path / "forest.png")
+    report.plot_density(reference, fits, tmp_path / "density.png")
+    forest, density = kept
+    spans = [np.diff(axis.get_xlim())[0] for axis in forest.axes]
+    assert 1e-3 < spans[0] < 0.1 and 10.0 < spans[1] < 1000.0
+    for axis in forest.axes:
+        assert [text.get_text() for text in axis.texts] == ["failed"]
+    markers = [line.get_marker() for line in forest.axes[0].lines]
+    assert markers.count("x") == 1 and markers.count(">") == 1
+    assert [label.get_text() for label in forest.axes[0].get_yticklabels()] == [
+        "reference",
+        *(fit.label for fit in fits),
+    ]
+    (legend,) = density.legends
+    assert "BaM (numpyro, native): failed" in [text.get_text() for text in legend.get_texts()]
+
+
+def test_a_native_program_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stan's is taken in its place, and a run that asks for native ones says so."""
+    database = Database.open("embedded")
+    posterior = database["blr_simulated-blr"]
+    monkeypatch.setattr(runner.programs, "programs", lambda backend: {})
+    plan = runner.Plan.of(options(), database)
+    assert plan.routes == ("auto",) and runner.number_of_runs(plan) > 0
+    fallen = runner._Case(None, posterior, "numpyro", "auto", plan)  # type: ignore[arg-type]
+    assert fallen._route == "stan"
+    asked = runner._Case(None, posterior, "numpyro", "native", plan)  # type: ignore[arg-type]
+    with pytest.raises(DatabaseError, match="no.*--route stan takes a Stan program"):
+        asked._make()
+    monkeypatch.setattr(type(posterior), "stan_program", lambda self: None)
+    neither = runner._Case(None, posterior, "numpyro", "auto", plan)  # type: ignore[arg-type]
+    with pytest.raises(DatabaseError, match="none; nor is there a Stan program"):
+        neither._make()
+    monkeypatch.undo()
+    own = runner._Case(None, posterior, "numpyro", "auto", plan)  # type: ignore[arg-type]
+    assert own._route == "native"
+
+
 def test_overview_of_posteriors_and_methods() -> None:
     methods = ["GSM", "GSM", "BaM", "SVN", "NUTS", "ADVI, full"]
     runs = [made(method, None, 10.0) for method in methods]
@@ -687,3 +837,21 @@ def test_plots_are_drawn_with_failed_runs_among_them(tmp_path: Path) -> None:
     report.plot_noise(runs, tmp_path / "noise.png")
     report.plot_curves(runs, tmp_path / "curves.png", "worst mean error")
     assert all((tmp_path / name).stat().st_size for name in ("noise.png", "curves.png"))
+
+
+def test_failed_runs_leave_a_mark_on_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plt = report.pyplot()
+    kept: list[Any] = []
+    monkeypatch.setattr(plt, "close", kept.append)
+    runs = [made("GSM", None, 10.0), failed("SVN", "some"), failed("SVN", "second")]
+    report.plot_curves(runs, tmp_path / "curves.png", "worst mean error")
+    report.plot_noise([*runs[:2], made("GSM", None, 9.0, 1.0)], tmp_path / "noise.png")
+    colour = report.colours(plt)["SVN"]
+    first, second = kept[0].axes
+    for axis in (first, second):
+        (cross,) = [line for line in axis.lines if line.get_marker() == "x"]
+        assert cross.get_color() == colour
+    (legend,) = kept[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["GSM", "SVN", "failed"]

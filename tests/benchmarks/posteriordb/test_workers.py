@@ -40,7 +40,7 @@ def test_every_run_is_recorded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name in ONE_THREAD:
         monkeypatch.delenv(name, raising=False)
     path = tmp_path / "runs.jsonl"
-    book = Book(path)
+    book = Book(path, retry_failed=True)
     steps = list(spread(CASES, 2, runs, book, "embedded", None))
     assert not set(ONE_THREAD) & set(os.environ)
     given = [record for record, _ in steps if record is not None]
@@ -59,9 +59,13 @@ def test_every_run_is_recorded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     # A case stays in its process; what is recorded well is not run again.
     for name in ("one", "three"):
         assert len({r.figures["process"] for r in written if r.model == name and r.figures}) == 1
-    again = [r for r, _ in spread(CASES[:1], 2, runs, Book(path, True), "embedded", None) if r]
-    assert [record.method for record in again] == ["A", "B", "C"]
-    assert len(records.read(path)) == 10
+    for retried in (False, True):
+        book = Book(path, True, retried)
+        again = [r for r, _ in spread(CASES[:1], 2, runs, book, "embedded", None) if r]
+        assert [record.method for record in again] == ["A", "B", "C"]
+        assert len(records.read(path)) == 9
+        times = {record.method: record.time for record in written if record.model == "one"}
+        assert ([record.time for record in again] == list(times.values())) != retried
 
 
 def test_reports_do_not_depend_on_the_order_of_records(tmp_path: Path) -> None:

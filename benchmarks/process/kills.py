@@ -1,0 +1,243 @@
+"""Runs that are killed, or interrupted by Ctrl-C, at random moments.
+
+In each package 200 processes that save a checkpoint at every step are killed (SIGKILL) at random
+moments; each goes on from the file that the one before has left, and a run that gets to its end
+must have the very state of one that nothing has stopped. A file that cannot be loaded is counted
+as torn, a file in the folder besides the checkpoint (and, after a kill, its unfinished next) as
+litter. Then 50 times Ctrl-C reaches a run in its own process: the state must be that of an engine
+that took as many steps undisturbed, and go on as that does. Written to kills.jsonl and kills.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import records
+from benchmarks.arguments import count
+from benchmarks.process.fits import Fits
+
+#: Steps of a run that is killed again and again, and seconds until a kill at most.
+STEPS, LONGEST = 400, 0.5
+#: Steps of a run that is meant to be interrupted.
+MANY = 10**8
+#: Engines that get Ctrl-C in turn: they write their tensors in different ways.
+INTERRUPTED = ("SVGD", "FisherVI")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `python -m benchmarks kills`."""
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
+    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
+    parser.add_argument("--kills", type=count, default=200)
+    parser.add_argument("--interrupts", type=count, default=50)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run it; the exit status is 1 where anything was torn, left behind or not exact."""
+    path = arguments.out / "kills.jsonl"
+    records.moved_aside(path)
+    packages = ("pyro", "numpyro") if arguments.backend == "both" else (arguments.backend,)
+    for package in packages:
+        for name, work, number in (
+            ("SIGKILL", killed, arguments.kills),
+            ("Ctrl-C", interrupted, arguments.interrupts),
+        ):
+            record = records.Record("kills", name, package, "regression", arguments.seed)
+            record.settings = {"number": number, "steps": STEPS}
+            with records.recorded_run(path, record, go_on_after=(Exception,)):
+                record.figures |= work(package, number, arguments.seed)
+    found = records.read(path)
+    rows = [
+        {"package": each.backend, "signal": each.method, **each.figures}
+        | ({"error": each.error} if each.failed else {"seconds": each.seconds})
+        for each in found
+    ]
+    text = records.markdown_table(rows)
+    records.write_text(arguments.out / "kills.md", text)
+    sys.stdout.write(text)
+    bad = ("torn", "litter", "not exact")
+    good = [not each.failed and not any(each.figures.get(name) for name in bad) for each in found]
+    return 0 if all(good) else 1
+
+
+# -- SIGKILL ---------------------------------------------------------------------------------------
+
+
+def killed(package: str, kills: int, seed: int) -> dict[str, Any]:
+    """Kill runs of the package, and say what was found in their folder and in their states."""
+    moments = random.Random(seed)
+    # Processes that have imported everything, and nothing has started threads yet.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.process.fits", f"{package}_ext"])
+    found = {"kills": 0, "torn": 0, "litter": 0, "ends": 0, "not exact": 0, "files at a kill": 0}
+    with tempfile.TemporaryDirectory() as folder:
+        reference = _one(context, package, os.path.join(folder, "reference"), None)[1]
+        path, reached = os.path.join(folder, "run", "state"), 0
+        os.mkdir(os.path.dirname(path))
+        while found["kills"] < kills or reached:
+            last = found["kills"] >= kills
+            until = None if last else moments.uniform(0.0, LONGEST)
+            what, value = _one(context, package, path, until)
+            left = set(os.listdir(os.path.dirname(path)))
+            if what == "failed":
+                found["torn"] += 1
+                print(value, file=sys.stderr)
+                reached = 0
+            elif what == "ended":
+                found["ends"] += 1
+                found["not exact"] += value != reference
+                found["litter"] += left != {"state"}
+                reached = 0
+            else:
+                found["kills"] += 1
+                found["files at a kill"] += "state.part" in left
+                found["litter"] += not left <= {"state", "state.part"}
+                reached = 1
+            if not reached:
+                for name in left:
+                    os.unlink(os.path.join(os.path.dirname(path), name))
+    return found
+
+
+def _one(context: Any, package: str, path: str, until: float | None) -> tuple[str, Any]:
+    """Start a run and kill it so many seconds after its first step; None lets it end."""
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_checkpointing, args=(package, path, theirs))
+    process.start()
+    theirs.close()
+    what: str = "killed"
+    value: Any = None
+    try:
+        what, value = ours.recv()
+        if what == "running":
+            what, value = "killed", None
+            if until is None or ours.poll(until):
+                what, value = ours.recv()
+            else:
+                os.kill(process.pid, signal.SIGKILL)
+    except EOFError:
+        what, value = "failed", "the process ended without a word"
+    process.join()
+    return what, value
+
+
+def _checkpointing(package: str, path: str, pipe: Any) -> None:
+    """Go on from the file, if there is one, to the end of the run."""
+    try:
+        _one_thread(package)
+        fits = Fits(package)
+        engine, state = fits.make("SVGD"), None
+        if os.path.exists(path):
+            state = fits.load(engine, path)
+        remaining = STEPS - (0 if state is None and not fits.is_pyro else fits.taken(engine, state))
+        first = True
+
+        def tell(*_: Any) -> None:
+            nonlocal first
+            if first:
+                pipe.send(("running", None))
+            first = False
+
+        options = {"checkpoint": path, "checkpoint_every": 1}
+        state = fits.run(engine, state, remaining, callback=tell, callback_every=1, **options)
+        if first:  # the run was at its end already
+            pipe.send(("running", None))
+        pipe.send(("ended", fits.digest(engine, state, path + ".digest")))
+    except BaseException:  # noqa: BLE001 the other process tells
+        pipe.send(("failed", traceback.format_exc()))
+
+
+def _one_thread(package: str) -> None:
+    if package == "pyro":
+        import torch
+
+        torch.set_num_threads(1)
+
+
+# -- Ctrl-C ----------------------------------------------------------------------------------------
+
+
+def interrupted(package: str, interrupts: int, seed: int) -> dict[str, Any]:
+    """Interrupt runs of the package, in a process of their own."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_interrupting, args=(package, interrupts, seed, theirs))
+    process.start()
+    theirs.close()
+    try:
+        found = ours.recv()
+    finally:
+        process.join()
+    if isinstance(found, str):
+        raise RuntimeError(found)
+    return dict(found)
+
+
+def _interrupting(package: str, interrupts: int, seed: int, pipe: Any) -> None:
+    try:
+        _one_thread(package)
+        pipe.send(interrupted_here(package, interrupts, seed))
+    except BaseException:  # noqa: BLE001 the other process tells
+        pipe.send(traceback.format_exc())
+
+
+def interrupted_here(package: str, interrupts: int, seed: int) -> dict[str, Any]:
+    """Interrupt runs in this process, and compare with engines that nothing disturbs."""
+    fits, moments = Fits(package), random.Random(seed)
+    found = {"interrupts": 0, "not exact": 0, "steps": 0}
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "state")
+        for number, name in enumerate(INTERRUPTED):
+            engine, calm = fits.make(name), fits.make(name)
+            state = fits.run(engine, None, 1)
+            quiet = fits.run(calm, None, 1)
+            for _ in range(interrupts // len(INTERRUPTED) + (number == 0) * (interrupts % 2)):
+                before = fits.taken(engine, state)
+                state = _interrupt(fits, engine, state, moments.uniform(0.0, LONGEST))
+                taken = fits.taken(engine, state)
+                # A run of as many steps, some of whose schedules know how many there are to be.
+                quiet = fits.run(calm, quiet, MANY, partial(_is_at, taken), callback_every=1)
+                found["interrupts"] += 1
+                found["steps"] += taken - before
+                same = fits.digest(engine, state, path) == fits.digest(calm, quiet, path)
+                found["not exact"] += not same
+    return found
+
+
+def _is_at(last: int, step: int, *_: Any) -> bool:
+    return step == last
+
+
+def _interrupt(fits: Fits, engine: Any, state: Any, seconds: float) -> Any:
+    """The state after a run that gets Ctrl-C so many seconds after its first step."""
+
+    def press() -> None:
+        time.sleep(seconds)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press, daemon=True)
+
+    def first(*_: Any) -> None:
+        if thread.ident is None:
+            thread.start()
+
+    try:
+        fits.run(engine, state, MANY, first, callback_every=10)
+    except KeyboardInterrupt as stop:
+        return None if fits.is_pyro else stop.state  # type: ignore[attr-defined]
+    raise RuntimeError("the run has ended before Ctrl-C")

@@ -1,0 +1,31 @@
+"""What noise by row takes off the variance of a network's gradients.
+
+A network of 8-50-50-1 units under ``AutoNormal`` is trained for 2,000 steps. Then, at fixed rows
+and fixed parameters, the gradient of the bound is drawn many times by the host's objective, by
+``flipout`` of it and by ``local_reparameterization`` of it; and the three take turns at a training
+step. A record of every comparison and a table are written to the output folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks.arguments import count
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `python -m benchmarks row-noise`."""
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
+    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
+    parser.add_argument("--seeds", type=count, default=3, help="networks, one a seed (3)")
+    parser.add_argument("--steps", type=count, default=2000, help="steps of training (2,000)")
+    parser.add_argument("--draws", type=count, default=200, help="gradients of each kind (200)")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run the comparison."""
+    # Imported here so that the command line's help does not wait for what it imports.
+    from benchmarks.row_noise import comparison
+
+    return comparison.run(arguments)
