@@ -27,6 +27,7 @@ from numpyro_ext.diagnostics import (
     uncertainty_score,
     uncertainty_split,
 )
+from numpyro_ext.fit import fit
 from numpyro_ext.gradients import (
     SAGA,
     SVRG,
@@ -74,6 +75,8 @@ from ppl_ext.errors import (
     NonFiniteError,
     ResumeWarning,
 )
+from ppl_ext.fit.fit import Fit, load_fit
+from ppl_ext.fit.verdict import Verdict
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 from ppl_ext.score import GradientSteps, Regression
 from ppl_ext.start.start import Start
@@ -90,6 +93,11 @@ __all__ = [
     "BaM",
     "FisherVI",
     "LaplaceGGN",
+    # the right answer, or a clear no
+    "Fit",
+    "Verdict",
+    "fit",
+    "load_fit",
     # where runs start
     "Start",
     "find_start",

@@ -11,7 +11,7 @@ from jax import Array, random
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.programs import Program
-from ppl_ext.start.search import rows_of, search
+from ppl_ext.start.search import Piece, rows_of, search
 from ppl_ext.start.start import Start
 
 
@@ -57,7 +57,17 @@ def start_of(
     """The start of a target with given data; see :func:`ppl_ext.start.search.search`."""
     of_points, of_numbers = random.split(rng_key)
     generator = np.random.default_rng(np.asarray(random.bits(of_numbers, (4,))))
-    rows = rows_of(target.plates, generator)
+    piece = piece_of(target, data, rows_of(target.plates, generator))
+
+    def by_strategy(number: int) -> np.ndarray:
+        return np.asarray(target.initial_positions(number, of_points, data), np.float64)
+
+    epsilon = float(jnp.finfo(target.dtype).eps)
+    return search(piece, target.dim, epsilon, generator, by_strategy, has_strategy=has_strategy)
+
+
+def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None) -> Piece:
+    """Log densities and scores of a target, of these rows or of all."""
 
     def evaluate(z: Array, data: Data, indices: Any) -> tuple[Array, Array]:
         found = target.full_score(z, data) if rows is None else target.score(z, data, indices)
@@ -68,8 +78,4 @@ def start_of(
     def piece(z: np.ndarray) -> tuple[Any, Any]:
         return program(jnp.asarray(z, target.dtype), target.arguments.as_evaluated(data), indices)
 
-    def by_strategy(number: int) -> np.ndarray:
-        return np.asarray(target.initial_positions(number, of_points, data), np.float64)
-
-    epsilon = float(jnp.finfo(target.dtype).eps)
-    return search(piece, target.dim, epsilon, generator, by_strategy, has_strategy=has_strategy)
+    return piece

@@ -19,6 +19,8 @@ from ppl_ext.errors import (
     NonFiniteError,
     ResumeWarning,
 )
+from ppl_ext.fit.fit import Fit, load_fit
+from ppl_ext.fit.verdict import Verdict
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 from ppl_ext.score import GradientSteps, Regression
 from ppl_ext.start.start import Start
@@ -42,6 +44,7 @@ from pyro_ext.diagnostics import (
     uncertainty_score,
     uncertainty_split,
 )
+from pyro_ext.fit import fit
 from pyro_ext.gradients import (
     SAGA,
     SVRG,
@@ -90,6 +93,11 @@ __all__ = [
     "BaM",
     "FisherVI",
     "LaplaceGGN",
+    # the right answer, or a clear no
+    "Fit",
+    "Verdict",
+    "fit",
+    "load_fit",
     # where runs start
     "Start",
     "find_start",

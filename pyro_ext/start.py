@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ppl_ext.start.search import rows_of, search
+from ppl_ext.start.search import Piece, rows_of, search
 from ppl_ext.start.start import Start
 from pyro_ext.density import Data, LogDensity
 
@@ -53,7 +53,17 @@ def start_of(
 ) -> Start:
     """The start of a target with given data; see :func:`ppl_ext.start.search.search`."""
     generator = np.random.default_rng(int(torch.randint(2**62, (), generator=rng)))
-    rows = rows_of(target.plates, generator)
+    piece = piece_of(target, data, rows_of(target.plates, generator))
+
+    def by_strategy(number: int) -> np.ndarray:
+        return target.initial_positions(number, rng, data).double().cpu().numpy()
+
+    epsilon = torch.finfo(target.dtype).eps
+    return search(piece, target.dim, epsilon, generator, by_strategy, has_strategy=has_strategy)
+
+
+def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None) -> Piece:
+    """Log densities and scores of a target, of these rows or of all."""
     indices = None if rows is None else {name: torch.as_tensor(r) for name, r in rows.items()}
 
     def piece(positions: np.ndarray) -> tuple[Any, Any]:
@@ -62,8 +72,4 @@ def start_of(
         value = found.log_density(target.likelihood_temperature)
         return value.detach().cpu(), found.score.detach().cpu()
 
-    def by_strategy(number: int) -> np.ndarray:
-        return target.initial_positions(number, rng, data).double().cpu().numpy()
-
-    epsilon = torch.finfo(target.dtype).eps
-    return search(piece, target.dim, epsilon, generator, by_strategy, has_strategy=has_strategy)
+    return piece

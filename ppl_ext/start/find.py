@@ -100,6 +100,29 @@ def find(
     return Start(tuple(modes), counted.evaluations)
 
 
+@np.errstate(all="ignore")
+def more_modes(
+    evaluate: Evaluate,
+    points: Float[np.ndarray, "P D"],
+    modes: tuple[Mode, ...],
+    generator: np.random.Generator,
+    epsilon: float,
+) -> tuple[Mode, ...]:
+    """The modes that paths from further points (P, D) find beside these."""
+    values, scores = evaluate(points)
+    finite = np.isfinite(values) & np.isfinite(scores).all(-1)
+    if not finite.any():
+        return ()
+    paths = side_by_side(evaluate, points[finite], values[finite], scores[finite], epsilon)
+    noise = generator.normal(size=(DRAWS, points.shape[1]))
+
+    def normal(point: Vector, guess: float) -> Mode | None:
+        return local_normal(evaluate, point, guess, noise, epsilon)
+
+    found = _at_ends(evaluate, [path for path in paths if path.settled], normal, modes)
+    return tuple(found[len(modes) :])
+
+
 def is_good(mode: Mode) -> bool:
     """Whether a Normal is a fair picture of the density."""
     return mode.spread < GOOD + GOOD_PER_DIMENSION * len(mode.mean)
@@ -108,9 +131,11 @@ def is_good(mode: Mode) -> bool:
 Normal = Callable[[Vector, float], "Mode | None"]
 
 
-def _at_ends(evaluate: Evaluate, paths: list[Path], normal: Normal) -> list[Mode]:
-    """Normals at the separate ones of paths' ends."""
-    modes: list[Mode] = []
+def _at_ends(
+    evaluate: Evaluate, paths: list[Path], normal: Normal, known: tuple[Mode, ...] = ()
+) -> list[Mode]:
+    """Known modes, and Normals at those of paths' ends that are separate from them."""
+    modes = list(known)
     for path in paths:
         end = path.positions[-1]
         if any(_is_near(mode, end) or _is_joined(evaluate, mode, path) for mode in modes):

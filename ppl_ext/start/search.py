@@ -14,7 +14,7 @@ from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.start import Start
 
 #: Positions that are evaluated at once; fewer are filled up, so that one program serves all.
-WIDTH = 8
+WIDTH = 16
 #: Rows of each plate that a search looks at; of more a random batch.
 MOST_ROWS = 10_000
 #: Random points start within this distance of 0 in every coordinate.
@@ -83,8 +83,21 @@ def search(
         none of them is finite.
     """
     evaluate = in_pieces(piece)
+    points = starting_points(evaluate, dim, generator, by_strategy, has_strategy=has_strategy)
+    return find(evaluate, points, generator, epsilon)
 
-    def starting_points(number: int) -> Float[np.ndarray, "P D"]:
+
+def starting_points(
+    evaluate: Evaluate,
+    dim: int,
+    generator: np.random.Generator,
+    by_strategy: Callable[[int], Float[np.ndarray, "P D"]],
+    *,
+    has_strategy: bool,
+) -> Callable[[int], Float[np.ndarray, "P D"]]:
+    """Random points with finite density and score, so many at a time; see :func:`search`."""
+
+    def points(number: int) -> Float[np.ndarray, "P D"]:
         if has_strategy:
             return by_strategy(number)
         found = np.zeros((0, dim))
@@ -97,4 +110,4 @@ def search(
                 return found
         return by_strategy(number)
 
-    return find(evaluate, starting_points, generator, epsilon)
+    return points

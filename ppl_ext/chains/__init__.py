@@ -1,0 +1,1 @@
+"""Many short chains side by side that start from a fit's draws, and what they tell."""

@@ -1,0 +1,101 @@
+"""Whether many chains have come to rest, and what their draws are worth.
+
+R-hat is that of A. Vehtari, A. Gelman, D. Simpson, B. Carpenter and P.-C. Buerkner,
+"Rank-normalization, folding, and localization: an improved R-hat for assessing convergence of
+MCMC" (2021). With dozens of independent chains the effective number of draws needs no
+autocorrelations: it follows from how far the chains' means lie apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import ndtri, stdtr
+
+#: Probability of each end at which the tails' effective number is taken.
+TAIL = 0.05
+#: Probability of calling chains at rest adrift, over all coordinates together, and a shift, in
+#: standard deviations, below which nobody minds.
+LEVEL, LEAST_SHIFT = 1e-3, 0.05
+
+Draws = Float[np.ndarray, "N M D"]
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """Figures of M chains of N draws each, by coordinate.
+
+    Attributes
+    ----------
+    r_hat : array (D,)
+        The larger of rank-normalised split R-hat and that of distances from the median.
+    ess_bulk, ess_tail : array (D,)
+        Effective numbers of draws, for the middle and for the less certain of both tails.
+    drift : array (D,)
+        Shift of the chains from their first halves to their second, in standard deviations;
+        of positions or of distances from the median, whichever is larger.
+    p_value : float
+        Of the largest drift, corrected for the number of figures.
+    """
+
+    r_hat: Float[np.ndarray, " D"]
+    ess_bulk: Float[np.ndarray, " D"]
+    ess_tail: Float[np.ndarray, " D"]
+    drift: Float[np.ndarray, " D"]
+    p_value: float
+
+    @property
+    def is_adrift(self) -> bool:
+        """Whether the chains still move away from where they started."""
+        return self.p_value < LEVEL and float(self.drift.max()) > LEAST_SHIFT
+
+
+def convergence(draws: Draws) -> Convergence:
+    """Figures of chains (N, M, D), N at least 4."""
+    centered = np.abs(draws - np.median(draws, axis=(0, 1)))
+    bulk, folded = _normal_scores(draws), _normal_scores(centered)
+    low, high = np.quantile(draws, [TAIL, 1.0 - TAIL], axis=(0, 1))
+    tails = [_effective_number((draws <= low) * 1.0), _effective_number((draws >= high) * 1.0)]
+    shifts, ratios = zip(*map(_drift, (bulk, folded)), strict=True)
+    chains, dim = draws.shape[1:]
+    p_value = 2.0 * stdtr(chains - 1, -np.max(ratios)) * 2 * dim
+    return Convergence(
+        np.maximum(_r_hat(bulk), _r_hat(folded)),
+        _effective_number(bulk),
+        np.minimum(*tails),
+        np.max(shifts, axis=0),
+        float(min(1.0, p_value)),
+    )
+
+
+def _normal_scores(draws: Draws) -> Draws:
+    """Normal quantiles of the ranks among all chains' draws, coordinate by coordinate."""
+    flat = draws.reshape(-1, draws.shape[-1])
+    ranks = np.argsort(np.argsort(flat, axis=0), axis=0) + 1.0
+    return ndtri((ranks - 0.375) / (len(flat) + 0.25)).reshape(draws.shape)
+
+
+def _r_hat(draws: Draws) -> Float[np.ndarray, " D"]:
+    half = len(draws) // 2
+    split = np.concatenate([draws[:half], draws[-half:]], axis=1)
+    within = split.var(0, ddof=1).mean(0)
+    between = split.mean(0).var(0, ddof=1)
+    return np.sqrt((half - 1) / half + between / np.maximum(within, np.finfo(float).tiny))
+
+
+def _effective_number(draws: Draws) -> Float[np.ndarray, " D"]:
+    between = draws.mean(0).var(0, ddof=1) / draws.shape[1]
+    total = draws.var(axis=(0, 1))
+    most = float(draws.shape[0] * draws.shape[1])
+    return np.minimum(most, total / np.maximum(between, np.finfo(float).tiny))
+
+
+def _drift(draws: Draws) -> tuple[Float[np.ndarray, " D"], Float[np.ndarray, " D"]]:
+    """Sizes of shifts between halves, and their ratios to the standard error."""
+    half = len(draws) // 2
+    change = draws[-half:].mean(0) - draws[:half].mean(0)
+    error = change.std(0, ddof=1) / np.sqrt(len(change))
+    size = np.abs(change.mean(0))
+    return size, np.where(error > 0.0, size / np.where(error > 0.0, error, 1.0), 0.0)

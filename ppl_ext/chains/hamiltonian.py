@@ -1,0 +1,105 @@
+"""Hamiltonian Monte Carlo of many chains at once, on NumPy arrays.
+
+R. M. Neal, "MCMC using Hamiltonian dynamics", in Handbook of Markov Chain Monte Carlo (2011). The
+kernel leaves the density exactly as it is. Coordinates are whitened by a root of a covariance, so
+that one step size serves all, and trajectories have random lengths about a quarter of a period.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from ppl_ext.start.paths import Evaluate
+
+#: Mean length of a trajectory, in standard deviations: a quarter of a Normal's period; and the
+#: range of lengths, since one length may be a period of some coordinate.
+LENGTH, RANGE = 0.5 * math.pi, (0.7, 1.3)
+#: Most leapfrog steps of a trajectory.
+MOST_STEPS = 64
+#: Error of the energy, in nats, from which on a trajectory diverges.
+DIVERGENT = 1000.0
+
+Positions = Float[np.ndarray, "M D"]
+Factor = Float[np.ndarray, "D D"] | Float[np.ndarray, " D"]
+
+
+@dataclass
+class Chains:
+    """Chains where they are now.
+
+    Attributes
+    ----------
+    positions, scores : arrays (M, D)
+    values : array (M,)
+        Log densities.
+    """
+
+    positions: Positions
+    values: Float[np.ndarray, " M"]
+    scores: Positions
+
+    @classmethod
+    def at(cls, positions: Positions, evaluate: Evaluate) -> Chains:
+        """Chains at positions."""
+        return cls(positions, *evaluate(positions))
+
+    def where(self, taken: Bool[np.ndarray, " M"], others: Chains) -> Chains:
+        """The other chains where they are taken, these elsewhere."""
+        return Chains(
+            np.where(taken[:, None], others.positions, self.positions),
+            np.where(taken, others.values, self.values),
+            np.where(taken[:, None], others.scores, self.scores),
+        )
+
+
+def trajectory(
+    evaluate: Evaluate,
+    chains: Chains,
+    factor: Factor,
+    step_size: float,
+    generator: np.random.Generator,
+) -> tuple[Chains, Float[np.ndarray, " M"], Bool[np.ndarray, " M"]]:
+    """One transition of each chain.
+
+    Parameters
+    ----------
+    evaluate : callable
+        Log densities (M,) and scores (M, D).
+    chains : Chains
+    factor : array (D, D) or (D,)
+        Root of the covariance that positions are whitened by.
+    step_size : float
+        In standard deviations.
+    generator : numpy.random.Generator
+
+    Returns
+    -------
+    Chains, probabilities of acceptance (M,), and which trajectories diverged (M,).
+    """
+
+    def from_white(moves: Positions) -> Positions:
+        return moves * factor if factor.ndim == 1 else moves @ factor.T
+
+    def to_white(scores: Positions) -> Positions:
+        return scores * factor if factor.ndim == 1 else scores @ factor
+
+    length = LENGTH * generator.uniform(*RANGE)
+    count = int(np.clip(round(length / step_size), 1, MOST_STEPS))
+    momenta = generator.normal(size=chains.positions.shape)
+    before = chains.values - 0.5 * np.square(momenta).sum(-1)
+    positions, values, scores = chains.positions, chains.values, chains.scores
+    momenta = momenta + 0.5 * step_size * to_white(scores)
+    for number in range(count):
+        positions = positions + from_white(step_size * momenta)
+        values, scores = evaluate(positions)
+        share = 1.0 if number < count - 1 else 0.5
+        momenta = momenta + share * step_size * to_white(scores)
+    gain = values - 0.5 * np.square(momenta).sum(-1) - before
+    gain = np.where(np.isfinite(gain), gain, -np.inf)
+    chance = np.exp(np.minimum(0.0, gain))
+    taken = generator.uniform(size=len(chance)) < chance
+    return chains.where(taken, Chains(positions, values, scores)), chance, gain < -DIVERGENT

@@ -1,0 +1,299 @@
+"""Chains from a fit's draws until they have come to rest and are worth enough draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float
+from scipy.linalg import solve_triangular
+
+from ppl_ext.chains.convergence import Convergence, convergence
+from ppl_ext.chains.hamiltonian import LENGTH, Chains, Factor, Positions, trajectory
+from ppl_ext.chains.proposal import Proposal
+from ppl_ext.start.paths import Evaluate
+
+#: Mean acceptance that a step size is searched for, and the gain of each correction.
+ACCEPTANCE, GAIN = 0.85, 1.5
+#: How far acceptance may be off at the end of warm-up.
+OFF = 0.1
+#: Mean acceptance below which a chain is stuck.
+STUCK = 0.1
+#: Transitions of the first window, of the longest that tunes, and the fewest of any.
+FIRST_WINDOW, LONGEST_TUNING, LEAST_WINDOW = 12, 200, 8
+#: Variances in the kernel's coordinates within which its metric is good enough.
+FAIR = (0.4, 2.2)
+#: Draws that the present metric counts as beside each dimension, and the fewest that tell of one.
+PRIOR_DRAWS, LEAST_DRAWS = 10.0, 40
+#: Jumps after each trajectory, by the acceptance from which on so many are worth their evaluations.
+JUMPS = {0.3: 4, 0.1: 2, 0.01: 1}
+
+
+@dataclass
+class Kernel:
+    """A transition: a Hamiltonian trajectory, and a jump to a draw of the proposal.
+
+    Parameters
+    ----------
+    evaluate : callable
+    proposal : Proposal
+    factors : list of Factor
+        Metrics, of which each transition takes one at random.
+    weights : array
+        With these probabilities.
+    step_size : float
+    jumps : int
+        Jumps after each trajectory: Metropolis steps with independent proposals, which go from
+        mode to mode (L. Tierney, "Markov chains for exploring posterior distributions", 1994).
+    """
+
+    evaluate: Evaluate
+    proposal: Proposal
+    factors: list[Factor]
+    weights: Float[np.ndarray, " modes"]
+    step_size: float
+    jumps: int = 1
+
+    def __call__(
+        self, chains: Chains, generator: np.random.Generator
+    ) -> tuple[Chains, Float[np.ndarray, " M"], float, float]:
+        """Chains one transition on, acceptance of each, share of divergences, and of jumps."""
+        factor = self.factors[int(generator.choice(len(self.factors), p=self.weights))]
+        chains, chance, divergent = trajectory(
+            self.evaluate, chains, factor, self.step_size, generator
+        )
+        jumped = 0.0
+        for _ in range(self.jumps):
+            chains, jumped = self._jump(chains, generator)
+        return chains, chance, float(divergent.mean()), jumped
+
+    def _jump(self, chains: Chains, generator: np.random.Generator) -> tuple[Chains, float]:
+        log_density = self.proposal.log_density
+        drawn = Chains.at(self.proposal.draw(len(chains.values), generator), self.evaluate)
+        gain = (drawn.values - log_density(drawn.positions)) - (
+            chains.values - log_density(chains.positions)
+        )
+        gain = np.where(
+            np.isfinite(drawn.values) & np.isfinite(drawn.scores).all(-1), gain, -np.inf
+        )
+        chance = np.exp(np.minimum(0.0, gain))
+        taken = generator.uniform(size=len(chance)) < chance
+        return chains.where(taken, drawn), float(chance.mean())
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some transitions of all chains.
+
+    Attributes
+    ----------
+    draws : array (N, M, D)
+    chances : array (N, M)
+        Probabilities of acceptance.
+    divergent : array (N,)
+        Shares of trajectories that diverged.
+    jumped : array (N,)
+        Mean acceptance of jumps.
+    """
+
+    draws: Float[np.ndarray, "N M D"]
+    chances: Float[np.ndarray, "N M"]
+    divergent: Float[np.ndarray, " N"]
+    jumped: Float[np.ndarray, " N"]
+
+    @classmethod
+    def joined(cls, windows: Sequence[Window]) -> Window:
+        """Windows one after the other."""
+        return cls(
+            np.concatenate([each.draws for each in windows]),
+            np.concatenate([each.chances for each in windows]),
+            np.concatenate([each.divergent for each in windows]),
+            np.concatenate([each.jumped for each in windows]),
+        )
+
+    @property
+    def stuck(self) -> float:
+        """Share of chains that hardly ever accept."""
+        return float((self.chances.mean(0) < STUCK).mean())
+
+
+@dataclass
+class Sampled:
+    """What chains gave.
+
+    Attributes
+    ----------
+    window : Window
+        Transitions that are kept.
+    discarded : int
+        Transitions of each chain before those.
+    chains : Chains
+        Where they are, to go on.
+    kernel : Kernel
+    """
+
+    window: Window
+    discarded: int
+    chains: Chains
+    kernel: Kernel
+
+    @property
+    def draws(self) -> Float[np.ndarray, "N M D"]:
+        """The draws that are kept."""
+        return self.window.draws
+
+
+@np.errstate(all="ignore")
+def sample(
+    evaluate: Evaluate,
+    proposal: Proposal,
+    positions: Positions,
+    generator: np.random.Generator,
+    is_enough: Callable[[Convergence, int], bool],
+    has_budget: Callable[[], bool],
+) -> Sampled:
+    """Run chains until they have come to rest and are worth enough.
+
+    Windows of transitions follow each other. The first ones tune the kernel, and are discarded.
+    Once it is tuned it stays as it is, and windows are kept; where these show that the chains were
+    still on their way, all so far was tuning.
+
+    Parameters
+    ----------
+    evaluate : callable
+        Log densities (M,) and scores (M, D).
+    proposal : Proposal
+        Its modes give the first metrics.
+    positions : array (M, D)
+        Where the chains start.
+    generator : numpy.random.Generator
+    is_enough : callable
+        Of the figures and the transitions that are kept of each chain.
+    has_budget : callable
+        Whether there may be another transition.
+    """
+    factors = [mode.factor for mode in proposal.modes]
+    first_step = 1.0 / positions.shape[1] ** 0.25
+    kernel = Kernel(evaluate, proposal, factors, proposal.weights, first_step)
+    chains = Chains.at(positions, evaluate)
+    length, discarded, tuning = FIRST_WINDOW, 0, True
+    kept: list[Window] = []
+    while True:
+        chains, window = _window(kernel, chains, length, generator, has_budget, tuning=tuning)
+        if tuning:
+            discarded += len(window.draws)
+            if _tune(kernel, window):
+                tuning = False
+            else:
+                length = min(LONGEST_TUNING, int(1.5 * length))
+        else:
+            kept.append(window)
+            joined = Window.joined(kept)
+            figures = convergence(joined.draws)
+            if is_enough(figures, len(joined.draws)):
+                break
+            if figures.is_adrift or joined.chances.mean() < ACCEPTANCE - 2.0 * OFF:
+                discarded, length = discarded + len(joined.draws), len(joined.draws)
+                kept, tuning = [], True
+            else:
+                length = max(length, len(joined.draws) // 2)
+        if not has_budget():
+            break
+    return Sampled(Window.joined(kept or [window]), discarded, chains, kernel)
+
+
+@np.errstate(all="ignore")
+def go_on(sampled: Sampled, transitions: int, generator: np.random.Generator) -> Sampled:
+    """The same with so many further transitions of each chain."""
+    chains, window = _window(
+        sampled.kernel, sampled.chains, transitions, generator, lambda: True, tuning=False
+    )
+    joined = Window.joined([sampled.window, window])
+    return replace(sampled, window=joined, chains=chains)
+
+
+def _window(
+    kernel: Kernel,
+    chains: Chains,
+    length: int,
+    generator: np.random.Generator,
+    has_budget: Callable[[], bool],
+    *,
+    tuning: bool,
+) -> tuple[Chains, Window]:
+    """So many transitions, fewer where the budget ends."""
+    draws, chances, divergent, jumped = [], [], [], []
+    for number in range(length):
+        if number >= LEAST_WINDOW and not has_budget():
+            break
+        chains, chance, share, jump = kernel(chains, generator)
+        if tuning:
+            gain = GAIN / math.sqrt(1.0 + number) * (float(chance.mean()) - ACCEPTANCE)
+            kernel.step_size = min(LENGTH, kernel.step_size * math.exp(gain))
+        draws.append(chains.positions)
+        chances.append(chance)
+        divergent.append(share)
+        jumped.append(jump)
+    found = Window(np.stack(draws), np.stack(chances), np.array(divergent), np.array(jumped))
+    return chains, found
+
+
+def _tune(kernel: Kernel, window: Window) -> bool:
+    """Make the kernel better by a window; whether it needed nothing and the chains were at rest."""
+    if kernel.jumps:
+        worth = [number for least, number in JUMPS.items() if window.jumped.mean() > least]
+        kernel.jumps = worth[0] if worth else 0
+    # What the first half taught, the second half shows.
+    accepted = float(window.chances[len(window.chances) // 2 :].mean())
+    is_fair = _improve(kernel, window.draws)
+    is_adrift = convergence(window.draws).is_adrift
+    return is_fair and not is_adrift and abs(accepted - ACCEPTANCE) < OFF
+
+
+def _improve(kernel: Kernel, drawn: Float[np.ndarray, "N M D"]) -> bool:
+    """Whether the kernel's metrics are fair; those that are not are made anew from draws."""
+    flat = drawn.reshape(-1, drawn.shape[2])
+    nearest = kernel.proposal.nearest(flat)
+    modes, fair = list(kernel.proposal.modes), True
+    for number in range(len(modes)):
+        own = flat[nearest == number]
+        found = _whitened(kernel.factors[number], own)
+        if found is None:
+            continue
+        fair = False
+        kernel.factors[number] = found
+        modes[number] = replace(modes[number], mean=own.mean(0), factor=found)
+    kernel.proposal = replace(kernel.proposal, modes=tuple(modes))
+    return fair
+
+
+def _whitened(factor: Factor, draws: Float[np.ndarray, "S D"]) -> Factor | None:
+    """A root of the draws' covariance, drawn towards this one; None where this one is fair."""
+    number, dim = draws.shape
+    if number < LEAST_DRAWS:
+        return None
+    centered = draws - draws.mean(0)
+    if factor.ndim == 1:
+        variances = np.square(centered / factor).mean(0)
+        if _is_fair(variances, 1, number):
+            return None
+        shrunk = (number * variances + PRIOR_DRAWS) / (number + PRIOR_DRAWS)
+        return factor * np.sqrt(shrunk)
+    white = solve_triangular(factor, centered.T, lower=True, check_finite=False)
+    if not np.isfinite(white).all():
+        return None
+    if _is_fair(np.linalg.eigvalsh(white @ white.T / number), dim, number):
+        return None
+    prior = PRIOR_DRAWS + dim
+    covariance = (white @ white.T + prior * np.eye(dim)) / (number + prior)
+    return factor @ np.linalg.cholesky(covariance)
+
+
+def _is_fair(variances: Float[np.ndarray, " D"], dim: int, number: int) -> bool:
+    """Whether variances differ from 1 by little more than chance makes of as many draws."""
+    # Where eigenvalues of a sample's covariance end; neighbouring draws are alike.
+    chance = math.sqrt(2.0 * dim / number)
+    low, high = FAIR[0] * max(0.0, 1.0 - chance) ** 2, FAIR[1] * (1.0 + chance) ** 2
+    return bool(variances.min() > low and variances.max() < high)

@@ -1,0 +1,1 @@
+"""From a program to draws that may be trusted, or to a clear no."""

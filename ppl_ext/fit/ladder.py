@@ -1,0 +1,242 @@
+"""The ladder: a start, corrected draws, chains until they agree; and what was found on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from jaxtyping import Float
+
+from ppl_ext.chains.convergence import Convergence, convergence
+from ppl_ext.chains.proposal import Proposal
+from ppl_ext.chains.sampler import Sampled, sample
+from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
+from ppl_ext.fit import policy
+from ppl_ext.fit.problem import Meter, Problem
+from ppl_ext.fit.verdict import Stage, Verdict
+from ppl_ext.start.find import find, more_modes
+from ppl_ext.start.paths import Evaluate
+from ppl_ext.start.start import Mode, Start
+
+#: Chains side by side, and the fewest transitions that are kept of each.
+CHAINS, LEAST_TRANSITIONS = 16, 24
+#: Draws that importance ratios are taken at.
+DRAWS = 1_000
+#: Further paths in each round of the search for modes, rounds at most, and how far their points
+#: lie from the first mode, in its standard deviations.
+MORE_PATHS, ROUNDS, FAR = 8, 4, (2.0, 5.0, 20.0)
+#: Modes of less mass than this share of the first are left out; the others are proposed at least
+#: this often.
+LEAST_MASS, LEAST_WEIGHT = 1e-3, 0.02
+#: Nats of difference between bounds from which on a way to write the program is the better one.
+BETTER = 0.5
+
+
+@dataclass
+class Climbed:
+    """Where a fit ended.
+
+    Attributes
+    ----------
+    problem : Problem
+        The way to write the program that was chosen.
+    positions : array (N, M, D)
+        Equally weighted draws on the unconstrained space, N of each of M chains.
+    sampled : Sampled or None
+        The chains, to go on.
+    evidence : Evidence
+    stages : list of Stage
+    """
+
+    problem: Problem
+    positions: Float[np.ndarray, "N M D"]
+    sampled: Sampled | None
+    evidence: policy.Evidence
+    stages: list[Stage] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the draws are worth."""
+        level, reasons = policy.judge(self.evidence)
+        if self.problem.name != "as written":
+            reasons = (*reasons, f"Fitted {self.problem.name}; draws are of the sites as written.")
+        return Verdict(level, reasons, {}, tuple(self.stages))
+
+
+@np.errstate(all="ignore")
+def climb(
+    problems: Sequence[Problem],
+    generator: np.random.Generator,
+    wanted: policy.Wanted,
+    meter: Meter,
+) -> Climbed:
+    """Fit a program, of which there may be several ways to write it; the first is the user's."""
+    stages: list[Stage] = []
+
+    @contextmanager
+    def stage(name: str) -> Iterator[list[str]]:
+        before, started, notes = meter.evaluations, time.perf_counter(), list[str]()
+        if meter.bar is not None:
+            meter.bar.set_description(name)
+        yield notes
+        spent = meter.evaluations - before
+        stages.append(Stage(name, spent, time.perf_counter() - started, "; ".join(notes)))
+
+    with stage("start") as notes:
+        found = [(problem, _start_of(problem, generator, meter)) for problem in problems]
+        problem, start = found[0]
+        for other, of_other in found[1:]:
+            if of_other.modes[0].log_mass > start.modes[0].log_mass + BETTER:
+                problem, start = other, of_other
+        notes.append(f"{problem.name}, {len(start.modes)} mode(s)")
+    evaluate = meter.of(problem.evaluate)
+    # The second evaluation on compiles nothing.
+    began = time.perf_counter()
+    value, _ = evaluate(start.mean[None].repeat(8, 0))
+    each = (time.perf_counter() - began) / 8
+    program = policy.Program(
+        problem.dim,
+        problem.is_whole,
+        each,
+        problem.epsilon * float(np.abs(value[0])),
+    )
+    evidence = policy.Evidence(program, wanted)
+    is_affordable = policy.chains_refused(evidence) is None
+    if is_affordable:
+        with stage("modes") as notes:
+            start, modes = _other_modes(evaluate, problem, start, generator)
+            notes.append(f"{modes.number} mode(s)")
+        evidence = replace(evidence, modes=modes)
+    with stage("corrected draws") as notes:
+        proposal, drawn, log_ratios = _ratios(evaluate, start, generator)
+        correction, weights = _correction(log_ratios, problem.epsilon * float(np.abs(value[0])))
+        notes.append(f"k-hat {correction.khat:.2f}, effective share {correction.share:.0%}")
+    evidence = replace(evidence, correction=correction)
+    if policy.next_rung(evidence) == "end":
+        chosen = drawn[_resampled(weights, DRAWS, generator)]
+        return Climbed(problem, chosen[:, None], None, evidence, stages)
+    with stage("chains") as notes:
+        first = drawn[generator.choice(len(drawn), CHAINS, p=_softened(weights, log_ratios))]
+
+        def is_enough(found: Convergence, transitions: int) -> bool:
+            return transitions >= LEAST_TRANSITIONS and policy.enough(
+                wanted.target_ess, *_worst(found)
+            )
+
+        sampled = sample(evaluate, proposal, first, generator, is_enough, meter.allows)
+        notes.append(f"{len(sampled.draws)} transitions of {CHAINS} chains kept")
+    return with_chains(Climbed(problem, sampled.draws, sampled, evidence, stages), sampled)
+
+
+def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
+    """The same with these chains as its draws."""
+    figures = convergence(sampled.draws)
+    r_hat, ess_bulk, ess_tail = _worst(figures)
+    coordinate = int(figures.r_hat.argmax() if r_hat > policy.R_HAT else figures.ess_bulk.argmin())
+    site = next(
+        name
+        for name, where in climbed.problem.coordinates.items()
+        if where.start <= coordinate < where.stop
+    )
+    chained = policy.Chained(
+        r_hat,
+        ess_bulk,
+        ess_tail,
+        float(sampled.window.divergent.mean()),
+        sampled.window.stuck,
+        figures.is_adrift,
+        site,
+    )
+    evidence = replace(climbed.evidence, chains=chained)
+    return Climbed(climbed.problem, sampled.draws, sampled, evidence, list(climbed.stages))
+
+
+def _worst(figures: Convergence) -> tuple[float, float, float]:
+    return (
+        float(figures.r_hat.max()),
+        float(figures.ess_bulk.min()),
+        float(figures.ess_tail.min()),
+    )
+
+
+def _start_of(problem: Problem, generator: np.random.Generator, meter: Meter) -> Start:
+    evaluate = meter.of(problem.evaluate)
+    return find(evaluate, problem.starting_points, generator, problem.epsilon)
+
+
+def _other_modes(
+    evaluate: Evaluate, problem: Problem, start: Start, generator: np.random.Generator
+) -> tuple[Start, policy.Modes]:
+    """Paths from further away, round by round, until they find nothing new."""
+    modes, new = start.modes, 0.0
+    for _ in range(ROUNDS):
+        near = problem.starting_points(MORE_PATHS // 2)
+        reach = np.resize(FAR, MORE_PATHS - len(near))[:, None] * modes[0].deviations
+        far = modes[0].mean + reach * generator.normal(size=(len(reach), problem.dim))
+        found = more_modes(evaluate, np.concatenate([near, far]), modes, generator, problem.epsilon)
+        heaviest = max(mode.log_mass for mode in (*modes, *found))
+        weighty = [m for m in found if m.log_mass > heaviest + np.log(LEAST_MASS)]
+        modes, new = (*modes, *weighty), len(weighty) / MORE_PATHS
+        if not weighty:
+            break
+    ordered = sorted(modes, key=lambda mode: mode.log_mass, reverse=True)
+    least = ordered[0].log_mass + np.log(LEAST_MASS)
+    kept = Start(tuple(m for m in ordered if m is ordered[0] or m.log_mass > least), 0)
+    return kept, policy.Modes(len(kept.modes), new, tuple(map(float, kept.weights)))
+
+
+def _ratios(
+    evaluate: Evaluate, start: Start, generator: np.random.Generator
+) -> tuple[Proposal, Float[np.ndarray, "S D"], Float[np.ndarray, " S"]]:
+    """Draws of the approximation, and logs of their importance ratios."""
+    weights = np.maximum(start.weights, LEAST_WEIGHT)
+    modes: tuple[Mode, ...] = start.modes
+    proposal = Proposal(modes, weights / weights.sum())
+    drawn = proposal.draw(DRAWS, generator)
+    values, _ = evaluate(drawn)
+    log_ratios = values - proposal.log_density(drawn)
+    return proposal, drawn, np.where(np.isfinite(log_ratios), log_ratios, -np.inf)
+
+
+def _correction(
+    log_ratios: Float[np.ndarray, " S"], rounding: float
+) -> tuple[policy.Correction, Float[np.ndarray, " S"]]:
+    """Figures of importance ratios, and weights, the largest of them truncated.
+
+    E. L. Ionides, "Truncated importance sampling" (2008): at the mean times the root of their
+    number.
+    """
+    number = len(log_ratios)
+    if np.isneginf(log_ratios).all():
+        return policy.Correction(np.inf, 0.0), np.full(number, 1.0 / number)
+    weights = np.exp(log_ratios - log_ratios.max())
+    khat = pareto_khat(LogRatios(log_ratios, rounding)).khat
+    share = float(weights.sum() ** 2 / np.square(weights).sum() / number)
+    weights = np.minimum(weights, weights.mean() * np.sqrt(number))
+    return policy.Correction(khat, share), weights / weights.sum()
+
+
+def _resampled(
+    weights: Float[np.ndarray, " S"], number: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Rows in proportion to weights, as evenly as can be, in random order."""
+    points = (np.arange(number) + generator.uniform()) / number
+    rows = np.minimum(np.searchsorted(np.cumsum(weights), points), len(weights) - 1)
+    return generator.permutation(rows)
+
+
+def _softened(
+    weights: Float[np.ndarray, " S"], log_ratios: Float[np.ndarray, " S"]
+) -> Float[np.ndarray, " S"]:
+    """Weights to start chains by, flat enough that chains start at different places."""
+    for power in (1.0, 0.5, 0.25, 0.1):
+        soft = np.power(weights, power)
+        soft = np.where(np.isneginf(log_ratios), 0.0, soft)
+        if soft.sum() > 0.0 and soft.sum() ** 2 / np.square(soft).sum() >= 4 * CHAINS:
+            return soft / soft.sum()
+    finite = ~np.isneginf(log_ratios)
+    flat = finite.astype(float) if finite.any() else np.ones(len(weights))
+    return flat / flat.sum()

@@ -1,0 +1,208 @@
+"""How far a fit climbs: from the figures so far to the next rung, and to a level in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ppl_ext.fit.verdict import Level
+
+Rung = Literal["correct", "chains", "end"]
+
+#: Beyond so many dimensions chains are not tried.
+MOST_DIMENSIONS = 2_000
+#: Evaluations that chains may take, which must be affordable for them to be tried.
+CHAIN_EVALUATIONS = 20_000
+#: Pareto k-hat below which, and share of the draws that the weights must leave, for reweighted
+#: draws to be trusted.
+BEST_KHAT, BEST_SHARE = 0.5, 0.3
+#: Chains: R-hat at most, share of divergent trajectories and of stuck chains at most, and
+#: effective numbers of the tails as a share of those of the middle.
+R_HAT, DIVERGENT, STUCK, TAIL_SHARE = 1.01, 0.005, 0.0, 0.5
+#: Nats of rounding in the log density at most.
+ROUNDING = 0.1
+#: Share of the last paths that found new modes at most.
+NEW_MODES = 0.25
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is known before the first step.
+
+    Attributes
+    ----------
+    dim : int
+    is_whole : bool
+        Whether every evaluation takes all rows.
+    seconds_per_evaluation : float
+    rounding : float
+        Nats: machine epsilon times the size of log densities near the mode.
+    """
+
+    dim: int
+    is_whole: bool
+    seconds_per_evaluation: float
+    rounding: float
+
+
+@dataclass(frozen=True)
+class Modes:
+    """What the search found: separate modes, paths, and share of the last ones that found more."""
+
+    number: int
+    last_new: float
+    shares: tuple[float, ...]
+    settled: bool = True
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Importance ratios of the approximation: Pareto k-hat, and the weights' effective share."""
+
+    khat: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Chained:
+    """Figures of chains, with the site that is worst."""
+
+    r_hat: float
+    ess_bulk: float
+    ess_tail: float
+    divergent: float
+    stuck: float
+    is_adrift: bool
+    worst_site: str
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asks for: effective draws, whether chains may run, and seconds."""
+
+    target_ess: float
+    exact: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All figures so far."""
+
+    program: Program
+    wanted: Wanted
+    modes: Modes | None = None
+    correction: Correction | None = None
+    chains: Chained | None = None
+
+
+def next_rung(evidence: Evidence) -> Rung:
+    """Where to climb from here."""
+    if evidence.chains is not None:
+        return "end"
+    if evidence.correction is None:
+        return "correct"
+    return "chains" if evidence.wanted.exact and chains_refused(evidence) is None else "end"
+
+
+def chains_refused(evidence: Evidence) -> str | None:
+    """Why chains are not tried, or None."""
+    program = evidence.program
+    if not program.is_whole:
+        return "The density was evaluated on a batch of rows only, so no exact chains were run."
+    if program.dim > MOST_DIMENSIONS:
+        return (
+            f"Chains were not run: {program.dim:,} unconstrained parameters are more than the "
+            f"{MOST_DIMENSIONS:,} up to which they are tried."
+        )
+    cost = CHAIN_EVALUATIONS * program.seconds_per_evaluation
+    if cost > evidence.wanted.seconds:
+        return (
+            f"Chains were not run: they would take about {cost:.0f} s, more than the "
+            f"{evidence.wanted.seconds:.0f} s that seconds= allows."
+        )
+    return None
+
+
+def enough(target_ess: float, r_hat: float, ess_bulk: float, ess_tail: float) -> bool:
+    """Whether chains have done what was asked."""
+    return r_hat < R_HAT and ess_bulk >= target_ess and ess_tail >= TAIL_SHARE * target_ess
+
+
+def judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
+    """The level, and the reasons for it."""
+    against = [*_of_modes(evidence), *_of_rounding(evidence)]
+    if evidence.chains is not None:
+        found = evidence.chains
+        against += _of_chains(found, evidence.wanted.target_ess)
+        figures = (
+            f"R-hat {found.r_hat:.3f}, ESS {found.ess_bulk:.0f} (tails {found.ess_tail:.0f}) in "
+            f"the worst coordinate, of '{found.worst_site}'."
+        )
+        return ("not trusted", (*against, figures)) if against else ("exact", (figures,))
+    correction = evidence.correction
+    assert correction is not None
+    refused = chains_refused(evidence) or "Chains were not run: exact=False."
+    figures = (
+        f"Importance weights of the approximation: Pareto k-hat {correction.khat:.2f}, effective "
+        f"share {correction.share:.0%}."
+    )
+    if not evidence.program.is_whole:
+        return ("not trusted" if against else "approximate"), (*against, refused, figures)
+    good = correction.khat < BEST_KHAT and correction.share > BEST_SHARE
+    if good and not against:
+        return "corrected", (figures, refused)
+    if against or correction.khat >= 1.0:
+        far = "" if correction.khat < 1.0 else "The approximation is far from the posterior. "
+        return "not trusted", (*against, f"{far}{figures}", refused)
+    return "approximate", (figures, refused)
+
+
+def _of_modes(evidence: Evidence) -> list[str]:
+    modes = evidence.modes
+    if modes is None:
+        return []
+    reasons = []
+    if modes.last_new > NEW_MODES:
+        reasons.append(
+            f"{modes.number} separate modes were found, and the last paths still found new ones: "
+            "others may be missing. Look for labels that can be exchanged, and order them."
+        )
+    return reasons
+
+
+def _of_rounding(evidence: Evidence) -> list[str]:
+    rounding = evidence.program.rounding
+    if rounding < ROUNDING:
+        return []
+    return [
+        f"Rounding changes the log density by about {rounding:.2g} nats, which hides differences "
+        "between draws. Use double precision."
+    ]
+
+
+def _of_chains(found: Chained, target_ess: float) -> list[str]:
+    reasons = []
+    if found.is_adrift:
+        reasons.append(
+            f"Chains still drift away from where they started, most in '{found.worst_site}'. The "
+            "posterior may be unbounded there: look for a prior that is missing or improper."
+        )
+    if not found.r_hat < R_HAT:
+        reasons.append(
+            f"Chains disagree: R-hat {found.r_hat:.3f}, expected below {R_HAT}. Give a larger "
+            f"budget, or write '{found.worst_site}' another way, such as non-centred."
+        )
+    if found.ess_bulk < target_ess or found.ess_tail < TAIL_SHARE * target_ess:
+        reasons.append(
+            f"Expected {target_ess:.0f} effective draws, found {found.ess_bulk:.0f} (tails "
+            f"{found.ess_tail:.0f}) before the budget was spent. Give a larger budget."
+        )
+    if found.divergent > DIVERGENT:
+        reasons.append(
+            f"{found.divergent:.1%} of trajectories diverged: the density bends too sharply "
+            "somewhere, and draws from there are missing."
+        )
+    if found.stuck > STUCK:
+        reasons.append(f"{found.stuck:.0%} of chains hardly ever moved.")
+    return reasons

@@ -1,0 +1,144 @@
+"""What a fit is worth: one word, the reasons for it, figures by site, and what it cost."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+Level = Literal["exact", "corrected", "approximate", "not trusted"]
+
+#: What each level says.
+MEANING: dict[Level, str] = {
+    "exact": "chains that leave the posterior as it is have come to rest",
+    "corrected": "draws of an approximation, reweighted to the posterior",
+    "approximate": "draws of an approximation that nothing has corrected",
+    "not trusted": "the draws may be wrong",
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a fit's work.
+
+    Attributes
+    ----------
+    name : str
+    evaluations : int
+        Of the log density or its score, one for each position.
+    seconds : float
+    note : str
+        What it found.
+    """
+
+    name: str
+    evaluations: int
+    seconds: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class SiteFigures:
+    """What the draws of one site are worth, in its worst coordinate.
+
+    Attributes
+    ----------
+    ess_bulk, ess_tail : float
+        Effective numbers of draws.
+    r_hat : float
+        NaN where there are no chains.
+    """
+
+    ess_bulk: float
+    ess_tail: float
+    r_hat: float
+
+    @property
+    def mean_error(self) -> float:
+        """Standard error of the mean, in standard deviations."""
+        return self.ess_bulk**-0.5 if self.ess_bulk > 0.0 else float("inf")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether draws may be trusted.
+
+    Attributes
+    ----------
+    level : str
+        "exact", "corrected", "approximate" or "not trusted"; see ``MEANING``.
+    reasons : tuple of str
+        Why, in words, with figures, and what to do.
+    by_site : dict of str to SiteFigures
+    cost : tuple of Stage
+    """
+
+    level: Level
+    reasons: tuple[str, ...]
+    by_site: Mapping[str, SiteFigures] = field(default_factory=dict)
+    cost: tuple[Stage, ...] = ()
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the level is "exact" or "corrected"."""
+        return self.level in ("exact", "corrected")
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of all stages."""
+        return sum(stage.evaluations for stage in self.cost)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all stages."""
+        return sum(stage.seconds for stage in self.cost)
+
+    def attributes(self) -> dict[str, str | int | float]:
+        """The verdict as attributes of a file."""
+        return {
+            "verdict": self.level,
+            "verdict_reasons": " ".join(self.reasons),
+            "score_evaluations": self.evaluations,
+            "fit_seconds": self.seconds,
+        }
+
+    def as_json(self) -> str:
+        """The verdict as text, for :meth:`from_json`."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Verdict:
+        """The verdict that was written as text."""
+        found = json.loads(text)
+        return cls(
+            found["level"],
+            tuple(found["reasons"]),
+            {name: SiteFigures(**site) for name, site in found["by_site"].items()},
+            tuple(Stage(**stage) for stage in found["cost"]),
+        )
+
+    def __str__(self) -> str:
+        lines = [f"{self.level}: {MEANING[self.level]}"]
+        lines += [f"  - {reason}" for reason in self.reasons]
+        if self.by_site:
+            width = max(len("site"), *map(len, self.by_site))
+            lines += ["", f"{'site':{width}}  mean's error, sd  ESS bulk  ESS tail  R-hat"]
+            lines += [
+                f"{name:{width}}  {site.mean_error:16.3f}  {site.ess_bulk:8.0f}  "
+                f"{site.ess_tail:8.0f}  {site.r_hat:5.3f}"
+                for name, site in self.by_site.items()
+            ]
+        if self.cost:
+            width = max(len("stage"), *(len(stage.name) for stage in self.cost))
+            lines += ["", f"{'stage':{width}}  evaluations  seconds"]
+            lines += [
+                f"{stage.name:{width}}  {stage.evaluations:11,d}  {stage.seconds:7.2f}  "
+                f"{stage.note}".rstrip()
+                for stage in self.cost
+            ]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
