@@ -10,8 +10,8 @@ import numpy as np
 from jax import Array, random
 
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.reparameterise import noncentered
 from numpyro_ext.density.replay import replay
-from numpyro_ext.reparameterise import noncentered
 from numpyro_ext.start import piece_of
 from ppl_ext.documented import documented
 from ppl_ext.fit import fit as shared

@@ -14,8 +14,8 @@ from ppl_ext.fit import fit as shared
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.problem import Problem, problem_of
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.reparameterise import noncentered
 from pyro_ext.density.replay import replay
-from pyro_ext.reparameterise import noncentered
 from pyro_ext.start import piece_of
 
 

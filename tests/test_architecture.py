@@ -44,6 +44,7 @@ MAY_IMPORT = {
     "diagnostics": {"density", "engine", "guides"},
     "stan": set(),
     "start": {"density"},
+    "fit": {"density", "start"},
     "programs": set(),
     "_clash": set(),
     "draws": set(),

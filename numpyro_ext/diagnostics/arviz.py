@@ -49,6 +49,7 @@ from ppl_ext.diagnostics.fit_groups import (
 from ppl_ext.diagnostics.inference_data import Variable, inference_data
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.fit import Fit
 
 Array = NDArray[Any]
 
@@ -100,6 +101,9 @@ def to_arviz(
         if not args and not kwargs:
             args, kwargs = engine._args, engine._kwargs
         engine, state = Chains(engine, args, kwargs), None
+        check_no_num_samples(num_samples)
+    if isinstance(engine, Fit):
+        args, state = args if state is None else (state, *args), None
         check_no_num_samples(num_samples)
     check_fit(engine, model, "to_arviz(engine, result, *args)")
     if model is not None:

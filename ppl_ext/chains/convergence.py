@@ -11,14 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy.special import ndtri, stdtr
+
+from ppl_ext.diagnostics.importance import pareto_shape
 
 #: Probability of each end at which the tails' effective number is taken.
 TAIL = 0.05
 #: Probability of calling chains at rest adrift, over all coordinates together, and a shift, in
 #: standard deviations, below which nobody minds.
 LEVEL, LEAST_SHIFT = 1e-3, 0.05
+#: Error of a standard deviation from which on the tails are looked at, and the shape of a tail
+#: from which on the variance of squares is infinite or nearly so.
+UNCERTAIN, HEAVY = 0.03, 0.25
 
 Draws = Float[np.ndarray, "N M D"]
 
@@ -33,6 +38,11 @@ class Convergence:
         The larger of rank-normalised split R-hat and that of distances from the median.
     ess_bulk, ess_tail : array (D,)
         Effective numbers of draws, for the middle and for the less certain of both tails.
+    deviation_error : array (D,)
+        Standard error of the standard deviation, as a share of it.
+    is_heavy : bool array (D,)
+        Where the tails are so heavy that no number of draws makes a standard deviation certain;
+        quantiles tell what it cannot.
     drift : array (D,)
         Shift of the chains from their first halves to their second, in standard deviations;
         of positions or of distances from the median, whichever is larger.
@@ -43,8 +53,15 @@ class Convergence:
     r_hat: Float[np.ndarray, " D"]
     ess_bulk: Float[np.ndarray, " D"]
     ess_tail: Float[np.ndarray, " D"]
+    deviation_error: Float[np.ndarray, " D"]
+    is_heavy: Bool[np.ndarray, " D"]
     drift: Float[np.ndarray, " D"]
     p_value: float
+
+    @property
+    def worst_deviation(self) -> float:
+        """The largest error of a standard deviation, of those that have a value."""
+        return float(np.where(self.is_heavy, 0.0, self.deviation_error).max())
 
     @property
     def is_adrift(self) -> bool:
@@ -52,12 +69,21 @@ class Convergence:
         return self.p_value < LEVEL and float(self.drift.max()) > LEAST_SHIFT
 
 
+# Draws of a posterior without bound may be so far out that their squares overflow.
+@np.errstate(all="ignore")
 def convergence(draws: Draws) -> Convergence:
     """Figures of chains (N, M, D), N at least 4."""
     centered = np.abs(draws - np.median(draws, axis=(0, 1)))
     bulk, folded = _normal_scores(draws), _normal_scores(centered)
     low, high = np.quantile(draws, [TAIL, 1.0 - TAIL], axis=(0, 1))
     tails = [_effective_number((draws <= low) * 1.0), _effective_number((draws >= high) * 1.0)]
+    errors = _deviation_errors(draws)
+    is_heavy = np.array(
+        [
+            error > UNCERTAIN and _tail_shape(centered[:, :, number].ravel()) > HEAVY
+            for number, error in enumerate(errors)
+        ]
+    )
     shifts, ratios = zip(*map(_drift, (bulk, folded)), strict=True)
     chains, dim = draws.shape[1:]
     p_value = 2.0 * stdtr(chains - 1, -np.max(ratios)) * 2 * dim
@@ -65,6 +91,8 @@ def convergence(draws: Draws) -> Convergence:
         np.maximum(_r_hat(bulk), _r_hat(folded)),
         _effective_number(bulk),
         np.minimum(*tails),
+        errors,
+        is_heavy,
         np.max(shifts, axis=0),
         float(min(1.0, p_value)),
     )
@@ -90,6 +118,22 @@ def _effective_number(draws: Draws) -> Float[np.ndarray, " D"]:
     total = draws.var(axis=(0, 1))
     most = float(draws.shape[0] * draws.shape[1])
     return np.minimum(most, total / np.maximum(between, np.finfo(float).tiny))
+
+
+def _deviation_errors(draws: Draws) -> Float[np.ndarray, " D"]:
+    squares = np.square(draws - draws.mean((0, 1)))
+    variance = squares.mean((0, 1))
+    error = squares.mean(0).std(0, ddof=1) / np.sqrt(draws.shape[1])
+    return 0.5 * error / np.maximum(variance, np.finfo(float).tiny)
+
+
+def _tail_shape(distances: Float[np.ndarray, " S"]) -> float:
+    """Shape of the generalised Pareto distribution of the largest distances."""
+    count = int(min(0.2 * len(distances), 3.0 * np.sqrt(len(distances))))
+    largest = np.sort(distances)[-(count + 1) :]
+    excesses = largest[1:] - largest[0]
+    excesses = excesses[excesses > 0.0]
+    return pareto_shape(excesses / excesses.mean()) if len(excesses) > 4 else 0.0
 
 
 def _drift(draws: Draws) -> tuple[Float[np.ndarray, " D"], Float[np.ndarray, " D"]]:

@@ -1,13 +1,13 @@
-"""A proposal from the Normals that a search found: draws and their density, with heavier tails."""
+"""A proposal from Normals: draws and their density, with heavier tails."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.linalg import solve_triangular
 from scipy.special import gammaln, logsumexp
 
 from ppl_ext.start.start import Mode
@@ -15,7 +15,7 @@ from ppl_ext.start.start import Mode
 #: Share of a component's draws that come from a Student t distribution in place of its Normal,
 #: and that distribution's degrees of freedom: ratios to a target with heavier tails stay bounded
 #: for longer.
-TAILS, FREEDOM = 0.2, 5.0
+TAILS, FREEDOM = 0.2, 1.0
 
 Draws = Float[np.ndarray, "S D"]
 
@@ -41,34 +41,46 @@ class Proposal:
         noise = noise / np.where(heavy, shrink, 1.0)[:, None]
         which = generator.choice(len(self.modes), size=number, p=self.weights)
         drawn = np.empty_like(noise)
-        for number_of_mode, mode in enumerate(self.modes):
-            drawn[which == number_of_mode] = mode.at(noise[which == number_of_mode])
+        for component in np.unique(which):
+            drawn[which == component] = self.modes[component].at(noise[which == component])
         return drawn
 
     def log_density(self, positions: Draws) -> Float[np.ndarray, " S"]:
         """Log densities (S,) at positions."""
-        parts = [
-            math.log(weight) + _log_component(mode, positions)
-            for mode, weight in zip(self.modes, self.weights, strict=True)
-            if weight > 0.0
-        ]
-        return logsumexp(parts, axis=0)
+        with np.errstate(divide="ignore"):
+            log_weights = np.log(self.weights)
+        found: Float[np.ndarray, " S"] = logsumexp(
+            self._log_components(positions) + log_weights[:, None], axis=0
+        )
+        return found
 
     def nearest(self, positions: Draws) -> Int[np.ndarray, " S"]:
         """The component (S,) that each position most likely is of."""
-        return np.argmax([_log_component(mode, positions) for mode in self.modes], axis=0)
+        return self._log_components(positions).argmax(0)
 
+    @cached_property
+    def _inverses(self) -> Float[np.ndarray, "K D D"] | Float[np.ndarray, "K D"]:
+        """Inverses of the factors, of which all are matrices or all vectors."""
+        if all(mode.factor.ndim == 1 for mode in self.modes):
+            return np.stack([1.0 / mode.factor for mode in self.modes])
+        return np.stack([np.linalg.inv(mode.root) for mode in self.modes])
 
-def _log_component(mode: Mode, positions: Draws) -> Float[np.ndarray, " S"]:
-    dim, difference = len(mode.mean), positions - mode.mean
-    if mode.factor.ndim == 1:
-        white = difference / mode.factor
-    else:
-        white = solve_triangular(mode.factor, difference.T, lower=True, check_finite=False).T
-    squares = np.square(white).sum(-1)
-    log_normal = -0.5 * squares - 0.5 * dim * math.log(2.0 * math.pi)
-    constant = gammaln(0.5 * (FREEDOM + dim)) - gammaln(0.5 * FREEDOM)
-    constant -= 0.5 * dim * math.log(FREEDOM * math.pi)
-    log_student = constant - 0.5 * (FREEDOM + dim) * np.log1p(squares / FREEDOM)
-    log_tails, log_rest = math.log(TAILS), math.log1p(-TAILS)
-    return np.logaddexp(log_rest + log_normal, log_tails + log_student) - mode.log_scale
+    def _log_components(self, positions: Draws) -> Float[np.ndarray, "K S"]:
+        dim = positions.shape[1]
+        means = np.stack([mode.mean for mode in self.modes])
+        difference = positions[None] - means[:, None]
+        inverses = self._inverses
+        if inverses.ndim == 2:
+            white = difference * inverses[:, None]
+        else:
+            white = difference @ inverses.transpose(0, 2, 1)
+        squares = np.square(white).sum(-1)
+        log_normal = -0.5 * squares - 0.5 * dim * math.log(2.0 * math.pi)
+        constant = float(gammaln(0.5 * (FREEDOM + dim)) - gammaln(0.5 * FREEDOM))
+        constant -= 0.5 * dim * math.log(FREEDOM * math.pi)
+        log_student = constant - 0.5 * (FREEDOM + dim) * np.log1p(squares / FREEDOM)
+        log_scales = np.array([mode.log_scale for mode in self.modes])
+        return (
+            np.logaddexp(math.log1p(-TAILS) + log_normal, math.log(TAILS) + log_student)
+            - log_scales[:, None]
+        )

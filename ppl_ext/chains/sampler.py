@@ -12,6 +12,7 @@ from scipy.linalg import solve_triangular
 
 from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.chains.hamiltonian import LENGTH, Chains, Factor, Positions, trajectory
+from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.start.paths import Evaluate
 
@@ -19,6 +20,9 @@ from ppl_ext.start.paths import Evaluate
 ACCEPTANCE, GAIN = 0.85, 1.5
 #: How far acceptance may be off at the end of warm-up.
 OFF = 0.1
+#: Jumps whose acceptance is lower than this have their proposal made anew: as a mixture fitted to
+#: so many of the latest draws, in so many dimensions at most, after so many windows at most.
+GOOD_JUMPS, MIXTURE_DRAWS, MIXTURE_DIMENSIONS, MIXTURES = 0.4, 4_000, 20, 5
 #: Mean acceptance below which a chain is stuck.
 STUCK = 0.1
 #: Transitions of the first window, of the longest that tunes, and the fewest of any.
@@ -151,7 +155,7 @@ def sample(
     proposal: Proposal,
     positions: Positions,
     generator: np.random.Generator,
-    is_enough: Callable[[Convergence, int], bool],
+    is_enough: Callable[[Convergence, Window], bool],
     has_budget: Callable[[], bool],
 ) -> Sampled:
     """Run chains until they have come to rest and are worth enough.
@@ -170,7 +174,7 @@ def sample(
         Where the chains start.
     generator : numpy.random.Generator
     is_enough : callable
-        Of the figures and the transitions that are kept of each chain.
+        Of the figures of what is kept, and that itself.
     has_budget : callable
         Whether there may be another transition.
     """
@@ -180,11 +184,13 @@ def sample(
     chains = Chains.at(positions, evaluate)
     length, discarded, tuning = FIRST_WINDOW, 0, True
     kept: list[Window] = []
+    tuned: list[Window] = []
     while True:
         chains, window = _window(kernel, chains, length, generator, has_budget, tuning=tuning)
         if tuning:
             discarded += len(window.draws)
-            if _tune(kernel, window):
+            tuned.append(window)
+            if _tune(kernel, tuned, generator):
                 tuning = False
             else:
                 length = min(LONGEST_TUNING, int(1.5 * length))
@@ -192,11 +198,11 @@ def sample(
             kept.append(window)
             joined = Window.joined(kept)
             figures = convergence(joined.draws)
-            if is_enough(figures, len(joined.draws)):
+            if is_enough(figures, joined):
                 break
             if figures.is_adrift or joined.chances.mean() < ACCEPTANCE - 2.0 * OFF:
                 discarded, length = discarded + len(joined.draws), len(joined.draws)
-                kept, tuning = [], True
+                tuned, kept, tuning = [*tuned, *kept], [], True
             else:
                 length = max(length, len(joined.draws) // 2)
         if not has_budget():
@@ -240,16 +246,25 @@ def _window(
     return chains, found
 
 
-def _tune(kernel: Kernel, window: Window) -> bool:
-    """Make the kernel better by a window; whether it needed nothing and the chains were at rest."""
-    if kernel.jumps:
-        worth = [number for least, number in JUMPS.items() if window.jumped.mean() > least]
-        kernel.jumps = worth[0] if worth else 0
-    # What the first half taught, the second half shows.
-    accepted = float(window.chances[len(window.chances) // 2 :].mean())
-    is_fair = _improve(kernel, window.draws)
+def _tune(kernel: Kernel, windows: Sequence[Window], generator: np.random.Generator) -> bool:
+    """Make the kernel better by the last window; whether it needed nothing and chains rested."""
+    window = windows[-1]
+    accepted = float(window.jumped.mean())
+    worth = [number for least, number in JUMPS.items() if accepted > least]
+    kernel.jumps = worth[0] if worth else 0
     is_adrift = convergence(window.draws).is_adrift
-    return is_fair and not is_adrift and abs(accepted - ACCEPTANCE) < OFF
+    # What the first half taught, the second half shows.
+    of_step = float(window.chances[len(window.chances) // 2 :].mean())
+    is_rested = not is_adrift and abs(of_step - ACCEPTANCE) < OFF
+    dim = window.draws.shape[2]
+    if accepted < GOOD_JUMPS and dim <= MIXTURE_DIMENSIONS and len(windows) <= MIXTURES:
+        recent = Window.joined(windows[-2:]).draws.reshape(-1, dim)[-MIXTURE_DRAWS:]
+        modes, weights = fitted(recent, generator)
+        kernel.proposal = Proposal(modes, weights)
+        kernel.factors, kernel.weights = [mode.factor for mode in modes], weights
+        kernel.jumps = 1
+        return False
+    return _improve(kernel, window.draws) and is_rested
 
 
 def _improve(kernel: Kernel, drawn: Float[np.ndarray, "N M D"]) -> bool:

@@ -285,10 +285,10 @@ def pareto_khat(ratios: LogRatios) -> ParetoKHat:
     # Ratios that underflow beside the largest cannot be told from 0.
     cutoff = max(largest[0], math.log(np.finfo(float).tiny))
     excesses = np.exp(largest[largest > cutoff]) - math.exp(cutoff)
-    return ParetoKHat(_pareto_shape(excesses) if len(excesses) > 4 else math.inf, number)
+    return ParetoKHat(pareto_shape(excesses) if len(excesses) > 4 else math.inf, number)
 
 
-def _pareto_shape(excesses: Float[np.ndarray, " T"]) -> float:
+def pareto_shape(excesses: Float[np.ndarray, " T"]) -> float:
     """Shape of the generalised Pareto distribution of positive numbers in ascending order.
 
     The posterior mean of Zhang and Stephens on a grid of b = -shape / scale, for which the best

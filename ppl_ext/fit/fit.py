@@ -21,7 +21,7 @@ from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
 
 #: Score evaluations that a fit may take unless told otherwise.
-BUDGET = 100_000
+BUDGET = 300_000
 #: Seconds likewise.
 SECONDS = 600.0
 #: Effective draws that are wanted unless told otherwise.
@@ -42,7 +42,7 @@ FIT_DOCUMENTATION = """
     *args, **kwargs
         Its arguments, with all rows.
     budget : int, optional
-        Evaluations of the score at most, about; one for each position. Default: 100,000.
+        Evaluations of the score at most, about; one for each position. Default: 300,000.
     seconds : float, optional
         Wall time at most, about. Default: 600.
     target_ess : float

@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.chains.proposal import Proposal
-from ppl_ext.chains.sampler import Sampled, sample
+from ppl_ext.chains.sampler import Sampled, Window, sample
 from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
 from ppl_ext.fit import policy
 from ppl_ext.fit.problem import Meter, Problem
@@ -93,10 +93,10 @@ def climb(
                 problem, start = other, of_other
         notes.append(f"{problem.name}, {len(start.modes)} mode(s)")
     evaluate = meter.of(problem.evaluate)
-    # The second evaluation on compiles nothing.
-    began = time.perf_counter()
-    value, _ = evaluate(start.mean[None].repeat(8, 0))
-    each = (time.perf_counter() - began) / 8
+    value, _ = evaluate(start.mean[None].repeat(CHAINS, 0))
+    began = time.perf_counter()  # the second compiles nothing
+    evaluate(start.mean[None].repeat(CHAINS, 0))
+    each = (time.perf_counter() - began) / CHAINS
     program = policy.Program(
         problem.dim,
         problem.is_whole,
@@ -121,9 +121,9 @@ def climb(
     with stage("chains") as notes:
         first = drawn[generator.choice(len(drawn), CHAINS, p=_softened(weights, log_ratios))]
 
-        def is_enough(found: Convergence, transitions: int) -> bool:
-            return transitions >= LEAST_TRANSITIONS and policy.enough(
-                wanted.target_ess, *_worst(found)
+        def is_enough(found: Convergence, window: Window) -> bool:
+            return len(window.draws) >= LEAST_TRANSITIONS and policy.enough(
+                _chained(found, window, problem), wanted.target_ess
             )
 
         sampled = sample(evaluate, proposal, first, generator, is_enough, meter.allows)
@@ -134,31 +134,37 @@ def climb(
 def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
     """The same with these chains as its draws."""
     figures = convergence(sampled.draws)
-    r_hat, ess_bulk, ess_tail = _worst(figures)
-    coordinate = int(figures.r_hat.argmax() if r_hat > policy.R_HAT else figures.ess_bulk.argmin())
-    site = next(
-        name
-        for name, where in climbed.problem.coordinates.items()
-        if where.start <= coordinate < where.stop
+    chained = _chained(figures, sampled.window, climbed.problem)
+    return replace(
+        climbed,
+        positions=sampled.draws,
+        sampled=sampled,
+        evidence=replace(climbed.evidence, chains=chained),
+        stages=list(climbed.stages),
     )
-    chained = policy.Chained(
+
+
+def _chained(figures: Convergence, window: Window, problem: Problem) -> policy.Chained:
+    def site(coordinate: int) -> str:
+        return next(
+            name
+            for name, where in problem.coordinates.items()
+            if where.start <= coordinate < where.stop
+        )
+
+    r_hat = float(figures.r_hat.max())
+    worst = figures.r_hat.argmax() if r_hat > policy.R_HAT else figures.ess_bulk.argmin()
+    return policy.Chained(
         r_hat,
-        ess_bulk,
-        ess_tail,
-        float(sampled.window.divergent.mean()),
-        sampled.window.stuck,
-        figures.is_adrift,
-        site,
-    )
-    evidence = replace(climbed.evidence, chains=chained)
-    return Climbed(climbed.problem, sampled.draws, sampled, evidence, list(climbed.stages))
-
-
-def _worst(figures: Convergence) -> tuple[float, float, float]:
-    return (
-        float(figures.r_hat.max()),
         float(figures.ess_bulk.min()),
         float(figures.ess_tail.min()),
+        figures.worst_deviation,
+        tuple(dict.fromkeys(site(int(number)) for number in np.flatnonzero(figures.is_heavy))),
+        float(window.divergent.mean()),
+        window.stuck,
+        float(window.jumped.mean()),
+        figures.is_adrift,
+        site(int(worst)),
     )
 
 

@@ -19,6 +19,10 @@ BEST_KHAT, BEST_SHARE = 0.5, 0.3
 #: Chains: R-hat at most, share of divergent trajectories and of stuck chains at most, and
 #: effective numbers of the tails as a share of those of the middle.
 R_HAT, DIVERGENT, STUCK, TAIL_SHARE = 1.01, 0.005, 0.0, 0.5
+#: Standard error of standard deviations at most, as a share of them.
+DEVIATION_ERROR = 0.05
+#: Acceptance of jumps from which on divergent trajectories do not matter.
+GOOD_JUMPS = 0.2
 #: Nats of rounding in the log density at most.
 ROUNDING = 0.1
 #: Share of the last paths that found new modes at most.
@@ -65,13 +69,21 @@ class Correction:
 
 @dataclass(frozen=True)
 class Chained:
-    """Figures of chains, with the site that is worst."""
+    """Figures of chains, with the site that is worst.
+
+    ``jumped`` is the acceptance of jumps, ``deviation_error`` the standard error of the least
+    certain standard deviation as a share of it, ``heavy`` the sites whose tails are too heavy for
+    one.
+    """
 
     r_hat: float
     ess_bulk: float
     ess_tail: float
+    deviation_error: float
+    heavy: tuple[str, ...]
     divergent: float
     stuck: float
+    jumped: float
     is_adrift: bool
     worst_site: str
 
@@ -124,9 +136,9 @@ def chains_refused(evidence: Evidence) -> str | None:
     return None
 
 
-def enough(target_ess: float, r_hat: float, ess_bulk: float, ess_tail: float) -> bool:
+def enough(found: Chained, target_ess: float) -> bool:
     """Whether chains have done what was asked."""
-    return r_hat < R_HAT and ess_bulk >= target_ess and ess_tail >= TAIL_SHARE * target_ess
+    return not _of_chains(found, target_ess)
 
 
 def judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
@@ -139,6 +151,9 @@ def judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
             f"R-hat {found.r_hat:.3f}, ESS {found.ess_bulk:.0f} (tails {found.ess_tail:.0f}) in "
             f"the worst coordinate, of '{found.worst_site}'."
         )
+        if found.heavy:
+            names = ", ".join(f"'{name}'" for name in found.heavy)
+            figures += f" Tails of {names} are heavy: read quantiles, not standard deviations."
         return ("not trusted", (*against, figures)) if against else ("exact", (figures,))
     correction = evidence.correction
     assert correction is not None
@@ -198,7 +213,13 @@ def _of_chains(found: Chained, target_ess: float) -> list[str]:
             f"Expected {target_ess:.0f} effective draws, found {found.ess_bulk:.0f} (tails "
             f"{found.ess_tail:.0f}) before the budget was spent. Give a larger budget."
         )
-    if found.divergent > DIVERGENT:
+    if found.deviation_error > DEVIATION_ERROR:
+        reasons.append(
+            f"Standard deviations are known to {found.deviation_error:.0%} only, expected "
+            f"{DEVIATION_ERROR:.0%}. Give a larger budget."
+        )
+    # Jumps go where trajectories cannot.
+    if found.divergent > DIVERGENT and found.jumped < GOOD_JUMPS:
         reasons.append(
             f"{found.divergent:.1%} of trajectories diverged: the density bends too sharply "
             "somewhere, and draws from there are missing."

@@ -42,6 +42,7 @@ from ppl_ext.diagnostics.fit_groups import (
 from ppl_ext.diagnostics.inference_data import Variable, inference_data
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.fit import Fit
 from pyro_ext.density.replay import replay
 from pyro_ext.diagnostics.chains import Chains
 from pyro_ext.diagnostics.host_fit import HostFit
@@ -95,6 +96,8 @@ def to_arviz(
             args, kwargs = engine._args, engine._kwargs
         engine = Chains(engine, args, kwargs)
         check_no_num_samples(num_samples)
+    if isinstance(engine, Fit):
+        check_no_num_samples(num_samples)
     check_fit(engine, model, "to_arviz(engine, *args)")
     if model is not None:
         engine = HostFit(engine, model, args, kwargs, seed)
@@ -122,7 +125,7 @@ def to_arviz(
     groups["constant_data"] = constant_group(
         constant_data, _signature(target.model), args, kwargs, replayed, _as_array
     )
-    history = getattr(engine, "history", {})
+    history = {} if isinstance(engine, Fit) else getattr(engine, "history", {})
     traces = history if result is None else {"loss": result.losses, **result.info}
     groups["optimization"] = step_group(traces, losses, _as_array)
     return inference_data(

@@ -11,8 +11,8 @@ from pyro.infer.reparam import LocScaleReparam
 from torch.distributions import constraints
 
 from ppl_ext.fit.noncentered import Family, varying
-from pyro_ext.density import LogDensity
 from pyro_ext.density.handlers import global_generator, running
+from pyro_ext.density.log_density import LogDensity
 
 
 def noncentered(

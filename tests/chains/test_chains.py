@@ -1,0 +1,187 @@
+"""Chains side by side: kernels that leave densities as they are, and what figures tell."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ppl_ext.chains.convergence import convergence
+from ppl_ext.chains.hamiltonian import Chains, trajectory
+from ppl_ext.chains.mixture import fitted
+from ppl_ext.chains.proposal import Proposal
+from ppl_ext.chains.sampler import Kernel, go_on, sample
+from ppl_ext.start.start import Mode
+
+#: An asymmetric density whose moments are known: logarithms of Gamma(2) draws.
+SHAPE = 2.0
+MEAN, DEVIATION = 0.42278433509846713, math.sqrt(math.pi**2 / 6 - 1.0)
+
+
+def log_gamma(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return (SHAPE * z - np.exp(z)).sum(-1), SHAPE - np.exp(z)
+
+
+def exact(number: int, generator: np.random.Generator, dim: int = 2) -> np.ndarray:
+    return np.log(generator.gamma(SHAPE, size=(number, dim)))
+
+
+def two_modes(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """0.8 of the mass at +5, 0.2 at -5 in one dimension."""
+    logs = np.stack([math.log(0.8) - 0.5 * (z - 5.0) ** 2, math.log(0.2) - 0.5 * (z + 5.0) ** 2])
+    total = np.logaddexp(logs[0], logs[1])
+    shares = np.exp(logs - total)
+    return total[:, 0], -shares[0] * (z - 5.0) - shares[1] * (z + 5.0)
+
+
+def normal_mode(mean: Any, scale: float, log_mass: float = 0.0) -> Mode:
+    mean = np.atleast_1d(np.asarray(mean, float))
+    return Mode(mean, scale * np.eye(len(mean)), log_mass, 0.0)
+
+
+@pytest.mark.parametrize("factor", [np.array([[0.9, 0.0], [0.4, 0.5]]), np.array([0.6, 1.1])])
+def test_trajectories_leave_the_density_as_it_is(factor: np.ndarray) -> None:
+    """Exact draws stay exact draws, also with a metric that is wrong; moments to 4 errors."""
+    generator, number = np.random.default_rng(0), 20_000
+    chains = Chains.at(exact(number, generator), log_gamma)
+    for _ in range(3):
+        chains, chance, divergent = trajectory(log_gamma, chains, factor, 0.7, generator)
+    assert 0.5 < chance.mean() < 0.99 and not divergent.any()
+    error = 4.0 / math.sqrt(number)
+    white = (chains.positions - MEAN) / DEVIATION
+    assert np.abs(white.mean(0)).max() < error
+    # The fourth moment of the density makes the error of a variance.
+    squares = np.square(white)
+    assert np.abs(squares.mean(0) - 1.0).max() < 4.0 * squares.std() / math.sqrt(number)
+
+
+def test_jumps_leave_the_density_as_it_is_and_move_between_modes() -> None:
+    """Chains that all start in one mode come to hold the other's share."""
+    generator = np.random.default_rng(1)
+    proposal = Proposal((normal_mode(5.0, 1.3), normal_mode(-5.0, 0.8)), np.array([0.4, 0.6]))
+    kernel = Kernel(two_modes, proposal, [np.eye(1)], np.ones(1), 0.5)
+    chains = Chains.at(5.0 + generator.normal(size=(4_000, 1)), two_modes)
+    for _ in range(12):
+        chains, *_, jumped = kernel(chains, generator)
+    assert 0.2 < jumped < 0.9
+    below = float((chains.positions < 0.0).mean())
+    assert abs(below - 0.2) < 4.0 * math.sqrt(0.16 / 4_000)
+
+
+def test_proposals_know_their_density() -> None:
+    generator = np.random.default_rng(2)
+    proposal = Proposal(
+        (normal_mode([1.0, 0.0], 0.7), Mode(np.zeros(2), np.array([2.0, 0.3]), 0.0, 0.0)),
+        np.array([0.3, 0.7]),
+    )
+    # Mean of 1 / q over draws of q in a box is the box's area.
+    drawn = proposal.draw(200_000, generator)
+    inside = (np.abs(drawn) < 1.0).all(-1)
+    ratios = inside / np.exp(proposal.log_density(drawn))
+    assert abs(ratios.mean() - 4.0) < 4.0 * ratios.std() / math.sqrt(len(drawn))
+
+
+def test_mixtures_are_fitted_to_draws() -> None:
+    generator = np.random.default_rng(3)
+    parts = [generator.normal([-6.0, 0.0], [1.0, 0.1], (600, 2))]
+    parts += [generator.normal([4.0, 30.0], [0.5, 5.0], (1_800, 2))]
+    draws = np.concatenate(parts)
+    modes, weights = fitted(draws, generator)
+    mixture = Proposal(modes, weights)
+    left = np.array([mode.mean[0] < 0.0 for mode in modes])
+    assert abs(weights[left].sum() - 0.25) < 0.03
+    # Near the entropy of the two Normals, which is the best there is.
+    best = 0.25 * math.log(4.0) + 0.75 * math.log(4.0 / 3.0) + math.log(2.0 * math.pi * math.e)
+    best += 0.25 * math.log(0.1) + 0.75 * math.log(2.5)
+    assert -mixture.log_density(draws).mean() < best + 0.35
+
+
+def test_chains_at_rest_are_not_called_adrift() -> None:
+    """200 sets of independent draws: R-hat below 1.01 in nearly all, drift in none or one."""
+    generator = np.random.default_rng(4)
+    found = [convergence(generator.normal(size=(100, 16, 3))) for _ in range(200)]
+    assert sum(each.r_hat.max() > 1.01 for each in found) <= 10
+    assert sum(each.is_adrift for each in found) <= 2
+    sizes = np.array([each.ess_bulk for each in found])
+    assert 1_200 < np.median(sizes) <= 1_600
+    errors = np.array([each.deviation_error for each in found])
+    assert np.median(errors) == pytest.approx(1.0 / math.sqrt(2.0 * 1_600), rel=0.1)
+
+
+@pytest.mark.parametrize("fault", ["one apart", "other widths", "drift", "slow"])
+def test_chains_that_disagree_are_told(fault: str) -> None:
+    generator = np.random.default_rng(5)
+    draws = generator.normal(size=(100, 16, 2))
+    if fault == "one apart":
+        draws[:, 3, 1] += 3.0
+    elif fault == "other widths":
+        draws[:, :8, 1] *= 2.0
+    elif fault == "drift":
+        draws[50:, :, 1] += 0.7
+    else:
+        for row in range(1, 100):
+            draws[row] = 0.97 * draws[row - 1] + math.sqrt(1.0 - 0.97**2) * draws[row]
+    found = convergence(draws)
+    assert found.r_hat[1] > 1.01
+    assert found.is_adrift == (fault == "drift")
+    if fault == "slow":
+        assert found.ess_bulk.max() < 150
+
+
+def test_heavy_tails_are_told_from_light_ones() -> None:
+    generator = np.random.default_rng(6)
+    draws = np.stack([generator.standard_cauchy((200, 16)), generator.gamma(0.5, size=(200, 16))])
+    found = convergence(np.moveaxis(draws, 0, -1))
+    assert list(found.is_heavy) == [True, False]
+
+
+def test_a_sampler_comes_to_rest_at_the_density() -> None:
+    """From points outside and a metric that is off; draws right to 4 errors of their number."""
+    generator = np.random.default_rng(7)
+    proposal = Proposal((normal_mode([3.0, 3.0], 0.2),), np.ones(1))
+    spent = 0
+
+    def counted(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        nonlocal spent
+        spent += len(z)
+        return log_gamma(z)
+
+    first = proposal.draw(16, generator)
+    found = sample(
+        counted,
+        proposal,
+        first,
+        generator,
+        lambda figures, _: figures.r_hat.max() < 1.01 and figures.ess_bulk.min() > 400,
+        lambda: spent < 200_000,
+    )
+    assert found.discarded >= 12 and spent < 100_000
+    draws = found.draws.reshape(-1, 2)
+    size = convergence(found.draws).ess_bulk.min()
+    assert np.abs((draws.mean(0) - MEAN) / DEVIATION).max() < 4.0 / math.sqrt(size)
+    assert np.abs(draws.std(0) / DEVIATION - 1.0).max() < 0.15
+    longer = go_on(found, 10, generator)
+    assert longer.draws.shape == (len(found.draws) + 10, 16, 2)
+    np.testing.assert_array_equal(longer.draws[:-10], found.draws)
+
+
+def test_a_budget_ends_chains() -> None:
+    generator, spent = np.random.default_rng(8), 0
+
+    def counted(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        nonlocal spent
+        spent += len(z)
+        return log_gamma(z)
+
+    proposal = Proposal((normal_mode([0.0, 0.0], 1.0),), np.ones(1))
+    sample(
+        counted,
+        proposal,
+        proposal.draw(16, generator),
+        generator,
+        lambda *_: False,
+        lambda: spent < 5_000,
+    )
+    assert 5_000 <= spent < 8_000

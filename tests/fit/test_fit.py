@@ -1,0 +1,157 @@
+"""``fit`` on programs, in both packages: the right answer, or a clear no."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.backends import from_zoo
+from tests.stein_support import check_moments
+
+
+def fit_of(backend: Any, model: Any, *args: Any, seed: int = 0, **options: Any) -> Any:
+    """The fit of a program."""
+    options = {"progress_bar": False, **options}
+    if backend.is_pyro:
+        return backend.public.fit(model, *args, seed=seed, **options)
+    return backend.public.fit(backend.key(seed), model, *args, **options)
+
+
+def numbers(backend: Any, fit: Any) -> dict[str, np.ndarray]:
+    return {name: backend.numpy(value) for name, value in fit.draws.items()}
+
+
+def test_a_normal_posterior_is_exact(backend: Any, tmp_path: Path) -> None:
+    model, args, _ = from_zoo(backend, "conjugate_normal")
+    fit = fit_of(backend, model, *args)
+    assert fit.verdict.level == "exact" and fit.verdict.trusted
+    check_moments("conjugate_normal", numbers(backend, fit), 0.2, 0.1)
+    assert fit.verdict.evaluations < 15_000 and fit.history == fit.verdict.cost
+    text = str(fit.verdict)
+    assert text.startswith("exact") and "R-hat" in text and "corrected draws" in text
+    assert all(name in text for name in fit.draws)
+    # Saved and read again: draws and verdict, without the program.
+    fit.save(tmp_path / "fit")
+    loaded = backend.public.load_fit(tmp_path / "fit")
+    assert str(loaded.verdict) == text
+    for name, value in numbers(backend, fit).items():
+        np.testing.assert_array_equal(loaded.draws[name], value)
+    with pytest.raises(backend.public.ArgumentError, match="one that was loaded"):
+        loaded.more(10)
+    # More draws come after those that there are, chain by chain.
+    before = {
+        name: each.reshape(fit.num_chains, -1, *each.shape[1:])
+        for name, each in numbers(backend, fit).items()
+    }
+    assert fit.more(64) is fit
+    for name, each in numbers(backend, fit).items():
+        after = each.reshape(fit.num_chains, -1, *each.shape[1:])
+        length = before[name].shape[1]
+        assert after.shape[1] == length + 64 // fit.num_chains
+        np.testing.assert_allclose(after[:, :length], before[name], rtol=1e-6)
+    assert fit.history[-1].name == "more chains" and fit.history[-1].evaluations > 0
+
+
+def test_arviz_has_chains_and_the_verdict(backend: Any) -> None:
+    model, args, _ = from_zoo(backend, "conjugate_normal")
+    fit = fit_of(backend, model, *args, seed=1)
+    tree = backend.public.to_arviz(fit, *args)
+    (name, *_), posterior = fit.draws, tree["posterior"]
+    assert posterior[name].shape[0] == fit.num_chains
+    assert posterior.attrs["verdict"] == "exact" and "R-hat" in posterior.attrs["verdict_reasons"]
+    assert "log_likelihood" in tree
+
+
+def test_a_centred_hierarchy_is_fitted_non_centred(backend: Any) -> None:
+    """Eight schools as they are often written; the reference is that of posteriordb."""
+    host, dist = backend.host, backend.dist
+    y = backend.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+    error = backend.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
+
+    def model(y: Any) -> None:
+        mu = host.sample("mu", dist.Normal(0.0, 5.0))
+        tau = host.sample("tau", dist.HalfCauchy(backend.array(5.0)))
+        with host.plate("schools", 8):
+            theta = host.sample("theta", dist.Normal(mu, tau))
+            host.sample("y", dist.Normal(theta, error), obs=y)
+
+    fit = fit_of(backend, model, y)
+    assert fit.verdict.level == "exact"
+    assert any("theta non-centred" in reason for reason in fit.verdict.reasons)
+    draws = numbers(backend, fit)
+    assert set(draws) == {"mu", "tau", "theta"} and draws["theta"].shape[1:] == (8,)
+    # Means and standard deviations of the reference; errors of about 400 draws, four of them.
+    for name, mean, deviation in (("mu", 4.4, 3.3), ("tau", 3.6, 3.2)):
+        assert abs(draws[name].mean() - mean) < 0.2 * deviation
+        assert draws[name].std() == pytest.approx(deviation, rel=0.2)
+    assert abs(draws["theta"][:, 0].mean() - 6.2) < 0.2 * 5.6
+
+
+def test_separate_modes_have_their_shares(backend: Any) -> None:
+    host, dist = backend.host, backend.dist
+
+    def model() -> None:
+        parts = dist.Normal(backend.array([-6.0, 6.0]), backend.array([0.5, 1.0]))
+        mixture = dist.MixtureSameFamily(dist.Categorical(backend.array([0.3, 0.7])), parts)
+        prior = dist.Normal(0.0, 10.0)
+        x = host.sample("x", prior)
+        host.factor("mixture", mixture.log_prob(x) - prior.log_prob(x))
+
+    fit = fit_of(backend, model)
+    assert fit.verdict.level == "exact"
+    share = float((numbers(backend, fit)["x"] < 0.0).mean())
+    assert abs(share - 0.3) < 4.0 * math.sqrt(0.21 / 400)
+
+
+def test_a_posterior_without_bound_is_not_trusted(backend: Any) -> None:
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any) -> None:
+        a = host.sample("a", dist.Normal(0.0, 1.0))
+        b = host.sample("b", dist.Normal(0.0, 1.0))
+        # Takes the prior of b back: nothing is left that bounds it.
+        host.factor("flat", 0.5 * b**2)
+        with host.plate("rows", 3):
+            host.sample("y", dist.Normal(a, 1.0), obs=y)
+
+    fit = fit_of(backend, model, backend.array([0.5, 1.0, 1.5]), budget=40_000)
+    assert fit.verdict.level == "not trusted"
+    assert any("'b'" in reason for reason in fit.verdict.reasons)
+
+
+def test_without_chains_the_best_is_corrected(backend: Any) -> None:
+    model, args, _ = from_zoo(backend, "conjugate_normal")
+    fit = fit_of(backend, model, *args, exact=False)
+    assert fit.verdict.level == "corrected" and fit.num_chains == 1
+    check_moments("conjugate_normal", numbers(backend, fit), 0.2, 0.1)
+    with pytest.raises(backend.public.ArgumentError, match="Expected a fit with chains"):
+        fit.more(10)
+
+
+def test_many_rows_end_at_approximate(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ppl_ext.start.search.MOST_ROWS", 400)
+    host, dist = backend.host, backend.dist
+    y = np.random.default_rng(0).normal(3.0, 1.0, 4_000)
+
+    def model(y: Any) -> None:
+        mean = host.sample("mean", dist.Normal(0.0, 10.0))
+        with host.plate("rows", len(y), subsample_size=10) as rows:
+            host.sample("y", dist.Normal(mean, 1.0), obs=y[rows])
+
+    fit = fit_of(backend, model, backend.array(y))
+    assert fit.verdict.level == "approximate"
+    assert any("batch of rows" in reason for reason in fit.verdict.reasons)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("budget", 0), ("seconds", -1.0), ("target_ess", float("nan")), ("exact", "yes")],
+)
+def test_options_without_meaning_are_refused(backend: Any, option: str, value: Any) -> None:
+    model, args, _ = from_zoo(backend, "conjugate_normal")
+    with pytest.raises(backend.public.ArgumentError, match=option):
+        fit_of(backend, model, *args, **{option: value})

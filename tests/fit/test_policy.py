@@ -1,0 +1,88 @@
+"""The policy of a fit, row by row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ppl_ext.fit.policy import (
+    Chained,
+    Correction,
+    Evidence,
+    Modes,
+    Program,
+    Wanted,
+    chains_refused,
+    judge,
+    next_rung,
+)
+
+PROGRAM = Program(dim=10, is_whole=True, seconds_per_evaluation=1e-5, rounding=1e-9)
+WANTED = Wanted(target_ess=400.0, exact=True, seconds=600.0)
+MODES = Modes(number=1, last_new=0.0, shares=(1.0,))
+GOOD, FAIR, BAD = Correction(0.2, 0.8), Correction(0.65, 0.2), Correction(1.2, 0.01)
+RESTED = Chained(1.004, 600.0, 500.0, 0.03, (), 0.0, 0.0, 0.5, False, "mu")
+EVIDENCE = Evidence(PROGRAM, WANTED, MODES)
+
+
+@pytest.mark.parametrize(
+    ("changed", "rung"),
+    [
+        ({}, "correct"),
+        ({"correction": GOOD}, "chains"),
+        ({"correction": BAD}, "chains"),
+        ({"correction": GOOD, "chains": RESTED}, "end"),
+        ({"correction": GOOD, "wanted": replace(WANTED, exact=False)}, "end"),
+        ({"correction": GOOD, "program": replace(PROGRAM, dim=100_000)}, "end"),
+        ({"correction": GOOD, "program": replace(PROGRAM, is_whole=False)}, "end"),
+        ({"correction": GOOD, "program": replace(PROGRAM, seconds_per_evaluation=1.0)}, "end"),
+    ],
+)
+def test_next_rung(changed: dict[str, Any], rung: str) -> None:
+    assert next_rung(replace(EVIDENCE, **changed)) == rung
+
+
+INEXACT = replace(WANTED, exact=False)
+BATCH = replace(PROGRAM, is_whole=False)
+
+
+@pytest.mark.parametrize(
+    ("changed", "level", "reason"),
+    [
+        ({"chains": RESTED}, "exact", "R-hat 1.004, ESS 600"),
+        ({"chains": replace(RESTED, r_hat=1.02)}, "not trusted", "Chains disagree"),
+        ({"chains": replace(RESTED, ess_bulk=300.0)}, "not trusted", "Expected 400 effective"),
+        ({"chains": replace(RESTED, ess_tail=150.0)}, "not trusted", "Expected 400 effective"),
+        ({"chains": replace(RESTED, deviation_error=0.09)}, "not trusted", "known to 9%"),
+        ({"chains": replace(RESTED, is_adrift=True)}, "not trusted", "drift away"),
+        ({"chains": replace(RESTED, stuck=0.1)}, "not trusted", "hardly ever moved"),
+        ({"chains": replace(RESTED, divergent=0.02)}, "exact", "R-hat"),
+        ({"chains": replace(RESTED, divergent=0.02, jumped=0.05)}, "not trusted", "diverged"),
+        ({"chains": replace(RESTED, heavy=("scale",))}, "exact", "Tails of 'scale' are heavy"),
+        ({"chains": RESTED, "modes": replace(MODES, last_new=0.5)}, "not trusted", "new ones"),
+        (
+            {"chains": RESTED, "program": replace(PROGRAM, rounding=0.5)},
+            "not trusted",
+            "double precision",
+        ),
+        ({"correction": GOOD, "wanted": INEXACT}, "corrected", "exact=False"),
+        ({"correction": FAIR, "wanted": INEXACT}, "approximate", "k-hat 0.65"),
+        ({"correction": BAD, "wanted": INEXACT}, "not trusted", "far from the posterior"),
+        ({"correction": GOOD, "program": BATCH}, "approximate", "batch of rows"),
+        ({"correction": BAD, "program": BATCH}, "approximate", "batch of rows"),
+    ],
+)
+def test_levels(changed: dict[str, Any], level: str, reason: str) -> None:
+    found, reasons = judge(replace(EVIDENCE, **{"correction": GOOD, **changed}))
+    assert found == level
+    assert any(reason in each for each in reasons)
+
+
+def test_chains_that_cannot_be_afforded_are_refused_in_words() -> None:
+    refused = chains_refused(replace(EVIDENCE, program=replace(PROGRAM, dim=20_000_000)))
+    assert refused is not None and "20,000,000" in refused
+    slow = replace(EVIDENCE, program=replace(PROGRAM, seconds_per_evaluation=0.5))
+    assert "about 10000 s" in str(chains_refused(slow))
+    assert chains_refused(EVIDENCE) is None
