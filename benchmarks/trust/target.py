@@ -1,0 +1,116 @@
+"""Log density of a program of either host, with NumPy arrays on the outside."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.posteriordb.database import scatter
+from benchmarks.trust.hosts import host_of
+
+Floats = NDArray[np.float64]
+
+#: The package of this project for a host.
+PACKAGES = {"numpyro": "numpyro_ext", "pyro": "pyro_ext"}
+
+
+@contextlib.contextmanager
+def precision(backend: str, *, double: bool) -> Iterator[None]:
+    """The default precision of a host, meanwhile."""
+    if backend == "numpyro":
+        import jax
+
+        before = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
+        jax.config.update("jax_enable_x64", double)
+        try:
+            yield
+        finally:
+            jax.config.update("jax_enable_x64", before)
+        return
+    import torch
+
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if double else torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def as_numpy(value: Any) -> NDArray[Any]:
+    """A NumPy array of a host's."""
+    return np.asarray(value.detach() if hasattr(value, "detach") else value)
+
+
+class Target:
+    """A model with its arguments.
+
+    Attributes
+    ----------
+    dim : int
+    evaluations : int
+        Positions at which a log density or score was asked for.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        model: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        package = importlib.import_module(PACKAGES[backend])
+        self._array = host_of(backend).array
+        keys: tuple[Any, ...] = ()
+        if backend == "numpyro":
+            import jax
+
+            keys = (jax.random.key(seed),)
+        self.target = package.LogDensity(model, *keys, args, kwargs)
+        self.data = self.target.bind(*args, **(kwargs or {}))
+        self.dim: int = self.target.dim
+
+    def value_and_score(self, z: Floats) -> tuple[Floats, Floats]:
+        """Log densities (n,) and scores (n, D) at unconstrained positions (n, D)."""
+        found = self.target.score(self._array(z), self.data)
+        value = as_numpy(found.log_prior + found.log_likelihood)
+        return value.astype(np.float64), as_numpy(found.score).astype(np.float64)
+
+    def unconstrain(self, draws: Mapping[str, NDArray[Any]]) -> Floats:
+        """Unconstrained positions (n, D) of draws by site."""
+        values = {name: self._array(draws[name]) for name in self.target.layout.names}
+        return as_numpy(self.target.unconstrain(values, self.data)).astype(np.float64)
+
+    def constrain(self, z: Floats) -> dict[str, NDArray[Any]]:
+        """Draws by site of unconstrained positions (n, D)."""
+        found = self.target.constrain(self._array(z), self.data)
+        return {name: as_numpy(value) for name, value in found.items()}
+
+    def columns(self, draws: Mapping[str, NDArray[Any]]) -> dict[str, Floats]:
+        """Every scalar marginal of draws, of latent sites and in unconstrained space.
+
+        Unconstrained coordinates that are those of a site itself are not given again. A draw that
+        rounding has put on the edge of its support, where there is no unconstrained number, gets
+        the farthest of the others.
+        """
+        sites = {name: np.asarray(draws[name], np.float64) for name in self.target.layout.names}
+        found = scatter(sites, rank=1)
+        for number, column in enumerate(self.unconstrain(sites).T):
+            if not any(np.array_equal(column, site) for site in found.values()):
+                found[f"unconstrained {number + 1}"] = inside(column)
+        return found
+
+
+def inside(column: Floats) -> Floats:
+    """Infinite numbers replaced by the farthest finite ones on their side."""
+    finite = column[np.isfinite(column)]
+    if not len(finite):
+        return column
+    found: Floats = np.where(column == np.inf, finite.max(), column)
+    return np.where(found == -np.inf, finite.min(), found)
