@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.posteriordb.database import scatter
 from benchmarks.trust.hosts import host_of
 
 Floats = NDArray[np.float64]
@@ -92,19 +91,19 @@ class Target:
         found = self.target.constrain(self._array(z), self.data)
         return {name: as_numpy(value) for name, value in found.items()}
 
-    def columns(self, draws: Mapping[str, NDArray[Any]]) -> dict[str, Floats]:
-        """Every scalar marginal of draws, of latent sites and in unconstrained space.
+    def unconstrained_columns(self, draws: Mapping[str, NDArray[Any]]) -> dict[str, Floats]:
+        """Unconstrained coordinates of draws, each (n,), as ``site`` or ``site[1]``.
 
-        Unconstrained coordinates that are those of a site itself are not given again. A draw that
-        rounding has put on the edge of its support, where there is no unconstrained number, gets
-        the farthest of the others.
+        A draw that rounding has put on the edge of its support, where there is no unconstrained
+        number, gets the farthest of the others.
         """
-        sites = {name: np.asarray(draws[name], np.float64) for name in self.target.layout.names}
-        found = scatter(sites, rank=1)
-        for number, column in enumerate(self.unconstrain(sites).T):
-            if not any(np.array_equal(column, site) for site in found.values()):
-                found[f"unconstrained {number + 1}"] = inside(column)
-        return found
+        z, layout = self.unconstrain(draws), self.target.layout
+        columns = {}
+        for name in layout.names:
+            for number, column in enumerate(z[:, layout.slices[name]].T, start=1):
+                label = f"{name}[{number}]" if layout.shapes[name] else name
+                columns[label] = inside(column)
+        return columns
 
 
 def inside(column: Floats) -> Floats:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.posteriordb.programs.sites import SiteMap
 from benchmarks.trust.judge import judge
 from benchmarks.trust.pathologies import FAMILIES, PATHOLOGIES
+from benchmarks.trust.problems import columns_of
 from benchmarks.trust.target import Target
 from tests.backends import use_float64
 
@@ -97,6 +99,9 @@ def test_exact_draws_are_right(name: str) -> None:
     """Judged by others of theirs, in both spaces."""
     problem, own = PATHOLOGIES[name], target(name, "pyro")
     number = 4_000 if problem.dim < 200 else 1_000
-    first, second = (own.columns(problem.draws(number, seed)) for seed in (0, 1))
+    first, second = (
+        columns_of(own, SiteMap(), draws, draws)
+        for draws in (problem.draws(number, seed) for seed in (0, 1))
+    )
     found = judge(first, second)
     assert found.right, found.reasons
