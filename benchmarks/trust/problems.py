@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from benchmarks.posteriordb import programs
 from benchmarks.posteriordb.database import Database, Posterior, scatter
 from benchmarks.posteriordb.programs.sites import SiteMap
-from benchmarks.trust.hosts import BACKENDS
 from benchmarks.trust.pathologies import PATHOLOGIES
 from benchmarks.trust.pathology import Draws, Pathology
 from benchmarks.trust.target import Floats, Target
@@ -58,7 +57,6 @@ class Problem:
         Exact draws, or such as are as good, by parameter; None where the posterior is not proper.
     sites : SiteMap
         How latent sites and parameters go together.
-    backends : tuple of str
     single : bool
         Whether single precision can hold the right answer.
     """
@@ -68,7 +66,6 @@ class Problem:
     program: Callable[[str], Program]
     reference: Callable[[], Draws] | None
     sites: SiteMap = field(default_factory=SiteMap)
-    backends: tuple[str, ...] = BACKENDS
     single: bool = True
 
     @property
@@ -146,11 +143,8 @@ def of_posterior(source: str, posterior: Posterior) -> Problem:
         assert draws is not None
         return {name: value.reshape(-1, *value.shape[2:]) for name, value in draws.items()}
 
-    backends = tuple(
-        backend for backend in BACKENDS if posterior.model_name in programs.programs(backend)
-    )
     sites = programs.site_map(posterior.model_name)
-    return Problem(f"{source}/{posterior.name}", source, program, reference, sites, backends)
+    return Problem(f"{source}/{posterior.name}", source, program, reference, sites)
 
 
 def of_database(source: str, where: str | None) -> list[Problem]:

@@ -168,22 +168,28 @@ def plot(found: Sequence[Record], path: Path) -> None:
     if not cases:
         return
     figure, axes = plt.subplots(
-        len(cases), 2, figsize=(11, 4 * len(cases)), layout="constrained", squeeze=False
+        len(cases),
+        2,
+        figsize=(11, 4 * len(cases)),
+        layout="constrained",
+        squeeze=False,
+        sharex="row",
     )
+    colours = dict(zip(METHODS, plt.get_cmap("tab20").colors, strict=False))  # type: ignore[attr-defined]
     for (share, errors), case in zip(axes, cases, strict=True):
         own = [run for run in kept if _case(run)[:2] == case]
-        for number, (method, runs) in enumerate(grouped(own, lambda run: (run.method,)).items()):
-            colour = f"C{number % 10}"
+        last = max((run.figures.get("evaluations") or 1 for run in own), default=1)
+        for (method,), runs in grouped(own, lambda run: (run.method,)).items():
+            colour = colours[method]
             done = [run for run in runs if run.figures.get("evaluations")]
             spent = np.array([run.figures["evaluations"] for run in done], float)
             right = np.array([bool(run.figures["right"]) for run in done], bool)
-            share.step(
-                np.sort(spent[right]),
-                (np.arange(right.sum()) + 1) / len(runs),
-                where="post",
-                color=colour,
-                label=method[0],
+            reached = (np.arange(right.sum() + 1) / len(runs)).clip(0.0, 1.0)
+            costs, shares = (
+                np.append(np.sort(spent[right]), last),
+                np.append(reached[1:], reached[-1]),
             )
+            share.step(costs, shares, where="post", color=colour, label=method)
             distance = np.array([run.figures.get("Kolmogorov", np.nan) for run in done], float)
             for chosen, marker in ((right, "o"), (~right, "x")):
                 errors.scatter(spent[chosen], distance[chosen], s=14, color=colour, marker=marker)
@@ -191,7 +197,7 @@ def plot(found: Sequence[Record], path: Path) -> None:
         share.set(title=f"{backend}, {precision} precision", ylabel="share of runs that are right")
         share.set(xscale="log", xlabel="score evaluations", ylim=(0, 1))
         errors.set(xscale="log", yscale="log", xlabel="score evaluations")
-        errors.set(title="× wrong", ylabel="worst Kolmogorov distance")
+        errors.set(title="○ right, × wrong", ylabel="worst Kolmogorov distance")
         share.legend(fontsize="small")
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -58,8 +58,6 @@ def cases(arguments: argparse.Namespace, problems: list[Problem]) -> Iterator[tu
     share = SMALL if arguments.small else 1.0
     for problem in problems:
         for backend in arguments.backends:
-            if backend not in problem.backends:
-                continue
             for method in arguments.methods:
                 if backend not in METHODS[method].backends:
                     continue

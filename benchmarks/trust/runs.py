@@ -11,8 +11,11 @@ import numpy as np
 
 from benchmarks.trust.judge import judge
 from benchmarks.trust.methods import Fitted, Size, judged_by_itself, run_method
-from benchmarks.trust.problems import Problem, Program
+from benchmarks.trust.problems import Problem
 from benchmarks.trust.target import Target, precision
+
+#: The host in which draws are judged.
+JUDGE = "pyro"
 
 
 @dataclass(frozen=True)
@@ -59,14 +62,23 @@ def figures_of(case: Case, problem: Problem) -> dict[str, Any]:
             "evaluations": fitted.evaluations,
             "stages": list(fitted.stages),
         }
-    with precision(case.backend, double=True), warnings.catch_warnings():
+    return found | judged(problem, fitted)
+
+
+def judged(problem: Problem, fitted: Fitted) -> dict[str, Any]:
+    """What the judge and the method say of draws.
+
+    Unconstrained coordinates are those of the program in Pyro, which are NumPyro's, in double
+    precision: JAX takes some of what it has traced from one precision into the other, and Pyro
+    compiles nothing.
+    """
+    with precision(JUDGE, double=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return found | judged(problem, problem.program(case.backend), case.backend, fitted)
+        program = problem.program(JUDGE)
+        return _judged(problem, fitted, Target(JUDGE, program.model, program.args, program.kwargs))
 
 
-def judged(problem: Problem, program: Program, backend: str, fitted: Fitted) -> dict[str, Any]:
-    """What the judge and the method say of draws, with a program in double precision."""
-    target = Target(backend, program.model, program.args, program.kwargs)
+def _judged(problem: Problem, fitted: Fitted, target: Target) -> dict[str, Any]:
     draws = {name: fitted.draws[name] for name in target.target.layout.names}
     lead = 2 if fitted.chains else 1
     shape = next(iter(draws.values())).shape[:lead]

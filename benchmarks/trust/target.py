@@ -24,12 +24,8 @@ def precision(backend: str, *, double: bool) -> Iterator[None]:
     if backend == "numpyro":
         import jax
 
-        before = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
-        jax.config.update("jax_enable_x64", double)
-        try:
+        with jax.enable_x64(double):
             yield
-        finally:
-            jax.config.update("jax_enable_x64", before)
         return
     import torch
 
