@@ -339,3 +339,16 @@ def _said(kind: str, worst: Worst) -> str:
         "quantile": f"quantile of {worst.name} is off by {worst.value:.3f} in probability",
     }
     return f"{told[kind]} (allowed: {worst.allowed:.3f})"
+
+
+def inside(column: Floats) -> Floats:
+    """Infinite numbers replaced by the farthest finite ones on their side.
+
+    So for draws that rounding has put on the edge of their support, where there is no unconstrained
+    number.
+    """
+    finite = column[np.isfinite(column)]
+    if not len(finite):
+        return column
+    found: Floats = np.where(column == np.inf, finite.max(), column)
+    return np.where(found == -np.inf, finite.min(), found)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.trust.hosts import host_of
+from benchmarks.trust.judge import inside
 
 Floats = NDArray[np.float64]
 
@@ -100,12 +101,3 @@ class Target:
                 label = f"{name}[{number}]" if layout.shapes[name] else name
                 columns[label] = inside(column)
         return columns
-
-
-def inside(column: Floats) -> Floats:
-    """Infinite numbers replaced by the farthest finite ones on their side."""
-    finite = column[np.isfinite(column)]
-    if not len(finite):
-        return column
-    found: Floats = np.where(column == np.inf, finite.max(), column)
-    return np.where(found == -np.inf, finite.min(), found)
