@@ -62,6 +62,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "speed": ("benchmarks.speed", "time one step against hand-written code, the hosts and peers"),
     "synthetic": ("benchmarks.synthetic", "fit known targets, ours against its rivals, write out/"),
+    "trust": (
+        "benchmarks.trust",
+        "right or wrong, trusted or not: fit, engines and rivals on problems with known answers",
+    ),
     "uncertainty": (
         "benchmarks.uncertainty",
         "predictions of two small networks and their uncertainty, write out/",

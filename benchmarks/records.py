@@ -127,26 +127,27 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         raise
 
 
-def _to_json(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Turn NumPy values into plain ones; JSON has no NaN or infinity, so those become strings."""
     if isinstance(value, Mapping):
-        return {str(key): _to_json(item) for key, item in value.items()}
+        return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
-        return _to_json(value.tolist())
+        return to_json(value.tolist())
     if isinstance(value, list | tuple):
-        return [_to_json(item) for item in value]
+        return [to_json(item) for item in value]
     if isinstance(value, np.generic):
-        return _to_json(value.item())
+        return to_json(value.item())
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
 
 
-def _from_json(value: Any) -> Any:
+def from_json(value: Any) -> Any:
+    """What :func:`to_json` was given, with lists in place of arrays."""
     if isinstance(value, dict):
-        return {key: _from_json(item) for key, item in value.items()}
+        return {key: from_json(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_from_json(item) for item in value]
+        return [from_json(item) for item in value]
     return float(value) if value in ("nan", "inf", "-inf") else value
 
 
@@ -165,7 +166,7 @@ def write(path: str | os.PathLike[str], records: Iterable[Record]) -> None:
 def _lines(records: Iterable[Record]) -> str:
     """A line of JSON for each record."""
     return "".join(
-        json.dumps(_to_json(dataclasses.asdict(record)), allow_nan=False) + "\n"
+        json.dumps(to_json(dataclasses.asdict(record)), allow_nan=False) + "\n"
         for record in records
     )
 
@@ -181,7 +182,7 @@ def read(path: str | os.PathLike[str]) -> list[Record]:
     records = []
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
         try:
-            records.append(Record(**_from_json(json.loads(line))))
+            records.append(Record(**from_json(json.loads(line))))
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"{path}, line {number}: expected one benchmark record as JSON, found {error}; "

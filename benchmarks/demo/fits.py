@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.demo.problems import Draws, Problem
+from benchmarks.trust.judge import judge as judge_draws
 
 
 @dataclass
@@ -48,21 +50,25 @@ class Fit:
         return f"{self.method} ({self.backend})"
 
 
-def judge(problem: Problem, fit: Fit, reference: Fit) -> dict[str, float]:
+def judge(problem: Problem, fit: Fit, reference: Fit) -> dict[str, float | bool]:
     """Figures of a fit: distance to the reference's moments and prediction of test rows.
 
     The error of the mean is in reference standard deviations (mean and worst over the compared
-    quantities); of the standard deviations' ratios the median, smallest and largest are given.
+    quantities); of the standard deviations' ratios the median, smallest and largest are given, and
+    of the Kolmogorov distances the largest. Right is what :mod:`benchmarks.trust.judge` says.
     """
     exact, found = problem.compared(reference.draws), problem.compared(fit.draws)
     error = np.abs(found.mean(0) - exact.mean(0)) / exact.std(0)
     ratio = found.std(0) / exact.std(0)
+    judged = judge_draws(*({str(i): x for i, x in enumerate(each.T)} for each in (found, exact)))
     return {
         "mean error": float(error.mean()),
         "worst mean error": float(error.max()),
         "sd ratio": float(np.median(ratio)),
         "smallest sd ratio": float(ratio.min()),
         "largest sd ratio": float(ratio.max()),
+        "Kolmogorov": math.inf if judged.kolmogorov is None else judged.kolmogorov.value,
+        "right": judged.right,
         "test log likelihood": problem.test_log_likelihood(fit.draws),
         "seconds": fit.seconds,
         "gradients": fit.gradients,

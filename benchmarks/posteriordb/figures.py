@@ -16,15 +16,13 @@ from scipy.stats import wasserstein_distance
 from benchmarks.posteriordb.database import scatter
 from benchmarks.posteriordb.methods import Draws, Floats, Program
 from benchmarks.posteriordb.start import MOST_DIMENSIONS, Start
+from benchmarks.trust.judge import inside, judge
 from ppl_ext.diagnostics.stein_discrepancy import stein_discrepancy
 
 #: Directions of the sliced Wasserstein distance.
 SLICES = 50
 #: Draws that the Stein discrepancy is made of, at most; its cost is their square.
 STEIN_DRAWS = 500
-#: A fit is right where no parameter's mean is farther off than this, in standard deviations of
-#: the reference, and no standard deviation outside of these ratios.
-MEAN_ERROR, RATIOS = 0.1, (0.9, 1.1)
 #: Nats between log densities of a guide at its own draws, hundreds at most in a thousand
 #: dimensions, from which they are taken for rounding: that of a guide whose spread has burst.
 ROUNDED = 1e5
@@ -52,11 +50,17 @@ class Reference:
         return cls(pooled, scatter(pooled, rank=1))
 
 
-def against_reference(parameters: Mapping[str, Floats], reference: Reference) -> dict[str, Any]:
-    """Errors of means and standard deviations, and the sliced Wasserstein distance.
+def against_reference(
+    parameters: Mapping[str, Floats],
+    reference: Reference,
+    unconstrained: tuple[Mapping[str, Floats], Mapping[str, Floats]] = ({}, {}),
+) -> dict[str, Any]:
+    """Errors of means and standard deviations, distances, and whether the draws are right.
 
-    All are in standard deviations of the reference. The distance is the mean over random
-    directions of the first Wasserstein distance of the projections.
+    Errors and the sliced Wasserstein distance are in standard deviations of the reference; that is
+    the mean over random directions of the first Wasserstein distance of the projections. Right is
+    what :mod:`benchmarks.trust.judge` says of all parameters, and of ``unconstrained`` coordinates
+    of the draws and of the reference.
     """
     found = scatter(parameters, rank=1)
     missing = [name for name in reference.columns if name not in found]
@@ -80,6 +84,8 @@ def against_reference(parameters: Mapping[str, Floats], reference: Reference) ->
         for a, b in zip(ours.T, true.T, strict=True)
     ]
     worst = int(np.argmax(np.where(np.isfinite(errors), errors, np.inf)))
+    judged = judge({**found, **unconstrained[0]}, {**reference.columns, **unconstrained[1]})
+    kolmogorov = judged.kolmogorov
     return {
         "worst mean error": float(errors[worst]),
         "worst parameter": names[worst],
@@ -87,16 +93,30 @@ def against_reference(parameters: Mapping[str, Floats], reference: Reference) ->
         "least sd ratio": float(ratios.min()),
         "greatest sd ratio": float(ratios.max()),
         "sliced Wasserstein": float(np.mean(distances)),
+        "Kolmogorov": math.inf if kolmogorov is None else kolmogorov.value,
+        "right": judged.right,
     }
 
 
-def is_right(figures: Mapping[str, Any]) -> bool:
-    """Whether all means and standard deviations are within the tolerances of this file."""
-    return bool(
-        figures["worst mean error"] < MEAN_ERROR
-        and figures["least sd ratio"] > RATIOS[0]
-        and figures["greatest sd ratio"] < RATIOS[1]
+def coordinates(
+    program: Program, z: Floats, reference: Reference
+) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Unconstrained coordinates of draws and of the reference, of sites that are parameters.
+
+    Others, as standardised effects, would be told by a reference's last digits. None where all
+    coordinates are parameters themselves.
+    """
+    chosen = program.coordinates(reference.parameters)
+    positions = program.positions(reference.parameters) if chosen else None
+    if positions is None:
+        return {}, {}
+    known = list(reference.columns.values())
+    chosen = [i for i in chosen if not any(np.array_equal(positions[:, i], each) for each in known)]
+    ours, true = (
+        {f"unconstrained {i + 1}": inside(values[:, i]) for i in chosen}
+        for values in (z, positions)
     )
+    return ours, true
 
 
 def bound(program: Program, draws: Draws) -> dict[str, float]:
@@ -138,7 +158,8 @@ def along(program: Program, draws: Draws, reference: Reference | None) -> dict[s
     found: dict[str, Any] = {}
     with np.errstate(all="ignore"):
         if reference is not None:
-            found |= against_reference(program.parameters(draws.z), reference)
+            both = coordinates(program, draws.z, reference)
+            found |= against_reference(program.parameters(draws.z), reference, both)
         bounds = bound(program, draws)
     if bounds:
         found["negative ELBO"] = bounds["negative ELBO"]
@@ -152,8 +173,8 @@ def at_the_end(
     found: dict[str, Any] = {"draws": len(draws.z)}
     with np.errstate(all="ignore"):
         if reference is not None:
-            found |= against_reference(program.parameters(draws.z), reference)
-            found["right"] = is_right(found)
+            both = coordinates(program, draws.z, reference)
+            found |= against_reference(program.parameters(draws.z), reference, both)
         found |= bound(program, draws)
     if not np.isfinite(draws.z).all():
         return found

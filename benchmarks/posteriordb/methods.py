@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -156,6 +156,9 @@ class Program(Protocol):
 
     def positions(self, parameters: Mapping[str, Floats]) -> Floats | None:
         """Unconstrained positions of parameters; None where they do not determine these."""
+
+    def coordinates(self, parameters: Collection[str]) -> list[int]:
+        """Unconstrained coordinates of sites that are among these parameters themselves."""
 
 
 class Fitter(Protocol):

@@ -105,6 +105,13 @@ class NativeProgram:
         values = {name: jnp.asarray(sites[name]) for name in self.target.layout.names}
         return np.asarray(self.target.unconstrain(values, self.data), np.float64)
 
+    def coordinates(self, parameters: Collection[str]) -> list[int]:
+        """See the protocol."""
+        layout = self.target.layout
+        ranges = (range(self.dim)[layout.slices[name]] for name in layout.names)
+        own = zip(layout.names, ranges, strict=True)
+        return [i for name, found in own if name in parameters for i in found]
+
 
 class StanProgram(NativeProgram):
     """A Stan program, whose draws have the parameters under Stan's names."""

@@ -14,9 +14,10 @@ from scipy.stats import gaussian_kde
 from benchmarks import records
 from benchmarks.bnn.report import pyplot
 from benchmarks.posteriordb.database import Database, DatabaseError, scatter
-from benchmarks.posteriordb.figures import MEAN_ERROR, RATIOS, Reference, is_right
+from benchmarks.posteriordb.figures import Reference
 from benchmarks.posteriordb.methods import METHODS, Floats
 from benchmarks.records import Record
+from benchmarks.trust.judge import DEVIATION, KOLMOGOROV, MEAN
 
 #: Nats above the best bound that any run found at which a run counts as arrived.
 ARRIVED = 0.5
@@ -31,10 +32,12 @@ TITLE = "# Engines on posteriordb"
 ABOUT = (
     "Made by `python -m benchmarks posteriordb`. All figures are at the end of a run; a score "
     "evaluation is one gradient of the log density of all rows, wherever it is taken. A run is "
-    f"*right* when the mean of no parameter is off by more than {MEAN_ERROR:g} standard deviations "
-    "of the reference draws and every standard deviation is within "
-    f"{RATIOS[0]:g} and {RATIOS[1]:g} of theirs; *right after* is the first look along the run "
-    "from which this holds to the end. Mean errors and Wasserstein distances are in standard "
+    "*right* when no marginal, of parameters and in unconstrained space, has a mean off by more "
+    f"than {MEAN:g} standard deviations of the reference draws, a standard deviation off by more "
+    f"than {DEVIATION:.0%}, or a Kolmogorov distance above {KOLMOGOROV:g}, beyond sampling error; "
+    "where the reference does not know its own standard deviation, quantiles take its place. "
+    "*Right after* is the first look along the run from which this holds to the end. Mean errors "
+    "and Wasserstein distances are in standard "
     "deviations of the reference. KSD is in units of the covariance of the reference, or of the "
     "start where there is no reference; of particles and chains it is the V-statistic, of guides "
     "the U-statistic, and it depends on the number of draws. Of methods with a step size the one "
@@ -133,13 +136,10 @@ def conditions(record: Record) -> tuple[int, str, float]:
 def right_after(record: Record) -> float:
     """Score evaluations of the first look from which the run is right to its end; NaN if none."""
     curves = record.figures.get("curves", {})
-    if record.failed or "worst mean error" not in curves:
+    if record.failed or "right" not in curves:
         return math.nan
     looks = len(curves["evaluations"])
-    right = [
-        is_right({name: curves[name][i] for name in curves if len(curves[name]) == looks})
-        for i in range(looks)
-    ]
+    right = [bool(value) for value in curves["right"]]
     # Looks have fewer draws than the end: where only they miss it by noise, the end decides.
     right[-1] = bool(record.figures.get("right", right[-1]))
     if not right[-1]:
@@ -300,6 +300,7 @@ def posterior_table(runs: Sequence[Record]) -> str:
             "least sd ratio",
             "greatest sd ratio",
             "sliced Wasserstein",
+            "Kolmogorov",
             "negative ELBO",
             "k-hat",
             "KSD",
@@ -485,7 +486,7 @@ def plot_curves(runs: Sequence[Record], path: Path, figure_name: str) -> None:
                 alpha=0.8,
             )
         if figure_name == "worst mean error":
-            axis.axhline(MEAN_ERROR, color="black", lw=0.7, ls=":")
+            axis.axhline(MEAN, color="black", lw=0.7, ls=":")
         axis.set(xscale="log" if own else "linear", yscale="log" if own else "linear", title=name)
         # Over little more than a decade the labels between powers of ten run into each other.
         axis.xaxis.set_minor_formatter(plt.NullFormatter())

@@ -1,0 +1,114 @@
+"""A host as planted problems see it, so that one program serves both.
+
+The hosts' statements and distributions have the same names; arrays and their functions differ in
+little. A program takes a :class:`Host` first, and is otherwise written as any program of the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+#: Names of the hosts.
+BACKENDS = ("numpyro", "pyro")
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host.
+
+    Attributes
+    ----------
+    name : {"pyro", "numpyro"}
+    sample, factor, plate, deterministic : callable
+        The host's statements.
+    dist : module
+        Its distributions.
+    xp : module
+        Functions of arrays, of those that torch and ``jax.numpy`` have alike.
+    log_sum_exp : callable
+        Over the last axis.
+    array : callable
+        The host's array of a NumPy one; floats get the host's default precision.
+    """
+
+    name: str
+    sample: Callable[..., Any]
+    factor: Callable[..., Any]
+    plate: Callable[..., Any]
+    deterministic: Callable[..., Any]
+    dist: Any
+    xp: Any
+    log_sum_exp: Callable[[Any], Any]
+    array: Callable[[Any], Any]
+
+    def flat(self, name: str, size: int) -> Any:
+        """A latent vector without a density of its own; a factor brings that."""
+        unit = self.dist.Normal(self.array(np.zeros(size)), 1.0)
+        return self.sample(name, unit.to_event(1).mask(False))
+
+
+@cache
+def host_of(backend: str) -> Host:
+    """The host of this name; the other is not imported.
+
+    Raises
+    ------
+    ValueError
+        There is no host of that name.
+    """
+    if backend == "numpyro":
+        return _numpyro()
+    if backend == "pyro":
+        return _pyro()
+    raise ValueError(f"Expected one of {', '.join(BACKENDS)}, found {backend!r}.")
+
+
+def _numpyro() -> Host:
+    import jax
+    import jax.numpy as jnp
+    import numpyro
+    import numpyro.distributions as dist
+
+    def array(value: Any) -> Any:
+        found = np.asarray(value)
+        return jnp.asarray(found, float if found.dtype.kind == "f" else None)
+
+    return Host(
+        "numpyro",
+        numpyro.sample,
+        numpyro.factor,
+        numpyro.plate,
+        numpyro.deterministic,
+        dist,
+        jnp,
+        partial(jax.nn.logsumexp, axis=-1),
+        array,
+    )
+
+
+def _pyro() -> Host:
+    import pyro
+    import pyro.distributions as dist
+    import torch
+
+    def array(value: Any) -> Any:
+        found = np.asarray(value)
+        dtype = torch.get_default_dtype() if found.dtype.kind == "f" else None
+        return torch.as_tensor(found, dtype=dtype)
+
+    return Host(
+        "pyro",
+        pyro.sample,
+        pyro.factor,
+        pyro.plate,
+        pyro.deterministic,
+        dist,
+        torch,
+        partial(torch.logsumexp, dim=-1),
+        array,
+    )

@@ -1,0 +1,191 @@
+"""The rivals and the engines on a NumPyro program."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import blackjax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import optax
+from blackjax.vi import multipathfinder
+from jax import Array, random
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO, autoguide
+from numpyro.infer.util import initialize_model
+
+import numpyro_ext as nx
+from benchmarks.trust.methods import (
+    CHAIN_DRAWS,
+    CHAINS,
+    DRAWS,
+    RATE,
+    STEPS,
+    WARM_UP,
+    Draws,
+    Fitted,
+    Method,
+    Size,
+    as_arrays,
+    scores_of_a_step,
+)
+from benchmarks.trust.problems import Program
+
+#: Draws of each path that its bound is estimated with, and iterations at most: BlackJAX's own.
+PATH_DRAWS, PATH_ITERATIONS = 200, 30
+#: Steps that adapt the step size after Pathfinder: BlackJAX's default.
+ADAPTING = 400
+
+
+class CountingNUTS(NUTS):
+    """NUTS whose states hold the leapfrog steps of the whole chain, warm-up included."""
+
+    def sample(self, state: Any, model_args: Any, model_kwargs: Any) -> Any:
+        """See NumPyro."""
+        found = super().sample(state, model_args, model_kwargs)
+        return found._replace(num_steps=state.num_steps + found.num_steps)
+
+
+def nuts(program: Program, seed: int, size: Size, *, dense: bool = False) -> Fitted:
+    """Chains side by side in one compiled program."""
+    sampler = MCMC(
+        CountingNUTS(program.model, dense_mass=dense),
+        num_warmup=size.of(WARM_UP),
+        num_samples=size.of(CHAIN_DRAWS),
+        num_chains=CHAINS,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    key = random.key(seed)
+    sampler.run(key, *program.args, extra_fields=("diverging",), **program.kwargs)
+    draws = as_arrays(sampler.get_samples(group_by_chain=True))
+    divergences = int(np.asarray(sampler.get_extra_fields()["diverging"]).sum())
+    evaluations = int(np.asarray(sampler.last_state.num_steps).sum())
+    return Fitted(draws, evaluations, chains=True, divergences=divergences)
+
+
+def svi(program: Program, seed: int, size: Size) -> Fitted:
+    """A full Normal by the host."""
+    steps = size.of(STEPS)
+    guide = autoguide.AutoMultivariateNormal(program.model)
+    optim = optax.adam(optax.cosine_decay_schedule(RATE, steps))
+    run = SVI(program.model, guide, optim, Trace_ELBO())
+    options: Any = {"progress_bar": False, **program.kwargs}
+    result = run.run(random.key(seed), steps, *program.args, **options)
+    found = guide.sample_posterior(
+        random.key(seed + 1),
+        result.params,
+        *program.args,
+        sample_shape=(size.of(DRAWS),),
+        **program.kwargs,
+    )
+    return Fitted(as_arrays(found), steps)
+
+
+class Density:
+    """Log density of a program on NumPyro's unconstrained sites, for BlackJAX."""
+
+    def __init__(self, program: Program, key: Array, count: int) -> None:
+        keys = random.split(key, count)
+        self._given = {"model_args": program.args, "model_kwargs": dict(program.kwargs)}
+        info = initialize_model(keys, program.model, dynamic_args=False, **self._given)
+        self._potential, self._postprocess = info.potential_fn, info.postprocess_fn
+        #: Starting points, (count, ...) by site.
+        self.starts: Any = info.param_info.z
+
+    def __call__(self, z: Any) -> Array:
+        found: Array = -self._potential(z)
+        return found
+
+    def draws(self, z: Any) -> Draws:
+        """Constrained draws of positions (n, ...)."""
+        return as_arrays(jax.vmap(self._postprocess)(z))
+
+
+def pathfinder(program: Program, seed: int, size: Size) -> Fitted:
+    """Several paths, and draws of them all by smoothed importance weights."""
+    begin, run, choose = random.split(random.key(seed), 3)
+    density = Density(program, begin, CHAINS)
+
+    @jax.jit
+    def approximate(starts: Any) -> Any:
+        state, _ = multipathfinder.multi_approximate(
+            run, density, starts, PATH_DRAWS, maxiter=PATH_ITERATIONS
+        )
+        weights, shape = multipathfinder.psis_weights(state)
+        rows = random.categorical(choose, weights, shape=(size.of(DRAWS),))
+        pool = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), state.samples)
+        return jax.tree.map(lambda x: x[rows], pool), shape
+
+    found, shape = approximate(density.starts)
+    k = float(shape)
+    told = () if k < 0.7 else (f"Pareto k {k:.2f}",)
+    # Bounds are taken at every point of a path; of its line searches BlackJAX tells nothing, and
+    # one evaluation an iteration is the least.
+    evaluations = CHAINS * ((PATH_ITERATIONS + 1) * (PATH_DRAWS + 1) + PATH_DRAWS)
+    return Fitted(density.draws(found), evaluations, trusted=not told, reasons=told)
+
+
+def pathfinder_nuts(program: Program, seed: int, size: Size) -> Fitted:
+    """NUTS with the metric and the starts of Pathfinder."""
+    begin, adapt, run = random.split(random.key(seed), 3)
+    density = Density(program, begin, 1)
+    warm_up = blackjax.pathfinder_adaptation(
+        blackjax.nuts, density, num_chains=CHAINS, num_samples_per_path=PATH_DRAWS
+    )
+
+    @jax.jit
+    def sample(start: Any) -> Any:
+        adapted, info = warm_up.run(adapt, start, num_steps=size.of(ADAPTING))
+        metric = adapted.parameters["inverse_mass_matrix"]
+        kernel = blackjax.nuts.build_kernel()
+
+        def chain(state: Any, step_size: Any, key: Array) -> Any:
+            def step(state: Any, key: Array) -> Any:
+                state, info = kernel(key, state, density, step_size, metric)
+                return state, (state.position, info.is_divergent, info.num_integration_steps)
+
+            return jax.lax.scan(step, state, random.split(key, size.of(CHAIN_DRAWS)))[1]
+
+        step_sizes = adapted.parameters["step_size"]
+        found = jax.vmap(chain)(adapted.state, step_sizes, random.split(run, CHAINS))
+        return *found, info.info.num_integration_steps.sum()
+
+    z, divergent, leapfrogs, before = sample(jax.tree.map(lambda x: x[0], density.starts))
+    paths = CHAINS * ((PATH_ITERATIONS + 1) * (PATH_DRAWS + 1) + PATH_DRAWS)
+    flat = density.draws(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), z))
+    draws = {name: value.reshape(CHAINS, -1, *value.shape[1:]) for name, value in flat.items()}
+    evaluations = paths + int(before) + int(jnp.sum(leapfrogs))
+    return Fitted(draws, evaluations, chains=True, divergences=int(jnp.sum(divergent)))
+
+
+RIVALS: dict[str, Callable[[Program, int, Size], Fitted]] = {
+    "svi": svi,
+    "nuts": nuts,
+    "nuts-dense": lambda program, seed, size: nuts(program, seed, size, dense=True),
+    "pathfinder": pathfinder,
+    "pathfinder-nuts": pathfinder_nuts,
+}
+
+
+def run_engine(method: Method, program: Program, seed: int, size: Size) -> Fitted:
+    """An engine of this project; what it warns of is what it says of its answer."""
+    steps, options = size.of(method.steps), dict(method.options)
+    given: list[Any] = []
+    if method.guide:
+        given.append(getattr(autoguide, method.guide)(program.model))
+    if method.adam is not None:
+        given.append(numpyro.optim.Adam(method.adam))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        engine = getattr(nx, method.engine)(program.model, *given, **options)
+        run: Any = {"progress_bar": False, **program.kwargs}
+        result = engine.run(random.key(seed), steps, *program.args, **run)
+        drawn = {} if "num_particles" in options else {"num_samples": size.of(DRAWS)}
+        found = engine.get_samples(result.state, **drawn)
+    told = tuple(str(each.message) for each in caught if each.category is UserWarning)
+    evaluations = steps * scores_of_a_step(method, engine.plan)
+    return Fitted(as_arrays(found), evaluations, trusted=not told, reasons=told)

@@ -1,0 +1,1 @@
+"""Families of planted problems; :mod:`benchmarks.trust.pathologies` has them all."""
