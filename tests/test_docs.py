@@ -151,6 +151,7 @@ def model(x, y):
         numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 """,
     },
+    ("fit", "nx"): {},
     ("stan", "px"): {0: STAN},
     ("stan", "nx"): {0: STAN},
     ("uncertainty", "px"): {},
@@ -171,6 +172,7 @@ def classifier(x, y=None):
 #: What the blocks leave behind has to hold.
 LEFT: dict[tuple[str, str], str] = {
     ("getting-started", "px"): "engine.num_steps_taken == 10_000",
+    ("fit", "nx"): "fit.verdict.level == 'exact' and fit.draws['theta'].shape[1] == 8",
     ("guides", "px"): "khat.num_samples == 200 and len(losses) == 100",
     ("guides", "nx"): "khat.num_samples == 200 and len(result.losses) == 100",
     ("newton", "px"): "all(len(values) == 500 for values in draws.values())",

@@ -173,13 +173,14 @@ def run_fit(backend: str, program: Program, seed: int) -> Fitted:
         import jax
 
         package: Any = importlib.import_module("numpyro_ext")
-        found = package.fit(jax.random.key(seed), program.model, *args, **kwargs)
+        key = jax.random.key(seed)
+        found = package.fit(key, program.model, *args, progress_bar=False, **kwargs)
     else:
         import pyro
 
         package = importlib.import_module("pyro_ext")
         pyro.set_rng_seed(seed)
-        found = package.fit(program.model, *args, **kwargs)
+        found = package.fit(program.model, *args, progress_bar=False, **kwargs)
     verdict = found.verdict
     stages: list[dict[str, Any]] = []
     for number, stage in enumerate(verdict.cost):
