@@ -17,7 +17,7 @@ from scipy.special import logsumexp
 from ppl_ext.start.start import Mode
 
 #: Components at most, draws that each of them needs beside the dimensions, and rounds.
-COMPONENTS, DRAWS_PER_COMPONENT, ROUNDS = 10, 30, 30
+COMPONENTS, DRAWS_PER_COMPONENT, ROUNDS = 20, 30, 30
 #: Standard deviations of a component are at least so small a share of those of all draws.
 NARROWEST = 1e-3
 #: Draws beyond so many interquartile ranges from the median do not make the scale of all.

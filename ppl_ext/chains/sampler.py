@@ -23,6 +23,9 @@ OFF = 0.1
 #: Jumps whose acceptance is lower than this have their proposal made anew: as a mixture fitted to
 #: so many of the latest draws, in so many dimensions at most, after so many windows at most.
 GOOD_JUMPS, MIXTURE_DRAWS, MIXTURE_DIMENSIONS, MIXTURES = 0.4, 4_000, 20, 5
+#: Transitions that are kept without being enough after which the proposal is made anew, twice as
+#: many each time, and how often.
+SLOW, AGAIN = 150, 3
 #: Mean acceptance below which a chain is stuck.
 STUCK = 0.1
 #: Transitions of the first window, of the longest that tunes, and the fewest of any.
@@ -182,7 +185,7 @@ def sample(
     first_step = 1.0 / positions.shape[1] ** 0.25
     kernel = Kernel(evaluate, proposal, factors, proposal.weights, first_step)
     chains = Chains.at(positions, evaluate)
-    length, discarded, tuning = FIRST_WINDOW, 0, True
+    length, discarded, tuning, again = FIRST_WINDOW, 0, True, 0
     kept: list[Window] = []
     tuned: list[Window] = []
     while True:
@@ -200,9 +203,15 @@ def sample(
             figures = convergence(joined.draws)
             if is_enough(figures, joined):
                 break
-            if figures.is_adrift or joined.chances.mean() < ACCEPTANCE - 2.0 * OFF:
+            is_slow = len(joined.draws) > SLOW * 2**again and _can_refit(kernel, joined)
+            is_off = figures.is_adrift or joined.chances.mean() < ACCEPTANCE - 2.0 * OFF
+            if is_off or (is_slow and again < AGAIN):
                 discarded, length = discarded + len(joined.draws), len(joined.draws)
-                tuned, kept, tuning = [*tuned, *kept], [], True
+                tuned, kept, tuning = [*tuned, joined], [], True
+                if is_slow:
+                    again += 1
+                    _refit(kernel, joined, generator)
+                    length //= 4
             else:
                 length = max(length, len(joined.draws) // 2)
         if not has_budget():
@@ -256,15 +265,25 @@ def _tune(kernel: Kernel, windows: Sequence[Window], generator: np.random.Genera
     # What the first half taught, the second half shows.
     of_step = float(window.chances[len(window.chances) // 2 :].mean())
     is_rested = not is_adrift and abs(of_step - ACCEPTANCE) < OFF
-    dim = window.draws.shape[2]
-    if accepted < GOOD_JUMPS and dim <= MIXTURE_DIMENSIONS and len(windows) <= MIXTURES:
-        recent = Window.joined(windows[-2:]).draws.reshape(-1, dim)[-MIXTURE_DRAWS:]
-        modes, weights = fitted(recent, generator)
-        kernel.proposal = Proposal(modes, weights)
-        kernel.factors, kernel.weights = [mode.factor for mode in modes], weights
-        kernel.jumps = 1
+    if len(windows) <= MIXTURES and _can_refit(kernel, window):
+        _refit(kernel, Window.joined(windows[-2:]), generator)
         return False
     return _improve(kernel, window.draws) and is_rested
+
+
+def _can_refit(kernel: Kernel, window: Window) -> bool:
+    """Whether a proposal fitted to draws may be better than the one that there is."""
+    return window.jumped.mean() < GOOD_JUMPS and window.draws.shape[2] <= MIXTURE_DIMENSIONS
+
+
+def _refit(kernel: Kernel, window: Window, generator: np.random.Generator) -> None:
+    """Make proposal and metrics anew, from draws."""
+    flat = window.draws.reshape(-1, window.draws.shape[2])
+    rows = generator.permutation(len(flat))[:MIXTURE_DRAWS]
+    modes, weights = fitted(flat[rows], generator)
+    kernel.proposal = Proposal(modes, weights)
+    kernel.factors, kernel.weights = [mode.factor for mode in modes], weights
+    kernel.jumps = 1
 
 
 def _improve(kernel: Kernel, drawn: Float[np.ndarray, "N M D"]) -> bool:

@@ -24,7 +24,7 @@ from ppl_ext.start.start import Mode, Start
 #: Paths side by side.
 PATHS = 4
 #: Beyond so many dimensions a Hessian costs too many evaluations; the diagonal's sign is enough.
-MOST_DIMENSIONS = 300
+MOST_DIMENSIONS = 600
 #: Points of a path without an end at which a Normal is tried.
 CANDIDATES = 5
 #: Draws that a Normal is judged by.
