@@ -36,7 +36,7 @@ def fit(
     **kwargs: Any,
 ) -> Fit:
     """Draws of a program's posterior that may be trusted, or a clear no."""
-    keys = random.split(rng_key, 4)
+    keys = random.split(rng_key, 3)
     generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
 
     def problems() -> Sequence[Problem]:
@@ -50,7 +50,7 @@ def fit(
         ways = [_problem("as written", target, target, data, as_written, keys[2], generator)]
         if target.plates:
             return ways
-        other = noncentered(model, args, kwargs, keys[3])
+        other = noncentered(target, data)
         if other is None:
             return ways
         moved = LogDensity(other[0], keys[1], args, kwargs, engine="fit", check=False)

@@ -50,7 +50,7 @@ def fit(
         ways = [_problem("as written", target, target, data, as_written, rng, generator)]
         if target.plates:
             return ways
-        other = noncentered(target, args, kwargs, seed)
+        other = noncentered(target, data)
         if other is None:
             return ways
         moved = LogDensity(other[0], args, kwargs)

@@ -1,55 +1,55 @@
-"""Sites whose location or scale is latent, non-centred by NumPyro's own handlers."""
+"""Sites whose scale is latent, non-centred by NumPyro's own handlers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
-from jax import Array, random
+import jax
+from jax import Array
+from jax.extend.core import Literal
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer.reparam import LocScaleReparam
 
-from ppl_ext.fit.noncentered import Family, varying
+from numpyro_ext.density.layout import Data
+from numpyro_ext.density.log_density import LogDensity
 
 
 def noncentered(
-    model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], rng_key: Array
+    target: LogDensity, data: Data
 ) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
-    """The model with sites of latent location or scale non-centred, and their names.
+    """A target's model with sites of latent scale non-centred, and their names.
 
     None where it has no such sites.
     """
-    families = [_families(model, args, kwargs, key) for key in random.split(rng_key)]
-    names = varying(*families)
+    bound, others = target.bound, dict[str, tuple[str, ...]]()
+
+    def scales(position: Array, data: Data) -> dict[str, Array]:
+        found = {}
+        for name, site in bound.trace(position, data, bound.first_rows()).items():
+            base: Any = site["fn"] if name in bound.layout.names else None
+            while hasattr(base, "base_dist"):
+                base = base.base_dist
+            names = set(getattr(base, "arg_constraints", ()))
+            if {"loc", "scale"} <= names and base.support is constraints.real:
+                others[name] = tuple(sorted(names - {"loc", "scale"}))
+                found[name] = base.scale
+        return found
+
+    position = jax.ShapeDtypeStruct((target.dim,), target.dtype)
+    program = jax.make_jaxpr(scales)(position, target.arguments.as_evaluated(data)).jaxpr
+    latent = {program.invars[0]}
+    for operation in program.eqns:
+        if any(each in latent for each in operation.invars if not isinstance(each, Literal)):
+            latent.update(operation.outvars)
+    # A dictionary's leaves come in the order of its sorted keys.
+    names = tuple(
+        name
+        for name, out in zip(sorted(others), program.outvars, strict=True)
+        if not isinstance(out, Literal) and out in latent
+    )
     if not names:
         return None
-    config = {name: LocScaleReparam(0.0, shape_params=families[0][name].other) for name in names}
-    return handlers.reparam(model, config=config), names
-
-
-def _families(
-    model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], rng_key: Array
-) -> dict[str, Family]:
-    """Latent sites with a location and a scale, in one run of the model."""
-    with handlers.seed(rng_seed=rng_key):
-        trace = handlers.trace(model).get_trace(*args, **kwargs)
-    found = {}
-    for name, site in trace.items():
-        if site["type"] != "sample" or site["is_observed"]:
-            continue
-        base = site["fn"]
-        while hasattr(base, "base_dist"):
-            base = base.base_dist
-        if not {"loc", "scale"} <= set(base.arg_constraints):
-            continue
-        if base.support is not constraints.real:
-            continue
-        other = tuple(key for key in base.arg_constraints if key not in ("loc", "scale"))
-        found[name] = Family(_numbers(base.loc), _numbers(base.scale), other)
-    return found
-
-
-def _numbers(value: Any) -> tuple[float, ...]:
-    return tuple(float(each) for each in jnp.ravel(jnp.asarray(value)))
+    config = {name: LocScaleReparam(0.0, shape_params=others[name]) for name in names}
+    return handlers.reparam(target.model, config=config), names

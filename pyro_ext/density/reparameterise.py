@@ -1,8 +1,8 @@
-"""Sites whose location or scale is latent, non-centred by Pyro's own handlers."""
+"""Sites whose scale is latent, non-centred by Pyro's own handlers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,47 +10,35 @@ from pyro import poutine
 from pyro.infer.reparam import LocScaleReparam
 from torch.distributions import constraints
 
-from ppl_ext.fit.noncentered import Family, varying
 from pyro_ext.density.handlers import global_generator, running
+from pyro_ext.density.layout import Data
 from pyro_ext.density.log_density import LogDensity
 
 
 def noncentered(
-    target: LogDensity, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int
+    target: LogDensity, data: Data
 ) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
-    """A target's model with sites of latent location or scale non-centred, and their names.
+    """A target's model with sites of latent scale non-centred, and their names.
 
     None where it has no such sites.
     """
-    families = [_families(target, args, kwargs, seed + number) for number in range(2)]
-    names = varying(*families)
-    if not names:
-        return None
-    config = {name: LocScaleReparam(0.0, shape_params=families[0][name].other) for name in names}
-    return poutine.reparam(target.model, config=config), names
-
-
-def _families(
-    target: LogDensity, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int
-) -> dict[str, Family]:
-    """Latent sites with a location and a scale, in one run of the model."""
-    with global_generator(seed), running(target.bound.held, None), torch.no_grad():
-        trace = poutine.trace(target.model).get_trace(*args, **kwargs)
-    found = {}
-    for name, site in trace.nodes.items():
-        if site["type"] != "sample" or site["is_observed"]:
-            continue
-        base = site["fn"]
+    found = target.constrain(torch.zeros(1, target.dim, dtype=target.dtype), data)
+    # What is computed from latent values wants their gradient.
+    values = {
+        name: found[name][0].detach().clone().requires_grad_() for name in target.layout.names
+    }
+    with global_generator(0), running(target.bound.held, None), torch.enable_grad():
+        model = poutine.trace(poutine.condition(target.model, data=values))
+        nodes = model.get_trace(*data.args, **data.kwargs).nodes
+    config = {}
+    for name in target.layout.names:
+        base = nodes[name]["fn"]
         while hasattr(base, "base_dist"):
             base = base.base_dist
-        if not {"loc", "scale"} <= set(getattr(base, "arg_constraints", ())):
+        names = set(getattr(base, "arg_constraints", ()))
+        if not {"loc", "scale"} <= names or base.support is not constraints.real:
             continue
-        if base.support is not constraints.real:
-            continue
-        other = tuple(key for key in base.arg_constraints if key not in ("loc", "scale"))
-        found[name] = Family(_numbers(base.loc), _numbers(base.scale), other)
-    return found
-
-
-def _numbers(value: torch.Tensor) -> tuple[float, ...]:
-    return tuple(value.flatten().tolist())
+        if base.scale.requires_grad:
+            other = tuple(sorted(names - {"loc", "scale"}))
+            config[name] = LocScaleReparam(0.0, shape_params=other)
+    return (poutine.reparam(target.model, config=config), tuple(config)) if config else None
