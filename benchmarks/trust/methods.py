@@ -180,7 +180,7 @@ def run_fit(backend: str, program: Program, seed: int) -> Fitted:
 
         package = importlib.import_module("pyro_ext")
         pyro.set_rng_seed(seed)
-        found = package.fit(program.model, *args, progress_bar=False, **kwargs)
+        found = package.fit(program.model, *args, seed=seed, progress_bar=False, **kwargs)
     verdict = found.verdict
     stages: list[dict[str, Any]] = []
     for number, stage in enumerate(verdict.cost):

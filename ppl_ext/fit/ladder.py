@@ -27,7 +27,10 @@ CHAINS, LEAST_TRANSITIONS = 16, 24
 DRAWS = 1_000
 #: Further paths in each round of the search for modes, rounds at most, and how far their points
 #: lie from the first mode, in its standard deviations.
-MORE_PATHS, ROUNDS, FAR = 8, 4, (2.0, 5.0, 20.0)
+MORE_PATHS, ROUNDS, FAR = 8, 12, (2.0, 5.0, 20.0)
+#: Paths in turn, for each mode, that find nothing new before the search ends: of eight modes that
+#: draw paths alike one is missed in one search of fifty or so.
+PATHS_PER_MODE = 4
 #: Modes of less mass than this share of the first are left out; the others are proposed at least
 #: this often.
 LEAST_MASS, LEAST_WEIGHT = 1e-3, 0.02
@@ -102,6 +105,7 @@ def climb(
         problem.is_whole,
         each,
         problem.epsilon * float(np.abs(value[0])),
+        problem.epsilon * float(np.max(np.abs(start.mean) / start.modes[0].deviations)),
     )
     evidence = policy.Evidence(program, wanted)
     is_affordable = policy.chains_refused(evidence) is None
@@ -177,7 +181,7 @@ def _other_modes(
     evaluate: Evaluate, problem: Problem, start: Start, generator: np.random.Generator
 ) -> tuple[Start, policy.Modes]:
     """Paths from further away, round by round, until they find nothing new."""
-    modes, new = start.modes, 0.0
+    modes, new, idle = start.modes, 0.0, 0
     for _ in range(ROUNDS):
         near = problem.starting_points(MORE_PATHS // 2)
         reach = np.resize(FAR, MORE_PATHS - len(near))[:, None] * modes[0].deviations
@@ -186,7 +190,8 @@ def _other_modes(
         heaviest = max(mode.log_mass for mode in (*modes, *found))
         weighty = [m for m in found if m.log_mass > heaviest + np.log(LEAST_MASS)]
         modes, new = (*modes, *weighty), len(weighty) / MORE_PATHS
-        if not weighty:
+        idle = 0 if weighty else idle + MORE_PATHS
+        if idle >= PATHS_PER_MODE * len(modes):
             break
     ordered = sorted(modes, key=lambda mode: mode.log_mass, reverse=True)
     least = ordered[0].log_mass + np.log(LEAST_MASS)

@@ -23,8 +23,8 @@ R_HAT, DIVERGENT, STUCK, TAIL_SHARE = 1.01, 0.005, 0.0, 0.5
 DEVIATION_ERROR = 0.05
 #: Acceptance of jumps from which on divergent trajectories do not matter.
 GOOD_JUMPS = 0.2
-#: Nats of rounding in the log density at most.
-ROUNDING = 0.1
+#: Nats of rounding in the log density at most, and standard deviations of rounding in positions.
+ROUNDING, GRAIN = 0.1, 0.02
 #: Share of the last paths that found new modes at most.
 NEW_MODES = 0.25
 
@@ -41,12 +41,15 @@ class Program:
     seconds_per_evaluation : float
     rounding : float
         Nats: machine epsilon times the size of log densities near the mode.
+    grain : float
+        Machine epsilon times the size of positions, in standard deviations.
     """
 
     dim: int
     is_whole: bool
     seconds_per_evaluation: float
     rounding: float
+    grain: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -187,13 +190,18 @@ def _of_modes(evidence: Evidence) -> list[str]:
 
 
 def _of_rounding(evidence: Evidence) -> list[str]:
-    rounding = evidence.program.rounding
-    if rounding < ROUNDING:
-        return []
-    return [
-        f"Rounding changes the log density by about {rounding:.2g} nats, which hides differences "
-        "between draws. Use double precision."
-    ]
+    program, reasons = evidence.program, []
+    if program.rounding > ROUNDING:
+        reasons.append(
+            f"Rounding changes the log density by about {program.rounding:.2g} nats, which hides "
+            "differences between draws. Use double precision."
+        )
+    if program.grain > GRAIN:
+        reasons.append(
+            f"Neighbouring numbers lie {program.grain:.2g} standard deviations of the posterior "
+            "apart. Use double precision, or subtract a constant from the data."
+        )
+    return reasons
 
 
 def _of_chains(found: Chained, target_ess: float) -> list[str]:

@@ -67,6 +67,11 @@ BATCH = replace(PROGRAM, is_whole=False)
             "not trusted",
             "double precision",
         ),
+        (
+            {"chains": RESTED, "program": replace(PROGRAM, grain=0.1)},
+            "not trusted",
+            "subtract a constant",
+        ),
         ({"correction": GOOD, "wanted": INEXACT}, "corrected", "exact=False"),
         ({"correction": FAIR, "wanted": INEXACT}, "approximate", "k-hat 0.65"),
         ({"correction": BAD, "wanted": INEXACT}, "not trusted", "far from the posterior"),
