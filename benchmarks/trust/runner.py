@@ -32,6 +32,10 @@ def run(arguments: argparse.Namespace) -> int:
         rows = [{"problem": problem.name, "kind": problem.kind} for problem in problems]
         print(records.markdown_table(rows))
         return 0
+    import torch
+
+    # Models this small lose more to handing work between threads than they gain.
+    torch.set_num_threads(1)
     arguments.out.mkdir(parents=True, exist_ok=True)
     book = Book(arguments.out / "trust.jsonl", arguments.resume, arguments.retry_failed)
     found = []
@@ -92,7 +96,7 @@ def said(record: Record) -> str:
     """A run in one line."""
     what = f"{record.model}, {record.backend}, {record.method}, seed {record.seed}"
     if record.error is not None:
-        return f"{what}: {record.error}"
+        return f"{what}: {record.error.splitlines()[0]}"
     figures = record.figures
     outcome = {True: "right", False: "wrong", None: "no right answer"}[figures["right"]]
     trust = "trusted" if figures["trusted"] else "not trusted"

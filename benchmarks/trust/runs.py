@@ -86,9 +86,12 @@ def _judged(problem: Problem, fitted: Fitted, target: Target) -> dict[str, Any]:
         draws = {name: value.reshape(-1, *value.shape[2:]) for name, value in draws.items()}
     found: dict[str, Any] = {"dimension": target.dim, "draws": int(np.prod(shape))}
     if not all(np.isfinite(value).all() for value in draws.values()):
-        said = {"trusted": fitted.trusted is not False, "level": fitted.level}
-        told = ["draws that are not finite"]
-        return found | said | {"told": list(fitted.reasons), "right": False, "reasons": told}
+        # R-hat of such chains is not finite either.
+        told = [*fitted.reasons, *(["R-hat nan"] if fitted.chains else [])]
+        trusted = not fitted.chains and fitted.trusted is not False
+        found |= {"trusted": trusted, "level": fitted.level, "told": told}
+        right = False if problem.proper else None
+        return found | {"right": right, "reasons": ["draws that are not finite"]}
     columns = problem.columns(target, draws)
     chains = {name: value.reshape(shape) for name, value in columns.items()}
     found |= judged_by_itself(fitted, chains)

@@ -146,6 +146,10 @@ def test_draws_that_are_not_finite_are_wrong() -> None:
     problem = all_problems("embedded")["zoo/lognormal"]
     found = judged(problem, methods.Fitted({"x": np.full(9, np.nan)}, 1))
     assert found["right"] is False and found["trusted"]
+    chains = methods.Fitted({"x": np.full((3, 9), np.nan)}, 1, chains=True)
+    assert judged(problem, chains)["trusted"] is False
+    improper = all_problems("embedded")["planted/improper-valley"]
+    assert judged(improper, methods.Fitted({"z": np.full((9, 2), np.inf)}, 1))["right"] is None
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -40,8 +40,8 @@ def normal_mean(
     return Pathology(name, kind, dim, program, exact, (data,), single=single)
 
 
-def tiny(scale: float, dim: int) -> Pathology:
-    """A Normal so narrow that squares of its scale are no numbers of single precision."""
+def tiny(scale: float, dim: int, *, single: bool = True) -> Pathology:
+    """A narrow Normal. The square of a scale of 1e-22 is no number of single precision."""
 
     def program(host: Host) -> None:
         with host.plate("coordinates", dim):
@@ -50,7 +50,7 @@ def tiny(scale: float, dim: int) -> Pathology:
     def exact(number: int, rng: np.random.Generator) -> Draws:
         return {"x": scale * rng.normal(size=(number, dim))}
 
-    return Pathology(f"tiny-{scale:g}", "float32", dim, program, exact)
+    return Pathology(f"tiny-{scale:g}", "float32", dim, program, exact, single=single)
 
 
 def large_counts(rows: int, size: float) -> Pathology:
@@ -74,7 +74,7 @@ PROBLEMS = (
     normal_mean("offset-1e6", "float32", 1e6, 1.0, 1e6, 10.0, single=False),
     normal_mean("offset-1e4", "float32", 1e4, 1.0, 0.0, 1e5),
     tiny(1e-8, 2),
-    tiny(1e-22, 2),
+    tiny(1e-22, 2, single=False),
     large_counts(100, 1e5),
     normal_mean("prior-too-wide", "prior scale", 300.0, 0.05, 0.0, 1e4, dim=5),
     normal_mean("prior-too-narrow", "prior scale", 1.0, 10.0, 0.0, 1e-2, dim=5),
