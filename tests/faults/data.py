@@ -76,6 +76,23 @@ def _guide(trial: Trial) -> None:
     assert abs(_mean(trial, engine, state) - before) < 1.5
 
 
+@fault(
+    GROUP,
+    "rows under which a mixture in closed form is a hundred widths away",
+    "goes on from the guide, on the new data",
+)
+def _mixture(trial: Trial) -> None:
+    array = trial.backend.array
+    model = mean(trial.backend)
+    guide = trial.public.AutoGaussianMixture(model, 2)
+    engine = trial.engine("ProximalScoreVI", model, guide)
+    state, _ = trial.run(engine, 100, array(ZEROS))
+    both = array(np.concatenate([ZEROS, np.full(400, 5.0)]))
+    state, _ = trial.run(engine, 900, both, state=state)
+    # The posterior's standard deviation is 0.048.
+    assert abs(_mean(trial, engine, state) - TOGETHER) < 0.03
+
+
 @fault(GROUP, "other numbers under the anchors of `SVGDVR`", "as before; the anchors are made anew")
 def _anchors(trial: Trial) -> None:
     array = trial.backend.array
