@@ -708,6 +708,7 @@ class Engine(EngineShell, ABC):
         best = watch.end()
         how = "run(..., init_state=result.best.state) goes on from it."
         warn_if_lost(type(self).__name__, best, how)
+        self._look_at_end(bound.plan, found)
         params = bound.params(state, bound.data)
         return RunResult(params, state, found.losses, found.info, best)
 

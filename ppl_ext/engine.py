@@ -176,6 +176,9 @@ class EngineShell(Documented):
         """What the steps of a run are judged by (steps,), less being better, in nats."""
         return piece.losses
 
+    def _look_at_end(self, plan: Any, piece: Piece) -> None:
+        """Say what the figures of a whole run show, besides that it ended far above its best."""
+
     def _tuning(self) -> dict[str, str]:
         """Settings that a saved state may go on without: the engine's own hold, and it says so."""
         return {}

@@ -537,6 +537,7 @@ class Engine(EngineShell, ABC):
         )
         best = watch.end()
         warn_if_lost(type(self).__name__, best, "engine.load(result.best.state) goes back to it.")
+        self._look_at_end(self.plan, found)
         return RunResult(found.losses, found.info, best)
 
     @_at_work
