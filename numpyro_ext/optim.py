@@ -15,7 +15,7 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_learning_rate, describe, described, is_number
 
 
-def as_optimizer(optim: Any) -> Any:
+def as_optimizer(optim: Any, may_hold: bool = False) -> Any:
     """A NumPyro optimizer from a NumPyro or an optax one.
 
     Raises
@@ -31,12 +31,12 @@ def as_optimizer(optim: Any) -> Any:
             "another NumPyro optimizer, such as Adam, or optax's."
         )
     if isinstance(optim, numpyro_optim._NumPyroOptim):
-        _check_rate(optim)
+        _check_rate(optim, may_hold)
         return optim
     methods = [getattr(optim, name, None) for name in ("init", "update")]
     if all(map(callable, methods)) and not isinstance(optim, type):
         optim = numpyro_optim.optax_to_numpyro(optim)
-        _check_rate(optim)
+        _check_rate(optim, may_hold)
         return optim
     raise ArgumentError(
         "Expected optim to be a NumPyro optimizer, such as numpyro.optim.Adam(1e-2), or an optax "
@@ -64,7 +64,7 @@ def kind_and_settings(optim: Any) -> tuple[str, str]:
     return type(optim).__name__, ", ".join(settings)
 
 
-def _check_rate(optim: Any) -> None:
+def _check_rate(optim: Any, may_hold: bool) -> None:
     """See that an optimizer's constant step moves something and downhill.
 
     Functions of both libraries close over a constant step as ``step_size``; optax's is negative.
@@ -74,7 +74,7 @@ def _check_rate(optim: Any) -> None:
     _find_steps(optim.update_fn, steps, 12)
     sign = -1.0 if type(optim) is numpyro_optim._NumPyroOptim else 1.0
     for step in steps.values():
-        check_learning_rate(sign * step if len(steps) == 1 else abs(step))
+        check_learning_rate(sign * step if len(steps) == 1 else abs(step), may_hold)
 
 
 def _find_steps(value: Any, steps: dict[int, float], depth: int) -> None:

@@ -89,14 +89,22 @@ def check_number(
         )
 
 
-def check_learning_rate(value: Any) -> None:
+def check_learning_rate(value: Any, may_hold: bool = False) -> None:
     """See that a learning rate, where it is known as a number, moves something and downhill.
+
+    Parameters
+    ----------
+    value
+    may_hold : bool
+        Zero holds some of the sites where they are, while others move.
 
     Raises
     ------
     ArgumentError
         It is zero, negative or not finite.
     """
+    if may_hold and is_number(value) and float(value) == 0.0:
+        return
     if is_number(value) and not 0.0 < float(value) < math.inf:
         raise ArgumentError(
             f"Expected a finite learning rate > 0, found {float(value):g}: nothing would move, or "

@@ -395,9 +395,18 @@ class Engine(EngineShell, ABC):
         NonFiniteError
             The step was not finite and ``on_nonfinite="raise"``; the state is as before.
         """
+        before = self._bound, self._estimator_state, self._generator.get_state()
         self._meet(args, kwargs, look=False)
-        with between_steps():
-            return self._step_once().loss
+        try:
+            with between_steps():
+                return self._step_once().loss
+        except BaseException:
+            # Data that the step failed with are not met either. A first meeting stays: the state
+            # that it made is the one before the step.
+            if before[0] is not None:
+                self._bound, self._estimator_state = before[:2]
+                self._generator.set_state(before[2])
+            raise
 
     def _step_once(self) -> Update:
         """Take one step; after any exception, Ctrl-C among them, the state is as before it.

@@ -179,7 +179,8 @@ class EngineOptimizer:
                 ) from error
             for group in optimizer.param_groups:
                 # A schedule may begin at zero; where it does, this is what it is a part of.
-                check_learning_rate(group.get("initial_lr", group.get("lr")))
+                rate = group.get("initial_lr", group.get("lr"))
+                check_learning_rate(rate, may_hold=len(makers) > 1)
             if not all(tensor.is_contiguous() for tensor in self._tensors(number)):
                 _set_unfused(optimizer)
             self._optimizers.append(optimizer)

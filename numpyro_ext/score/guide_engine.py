@@ -226,7 +226,7 @@ class SiteOptimizers:
 
     def __init__(self, optimizers: Mapping[str, Any]) -> None:
         self._optimizers = {
-            pattern: None if optim is None else as_optimizer(optim)
+            pattern: None if optim is None else as_optimizer(optim, may_hold=len(optimizers) > 1)
             for pattern, optim in optimizers.items()
         }
         #: For each parameter its axis, and the first and last entry of each part with its pattern.

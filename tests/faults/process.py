@@ -235,19 +235,24 @@ def interrupted(verbs: Verbs, engine: Any, seconds: float, **options: Any) -> Ba
 def _interrupt(trial: Trial) -> None:
     make = partial(trial.svgd, mean_with_parameter(trial.backend, 0.0))
     verbs = Verbs(trial.backend, (trial.backend.array(Y),))
+    # A shell that starts something in the background has it ignore Ctrl-C.
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
     handler = signal.getsignal(signal.SIGINT)
     path: Path = trial.folder / "state"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", trial.public.HeldParameterWarning)
         engine = make()
-        error = interrupted(verbs, engine, 0.05, checkpoint=path)
+        try:
+            error = interrupted(verbs, engine, 0.05, checkpoint=path)
+        finally:
+            after = signal.signal(signal.SIGINT, usual)
         state = _reached(trial, error)
         other = make()
         loaded = verbs.load(other, path)
         assert verbs.bits(other, loaded) == verbs.bits(engine, state)
         assert verbs.taken(other, loaded) == verbs.taken(engine, state)
         assert goes_on_exactly(verbs, make, engine, state, MANY) > 0
-    assert signal.getsignal(signal.SIGINT) is handler
+    assert after is handler
 
 
 @fault(GROUP, "an exception in a callback", KEPT, numpyro=KEPT_PIECE)
