@@ -94,6 +94,8 @@ def check_can_save(path: Path) -> None:
             f"Expected checkpoint to be the path of a file, found {described(path)}."
         ) from None
     try:
+        if not path:
+            raise FileNotFoundError("it is empty")
         if os.path.isdir(path):
             raise IsADirectoryError(f"{path} is a folder")
         with open(_temporary(path), "wb"):
@@ -101,7 +103,7 @@ def check_can_save(path: Path) -> None:
         os.unlink(_temporary(path))
     except OSError as error:
         raise ArgumentError(
-            f"Expected checkpoint to be a file that can be written, found {path} ({error}). "
+            f"Expected checkpoint to be a file that can be written, found '{path}' ({error}). "
             "Make its folder, or give another path."
         ) from error
 

@@ -365,11 +365,11 @@ def _no_state(trial: Trial) -> None:
 # -- where states are written ----------------------------------------------------------------------
 
 
-@fault(PLACES, "a checkpoint that is a folder, or in a folder that is absent or a file")
+@fault(PLACES, "a checkpoint that is a folder, in a folder that is absent or a file, or empty")
 def _places(trial: Trial) -> None:
     folder = trial.folder
     (folder / "file").write_text("")
-    for path in (folder, folder / "absent" / "state", folder / "file" / "state"):
+    for path in (folder, folder / "absent" / "state", folder / "file" / "state", ""):
         with trial.refused("Expected checkpoint to be"):
             trial.run(made(trial.backend), 5, trial.backend.array(Y), checkpoint=path)
     assert sorted(each.name for each in folder.iterdir()) == ["file"]
