@@ -138,6 +138,29 @@ def _saved_anchors(trial: Trial) -> None:
     assert abs(_mean(trial, other, state) - 5.0) < 0.3
 
 
+@fault(GROUP, "a saved state with anchors, of a model that closes over other data now")
+def _saved_anchors_of_constants(trial: Trial) -> None:
+    backend, path = trial.backend, trial.folder / "state"
+    held, program = {"y": backend.array(ZEROS)}, mean(backend, 10)
+
+    def made() -> Any:
+        return _quick(
+            trial, lambda: program(held["y"]), estimator=trial.public.SVRG(anchor_every=50)
+        )
+
+    verbs, engine = Verbs(backend, ()), made()
+    state, _ = verbs.run(engine, 3)
+    verbs.save(engine, state, path)
+    held["y"] = backend.array(FIVES)
+    other = made()
+    for _ in range(2):
+        with trial.refused("belongs to other data: SVRG keeps scores"):
+            verbs.load(other, path)
+    held["y"] = backend.array(ZEROS)
+    other = made()
+    assert verbs.taken(other, verbs.load(other, path)) == 3
+
+
 @fault(GROUP, "a saved order of minibatches, loaded with more rows", FOLLOWS)
 def _saved_order(trial: Trial) -> None:
     backend, path = trial.backend, trial.folder / "state"

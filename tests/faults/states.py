@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zipfile
 from collections.abc import Callable
 from functools import cache, partial
@@ -373,6 +374,22 @@ def _places(trial: Trial) -> None:
         with trial.refused("Expected checkpoint to be"):
             trial.run(made(trial.backend), 5, trial.backend.array(Y), checkpoint=path)
     assert sorted(each.name for each in folder.iterdir()) == ["file"]
+
+
+@fault(PLACES, "a write just before the power fails", "on the disk before it takes its place")
+def _synced(trial: Trial) -> None:
+    calls: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "replace"):
+            real = getattr(os, name)
+
+            def noted(*args: Any, name: str = name, real: Any = real) -> Any:
+                calls.append(name)
+                return real(*args)
+
+            patch.setattr(os, name, noted)
+        trial.run(made(trial.backend), 1, trial.backend.array(Y), checkpoint=trial.folder / "state")
+    assert calls == ["fsync", "replace"]
 
 
 @fault(PLACES, "half a file of a write that was killed", "gone after the next write")
