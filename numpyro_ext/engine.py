@@ -85,7 +85,7 @@ class EngineState(NamedTuple):
     data : uint32 array (2,)
         Digest of the rows that ``estimator`` draws from, and of the data that it knows something
         of; with others it begins anew. Zero when it is not known, as in a state that ``jax.jit``
-        has made.
+        has made: an estimator that knows something then begins anew outside of it.
     """
 
     algorithm: Any
@@ -436,7 +436,8 @@ class Engine(EngineShell, ABC):
     def _with_its_data(self, bound: _Bound, state: EngineState) -> EngineState:
         """A state whose estimator begins anew if what it knows is of other data."""
         found = np.asarray(state.data)
-        if not found.any() or np.array_equal(found, bound.memory):
+        forgets = bound.plan.estimator.memory_of(bound.data) is None
+        if np.array_equal(found, bound.memory) or (forgets and not found.any()):
             return state
         estimator = bound.estimator(state, bound.data)
         bound.plan.estimator.check(estimator)

@@ -161,6 +161,20 @@ def _saved_anchors_of_constants(trial: Trial) -> None:
     assert verbs.taken(other, verbs.load(other, path)) == 3
 
 
+@fault(GROUP, "other data after steps inside `jax.jit`, with anchors", FOLLOWS, pyro=None)
+def _after_jit(trial: Trial) -> None:
+    import jax
+
+    array = trial.backend.array
+    engine = _quick(trial, mean(trial.backend, 10), estimator=trial.public.SVRG(anchor_every=10**6))
+    key = jax.random.key(0)
+    engine.init(key, array(ZEROS))
+    state = jax.jit(engine.init)(key, array(ZEROS))
+    state, _ = jax.jit(engine.update)(state, array(ZEROS))
+    state, _ = trial.run(engine, 150, array(FIVES), state=state)
+    assert abs(_mean(trial, engine, state) - 5.0) < 0.3
+
+
 @fault(GROUP, "a saved order of minibatches, loaded with more rows", FOLLOWS)
 def _saved_order(trial: Trial) -> None:
     backend, path = trial.backend, trial.folder / "state"
