@@ -114,7 +114,7 @@ def _plot(found: list[records.Record], path: Path) -> None:
     shown = {
         "SIGKILL": {
             "kills": "kills",
-            "files at a kill": "with an\nunfinished file",
+            "files at a kill": "with an\nunfinished\nfile",
             "ends": "runs to\nthe end",
             "torn": "torn",
             "litter": "litter",
@@ -139,8 +139,11 @@ def _plot(found: list[records.Record], path: Path) -> None:
         axis.set(title=signal_name, ylabel="times")
         axis.set_xticks(range(len(names)), names.values())
         axis.margins(y=0.12)
-        if chosen:
-            axis.legend()
+    legend: dict[str, Any] = {}
+    for axis in axes:
+        handles, labels = axis.get_legend_handles_labels()
+        legend |= dict(zip(labels, handles, strict=True))
+    figure.legend(legend.values(), legend.keys(), loc="outside right upper")
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
@@ -158,6 +161,7 @@ def killed(package: str, kills: int, seed: int) -> dict[str, Any]:
     found |= {"files at a kill": 0, "names of litter": []}
     with tempfile.TemporaryDirectory() as folder:
         # The digest is taken by a file too, which is no file of the run's: it has another folder.
+        # There JAX keeps its compiled programs as well, and a run is at its steps in a second.
         paths = os.path.join(folder, "run", "state"), os.path.join(folder, "digest")
         reference = _one(context, package, (os.path.join(folder, "reference"), paths[1]), None)[1]
         path, reached = paths[0], 0
@@ -216,7 +220,7 @@ def _one(
 def _checkpointing(package: str, path: str, digest: str, pipe: Any) -> None:
     """Go on from the file, if there is one, to the end of the run."""
     try:
-        _one_thread(package)
+        _prepare(package, os.path.join(os.path.dirname(digest), "programs"))
         fits = Fits(package)
         engine, state = fits.make("SVGD"), None
         if os.path.exists(path):
@@ -239,11 +243,18 @@ def _checkpointing(package: str, path: str, digest: str, pipe: Any) -> None:
         pipe.send(("failed", traceback.format_exc()))
 
 
-def _one_thread(package: str) -> None:
+def _prepare(package: str, programs: str | None = None) -> None:
+    """One thread, and a folder for JAX's compiled programs."""
     if package == "pyro":
         import torch
 
         torch.set_num_threads(1)
+    elif programs is not None:
+        import jax
+
+        jax.config.update("jax_compilation_cache_dir", programs)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 # -- Ctrl-C ----------------------------------------------------------------------------------------
@@ -269,7 +280,7 @@ def _interrupting(package: str, interrupts: int, seed: int, pipe: Any) -> None:
     # A process that a shell has started in the background ignores Ctrl-C, and so do its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        _one_thread(package)
+        _prepare(package)
         pipe.send(interrupted_here(package, interrupts, seed))
     except BaseException:  # noqa: BLE001 the other process tells
         pipe.send(traceback.format_exc())

@@ -179,7 +179,7 @@ def _plot(found: list[records.Record], path: Path) -> None:
                 where = np.linspace(0, each.settings["number"], len(readings) + 1)[1:]
                 axis.plot(where, readings, label=each.backend)
         axis.set(title=phase, xlabel=PHASES[phase][1], ylabel="resident memory (MB)")
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 1.15 * axis.get_ylim()[1])
         axis.legend()
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -116,7 +116,8 @@ def trajectories(experiment: Experiment, found: Sequence[Record], path: Path) ->
     for axis in axes[-1]:
         axis.set_xlabel("score evaluations")
     for axis in axes[0]:
-        axis.legend(fontsize=7)
+        if axis.lines:
+            axis.legend(fontsize=7)
     figure.suptitle(experiment.title, fontsize=11)
     figure.savefig(path, dpi=120)
     plt.close(figure)
