@@ -164,7 +164,8 @@ def noise(experiment: Experiment, found: Sequence[Record], path: Path) -> None:
         axis.axhline(1.0, color="black", linestyle=":", linewidth=1)
         axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel("negative ELBO above its optimum (nats)")
-    axes[0, -1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    if axes[0, -1].get_legend_handles_labels()[0]:
+        axes[0, -1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.suptitle(
         f"{experiment.title}: values above {ceiling:g} and failed runs are drawn at the top",
         fontsize=11,
