@@ -681,8 +681,9 @@ class Engine(EngineShell, ABC):
                 release()
             if not bool(found.finite) and self.on_nonfinite == "raise":
                 raise self._nonfinite_error(int(state.step) + 1, state)
-            info = {name: np.asarray(value)[:done] for name, value in found.info.items()}
-            return Piece(np.asarray(found.losses)[:done], info, int(state.skipped))
+            # Copies: views would keep the memory of the largest piece for each to the end.
+            info = {name: np.asarray(value)[:done].copy() for name, value in found.info.items()}
+            return Piece(np.asarray(found.losses)[:done].copy(), info, int(state.skipped))
 
         def save() -> None:
             if checkpoint is not None:
