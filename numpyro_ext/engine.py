@@ -85,7 +85,7 @@ class EngineState(NamedTuple):
     data : uint32 array (2,)
         Digest of the rows that ``estimator`` draws from, and of the data that it knows something
         of; with others it begins anew. Zero when it is not known, as in a state that ``jax.jit``
-        has made.
+        has made: an estimator that knows something then begins anew outside of it.
     """
 
     algorithm: Any
@@ -198,6 +198,8 @@ class _Bound:
         The state of an estimator that begins anew.
     memory : uint32 array (2,)
         See ``data`` of :class:`EngineState`.
+    belongs_to : uint32 array (2,)
+        That of the states of this plan.
     """
 
     plan: Plan
@@ -209,6 +211,7 @@ class _Bound:
     params: Program
     estimator: Program
     memory: np.ndarray
+    belongs_to: np.ndarray
 
 
 class Engine(EngineShell, ABC):
@@ -419,6 +422,7 @@ class Engine(EngineShell, ABC):
             Program(partial(self._get_params, plan), rarely=True),
             Program(partial(self._fresh_estimator, plan), rarely=True),
             np.zeros(2, np.uint32) if _traced(data) else self._memory_numbers(plan, data),
+            state_files.digest(self._header(plan)),
         )
 
     def _first_state(self, bound: _Bound, keys: _Keys, data: Data) -> EngineState:
@@ -432,7 +436,8 @@ class Engine(EngineShell, ABC):
     def _with_its_data(self, bound: _Bound, state: EngineState) -> EngineState:
         """A state whose estimator begins anew if what it knows is of other data."""
         found = np.asarray(state.data)
-        if not found.any() or np.array_equal(found, bound.memory):
+        forgets = bound.plan.estimator.memory_of(bound.data) is None
+        if np.array_equal(found, bound.memory) or (forgets and not found.any()):
             return state
         estimator = bound.estimator(state, bound.data)
         bound.plan.estimator.check(estimator)
@@ -562,6 +567,7 @@ class Engine(EngineShell, ABC):
         """
         known = self._require_bound()
         bound, data = self._bind_again(known, args, kwargs, look=False)
+        self._check_state_of(bound, state)
         remembers = bound.plan.estimator.memory_of(data) is not None
         if (remembers or bound.plan is not known.plan) and not _is_tracer(state.step):
             state = self._with_its_data(bound, state)
@@ -650,7 +656,7 @@ class Engine(EngineShell, ABC):
                 bound, _ = self._bind(_keys(rng_key), args, kwargs)
             else:
                 bound, _ = self._bind_again(self._bound, args, kwargs)
-            self._check_state(init_state, bound.plan)
+            self._check_state_of(bound, init_state)
             state = self._with_its_data(bound, init_state)
             self._bound = bound
         bound = self._require_bound()
@@ -675,8 +681,9 @@ class Engine(EngineShell, ABC):
                 release()
             if not bool(found.finite) and self.on_nonfinite == "raise":
                 raise self._nonfinite_error(int(state.step) + 1, state)
-            info = {name: np.asarray(value)[:done] for name, value in found.info.items()}
-            return Piece(np.asarray(found.losses)[:done], info, int(state.skipped))
+            # Copies: views would keep the memory of the largest piece for each to the end.
+            info = {name: np.asarray(value)[:done].copy() for name, value in found.info.items()}
+            return Piece(np.asarray(found.losses)[:done].copy(), info, int(state.skipped))
 
         def save() -> None:
             if checkpoint is not None:
@@ -703,12 +710,14 @@ class Engine(EngineShell, ABC):
         best = watch.end()
         how = "run(..., init_state=result.best.state) goes on from it."
         warn_if_lost(type(self).__name__, best, how)
+        self._look_at_end(bound.plan, found)
         params = bound.params(state, bound.data)
         return RunResult(params, state, found.losses, found.info, best)
 
     def get_params(self, state: EngineState) -> dict[str, Any]:
         """The parameters in a state: what the engine has fitted."""
         known = self._require_bound()
+        self.check_state(state)
         params: dict[str, Any] = known.params(state, known.data)
         return params
 
@@ -728,17 +737,28 @@ class Engine(EngineShell, ABC):
         num_samples : int, optional
             Number of draws. Default: the engine's own; particle engines return their particles.
         """
-        positions = self._draw(self.plan, state, rng_key, num_samples)
+        plan = self.plan
+        self.check_state(state)
+        positions = self._draw(plan, state, rng_key, num_samples)
         return self.target.constrain(positions, self.data)
 
-    def _check_state(self, state: Any, plan: Plan | None = None) -> None:
-        """See that a state is one of this engine's, as far as it has a value."""
+    def check_state(self, state: Any) -> None:
+        """See that a state is one of this engine's, as far as it has a value.
+
+        Raises
+        ------
+        ArgumentError
+            It is not.
+        """
+        self._check_state_of(self._require_bound(), state)
+
+    def _check_state_of(self, bound: _Bound, state: Any) -> None:
         if not isinstance(state, EngineState):
             raise ArgumentError(
                 "Expected an EngineState, as returned by init, update, run(...).state or load, "
                 f"found {described(state)}."
             )
-        own, found = state_files.digest(self._header(plan or self.plan)), state.belongs_to
+        own, found = bound.belongs_to, state.belongs_to
         if not isinstance(found, jax.core.Tracer) and not np.array_equal(found, own):
             raise ArgumentError(
                 f"Expected a state of this {type(self).__name__}, found one of another engine, of "
@@ -758,7 +778,7 @@ class Engine(EngineShell, ABC):
             ``state`` is not a state of this engine.
         """
         plan = self.plan
-        self._check_state(state, plan)
+        self.check_state(state)
         trees = {"state": _by_path(state), "held": _by_path(plan.target.held)}
         state_files.save(path, self._header(plan), trees, _as_numpy)
 
@@ -775,37 +795,41 @@ class Engine(EngineShell, ABC):
         """
         header, trees = state_files.load(path, type(self).__name__, _from_numpy)
         # A key of the same kind as the one saved.
-        keys = _keys(trees["state"][".rng_key"])
+        with state_files.reading(path):
+            keys = _keys(trees["state"][".rng_key"])
+            leaves, held = dict(trees["state"]), dict(trees["held"] or {})
         bound = self._bound
         if bound is None or args or kwargs:
             bound, _ = self._bind(keys, args, kwargs)
         state_files.check(header, self._header(bound.plan))
-        state_files.check_finite(
-            {
-                path: ~jnp.isnan(leaf).any()
-                for path, leaf in trees["state"].items()
-                if path.startswith(".algorithm") and jnp.issubdtype(leaf.dtype, jnp.floating)
-            }
-        )
+        with state_files.reading(path):
+            state_files.check_finite(
+                {
+                    name: ~jnp.isnan(leaf).any()
+                    for name, leaf in leaves.items()
+                    if name.startswith(".algorithm") and jnp.issubdtype(leaf.dtype, jnp.floating)
+                }
+            )
         target = bound.plan.target
-        if trees["held"]:
-            held = _in_place("held parameters", trees["held"], target.held)
+        if held:
+            with state_files.reading(path):
+                held = _in_place("held parameters", held, target.held)
             target = target.with_held(held)
             bound = self._bound_to(target, keys.start, bound.data, bound.signature)
         template = self._first_state(bound, keys, bound.data)
-        leaves = trees["state"]
-        if not np.array_equal(leaves.get(".data", template.data), template.data):
+        with state_files.reading(path):
+            memory = np.asarray(leaves[".data"], np.uint32)
+        if not np.array_equal(memory, template.data):
             if bound.plan.estimator.memory_of(bound.data) is not None:
-                saved, own = (
-                    np.asarray(each).tobytes().hex() for each in (leaves[".data"], template.data)
-                )
+                saved, own = (np.asarray(each).tobytes().hex() for each in (memory, template.data))
                 self._check_memory(bound.plan, saved, own)
             # An order of other rows is of no use.
             fresh = {
                 p: v for p, v in _by_path(template).items() if p.startswith((".estimator", ".data"))
             }
             leaves = {**leaves, **fresh}
-        state: EngineState = _in_place("state", leaves, template)
+        with state_files.reading(path):
+            state: EngineState = _in_place("state", leaves, template)
         self._bound = bound
         return state
 

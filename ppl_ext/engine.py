@@ -176,6 +176,9 @@ class EngineShell(Documented):
         """What the steps of a run are judged by (steps,), less being better, in nats."""
         return piece.losses
 
+    def _look_at_end(self, plan: Any, piece: Piece) -> None:
+        """Say what the figures of a whole run show, besides that it ended far above its best."""
+
     def _tuning(self) -> dict[str, str]:
         """Settings that a saved state may go on without: the engine's own hold, and it says so."""
         return {}
@@ -224,12 +227,13 @@ class EngineShell(Documented):
         """
         if found.layout == known.layout:
             return
-        names = {**known.layout.shapes, **found.layout.shapes}
-        changed = [n for n in names if known.layout.shapes.get(n) != found.layout.shapes.get(n)]
-        before, now = (
-            {name: each.layout.shapes[name] for name in changed if name in each.layout.shapes}
+        each_of = [
+            {n: (each.layout.shapes[n], each.layout.families.get(n)) for n in each.layout.names}
             for each in (known, found)
-        )
+        ]
+        names = {**each_of[0], **each_of[1]}
+        changed = [name for name in names if each_of[0].get(name) != each_of[1].get(name)]
+        before, now = ({n: each[n] for n in changed if n in each} for each in each_of)
         raise ArgumentError(
             f"Expected data with the latent sites that this {type(self).__name__} goes on from, "
             f"found that {changed or list(names)} are others: {now} where they were {before}. "

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 #: Distributions that change the shape or the weight of another and say nothing of its family.
 _WRAPPERS = ("Independent", "ExpandedDistribution", "MaskedDistribution", "ReshapedDistribution")
 
 
-def family_of(distribution: Any) -> str:
-    """Family and support of a distribution of either host, such as ``"Gamma on Positive"``.
+def family_of(distribution: Any, value_of: Callable[[Any], Any] = np.asarray) -> str:
+    """Family and support of a distribution of either host, such as ``"Uniform on Interval to 1"``.
 
     The same name and shape with another family or support is another latent variable: its values
-    mean something else in unconstrained space.
+    mean something else in unconstrained space. Ends of an interval are named where the program
+    states them, one for all entries; ``value_of`` raises for ends that depend on something.
     """
     while type(distribution).__name__ in _WRAPPERS:
         distribution = distribution.base_dist
@@ -23,4 +27,16 @@ def family_of(distribution: Any) -> str:
     while hasattr(support, "base_constraint"):
         support = support.base_constraint
     words = type(support).__name__.strip("_")
-    return f"{type(distribution).__name__} on {words[:1].upper()}{words[1:]}"
+    ends = (("from", "lower_bound"), ("to", "upper_bound"))
+    found = [f" {word} {_end(support, name, value_of)}" for word, name in ends]
+    shown = "".join(each for each in found if not each.endswith(" "))
+    return f"{type(distribution).__name__} on {words[:1].upper()}{words[1:]}{shown}"
+
+
+def _end(support: Any, name: str, value_of: Callable[[Any], Any]) -> str:
+    """One end of a support; empty where it has none, or none that is known."""
+    try:
+        values = np.unique(np.asarray(value_of(getattr(support, name)), np.float64))
+    except Exception:  # noqa: BLE001 none, a tracer, or an end that depends on something
+        return ""
+    return f"{values[0]:g}" if values.size == 1 and np.isfinite(values[0]) else ""

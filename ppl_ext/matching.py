@@ -29,20 +29,40 @@ Algorithm 1.
 
 from __future__ import annotations
 
+import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, ConvergenceWarning
 from ppl_ext.guide_engine import GuideShell
 from ppl_ext.options import refuse
+from ppl_ext.run import Piece
 
 #: Weight of the latest step in the mean square of the scores.
 RECENT = 0.1
 
+#: Steps by which the end of a run is judged, and the pull above which its guide is displaced.
+WINDOW, DISPLACED = 50, 0.5
+
 Regularization = str | float | Callable[[Any], Any]
+
+
+def pull(whitened: Float[Any, "S D"]) -> Any:
+    """Square of the length of the target's mean score under the guide, whitened by it.
+
+    Free of bias, from the scores s at draws, as L^T s; NaN for one draw. A guide at the target
+    has a mean score near 0. Where all scores are nearly equal, as far from the target, the matches
+    shrink the guide until it is about 1.
+    """
+    number = len(whitened)
+    mean = whitened.mean(0)
+    spread = ((whitened - mean) ** 2).sum(-1).mean()
+    return (mean * mean).sum() - spread / (number - 1) if number > 1 else spread * math.nan
 
 
 def gsm_moments(
@@ -152,13 +172,33 @@ class MatchingShell(GuideShell, ABC):
         steps taken.
         """
 
-    def _warn_unless_exact(self, plan: Any) -> None:
+    def _is_exact(self, plan: Any) -> bool:
         exact = isinstance(plan.estimator, self._exact)
-        if not exact or plan.estimator.evaluations_per_step(plan.target) != 1.0:
+        return exact and plan.estimator.evaluations_per_step(plan.target) == 1.0
+
+    def _warn_unless_exact(self, plan: Any) -> None:
+        if not self._is_exact(plan):
             self._warn_of_noise(
                 plan,
                 "Its update follows their noise instead of averaging it, and the covariance comes "
                 "out wrong.",
+            )
+
+    def _look_at_end(self, plan: Any, piece: Piece) -> None:
+        pulls = np.asarray(piece.info.get("pull", ()), np.float64)[-WINDOW:]
+        if len(pulls) < WINDOW or not self._is_exact(plan) or not np.isfinite(pulls).all():
+            return
+        level = float(pulls.mean())
+        if level > DISPLACED and level > 5.0 * float(pulls.std()) / WINDOW**0.5:
+            warnings.warn(
+                f"Expected the guide of {type(self).__name__} to end at the target, found that "
+                f"its scores still pull the guide away by {level**0.5:.2g} of its own widths, in "
+                "one direction. Far from the target the guide shrinks, and with it the steps: mean "
+                "and scale are not yet the target's. Begin nearer, or use BaM with a constant "
+                "regularization, such as num_samples times the number of latents, or "
+                "ProximalScoreVI.",
+                ConvergenceWarning,
+                stacklevel=4,
             )
 
 
@@ -195,7 +235,8 @@ class GSMShell(MatchingShell):
     Notes
     -----
     The loss is the mean of |grad log q_t - s|^2 over the draws; ``info`` holds the means of log p
-    (tempered as the target is) and of log q at the draws, and ``rejected``, which is 1 for a step
+    (tempered as the target is) and of log q at the draws, ``pull``, the square of the length of the
+    target's mean score in units of the guide, and ``rejected``, which is 1 for a step
     whose covariance was not positive definite, so that the guide stayed as it was.
 
     References
@@ -253,7 +294,8 @@ class BaMShell(MatchingShell):
     Notes
     -----
     The loss is the mean of |grad log q_t - s|^2 over the draws; ``info`` holds the means of log p
-    (tempered as the target is) and of log q at the draws, and ``rejected``, which is 1 for a step
+    (tempered as the target is) and of log q at the draws, ``pull``, the square of the length of the
+    target's mean score in units of the guide, and ``rejected``, which is 1 for a step
     whose covariance was singular to rounding, so that the guide stayed as it was.
 
     References

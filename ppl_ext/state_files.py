@@ -17,16 +17,26 @@ import os
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from ppl_ext.errors import ArgumentError, ResumeWarning
+from ppl_ext.errors import ArgumentError, ModelCheckError, ResumeWarning
 from ppl_ext.options import described
 
 FORMAT = 3
-_ENTRIES = ("engine", "settings", "tuning", "sites", "state")
+#: Entries of a header, and what they are.
+_ENTRIES: dict[str, type] = {
+    "engine": str,
+    "settings": Mapping,
+    "tuning": Mapping,
+    "sites": list,
+    "state": Mapping,
+}
+#: What comes up where a tree is not what it is taken for.
+_UNFIT = (KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError, AssertionError)
 
 Path = str | os.PathLike[str]
 #: A package's array as NumPy's, with what its own needs besides, in words and numbers.
@@ -84,6 +94,8 @@ def check_can_save(path: Path) -> None:
             f"Expected checkpoint to be the path of a file, found {described(path)}."
         ) from None
     try:
+        if not path:
+            raise FileNotFoundError("it is empty")
         if os.path.isdir(path):
             raise IsADirectoryError(f"{path} is a folder")
         with open(_temporary(path), "wb"):
@@ -91,7 +103,7 @@ def check_can_save(path: Path) -> None:
         os.unlink(_temporary(path))
     except OSError as error:
         raise ArgumentError(
-            f"Expected checkpoint to be a file that can be written, found {path} ({error}). "
+            f"Expected checkpoint to be a file that can be written, found '{path}' ({error}). "
             "Make its folder, or give another path."
         ) from error
 
@@ -113,14 +125,32 @@ def load(path: Path, engine: str, from_array: FromArray) -> tuple[dict[str, Any]
     missing = [name for name in _ENTRIES if name not in header]
     if missing:
         raise _damaged(path, f"its header has no {missing}")
+    for name, kind in _ENTRIES.items():
+        if not isinstance(header[name], kind):
+            raise _damaged(path, f"its {name} is {header[name]!r}")
     check_engine(header["engine"], engine)
-    try:
+    with reading(path):
         state = _decoded(header.pop("state"), arrays, from_array)
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
-    if not isinstance(state, dict):
-        raise _damaged(path, f"its state is {state!r}")
+        if not isinstance(state, dict):
+            raise TypeError(f"its state is {state!r}")
     return header, state
+
+
+@contextmanager
+def reading(path: Any) -> Iterator[None]:
+    """Context in which a saved state is taken apart: what does not fit is its damage.
+
+    Raises
+    ------
+    ArgumentError
+        It is damaged.
+    """
+    try:
+        yield
+    except (ArgumentError, ModelCheckError):
+        raise
+    except _UNFIT as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from error
 
 
 def check_engine(found: str, engine: str) -> None:
@@ -137,11 +167,51 @@ def check_engine(found: str, engine: str) -> None:
         )
 
 
-def _damaged(path: Path, detail: str) -> ArgumentError:
+def _damaged(path: Any, detail: str) -> ArgumentError:
+    where = os.fspath(path) if isinstance(path, str | os.PathLike) else "it"
     return ArgumentError(
-        f"Expected a whole saved state, found that {os.fspath(path)} is damaged: {detail}. Load an "
+        f"Expected a whole saved state, found that {where} is damaged: {detail}. Load an "
         "earlier checkpoint."
     )
+
+
+def check_kinds(label: str, own: Any, found: Any) -> None:
+    """See that a saved tree is of the kinds of the present engine's: names, shapes and types.
+
+    What is empty or None in one of them is not there yet, and may be anything in the other.
+
+    Raises
+    ------
+    ArgumentError
+        It is of others.
+    """
+    if own is None or found is None:
+        return
+    if isinstance(own, Mapping) and isinstance(found, Mapping):
+        same = not own or not found or own.keys() == found.keys()
+        pairs = [(name, own[name], found[name]) for name in own.keys() & found.keys()]
+    elif isinstance(own, list | tuple) and isinstance(found, list | tuple):
+        same = not own or not found or len(own) == len(found)
+        pairs = [(str(i), *each) for i, each in enumerate(zip(own, found, strict=False))]
+    else:
+        same, pairs = _kind(own) == _kind(found), []
+    if not same:
+        raise ArgumentError(
+            f"Expected a saved state with a {label} of {_kind(own)}, found {_kind(found)}. Load "
+            "it with the engine that saved it, or load an earlier checkpoint."
+        )
+    for name, one, other in pairs:
+        check_kinds(f"{label} '{name}'", one, other)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"entries {list(value)}"
+    if isinstance(value, list | tuple):
+        return f"{len(value)} entries"
+    if hasattr(value, "shape") and len(value.shape):
+        return f"{value.dtype} in {len(value.shape)} axes"
+    return "text" if isinstance(value, str) else "a number"
 
 
 def check_finite(finite: Mapping[str, Any]) -> None:

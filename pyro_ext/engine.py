@@ -546,6 +546,7 @@ class Engine(EngineShell, ABC):
         )
         best = watch.end()
         warn_if_lost(type(self).__name__, best, "engine.load(result.best.state) goes back to it.")
+        self._look_at_end(self.plan, found)
         return RunResult(found.losses, found.info, best)
 
     @_at_work
@@ -618,29 +619,47 @@ class Engine(EngineShell, ABC):
         ArgumentError
             The state is another engine's, one with other settings, or of another model.
         """
-        saved = _found(path, type(self).__name__)
-        if self._bound is None:
-            self._restore_counts(saved[1])
-            self._pending = saved
-        else:
-            self._restore(*saved)
+        with state_files.reading(path):
+            saved = _found(path, type(self).__name__)
+            if self._bound is None:
+                self._restore_counts(saved[1])
+                self._pending = saved
+            else:
+                self._restore(*saved)
 
     def _restore(self, header: dict[str, Any], state: dict[str, Any]) -> None:
         plan, bound = self.plan, self._require_bound()
         state_files.check(header, self._header(plan))
-        self._check_memory(plan, state.get("memory", bound.memory), bound.memory)
-        self._state = self._load_algorithm_state(self.plan, self._state, state["algorithm"])
+        self._check_memory(plan, state["memory"], bound.memory)
+        if state["rows"] == self._rows(plan):
+            state_files.check_kinds("estimator", self._estimator_state, state["estimator"])
+        before = self._kept_state().state
+        try:
+            with state_files.reading(None):
+                self._take_over(state)
+        except BaseException:
+            self._take_over(before)
+            raise
+
+    def _take_over(self, state: dict[str, Any]) -> None:
+        plan, bound = self.plan, self._require_bound()
+        self._state = self._load_algorithm_state(plan, self._state, state["algorithm"])
         self._restore_counts(state)
         self._generator.set_state(state["generator"])
         # An order of other rows is of no use.
         self._estimator_state = (
             state["estimator"]
-            if state.get("rows", self._rows(plan)) == self._rows(plan)
+            if state["rows"] == self._rows(plan)
             else plan.estimator.init(plan.target, bound.data, self._generator)
         )
         self._draws.set_state(state["draws"])
 
     def _restore_counts(self, state: dict[str, Any]) -> None:
+        counts = [state[name] for name in ("steps", "skipped")]
+        if not all(is_count(each, least=0) for each in counts):
+            raise ValueError(f"its counts of steps are {counts}")
+        if not isinstance(state["gradient_evaluations"], int | float):
+            raise TypeError(f"its gradient evaluations are {state['gradient_evaluations']!r}")
         self.num_steps_taken = state["steps"]
         self.num_skipped = state["skipped"]
         self.gradient_evaluations = state["gradient_evaluations"]
@@ -681,6 +700,9 @@ def _found(path: Any, engine: str) -> tuple[dict[str, Any], dict[str, Any]]:
         return path.header, _of_its_own(path).state
     header, state = state_files.load(path, engine, _from_numpy)
     history = {name: values.tolist() for name, values in state["history"].items()}
+    lengths = {name: len(values) for name, values in history.items()}
+    if "loss" not in lengths or set(lengths.values()) != {state["steps"]}:
+        raise ValueError(f"it has {state['steps']} steps, with figures of {lengths}")
     return header, {**state, "history": history}
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext import state_files
+from ppl_ext import run, state_files
 from ppl_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
 from tests.engine_support import Shell, shell_of
 
@@ -34,6 +34,25 @@ def plain_of(shell: Shell) -> Any:
 @functools.cache
 def _kept(package: str) -> Any:
     return shell_of(package).make()
+
+
+def test_a_run_in_many_pieces_keeps_the_figures_of_its_steps_alone(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the memory of the longest piece for each of them, which is gigabytes in long runs."""
+    joined, seen = run._joined, []
+
+    def listen(pieces: list[run.Piece]) -> run.Piece:
+        seen.extend(pieces)
+        return joined(pieces)
+
+    monkeypatch.setattr(run, "_joined", listen)
+    shell.run(plain_of(shell), 6, callback=lambda *_: None, callback_every=2)
+    assert len(seen) >= 3
+    for piece in seen:
+        for values in (piece.losses, *piece.info.values()):
+            whole = values if values.base is None else values.base
+            assert whole.nbytes == values.nbytes
 
 
 def test_result_of_a_run(shell: Shell) -> None:

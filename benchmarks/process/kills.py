@@ -3,9 +3,10 @@
 In each package 200 processes that save a checkpoint at every step are killed (SIGKILL) at random
 moments; each goes on from the file that the one before has left, and a run that gets to its end
 must have the very state of one that nothing has stopped. A file that cannot be loaded is counted
-as torn, a file in the folder besides the checkpoint (and, after a kill, its unfinished next) as
-litter. Then 50 times Ctrl-C reaches a run in its own process: the state must be that of an engine
-that took as many steps undisturbed, and go on as that does. Written to kills.jsonl and kills.md.
+as torn. An unfinished ``.part`` beside it is what the next write takes over: it may lie there after
+a kill and not at a run's end; any other file is litter, and so is a ``.part`` at the end. Then 50
+times Ctrl-C reaches a run in its own process: the state must be that of an engine that took as many
+steps undisturbed, and go on as that does. Written to kills.jsonl, kills.md and kills.png.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from benchmarks.process.fits import Fits
 
 #: Steps of a run that is killed again and again, and seconds until a kill at most.
 STEPS, LONGEST = 400, 0.5
-#: Steps of a run that is meant to be interrupted.
-MANY = 10**8
+#: Steps of a run that is meant to be interrupted, and seconds after which it was not.
+MANY, PATIENCE = 10**8, 120.0
+#: What must not happen.
+BAD = ("torn", "litter", "not exact")
 #: Engines that get Ctrl-C in turn: they write their tensors in different ways.
 INTERRUPTED = ("SVGD", "FisherVI")
 
@@ -44,34 +47,105 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kills", type=count, default=200)
     parser.add_argument("--interrupts", type=count, default=50)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--signal", choices=("SIGKILL", "Ctrl-C", "both"), default="both")
+    parser.add_argument(
+        "--redraw",
+        action="store_true",
+        help="run nothing; table and plot from the records in the output folder",
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run it; the exit status is 1 where anything was torn, left behind or not exact."""
-    path = arguments.out / "kills.jsonl"
-    records.moved_aside(path)
-    packages = ("pyro", "numpyro") if arguments.backend == "both" else (arguments.backend,)
-    for package in packages:
-        for name, work, number in (
-            ("SIGKILL", killed, arguments.kills),
-            ("Ctrl-C", interrupted, arguments.interrupts),
-        ):
+    out: Path = arguments.out
+    path = out / "kills.jsonl"
+    if not arguments.redraw:
+        records.moved_aside(path)
+        for package in ("pyro", "numpyro"):
+            if arguments.backend in (package, "both"):
+                _run(package, arguments, path)
+    found = records.read(path)
+    text = table(found)
+    records.write_text(out / "kills.md", text)
+    _plot(found, out / "kills.png")
+    sys.stdout.write(text)
+    good = [not each.failed and not any(each.figures.get(name) for name in BAD) for each in found]
+    return 0 if all(good) else 1
+
+
+def _run(package: str, arguments: argparse.Namespace, path: Path) -> None:
+    for name, work, number in (
+        ("SIGKILL", killed, arguments.kills),
+        ("Ctrl-C", interrupted, arguments.interrupts),
+    ):
+        if arguments.signal in (name, "both"):
             record = records.Record("kills", name, package, "regression", arguments.seed)
             record.settings = {"number": number, "steps": STEPS}
             with records.recorded_run(path, record, go_on_after=(Exception,)):
                 record.figures |= work(package, number, arguments.seed)
-    found = records.read(path)
-    rows = [
-        {"package": each.backend, "signal": each.method, **each.figures}
-        | ({"error": each.error} if each.failed else {"seconds": each.seconds})
+
+
+def table(found: list[records.Record]) -> str:
+    """Markdown table of the records."""
+    rows: list[dict[str, Any]] = [
+        {
+            "package": each.backend,
+            "signal": each.method,
+            "number": each.settings.get("number"),
+            "unfinished file there": each.figures.get("files at a kill"),
+            "runs to the end": each.figures.get("ends"),
+            "torn": each.figures.get("torn"),
+            "litter": each.figures.get("litter"),
+            "not exact": each.error or each.figures.get("not exact"),
+            "seconds": each.seconds,
+        }
         for each in found
     ]
-    text = records.markdown_table(rows)
-    records.write_text(arguments.out / "kills.md", text)
-    sys.stdout.write(text)
-    bad = ("torn", "litter", "not exact")
-    good = [not each.failed and not any(each.figures.get(name) for name in bad) for each in found]
-    return 0 if all(good) else 1
+    return records.markdown_table(rows)
+
+
+def _plot(found: list[records.Record], path: Path) -> None:
+    """Bars: how often each signal came, and what was found."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    shown = {
+        "SIGKILL": {
+            "kills": "kills",
+            "files at a kill": "with an\nunfinished\nfile",
+            "ends": "runs to\nthe end",
+            "torn": "torn",
+            "litter": "litter",
+            "not exact": "not exact",
+        },
+        "Ctrl-C": {"interrupts": "interrupts", "not exact": "not exact"},
+    }
+    figure, axes = plt.subplots(
+        1,
+        2,
+        figsize=(9, 3.5),
+        layout="constrained",
+        width_ratios=[len(each) for each in shown.values()],
+    )
+    for axis, (signal_name, names) in zip(axes, shown.items(), strict=True):
+        chosen = [each for each in found if each.method == signal_name]
+        for place, each in enumerate(chosen):
+            where = [index + 0.4 * (place - (len(chosen) - 1) / 2) for index in range(len(names))]
+            label = each.backend + (" (failed)" if each.failed else "")
+            bars = axis.bar(where, [each.figures.get(name, 0) for name in names], 0.38, label=label)
+            axis.bar_label(bars)
+        axis.set(title=signal_name, ylabel="times")
+        axis.set_xticks(range(len(names)), names.values())
+        axis.margins(y=0.12)
+    legend: dict[str, Any] = {}
+    for axis in axes:
+        handles, labels = axis.get_legend_handles_labels()
+        legend |= dict(zip(labels, handles, strict=True))
+    figure.legend(legend.values(), legend.keys(), loc="outside right upper")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
 
 
 # -- SIGKILL ---------------------------------------------------------------------------------------
@@ -83,16 +157,21 @@ def killed(package: str, kills: int, seed: int) -> dict[str, Any]:
     # Processes that have imported everything, and nothing has started threads yet.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.process.fits", f"{package}_ext"])
-    found = {"kills": 0, "torn": 0, "litter": 0, "ends": 0, "not exact": 0, "files at a kill": 0}
+    found: dict[str, Any] = dict.fromkeys(("kills", "torn", "litter", "ends", "not exact"), 0)
+    found |= {"files at a kill": 0, "names of litter": []}
     with tempfile.TemporaryDirectory() as folder:
-        reference = _one(context, package, os.path.join(folder, "reference"), None)[1]
-        path, reached = os.path.join(folder, "run", "state"), 0
+        # The digest is taken by a file too, which is no file of the run's: it has another folder.
+        # There JAX keeps its compiled programs as well, and a run is at its steps in a second.
+        paths = os.path.join(folder, "run", "state"), os.path.join(folder, "digest")
+        reference = _one(context, package, (os.path.join(folder, "reference"), paths[1]), None)[1]
+        path, reached = paths[0], 0
         os.mkdir(os.path.dirname(path))
         while found["kills"] < kills or reached:
             last = found["kills"] >= kills
             until = None if last else moments.uniform(0.0, LONGEST)
-            what, value = _one(context, package, path, until)
+            what, value = _one(context, package, paths, until)
             left = set(os.listdir(os.path.dirname(path)))
+            litter = left - ({"state"} if what == "ended" else {"state", "state.part"})
             if what == "failed":
                 found["torn"] += 1
                 print(value, file=sys.stderr)
@@ -100,23 +179,26 @@ def killed(package: str, kills: int, seed: int) -> dict[str, Any]:
             elif what == "ended":
                 found["ends"] += 1
                 found["not exact"] += value != reference
-                found["litter"] += left != {"state"}
+                found["torn"] += "state" not in left
                 reached = 0
             else:
                 found["kills"] += 1
                 found["files at a kill"] += "state.part" in left
-                found["litter"] += not left <= {"state", "state.part"}
                 reached = 1
+            found["litter"] += bool(litter)
+            found["names of litter"] += sorted(litter)
             if not reached:
                 for name in left:
                     os.unlink(os.path.join(os.path.dirname(path), name))
     return found
 
 
-def _one(context: Any, package: str, path: str, until: float | None) -> tuple[str, Any]:
+def _one(
+    context: Any, package: str, paths: tuple[str, str], until: float | None
+) -> tuple[str, Any]:
     """Start a run and kill it so many seconds after its first step; None lets it end."""
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_checkpointing, args=(package, path, theirs))
+    process = context.Process(target=_checkpointing, args=(package, *paths, theirs))
     process.start()
     theirs.close()
     what: str = "killed"
@@ -135,10 +217,10 @@ def _one(context: Any, package: str, path: str, until: float | None) -> tuple[st
     return what, value
 
 
-def _checkpointing(package: str, path: str, pipe: Any) -> None:
+def _checkpointing(package: str, path: str, digest: str, pipe: Any) -> None:
     """Go on from the file, if there is one, to the end of the run."""
     try:
-        _one_thread(package)
+        _prepare(package, os.path.join(os.path.dirname(digest), "programs"))
         fits = Fits(package)
         engine, state = fits.make("SVGD"), None
         if os.path.exists(path):
@@ -156,16 +238,23 @@ def _checkpointing(package: str, path: str, pipe: Any) -> None:
         state = fits.run(engine, state, remaining, callback=tell, callback_every=1, **options)
         if first:  # the run was at its end already
             pipe.send(("running", None))
-        pipe.send(("ended", fits.digest(engine, state, path + ".digest")))
+        pipe.send(("ended", fits.digest(engine, state, digest)))
     except BaseException:  # noqa: BLE001 the other process tells
         pipe.send(("failed", traceback.format_exc()))
 
 
-def _one_thread(package: str) -> None:
+def _prepare(package: str, programs: str | None = None) -> None:
+    """One thread, and a folder for JAX's compiled programs."""
     if package == "pyro":
         import torch
 
         torch.set_num_threads(1)
+    elif programs is not None:
+        import jax
+
+        jax.config.update("jax_compilation_cache_dir", programs)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 # -- Ctrl-C ----------------------------------------------------------------------------------------
@@ -188,8 +277,10 @@ def interrupted(package: str, interrupts: int, seed: int) -> dict[str, Any]:
 
 
 def _interrupting(package: str, interrupts: int, seed: int, pipe: Any) -> None:
+    # A process that a shell has started in the background ignores Ctrl-C, and so do its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        _one_thread(package)
+        _prepare(package)
         pipe.send(interrupted_here(package, interrupts, seed))
     except BaseException:  # noqa: BLE001 the other process tells
         pipe.send(traceback.format_exc())
@@ -231,13 +322,15 @@ def _interrupt(fits: Fits, engine: Any, state: Any, seconds: float) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=press, daemon=True)
+    began = time.monotonic()
 
-    def first(*_: Any) -> None:
+    def first(*_: Any) -> bool:
         if thread.ident is None:
             thread.start()
+        return time.monotonic() - began > PATIENCE
 
     try:
         fits.run(engine, state, MANY, first, callback_every=10)
     except KeyboardInterrupt as stop:
         return None if fits.is_pyro else stop.state  # type: ignore[attr-defined]
-    raise RuntimeError("the run has ended before Ctrl-C")
+    raise RuntimeError(f"expected Ctrl-C to end the run, found it running after {PATIENCE} s")

@@ -38,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
     parser.add_argument("--steps", type=count, default=50_000, help="of one engine")
     parser.add_argument("--engines", type=count, default=200, help="made and dropped")
+    parser.add_argument(
+        "--redraw",
+        action="store_true",
+        help="run nothing; table and plot from the records in the output folder",
+    )
 
 
 def resident() -> float:
@@ -105,30 +110,11 @@ def main(arguments: argparse.Namespace) -> int:
     """Run it; the exit status is 1 where a package fails or grows."""
     out: Path = arguments.out
     path = out / "soak.jsonl"
-    records.moved_aside(path)
-    packages = ("pyro", "numpyro") if arguments.backend == "both" else (arguments.backend,)
-    spawn = multiprocessing.get_context("spawn")
-    for package in packages:
-        settings = {"steps": arguments.steps, "engines": arguments.engines}
-        with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-            try:
-                found = pool.submit(measure, package, arguments.steps, arguments.engines).result()
-            except Exception as error:  # noqa: BLE001 a failure is a record
-                found, told = {}, f"{type(error).__name__}: {error}"
-                failed = records.Record("soak", "process", package, "regression", 0, settings)
-                failed.error = told
-                records.append(path, failed)
-        for phase, (readings, seconds) in found.items():
-            number = settings[PHASES[phase][1]]
-            record = records.Record("soak", phase, package, "regression", 0, {"number": number})
-            record.seconds = seconds
-            record.figures = {
-                "megabytes": [round(each, 2) for each in readings],
-                "first": readings[0],
-                "last": readings[-1],
-                "growth": growth(readings),
-            }
-            records.append(path, record)
+    if not arguments.redraw:
+        records.moved_aside(path)
+        for package in ("pyro", "numpyro"):
+            if arguments.backend in (package, "both"):
+                _run(package, arguments, path)
     found_records = records.read(path)
     text = table(found_records)
     records.write_text(out / "soak.md", text)
@@ -136,6 +122,30 @@ def main(arguments: argparse.Namespace) -> int:
     sys.stdout.write(text)
     good = [not each.failed and each.figures["growth"] <= GOAL for each in found_records]
     return 0 if all(good) else 1
+
+
+def _run(package: str, arguments: argparse.Namespace, path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    settings = {"steps": arguments.steps, "engines": arguments.engines}
+    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        try:
+            found = pool.submit(measure, package, arguments.steps, arguments.engines).result()
+        except Exception as error:  # noqa: BLE001 a failure is a record
+            found, told = {}, f"{type(error).__name__}: {error}"
+            failed = records.Record("soak", "process", package, "regression", 0, settings)
+            failed.error = told
+            records.append(path, failed)
+    for phase, (readings, seconds) in found.items():
+        number = settings[PHASES[phase][1]]
+        record = records.Record("soak", phase, package, "regression", 0, {"number": number})
+        record.seconds = seconds
+        record.figures = {
+            "megabytes": [round(each, 2) for each in readings],
+            "first": readings[0],
+            "last": readings[-1],
+            "growth": growth(readings),
+        }
+        records.append(path, record)
 
 
 def table(found: list[records.Record]) -> str:
@@ -169,7 +179,7 @@ def _plot(found: list[records.Record], path: Path) -> None:
                 where = np.linspace(0, each.settings["number"], len(readings) + 1)[1:]
                 axis.plot(where, readings, label=each.backend)
         axis.set(title=phase, xlabel=PHASES[phase][1], ylabel="resident memory (MB)")
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 1.15 * axis.get_ylim()[1])
         axis.legend()
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -10,14 +10,19 @@ record of every run and a plot of each experiment are written to the output fold
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks import records
 from benchmarks.arguments import count
 from benchmarks.records import Record
+
+if TYPE_CHECKING:
+    from benchmarks.synthetic.experiments import Case, Experiment
 
 BACKENDS = {"numpyro": ("numpyro",), "pyro": ("pyro",), "both": ("numpyro", "pyro")}
 LABELS = {"numpyro": "NumPyro", "pyro": "Pyro"}
@@ -41,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--quick", action="store_true", help="a fifth of the budget, and at most two seeds"
+    )
+    parser.add_argument(
+        "--cases", nargs="+", metavar="NAME", help="of an experiment, as named in the records"
+    )
+    parser.add_argument(
+        "--methods", nargs="+", metavar="NAME", help='such as "Ours, regression" or ADVI'
     )
     parser.add_argument("--float32", action="store_true", help="single precision")
     parser.add_argument(
@@ -78,7 +89,7 @@ def main(arguments: argparse.Namespace) -> int:
             ]
             begun = time.perf_counter()
             if not arguments.redraw:
-                for case in experiment.cases:
+                for case in selected(experiment, arguments.cases, arguments.methods):
                     print(f"{LABELS[name]}, {chosen}: {case.title}", flush=True)
                     found += runs.run_case(experiment, case, backend, seeds, path)
             if not found:
@@ -92,6 +103,16 @@ def main(arguments: argparse.Namespace) -> int:
         sections.append(f"All runs took {seconds / 60:.1f} minutes.\n")
     records.write_text(out / "synthetic.md", "\n".join(["# Synthetic targets\n", *sections]))
     return 0
+
+
+def selected(
+    experiment: Experiment, cases: Sequence[str] | None, methods: Sequence[str] | None
+) -> Iterator[Case]:
+    """Cases of an experiment with these names, with the methods of these names; None means all."""
+    for case in experiment.cases:
+        kept = tuple(each for each in case.methods if methods is None or each.name in methods)
+        if kept and (cases is None or case.name in cases):
+            yield dataclasses.replace(case, methods=kept)
 
 
 def latest(found: Sequence[Record]) -> list[Record]:

@@ -116,7 +116,8 @@ def trajectories(experiment: Experiment, found: Sequence[Record], path: Path) ->
     for axis in axes[-1]:
         axis.set_xlabel("score evaluations")
     for axis in axes[0]:
-        axis.legend(fontsize=7)
+        if axis.lines:
+            axis.legend(fontsize=7)
     figure.suptitle(experiment.title, fontsize=11)
     figure.savefig(path, dpi=120)
     plt.close(figure)
@@ -163,7 +164,8 @@ def noise(experiment: Experiment, found: Sequence[Record], path: Path) -> None:
         axis.axhline(1.0, color="black", linestyle=":", linewidth=1)
         axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel("negative ELBO above its optimum (nats)")
-    axes[0, -1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    if axes[0, -1].get_legend_handles_labels()[0]:
+        axes[0, -1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.suptitle(
         f"{experiment.title}: values above {ceiling:g} and failed runs are drawn at the top",
         fontsize=11,

@@ -182,6 +182,13 @@ class Arguments:
                 f"with it ({text}). Use jnp.where, lax.cond or numpyro.contrib.control_flow.cond, "
                 "and give the model the same latent sites on every run."
             )
+        if isinstance(error, jax.errors.UnexpectedTracerError):
+            return ModelCheckError(
+                "The model keeps a value of one run and uses it in the next, such as a random key "
+                "that it splits outside of itself or a counter of JAX's. Expected a model whose "
+                "log density depends on its latent sites and its arguments alone: pass what "
+                "changes as an argument."
+            )
         if isinstance(error, jax.errors.TracerArrayConversionError):
             if self.bound.plates:
                 return closure_error(self.bound.plates)

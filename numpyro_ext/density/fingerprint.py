@@ -127,6 +127,7 @@ def _found(trace: Trace) -> dict[str, dict[str, np.ndarray]]:
         if is_observation(site):
             found["observed value"] = site["value"]
         found["log density"] = site["fn"].log_prob(site["value"])
+        found["scale"] = site["scale"]
         sites[name] = {
             each: as_numpy(value)
             for each, value in found.items()

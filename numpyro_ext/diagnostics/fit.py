@@ -164,7 +164,7 @@ def state_of_engine(engine: Any, state: Any) -> EngineState:
     Raises
     ------
     ArgumentError
-        It is neither.
+        It is neither, or another engine's.
     """
     if isinstance(state, RunResult):
         state = state.state
@@ -173,6 +173,7 @@ def state_of_engine(engine: Any, state: Any) -> EngineState:
             f"Expected the state of {type(engine).__name__} as the second argument, "
             f"engine.run(...).state or the result itself, found {type(state).__name__}."
         )
+    engine.check_state(state)
     return state
 
 

@@ -110,13 +110,13 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
     # -- the Gaussian -------------------------------------------------------------------------
 
     def fit_curvature(self, state: EngineState, *args: Any, **kwargs: Any) -> Precision:
-        self._check_state(state)
+        self.check_state(state)
         if args or kwargs:
             self._bound, _ = self._bind_again(self._require_bound(), args, kwargs)
         return self._curvature_at(self.particles(state)[0])
 
     def log_marginal_likelihood(self, state: EngineState) -> Float[Array, ""]:
-        self._check_state(state)
+        self.check_state(state)
         data, precision = self._fit(self.particles(state)[0])
         value = self.target.full_log_density(self.particles(state), data)[0]
         return self._evidence(value, precision)
@@ -130,7 +130,7 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
     ) -> Array:
         number = DRAWS if num_samples is None else num_samples
         check_count("num_samples", number)
-        self._check_state(state)
+        self.check_state(state)
         mode = self.particles(state)[0]
         _, precision = self._fit(mode)
         key = key_of_draws(state) if rng_key is None else rng_key
@@ -144,7 +144,7 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
         ArgumentError
             The curvature is singular, or the last arguments were a batch.
         """
-        self._check_state(state)
+        self.check_state(state)
         return self._approximation_at(self.particles(state)[0])
 
 

@@ -19,7 +19,7 @@ from numpyro_ext.gradients import Full
 from numpyro_ext.guides.flat_density import Parameters
 from numpyro_ext.score.guide_engine import GuideEngine, GuidePlan
 from numpyro_ext.score.overflow import judged
-from ppl_ext.matching import RECENT, MatchingShell
+from ppl_ext.matching import RECENT, MatchingShell, pull
 from ppl_ext.regression.overflow import LENIENCE
 
 
@@ -60,7 +60,8 @@ class GaussianMatching(MatchingShell, GuideEngine):
         loss = jnp.square(present - score.score).sum(-1).mean()
         log_p = score.log_density(target.likelihood_temperature)
         moments = density.moments(parameters)
-        latest = jnp.square(score.score @ moments.scale).sum(-1).mean().astype(seen.dtype)
+        whitened = score.score @ moments.scale
+        latest = jnp.square(whitened).sum(-1).mean().astype(seen.dtype)
         verdict = judged(seen, latest)
         after = jnp.where(seen > 0.0, seen + RECENT * (latest - seen), latest)
         before = seen
@@ -75,5 +76,10 @@ class GaussianMatching(MatchingShell, GuideEngine):
         state = state._replace(
             algorithm=MatchingState(parameters, seen), estimator=estimator, rng_key=rng_key
         )
-        info = {"log_p": log_p.mean(), "log_q": log_q.mean(), "rejected": rejected}
+        info = {
+            "log_p": log_p.mean(),
+            "log_q": log_q.mean(),
+            "pull": pull(whitened),
+            "rejected": rejected,
+        }
         return state, loss, info

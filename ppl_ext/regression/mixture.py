@@ -50,6 +50,12 @@ halves: log w_k moves by b (E_k[f] - E_q[f]), at most by 0.1, with b = 0.1 / sqr
 mean square of E_k[f] - E_q[f] of late. So a component that lies a million nats below the others
 loses its weight as fast as one that lies ten below. Constants in log pi do not matter.
 
+*Far away*. The match is linear, and takes what it cannot explain for noise. So where most of the
+guide's mass is far from the target, as after a change of the data, the match gives way to the
+search: when the means of L^T E_k[grad f] over recent iterations, which noise leaves near zero, have
+a weighted mean square of more than 25, and of more than half of the single entries'. In the first
+half of a run the search goes on as there, later until the guide has arrived.
+
 Iterations with scores that come from an overflow are left out, see
 :mod:`ppl_ext.regression.overflow`: each component's scores are compared with its own earlier
 ones since it last started.
@@ -85,6 +91,9 @@ LARGEST_MOVE, LARGEST_CHANGE = 0.3, 0.5
 #: Share of the run in which means that have far to go move further, how far, and by which part of
 #: the way: a posterior may be thousands of widths away. Later such moves would follow noise.
 LONG_SHARE, LONG_MOVE, LONG_FACTOR = 0.25, 3.0, 0.01
+#: From which length of the mean whitened gradient a component is far, and which share of the
+#: gradients' mean square it must be.
+FAR, FAR_SHARE = 5.0, 0.5
 #: Weight of the latest iteration in averages over the recent ones.
 RECENT = 0.1
 #: Iterations that a run of unknown length is taken to have. It stays at three quarters of them.
@@ -116,7 +125,8 @@ class MixtureRegression(NamedTuple):
     ``cost`` (K,) is c, ``value_square`` (K,) the mean square v and ``residual`` () the mean
     square of R. ``num_updates`` and ``num_restarts`` are counts (). ``matching`` says whether the
     search is over. ``score_square`` (K,) is the mean square of each component's whitened scores, 0
-    before there are any.
+    before there are any. ``gradient`` (K, D) is the mean of L^T grad f at each component's draws,
+    and ``gradient_square`` (K,) the mean of its squared length.
     """
 
     num_updates: Any
@@ -127,6 +137,8 @@ class MixtureRegression(NamedTuple):
     start: Start
     matching: Any
     score_square: Float[Any, " K"]
+    gradient: Float[Any, "K D"]
+    gradient_square: Float[Any, " K"]
 
 
 class Step(NamedTuple):
@@ -209,12 +221,24 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         width = xp.log(self.diagonal(components.scale_tril)).mean(-1)
         start = Start(center, xp.sqrt(square), xp.stack([width.min(), width.max()]))
         # Arrays of their own each, so that the state can be donated.
-        value_square, score_square = (self.filled((number,), center) for _ in range(2))
+        value_square, score_square, gradient_square = (
+            self.filled((number,), center) for _ in range(3)
+        )
+        gradient = self.filled((number, dim), center)
         cost, residual = self.filled((number,), center, 1.0), self.filled((), center, 1.0)
         updates, restarts, _ = self.first_count(center)
         matching = self.first_count(center).num_updates > 0
         return MixtureRegression(
-            updates, restarts, cost, value_square, residual, start, matching, score_square
+            updates,
+            restarts,
+            cost,
+            value_square,
+            residual,
+            start,
+            matching,
+            score_square,
+            gradient,
+            gradient_square,
         )
 
     def update(
@@ -235,12 +259,17 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         residual = (across @ (score - points.score)[..., None])[..., 0]
         latest = ((across @ score[..., None])[..., 0] ** 2).sum(-1).reshape(-1, number).mean(0)
         iteration = as_number(state.num_updates, theta)
-        progress, length = progress_of(iteration, total, dim)
-        # Steps after a run, or in a longer one, do not search again.
-        progress = at_least(progress, chosen(state.matching, SEARCH_SHARE, 0.0))
-        searching = progress < SEARCH_SHARE
+        done, length = progress_of(iteration, total, dim)
+        weight = self.softmax(components.logits)
+        share = weight @ (state.gradient**2).sum(-1)
+        away = (share > FAR**2) & (share > FAR_SHARE * (weight @ state.gradient_square))
+        away = self.truth(away)
+        far = away & state.matching
+        # Steps after a run, or in a longer one, do not search again, but for what is far away.
+        progress = at_least(done, chosen(state.matching & (far ^ True), SEARCH_SHARE, 0.0))
+        searching = (progress < SEARCH_SHARE) | far
         late = at_least(progress - SEARCH_SHARE, 0.0) / (1.0 - SEARCH_SHARE)
-        falling = half_cosine(late)
+        falling = chosen(far, 1.0, half_cosine(late))
 
         def search() -> Step:
             return self.natural_step(points.standard, residual)
@@ -256,6 +285,9 @@ class MixtureForm(ClosedForm[MixtureRegression]):
             step = step._replace(log_weight=step.log_weight + falling * change)
         rate = as_number(at_most(4.0 / length, 1.0), theta)
         seen = averaged(state.score_square, latest, RECENT)
+        gradients = residual.reshape(-1, number, dim)
+        gradient = averaged(state.gradient, gradients.mean(0), RECENT)
+        square = averaged(state.gradient_square, (gradients**2).sum(-1).mean(0), RECENT)
         updated = MixtureRegression(
             state.num_updates + 1,
             state.num_restarts,
@@ -263,10 +295,12 @@ class MixtureForm(ClosedForm[MixtureRegression]):
             value_square,
             averaged(state.residual, (residual**2).mean(), RECENT),
             state.start,
-            searching ^ True,
+            (searching ^ True) | (done >= SEARCH_SHARE),
             self.xp.where(state.score_square > 0.0, seen, latest),
+            gradient,
+            square,
         )
-        reach = chosen(progress < LONG_SHARE, LONG_MOVE, LARGEST_MOVE)
+        reach = chosen((progress < LONG_SHARE) | away, LONG_MOVE, LARGEST_MOVE)
         moved = self.move(components, step, self.trust, reach)
         last = SEARCH_SHARE * chosen(total > 0, total, UNKNOWN_ITERATIONS)
         due = searching & (updated.num_updates % length == 0)
@@ -322,6 +356,11 @@ class MixtureForm(ClosedForm[MixtureRegression]):
     @abstractmethod
     def either(condition: Any, one: Callable[[], Any], other: Callable[[], Any]) -> Any:
         """The value of the first function where a condition holds, else of the second."""
+
+    @staticmethod
+    @abstractmethod
+    def truth(condition: Any) -> Any:
+        """A condition as :meth:`either` and ``chosen`` take it."""
 
     @staticmethod
     @abstractmethod
@@ -483,7 +522,9 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         root = chosen(first, width * cls.identity(dim, standard), narrower * root)
         fresh = cls.arange(number, standard) == least
         state = state._replace(
-            num_restarts=count + 1, score_square=xp.where(fresh, 0.0, state.score_square)
+            num_restarts=count + 1,
+            score_square=xp.where(fresh, 0.0, state.score_square),
+            gradient=xp.where(fresh[:, None], 0.0, state.gradient),
         )
         # Light: it is drawn to where the rest of the guide lacks mass, and gains weight there.
         others = cls.logsumexp(xp.where(fresh, -math.inf, components.logits))

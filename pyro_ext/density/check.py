@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from ppl_ext.density import check_not_empty, repeated_plates_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.families import family_of
-from pyro_ext.density.first_run import Run, Structure, run_once
+from pyro_ext.density.first_run import Derived, Run, Structure, run_once
 from pyro_ext.density.handlers import (
     DiscoveryHandler,
     is_deterministic,
@@ -63,7 +64,8 @@ def check_model(
     ArgumentError
         Rows passed as arguments do not fit the model's plates.
     """
-    first = run_once(model, args, kwargs, {}, 0, 0.1, parameters, dtype=dtype)
+    with Derived((args, kwargs)) as derived:
+        first = run_once(model, args, kwargs, {}, 0, 0.1, parameters, dtype=dtype)
     handler, control = first.handler, first.control
     if not sum(math.prod(shape) for shape in handler.shapes.values()):
         raise ModelCheckError(
@@ -82,8 +84,10 @@ def check_model(
                     "Expected a vectorized plate: `with pyro.plate(name, size, "
                     "subsample_size=B) as rows:`."
                 )
-    families = {name: family_of(handler.sites[name]["fn"]) for name in handler.shapes}
-    layout = Layout(tuple(handler.shapes), dict(handler.shapes), families)
+    families = {
+        name: family_of(handler.sites[name]["fn"], partial(_stated, derived))
+        for name in handler.shapes
+    }
     batch_arguments = bool(control.plates) and _rows_are_arguments(
         model, args, kwargs, first, dtype
     )
@@ -116,6 +120,12 @@ def check_model(
                 "another. Expected the same latent sites and shapes in every run; write the "
                 "choice with torch.where or as a mixture instead of a Python branch."
             )
+        for name, family in families.items():
+            other = again.handler.sites[name]["fn"]
+            if family_of(other, partial(_stated, derived)) != family:
+                # An end of the support depends on a latent site.
+                families[name] = family_of(handler.sites[name]["fn"], _unknown)
+    layout = Layout(tuple(handler.shapes), dict(handler.shapes), families)
     observed = tuple(
         name
         for name, site in handler.sites.items()
@@ -141,6 +151,17 @@ def check_model(
         parameter_names=tuple(dict.fromkeys(handler.parameter_names)),
         device=_device(handler),
     )
+
+
+def _stated(derived: Derived, end: Any) -> Any:
+    """An end of a support, where it does not depend on the model's arguments."""
+    if end in derived:
+        raise LookupError
+    return end
+
+
+def _unknown(end: Any) -> Any:
+    raise LookupError
 
 
 def _rows_are_arguments(

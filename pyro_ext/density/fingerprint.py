@@ -85,6 +85,9 @@ class _Recorder(SiteHandler):
         if msg["is_observed"]:
             found["observed value"] = msg["value"]
         found["log density"] = fn.log_prob(msg["value"])
+        found |= {
+            name: torch.as_tensor(msg[name]) for name in ("scale", "mask") if msg[name] is not None
+        }
         self.sites[msg["name"]] = {
             name: as_numpy(value) for name, value in found.items() if isinstance(value, Tensor)
         }

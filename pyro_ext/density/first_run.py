@@ -20,6 +20,8 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ppl_ext.arguments import named_arrays, nonfinite_arguments
 from ppl_ext.density import check_observations
@@ -51,6 +53,30 @@ class Structure:
     parameters: Any
     parameter_names: tuple[str, ...]
     device: torch.device
+
+
+class Derived(TorchDispatchMode):
+    """Knows the tensors that are computed from some others, while it is active."""
+
+    def __init__(self, tree: Any) -> None:
+        super().__init__()
+        # The tensors themselves are kept: the number of one that is gone may be given again.
+        self._known = {id(each): each for each in _tensors(tree)}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if any(id(each) in self._known for each in _tensors((args, kwargs))):
+            self._known |= {id(each): each for each in _tensors(found)}
+        return found
+
+    def __contains__(self, value: Any) -> bool:
+        return id(value) in self._known
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    return (each for each in pytree.tree_leaves(tree) if isinstance(each, Tensor))
 
 
 class CheckHandler(DiscoveryHandler):

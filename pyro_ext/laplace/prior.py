@@ -24,7 +24,8 @@ class ConditionalPrior(PriorShell):
 
         def product(vector: np.ndarray) -> np.ndarray:
             given = torch.as_tensor(vector, **kind)
-            return torch.stack([product(given) for product in products]).cpu().numpy()
+            found = torch.stack([product(given) for product in products])
+            return found.detach().cpu().numpy()
 
         return product
 

@@ -11,7 +11,7 @@ import torch
 from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Generator
 
-from ppl_ext.matching import RECENT, MatchingShell
+from ppl_ext.matching import RECENT, MatchingShell, pull
 from ppl_ext.regression.overflow import LENIENCE
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import Update
@@ -41,12 +41,14 @@ class GaussianMatching(MatchingShell, GuideEngine):
         found = self._score(theta, data)
         log_p = found.log_density(plan.target.likelihood_temperature).mean()
         loss = float((present - found.score).square().sum(-1).mean())
-        info = {"log_p": float(log_p), "log_q": float(log_q), "rejected": 0.0}
+        info = {"log_p": float(log_p), "log_q": float(log_q), "pull": math.nan, "rejected": 0.0}
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
         if finite:
             with torch.no_grad():
                 moments = density.moments(parameters)
-                latest = float((found.score @ moments.scale).square().sum(-1).mean())
+                whitened = found.score @ moments.scale
+                latest = float(whitened.square().sum(-1).mean())
+                info["pull"] = float(pull(whitened))
                 sound, score_square = _screened(state.method, latest)
                 moments = self._matched(moments, theta, found.score, self.num_steps_taken)
                 matched = density.set_moments(parameters, moments)

@@ -26,6 +26,9 @@ def test_nothing_is_torn_left_or_lost_by_kills(package: str, tmp_path: Path) -> 
     killed, interrupted = records.read(tmp_path / "kills.jsonl")
     assert killed.figures["kills"] == 6 and killed.figures["ends"] > 0
     assert interrupted.figures["interrupts"] == 4 and interrupted.figures["steps"] > 0
+    assert (tmp_path / "kills.png").stat().st_size > 0 and (
+        tmp_path / "kills.md"
+    ).stat().st_size > 0
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ from benchmarks.synthetic import (
     pyro_fits,
     report,
     runs,
+    selected,
     targets,
 )
 from benchmarks.synthetic.experiments import ELBO_GAP, FORWARD, Case, Experiment, Method
@@ -427,6 +428,14 @@ def made_up(
     }
     settings = {"rate": rate, "experiment": "fig2", "budget": 8}
     return Record("synthetic", method, "NumPyro", "small", seed, settings, figures, 1.0, **more)
+
+
+def test_cases_and_methods_can_be_chosen() -> None:
+    fig2 = experiments.all_experiments()["fig2"]
+    assert tuple(selected(fig2, None, None)) == fig2.cases
+    (chosen,) = selected(fig2, ["order-5"], ["ADVI", "GSM"])
+    assert chosen.name == "order-5" and [each.name for each in chosen.methods] == ["ADVI", "GSM"]
+    assert not list(selected(fig2, None, ["Fisher"]))
 
 
 def test_failed_runs_count_as_infinite_and_the_best_rate_is_taken() -> None:

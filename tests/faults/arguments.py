@@ -13,6 +13,7 @@ import pytest
 from tests.engine_support import Verbs
 from tests.faults.programs import Y, mean
 from tests.faults.table import RUNS, Trial, fault
+from tests.stein_support import optimizer
 
 OWN = "the model's own error, before the first step"
 
@@ -416,6 +417,23 @@ def _held(trial: Trial) -> None:
 
     with trial.warned(r"values: shift \(1 number\)", warning):
         trial.run(trial.svgd(of(trial.backend, shift)), 2, trial.backend.array(Y))
+
+
+@fault("Models", "a prior whose mean is a held parameter, in `LaplaceGGN`", RUNS)
+def _held_in_prior(trial: Trial) -> None:
+    host, dist = trial.backend.host, trial.backend.dist
+
+    def model(y: Any) -> None:
+        mean = host.param("mean", trial.backend.array(np.array(3.0)))
+        mu = host.sample("mu", dist.Normal(mean, 0.01))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    engine = trial.engine("LaplaceGGN", model, optimizer(trial.backend, "adam", 0.3))
+    with trial.warned("mean", trial.public.HeldParameterWarning):
+        state, _ = trial.run(engine, 100, trial.backend.array(Y))
+    draws = Verbs(trial.backend, ()).samples(engine, state)["mu"]
+    assert abs(draws.mean() - 3.0) < 0.05 and 0.005 < draws.std() < 0.02
 
 
 @fault("Models", "a gradient that is NaN where the density is finite")

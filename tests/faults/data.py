@@ -76,6 +76,23 @@ def _guide(trial: Trial) -> None:
     assert abs(_mean(trial, engine, state) - before) < 1.5
 
 
+@fault(
+    GROUP,
+    "rows under which a mixture in closed form is a hundred widths away",
+    "goes on from the guide, on the new data",
+)
+def _mixture(trial: Trial) -> None:
+    array = trial.backend.array
+    model = mean(trial.backend)
+    guide = trial.public.AutoGaussianMixture(model, 2)
+    engine = trial.engine("ProximalScoreVI", model, guide)
+    state, _ = trial.run(engine, 100, array(ZEROS))
+    both = array(np.concatenate([ZEROS, np.full(400, 5.0)]))
+    state, _ = trial.run(engine, 900, both, state=state)
+    # The posterior's standard deviation is 0.048.
+    assert abs(_mean(trial, engine, state) - TOGETHER) < 0.03
+
+
 @fault(GROUP, "other numbers under the anchors of `SVGDVR`", "as before; the anchors are made anew")
 def _anchors(trial: Trial) -> None:
     array = trial.backend.array
@@ -119,6 +136,43 @@ def _saved_anchors(trial: Trial) -> None:
     state = before.load(other, path)
     state, _ = after.run(other, 150, state)
     assert abs(_mean(trial, other, state) - 5.0) < 0.3
+
+
+@fault(GROUP, "a saved state with anchors, of a model that closes over other data now")
+def _saved_anchors_of_constants(trial: Trial) -> None:
+    backend, path = trial.backend, trial.folder / "state"
+    held, program = {"y": backend.array(ZEROS)}, mean(backend, 10)
+
+    def made() -> Any:
+        return _quick(
+            trial, lambda: program(held["y"]), estimator=trial.public.SVRG(anchor_every=50)
+        )
+
+    verbs, engine = Verbs(backend, ()), made()
+    state, _ = verbs.run(engine, 3)
+    verbs.save(engine, state, path)
+    held["y"] = backend.array(FIVES)
+    other = made()
+    for _ in range(2):
+        with trial.refused("belongs to other data: SVRG keeps scores"):
+            verbs.load(other, path)
+    held["y"] = backend.array(ZEROS)
+    other = made()
+    assert verbs.taken(other, verbs.load(other, path)) == 3
+
+
+@fault(GROUP, "other data after steps inside `jax.jit`, with anchors", FOLLOWS, pyro=None)
+def _after_jit(trial: Trial) -> None:
+    import jax
+
+    array = trial.backend.array
+    engine = _quick(trial, mean(trial.backend, 10), estimator=trial.public.SVRG(anchor_every=10**6))
+    key = jax.random.key(0)
+    engine.init(key, array(ZEROS))
+    state = jax.jit(engine.init)(key, array(ZEROS))
+    state, _ = jax.jit(engine.update)(state, array(ZEROS))
+    state, _ = trial.run(engine, 150, array(FIVES), state=state)
+    assert abs(_mean(trial, engine, state) - 5.0) < 0.3
 
 
 @fault(GROUP, "a saved order of minibatches, loaded with more rows", FOLLOWS)

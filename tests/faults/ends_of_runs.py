@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engine_support import Verbs
 from tests.faults.programs import Y, mean
 from tests.faults.table import RUNS, Trial, fault
 from tests.stein_support import optimizer
@@ -93,3 +94,25 @@ def _noise(trial: Trial) -> None:
         warnings.simplefilter("error", trial.public.LostFitWarning)
         for steps in (25, 100):
             trial.run(trial.svgd(mean(trial.backend, 2)), steps, y)
+
+
+@fault(
+    GROUP,
+    "`GSM` and `BaM` that start a thousand widths from the posterior, or on it",
+    "`ConvergenceWarning` at the end of the run from afar, none from nearby",
+)
+def _matches_from_afar(trial: Trial) -> None:
+    backend = trial.backend
+    model, hosts = mean(backend), backend.autoguide if trial.is_pyro else backend.host.infer
+    for name in ("GSM", "BaM"):
+        for value, far in ((-200.0, True), (float(Y.mean()), False)):
+            start = hosts.init_to_value(values={"mu": backend.array(np.array(value))})
+            guide = backend.autoguide.AutoMultivariateNormal(model, init_loc_fn=start)
+            engine = trial.engine(name, model, guide)
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always", trial.public.ConvergenceWarning)
+                state, _ = trial.run(engine, 120, backend.array(Y))
+            shown = [str(each.message) for each in found]
+            assert far == any("pull the guide away" in each for each in shown), (name, far, shown)
+            draws = Verbs(backend, ()).samples(engine, state)["mu"]
+            assert far == (abs(draws.mean() - Y.mean()) > 1.0)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.engine_support import Verbs
+from tests.faults.programs import mean
 from tests.faults.table import RUNS, Trial, fault
 
 GROUP = "Threads, exceptions and sharing"
@@ -216,6 +217,37 @@ for _name in ("SVGD", "ProximalScoreVI"):
     fault(GROUP, f"an `OSError` in the model during a step of `{_name}`", KEPT, numpyro=KEPT_PIECE)(
         partial(_fails, _name)
     )
+
+
+@fault(GROUP, "an `OSError` in the optimizer, after the scores of a minibatch", KEPT, numpyro=None)
+def _fails_in_the_optimizer(trial: Trial) -> None:
+    import torch
+
+    fails: list[int] = []
+
+    class Adam(torch.optim.Adam):
+        def step(self, closure: Any = None) -> Any:
+            if fails and fails.pop() == 1:
+                raise OSError("no memory on the device")
+            return super().step(closure)
+
+    def make() -> Any:
+        return trial.svgd(
+            mean(trial.backend, 10),
+            optim=lambda parameters: Adam(parameters, lr=0.05),
+            estimator=trial.public.SVRG(anchor_every=3),
+        )
+
+    verbs = Verbs(trial.backend, (trial.backend.array(Y),))
+    engine = make()
+    verbs.run(engine, 3)
+    # At the fourth step, which has new anchors and the last rows of an order.
+    fails.append(1)
+    before = verbs.bits(engine, None)
+    with pytest.raises(OSError, match="no memory on the device"):
+        verbs.run(engine, 5)
+    assert verbs.bits(engine, None) == before
+    assert goes_on_exactly(verbs, make, engine, None, 10) == 3
 
 
 def interrupted(verbs: Verbs, engine: Any, seconds: float, **options: Any) -> BaseException:

@@ -60,6 +60,31 @@ def counted_factor(backend: Any) -> Callable[[Any], None]:
     return model
 
 
+def counted_scale(backend: Any) -> Callable[[Any], None]:
+    """A counter in the scale of the observations, as for annealing."""
+    calls = [0]
+
+    def model(y: Any) -> None:
+        calls[0] += 1
+        mu = backend.host.sample("mu", backend.dist.Normal(0.0, 10.0))
+        with backend.host.plate("rows", 40), backend.handlers.scale(scale=float(calls[0])):
+            backend.host.sample("y", backend.dist.Normal(mu, 1.0), obs=y)
+
+    return model
+
+
+def random_mask(backend: Any) -> Callable[[Any], None]:
+    """Observations that are left out at random."""
+
+    def model(y: Any) -> None:
+        kept = backend.array(np.random.random(40)) < 0.5  # noqa: NPY002
+        mu = backend.host.sample("mu", backend.dist.Normal(0.0, 10.0))
+        with backend.host.plate("rows", 40), backend.handlers.mask(mask=kept):
+            backend.host.sample("y", backend.dist.Normal(mu, 1.0), obs=y)
+
+    return model
+
+
 def random_minibatch(backend: Any) -> Callable[[Any], None]:
     """Rows that the model draws by itself."""
 
@@ -75,6 +100,8 @@ MODELS: dict[str, tuple[Callable[[Any], Callable[..., None]], str]] = {
     "`random` in a prior": (python_random, "site 'mu': loc"),
     "a growing list that the data depend on": (growing_list, "site 'y': observed value"),
     "a counter in a factor": (counted_factor, "site 'penalty': .*log density"),
+    "a counter in a scale": (counted_scale, "site 'y': scale"),
+    "observations that are masked at random": (random_mask, "site 'y': (mask|log density)"),
     "a minibatch that the model draws itself": (random_minibatch, "site 'y': observed value"),
 }
 
@@ -122,6 +149,22 @@ def _dropout(trial: Trial) -> None:
     with trial.refused("Random numbers come from bernoulli", "ModelCheckError"):
         trial.run(trial.svgd(lambda y: model(y, torch.nn.functional.dropout)), 2, y)
     trial.run(trial.svgd(lambda y: model(y, dropout.eval())), 2, y)
+
+
+@fault(GROUP, "a key of JAX that the model splits outside of itself", pyro=None)
+def _kept_key(trial: Trial) -> None:
+    import jax
+
+    keys = [jax.random.key(0)]
+
+    def model(y: Any) -> None:
+        keys[0], key = jax.random.split(keys[0])
+        mean(trial.backend)(y + jax.random.normal(key, y.shape))
+
+    for _ in range(2):
+        keys[0] = jax.random.key(0)
+        with trial.refused("keeps a value of one run", "ModelCheckError"):
+            trial.run(trial.svgd(model), 3, trial.backend.array(Y))
 
 
 @fault(GROUP, "a list for looking on that nothing depends on, and the host's minibatches", RUNS)

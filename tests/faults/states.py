@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zipfile
 from collections.abc import Callable
 from functools import cache, partial
@@ -33,6 +34,8 @@ def model_of(backend: Any, kind: str = "normal") -> Callable[..., None]:
         prior = {
             "half normal": lambda: dist.HalfNormal(10.0),
             "gumbel": lambda: dist.Gumbel(0.0, 10.0),
+            "to 10": lambda: dist.Uniform(0.0, 10.0),
+            "to 100": lambda: dist.Uniform(0.0, 100.0),
         }.get(kind, lambda: dist.Normal(0.0, 10.0))()
         name = "location" if kind == "renamed" else "mean"
         mean = host.sample(name, prior)
@@ -138,6 +141,44 @@ def _of_another_engine(trial: Trial) -> None:
             verbs.run(ensemble(trial.backend), 1, state)
 
 
+@fault(STATES, "a state of a `Uniform` from 0 to 10, for one from 0 to 100", KEPT)
+def _of_another_interval(trial: Trial) -> None:
+    backend, path = trial.backend, trial.folder / "state"
+    verbs = Verbs(backend, (backend.array(Y),))
+    engine = made(backend, kind="to 10")
+    state, _ = verbs.run(engine, STEPS)
+    verbs.save(engine, state, path)
+    refused_twice(trial, lambda b: made(b, kind="to 100"), verbs, path, "from 0 to 100.*to 10'")
+
+
+@fault(
+    STATES,
+    "draws, parameters, a step or the ELBO of another model's or engine's state",
+    REFUSED,
+    pyro=None,
+)
+def _used_elsewhere(trial: Trial) -> None:
+    backend = trial.backend
+    verbs = Verbs(backend, (backend.array(Y),))
+    guide = backend.autoguide.AutoDiagonalNormal
+    fits = [
+        trial.engine("ProximalScoreVI", model_of(backend, kind), guide)
+        for kind in ("normal", "half normal")
+    ]
+    sets = [made(backend, kind=kind) for kind in ("normal", "half normal")]
+    for own, other in (fits, sets, (fits[0], sets[0])):
+        verbs.run(own, 1)
+        state, result = verbs.run(other, 1)
+        for use in (own.get_samples, own.get_params, lambda s, e=own: e.update(s, *verbs.args)):
+            with trial.refused("Expected a state of this"):
+                use(state)
+        for figure in ("elbo", "psis_khat", "ksd", "to_arviz"):
+            if own in fits or figure in ("ksd", "to_arviz"):
+                args = verbs.args if figure == "to_arviz" else ()
+                with trial.refused("Expected a state of this"):
+                    getattr(trial.public, figure)(own, result, *args)
+
+
 #: What both packages say and do about other numbers of the optimizer.
 OWN_RATE = "loaded; the engine's own rate holds, and `ResumeWarning` says so"
 
@@ -228,6 +269,7 @@ DAMAGES: dict[str, tuple[Change, str]] = {
     "without one of its arrays": (lambda header, arrays: arrays.pop("array0"), "damaged.*array0"),
     "whose state is empty": (lambda header, arrays: header.update(state={}), "damaged"),
     "whose state is text": (lambda header, arrays: header.update(state="text"), "damaged"),
+    "whose settings are text": (lambda header, arrays: header.update(settings="all"), "damaged"),
 }
 
 
@@ -239,6 +281,43 @@ def _damaged(change: Change, words: str, trial: Trial) -> None:
 
 for _given, (_change, _words) in DAMAGES.items():
     fault(FILES, f"a state {_given}", KEPT)(partial(_damaged, _change, _words))
+
+
+def _entries(backend: Any, header: dict[str, Any]) -> list[list[Any]]:
+    """Names and values of what the next step needs."""
+    found: list[list[Any]] = header["state"]["dict"]
+    return found if backend.is_pyro else dict(found)["state"]["dict"]
+
+
+@fault(FILES, "a state that lacks any one of its entries, or has text in its place", KEPT)
+def _entry(trial: Trial) -> None:
+    verbs, path = saved(trial)
+    whole = path.read_bytes()
+    engine = made(trial.backend, other_optimizer(trial.backend, "Adam"))
+    state, _ = verbs.run(engine, 2)
+    before = verbs.bits(engine, state)
+    header = json.loads(dict(np.load(path))["header"].tobytes())
+    names = [name for name, _ in _entries(trial.backend, header)]
+    assert len(names) > 5
+    for name in names:
+
+        def without(header: dict[str, Any], arrays: Any, name: str = name) -> None:
+            entries = _entries(trial.backend, header)
+            entries[:] = [each for each in entries if each[0] != name]
+
+        def with_text(header: dict[str, Any], arrays: Any, name: str = name) -> None:
+            next(each for each in _entries(trial.backend, header) if each[0] == name)[1] = "text"
+
+        for change in (without, with_text):
+            # Rows in words that no engine has are those of other data.
+            if (name, change) == ("rows", with_text):
+                continue
+            path.write_bytes(whole)
+            rewritten(path, change)
+            for _ in range(2):
+                with trial.refused("damaged|does not fit|belongs to other data|Expected a saved"):
+                    verbs.load(engine, path)
+            assert verbs.bits(engine, state) == before
 
 
 @fault(FILES, "a state that was cut off, at forty lengths", KEPT)
@@ -287,14 +366,30 @@ def _no_state(trial: Trial) -> None:
 # -- where states are written ----------------------------------------------------------------------
 
 
-@fault(PLACES, "a checkpoint that is a folder, or in a folder that is absent or a file")
+@fault(PLACES, "a checkpoint that is a folder, in a folder that is absent or a file, or empty")
 def _places(trial: Trial) -> None:
     folder = trial.folder
     (folder / "file").write_text("")
-    for path in (folder, folder / "absent" / "state", folder / "file" / "state"):
+    for path in (folder, folder / "absent" / "state", folder / "file" / "state", ""):
         with trial.refused("Expected checkpoint to be"):
             trial.run(made(trial.backend), 5, trial.backend.array(Y), checkpoint=path)
     assert sorted(each.name for each in folder.iterdir()) == ["file"]
+
+
+@fault(PLACES, "a write just before the power fails", "on the disk before it takes its place")
+def _synced(trial: Trial) -> None:
+    calls: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "replace"):
+            real = getattr(os, name)
+
+            def noted(*args: Any, name: str = name, real: Any = real) -> Any:
+                calls.append(name)
+                return real(*args)
+
+            patch.setattr(os, name, noted)
+        trial.run(made(trial.backend), 1, trial.backend.array(Y), checkpoint=trial.folder / "state")
+    assert calls == ["fsync", "replace"]
 
 
 @fault(PLACES, "half a file of a write that was killed", "gone after the next write")

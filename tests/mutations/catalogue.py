@@ -644,6 +644,13 @@ def _score() -> Iterator[Mutation]:
         "weights = self.softmax(0.0 * self.density.components(parameters).logits)",
         "regression_mixture",
     )
+    yield from neutral(
+        "mixture regression: step of the weights falls with the square of the values",
+        "regression/mixture.py",
+        "step = WEIGHT_STEP / cls.xp.sqrt(1.0 + state.value_square)",
+        "step = WEIGHT_STEP / (1.0 + state.value_square)",
+        "regression_mixture",
+    )
     yield from both(
         "learning rate does not fall",
         "score/guide_engine.py",

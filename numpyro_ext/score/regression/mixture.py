@@ -24,6 +24,10 @@ class MixtureForm(mixture.MixtureForm, ClosedForm[MixtureRegression]):
     verdict = staticmethod(Verdict)
 
     @staticmethod
+    def truth(condition: Bool[Array, ""]) -> Bool[Array, ""]:
+        return condition
+
+    @staticmethod
     def noise(generator: Array, shape: tuple[int, ...], like: Array) -> Float[Array, "*shape"]:
         return standard_normal(generator, shape, like.dtype)
 

@@ -44,6 +44,10 @@ class MixtureForm(mixture.MixtureForm, ClosedForm[MixtureRegression]):
         return one() if condition else other()
 
     @staticmethod
+    def truth(condition: Bool[Tensor, ""]) -> bool:
+        return bool(condition)
+
+    @staticmethod
     def verdict(wild: Bool[Tensor, ""], spoilt: Bool[Tensor, ""]) -> Verdict:
         return Verdict(bool(wild), bool(spoilt))
 
