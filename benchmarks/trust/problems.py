@@ -136,7 +136,9 @@ def of_posterior(source: str, posterior: Posterior) -> Problem:
     """A posterior of a database, by its native program."""
 
     def program(backend: str) -> Program:
-        return Program(programs.programs(backend)[posterior.model_name], (posterior.data(),))
+        # Some programs compute with NumPy from their data, which arguments would not let them.
+        model = programs.programs(backend)[posterior.model_name]
+        return Program(functools.partial(model, posterior.data()))
 
     def reference() -> Draws:
         draws = posterior.reference_draws()

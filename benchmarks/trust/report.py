@@ -164,6 +164,8 @@ def plot(found: Sequence[Record], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     kept = [run for run in found if run.figures["answerable"]]
+    if not any(run.figures.get("evaluations") for run in kept):
+        return
     cases = list(dict.fromkeys(_case(run)[:2] for run in kept))
     if not cases:
         return
