@@ -27,7 +27,7 @@ from numpyro_ext.diagnostics import (
     uncertainty_score,
     uncertainty_split,
 )
-from numpyro_ext.fit import fit
+from numpyro_ext.fit import check, fit
 from numpyro_ext.gradients import (
     SAGA,
     SVRG,
@@ -96,6 +96,7 @@ __all__ = [
     # the right answer, or a clear no
     "Fit",
     "Verdict",
+    "check",
     "fit",
     "load_fit",
     # where runs start

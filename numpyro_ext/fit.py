@@ -14,9 +14,12 @@ from numpyro_ext.density.reparameterise import noncentered
 from numpyro_ext.density.replay import replay
 from numpyro_ext.start import piece_of
 from ppl_ext.documented import documented
+from ppl_ext.fit import check as shared_check
 from ppl_ext.fit import fit as shared
+from ppl_ext.fit.check import CHECK_DOCUMENTATION, CHECK_ESS, draws_of
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.problem import Problem, problem_of
+from ppl_ext.fit.verdict import Verdict
 
 
 @documented(
@@ -75,6 +78,38 @@ def fit(
         exact=exact,
         progress_bar=progress_bar,
     )
+
+
+@documented(
+    CHECK_DOCUMENTATION,
+    host="NumPyro",
+    sources="an engine (``engine.get_samples(state)``), of ``Predictive``, or a run of ``MCMC``",
+    randomness="rng_key : array\n        JAX random key.",
+)
+def check(
+    rng_key: Array,
+    draws: Any,
+    model: Callable[..., Any],
+    *args: Any,
+    budget: int | None = None,
+    seconds: float | None = None,
+    target_ess: float = CHECK_ESS,
+    progress_bar: bool = True,
+    **kwargs: Any,
+) -> Verdict:
+    """Whether draws of any method are the posterior's, by chains that are exact."""
+    found = draws_of(draws)
+    reference = fit(
+        rng_key,
+        model,
+        *args,
+        budget=budget,
+        seconds=seconds,
+        target_ess=target_ess,
+        progress_bar=progress_bar,
+        **kwargs,
+    )
+    return shared_check.check(found, reference)
 
 
 def _problem(

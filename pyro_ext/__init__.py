@@ -44,7 +44,7 @@ from pyro_ext.diagnostics import (
     uncertainty_score,
     uncertainty_split,
 )
-from pyro_ext.fit import fit
+from pyro_ext.fit import check, fit
 from pyro_ext.gradients import (
     SAGA,
     SVRG,
@@ -96,6 +96,7 @@ __all__ = [
     # the right answer, or a clear no
     "Fit",
     "Verdict",
+    "check",
     "fit",
     "load_fit",
     # where runs start

@@ -204,7 +204,10 @@ def _figures(draws: np.ndarray, chains: int, share: float) -> SiteFigures:
         return SiteFigures(share * number, share * number, float("nan"))
     found = convergence(draws.reshape(chains, number // chains, -1).transpose(1, 0, 2))
     return SiteFigures(
-        float(found.ess_bulk.min()), float(found.ess_tail.min()), float(found.r_hat.max())
+        float(found.ess_bulk.min()),
+        float(found.ess_tail.min()),
+        float(found.r_hat.max()),
+        bool(found.is_heavy.any()),
     )
 
 

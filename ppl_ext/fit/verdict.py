@@ -17,6 +17,8 @@ MEANING: dict[Level, str] = {
     "approximate": "draws of an approximation that nothing has corrected",
     "not trusted": "the draws may be wrong",
 }
+#: What is said of draws that chains confirmed.
+CONFIRMED = "draws of an approximation that agree with exact chains"
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,14 @@ class SiteFigures:
         Effective numbers of draws.
     r_hat : float
         NaN where there are no chains.
+    is_heavy : bool
+        Whether tails are too heavy for a standard deviation.
     """
 
     ess_bulk: float
     ess_tail: float
     r_hat: float
+    is_heavy: bool = False
 
     @property
     def mean_error(self) -> float:
@@ -73,17 +78,20 @@ class Verdict:
         Why, in words, with figures, and what to do.
     by_site : dict of str to SiteFigures
     cost : tuple of Stage
+    confirmed : bool
+        Whether draws that nothing corrected agree with chains that are exact.
     """
 
     level: Level
     reasons: tuple[str, ...]
     by_site: Mapping[str, SiteFigures] = field(default_factory=dict)
     cost: tuple[Stage, ...] = ()
+    confirmed: bool = False
 
     @property
     def trusted(self) -> bool:
-        """Whether the level is "exact" or "corrected"."""
-        return self.level in ("exact", "corrected")
+        """Whether the level is "exact" or "corrected", or chains confirmed the draws."""
+        return self.confirmed or self.level in ("exact", "corrected")
 
     @property
     def evaluations(self) -> int:
@@ -117,10 +125,12 @@ class Verdict:
             tuple(found["reasons"]),
             {name: SiteFigures(**site) for name, site in found["by_site"].items()},
             tuple(Stage(**stage) for stage in found["cost"]),
+            found["confirmed"],
         )
 
     def __str__(self) -> str:
-        lines = [f"{self.level}: {MEANING[self.level]}"]
+        meaning = CONFIRMED if self.confirmed else MEANING[self.level]
+        lines = [f"{self.level}: {meaning}"]
         lines += [f"  - {reason}" for reason in self.reasons]
         if self.by_site:
             width = max(len("site"), *map(len, self.by_site))
