@@ -177,7 +177,7 @@ class Fit:
             "num_chains": self.num_chains,
             "verdict": self.verdict.as_json(),
         }
-        header = {"engine": "fit", "settings": {}, "tuning": {}, "sites": {}}
+        header = {"engine": "fit", "settings": {}, "tuning": {}, "sites": list(self.draws)}
         state_files.save(os.fspath(path), header, state, lambda array: (np.asarray(array), {}))
 
     def __repr__(self) -> str:
@@ -194,7 +194,9 @@ def load_fit(path: str | os.PathLike[str]) -> Fit:
         The file is no saved fit, or damaged.
     """
     _, state = state_files.load(os.fspath(path), "fit", lambda array, _: array)
-    return Fit(state["draws"], Verdict.from_json(state["verdict"]), int(state["num_chains"]))
+    with state_files.reading(path):
+        verdict = Verdict.from_json(state["verdict"])
+        return Fit(dict(state["draws"]), verdict, int(state["num_chains"]))
 
 
 def _figures(draws: np.ndarray, chains: int, share: float) -> SiteFigures:

@@ -155,3 +155,12 @@ def test_options_without_meaning_are_refused(backend: Any, option: str, value: A
     model, args, _ = from_zoo(backend, "conjugate_normal")
     with pytest.raises(backend.public.ArgumentError, match=option):
         fit_of(backend, model, *args, **{option: value})
+
+
+def test_damaged_files_are_refused(backend: Any, tmp_path: Path) -> None:
+    model, args, _ = from_zoo(backend, "conjugate_normal")
+    path = tmp_path / "fit"
+    fit_of(backend, model, *args, exact=False).save(path)
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(backend.public.ArgumentError, match="whole saved state"):
+        backend.public.load_fit(path)

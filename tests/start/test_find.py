@@ -182,14 +182,14 @@ def test_walls_of_the_density_are_walked_around() -> None:
 
 
 def test_long_vectors_take_the_diagonal() -> None:
-    scales = np.geomspace(0.5, 2.0, 400)
+    scales = np.geomspace(0.5, 2.0, 700)
 
     def density(z: np.ndarray) -> Any:
         scores = -z / scales**2
         return 0.5 * (z * scores).sum(-1), scores
 
-    start = found(density, 400)
-    assert start.factor.shape == (400,) and start.draw(3).shape == (3, 400)
+    start = found(density, 700)
+    assert start.factor.shape == (700,) and start.draw(3).shape == (3, 700)
     np.testing.assert_allclose(start.factor, scales, rtol=1e-6)
     assert start.evaluations < 400
 
