@@ -162,5 +162,5 @@ def test_damaged_files_are_refused(backend: Any, tmp_path: Path) -> None:
     path = tmp_path / "fit"
     fit_of(backend, model, *args, exact=False).save(path)
     path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(backend.public.ArgumentError, match="whole saved state"):
+    with pytest.raises(backend.public.ArgumentError, match="Expected a file saved"):
         backend.public.load_fit(path)
