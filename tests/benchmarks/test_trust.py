@@ -86,7 +86,8 @@ def test_fit_is_asked_for_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyro_ext, "fit", fit, raising=False)
     program = Program(len, (1,), {"option": 2})
     found = methods.run_method("fit", "pyro", program, 0, methods.Size())
-    assert asked == [((1,), {"option": 2})] and found.evaluations == 80
+    assert asked == [((1,), {"option": 2, "seed": 0, "progress_bar": False})]
+    assert found.evaluations == 80
     assert (found.trusted, found.level, found.reasons) == (False, "not trusted", ("two modes",))
     assert found.stages[0] == {"name": "start", "evaluations": 40, "seconds": 0.5}
 
