@@ -20,7 +20,7 @@ BEST_KHAT, BEST_SHARE = 0.5, 0.3
 #: effective numbers of the tails as a share of those of the middle.
 R_HAT, DIVERGENT, STUCK, TAIL_SHARE = 1.01, 0.005, 0.0, 0.5
 #: Standard error of standard deviations at most, as a share of them.
-DEVIATION_ERROR = 0.05
+DEVIATION_ERROR = 0.03
 #: Acceptance of jumps from which on divergent trajectories do not matter.
 GOOD_JUMPS = 0.2
 #: Nats of rounding in the log density at most, and standard deviations of rounding in positions.
