@@ -1,9 +1,9 @@
 """Fit three models with Pyro and NumPyro, compare with NUTS, and write a report.
 
 Eight schools, a logistic regression on real data and a Bayesian neural network on real data are
-fitted by this project's SVGD and ProximalScoreVI and by the hosts' SVI on both backends. NUTS of
-NumPyro is the reference of both. One table is printed, and ``report.md``, ``demo.jsonl``, plots
-and the fits as netCDF files are written to the output folder.
+fitted by this project's `fit`, SVGD and ProximalScoreVI and by the hosts' SVI on both backends.
+NUTS of NumPyro is the reference of both. One table is printed, with the verdicts of `fit`, and
+``report.md``, ``demo.jsonl``, plots and the fits as netCDF files are written to the output folder.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks import records
 from benchmarks.arguments import count
@@ -25,6 +26,7 @@ COLUMNS = {
     "largest sd ratio": "largest",
     "Kolmogorov": "Kolmogorov",
     "right": "right",
+    "verdict": "verdict",
     "test log likelihood": "test log lik.",
     "seconds": "seconds",
     "gradients": "gradients",
@@ -62,7 +64,9 @@ def main(arguments: argparse.Namespace) -> int:
         for backend in (numpyro_fits, pyro_fits):
             for fit in backend.fits(problem, not arguments.no_progress, arguments.samples):
                 reference = reference or fit
-                figures = judge(problem, fit, reference)
+                figures: dict[str, Any] = judge(problem, fit, reference)
+                if fit.verdict is not None:
+                    figures["verdict"] = fit.verdict.level
                 everything.append(fit)
                 rows.append({"backend": fit.backend, "method": fit.method, **figures})
                 record = records.Record(
@@ -82,6 +86,8 @@ def main(arguments: argparse.Namespace) -> int:
         table = records.markdown_table(rows, COLUMNS)
         print(table)
         own = [fit for fit in everything if fit.problem == problem.name]
+        verdicts = [f"{fit.label}: {fit.verdict}" for fit in own if fit.verdict is not None]
+        print("\n\n".join(verdicts))
         assert reference is not None
         plots.posterior_densities(problem, own, reference, out / f"{problem.name}_posterior.png")
         pictures = [f"{problem.name}_posterior.png"]
@@ -91,7 +97,8 @@ def main(arguments: argparse.Namespace) -> int:
         shown = "\n".join(f"![{problem.title}]({picture})\n" for picture in pictures)
         sections.append(
             f"## {problem.title}\n\n{table}\n"
-            f"Test log likelihood: mean {problem.about_test}.\n\n{shown}"
+            + "".join(f"```text\n{verdict}\n```\n\n" for verdict in verdicts)
+            + f"Test log likelihood: mean {problem.about_test}.\n\n{shown}"
         )
     plots.loss_traces(problems, everything, out / "losses.png")
     seconds = time.perf_counter() - started

@@ -32,6 +32,8 @@ class Fit:
         Trace of the method's own loss; empty for NUTS.
     inference_data : object
         ArviZ object of the fit, where the method is one of this project's.
+    verdict : object
+        What ``fit`` says of its draws; None of other methods.
     """
 
     problem: str
@@ -42,6 +44,7 @@ class Fit:
     gradients: float
     losses: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     inference_data: Any = None
+    verdict: Any = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property

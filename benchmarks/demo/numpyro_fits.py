@@ -1,4 +1,4 @@
-"""The demonstration's models in NumPyro, fitted with NUTS, SVI, SVGD and ProximalScoreVI."""
+"""The demonstration's models in NumPyro, fitted with NUTS, fit, SVI, SVGD and ProximalScoreVI."""
 
 from __future__ import annotations
 
@@ -122,6 +122,17 @@ def fits(problem: Problem, progress_bar: bool, samples: int) -> Iterator[Fit]:
     leapfrogs = float(mcmc.get_extra_fields()["num_steps"].sum()) * (warm_up + kept) / kept
     draws = {k: v for k, v in mcmc.get_samples().items() if k != "theta"}
     yield result("NUTS", draws, started, leapfrogs)
+
+    started = time.perf_counter()
+    found = nx.fit(key, model, *arguments, progress_bar=progress_bar)
+    yield result(
+        "fit",
+        found.draws,
+        started,
+        found.verdict.evaluations,
+        inference_data=nx.to_arviz(found, *arguments),
+        verdict=found.verdict,
+    )
 
     started = time.perf_counter()
     guide = guide_class(model, init_scale=0.01 if is_network else 0.1)

@@ -1,4 +1,4 @@
-"""The demonstration's models in Pyro, fitted with SVI, SVGD and ProximalScoreVI."""
+"""The demonstration's models in Pyro, fitted with fit, SVI, SVGD and ProximalScoreVI."""
 
 from __future__ import annotations
 
@@ -106,6 +106,17 @@ def fits(problem: Problem, progress_bar: bool, samples: int) -> Iterator[Fit]:
     def result(method: str, draws: Any, started: float, gradients: float, **more: Any) -> Fit:
         seconds = time.perf_counter() - started
         return Fit(problem.name, BACKEND, method, neutral(draws), seconds, gradients, **more)
+
+    started = time.perf_counter()
+    found = px.fit(model, *arguments, progress_bar=progress_bar)
+    yield result(
+        "fit",
+        found.draws,
+        started,
+        found.verdict.evaluations,
+        inference_data=px.to_arviz(found, *arguments),
+        verdict=found.verdict,
+    )
 
     pyro.set_rng_seed(0)
     pyro.clear_param_store()
