@@ -10,9 +10,12 @@ import numpy as np
 from jax import Array, random
 
 from numpyro_ext.density import Data, LogDensity
-from numpyro_ext.programs import Program
+from numpyro_ext.programs import Loop
 from ppl_ext.start.search import Piece, rows_of, search
 from ppl_ext.start.start import Start
+
+#: Calls of a usual fit.
+CALLS = 2_000
 
 
 def find_start(rng_key: Array, model: Callable[..., Any], *args: Any, **kwargs: Any) -> Start:
@@ -69,13 +72,19 @@ def start_of(
 def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None) -> Piece:
     """Log densities and scores of a target, of these rows or of all."""
 
-    def evaluate(z: Array, data: Data, indices: Any) -> tuple[Array, Array]:
+    def evaluate(z: Array, data: Data, indices: Any, _: Array) -> tuple[Array, Array]:
         found = target.full_score(z, data) if rows is None else target.score(z, data, indices)
         return found.log_density(target.likelihood_temperature), found.score
 
-    program, indices = Program(evaluate, rarely=True), {} if rows is None else rows
+    program, indices, calls = Loop(evaluate, CALLS), {} if rows is None else rows, 0
 
     def piece(z: np.ndarray) -> tuple[Any, Any]:
-        return program(jnp.asarray(z, target.dtype), target.arguments.as_evaluated(data), indices)
+        nonlocal calls
+        positions = jnp.asarray(z, target.dtype)
+        found: tuple[Any, Any] = program(
+            calls, 1, positions, target.arguments.as_evaluated(data), indices
+        )
+        calls += 1
+        return found
 
     return piece
