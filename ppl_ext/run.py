@@ -207,13 +207,17 @@ def take_steps(
     ------
     BaseException
         Any that comes up in a step, a callback or from Ctrl-C. It says where the state is: in the
-        engine, or in its attribute ``state``. Where a step was stopped it is saved as well.
+        engine, or in its attribute ``state``. Where a step was stopped, or by Ctrl-C wherever it
+        came, it is saved as well.
     """
     with between_steps():
         try:
             return _taken(name, cadence, take, watch, save, call_back, progress_bar)
         except BaseException as error:
             _hand_over(error, *state())
+            # Ctrl-C comes in a step or between two.
+            if cadence.checkpoint_every and isinstance(error, KeyboardInterrupt):
+                save()
             raise
 
 
@@ -251,7 +255,7 @@ def _taken(
             except BaseException as error:
                 if isinstance(error, NonFiniteError):
                     error.best = watch.end()
-                if cadence.checkpoint_every:
+                if cadence.checkpoint_every and not isinstance(error, KeyboardInterrupt):
                     save()
                 raise
             elapsed = time.perf_counter() - started

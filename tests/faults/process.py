@@ -305,6 +305,26 @@ def _callback(trial: Trial) -> None:
         assert goes_on_exactly(verbs, make, engine, state, 9) == 4
 
 
+@fault(GROUP, "Ctrl-C between two steps, in a run with a checkpoint", KEPT, numpyro=KEPT_PIECE)
+def _between(trial: Trial) -> None:
+    make = partial(trial.svgd, mean_with_parameter(trial.backend, 0.0))
+    verbs = Verbs(trial.backend, (trial.backend.array(Y),))
+    path: Path = trial.folder / "state"
+
+    def interrupt(step: int, *_: Any) -> None:
+        if step == 4:
+            raise KeyboardInterrupt
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", trial.public.HeldParameterWarning)
+        with pytest.raises(KeyboardInterrupt):
+            verbs.run(
+                make(), 9, callback=interrupt, callback_every=2, checkpoint=path, checkpoint_every=9
+            )
+        engine = make()
+        assert goes_on_exactly(verbs, make, engine, verbs.load(engine, path), 9) == 4
+
+
 @fault(GROUP, "an exception while the model is checked", "the next try is as the first")
 def _in_the_check(trial: Trial) -> None:
     missing = [True]
