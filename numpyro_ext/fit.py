@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,12 +14,9 @@ from numpyro_ext.density.reparameterise import noncentered
 from numpyro_ext.density.replay import replay
 from numpyro_ext.start import piece_of
 from ppl_ext.documented import documented
-from ppl_ext.fit import check as shared_check
 from ppl_ext.fit import fit as shared
-from ppl_ext.fit.check import CHECK_DOCUMENTATION, CHECK_ESS, draws_of
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.problem import Problem, problem_of
-from ppl_ext.fit.verdict import Verdict
 
 
 @documented(
@@ -44,30 +41,7 @@ def fit(
 
     def problems() -> Sequence[Problem]:
         target = LogDensity(model, keys[1], args, kwargs, engine="fit")
-        data = target.bind(*args, **kwargs)
-
-        def as_written(z: np.ndarray) -> dict[str, Array]:
-            found = target.constrain(jnp.asarray(z, target.dtype), data)
-            return {name: found[name] for name in target.layout.names}
-
-        ways = [_problem("as written", target, target, data, as_written, keys[2], generator)]
-        if target.plates:
-            return ways
-        other = noncentered(target, data)
-        if other is None:
-            return ways
-        moved = LogDensity(other[0], keys[1], args, kwargs, engine="fit", check=False)
-        moved_data = moved.bind(*args, **kwargs)
-
-        def of_sites(z: np.ndarray) -> dict[str, Array]:
-            latent = moved.constrain(jnp.asarray(z, moved.dtype), moved_data)
-            found = replay(moved, latent, moved_data, groups=["deterministic"])
-            values = {**latent, **found.deterministic}
-            return {name: jnp.asarray(values[name]) for name in target.layout.names}
-
-        name = f"with {', '.join(other[1])} non-centred"
-        ways.append(_problem(name, moved, target, moved_data, of_sites, keys[2], generator))
-        return ways
+        return list(ways_of(target, args, kwargs, keys[1:], generator))
 
     return shared.fit(
         problems,
@@ -80,36 +54,35 @@ def fit(
     )
 
 
-@documented(
-    CHECK_DOCUMENTATION,
-    host="NumPyro",
-    sources="an engine (``engine.get_samples(state)``), of ``Predictive``, or a run of ``MCMC``",
-    randomness="rng_key : array\n        JAX random key.",
-)
-def check(
-    rng_key: Array,
-    draws: Any,
-    model: Callable[..., Any],
-    *args: Any,
-    budget: int | None = None,
-    seconds: float | None = None,
-    target_ess: float = CHECK_ESS,
-    progress_bar: bool = True,
-    **kwargs: Any,
-) -> Verdict:
-    """Whether draws of any method are the posterior's, by chains that are exact."""
-    found = draws_of(draws)
-    reference = fit(
-        rng_key,
-        model,
-        *args,
-        budget=budget,
-        seconds=seconds,
-        target_ess=target_ess,
-        progress_bar=progress_bar,
-        **kwargs,
-    )
-    return shared_check.check(found, reference)
+def ways_of(
+    target: LogDensity,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    keys: Array,
+    generator: np.random.Generator,
+) -> Iterator[Problem]:
+    """A program as it is written, and then with its centred sites non-centred, if it has any."""
+    data = target.bind(*args, **kwargs)
+
+    def as_written(z: np.ndarray) -> dict[str, Array]:
+        found = target.constrain(jnp.asarray(z, target.dtype), data)
+        return {name: found[name] for name in target.layout.names}
+
+    yield _problem("as written", target, target, data, as_written, keys[1], generator)
+    other = None if target.plates else noncentered(target, data)
+    if other is None:
+        return
+    moved = LogDensity(other[0], keys[0], args, kwargs, engine="fit", check=False)
+    moved_data = moved.bind(*args, **kwargs)
+
+    def of_sites(z: np.ndarray) -> dict[str, Array]:
+        latent = moved.constrain(jnp.asarray(z, moved.dtype), moved_data)
+        found = replay(moved, latent, moved_data, groups=["deterministic"])
+        values = {**latent, **found.deterministic}
+        return {name: jnp.asarray(values[name]) for name in target.layout.names}
+
+    name = f"with {', '.join(other[1])} non-centred"
+    yield _problem(name, moved, target, moved_data, of_sites, keys[1], generator)
 
 
 def _problem(

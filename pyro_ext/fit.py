@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,9 @@ import torch
 from torch import Tensor
 
 from ppl_ext.documented import documented
-from ppl_ext.fit import check as shared_check
 from ppl_ext.fit import fit as shared
-from ppl_ext.fit.check import CHECK_DOCUMENTATION, CHECK_ESS, draws_of
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.problem import Problem, problem_of
-from ppl_ext.fit.verdict import Verdict
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.reparameterise import noncentered
 from pyro_ext.density.replay import replay
@@ -44,30 +41,7 @@ def fit(
 
     def problems() -> Sequence[Problem]:
         target = LogDensity(model, args, kwargs)
-        data = target.bind(*args, **kwargs)
-
-        def as_written(z: np.ndarray) -> dict[str, Tensor]:
-            found = target.constrain(torch.as_tensor(z, dtype=target.dtype), data)
-            return {name: found[name].detach() for name in target.layout.names}
-
-        ways = [_problem("as written", target, target, data, as_written, rng, generator)]
-        if target.plates:
-            return ways
-        other = noncentered(target, data)
-        if other is None:
-            return ways
-        moved = LogDensity(other[0], args, kwargs)
-        moved_data = moved.bind(*args, **kwargs)
-
-        def of_sites(z: np.ndarray) -> dict[str, Tensor]:
-            latent = moved.constrain(torch.as_tensor(z, dtype=moved.dtype), moved_data)
-            found = replay(moved, latent, moved_data, groups=["deterministic"])
-            values = {**latent, **found.deterministic}
-            return {name: torch.as_tensor(values[name]).detach() for name in target.layout.names}
-
-        name = f"with {', '.join(other[1])} non-centred"
-        ways.append(_problem(name, moved, target, moved_data, of_sites, rng, generator))
-        return ways
+        return list(ways_of(target, args, kwargs, rng, generator))
 
     return shared.fit(
         problems,
@@ -80,36 +54,35 @@ def fit(
     )
 
 
-@documented(
-    CHECK_DOCUMENTATION,
-    host="Pyro",
-    sources="an engine, of ``Predictive``, or a run of ``MCMC``",
-    randomness="seed : int\n        Of the random numbers; see below.",
-)
-def check(
-    draws: Any,
-    model: Callable[..., Any],
-    *args: Any,
-    seed: int = 0,
-    budget: int | None = None,
-    seconds: float | None = None,
-    target_ess: float = CHECK_ESS,
-    progress_bar: bool = True,
-    **kwargs: Any,
-) -> Verdict:
-    """Whether draws of any method are the posterior's, by chains that are exact."""
-    found = draws_of(draws)
-    reference = fit(
-        model,
-        *args,
-        seed=seed,
-        budget=budget,
-        seconds=seconds,
-        target_ess=target_ess,
-        progress_bar=progress_bar,
-        **kwargs,
-    )
-    return shared_check.check(found, reference)
+def ways_of(
+    target: LogDensity,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    rng: torch.Generator,
+    generator: np.random.Generator,
+) -> Iterator[Problem]:
+    """A program as it is written, and then with its centred sites non-centred, if it has any."""
+    data = target.bind(*args, **kwargs)
+
+    def as_written(z: np.ndarray) -> dict[str, Tensor]:
+        found = target.constrain(torch.as_tensor(z, dtype=target.dtype), data)
+        return {name: found[name].detach() for name in target.layout.names}
+
+    yield _problem("as written", target, target, data, as_written, rng, generator)
+    other = None if target.plates else noncentered(target, data)
+    if other is None:
+        return
+    moved = LogDensity(other[0], args, kwargs)
+    moved_data = moved.bind(*args, **kwargs)
+
+    def of_sites(z: np.ndarray) -> dict[str, Tensor]:
+        latent = moved.constrain(torch.as_tensor(z, dtype=moved.dtype), moved_data)
+        found = replay(moved, latent, moved_data, groups=["deterministic"])
+        values = {**latent, **found.deterministic}
+        return {name: torch.as_tensor(values[name]).detach() for name in target.layout.names}
+
+    name = f"with {', '.join(other[1])} non-centred"
+    yield _problem(name, moved, target, moved_data, of_sites, rng, generator)
 
 
 def _problem(

@@ -45,6 +45,7 @@ MAY_IMPORT = {
     "stan": set(),
     "start": {"density"},
     "fit": {"density", "start"},
+    "check": {"density", "diagnostics", "engine", "fit"},
     "programs": set(),
     "_clash": set(),
     "draws": set(),
