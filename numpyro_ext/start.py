@@ -18,7 +18,7 @@ from numpyro_ext.guides.flat_density import flat_density
 from numpyro_ext.programs import Loop
 from ppl_ext.errors import ArgumentError
 from ppl_ext.start.given import DRAWS, HOST, SEARCH, Space, Started
-from ppl_ext.start.search import Piece, begin, in_pieces, rows_of, starts_by_host
+from ppl_ext.start.search import InPieces, Piece, begin, rows_of, starts_by_host
 from ppl_ext.start.start import Start
 
 #: Calls of a usual fit.
@@ -98,7 +98,7 @@ def started(
         lambda values: np.asarray(target.unconstrain(jax.device_put(values), data), np.float64),
         lambda given: of_guide(given, target, of_points, data),
         GUIDE_FORM,
-        in_pieces(piece_of(target, data, rows_of(target.plates, generator))),
+        InPieces(piece_of(target, data, rows_of(target.plates, generator))),
         float(jnp.finfo(target.dtype).eps),
     )
     return begin(given, space, generator, by_strategy, has_strategy=has_strategy)
@@ -152,15 +152,13 @@ def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None)
         found = target.full_score(z, data) if rows is None else target.score(z, data, indices)
         return found.log_density(target.likelihood_temperature), found.score
 
-    program, indices, calls = Loop(evaluate, CALLS), {} if rows is None else rows, 0
+    program, indices = Loop(evaluate, CALLS), {} if rows is None else rows
 
-    def piece(z: np.ndarray) -> tuple[Any, Any]:
-        nonlocal calls
+    def piece(z: np.ndarray, before: int) -> tuple[Any, Any]:
         positions = jnp.asarray(z, target.dtype)
         found: tuple[Any, Any] = program(
-            calls, 1, positions, target.arguments.as_evaluated(data), indices
+            before, 1, positions, target.arguments.as_evaluated(data), indices
         )
-        calls += 1
         return found
 
     return piece

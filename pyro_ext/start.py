@@ -11,7 +11,7 @@ from pyro.infer.autoguide import AutoContinuous, AutoGuide
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.start.given import DRAWS, HOST, SEARCH, Space, Started
-from ppl_ext.start.search import Piece, begin, in_pieces, rows_of, starts_by_host
+from ppl_ext.start.search import InPieces, Piece, begin, rows_of, starts_by_host
 from ppl_ext.start.start import Start
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.handlers import global_generator, isolated_parameters
@@ -95,7 +95,7 @@ def started(
         unconstrain,
         lambda given: of_guide(given, target, rng, data),
         GUIDE_FORM,
-        in_pieces(piece_of(target, data, rows_of(target.plates, generator))),
+        InPieces(piece_of(target, data, rows_of(target.plates, generator))),
         torch.finfo(target.dtype).eps,
     )
     return begin(given, space, generator, by_strategy, has_strategy=has_strategy)
@@ -141,7 +141,7 @@ def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None)
     """Log densities and scores of a target, of these rows or of all."""
     indices = None if rows is None else {name: torch.as_tensor(r) for name, r in rows.items()}
 
-    def piece(positions: np.ndarray) -> tuple[Any, Any]:
+    def piece(positions: np.ndarray, _: int = 0) -> tuple[Any, Any]:
         z = torch.as_tensor(positions, dtype=target.dtype)
         found = target.full_score(z, data) if rows is None else target.score(z, data, indices)
         value = found.log_density(target.likelihood_temperature)
