@@ -64,10 +64,12 @@ def check(
         return told_of_predictions(predicted)
 
     generator = np.random.default_rng(np.asarray(random.bits(rng_key, (4,))))
+    seed = int(random.bits(random.split(rng_key)[0]))
     return shared.check(
         source,
-        program_of(model, args, kwargs, rng_key, generator, source.held),
+        program_of(model, args, kwargs, seed, generator, source.held),
         generator,
+        seed,
         budget=budget,
         seconds=seconds,
         target_ess=target_ess,
@@ -80,22 +82,18 @@ def program_of(
     model: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    rng_key: Array,
+    seed: int,
     generator: np.random.Generator,
     held: Mapping[str, Any] | None = None,
 ) -> Program:
     """What a check asks of a NumPyro program, parameters without a prior as in ``held``."""
-    keys = random.split(rng_key, 3)
+    ways = ways_of(model, args, dict(kwargs), seed, generator, "check", held)
     with warnings.catch_warnings():
         # The verdict says it.
         warnings.simplefilter("ignore", HeldParameterWarning)
-        target = LogDensity(model, keys[0], args, kwargs, engine="check")
-    fitted = {name: value for name, value in (held or {}).items() if name in target.held}
-    if fitted:
-        target = target.with_held({**target.held, **fitted})
+        written = next(ways)
+    target: LogDensity = written.target
     data = target.bind(*args, **kwargs)
-    ways = ways_of(target, args, kwargs, keys[1:], generator)
-    written = next(ways)
 
     def unconstrain(draws: Mapping[str, Any]) -> np.ndarray:
         values = {name: np.asarray(draws[name], target.dtype) for name in target.layout.names}

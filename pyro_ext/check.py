@@ -59,6 +59,7 @@ def check(
         source,
         program_of(model, args, kwargs, seed, generator),
         generator,
+        seed,
         budget=budget,
         seconds=seconds,
         target_ess=target_ess,
@@ -75,13 +76,13 @@ def program_of(
     generator: np.random.Generator,
 ) -> Program:
     """What a check asks of a Pyro program."""
+    ways = ways_of(model, args, dict(kwargs), seed, generator)
     with warnings.catch_warnings():
         # The verdict says it.
         warnings.simplefilter("ignore", HeldParameterWarning)
-        target = LogDensity(model, args, kwargs)
+        written = next(ways)
+    target: LogDensity = written.target
     data = target.bind(*args, **kwargs)
-    ways = ways_of(target, args, kwargs, torch.Generator().manual_seed(seed), generator)
-    written = next(ways)
 
     def unconstrain(draws: Mapping[str, Any]) -> np.ndarray:
         values = {

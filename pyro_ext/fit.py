@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from ppl_ext.documented import documented
 from ppl_ext.fit import fit as shared
-from ppl_ext.fit.fit import FIT_DOCUMENTATION, TARGET_ESS, Fit
+from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.problem import Problem, problem_of
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.reparameterise import noncentered
 from pyro_ext.density.replay import replay
 from pyro_ext.start import piece_of
@@ -37,15 +39,10 @@ def fit(
 ) -> Fit:
     """Draws of a program's posterior that may be trusted, or a clear no."""
     generator = np.random.default_rng(seed)
-    rng = torch.Generator().manual_seed(seed)
-
-    def problems() -> Sequence[Problem]:
-        target = LogDensity(model, args, kwargs)
-        return list(ways_of(target, args, kwargs, rng, generator))
-
     return shared.fit(
-        problems,
+        lambda: list(ways_of(model, args, kwargs, seed, generator)),
         generator,
+        seed,
         budget=budget,
         seconds=seconds,
         target_ess=target_ess,
@@ -54,14 +51,29 @@ def fit(
     )
 
 
+@documented(LOAD_DOCUMENTATION, host="Pyro")
+def load_fit(
+    path: str | os.PathLike[str], model: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
+) -> Fit:
+    """Read a fit that ``Fit.save`` has written."""
+
+    def ways(seed: int, generator: np.random.Generator) -> Iterator[Problem]:
+        assert model is not None
+        return ways_of(model, args, kwargs, seed, generator)
+
+    return shared.load_fit(path, None if model is None else ways)
+
+
 def ways_of(
-    target: LogDensity,
+    model: Callable[..., Any],
     args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    rng: torch.Generator,
+    kwargs: dict[str, Any],
+    seed: int,
     generator: np.random.Generator,
 ) -> Iterator[Problem]:
-    """A program as it is written, and then with its centred sites non-centred, if it has any."""
+    """A program as what a fit asks of it: as written first, then with sites non-centred."""
+    rng = torch.Generator().manual_seed(seed)
+    target = LogDensity(model, args, kwargs)
     data = target.bind(*args, **kwargs)
 
     def as_written(z: np.ndarray) -> dict[str, Tensor]:
@@ -105,5 +117,6 @@ def _problem(
         torch.finfo(target.dtype).eps,
         by_strategy,
         values,
+        lambda: digest_of_arguments((data.args, data.kwargs)),
         generator,
     )

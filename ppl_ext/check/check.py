@@ -169,6 +169,7 @@ def check(
     source: Source,
     program: Program,
     generator: np.random.Generator,
+    seed: int = 0,
     *,
     budget: int | None = None,
     seconds: float | None = None,
@@ -184,6 +185,8 @@ def check(
     source : Source
     program : Program
     generator : numpy.random.Generator
+    seed : int
+        Of a fit's way to write the program.
     budget, seconds, target_ess, progress_bar
         See the packages' ``check``.
     predictions : callable, optional
@@ -208,6 +211,7 @@ def check(
             return fit(
                 program.ways,
                 generator,
+                seed,
                 budget=left,
                 seconds=time_left,
                 target_ess=target_ess,

@@ -80,6 +80,8 @@ def program(density: Callable[[np.ndarray], Any] = evaluate, **changes: Any) -> 
         "coordinates": {"x": slice(0, DIM)},
         "values": lambda z: {"x": z},
         "target": None,
+        "own": None,
+        "digest": lambda: "",
     }
     written = Problem(**{**options, **changes})
     return Program(
