@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -51,7 +52,8 @@ def find_start(rng_key: Array, model: Callable[..., Any], *args: Any, **kwargs: 
     """
     target_key, key = random.split(rng_key)
     target = LogDensity(model, target_key, args, kwargs, engine="find_start")
-    return start_of(target, key, target.bind(*args, **kwargs))
+    start = start_of(target, key, target.bind(*args, **kwargs))
+    return replace(start, sites=target.layout.shapes)
 
 
 def start_of(

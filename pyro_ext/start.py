@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,9 @@ def find_start(model: Callable[..., Any], *args: Any, seed: int = 0, **kwargs: A
         The arguments do not fit the model.
     """
     target = LogDensity(model, args, kwargs)
-    return start_of(target, torch.Generator().manual_seed(seed), target.bind(*args, **kwargs))
+    data = target.bind(*args, **kwargs)
+    start = start_of(target, torch.Generator().manual_seed(seed), data)
+    return replace(start, sites=target.layout.shapes)
 
 
 def start_of(

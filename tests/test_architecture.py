@@ -45,6 +45,7 @@ MAY_IMPORT = {
     "stan": set(),
     "start": {"density"},
     "fit": {"density", "start"},
+    "warm_chains": {"density", "diagnostics", "fit", "sgmcmc", "start"},
     "programs": set(),
     "_clash": set(),
     "draws": set(),

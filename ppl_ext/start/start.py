@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float
@@ -84,10 +84,13 @@ class Start:
         Separate modes that were found, the one of most mass first.
     evaluations : int
         Evaluations of the log density or its score that the search took.
+    sites : dict of str to tuple of int
+        Latent sites of the model, in order, and their unconstrained shapes, where they are known.
     """
 
     modes: tuple[Mode, ...]
     evaluations: int
+    sites: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def mean(self) -> Vector:
