@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 from numpyro.infer import MCMC, NUTS
-from numpyro.infer.autoguide import AutoGuide
+from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.reparam import NeuTraReparam
 
 from numpyro_ext.density import LogDensity
-from numpyro_ext.diagnostics.fit import FittedGuide, fitted_guide
-from numpyro_ext.diagnostics.host_fit import HostFit
 from numpyro_ext.fit import seed_of, ways_of
-from numpyro_ext.start import piece_of
+from numpyro_ext.guides.flat_density import check_has_flat_density, check_same_layout
+from numpyro_ext.start import GUIDE_FORM, is_guide, piece_of, started
 from ppl_ext.documented import documented
-from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import warm
-from ppl_ext.fit.check import draws_of
 from ppl_ext.fit.fit import Fit
-from ppl_ext.fit.warm import WARM_DOCUMENTATION, WARMUP, Coordinates
+from ppl_ext.fit.warm import WARM_DOCUMENTATION, WARMUP
+from ppl_ext.start.given import check_start
 from ppl_ext.start.search import InPieces
 from ppl_ext.start.start import Start
 
 #: Mean acceptance for which the step size is adapted.
 ACCEPTANCE = 0.6
+GIVEN = f"{GUIDE_FORM}, a pair (engine, result)"
 
 
 @documented(
     WARM_DOCUMENTATION,
     host="NumPyro",
     randomness="rng_key : array\n        JAX random key.",
-    guides="a pair of a guide and its parameters, as ``svi.get_params(state)`` gives them, or of "
-    "an engine and the result of its run",
+    engine=", or of the pair (engine, result)",
+    guide="a pair (guide, params) of a guide and its parameters, as ``SVI`` has fitted them",
     neutra="by the host's ``NeuTraReparam``",
     acceptance="Default: 0.6, with which a trajectory of NUTS through a Normal has three steps; "
     "with the host's 0.8 it often has seven.",
@@ -59,17 +58,18 @@ def warm_chains(
     )
     keys = random.split(rng_key, 3)
     generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
-    target, coordinates = _meet(model, start_or_fit, args, kwargs, keys[1], generator)
+    target, start = _meet(model, start_or_fit, args, kwargs, keys[1], generator)
     data = target.bind(*args, **kwargs)
     evaluate = InPieces(piece_of(target, data, None))
-    points = warm.first_points(coordinates, num_chains, evaluate, generator)
+    points = warm.first_points(start, num_chains, evaluate, generator)
     split = target.layout.split(jnp.asarray(points, target.dtype))
+    covariance = jnp.asarray(warm.covariance_of(start), target.dtype)
     # Blocks are in the order of the names in their key; by themselves names would be sorted.
     names = target.layout.names
     kernel = NUTS(
         target.model,
-        inverse_mass_matrix={names: jnp.asarray(coordinates.covariance, target.dtype)},
-        dense_mass=[names] if coordinates.covariance.ndim == 2 else [],
+        inverse_mass_matrix={names: covariance},
+        dense_mass=[names] if covariance.ndim == 2 else [],
         adapt_mass_matrix=False,
         target_accept_prob=target_accept_prob,
     )
@@ -94,70 +94,41 @@ def _meet(
     kwargs: dict[str, Any],
     rng_key: Array,
     generator: np.random.Generator,
-) -> tuple[LogDensity, Coordinates]:
-    """The program that chains run on, and their coordinates."""
+) -> tuple[LogDensity, Start]:
+    """The program that chains run on, and what is known of its posterior."""
+    check_start(source, is_given, GIVEN)
     ways = ways_of(model, args, kwargs, seed_of(rng_key), generator, "warm_chains")
     way = next(ways)
     target: LogDensity = way.own
     warm.check_whole(target.plates)
-    if isinstance(source, Start):
-        warm.check_start(source, target.layout.shapes, target.dim)
-        return target, warm.of_start(source)
     if isinstance(source, Fit) and source.has_program:
         return warm.way_of(source, [way, *ways]).own, warm.of_fit(source)
-    if isinstance(source, AutoGuide):
-        raise ArgumentError(
-            f"Expected a guide with its parameters, found {type(source).__name__} alone. Pass the "
-            "pair (guide, svi.get_params(state))."
-        )
-    if isinstance(source, tuple) and len(source) == 2:
-        fitted = _fitted(*source, model, args, kwargs)
-        if isinstance(fitted, FittedGuide):
-            return _of_guide(fitted, target, args, kwargs, rng_key)
-    else:
-        fitted = draws_of(source)
-    positions = target.unconstrain(
-        {name: jnp.asarray(value) for name, value in fitted.items()},
-        target.bind(*args, **kwargs),
-    )
-    return target, warm.of_draws(np.asarray(positions, np.float64))
+    transport = _transport(source, target)
+    if transport is not None:
+        moved = transport.reparam(model)
+        own = LogDensity(moved, rng_key, args, kwargs, check=False, engine="warm_chains")
+        return own, warm.standard(own.dim)
+    if isinstance(source, tuple) and not is_guide(source):
+        source = source[0].get_samples(getattr(source[1], "state", source[1]))
+    found = started(target, rng_key, target.bind(*args, **kwargs), source)
+    return target, warm.known(found)
 
 
-def _fitted(
-    fit: Any,
-    state: Any,
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> FittedGuide | Mapping[str, Any]:
-    """A guide with its parameters, or draws of what has no density."""
-    if not hasattr(fit, "get_samples"):
-        params = getattr(state, "params", state)
-        host = HostFit(fit, params, model, args, kwargs)
-        return host.get_samples(params) if host.fitted is None else host.fitted
-    if hasattr(fit, "density") or hasattr(fit, "approximation"):
-        return fitted_guide(fit, state, None, args, kwargs, None)
-    drawn: Mapping[str, Any] = fit.get_samples(getattr(state, "state", state))
-    return drawn
+def is_given(source: Any) -> bool:
+    """Whether this is a guide with its parameters, or an engine with its result."""
+    is_pair = isinstance(source, tuple) and len(source) == 2
+    return is_guide(source) or (is_pair and hasattr(source[0], "get_samples"))
 
 
-def _of_guide(
-    fitted: FittedGuide,
-    target: LogDensity,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    rng_key: Array,
-) -> tuple[LogDensity, Coordinates]:
-    density, parameters = fitted.density, fitted.parameters
-    warm.check_start(Start((), 0, fitted.target.layout.shapes), target.layout.shapes, target.dim)
-    found = warm.of_guide(density, parameters, lambda each: np.asarray(each, np.float64))
-    if found is not None:
-        return target, found
+def _transport(source: Any, target: LogDensity) -> NeuTraReparam | None:
+    """What carries chains into the coordinates of a flow; None of anything else."""
+    guide = source[0] if is_guide(source) else None
+    if not isinstance(guide, AutoContinuous) or guide.prototype_trace is None:
+        return None
+    if getattr(check_has_flat_density(guide), "covariance_structure", None) is not None:
+        return None
+    check_same_layout(guide, target.layout)
     try:
-        transport = NeuTraReparam(density.guide, density.to_host(parameters))
-    except (TypeError, ValueError, NotImplementedError):
-        drawn = density.sample(parameters, rng_key, warm.GUIDE_DRAWS)
-        return target, warm.of_draws(np.asarray(drawn, np.float64))
-    moved = transport.reparam(target.model)
-    own = LogDensity(moved, rng_key, args, kwargs, check=False, engine="warm_chains")
-    return own, warm.of_flow(own.dim)
+        return NeuTraReparam(guide, getattr(source[1], "params", source[1]))
+    except ValueError:
+        return None

@@ -10,22 +10,22 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from pyro.infer import MCMC as HostMCMC
+from pyro.infer.autoguide import AutoContinuous
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 
 from ppl_ext.documented import documented
 from ppl_ext.fit import warm
-from ppl_ext.fit.check import draws_of
 from ppl_ext.fit.fit import Fit
-from ppl_ext.fit.warm import WARM_DOCUMENTATION, WARMUP, Coordinates, Tuned
+from ppl_ext.fit.warm import WARM_DOCUMENTATION, WARMUP, Tuned
+from ppl_ext.start.given import check_start
 from ppl_ext.start.search import Piece
 from ppl_ext.start.start import Start
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.diagnostics.fit import FittedGuide, diagnostic_generator, fitted_guide
-from pyro_ext.diagnostics.host_fit import HostFit
 from pyro_ext.fit import ways_of
+from pyro_ext.guides.flat_density import check_has_flat_density, check_same_layout
 from pyro_ext.sgmcmc import MCMC
-from pyro_ext.start import piece_of
+from pyro_ext.start import GUIDE_FORM, is_guide, piece_of, started
 
 #: Mean acceptance for which the step size is adapted.
 ACCEPTANCE = 0.8
@@ -35,7 +35,8 @@ ACCEPTANCE = 0.8
     WARM_DOCUMENTATION,
     host="Pyro",
     randomness="seed : int\n        Of the random numbers; see below.",
-    guides="a guide that the host's ``SVI`` has fitted, or an engine that has run",
+    engine=" or an engine that has run",
+    guide="a guide that the host's ``SVI`` or an engine has fitted",
     neutra="its ``get_transform``, as in the host's ``NeuTraReparam``",
     acceptance="Default: 0.8.",
     mcmc="pyro_ext.MCMC, which is a pyro.infer.MCMC",
@@ -129,10 +130,10 @@ class WarmHMC(MCMCKernel):
             value, score = met.piece(z, 0)
             return np.asarray(value, np.float64), np.asarray(score, np.float64)
 
-        points = warm.first_points(met.coordinates, num_chains, evaluate, generator)
-        self._chains = Tuned(
-            evaluate, met.coordinates.factor, points, warmup_steps, self._acceptance, generator
-        )
+        points = warm.first_points(met.start, num_chains, evaluate, generator)
+        covariance = warm.covariance_of(met.start)
+        factor = np.sqrt(covariance) if covariance.ndim == 1 else np.linalg.cholesky(covariance)
+        self._chains = Tuned(evaluate, factor, points, warmup_steps, self._acceptance, generator)
         self._warmup = warmup_steps
         self._figures: dict[str, list[Any]] = {"acceptance_rate": [], "diverging": []}
 
@@ -180,7 +181,7 @@ class _Met(NamedTuple):
     piece: Piece
     #: Of positions: the sites as written, and those of the program that chains run on.
     values: Callable[[Tensor], dict[str, Tensor]]
-    coordinates: Coordinates
+    start: Start
 
     @classmethod
     def of(
@@ -193,55 +194,49 @@ class _Met(NamedTuple):
         generator: np.random.Generator,
     ) -> _Met:
         """Of a start, a fit, draws, a guide or an engine."""
+        check_start(source, is_guide, GUIDE_FORM)
         ways = ways_of(model, args, kwargs, seed, generator)
         way = next(ways)
         target: LogDensity = way.own
         warm.check_whole(target.plates)
         data = target.bind(*args, **kwargs)
-
-        def written(coordinates: Coordinates) -> _Met:
-            def values(z: Tensor) -> dict[str, Tensor]:
-                return target.constrain(z, data)
-
-            return cls(target, piece_of(target, data, None), values, coordinates)
-
-        if isinstance(source, Start):
-            warm.check_start(source, target.layout.shapes, target.dim)
-            return written(warm.of_start(source))
         if isinstance(source, Fit) and source.has_program:
-            coordinates, chosen = warm.of_fit(source), warm.way_of(source, [way, *ways])
-            if chosen is way:
-                return written(coordinates)
+            chosen = warm.way_of(source, [way, *ways])
             own: LogDensity = chosen.own
             own_data = own.bind(*args, **kwargs)
 
             def both(z: Tensor) -> dict[str, Tensor]:
                 return {**own.constrain(z, own_data), **chosen.values(z.numpy())}
 
-            return cls(own, piece_of(own, own_data, None), both, coordinates)
-        fitted = _fitted(source, model, args, kwargs, seed)
-        if not isinstance(fitted, FittedGuide):
-            positions = target.unconstrain(fitted, data)
-            return written(warm.of_draws(positions.detach().double().numpy()))
-        given = Start((), 0, fitted.target.layout.shapes)
-        warm.check_start(given, target.layout.shapes, target.dim)
-        with torch.no_grad():
-            found = warm.of_guide(
-                fitted.density, fitted.parameters, lambda each: each.detach().double().numpy()
+            return cls(own, piece_of(own, own_data, None), both, warm.of_fit(source))
+        transport = _transport(source, target)
+        if transport is not None:
+            return cls(
+                target,
+                _through(transport, target, data),
+                lambda u: target.constrain(transport(u).detach(), data),
+                warm.standard(target.dim),
             )
-        if found is not None:
-            return written(found)
-        try:
-            transport = fitted.density.guide.get_transform()
-        except (AttributeError, NotImplementedError, TypeError):
-            drawn = fitted.draw(diagnostic_generator(seed), warm.GUIDE_DRAWS)
-            return written(warm.of_draws(drawn.double().numpy()))
+        found = started(target, torch.Generator().manual_seed(seed), data, source)
         return cls(
             target,
-            _through(transport, target, data),
-            lambda u: target.constrain(transport(u).detach(), data),
-            warm.of_flow(target.dim),
+            piece_of(target, data, None),
+            lambda z: target.constrain(z, data),
+            warm.known(found),
         )
+
+
+def _transport(source: Any, target: LogDensity) -> Any:
+    """What carries chains into the coordinates of a flow; None of anything else."""
+    if not isinstance(source, AutoContinuous) or source.prototype_trace is None:
+        return None
+    if getattr(check_has_flat_density(source), "covariance_structure", None) is not None:
+        return None
+    check_same_layout(source, target.layout)
+    try:
+        return source.get_transform()
+    except (AssertionError, AttributeError, NotImplementedError, TypeError):
+        return None
 
 
 def _through(transport: Any, target: LogDensity, data: Data) -> Piece:
@@ -259,19 +254,3 @@ def _through(transport: Any, target: LogDensity, data: Data) -> Piece:
         return value.detach(), score
 
     return piece
-
-
-def _fitted(
-    source: Any,
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    seed: int,
-) -> FittedGuide | Mapping[str, Any]:
-    """A guide with its density, or draws of what has none."""
-    if hasattr(source, "density") or hasattr(source, "approximation"):
-        return fitted_guide(source, None, args, kwargs)
-    if callable(source) and not hasattr(source, "get_samples"):
-        host = HostFit(source, model, args, kwargs, seed)
-        return host.get_samples() if host.fitted is None else host.fitted
-    return draws_of(source)

@@ -8,8 +8,7 @@ leave the density exactly as it is, however wrong that is, and only the step siz
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,19 +19,13 @@ from ppl_ext.chains.hamiltonian import LENGTH, Chains, Factor, Positions, trajec
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.problem import Problem
-from ppl_ext.guides.mixture import MixtureDensity
 from ppl_ext.options import check_choice, check_count, check_number
-from ppl_ext.start.find import MOST_DIMENSIONS
+from ppl_ext.start.given import DrawnStart, Started, normal_of
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.start import Mode, Start
 
 #: Transitions that adapt the step size, unless told otherwise.
 WARMUP = 150
-#: Draws for each dimension that a covariance between coordinates needs, and draws that the
-#: variances count as beside each dimension.
-DRAWS_PER_DIMENSION, PRIOR_DRAWS = 4, 10.0
-#: Draws of a guide that has no covariance in closed form.
-GUIDE_DRAWS = 4_000
 #: How often first points are drawn again where the density or its score is not finite.
 TRIES = 20
 #: Gain of each correction of the step size.
@@ -53,12 +46,12 @@ WARM_DOCUMENTATION = """
     start_or_fit : Start, Fit, or another fit
         What is known of the posterior:
 
-        - a :class:`Start` of :func:`find_start`;
+        - a :class:`Start` of :func:`find_start`, or "search" to have one found;
         - a :class:`Fit`, whose chains give the metric; where it was fitted with sites non-centred,
           so do the chains move, and draws are of the sites as written as well;
-        - draws, a mapping of every latent site to values (draws, ...), or a run of the host's
-          ``MCMC``;
-        - $guides. Of a Normal its covariance counts, of a mixture the mean covariance of its
+        - draws, a mapping of every latent site to values (draws, ...), or what gives them by
+          ``get_samples()``, such as a run of the host's ``MCMC``$engine;
+        - $guide. Of a Normal its covariance counts, of a mixture the mean covariance of its
           components, and a flow carries the chains into its own coordinates ($neutra).
 
         Beyond 600 dimensions, and of few draws, variances alone.
@@ -93,116 +86,54 @@ WARM_DOCUMENTATION = """
 """
 
 
-@dataclass(frozen=True)
-class Coordinates:
-    """What chains start with.
-
-    Attributes
-    ----------
-    covariance : array (D, D) or (D,)
-        Of the coordinates in which chains move; variances where it is a vector.
-    draw : callable
-        Of a number and a generator: so many first points (number, D).
-    """
-
-    covariance: Covariance
-    draw: Callable[[int, np.random.Generator], Positions]
-
-    @property
-    def factor(self) -> Factor:
-        """Root of the covariance."""
-        if self.covariance.ndim == 1:
-            return np.sqrt(self.covariance)
-        return np.linalg.cholesky(self.covariance)
-
-
-def of_start(start: Start) -> Coordinates:
-    """The coordinates of Normals near modes: their mean covariance."""
-
-    def draw(number: int, generator: np.random.Generator) -> Positions:
-        return start.draw(number, int(generator.integers(2**62)))
-
-    return Coordinates(_mean_covariance([m.factor for m in start.modes], start.weights), draw)
-
-
-def of_draws(
-    positions: Positions, factors: Sequence[Factor] = (), weights: Any = ()
-) -> Coordinates:
-    """The coordinates of draws (S, D) on the unconstrained space.
-
-    Those of Normals near modes, where their ``factors`` and ``weights`` are given.
+def known(found: Started | None) -> Start:
+    """The start that was found.
 
     Raises
     ------
     ArgumentError
-        There are too few draws, or some are not finite.
+        It is the host's, which knows nothing of the posterior.
     """
-    number, dim = positions.shape
-    if number < 10 or not np.isfinite(positions).all():
+    if found is None:
         raise ArgumentError(
-            f"Expected at least 10 draws to start from, all finite, found {number}"
-            f"{'' if np.isfinite(positions).all() else ', some not finite'}. Pass more."
+            "Expected a start that knows of the posterior, found the host's own. Pass find_start "
+            "of this model, a fit, or draws."
         )
-
-    def draw(count: int, generator: np.random.Generator) -> Positions:
-        return positions[generator.choice(number, count, replace=count > number)]
-
-    if len(factors):
-        return Coordinates(_mean_covariance(factors, np.asarray(weights)), draw)
-    variances = positions.var(0)
-    variances = np.where(variances > 0.0, variances, 1.0)
-    if dim > MOST_DIMENSIONS or number < DRAWS_PER_DIMENSION * dim:
-        return Coordinates(variances, draw)
-    scale = np.sqrt(variances)
-    white = (positions - positions.mean(0)) / scale
-    prior = PRIOR_DRAWS + dim
-    correlation = (white.T @ white + prior * np.eye(dim)) / (number + prior)
-    return Coordinates(scale[:, None] * correlation * scale, draw)
+    return found.start
 
 
-def of_flow(dim: int) -> Coordinates:
-    """The coordinates in which a flow's base distribution is a standard Normal."""
-
-    def draw(number: int, generator: np.random.Generator) -> Positions:
-        return generator.normal(size=(number, dim))
-
-    return Coordinates(np.ones(dim), draw)
-
-
-def _mean_covariance(factors: Sequence[Factor], weights: Float[np.ndarray, " K"]) -> Covariance:
-    parts = [np.square(each) if each.ndim == 1 else each @ each.T for each in factors]
-    if any(each.ndim == 1 for each in parts):
-        parts = [each if each.ndim == 1 else np.diag(each) for each in parts]
-    return np.tensordot(weights / weights.sum(), np.stack(parts), 1)
+def covariance_of(start: Start) -> Covariance:
+    """The mean covariance of a start's Normals; variances where one has no more."""
+    factors = [mode.factor for mode in start.modes]
+    if any(each.ndim == 1 for each in factors):
+        parts = [np.square(mode.deviations) for mode in start.modes]
+    else:
+        parts = [each @ each.T for each in factors]
+    found: Covariance = np.tensordot(start.weights, np.stack(parts), 1)
+    return found
 
 
-def of_fit(fit: Fit) -> Coordinates:
-    """The coordinates of a fit's chains, or of its draws where it has none."""
+def of_fit(fit: Fit) -> Start:
+    """The draws of a fit, with the covariance of its chains."""
     climbed = fit.climbed
     flat = climbed.positions.reshape(-1, climbed.positions.shape[2])
     modes, sampled = climbed.evidence.modes, climbed.sampled
     if sampled is None or modes is None or modes.number == 1:
-        return of_draws(flat)
-    # Covariances of separate modes: that of all draws is of the distances between them.
-    return of_draws(flat, sampled.kernel.factors, sampled.kernel.weights)
+        return DrawnStart((normal_of(flat),), 0, points=flat)
+    # Covariances about separate modes: that of all draws is of the distances between them.
+    kernel = sampled.kernel
+    each = zip(kernel.proposal.modes, kernel.factors, np.log(kernel.weights), strict=True)
+    normals = (Mode(mode.mean, factor, float(weight), 0.0) for mode, factor, weight in each)
+    return DrawnStart(tuple(normals), 0, points=flat)
 
 
-def of_guide(density: Any, parameters: Any, to_numpy: Callable[[Any], np.ndarray]) -> Any:
-    """The coordinates of a guide whose covariance has a closed form; None of another."""
-    if density.dim > MOST_DIMENSIONS:
-        return None
-    if density.covariance_structure is not None:
-        mean, scale = map(to_numpy, density.moments(parameters))
-        return of_start(Start((Mode(mean, scale, 0.0, 0.0),), 0))
-    if isinstance(density, MixtureDensity) and density.guide.covariance == "full":
-        parts = zip(*map(to_numpy, density.components(parameters)), strict=True)
-        modes = (Mode(mean, factor, float(logit), 0.0) for logit, mean, factor in parts)
-        return of_start(Start(tuple(modes), 0))
-    return None
+def standard(dim: int) -> Start:
+    """A standard Normal, to which a flow leads."""
+    return Start((Mode(np.zeros(dim), np.ones(dim), 0.0, 0.0),), 0)
 
 
 def first_points(
-    coordinates: Coordinates, number: int, evaluate: Evaluate, generator: np.random.Generator
+    start: Start, number: int, evaluate: Evaluate, generator: np.random.Generator
 ) -> Positions:
     """So many first points with finite density and score.
 
@@ -211,10 +142,9 @@ def first_points(
     ArgumentError
         There are none near the start.
     """
-    dim = coordinates.covariance.shape[0]
-    found = np.zeros((0, dim))
+    found = np.zeros((0, len(start.mean)))
     for _ in range(TRIES):
-        drawn = coordinates.draw(number, generator)
+        drawn = start.draw(number, int(generator.integers(2**62)))
         values, scores = evaluate(drawn)
         finite = np.isfinite(values) & np.isfinite(scores).all(-1)
         found = np.concatenate([found, drawn[finite]])[:number]
@@ -279,28 +209,6 @@ def way_of(fit: Fit, ways: Iterable[Problem]) -> Problem:
     raise ArgumentError(
         f"Expected a fit of this model, found one {own.name} with the sites "
         f"{own.own.layout.shapes}. Pass a fit of this model, or draws of its sites."
-    )
-
-
-def check_start(start: Start, shapes: Mapping[str, tuple[int, ...]], dim: int) -> None:
-    """See that a start is of a model with these latent sites.
-
-    Raises
-    ------
-    ArgumentError
-        It is another's.
-    """
-    if start.sites:
-        if dict(start.sites) == dict(shapes):
-            return
-        found = f"one of the sites {dict(start.sites)}"
-    elif len(start.mean) != dim:
-        found = f"one of {len(start.mean)} unconstrained numbers"
-    else:
-        return
-    raise ArgumentError(
-        f"Expected a start of this model, with the sites {dict(shapes)}, {dim} unconstrained "
-        f"numbers in all, found {found}. Pass find_start of this model."
     )
 
 

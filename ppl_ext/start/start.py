@@ -84,13 +84,14 @@ class Start:
         Separate modes that were found, the one of most mass first.
     evaluations : int
         Evaluations of the log density or its score that the search took.
-    sites : dict of str to tuple of int
-        Latent sites of the model, in order, and their unconstrained shapes, where they are known.
+    sites : dict of str to int
+        Latent sites of the model, in order, and how many of the D numbers each has, where they are
+        known.
     """
 
     modes: tuple[Mode, ...]
     evaluations: int
-    sites: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    sites: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def mean(self) -> Vector:

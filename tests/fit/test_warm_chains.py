@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ppl_ext.chains.convergence import convergence
-from ppl_ext.fit.warm import Tuned, of_draws
+from ppl_ext.fit.warm import Tuned, covariance_of
 from ppl_ext.start.start import Mode, Start
 from tests.fit.test_fit import fit_of
 
@@ -134,7 +134,7 @@ def check_correlated(draws: dict[str, np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize("family", ["AutoMultivariateNormal", "AutoGaussianMixture"])
-def test_guides_whose_covariance_is_known(backend: Any, family: str) -> None:
+def test_guides_and_engines_give_metrics(backend: Any, family: str) -> None:
     model = correlated(backend)
     check_correlated(chains_of(backend, model, fitted_by_engine(backend, model, family))[1])
 
@@ -161,30 +161,32 @@ def test_a_flow_carries_chains(backend: Any) -> None:
 
 
 def fitted_by_engine(backend: Any, model: Any, family: str) -> Any:
-    """A guide that an engine has fitted, as warm_chains takes it."""
+    """A guide that an engine has fitted, or the engine, as warm_chains takes them."""
     if family == "AutoGaussianMixture":
         guide = backend.public.AutoGaussianMixture(model, 2)
     else:
         guide = getattr(backend.autoguide, family)(model)
     engine = backend.public.ProximalScoreVI(model, guide)
+    is_guide = family == "AutoMultivariateNormal"
     if backend.is_pyro:
         engine.run(50, progress_bar=False)
-        return engine
-    return engine, engine.run(backend.key(0), 50, progress_bar=False)
+        return guide if is_guide else engine
+    result = engine.run(backend.key(0), 50, progress_bar=False)
+    return (guide, engine.get_params(result.state)) if is_guide else (engine, result)
 
 
 def test_what_is_no_start_is_refused(backend: Any) -> None:
     model, refused = correlated(backend), backend.public.ArgumentError
     good = Start((Mode(np.zeros(2), np.eye(2), 0.0, 0.0),), 0)
     short = Start((Mode(np.zeros(3), np.eye(3), 0.0, 0.0),), 0)
-    named = Start(good.modes, 0, {"other": (2,)})
+    named = Start(good.modes, 0, {"other": 2})
     far = Start((Mode(np.full(2, np.inf), np.eye(2), 0.0, 0.0),), 0)
     for start, options, told in (
-        (short, {}, "3 unconstrained numbers"),
-        (named, {}, "sites {'other'"),
+        (short, {}, "found one of 3"),
+        (named, {}, "found one of {'other': 2}"),
         (far, {}, "are finite, found 0"),
         ({"y": np.zeros((20, 2))}, {}, "'x'"),
-        ({"x": backend.array(np.zeros((4, 2)))}, {}, "at least 10 draws"),
+        ("host", {}, "knows of the posterior"),
         (3.0, {}, "found 3.0"),
         (good, {"num_samples": 0}, "num_samples"),
         (good, {"num_chains": 0}, "num_chains"),
@@ -231,13 +233,11 @@ def test_step_sizes_are_adapted_and_then_stay() -> None:
     assert 5.0 < chains.length / (math.pi / 2) < 20.0
 
 
-def test_few_draws_give_variances_alone() -> None:
-    draws = np.random.default_rng(1).normal(size=(30, 20)) * np.arange(1.0, 21.0)
-    assert of_draws(draws).covariance.shape == (20,)
-    many = np.random.default_rng(2).normal(size=(4_000, 2)) @ np.array([[2.0, 1.0], [0.0, 0.5]])
-    found = of_draws(many)
-    np.testing.assert_allclose(found.covariance, [[4.0, 2.0], [2.0, 1.25]], rtol=0.15)
-    np.testing.assert_allclose(found.factor @ found.factor.T, found.covariance)
-    # Normals of two modes far apart: their own widths, not the distance between them.
-    modes = of_draws(many, [np.eye(2), 3.0 * np.eye(2)], [0.5, 0.5])
-    np.testing.assert_allclose(modes.covariance, 5.0 * np.eye(2))
+def test_metrics_of_several_normals_are_local() -> None:
+    """Their own widths, by weight, and not the distance between them."""
+    near = Mode(np.zeros(2), np.array([[2.0, 0.0], [1.0, 1.0]]), math.log(3.0), 0.0)
+    far = Mode(np.full(2, 50.0), 4.0 * np.eye(2), 0.0, 0.0)
+    found = covariance_of(Start((near, far), 0))
+    np.testing.assert_allclose(found, [[7.0, 1.5], [1.5, 5.5]])
+    flat = Mode(np.zeros(2), np.ones(2), 0.0, 0.0)
+    np.testing.assert_allclose(covariance_of(Start((near, flat), 0)), [3.25, 1.75])
