@@ -46,6 +46,7 @@ MAY_IMPORT = {
     "start": {"density", "guides"},
     "fit": {"density", "start"},
     "warm_chains": {"density", "fit", "guides", "sgmcmc", "start"},
+    "check": {"density", "diagnostics", "engine", "fit"},
     "programs": set(),
     "_clash": set(),
     "draws": set(),
