@@ -8,23 +8,52 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
+from numpyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+)
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.reparameterise import noncentered
 from numpyro_ext.density.replay import replay
+from numpyro_ext.engine import Engine
+from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.start import piece_of
 from ppl_ext.documented import documented
 from ppl_ext.fit import check as shared_check
 from ppl_ext.fit import fit as shared
 from ppl_ext.fit.check import CHECK_DOCUMENTATION, CHECK_ESS, draws_of
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, TARGET_ESS, Fit
-from ppl_ext.fit.problem import Problem, problem_of
+from ppl_ext.fit.policy import guide_for
+from ppl_ext.fit.problem import (
+    ENGINE_SHARE,
+    ENGINE_STEPS,
+    Approximate,
+    Approximated,
+    Meter,
+    Problem,
+    check_own_engine,
+    name_of,
+    number_of_draws,
+    problem_of,
+)
 from ppl_ext.fit.verdict import Verdict
+from ppl_ext.start.start import Start
+
+#: The Normals that fits of many dimensions or rows fit.
+GUIDES = {
+    "full": AutoMultivariateNormal,
+    "low-rank": AutoLowRankMultivariateNormal,
+    "diagonal": AutoDiagonalNormal,
+}
 
 
 @documented(
     FIT_DOCUMENTATION,
     host="NumPyro",
+    guide="AutoContinuous",
+    engine="Engine",
     randomness="rng_key : array\n        JAX random key.",
 )
 def fit(
@@ -35,11 +64,14 @@ def fit(
     seconds: float | None = None,
     target_ess: float = TARGET_ESS,
     exact: bool = True,
+    guide: Any = None,
+    engine: Engine | None = None,
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> Fit:
     """Draws of a program's posterior that may be trusted, or a clear no."""
-    keys = random.split(rng_key, 3)
+    check_own_engine(model, guide, engine, Engine)
+    keys = random.split(rng_key, 4)
     generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
 
     def problems() -> Sequence[Problem]:
@@ -50,7 +82,18 @@ def fit(
             found = target.constrain(jnp.asarray(z, target.dtype), data)
             return {name: found[name] for name in target.layout.names}
 
-        ways = [_problem("as written", target, target, data, as_written, keys[2], generator)]
+        def engine_of(program: Callable[..., Any], found: LogDensity, data: Data) -> Any:
+            if found.local_sites and engine is None:
+                return None  # which guides cannot have
+            return _approximate(
+                lambda: engine or ProximalScoreVI(program, guide or GUIDES[guide_for(found.dim)]),
+                found,
+                data,
+                keys[3],
+            )
+
+        own = engine_of(model, target, data)
+        ways = [_problem("as written", target, target, data, as_written, keys[2], generator, own)]
         if target.plates:
             return ways
         other = noncentered(target, data)
@@ -66,7 +109,10 @@ def fit(
             return {name: jnp.asarray(values[name]) for name in target.layout.names}
 
         name = f"with {', '.join(other[1])} non-centred"
-        ways.append(_problem(name, moved, target, moved_data, of_sites, keys[2], generator))
+        other_engine = engine_of(other[0], moved, moved_data)
+        ways.append(
+            _problem(name, moved, target, moved_data, of_sites, keys[2], generator, other_engine)
+        )
         return ways
 
     return shared.fit(
@@ -77,6 +123,7 @@ def fit(
         target_ess=target_ess,
         exact=exact,
         progress_bar=progress_bar,
+        compare=None if guide is None and engine is None else shared_check.check,
     )
 
 
@@ -112,6 +159,36 @@ def check(
     return shared_check.check(found, reference)
 
 
+def _approximate(
+    engine_of: Callable[[], Engine], target: LogDensity, data: Data, rng_key: Array
+) -> Approximate:
+    """Draws by an engine that runs until it has settled, or has spent what it may."""
+
+    def approximate(start: Start | None, meter: Meter) -> Approximated:
+        engine = engine_of()
+
+        def is_over(*_: Any) -> bool:
+            return not meter.allows(ENGINE_SHARE)
+
+        result = engine.run(
+            rng_key,
+            ENGINE_STEPS,
+            *data.args,
+            start=start,
+            until="settled",
+            callback=is_over,
+            progress_bar=False,
+            **data.kwargs,
+        )
+        steps = len(result.losses)
+        meter.evaluations += steps * engine._num_positions(engine.plan)
+        draws = engine.get_samples(result.state, num_samples=number_of_draws(target.dim))
+        positions = np.asarray(target.unconstrain(draws, data), np.float64)
+        return Approximated(name_of(engine), positions, steps, bool(result.settled))
+
+    return approximate
+
+
 def _problem(
     name: str,
     target: LogDensity,
@@ -120,6 +197,7 @@ def _problem(
     values: Callable[[np.ndarray], dict[str, Array]],
     rng_key: Array,
     generator: np.random.Generator,
+    approximate: Approximate | None,
 ) -> Problem:
     def by_strategy(number: int) -> np.ndarray:
         return np.asarray(target.initial_positions(number, rng_key, data), np.float64)
@@ -133,4 +211,5 @@ def _problem(
         by_strategy,
         values,
         generator,
+        approximate,
     )

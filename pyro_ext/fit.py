@@ -7,6 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from pyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+)
 from torch import Tensor
 
 from ppl_ext.documented import documented
@@ -14,17 +19,41 @@ from ppl_ext.fit import check as shared_check
 from ppl_ext.fit import fit as shared
 from ppl_ext.fit.check import CHECK_DOCUMENTATION, CHECK_ESS, draws_of
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, TARGET_ESS, Fit
-from ppl_ext.fit.problem import Problem, problem_of
+from ppl_ext.fit.policy import guide_for
+from ppl_ext.fit.problem import (
+    ENGINE_SHARE,
+    ENGINE_STEPS,
+    Approximate,
+    Approximated,
+    Meter,
+    Problem,
+    check_own_engine,
+    name_of,
+    number_of_draws,
+    problem_of,
+)
 from ppl_ext.fit.verdict import Verdict
+from ppl_ext.start.start import Start
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.reparameterise import noncentered
 from pyro_ext.density.replay import replay
+from pyro_ext.engine import Engine
+from pyro_ext.score import ProximalScoreVI
 from pyro_ext.start import piece_of
+
+#: The Normals that fits of many dimensions or rows fit.
+GUIDES = {
+    "full": AutoMultivariateNormal,
+    "low-rank": AutoLowRankMultivariateNormal,
+    "diagonal": AutoDiagonalNormal,
+}
 
 
 @documented(
     FIT_DOCUMENTATION,
     host="Pyro",
+    guide="AutoContinuous",
+    engine="Engine",
     randomness="seed : int\n        Of the random numbers; see below.",
 )
 def fit(
@@ -35,10 +64,13 @@ def fit(
     seconds: float | None = None,
     target_ess: float = TARGET_ESS,
     exact: bool = True,
+    guide: Any = None,
+    engine: Engine | None = None,
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> Fit:
     """Draws of a program's posterior that may be trusted, or a clear no."""
+    check_own_engine(model, guide, engine, Engine)
     generator = np.random.default_rng(seed)
     rng = torch.Generator().manual_seed(seed)
 
@@ -50,7 +82,16 @@ def fit(
             found = target.constrain(torch.as_tensor(z, dtype=target.dtype), data)
             return {name: found[name].detach() for name in target.layout.names}
 
-        ways = [_problem("as written", target, target, data, as_written, rng, generator)]
+        def engine_of(program: Callable[..., Any], found: LogDensity, data: Data) -> Any:
+            if found.local_sites and engine is None:
+                return None  # which guides cannot have
+            named = guide or GUIDES[guide_for(found.dim)]
+            return _approximate(
+                lambda: engine or ProximalScoreVI(program, named, seed=seed), found, data
+            )
+
+        own = engine_of(model, target, data)
+        ways = [_problem("as written", target, target, data, as_written, rng, generator, own)]
         if target.plates:
             return ways
         other = noncentered(target, data)
@@ -66,7 +107,10 @@ def fit(
             return {name: torch.as_tensor(values[name]).detach() for name in target.layout.names}
 
         name = f"with {', '.join(other[1])} non-centred"
-        ways.append(_problem(name, moved, target, moved_data, of_sites, rng, generator))
+        other_engine = engine_of(other[0], moved, moved_data)
+        ways.append(
+            _problem(name, moved, target, moved_data, of_sites, rng, generator, other_engine)
+        )
         return ways
 
     return shared.fit(
@@ -77,6 +121,7 @@ def fit(
         target_ess=target_ess,
         exact=exact,
         progress_bar=progress_bar,
+        compare=None if guide is None and engine is None else shared_check.check,
     )
 
 
@@ -112,6 +157,33 @@ def check(
     return shared_check.check(found, reference)
 
 
+def _approximate(engine_of: Callable[[], Engine], target: LogDensity, data: Data) -> Approximate:
+    """Draws by an engine that runs until it has settled, or has spent what it may."""
+
+    def approximate(start: Start | None, meter: Meter) -> Approximated:
+        engine = engine_of()
+        before = engine.gradient_evaluations
+
+        def is_over(*_: Any) -> bool:
+            return not meter.allows(ENGINE_SHARE)
+
+        result = engine.run(
+            ENGINE_STEPS,
+            *data.args,
+            start=start,
+            until="settled",
+            callback=is_over,
+            progress_bar=False,
+            **data.kwargs,
+        )
+        meter.evaluations += round(engine.gradient_evaluations - before)
+        draws = engine.get_samples(number_of_draws(target.dim))
+        positions = target.unconstrain(draws, data).detach().double().cpu().numpy()
+        return Approximated(name_of(engine), positions, len(result.losses), bool(result.settled))
+
+    return approximate
+
+
 def _problem(
     name: str,
     target: LogDensity,
@@ -120,6 +192,7 @@ def _problem(
     values: Callable[[np.ndarray], dict[str, Tensor]],
     rng: torch.Generator,
     generator: np.random.Generator,
+    approximate: Approximate | None,
 ) -> Problem:
     def by_strategy(number: int) -> np.ndarray:
         return target.initial_positions(number, rng, data).double().cpu().numpy()
@@ -133,4 +206,5 @@ def _problem(
         by_strategy,
         values,
         generator,
+        approximate,
     )

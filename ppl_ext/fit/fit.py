@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from ppl_ext.chains.convergence import convergence
 from ppl_ext.chains.sampler import go_on
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import policy
-from ppl_ext.fit.ladder import Climbed, climb, with_chains
+from ppl_ext.fit.ladder import Climbed, climb, staged, with_chains
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
@@ -49,6 +49,12 @@ FIT_DOCUMENTATION = """
         Effective draws that the worst coordinate must have.
     exact : bool
         Whether chains may run. Without them the best level is "corrected".
+    guide : $guide, optional
+        Fit this guide by ``ProximalScoreVI``. The draws are then the guide's, judged by chains
+        where these can run.
+    engine : $engine, optional
+        Likewise an engine of this package with the same model, such as ``SVGD(model, optim)``,
+        which runs until it has settled.
     progress_bar : bool
         Show what is done and what is found.
 
@@ -222,8 +228,13 @@ def fit(
     target_ess: float,
     exact: bool,
     progress_bar: bool,
+    compare: Callable[[Mapping[str, Any], Fit], Verdict] | None = None,
 ) -> Fit:
-    """Fit what ``problems`` makes of a program; see the packages' ``fit``."""
+    """Fit what ``problems`` makes of a program; see the packages' ``fit``.
+
+    Where ``compare`` is given, the draws are to be those of the problems' engine, on which it
+    gives the verdict by the draws of a fit with chains.
+    """
     check_count("budget", budget, optional=True)
     check_number("seconds", seconds, optional=True)
     check_number("target_ess", target_ess)
@@ -231,7 +242,34 @@ def fit(
         check_choice(name, flag, (True, False))
     with tqdm(desc="fit", unit=" scores", disable=not progress_bar) as bar:
         meter = Meter(budget or BUDGET, seconds or SECONDS, bar)
-        wanted = policy.Wanted(float(target_ess), exact, meter.seconds)
-        climbed = climb(problems(), generator, wanted, meter)
-        bar.set_description(climbed.verdict.level)
-    return Fit.of(climbed, generator)
+        wanted = policy.Wanted(float(target_ess), exact, meter.seconds, compare is not None)
+        ways = problems()
+        found = Fit.of(climb(ways, generator, wanted, meter), generator)
+        if compare is not None and found.num_chains > 1:
+            found = _of_engine(ways[0], found, meter, compare)
+        bar.set_description(found.verdict.level)
+    return found
+
+
+def _of_engine(
+    problem: Problem,
+    reference: Fit,
+    meter: Meter,
+    compare: Callable[[Mapping[str, Any], Fit], Verdict],
+) -> Fit:
+    """Draws of a problem's engine, judged by those of chains."""
+    climbed = reference._whole("chains")
+    with staged(climbed.stages, meter, "engine") as notes:
+        assert problem.approximate is not None
+        given = problem.approximate(None, meter)
+        notes.append(given.name)
+    draws = problem.values(given.positions)
+    verdict = compare(draws, reference)
+    engine = policy.Engine(given.name, given.steps, given.settled)
+    told = policy.words_of(engine)
+    climbed = replace(climbed, problem=problem, positions=given.positions[:, None], sampled=None)
+    sites = {name: _figures(np.asarray(draws[name]), 1, 1.0) for name in draws}
+    verdict = replace(
+        verdict, reasons=(told, *verdict.reasons), by_site=sites, cost=tuple(climbed.stages)
+    )
+    return Fit(draws, verdict, 1, climbed)
