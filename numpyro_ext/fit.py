@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from numpyro.infer.autoguide import (
 )
 
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.density.reparameterise import noncentered
 from numpyro_ext.density.replay import replay
 from numpyro_ext.engine import Engine
@@ -24,7 +26,7 @@ from ppl_ext.documented import documented
 from ppl_ext.fit import check as shared_check
 from ppl_ext.fit import fit as shared
 from ppl_ext.fit.check import CHECK_DOCUMENTATION, CHECK_ESS, draws_of
-from ppl_ext.fit.fit import FIT_DOCUMENTATION, TARGET_ESS, Fit
+from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.policy import guide_for
 from ppl_ext.fit.problem import (
     ENGINE_SHARE,
@@ -47,6 +49,8 @@ GUIDES = {
     "low-rank": AutoLowRankMultivariateNormal,
     "diagonal": AutoDiagonalNormal,
 }
+#: The engine of a program, or None where none can fit it.
+EngineOf = Callable[[Callable[..., Any], LogDensity], "Engine | None"]
 
 
 @documented(
@@ -71,53 +75,19 @@ def fit(
 ) -> Fit:
     """Draws of a program's posterior that may be trusted, or a clear no."""
     check_own_engine(model, guide, engine, Engine)
-    keys = random.split(rng_key, 4)
+    keys = random.split(rng_key)
     generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
+    seed = int(random.bits(keys[1]))
 
-    def problems() -> Sequence[Problem]:
-        target = LogDensity(model, keys[1], args, kwargs, engine="fit")
-        data = target.bind(*args, **kwargs)
-
-        def as_written(z: np.ndarray) -> dict[str, Array]:
-            found = target.constrain(jnp.asarray(z, target.dtype), data)
-            return {name: found[name] for name in target.layout.names}
-
-        def engine_of(program: Callable[..., Any], found: LogDensity, data: Data) -> Any:
-            if found.local_sites and engine is None:
-                return None  # which guides cannot have
-            return _approximate(
-                lambda: engine or ProximalScoreVI(program, guide or GUIDES[guide_for(found.dim)]),
-                found,
-                data,
-                keys[3],
-            )
-
-        own = engine_of(model, target, data)
-        ways = [_problem("as written", target, target, data, as_written, keys[2], generator, own)]
-        if target.plates:
-            return ways
-        other = noncentered(target, data)
-        if other is None:
-            return ways
-        moved = LogDensity(other[0], keys[1], args, kwargs, engine="fit", check=False)
-        moved_data = moved.bind(*args, **kwargs)
-
-        def of_sites(z: np.ndarray) -> dict[str, Array]:
-            latent = moved.constrain(jnp.asarray(z, moved.dtype), moved_data)
-            found = replay(moved, latent, moved_data, groups=["deterministic"])
-            values = {**latent, **found.deterministic}
-            return {name: jnp.asarray(values[name]) for name in target.layout.names}
-
-        name = f"with {', '.join(other[1])} non-centred"
-        other_engine = engine_of(other[0], moved, moved_data)
-        ways.append(
-            _problem(name, moved, target, moved_data, of_sites, keys[2], generator, other_engine)
-        )
-        return ways
+    def engine_of(program: Callable[..., Any], target: LogDensity) -> Engine | None:
+        if engine is not None or target.local_sites:
+            return engine  # guides have no local latents
+        return ProximalScoreVI(program, guide or GUIDES[guide_for(target.dim)])
 
     return shared.fit(
-        problems,
+        lambda: list(ways_of(model, args, kwargs, seed, generator, engine_of)),
         generator,
+        seed,
         budget=budget,
         seconds=seconds,
         target_ess=target_ess,
@@ -159,14 +129,69 @@ def check(
     return shared_check.check(found, reference)
 
 
-def _approximate(
-    engine_of: Callable[[], Engine], target: LogDensity, data: Data, rng_key: Array
-) -> Approximate:
+@documented(LOAD_DOCUMENTATION, host="NumPyro")
+def load_fit(
+    path: str | os.PathLike[str], model: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
+) -> Fit:
+    """Read a fit that ``Fit.save`` has written."""
+
+    def ways(seed: int, generator: np.random.Generator) -> Iterator[Problem]:
+        assert model is not None
+        return ways_of(model, args, kwargs, seed, generator)
+
+    return shared.load_fit(path, None if model is None else ways)
+
+
+def ways_of(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    seed: int,
+    generator: np.random.Generator,
+    engine_of: EngineOf | None = None,
+    engine: str = "fit",
+) -> Iterator[Problem]:
+    """A program as what a fit asks of it: as written first, then with sites non-centred."""
+    key, strategy_key = random.split(random.key(seed))
+    target = LogDensity(model, key, args, kwargs, engine=engine)
+    data = target.bind(*args, **kwargs)
+
+    def as_written(z: np.ndarray) -> dict[str, Array]:
+        found = target.constrain(jnp.asarray(z, target.dtype), data)
+        return {name: found[name] for name in target.layout.names}
+
+    own = _by_engine(engine_of, model, target, data, strategy_key)
+    yield _problem("as written", target, target, data, as_written, strategy_key, generator, own)
+    other = None if target.plates else noncentered(target, data)
+    if other is None:
+        return
+    moved = LogDensity(other[0], key, args, kwargs, engine=engine, check=False)
+    moved_data = moved.bind(*args, **kwargs)
+
+    def of_sites(z: np.ndarray) -> dict[str, Array]:
+        latent = moved.constrain(jnp.asarray(z, moved.dtype), moved_data)
+        found = replay(moved, latent, moved_data, groups=["deterministic"])
+        values = {**latent, **found.deterministic}
+        return {name: jnp.asarray(values[name]) for name in target.layout.names}
+
+    name = f"with {', '.join(other[1])} non-centred"
+    own = _by_engine(engine_of, other[0], moved, moved_data, strategy_key)
+    yield _problem(name, moved, target, moved_data, of_sites, strategy_key, generator, own)
+
+
+def _by_engine(
+    engine_of: EngineOf | None,
+    model: Callable[..., Any],
+    target: LogDensity,
+    data: Data,
+    rng_key: Array,
+) -> Approximate | None:
     """Draws by an engine that runs until it has settled, or has spent what it may."""
+    engine = None if engine_of is None else engine_of(model, target)
+    if engine is None:
+        return None
 
     def approximate(start: Start | None, meter: Meter) -> Approximated:
-        engine = engine_of()
-
         def is_over(*_: Any) -> bool:
             return not meter.allows(ENGINE_SHARE)
 
@@ -210,6 +235,7 @@ def _problem(
         float(jnp.finfo(target.dtype).eps),
         by_strategy,
         values,
+        lambda: digest_of_arguments((data.args, data.kwargs)),
         generator,
         approximate,
     )

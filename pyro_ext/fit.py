@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ppl_ext.documented import documented
 from ppl_ext.fit import check as shared_check
 from ppl_ext.fit import fit as shared
 from ppl_ext.fit.check import CHECK_DOCUMENTATION, CHECK_ESS, draws_of
-from ppl_ext.fit.fit import FIT_DOCUMENTATION, TARGET_ESS, Fit
+from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.policy import guide_for
 from ppl_ext.fit.problem import (
     ENGINE_SHARE,
@@ -35,6 +36,7 @@ from ppl_ext.fit.problem import (
 from ppl_ext.fit.verdict import Verdict
 from ppl_ext.start.start import Start
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.reparameterise import noncentered
 from pyro_ext.density.replay import replay
 from pyro_ext.engine import Engine
@@ -47,6 +49,8 @@ GUIDES = {
     "low-rank": AutoLowRankMultivariateNormal,
     "diagonal": AutoDiagonalNormal,
 }
+#: The engine of a program, or None where none can fit it.
+EngineOf = Callable[[Callable[..., Any], LogDensity], "Engine | None"]
 
 
 @documented(
@@ -72,50 +76,16 @@ def fit(
     """Draws of a program's posterior that may be trusted, or a clear no."""
     check_own_engine(model, guide, engine, Engine)
     generator = np.random.default_rng(seed)
-    rng = torch.Generator().manual_seed(seed)
 
-    def problems() -> Sequence[Problem]:
-        target = LogDensity(model, args, kwargs)
-        data = target.bind(*args, **kwargs)
-
-        def as_written(z: np.ndarray) -> dict[str, Tensor]:
-            found = target.constrain(torch.as_tensor(z, dtype=target.dtype), data)
-            return {name: found[name].detach() for name in target.layout.names}
-
-        def engine_of(program: Callable[..., Any], found: LogDensity, data: Data) -> Any:
-            if found.local_sites and engine is None:
-                return None  # which guides cannot have
-            named = guide or GUIDES[guide_for(found.dim)]
-            return _approximate(
-                lambda: engine or ProximalScoreVI(program, named, seed=seed), found, data
-            )
-
-        own = engine_of(model, target, data)
-        ways = [_problem("as written", target, target, data, as_written, rng, generator, own)]
-        if target.plates:
-            return ways
-        other = noncentered(target, data)
-        if other is None:
-            return ways
-        moved = LogDensity(other[0], args, kwargs)
-        moved_data = moved.bind(*args, **kwargs)
-
-        def of_sites(z: np.ndarray) -> dict[str, Tensor]:
-            latent = moved.constrain(torch.as_tensor(z, dtype=moved.dtype), moved_data)
-            found = replay(moved, latent, moved_data, groups=["deterministic"])
-            values = {**latent, **found.deterministic}
-            return {name: torch.as_tensor(values[name]).detach() for name in target.layout.names}
-
-        name = f"with {', '.join(other[1])} non-centred"
-        other_engine = engine_of(other[0], moved, moved_data)
-        ways.append(
-            _problem(name, moved, target, moved_data, of_sites, rng, generator, other_engine)
-        )
-        return ways
+    def engine_of(program: Callable[..., Any], target: LogDensity) -> Engine | None:
+        if engine is not None or target.local_sites:
+            return engine  # guides have no local latents
+        return ProximalScoreVI(program, guide or GUIDES[guide_for(target.dim)], seed=seed)
 
     return shared.fit(
-        problems,
+        lambda: list(ways_of(model, args, kwargs, seed, generator, engine_of)),
         generator,
+        seed,
         budget=budget,
         seconds=seconds,
         target_ess=target_ess,
@@ -157,11 +127,64 @@ def check(
     return shared_check.check(found, reference)
 
 
-def _approximate(engine_of: Callable[[], Engine], target: LogDensity, data: Data) -> Approximate:
+@documented(LOAD_DOCUMENTATION, host="Pyro")
+def load_fit(
+    path: str | os.PathLike[str], model: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
+) -> Fit:
+    """Read a fit that ``Fit.save`` has written."""
+
+    def ways(seed: int, generator: np.random.Generator) -> Iterator[Problem]:
+        assert model is not None
+        return ways_of(model, args, kwargs, seed, generator)
+
+    return shared.load_fit(path, None if model is None else ways)
+
+
+def ways_of(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    seed: int,
+    generator: np.random.Generator,
+    engine_of: EngineOf | None = None,
+) -> Iterator[Problem]:
+    """A program as what a fit asks of it: as written first, then with sites non-centred."""
+    rng = torch.Generator().manual_seed(seed)
+    target = LogDensity(model, args, kwargs)
+    data = target.bind(*args, **kwargs)
+
+    def as_written(z: np.ndarray) -> dict[str, Tensor]:
+        found = target.constrain(torch.as_tensor(z, dtype=target.dtype), data)
+        return {name: found[name].detach() for name in target.layout.names}
+
+    engine = _by_engine(engine_of, model, target, data)
+    yield _problem("as written", target, target, data, as_written, rng, generator, engine)
+    other = None if target.plates else noncentered(target, data)
+    if other is None:
+        return
+    moved = LogDensity(other[0], args, kwargs)
+    moved_data = moved.bind(*args, **kwargs)
+
+    def of_sites(z: np.ndarray) -> dict[str, Tensor]:
+        latent = moved.constrain(torch.as_tensor(z, dtype=moved.dtype), moved_data)
+        found = replay(moved, latent, moved_data, groups=["deterministic"])
+        values = {**latent, **found.deterministic}
+        return {name: torch.as_tensor(values[name]).detach() for name in target.layout.names}
+
+    name = f"with {', '.join(other[1])} non-centred"
+    engine = _by_engine(engine_of, other[0], moved, moved_data)
+    yield _problem(name, moved, target, moved_data, of_sites, rng, generator, engine)
+
+
+def _by_engine(
+    engine_of: EngineOf | None, model: Callable[..., Any], target: LogDensity, data: Data
+) -> Approximate | None:
     """Draws by an engine that runs until it has settled, or has spent what it may."""
+    engine = None if engine_of is None else engine_of(model, target)
+    if engine is None:
+        return None
 
     def approximate(start: Start | None, meter: Meter) -> Approximated:
-        engine = engine_of()
         before = engine.gradient_evaluations
 
         def is_over(*_: Any) -> bool:
@@ -205,6 +228,7 @@ def _problem(
         torch.finfo(target.dtype).eps,
         by_strategy,
         values,
+        lambda: digest_of_arguments((data.args, data.kwargs)),
         generator,
         approximate,
     )

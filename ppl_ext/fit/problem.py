@@ -13,7 +13,7 @@ from jaxtyping import Float
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import described
 from ppl_ext.start.paths import Evaluate
-from ppl_ext.start.search import Piece, in_pieces, rows_left, rows_of, starting_points
+from ppl_ext.start.search import InPieces, Piece, rows_left, rows_of, starting_points
 from ppl_ext.start.start import Start
 
 Positions = Float[np.ndarray, "P D"]
@@ -88,7 +88,7 @@ class Problem:
     ----------
     name : str
         How the program is written, such as "as written" or "non-centred".
-    evaluate : callable
+    evaluate : InPieces
         Log densities (P,) and scores (P, D) at positions (P, D).
     dim : int
     epsilon : float
@@ -102,6 +102,10 @@ class Problem:
         whose first axis is the positions.
     target : object
         The host's target of the program as it was written.
+    own : object
+        That of the program as it is evaluated.
+    digest : callable
+        A digest of the arguments.
     of_all_rows : callable, optional
         The same evaluations with all rows, where ``evaluate`` takes a batch of them.
     times_all_rows : float
@@ -112,14 +116,16 @@ class Problem:
     """
 
     name: str
-    evaluate: Evaluate
+    evaluate: InPieces
     dim: int
     epsilon: float
     starting_points: Callable[[int], Positions]
     coordinates: Mapping[str, slice]
     values: Callable[[Positions], dict[str, Any]]
     target: Any
-    of_all_rows: Evaluate | None = None
+    own: Any
+    digest: Callable[[], str]
+    of_all_rows: InPieces | None = None
     times_all_rows: float = 1.0
     approximate: Approximate | None = None
 
@@ -148,12 +154,13 @@ def problem_of(
     epsilon: float,
     by_strategy: Callable[[int], Positions],
     values: Callable[[Positions], dict[str, Any]],
+    digest: Callable[[], str],
     generator: np.random.Generator,
     approximate: Approximate | None = None,
 ) -> Problem:
     """The problem of a target, which is ``written`` or another way to write the same."""
     rows = rows_of(target.plates, generator)
-    evaluate = in_pieces(pieces(rows))
+    evaluate = InPieces(pieces(rows))
     points = starting_points(evaluate, target.dim, generator, by_strategy, has_strategy=False)
     return Problem(
         name,
@@ -164,7 +171,9 @@ def problem_of(
         target.layout.slices,
         values,
         written,
-        None if rows is None else in_pieces(pieces(None)),
+        target,
+        digest,
+        None if rows is None else InPieces(pieces(None)),
         1.0 if rows is None else rows_left(target.plates, rows),
         approximate,
     )
