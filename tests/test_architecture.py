@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "diagnostics": {"density", "engine", "guides"},
     "stan": set(),
     "start": {"density"},
-    "fit": {"density", "start"},
+    "fit": {"density", "engine", "score", "start"},
     "programs": set(),
     "_clash": set(),
     "draws": set(),
