@@ -65,3 +65,7 @@ class ResumeWarning(UserWarning):
 
 class LostFitWarning(UserWarning):
     """A run ended far above its best; the message says where that was kept."""
+
+
+class StartWarning(UserWarning):
+    """A run's start was not searched for to the end; the message says where it starts instead."""
