@@ -20,6 +20,7 @@ from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.verdict import Stage, Verdict
 from ppl_ext.start.find import find, more_modes
 from ppl_ext.start.paths import Evaluate
+from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Mode, Start
 
 #: Chains side by side, and the fewest transitions that are kept of each.
@@ -93,7 +94,7 @@ def climb(
 
     stage = partial(staged, stages, meter)
     problem, start = problems[0], None
-    if problem.dim <= policy.MOST_SEARCHED:
+    if problem.dim <= MOST_SEARCHED:
         with stage("start") as notes:
             problem, start = _best(problems, generator, meter)
             notes.append(f"{problem.name}, {len(start.modes)} mode(s)")

@@ -9,8 +9,8 @@ from ppl_ext.fit.verdict import Level
 
 Rung = Literal["all rows", "engine", "correct", "chains", "end"]
 
-#: Beyond so many dimensions chains are not tried, and no search is made for a start.
-MOST_DIMENSIONS, MOST_SEARCHED = 2_000, 100_000
+#: Beyond so many dimensions chains are not tried.
+MOST_DIMENSIONS = 2_000
 #: Evaluations that a search and importance ratios take, and share of the seconds that these may
 #: take where they want all of very many rows.
 ROW_EVALUATIONS, ROW_SHARE = 2_500, 0.5
