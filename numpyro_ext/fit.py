@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,9 +23,7 @@ from numpyro_ext.engine import Engine
 from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.start import piece_of
 from ppl_ext.documented import documented
-from ppl_ext.fit import check as shared_check
 from ppl_ext.fit import fit as shared
-from ppl_ext.fit.check import CHECK_DOCUMENTATION, CHECK_ESS, draws_of
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.policy import guide_for
 from ppl_ext.fit.problem import (
@@ -40,7 +38,6 @@ from ppl_ext.fit.problem import (
     number_of_draws,
     problem_of,
 )
-from ppl_ext.fit.verdict import Verdict
 from ppl_ext.start.start import Start
 
 #: The Normals that fits of many dimensions or rows fit.
@@ -93,40 +90,8 @@ def fit(
         target_ess=target_ess,
         exact=exact,
         progress_bar=progress_bar,
-        compare=None if guide is None and engine is None else shared_check.check,
+        has_engine=guide is not None or engine is not None,
     )
-
-
-@documented(
-    CHECK_DOCUMENTATION,
-    host="NumPyro",
-    sources="an engine (``engine.get_samples(state)``), of ``Predictive``, or a run of ``MCMC``",
-    randomness="rng_key : array\n        JAX random key.",
-)
-def check(
-    rng_key: Array,
-    draws: Any,
-    model: Callable[..., Any],
-    *args: Any,
-    budget: int | None = None,
-    seconds: float | None = None,
-    target_ess: float = CHECK_ESS,
-    progress_bar: bool = True,
-    **kwargs: Any,
-) -> Verdict:
-    """Whether draws of any method are the posterior's, by chains that are exact."""
-    found = draws_of(draws)
-    reference = fit(
-        rng_key,
-        model,
-        *args,
-        budget=budget,
-        seconds=seconds,
-        target_ess=target_ess,
-        progress_bar=progress_bar,
-        **kwargs,
-    )
-    return shared_check.check(found, reference)
 
 
 @documented(LOAD_DOCUMENTATION, host="NumPyro")
@@ -150,10 +115,17 @@ def ways_of(
     generator: np.random.Generator,
     engine_of: EngineOf | None = None,
     engine: str = "fit",
+    held: Mapping[str, Any] | None = None,
 ) -> Iterator[Problem]:
-    """A program as what a fit asks of it: as written first, then with sites non-centred."""
+    """A program as what a fit asks of it: as written first, then with sites non-centred.
+
+    Parameters without a prior are held as in ``held`` where they are there.
+    """
     key, strategy_key = random.split(random.key(seed))
     target = LogDensity(model, key, args, kwargs, engine=engine)
+    fitted = {name: value for name, value in (held or {}).items() if name in target.held}
+    if fitted:
+        target = target.with_held({**target.held, **fitted})
     data = target.bind(*args, **kwargs)
 
     def as_written(z: np.ndarray) -> dict[str, Array]:

@@ -16,9 +16,7 @@ from pyro.infer.autoguide import (
 from torch import Tensor
 
 from ppl_ext.documented import documented
-from ppl_ext.fit import check as shared_check
 from ppl_ext.fit import fit as shared
-from ppl_ext.fit.check import CHECK_DOCUMENTATION, CHECK_ESS, draws_of
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.policy import guide_for
 from ppl_ext.fit.problem import (
@@ -33,7 +31,6 @@ from ppl_ext.fit.problem import (
     number_of_draws,
     problem_of,
 )
-from ppl_ext.fit.verdict import Verdict
 from ppl_ext.start.start import Start
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.fingerprint import digest_of_arguments
@@ -91,40 +88,8 @@ def fit(
         target_ess=target_ess,
         exact=exact,
         progress_bar=progress_bar,
-        compare=None if guide is None and engine is None else shared_check.check,
+        has_engine=guide is not None or engine is not None,
     )
-
-
-@documented(
-    CHECK_DOCUMENTATION,
-    host="Pyro",
-    sources="an engine, of ``Predictive``, or a run of ``MCMC``",
-    randomness="seed : int\n        Of the random numbers; see below.",
-)
-def check(
-    draws: Any,
-    model: Callable[..., Any],
-    *args: Any,
-    seed: int = 0,
-    budget: int | None = None,
-    seconds: float | None = None,
-    target_ess: float = CHECK_ESS,
-    progress_bar: bool = True,
-    **kwargs: Any,
-) -> Verdict:
-    """Whether draws of any method are the posterior's, by chains that are exact."""
-    found = draws_of(draws)
-    reference = fit(
-        model,
-        *args,
-        seed=seed,
-        budget=budget,
-        seconds=seconds,
-        target_ess=target_ess,
-        progress_bar=progress_bar,
-        **kwargs,
-    )
-    return shared_check.check(found, reference)
 
 
 @documented(LOAD_DOCUMENTATION, host="Pyro")

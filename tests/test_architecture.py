@@ -45,6 +45,7 @@ MAY_IMPORT = {
     "stan": set(),
     "start": {"density", "guides"},
     "fit": {"density", "engine", "score", "start"},
+    "check": {"density", "diagnostics", "engine", "fit"},
     "programs": set(),
     "_clash": set(),
     "draws": set(),

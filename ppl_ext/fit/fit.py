@@ -14,6 +14,7 @@ from ppl_ext import state_files
 from ppl_ext.chains.convergence import convergence
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.sampler import go_on
+from ppl_ext.check.comparison import compared, flat_columns
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import policy
 from ppl_ext.fit.ladder import Climbed, climb, staged, with_chains
@@ -281,6 +282,8 @@ def load_fit(path: str | os.PathLike[str], ways: Ways | None) -> Fit:
             problem.evaluate.calls = rest["calls"]
         positions = rest["positions"] if sampled is None else sampled.draws
         climbed = Climbed(problem, positions, sampled, evidence, from_tree(rest["stages"], {}))
+        if sampled is None:
+            return Fit(draws, verdict, chains, climbed, generator, rest["seed"])
         return Fit.of(climbed, generator, rest["seed"])
 
 
@@ -339,6 +342,7 @@ def _figures(draws: np.ndarray, chains: int, share: float) -> SiteFigures:
         float(found.ess_tail.min()),
         float(found.r_hat.max()),
         bool(found.is_heavy.any()),
+        float(found.deviation_error.max()),
     )
 
 
@@ -352,12 +356,11 @@ def fit(
     target_ess: float,
     exact: bool,
     progress_bar: bool,
-    compare: Callable[[Mapping[str, Any], Fit], Verdict] | None = None,
+    has_engine: bool = False,
 ) -> Fit:
     """Fit what ``problems`` makes of a program; see the packages' ``fit``.
 
-    Where ``compare`` is given, the draws are to be those of the problems' engine, on which it
-    gives the verdict by the draws of a fit with chains.
+    ``has_engine`` tells whether the draws are to be those of the problems' own engine.
     """
     check_count("budget", budget, optional=True)
     check_number("seconds", seconds, optional=True)
@@ -366,34 +369,34 @@ def fit(
         check_choice(name, flag, (True, False))
     with tqdm(desc="fit", unit=" scores", disable=not progress_bar) as bar:
         meter = Meter(budget or BUDGET, seconds or SECONDS, bar)
-        wanted = policy.Wanted(float(target_ess), exact, meter.seconds, compare is not None)
+        wanted = policy.Wanted(float(target_ess), exact, meter.seconds, has_engine)
         ways = problems()
         found = Fit.of(climb(ways, generator, wanted, meter), generator, seed)
-        if compare is not None and found.num_chains > 1:
-            found = _of_engine(ways[0], found, meter, compare)
+        if has_engine and found.num_chains > 1:
+            found = _of_engine(ways[0], found, meter)
         bar.set_description(found.verdict.level)
     return found
 
 
-def _of_engine(
-    problem: Problem,
-    reference: Fit,
-    meter: Meter,
-    compare: Callable[[Mapping[str, Any], Fit], Verdict],
-) -> Fit:
+def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
     """Draws of a problem's engine, judged by those of chains."""
+    assert problem.approximate is not None
     climbed = reference.climbed
     with staged(climbed.stages, meter, "engine") as notes:
-        assert problem.approximate is not None
         given = problem.approximate(None, meter)
         notes.append(given.name)
     draws = problem.values(given.positions)
-    verdict = compare(draws, reference)
+    shapes = {name: np.shape(value)[1:] for name, value in reference.draws.items()}
+    theirs = flat_columns(reference.draws, shapes, reference.num_chains)
+    found = compared(flat_columns(draws, shapes), theirs, problem.dim)
     engine = policy.Engine(given.name, given.steps, given.settled)
-    told = policy.words_of(engine)
-    climbed = replace(climbed, problem=problem, positions=given.positions[:, None], sampled=None)
-    sites = {name: _figures(np.asarray(draws[name]), 1, 1.0) for name in draws}
-    verdict = replace(
-        verdict, reasons=(told, *verdict.reasons), by_site=sites, cost=tuple(climbed.stages)
+    level, reasons = policy.judge_engine(engine, reference.verdict, found.wrong)
+    verdict = Verdict(
+        level,
+        (*reasons, f"Against chains, {found.worst.told}"),
+        found.by_site,
+        tuple(climbed.stages),
+        confirmed=level == "approximate",
     )
+    climbed = replace(climbed, problem=problem, positions=given.positions[:, None], sampled=None)
     return Fit(draws, verdict, 1, climbed, reference._generator, reference._seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ppl_ext.fit.verdict import Level
+from ppl_ext.fit.verdict import Level, Verdict
 
 Rung = Literal["all rows", "engine", "correct", "chains", "end"]
 
@@ -204,7 +204,7 @@ def judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
     """The level, and the reasons for it."""
     if evidence.engine is not None:
         return _of_engine(evidence, evidence.engine)
-    against = [*_of_modes(evidence), *_of_rounding(evidence)]
+    against = [*_of_modes(evidence), *of_rounding(evidence.program)]
     if evidence.chains is not None:
         found = evidence.chains
         against += _of_chains(found, evidence.wanted.target_ess)
@@ -246,6 +246,17 @@ def _of_engine(evidence: Evidence, engine: Engine) -> tuple[Level, tuple[str, ..
     return "approximate" if engine.settled else "not trusted", (words_of(engine), *left)
 
 
+def judge_engine(engine: Engine, chains: Verdict, wrong: int) -> tuple[Level, tuple[str, ...]]:
+    """The level of an engine's draws beside chains, so many of whose marginals they do not have."""
+    told = (words_of(engine),)
+    if chains.level != "exact":
+        return "not trusted", (*told, "Chains could not tell:", *chains.reasons)
+    if wrong:
+        count = f"{wrong} marginal(s) are off by more than chance and tolerance allow."
+        return "not trusted", (*told, count)
+    return "approximate", told
+
+
 def words_of(engine: Engine) -> str:
     """Whether an engine settled."""
     if engine.settled:
@@ -279,8 +290,9 @@ def _of_modes(evidence: Evidence) -> list[str]:
     return reasons
 
 
-def _of_rounding(evidence: Evidence) -> list[str]:
-    program, reasons = evidence.program, []
+def of_rounding(program: Program) -> list[str]:
+    """What rounding hides of a program."""
+    reasons = []
     if program.rounding > ROUNDING:
         reasons.append(
             f"Rounding changes the log density by about {program.rounding:.2g} nats, which hides "
