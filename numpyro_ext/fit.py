@@ -82,7 +82,7 @@ def fit(
         return ProximalScoreVI(program, guide or GUIDES[guide_for(target.dim)])
 
     return shared.fit(
-        lambda: list(ways_of(model, args, kwargs, seed, generator, engine_of)),
+        lambda: list(ways_of(model, args, kwargs, seed, generator, engine_of=engine_of)),
         generator,
         seed,
         budget=budget,
@@ -113,9 +113,9 @@ def ways_of(
     kwargs: dict[str, Any],
     seed: int,
     generator: np.random.Generator,
-    engine_of: EngineOf | None = None,
     engine: str = "fit",
     held: Mapping[str, Any] | None = None,
+    engine_of: EngineOf | None = None,
 ) -> Iterator[Problem]:
     """A program as what a fit asks of it: as written first, then with sites non-centred.
 

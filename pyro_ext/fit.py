@@ -80,7 +80,7 @@ def fit(
         return ProximalScoreVI(program, guide or GUIDES[guide_for(target.dim)], seed=seed)
 
     return shared.fit(
-        lambda: list(ways_of(model, args, kwargs, seed, generator, engine_of)),
+        lambda: list(ways_of(model, args, kwargs, seed, generator, engine_of=engine_of)),
         generator,
         seed,
         budget=budget,
