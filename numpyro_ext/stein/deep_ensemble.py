@@ -34,6 +34,8 @@ class DeepEnsemble(DirectionEngine):
     score is one. ``info["force_norm"]`` is the root mean square over members of |score|.
     """
 
+    _answers_apart = True
+
     def _init_direction(self, plan: Plan, particles: Array) -> dict[str, Array]:
         return {}
 

@@ -33,6 +33,8 @@ class DeepEnsemble(DirectionEngine):
     score is one. ``info["force_norm"]`` is the root mean square over members of |score|.
     """
 
+    _answers_apart = True
+
     def _direction(
         self, plan: Plan, state: None, particles: Tensor, scores: Tensor
     ) -> tuple[Tensor, None]:
