@@ -27,7 +27,7 @@ from numpyro_ext.diagnostics import (
     uncertainty_score,
     uncertainty_split,
 )
-from numpyro_ext.fit import check, fit
+from numpyro_ext.fit import check, fit, load_fit
 from numpyro_ext.gradients import (
     SAGA,
     SVRG,
@@ -76,7 +76,7 @@ from ppl_ext.errors import (
     ResumeWarning,
     UnsettledWarning,
 )
-from ppl_ext.fit.fit import Fit, load_fit
+from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.verdict import Verdict
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 from ppl_ext.score import GradientSteps, Regression

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 from jax import Array, random
 
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.density.reparameterise import noncentered
 from numpyro_ext.density.replay import replay
 from numpyro_ext.start import piece_of
@@ -17,7 +19,7 @@ from ppl_ext.documented import documented
 from ppl_ext.fit import check as shared_check
 from ppl_ext.fit import fit as shared
 from ppl_ext.fit.check import CHECK_DOCUMENTATION, CHECK_ESS, draws_of
-from ppl_ext.fit.fit import FIT_DOCUMENTATION, TARGET_ESS, Fit
+from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.problem import Problem, problem_of
 from ppl_ext.fit.verdict import Verdict
 
@@ -39,39 +41,13 @@ def fit(
     **kwargs: Any,
 ) -> Fit:
     """Draws of a program's posterior that may be trusted, or a clear no."""
-    keys = random.split(rng_key, 3)
+    keys = random.split(rng_key)
     generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
-
-    def problems() -> Sequence[Problem]:
-        target = LogDensity(model, keys[1], args, kwargs, engine="fit")
-        data = target.bind(*args, **kwargs)
-
-        def as_written(z: np.ndarray) -> dict[str, Array]:
-            found = target.constrain(jnp.asarray(z, target.dtype), data)
-            return {name: found[name] for name in target.layout.names}
-
-        ways = [_problem("as written", target, target, data, as_written, keys[2], generator)]
-        if target.plates:
-            return ways
-        other = noncentered(target, data)
-        if other is None:
-            return ways
-        moved = LogDensity(other[0], keys[1], args, kwargs, engine="fit", check=False)
-        moved_data = moved.bind(*args, **kwargs)
-
-        def of_sites(z: np.ndarray) -> dict[str, Array]:
-            latent = moved.constrain(jnp.asarray(z, moved.dtype), moved_data)
-            found = replay(moved, latent, moved_data, groups=["deterministic"])
-            values = {**latent, **found.deterministic}
-            return {name: jnp.asarray(values[name]) for name in target.layout.names}
-
-        name = f"with {', '.join(other[1])} non-centred"
-        ways.append(_problem(name, moved, target, moved_data, of_sites, keys[2], generator))
-        return ways
-
+    seed = int(random.bits(keys[1]))
     return shared.fit(
-        problems,
+        lambda: list(ways_of(model, args, kwargs, seed, generator)),
         generator,
+        seed,
         budget=budget,
         seconds=seconds,
         target_ess=target_ess,
@@ -112,6 +88,53 @@ def check(
     return shared_check.check(found, reference)
 
 
+@documented(LOAD_DOCUMENTATION, host="NumPyro")
+def load_fit(
+    path: str | os.PathLike[str], model: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
+) -> Fit:
+    """Read a fit that ``Fit.save`` has written."""
+
+    def ways(seed: int, generator: np.random.Generator) -> Iterator[Problem]:
+        assert model is not None
+        return ways_of(model, args, kwargs, seed, generator)
+
+    return shared.load_fit(path, None if model is None else ways)
+
+
+def ways_of(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    seed: int,
+    generator: np.random.Generator,
+    engine: str = "fit",
+) -> Iterator[Problem]:
+    """A program as what a fit asks of it: as written first, then with sites non-centred."""
+    key, strategy_key = random.split(random.key(seed))
+    target = LogDensity(model, key, args, kwargs, engine=engine)
+    data = target.bind(*args, **kwargs)
+
+    def as_written(z: np.ndarray) -> dict[str, Array]:
+        found = target.constrain(jnp.asarray(z, target.dtype), data)
+        return {name: found[name] for name in target.layout.names}
+
+    yield _problem("as written", target, target, data, as_written, strategy_key, generator)
+    other = None if target.plates else noncentered(target, data)
+    if other is None:
+        return
+    moved = LogDensity(other[0], key, args, kwargs, engine=engine, check=False)
+    moved_data = moved.bind(*args, **kwargs)
+
+    def of_sites(z: np.ndarray) -> dict[str, Array]:
+        latent = moved.constrain(jnp.asarray(z, moved.dtype), moved_data)
+        found = replay(moved, latent, moved_data, groups=["deterministic"])
+        values = {**latent, **found.deterministic}
+        return {name: jnp.asarray(values[name]) for name in target.layout.names}
+
+    name = f"with {', '.join(other[1])} non-centred"
+    yield _problem(name, moved, target, moved_data, of_sites, strategy_key, generator)
+
+
 def _problem(
     name: str,
     target: LogDensity,
@@ -132,5 +155,6 @@ def _problem(
         float(jnp.finfo(target.dtype).eps),
         by_strategy,
         values,
+        lambda: digest_of_arguments((data.args, data.kwargs)),
         generator,
     )

@@ -76,15 +76,13 @@ def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None)
         found = target.full_score(z, data) if rows is None else target.score(z, data, indices)
         return found.log_density(target.likelihood_temperature), found.score
 
-    program, indices, calls = Loop(evaluate, CALLS), {} if rows is None else rows, 0
+    program, indices = Loop(evaluate, CALLS), {} if rows is None else rows
 
-    def piece(z: np.ndarray) -> tuple[Any, Any]:
-        nonlocal calls
+    def piece(z: np.ndarray, before: int) -> tuple[Any, Any]:
         positions = jnp.asarray(z, target.dtype)
         found: tuple[Any, Any] = program(
-            calls, 1, positions, target.arguments.as_evaluated(data), indices
+            before, 1, positions, target.arguments.as_evaluated(data), indices
         )
-        calls += 1
         return found
 
     return piece

@@ -20,7 +20,7 @@ from ppl_ext.errors import (
     ResumeWarning,
     UnsettledWarning,
 )
-from ppl_ext.fit.fit import Fit, load_fit
+from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.verdict import Verdict
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 from ppl_ext.score import GradientSteps, Regression
@@ -46,7 +46,7 @@ from pyro_ext.diagnostics import (
     uncertainty_score,
     uncertainty_split,
 )
-from pyro_ext.fit import check, fit
+from pyro_ext.fit import check, fit, load_fit
 from pyro_ext.gradients import (
     SAGA,
     SVRG,

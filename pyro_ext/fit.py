@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from ppl_ext.documented import documented
 from ppl_ext.fit import check as shared_check
 from ppl_ext.fit import fit as shared
 from ppl_ext.fit.check import CHECK_DOCUMENTATION, CHECK_ESS, draws_of
-from ppl_ext.fit.fit import FIT_DOCUMENTATION, TARGET_ESS, Fit
+from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.problem import Problem, problem_of
 from ppl_ext.fit.verdict import Verdict
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.reparameterise import noncentered
 from pyro_ext.density.replay import replay
 from pyro_ext.start import piece_of
@@ -40,38 +42,10 @@ def fit(
 ) -> Fit:
     """Draws of a program's posterior that may be trusted, or a clear no."""
     generator = np.random.default_rng(seed)
-    rng = torch.Generator().manual_seed(seed)
-
-    def problems() -> Sequence[Problem]:
-        target = LogDensity(model, args, kwargs)
-        data = target.bind(*args, **kwargs)
-
-        def as_written(z: np.ndarray) -> dict[str, Tensor]:
-            found = target.constrain(torch.as_tensor(z, dtype=target.dtype), data)
-            return {name: found[name].detach() for name in target.layout.names}
-
-        ways = [_problem("as written", target, target, data, as_written, rng, generator)]
-        if target.plates:
-            return ways
-        other = noncentered(target, data)
-        if other is None:
-            return ways
-        moved = LogDensity(other[0], args, kwargs)
-        moved_data = moved.bind(*args, **kwargs)
-
-        def of_sites(z: np.ndarray) -> dict[str, Tensor]:
-            latent = moved.constrain(torch.as_tensor(z, dtype=moved.dtype), moved_data)
-            found = replay(moved, latent, moved_data, groups=["deterministic"])
-            values = {**latent, **found.deterministic}
-            return {name: torch.as_tensor(values[name]).detach() for name in target.layout.names}
-
-        name = f"with {', '.join(other[1])} non-centred"
-        ways.append(_problem(name, moved, target, moved_data, of_sites, rng, generator))
-        return ways
-
     return shared.fit(
-        problems,
+        lambda: list(ways_of(model, args, kwargs, seed, generator)),
         generator,
+        seed,
         budget=budget,
         seconds=seconds,
         target_ess=target_ess,
@@ -112,6 +86,52 @@ def check(
     return shared_check.check(found, reference)
 
 
+@documented(LOAD_DOCUMENTATION, host="Pyro")
+def load_fit(
+    path: str | os.PathLike[str], model: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
+) -> Fit:
+    """Read a fit that ``Fit.save`` has written."""
+
+    def ways(seed: int, generator: np.random.Generator) -> Iterator[Problem]:
+        assert model is not None
+        return ways_of(model, args, kwargs, seed, generator)
+
+    return shared.load_fit(path, None if model is None else ways)
+
+
+def ways_of(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    seed: int,
+    generator: np.random.Generator,
+) -> Iterator[Problem]:
+    """A program as what a fit asks of it: as written first, then with sites non-centred."""
+    rng = torch.Generator().manual_seed(seed)
+    target = LogDensity(model, args, kwargs)
+    data = target.bind(*args, **kwargs)
+
+    def as_written(z: np.ndarray) -> dict[str, Tensor]:
+        found = target.constrain(torch.as_tensor(z, dtype=target.dtype), data)
+        return {name: found[name].detach() for name in target.layout.names}
+
+    yield _problem("as written", target, target, data, as_written, rng, generator)
+    other = None if target.plates else noncentered(target, data)
+    if other is None:
+        return
+    moved = LogDensity(other[0], args, kwargs)
+    moved_data = moved.bind(*args, **kwargs)
+
+    def of_sites(z: np.ndarray) -> dict[str, Tensor]:
+        latent = moved.constrain(torch.as_tensor(z, dtype=moved.dtype), moved_data)
+        found = replay(moved, latent, moved_data, groups=["deterministic"])
+        values = {**latent, **found.deterministic}
+        return {name: torch.as_tensor(values[name]).detach() for name in target.layout.names}
+
+    name = f"with {', '.join(other[1])} non-centred"
+    yield _problem(name, moved, target, moved_data, of_sites, rng, generator)
+
+
 def _problem(
     name: str,
     target: LogDensity,
@@ -132,5 +152,6 @@ def _problem(
         torch.finfo(target.dtype).eps,
         by_strategy,
         values,
+        lambda: digest_of_arguments((data.args, data.kwargs)),
         generator,
     )

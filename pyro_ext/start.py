@@ -66,7 +66,7 @@ def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None)
     """Log densities and scores of a target, of these rows or of all."""
     indices = None if rows is None else {name: torch.as_tensor(r) for name, r in rows.items()}
 
-    def piece(positions: np.ndarray) -> tuple[Any, Any]:
+    def piece(positions: np.ndarray, _: int = 0) -> tuple[Any, Any]:
         z = torch.as_tensor(positions, dtype=target.dtype)
         found = target.full_score(z, data) if rows is None else target.score(z, data, indices)
         value = found.log_density(target.likelihood_temperature)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +12,13 @@ from tqdm import tqdm
 
 from ppl_ext import state_files
 from ppl_ext.chains.convergence import convergence
+from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.sampler import go_on
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import policy
 from ppl_ext.fit.ladder import Climbed, climb, with_chains
 from ppl_ext.fit.problem import Meter, Problem
+from ppl_ext.fit.saved import as_tree, from_tree
 from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
 
@@ -24,6 +26,9 @@ from ppl_ext.options import check_choice, check_count, check_number
 BUDGET = 300_000
 #: Seconds likewise.
 SECONDS = 600.0
+#: Machine epsilons, as a share of the largest, by which a density of a saved fit may differ from
+#: what it is now: other processors sum in another order.
+ROUNDING = 1e4
 #: Effective draws that are wanted unless told otherwise.
 TARGET_ESS = 400
 
@@ -74,6 +79,35 @@ FIT_DOCUMENTATION = """
 """
 
 
+LOAD_DOCUMENTATION = """
+    Draws and verdict come back without the program, the draws then as NumPy's arrays. With the
+    program and its arguments all comes back: ``more`` goes on to the last bit as the fit would
+    have that was saved.
+
+    Parameters
+    ----------
+    path : path
+    model : callable, optional
+        $host program that was fitted.
+    *args, **kwargs
+        Its arguments, as they were.
+
+    Returns
+    -------
+    Fit
+
+    Raises
+    ------
+    ArgumentError
+        The file is no saved fit, or damaged; or the program or its arguments are others.
+    ModelCheckError
+        The model cannot be fitted.
+"""
+
+#: What is given to :func:`load_fit`: from a seed and a generator to the ways to write a program.
+Ways = Callable[[int, np.random.Generator], Iterable[Problem]]
+
+
 class Fit:
     """Draws of a program's posterior, and what they are worth.
 
@@ -94,12 +128,16 @@ class Fit:
         num_chains: int,
         climbed: Climbed | None = None,
         generator: np.random.Generator | None = None,
+        seed: int = 0,
+        unbound: Mapping[str, Any] | None = None,
     ) -> None:
         self.draws, self.verdict, self.num_chains = draws, verdict, num_chains
-        self._climbed, self._generator = climbed, generator
+        self._climbed, self._generator, self._seed = climbed, generator, seed
+        # The rest of a file that was read without its program.
+        self._unbound = unbound
 
     @classmethod
-    def of(cls, climbed: Climbed, generator: np.random.Generator) -> Fit:
+    def of(cls, climbed: Climbed, generator: np.random.Generator, seed: int) -> Fit:
         """What a climb ended with."""
         positions = climbed.positions
         # Chain by chain, as the hosts' MCMC gives them.
@@ -110,7 +148,7 @@ class Fit:
         share = 1.0 if chains > 1 or correction is None else correction.share
         sites = {name: _figures(np.asarray(draws[name]), chains, share) for name in draws}
         verdict = replace(climbed.verdict, by_site=sites)
-        return cls(draws, verdict, chains, climbed, generator)
+        return cls(draws, verdict, chains, climbed, generator, seed)
 
     @property
     def history(self) -> tuple[Stage, ...]:
@@ -120,13 +158,21 @@ class Fit:
     @property
     def target(self) -> Any:
         """The log density of the program as it is written."""
-        return self._whole("its program").problem.target
+        return self.climbed.problem.target
 
-    def _whole(self, what: str) -> Climbed:
+    @property
+    def climbed(self) -> Climbed:
+        """Where the fit ended, with its program.
+
+        Raises
+        ------
+        ArgumentError
+            The fit was loaded without its program.
+        """
         if self._climbed is None:
             raise ArgumentError(
-                f"Expected a fit with {what}, found one that was loaded: the file holds draws and "
-                "verdict. Fit again."
+                "Expected a fit with its program, found one that was loaded without. Give "
+                "load_fit(path, model, *args) the model and its arguments."
             )
         return self._climbed
 
@@ -153,7 +199,7 @@ class Fit:
             The fit has no chains to go on with.
         """
         check_count("num_draws", num_draws)
-        climbed = self._whole("chains")
+        climbed = self.climbed
         if climbed.sampled is None or self._generator is None:
             raise ArgumentError(
                 f"Expected a fit with chains, found one that ended {self.verdict.level!r} without. "
@@ -164,39 +210,114 @@ class Fit:
         longer = go_on(climbed.sampled, -(-num_draws // self.num_chains), self._generator)
         climbed = with_chains(climbed, longer)
         climbed.stages.append(Stage("more chains", meter.evaluations, meter.elapsed))
-        vars(self).update(vars(Fit.of(climbed, self._generator)))
+        vars(self).update(vars(Fit.of(climbed, self._generator, self._seed)))
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save draws, verdict and history; the file is complete or absent.
+        """Save all that the fit has but its program; the file is complete or absent.
 
-        The program is not in it: :func:`load_fit` gives the draws and the verdict back.
+        Draws and verdict, and the chains with their tuned kernel and generator: :func:`load_fit`
+        gives them back, to go on with ``more`` where it gets the program as well.
         """
         state = {
             "draws": {name: np.asarray(value) for name, value in self.draws.items()},
             "num_chains": self.num_chains,
             "verdict": self.verdict.as_json(),
+            "rest": self._rest(),
         }
         header = {"engine": "fit", "settings": {}, "tuning": {}, "sites": list(self.draws)}
         state_files.save(os.fspath(path), header, state, lambda array: (np.asarray(array), {}))
+
+    def _rest(self) -> Mapping[str, Any]:
+        """What a fit with its program has beside draws and verdict."""
+        if self._unbound is not None:
+            return self._unbound
+        climbed, generator = self.climbed, self._generator
+        assert generator is not None
+        sampled = climbed.sampled
+        return {
+            "way": climbed.problem.name,
+            "arguments": climbed.problem.digest(),
+            "calls": climbed.problem.evaluate.calls,
+            "seed": self._seed,
+            "generator": dict(generator.bit_generator.state),
+            "sampled": as_tree(sampled),
+            "positions": climbed.positions if sampled is None else None,
+            "evidence": as_tree(climbed.evidence),
+            "stages": as_tree(climbed.stages),
+        }
 
     def __repr__(self) -> str:
         number = len(next(iter(self.draws.values())))
         return f"Fit({number} draws, {self.verdict.level})"
 
 
-def load_fit(path: str | os.PathLike[str]) -> Fit:
-    """Draws and verdict of a fit that was saved, the draws as NumPy's arrays.
+def load_fit(path: str | os.PathLike[str], ways: Ways | None) -> Fit:
+    """See the packages' ``load_fit``; ``ways`` to write the program, or None without one."""
+    _, state = state_files.load(os.fspath(path), "fit", lambda array, _: array)
+    with state_files.reading(path):
+        verdict = Verdict.from_json(state["verdict"])
+        draws, rest, chains = dict(state["draws"]), state["rest"], int(state["num_chains"])
+        if ways is None:
+            return Fit(draws, verdict, chains, unbound=rest)
+        bit_generator = getattr(np.random, rest["generator"]["bit_generator"])()
+        bit_generator.state = rest["generator"]
+        generator = np.random.Generator(bit_generator)
+        # Binding draws random numbers of its own.
+        problem = _way(ways(rest["seed"], np.random.default_rng(0)), rest, draws)
+        problem.evaluate.calls = rest["calls"]
+        sampled = from_tree(rest["sampled"], {"evaluate": problem.evaluate})
+        if sampled is not None:
+            check_density(problem, sampled.chains)
+            problem.evaluate.calls = rest["calls"]
+        positions = rest["positions"] if sampled is None else sampled.draws
+        evidence = from_tree(rest["evidence"], {})
+        climbed = Climbed(problem, positions, sampled, evidence, from_tree(rest["stages"], {}))
+        return Fit.of(climbed, generator, rest["seed"])
+
+
+def _way(
+    ways: Iterable[Problem], rest: Mapping[str, Any], draws: Mapping[str, np.ndarray]
+) -> Problem:
+    """The way to write the program that was saved.
 
     Raises
     ------
     ArgumentError
-        The file is no saved fit, or damaged.
+        The program or its arguments are others.
     """
-    _, state = state_files.load(os.fspath(path), "fit", lambda array, _: array)
-    with state_files.reading(path):
-        verdict = Verdict.from_json(state["verdict"])
-        return Fit(dict(state["draws"]), verdict, int(state["num_chains"]))
+    for problem in ways:
+        if set(problem.target.layout.names) != set(draws):
+            raise _other(f"the sites {', '.join(problem.target.layout.names)}")
+        if problem.digest() != rest["arguments"]:
+            raise _other("other numbers in its arguments")
+        if problem.name == rest["way"]:
+            return problem
+    raise _other(f"one that cannot be written {rest['way']}")
+
+
+def check_density(problem: Problem, chains: Chains) -> None:
+    """See that the density where chains are is what it was when they came there.
+
+    Raises
+    ------
+    ArgumentError
+        It is another.
+    """
+    if chains.positions.shape[1] != problem.dim:
+        raise _other(f"one of {problem.dim} unconstrained numbers")
+    values, scores = problem.evaluate(chains.positions)
+    for own, saved in ((values, chains.values), (scores, chains.scores)):
+        allowed = ROUNDING * problem.epsilon * (1.0 + np.abs(saved).max())
+        if not np.abs(own - saved).max() <= allowed:
+            raise _other("one with another density where the chains are")
+
+
+def _other(found: str) -> ArgumentError:
+    return ArgumentError(
+        f"Expected the program and the arguments that were fitted, found {found}. Pass those, or "
+        "none, for draws and verdict alone."
+    )
 
 
 def _figures(draws: np.ndarray, chains: int, share: float) -> SiteFigures:
@@ -216,6 +337,7 @@ def _figures(draws: np.ndarray, chains: int, share: float) -> SiteFigures:
 def fit(
     problems: Callable[[], Sequence[Problem]],
     generator: np.random.Generator,
+    seed: int,
     *,
     budget: int | None,
     seconds: float | None,
@@ -234,4 +356,4 @@ def fit(
         wanted = policy.Wanted(float(target_ess), exact, meter.seconds)
         climbed = climb(problems(), generator, wanted, meter)
         bar.set_description(climbed.verdict.level)
-    return Fit.of(climbed, generator)
+    return Fit.of(climbed, generator, seed)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ppl_ext.start.paths import Evaluate
-from ppl_ext.start.search import Piece, in_pieces, rows_of, starting_points
+from ppl_ext.start.search import InPieces, Piece, rows_of, starting_points
 
 Positions = Float[np.ndarray, "P D"]
 
@@ -24,7 +24,7 @@ class Problem:
     ----------
     name : str
         How the program is written, such as "as written" or "non-centred".
-    evaluate : callable
+    evaluate : InPieces
         Log densities (P,) and scores (P, D) at positions (P, D).
     dim : int
     epsilon : float
@@ -38,18 +38,24 @@ class Problem:
         whose first axis is the positions.
     target : object
         The host's target of the program as it was written.
+    own : object
+        That of the program as it is evaluated.
+    digest : callable
+        A digest of the arguments.
     is_whole : bool
         Whether every evaluation takes all rows.
     """
 
     name: str
-    evaluate: Evaluate
+    evaluate: InPieces
     dim: int
     epsilon: float
     starting_points: Callable[[int], Positions]
     coordinates: Mapping[str, slice]
     values: Callable[[Positions], dict[str, Any]]
     target: Any
+    own: Any
+    digest: Callable[[], str]
     is_whole: bool = True
 
 
@@ -61,11 +67,12 @@ def problem_of(
     epsilon: float,
     by_strategy: Callable[[int], Positions],
     values: Callable[[Positions], dict[str, Any]],
+    digest: Callable[[], str],
     generator: np.random.Generator,
 ) -> Problem:
     """The problem of a target, which is ``written`` or another way to write the same."""
     rows = rows_of(target.plates, generator)
-    evaluate = in_pieces(pieces(rows))
+    evaluate = InPieces(pieces(rows))
     points = starting_points(evaluate, target.dim, generator, by_strategy, has_strategy=False)
     return Problem(
         name,
@@ -76,6 +83,8 @@ def problem_of(
         target.layout.slices,
         values,
         written,
+        target,
+        digest,
         is_whole=rows is None,
     )
 

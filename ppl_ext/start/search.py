@@ -22,27 +22,41 @@ RADIUS = 1.0
 #: How often points are drawn again where density or score is not finite.
 TRIES = 20
 
-#: Log densities and scores of exactly ``WIDTH`` positions.
-Piece = Callable[[Float[np.ndarray, "P D"]], tuple[Any, Any]]
+#: Log densities and scores of exactly ``WIDTH`` positions, where so many pieces were evaluated
+#: before.
+Piece = Callable[[Float[np.ndarray, "P D"], int], tuple[Any, Any]]
 
 
-def in_pieces(piece: Piece) -> Evaluate:
-    """Evaluate any number of positions in pieces of ``WIDTH``, as float64."""
+class InPieces:
+    """Evaluates any number of positions in pieces of ``WIDTH``, as float64.
 
-    def evaluate(
-        positions: Float[np.ndarray, "P D"],
+    Parameters
+    ----------
+    piece : callable
+    calls : int
+        Pieces that were evaluated before: one who goes on from a file gives their number, since
+        NumPyro evaluates the first ones by another compiled program, whose last bits may differ.
+    """
+
+    def __init__(self, piece: Piece, calls: int = 0) -> None:
+        self._piece, self.calls = piece, calls
+
+    def __call__(
+        self, positions: Float[np.ndarray, "P D"]
     ) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, "P D"]]:
+        """Log densities (P,) and scores (P, D) at positions (P, D)."""
         count = len(positions)
         missing = -count % WIDTH
         filled = np.concatenate([positions, np.repeat(positions[-1:], missing, axis=0)])
-        found = [piece(filled[first : first + WIDTH]) for first in range(0, len(filled), WIDTH)]
+        found = []
+        for first in range(0, len(filled), WIDTH):
+            found.append(self._piece(filled[first : first + WIDTH], self.calls))
+            self.calls += 1
         values, scores = (
             np.concatenate([np.asarray(each, np.float64) for each in parts])[:count]
             for parts in zip(*found, strict=True)
         )
         return values, scores
-
-    return evaluate
 
 
 def rows_of(
@@ -82,7 +96,7 @@ def search(
         Whether the user gave one; else points are drawn near 0, and by the host's strategy where
         none of them is finite.
     """
-    evaluate = in_pieces(piece)
+    evaluate = InPieces(piece)
     points = starting_points(evaluate, dim, generator, by_strategy, has_strategy=has_strategy)
     return find(evaluate, points, generator, epsilon)
 

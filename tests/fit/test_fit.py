@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +42,12 @@ def test_a_normal_posterior_is_exact(backend: Any, tmp_path: Path) -> None:
     assert str(loaded.verdict) == text
     for name, value in numbers(backend, fit).items():
         np.testing.assert_array_equal(loaded.draws[name], value)
-    with pytest.raises(backend.public.ArgumentError, match="one that was loaded"):
+    with pytest.raises(backend.public.ArgumentError, match="loaded without"):
         loaded.more(10)
+    # What was read without the program is written whole; with it the fit goes on.
+    loaded.save(tmp_path / "again")
+    resumed = backend.public.load_fit(tmp_path / "again", model, *args)
+    assert str(resumed.verdict) == text
     # More draws come after those that there are, chain by chain.
     before = {
         name: each.reshape(fit.num_chains, -1, *each.shape[1:])
@@ -54,6 +60,8 @@ def test_a_normal_posterior_is_exact(backend: Any, tmp_path: Path) -> None:
         assert after.shape[1] == length + 64 // fit.num_chains
         np.testing.assert_allclose(after[:, :length], before[name], rtol=1e-6)
     assert fit.history[-1].name == "more chains" and fit.history[-1].evaluations > 0
+    for name, each in numbers(backend, resumed.more(64)).items():
+        np.testing.assert_array_equal(each, numbers(backend, fit)[name])
 
 
 def test_arviz_has_chains_and_the_verdict(backend: Any) -> None:
@@ -164,3 +172,51 @@ def test_damaged_files_are_refused(backend: Any, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(backend.public.ArgumentError, match="Expected a file saved"):
         backend.public.load_fit(path)
+
+
+def test_saved_fits_refuse_other_programs_and_data(backend: Any, tmp_path: Path) -> None:
+    host, dist = backend.host, backend.dist
+
+    def program(width: float, name: str = "mean") -> Any:
+        def model(y: Any) -> None:
+            mean = host.sample(name, dist.Normal(0.0, width))
+            with host.plate("rows", 4):
+                host.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+        return model
+
+    y = backend.array([0.5, 1.0, 1.5, 2.5])
+    fit_of(backend, program(2.0), y, budget=2_000).save(tmp_path / "fit")
+    load, refused = backend.public.load_fit, backend.public.ArgumentError
+    with pytest.raises(refused, match="found the sites other"):
+        load(tmp_path / "fit", program(2.0, "other"), y)
+    with pytest.raises(refused, match="other numbers in its arguments"):
+        load(tmp_path / "fit", program(2.0), y + 1.0)
+    with pytest.raises(refused, match="another density"):
+        load(tmp_path / "fit", program(3.0), y)
+    assert load(tmp_path / "fit", program(2.0), y).more(16).num_chains > 1
+
+
+GO_ON = """
+import sys
+import numpy as np
+from tests.backends import backend_of, from_zoo
+from tests.fit.test_fit import numbers
+
+backend = backend_of(sys.argv[1])
+model, args, _ = from_zoo(backend, "conjugate_normal")
+fit = backend.public.load_fit(sys.argv[2], model, *args)
+np.savez(sys.argv[3], **numbers(backend, fit.more(64)))
+"""
+
+
+@pytest.mark.slow
+def test_a_fit_goes_on_in_another_process(backend: Any, tmp_path: Path) -> None:
+    model, args, _ = from_zoo(backend, "conjugate_normal")
+    fit = fit_of(backend, model, *args)
+    fit.save(tmp_path / "fit")
+    command = [sys.executable, "-c", GO_ON, backend.name, tmp_path / "fit", tmp_path / "more.npz"]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
+    found = np.load(tmp_path / "more.npz")
+    for name, each in numbers(backend, fit.more(64)).items():
+        np.testing.assert_array_equal(found[name], each)

@@ -12,7 +12,7 @@ import pytest
 from ppl_ext.start.find import find, improved, judged
 from ppl_ext.start.local_normal import local_factor
 from ppl_ext.start.paths import side_by_side
-from ppl_ext.start.search import WIDTH, in_pieces
+from ppl_ext.start.search import WIDTH, InPieces
 from ppl_ext.start.start import Mode, Start
 
 EPSILON = float(np.finfo(np.float64).eps)
@@ -195,14 +195,16 @@ def test_long_vectors_take_the_diagonal() -> None:
 
 
 def test_pieces_have_one_size_and_change_nothing() -> None:
-    density, sizes = Normal(np.zeros(2), np.eye(2)), set()
+    density, sizes, numbers = Normal(np.zeros(2), np.eye(2)), set(), []
 
-    def piece(z: np.ndarray) -> Any:
+    def piece(z: np.ndarray, before: int) -> Any:
         sizes.add(len(z))
+        numbers.append(before)
         return density(z)
 
     z = np.random.default_rng(0).normal(size=(19, 2))
-    values, scores = in_pieces(piece)(z)
+    evaluate = InPieces(piece, calls=3)
+    values, scores = evaluate(z)
     np.testing.assert_array_equal(scores, density(z)[1])
     np.testing.assert_array_equal(values, density(z)[0])
-    assert sizes == {WIDTH}
+    assert sizes == {WIDTH} and numbers == [3, 4] and evaluate.calls == 5
