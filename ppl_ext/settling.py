@@ -1,10 +1,11 @@
 """When a run may stop: its draws move no more, as far as their noise lets one tell.
 
 A run with ``until=Settled()`` is looked at ever more rarely, so that there are 128 to 256 looks at
-equal distances however long it is. A look sees flat positions: particles, or draws of a guide, each
-time with the same noise. Kept of them are, by coordinate, the mean and the logarithm of the
-standard deviation. Means count in present standard deviations; logarithms need no unit. How far
-these figures still go, and how far they swing, is worked out in :mod:`ppl_ext.drift`.
+equal distances however long it is (more where more noise than drift is allowed). A look sees flat
+positions: particles, or draws of a guide, each time with the same noise. Kept of them are, by
+coordinate, the mean and the logarithm of the standard deviation. Means count in present standard
+deviations; logarithms need no unit. How far these figures still go, and how far they swing, is
+worked out in :mod:`ppl_ext.drift`.
 
 A run has settled when both are within the tolerance for every figure, three times in a row, at
 tests that are 10 % of the run apart. The idea, running averages that are compared with their Monte
@@ -32,8 +33,9 @@ from ppl_ext.drift import judged
 from ppl_ext.errors import ArgumentError, UnsettledWarning
 from ppl_ext.options import check_number, described
 
-#: Looks that are kept at the most, and looks before the first test.
-MOST_LOOKS, LEAST_LOOKS = 256, 64
+#: Looks that are kept at the most, the same where more noise is allowed than drift, whose averages
+#: take more, and looks before the first test.
+MOST_LOOKS, MOST_OF_NOISE, LEAST_LOOKS = 256, 2048, 64
 #: How much longer the run is at the next test, and tests in a row that must be passed.
 GROWTH, IN_A_ROW = 1.1, 3
 #: Coordinates that are looked at, at most: a random choice of more.
@@ -106,7 +108,7 @@ class Settling(NamedTuple):
     step : int
         Steps that had been taken at the last test, from the engine's first.
     looks : int
-        Looks that it rests on.
+        Looks that there are.
     drift : float
         How far the figures still go, in standard deviations, the most of all: infinite where they
         do not slow down, NaN before the first test.
@@ -169,6 +171,8 @@ class SettlingWatch:
     ) -> None:
         self._rule, self._positions, self._sites = rule, positions, sites
         self._first, self._interval = first, 1
+        ratio = max(1.0, rule.most_noise / rule.tolerance)
+        self._most_looks = min(round(MOST_LOOKS * ratio**2), MOST_OF_NOISE)
         self._looks: list[np.ndarray] = []
         self._chosen: np.ndarray | None = None
         self._apart = apart
@@ -204,6 +208,7 @@ class SettlingWatch:
         if count >= LEAST_LOOKS and (length >= self._next_test or last):
             self._next_test = GROWTH * length
             self._test(position)
+        self.found = self.found._replace(looks=count)
         return self.found.settled
 
     def _keep(self, position: int, skipped: int) -> None:
@@ -218,8 +223,9 @@ class SettlingWatch:
         if not np.isfinite(figures).all():
             return
         self._looks.append(figures)
-        if len(self._looks) == MOST_LOOKS:
-            self._looks = self._looks[1::2]
+        if len(self._looks) == self._most_looks:
+            # The last is kept.
+            self._looks = self._looks[::-2][::-1]
             self._interval *= 2
 
     def _figures_now(self) -> np.ndarray:
@@ -257,7 +263,7 @@ class SettlingWatch:
         self.found = Settling(
             self._passed >= IN_A_ROW,
             position,
-            len(looks),
+            self.found.looks,
             float(found.drift[drift]),
             names[sites[drift]],
             float(found.noise[noise]),
@@ -298,13 +304,13 @@ def warn_if_unsettled(name: str, found: Settling | None, asked: int) -> None:
         what = f"only {found.looks} states to look at"
         how = "Raise num_steps."
     elif math.isinf(found.drift):
-        what = "that its draws move, and do not slow down"
+        what = "that they move, and do not slow down"
         how = "Raise num_steps, or the learning rate where that is small."
     elif found.drift > rule.tolerance:
-        what = f"that its draws may still go {found.drift:.2g} {found.unit} (site '{found.drift_site}')"
+        what = f"that they may still go {found.drift:.2g} {found.unit} (site '{found.drift_site}')"
         how = "Raise num_steps."
     elif found.noise > rule.most_noise:
-        what = f"that its draws swing by {found.noise:.2g} {found.unit} (site '{found.noise_site}')"
+        what = f"that they swing by {found.noise:.2g} {found.unit} (site '{found.noise_site}')"
         how = (
             "Lower the learning rate, let it fall over the run, take more draws or rows a step, or "
             "allow the swing by Settled(noise=...)."
@@ -313,8 +319,8 @@ def warn_if_unsettled(name: str, found: Settling | None, asked: int) -> None:
         what = "that it came to rest in the last steps only"
         how = "Raise num_steps."
     warnings.warn(
-        f"Expected {name} to settle in {asked} steps, to {rule.tolerance:g} {found.unit}, found {what}. "
-        f"{how}",
+        f"Expected the draws of {name} to settle in {asked} steps, to {rule.tolerance:g} "
+        f"{found.unit}, found {what}. {how}",
         UnsettledWarning,
         stacklevel=3,
     )
