@@ -8,6 +8,7 @@
 
 from numpyro_ext import stan
 from numpyro_ext._clash import warn_on_clash
+from numpyro_ext.check import check
 from numpyro_ext.density import LogDensity
 from numpyro_ext.diagnostics import (
     calibration_curve,
@@ -27,7 +28,7 @@ from numpyro_ext.diagnostics import (
     uncertainty_score,
     uncertainty_split,
 )
-from numpyro_ext.fit import check, fit, load_fit
+from numpyro_ext.fit import fit, load_fit
 from numpyro_ext.gradients import (
     SAGA,
     SVRG,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,12 +16,9 @@ from numpyro_ext.density.reparameterise import noncentered
 from numpyro_ext.density.replay import replay
 from numpyro_ext.start import piece_of
 from ppl_ext.documented import documented
-from ppl_ext.fit import check as shared_check
 from ppl_ext.fit import fit as shared
-from ppl_ext.fit.check import CHECK_DOCUMENTATION, CHECK_ESS, draws_of
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.problem import Problem, problem_of
-from ppl_ext.fit.verdict import Verdict
 
 
 @documented(
@@ -56,38 +53,6 @@ def fit(
     )
 
 
-@documented(
-    CHECK_DOCUMENTATION,
-    host="NumPyro",
-    sources="an engine (``engine.get_samples(state)``), of ``Predictive``, or a run of ``MCMC``",
-    randomness="rng_key : array\n        JAX random key.",
-)
-def check(
-    rng_key: Array,
-    draws: Any,
-    model: Callable[..., Any],
-    *args: Any,
-    budget: int | None = None,
-    seconds: float | None = None,
-    target_ess: float = CHECK_ESS,
-    progress_bar: bool = True,
-    **kwargs: Any,
-) -> Verdict:
-    """Whether draws of any method are the posterior's, by chains that are exact."""
-    found = draws_of(draws)
-    reference = fit(
-        rng_key,
-        model,
-        *args,
-        budget=budget,
-        seconds=seconds,
-        target_ess=target_ess,
-        progress_bar=progress_bar,
-        **kwargs,
-    )
-    return shared_check.check(found, reference)
-
-
 @documented(LOAD_DOCUMENTATION, host="NumPyro")
 def load_fit(
     path: str | os.PathLike[str], model: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
@@ -108,10 +73,17 @@ def ways_of(
     seed: int,
     generator: np.random.Generator,
     engine: str = "fit",
+    held: Mapping[str, Any] | None = None,
 ) -> Iterator[Problem]:
-    """A program as what a fit asks of it: as written first, then with sites non-centred."""
+    """A program as what a fit asks of it: as written first, then with sites non-centred.
+
+    Parameters without a prior are held as in ``held`` where they are there.
+    """
     key, strategy_key = random.split(random.key(seed))
     target = LogDensity(model, key, args, kwargs, engine=engine)
+    fitted = {name: value for name, value in (held or {}).items() if name in target.held}
+    if fitted:
+        target = target.with_held({**target.held, **fitted})
     data = target.bind(*args, **kwargs)
 
     def as_written(z: np.ndarray) -> dict[str, Array]:

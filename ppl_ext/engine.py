@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from ppl_ext.arguments import check_callable, nonfinite_arguments
 from ppl_ext.best import LARGEST, Watch
@@ -15,6 +15,8 @@ from ppl_ext.errors import ArgumentError, NonFiniteError
 from ppl_ext.options import check_choice, decisions, describe, described, options_of
 from ppl_ext.run import Cadence, Piece, check_callback
 from ppl_ext.settling import Settled, SettlingWatch
+from ppl_ext.start.given import HOST, SEARCH, check_start
+from ppl_ext.start.start import Start
 from ppl_ext.state_files import check_can_save
 
 #: What may be done about a step that is not finite.
@@ -42,6 +44,10 @@ class EngineShell(Documented):
     _host: str
     # Whether each position is an answer of its own, and not a draw of one.
     _answers_apart = False
+    #: Where runs start unless told otherwise.
+    _usual_start: ClassVar[str] = SEARCH
+    #: How a guide of the host is given as a start.
+    _guide_form: ClassVar[str]
 
     def __init__(
         self,
@@ -71,6 +77,8 @@ class EngineShell(Documented):
         self.data_chunk = data_chunk
         self.on_nonfinite = on_nonfinite
         self._first_verbs = first_verbs
+        #: Where the last run started that had no state; None is the host's init strategy.
+        self.start: Start | None = None
         self._bound: Any = None
         # Of an engine that was pickled or copied: what it needs to bind the model again.
         self._kept: tuple[Any, ...] | None = None
@@ -154,6 +162,31 @@ class EngineShell(Documented):
     def _settings(self) -> dict[str, str]:
         """Options that a saved state belongs to, described so that any process says the same."""
         return {"likelihood_temperature": repr(float(self.likelihood_temperature))}
+
+    @staticmethod
+    def _is_guide(given: Any) -> bool:
+        """Whether this is a guide of the host with parameters."""
+        raise NotImplementedError
+
+    def _default_start(self, plan: Any) -> str:
+        """Where a run with this plan starts when nobody says: "search" or "host"."""
+        return self._usual_start if self.init_strategy is None else HOST
+
+    def _check_start(self, start: Any, has_state: bool) -> None:
+        """See that a start is one, and that a run is one that starts.
+
+        Raises
+        ------
+        ArgumentError
+            It is not.
+        """
+        check_own_names(self.model, {"start": start is not None})
+        check_start(start, self._is_guide, self._guide_form)
+        if start is not None and has_state:
+            raise ArgumentError(
+                f"Expected no start for a run that goes on from a state, found "
+                f"{described(start)}. Leave start out, or make a new {type(self).__name__}."
+            )
 
     def _check_run(self, progress_bar: bool, checkpoint: Any, **others: Any) -> None:
         """See that a run's options are its own, and that its checkpoint can be written.

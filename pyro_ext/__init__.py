@@ -27,6 +27,7 @@ from ppl_ext.score import GradientSteps, Regression
 from ppl_ext.settling import Settled, Settling
 from ppl_ext.start.start import Start
 from pyro_ext import stan
+from pyro_ext.check import check
 from pyro_ext.density import LogDensity
 from pyro_ext.diagnostics import (
     calibration_curve,
@@ -46,7 +47,7 @@ from pyro_ext.diagnostics import (
     uncertainty_score,
     uncertainty_split,
 )
-from pyro_ext.fit import check, fit, load_fit
+from pyro_ext.fit import fit, load_fit
 from pyro_ext.gradients import (
     SAGA,
     SVRG,

@@ -11,12 +11,9 @@ import torch
 from torch import Tensor
 
 from ppl_ext.documented import documented
-from ppl_ext.fit import check as shared_check
 from ppl_ext.fit import fit as shared
-from ppl_ext.fit.check import CHECK_DOCUMENTATION, CHECK_ESS, draws_of
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.problem import Problem, problem_of
-from ppl_ext.fit.verdict import Verdict
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.reparameterise import noncentered
@@ -52,38 +49,6 @@ def fit(
         exact=exact,
         progress_bar=progress_bar,
     )
-
-
-@documented(
-    CHECK_DOCUMENTATION,
-    host="Pyro",
-    sources="an engine, of ``Predictive``, or a run of ``MCMC``",
-    randomness="seed : int\n        Of the random numbers; see below.",
-)
-def check(
-    draws: Any,
-    model: Callable[..., Any],
-    *args: Any,
-    seed: int = 0,
-    budget: int | None = None,
-    seconds: float | None = None,
-    target_ess: float = CHECK_ESS,
-    progress_bar: bool = True,
-    **kwargs: Any,
-) -> Verdict:
-    """Whether draws of any method are the posterior's, by chains that are exact."""
-    found = draws_of(draws)
-    reference = fit(
-        model,
-        *args,
-        seed=seed,
-        budget=budget,
-        seconds=seconds,
-        target_ess=target_ess,
-        progress_bar=progress_bar,
-        **kwargs,
-    )
-    return shared_check.check(found, reference)
 
 
 @documented(LOAD_DOCUMENTATION, host="Pyro")

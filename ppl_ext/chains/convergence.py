@@ -98,6 +98,13 @@ def convergence(draws: Draws) -> Convergence:
     )
 
 
+@np.errstate(all="ignore")
+def split_r_hat(draws: Draws) -> Float[np.ndarray, " D"]:
+    """R-hat (D,) of chains (N, M, D), as in :class:`Convergence`; one chain is enough."""
+    centered = np.abs(draws - np.median(draws, axis=(0, 1)))
+    return np.maximum(*(_r_hat(_normal_scores(each)) for each in (draws, centered)))
+
+
 def _normal_scores(draws: Draws) -> Draws:
     """Normal quantiles of the ranks among all chains' draws, coordinate by coordinate."""
     flat = draws.reshape(-1, draws.shape[-1])

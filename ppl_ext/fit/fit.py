@@ -331,6 +331,7 @@ def _figures(draws: np.ndarray, chains: int, share: float) -> SiteFigures:
         float(found.ess_tail.min()),
         float(found.r_hat.max()),
         bool(found.is_heavy.any()),
+        float(found.deviation_error.max()),
     )
 
 

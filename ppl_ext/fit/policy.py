@@ -146,7 +146,7 @@ def enough(found: Chained, target_ess: float) -> bool:
 
 def judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
     """The level, and the reasons for it."""
-    against = [*_of_modes(evidence), *_of_rounding(evidence)]
+    against = [*_of_modes(evidence), *of_rounding(evidence.program)]
     if evidence.chains is not None:
         found = evidence.chains
         against += _of_chains(found, evidence.wanted.target_ess)
@@ -189,8 +189,9 @@ def _of_modes(evidence: Evidence) -> list[str]:
     return reasons
 
 
-def _of_rounding(evidence: Evidence) -> list[str]:
-    program, reasons = evidence.program, []
+def of_rounding(program: Program) -> list[str]:
+    """What rounding hides of a program."""
+    reasons = []
     if program.rounding > ROUNDING:
         reasons.append(
             f"Rounding changes the log density by about {program.rounding:.2g} nats, which hides "
