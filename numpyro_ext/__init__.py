@@ -63,6 +63,7 @@ from numpyro_ext.sgmcmc import (
 )
 from numpyro_ext.start import find_start
 from numpyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
+from numpyro_ext.warm_chains import warm_chains
 from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import (
     ArgumentError,
@@ -75,11 +76,13 @@ from ppl_ext.errors import (
     NoisyScoreWarning,
     NonFiniteError,
     ResumeWarning,
+    UnsettledWarning,
 )
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.verdict import Verdict
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 from ppl_ext.score import GradientSteps, Regression
+from ppl_ext.settling import Settled, Settling
 from ppl_ext.start.start import Start
 
 __all__ = [
@@ -100,9 +103,13 @@ __all__ = [
     "check",
     "fit",
     "load_fit",
+    "warm_chains",
     # where runs start
     "Start",
     "find_start",
+    # when runs stop
+    "Settled",
+    "Settling",
     # parts of Newton's method
     "GaussNewton",
     "LevenbergMarquardt",
@@ -176,6 +183,7 @@ __all__ = [
     "NonFiniteError",
     "LostFitWarning",
     "ResumeWarning",
+    "UnsettledWarning",
 ]
 
 warn_on_clash()

@@ -18,11 +18,13 @@ from ppl_ext.errors import (
     NoisyScoreWarning,
     NonFiniteError,
     ResumeWarning,
+    UnsettledWarning,
 )
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.verdict import Verdict
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 from ppl_ext.score import GradientSteps, Regression
+from ppl_ext.settling import Settled, Settling
 from ppl_ext.start.start import Start
 from pyro_ext import stan
 from pyro_ext.check import check
@@ -81,6 +83,7 @@ from pyro_ext.sgmcmc import (
 )
 from pyro_ext.start import find_start
 from pyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
+from pyro_ext.warm_chains import warm_chains
 
 __all__ = [
     # engines
@@ -100,9 +103,13 @@ __all__ = [
     "check",
     "fit",
     "load_fit",
+    "warm_chains",
     # where runs start
     "Start",
     "find_start",
+    # when runs stop
+    "Settled",
+    "Settling",
     # parts of Newton's method
     "GaussNewton",
     "LevenbergMarquardt",
@@ -177,4 +184,5 @@ __all__ = [
     "NonFiniteError",
     "LostFitWarning",
     "ResumeWarning",
+    "UnsettledWarning",
 ]

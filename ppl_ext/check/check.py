@@ -12,12 +12,13 @@ import numpy as np
 from jaxtyping import Float
 from tqdm import tqdm
 
+from ppl_ext.chains.convergence import in_chains
 from ppl_ext.chains.effective import effective_number
 from ppl_ext.check.comparison import Columns, Comparison, compared, flat_columns, with_further
 from ppl_ext.check.drift import Drift, drift
 from ppl_ext.check.own_chains import own_chains
 from ppl_ext.check.ratios import importance_ratios
-from ppl_ext.check.source import Source, in_chains
+from ppl_ext.check.source import Source
 from ppl_ext.check.stein import Stein, stein_identities
 from ppl_ext.check.touched import untouched
 from ppl_ext.fit import policy

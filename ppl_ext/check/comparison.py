@@ -11,9 +11,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import betainc, ndtri
 
-from ppl_ext.chains.convergence import Convergence, convergence
+from ppl_ext.chains.convergence import Convergence, convergence, in_chains
 from ppl_ext.chains.effective import distinct_number, effective_number
-from ppl_ext.check.source import in_chains
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.verdict import SiteFigures
 
