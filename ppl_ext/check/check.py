@@ -26,6 +26,7 @@ from ppl_ext.fit.fit import BUDGET, SECONDS, Fit, fit
 from ppl_ext.fit.problem import Meter, Positions, Problem
 from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
+from ppl_ext.start.paths import Evaluate
 
 #: Effective draws of the chains unless told otherwise.
 CHECK_ESS = 2_000
@@ -42,6 +43,10 @@ FOR_FIT = 0.75
 EACH_TRANSITION = 8
 #: Share of the draws outside of the support from which on they are wrong.
 OUTSIDE = 0.01
+#: Rounding of log densities, as a share of their standard deviation, up to which they are compared.
+ROUNDING = 0.02
+#: Draws at which rounding is measured, and the length of steps for it, in standard deviations.
+STEPPED, STEP = 64, 0.01
 #: Nested R-hat at which short chains have forgotten where they started.
 FORGOTTEN = 1.1
 
@@ -301,7 +306,7 @@ def _heard(
         if theirs.verdict.level == "exact":
             with hearing.stage("comparison"):
                 found = _compared(columns, positions, witness, theirs, program)
-            return _agreed(found, hearing, cost)
+            return _agreed(found, witness, hearing, cost)
         refused = " ".join(("Chains could not tell:", *theirs.verdict.reasons))
     else:
         cost = ()
@@ -318,6 +323,25 @@ def _heard(
     elif suspicious and first is None:
         hearing.against.append("Scores speak against the draws.")
     return hearing.verdict(sites, refused, cost=cost)
+
+
+def rounding_noise(
+    evaluate: Evaluate,
+    positions: Positions,
+    values: Float[np.ndarray, " R"],
+    scores: Positions,
+    generator: np.random.Generator,
+) -> float:
+    """What rounding does to log densities, in nats: what is left of small steps without the slope.
+
+    Terms that cancel leave more of it than the size of their sum tells.
+    """
+    z, values, scores = positions[:STEPPED], values[:STEPPED], scores[:STEPPED]
+    step = STEP * positions.std(0) * generator.normal(size=z.shape) / np.sqrt(z.shape[1])
+    further, slopes = evaluate(z + step)
+    left = further - values - 0.5 * (step * (scores + slopes)).sum(1)
+    # Its middle: where the density bends sharply a step is not small.
+    return float(np.median(np.abs(left[np.isfinite(left)]))) if np.isfinite(left).any() else 0.0
 
 
 def _rows(finite: Float[np.ndarray, " S"], dim: int, worth: float) -> Float[np.ndarray, " R"]:
@@ -351,8 +375,17 @@ class _Witness:
         self.names = program.names
         self.stein: Stein | None = None
         self.unknown = ""
+        self.noise = 0.0
         self.values: Float[np.ndarray, " R"] = np.zeros(0)
         self.figures = policy.Program(program.written.dim, True, 0.0, 0.0)
+
+    @property
+    def sees_density(self) -> bool:
+        """Whether log densities are exact enough to be compared.
+
+        Draws of a density that is rounded differ from those of the exact one.
+        """
+        return self.noise < ROUNDING * float(np.std(self.values))
 
     def scores(self, log_density: Float[np.ndarray, " R"] | None) -> None:
         """Importance ratios, Stein's identities, rounding, and latents without data."""
@@ -383,6 +416,13 @@ class _Witness:
             written.epsilon * float(np.max(np.abs(z.mean(0)) / deviations)),
         )
         hearing.against += policy.of_rounding(self.figures)
+        self.noise = rounding_noise(
+            self.evaluate, z[finite], self.values[finite], scores[finite], self.generator
+        )
+        if self.noise > policy.ROUNDING:
+            hearing.told.append(
+                f"Rounding moves log densities by {self.noise:.2g} nats, so they were not compared."
+            )
         if log_density is not None:
             ratios = importance_ratios(z, self.values, log_density, written.epsilon, self.names)
             if ratios is not None:
@@ -414,6 +454,7 @@ class _Witness:
             self.names,
             chains=chains,
             transitions=transitions,
+            sees_density=self.sees_density,
             has_budget=meter.allows,
         )
         if found is not None:
@@ -479,7 +520,10 @@ def _is_written(
 
 
 def _agreed(
-    found: tuple[Comparison, Comparison], hearing: _Hearing, cost: Sequence[Stage]
+    found: tuple[Comparison, Comparison],
+    witness: _Witness,
+    hearing: _Hearing,
+    cost: Sequence[Stage],
 ) -> Verdict:
     sites, density = found
     if sites.wrong:
@@ -487,7 +531,7 @@ def _agreed(
             f"{sites.wrong} of {len(sites.found)} marginals are off by more than chance and "
             "tolerance allow."
         )
-    if density.wrong:
+    if density.wrong and witness.sees_density:
         off = density.worst
         hearing.against.append(
             "Log densities of the draws are not the posterior's: Kolmogorov distance "
