@@ -20,6 +20,7 @@ from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.density.reparameterise import noncentered
 from numpyro_ext.density.replay import replay
 from numpyro_ext.engine import Engine
+from numpyro_ext.gradients import SVRG
 from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.start import piece_of
 from ppl_ext.documented import documented
@@ -34,6 +35,7 @@ from ppl_ext.fit.problem import (
     Meter,
     Problem,
     check_own_engine,
+    epoch_of,
     name_of,
     number_of_draws,
     problem_of,
@@ -79,7 +81,9 @@ def fit(
     def engine_of(program: Callable[..., Any], target: LogDensity) -> Engine | None:
         if engine is not None or target.local_sites:
             return engine  # guides have no local latents
-        return ProximalScoreVI(program, guide or GUIDES[guide_for(target.dim)])
+        estimator = SVRG(epoch_of(target.plates)) if target.plates else None
+        chosen = guide or GUIDES[guide_for(target.dim)]
+        return ProximalScoreVI(program, chosen, estimator=estimator)
 
     return shared.fit(
         lambda: list(ways_of(model, args, kwargs, seed, generator, engine_of=engine_of)),
@@ -181,7 +185,8 @@ def _by_engine(
         meter.evaluations += steps * engine._num_positions(engine.plan)
         draws = engine.get_samples(result.state, num_samples=number_of_draws(target.dim))
         positions = np.asarray(target.unconstrain(draws, data), np.float64)
-        return Approximated(name_of(engine), positions, steps, bool(result.settled))
+        assert result.settling is not None
+        return Approximated(name_of(engine), positions, steps, result.settling)
 
     return approximate
 

@@ -27,6 +27,7 @@ from ppl_ext.fit.problem import (
     Meter,
     Problem,
     check_own_engine,
+    epoch_of,
     name_of,
     number_of_draws,
     problem_of,
@@ -37,6 +38,7 @@ from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.reparameterise import noncentered
 from pyro_ext.density.replay import replay
 from pyro_ext.engine import Engine
+from pyro_ext.gradients import SVRG
 from pyro_ext.score import ProximalScoreVI
 from pyro_ext.start import piece_of
 
@@ -77,7 +79,9 @@ def fit(
     def engine_of(program: Callable[..., Any], target: LogDensity) -> Engine | None:
         if engine is not None or target.local_sites:
             return engine  # guides have no local latents
-        return ProximalScoreVI(program, guide or GUIDES[guide_for(target.dim)], seed=seed)
+        estimator = SVRG(epoch_of(target.plates)) if target.plates else None
+        chosen = guide or GUIDES[guide_for(target.dim)]
+        return ProximalScoreVI(program, chosen, estimator=estimator, seed=seed)
 
     return shared.fit(
         lambda: list(ways_of(model, args, kwargs, seed, generator, engine_of=engine_of)),
@@ -167,7 +171,8 @@ def _by_engine(
         meter.evaluations += round(engine.gradient_evaluations - before)
         draws = engine.get_samples(number_of_draws(target.dim))
         positions = target.unconstrain(draws, data).detach().double().cpu().numpy()
-        return Approximated(name_of(engine), positions, len(result.losses), bool(result.settled))
+        assert result.settling is not None
+        return Approximated(name_of(engine), positions, len(result.losses), result.settling)
 
     return approximate
 

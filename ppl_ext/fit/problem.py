@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,10 @@ import numpy as np
 from jaxtyping import Float
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.fit import policy
+from ppl_ext.layouts import DataPlate
 from ppl_ext.options import described
+from ppl_ext.settling import Settling
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.search import InPieces, Piece, rows_left, rows_of, starting_points
 from ppl_ext.start.start import Start
@@ -30,14 +34,21 @@ class Approximated:
     positions : array (S, D)
         Equally weighted draws on the unconstrained space.
     steps : int
-    settled : bool
+    settling : Settling
         Whether its figures came to rest.
     """
 
     name: str
     positions: Positions
     steps: int
-    settled: bool
+    settling: Settling
+
+    @property
+    def engine(self) -> policy.Engine:
+        """What the policy asks of it."""
+        found = self.settling
+        moving = 0.0 if found.settled else max(found.drift, found.noise)
+        return policy.Engine(self.name, self.steps, found.settled, moving, str(found))
 
 
 Approximate = Callable[["Start | None", "Meter"], Approximated]
@@ -55,6 +66,11 @@ def name_of(engine: Any) -> str:
     """An engine in words, with the guide that it fits."""
     name, guide = type(engine).__name__, getattr(engine, "guide", None)
     return name if guide is None else f"{name} with {type(guide).__name__}"
+
+
+def epoch_of(plates: Mapping[str, DataPlate]) -> int:
+    """Steps that an engine takes to see all rows once."""
+    return max(math.ceil(plate.size / plate.subsample_size) for plate in plates.values())
 
 
 def check_own_engine(model: Any, guide: Any, engine: Any, engine_class: Any) -> None:
