@@ -28,18 +28,18 @@ from ppl_ext.fit import fit as shared
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.policy import guide_for
 from ppl_ext.fit.problem import (
-    ENGINE_SHARE,
-    ENGINE_STEPS,
     Approximate,
     Approximated,
     Meter,
     Problem,
     check_own_engine,
     epoch_of,
+    in_rounds,
     name_of,
     number_of_draws,
     problem_of,
 )
+from ppl_ext.settling import Settling
 from ppl_ext.start.start import Start
 
 #: The Normals that fits of many dimensions or rows fit.
@@ -168,25 +168,28 @@ def _by_engine(
         return None
 
     def approximate(start: Start | None, meter: Meter) -> Approximated:
-        def is_over(*_: Any) -> bool:
-            return not meter.allows(ENGINE_SHARE)
+        last: Any = None
 
-        result = engine.run(
-            rng_key,
-            ENGINE_STEPS,
-            *data.args,
-            start=start,
-            until="settled",
-            callback=is_over,
-            progress_bar=False,
-            **data.kwargs,
-        )
-        steps = len(result.losses)
+        def run(steps: int, is_over: Callable[..., bool]) -> tuple[int, Settling]:
+            nonlocal last
+            begun: dict[str, Any] = {"start": start} if last is None else {"init_state": last.state}
+            last = engine.run(
+                rng_key,
+                steps,
+                *data.args,
+                until="settled",
+                callback=is_over,
+                progress_bar=False,
+                **begun,
+                **data.kwargs,
+            )
+            return len(last.losses), last.settling
+
+        steps, settling = in_rounds(run, meter)
         meter.evaluations += steps * engine._num_positions(engine.plan)
-        draws = engine.get_samples(result.state, num_samples=number_of_draws(target.dim))
+        draws = engine.get_samples(last.state, num_samples=number_of_draws(target.dim))
         positions = np.asarray(target.unconstrain(draws, data), np.float64)
-        assert result.settling is not None
-        return Approximated(name_of(engine), positions, steps, result.settling)
+        return Approximated(name_of(engine), positions, steps, settling)
 
     return approximate
 

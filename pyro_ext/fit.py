@@ -20,18 +20,18 @@ from ppl_ext.fit import fit as shared
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.policy import guide_for
 from ppl_ext.fit.problem import (
-    ENGINE_SHARE,
-    ENGINE_STEPS,
     Approximate,
     Approximated,
     Meter,
     Problem,
     check_own_engine,
     epoch_of,
+    in_rounds,
     name_of,
     number_of_draws,
     problem_of,
 )
+from ppl_ext.settling import Settling
 from ppl_ext.start.start import Start
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.fingerprint import digest_of_arguments
@@ -156,23 +156,25 @@ def _by_engine(
     def approximate(start: Start | None, meter: Meter) -> Approximated:
         before = engine.gradient_evaluations
 
-        def is_over(*_: Any) -> bool:
-            return not meter.allows(ENGINE_SHARE)
+        def run(steps: int, is_over: Callable[..., bool]) -> tuple[int, Settling]:
+            begun: dict[str, Any] = {"start": start} if engine.num_steps_taken == 0 else {}
+            result = engine.run(
+                steps,
+                *data.args,
+                until="settled",
+                callback=is_over,
+                progress_bar=False,
+                **begun,
+                **data.kwargs,
+            )
+            assert result.settling is not None
+            return len(result.losses), result.settling
 
-        result = engine.run(
-            ENGINE_STEPS,
-            *data.args,
-            start=start,
-            until="settled",
-            callback=is_over,
-            progress_bar=False,
-            **data.kwargs,
-        )
+        steps, settling = in_rounds(run, meter)
         meter.evaluations += round(engine.gradient_evaluations - before)
         draws = engine.get_samples(number_of_draws(target.dim))
         positions = target.unconstrain(draws, data).detach().double().cpu().numpy()
-        assert result.settling is not None
-        return Approximated(name_of(engine), positions, len(result.losses), result.settling)
+        return Approximated(name_of(engine), positions, steps, settling)
 
     return approximate
 
