@@ -698,7 +698,7 @@ def _sgmcmc() -> Iterator[Mutation]:
         "warm_chains.py",
         "found.log_density(target.likelihood_temperature) + log_det",
         "found.log_density(target.likelihood_temperature) + 0.0 * log_det",
-        "test_warm_chains",
+        "test_warm_transport",
     )
     yield from both(
         "Langevin noise without its factor two",
