@@ -76,7 +76,7 @@ def fit(
     check_own_engine(model, guide, engine, Engine)
     keys = random.split(rng_key)
     generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
-    seed = int(random.bits(keys[1]))
+    seed = seed_of(keys[1])
 
     def engine_of(program: Callable[..., Any], target: LogDensity) -> Engine | None:
         if engine is not None or target.local_sites:
@@ -109,6 +109,11 @@ def load_fit(
         return ways_of(model, args, kwargs, seed, generator)
 
     return shared.load_fit(path, None if model is None else ways)
+
+
+def seed_of(rng_key: Array) -> int:
+    """A key as a number that a file can hold."""
+    return int(random.bits(rng_key, dtype=jnp.uint32)) // 2
 
 
 def ways_of(

@@ -44,6 +44,7 @@ MAY_IMPORT = {
     "diagnostics": {"density", "engine", "guides"},
     "stan": set(),
     "start": {"density", "guides"},
+    "warm_chains": {"density", "fit", "guides", "sgmcmc", "start"},
     "fit": {"density", "engine", "score", "start"},
     "check": {"density", "diagnostics", "engine", "fit"},
     "programs": set(),

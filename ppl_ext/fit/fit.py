@@ -168,6 +168,11 @@ class Fit:
         return self.climbed.problem.target
 
     @property
+    def has_program(self) -> bool:
+        """Whether the fit has its program: not when it was loaded without."""
+        return self._climbed is not None
+
+    @property
     def climbed(self) -> Climbed:
         """Where the fit ended, with its program.
 

@@ -686,6 +686,20 @@ def _score() -> Iterator[Mutation]:
 
 
 def _sgmcmc() -> Iterator[Mutation]:
+    yield from numpyro(
+        "blocks of the metric in the order of the alphabet",
+        "warm_chains.py",
+        "names = target.layout.names",
+        "names = tuple(sorted(target.layout.names))",
+        "test_warm_chains",
+    )
+    yield from pyro(
+        "a flow's log determinant left out",
+        "warm_chains.py",
+        "found.log_density(target.likelihood_temperature) + log_det",
+        "found.log_density(target.likelihood_temperature) + 0.0 * log_det",
+        "test_warm_transport",
+    )
     yield from both(
         "Langevin noise without its factor two",
         "sgmcmc/dynamics.py",
@@ -876,6 +890,27 @@ def _neutral() -> Iterator[Mutation]:
         "next(filter(_readable, places), None)",
         "next(iter(places), None)",
         "stan",
+    )
+    yield from neutral(
+        "a saved fit goes on with other random numbers",
+        "fit/fit.py",
+        'bit_generator.state = rest["generator"]',
+        "bit_generator.advance(1)",
+        "test_fit",
+    )
+    yield from neutral(
+        "a saved fit's program is not compared with its density",
+        "fit/fit.py",
+        "if not np.abs(own - saved).max() <= allowed:",
+        "if not np.abs(own - saved).max() <= np.inf:",
+        "test_fit",
+    )
+    yield from neutral(
+        "the metric of several Normals regardless of their weights",
+        "fit/warm.py",
+        "np.tensordot(start.weights, np.stack(parts), 1)",
+        "np.mean(np.stack(parts), 0)",
+        "test_warm_chains",
     )
     yield from neutral(
         "checkpoints ten times as often",
