@@ -862,6 +862,73 @@ def _diagnostics() -> Iterator[Mutation]:
     )
 
 
+def _fit() -> Iterator[Mutation]:
+    tests = "fit chains start check"
+    yield from neutral(
+        "kinetic energy left out of acceptance",
+        "chains/hamiltonian.py",
+        "gain = values - 0.5 * np.square(momenta).sum(-1) - before",
+        "gain = values - before",
+        tests,
+    )
+    yield from neutral(
+        "scores whitened by the transposed factor",
+        "chains/hamiltonian.py",
+        "return scores * factor if factor.ndim == 1 else scores @ factor",
+        "return scores * factor if factor.ndim == 1 else scores @ factor.T",
+        tests,
+    )
+    yield from neutral(
+        "jumps that forget where the chain is",
+        "chains/sampler.py",
+        "chains.values - log_density(chains.positions)",
+        "chains.values",
+        tests,
+    )
+    yield from neutral(
+        "importance ratios without the proposal's density",
+        "fit/ladder.py",
+        "log_ratios = values - proposal.log_density(drawn)",
+        "log_ratios = values",
+        tests,
+    )
+    yield from neutral(
+        "a batch of rows taken for all of them",
+        "fit/problem.py",
+        "evaluate=self.of_all_rows,",
+        "evaluate=self.evaluate,",
+        tests,
+    )
+    yield from neutral(
+        "modes with exchanged labels compared entry by entry",
+        "fit/labels.py",
+        'np.argsort(each[0], kind="stable")',
+        "np.arange(each.shape[1])",
+        tests,
+    )
+    yield from neutral(
+        "an engine that has not settled is approximate",
+        "fit/policy.py",
+        'return "approximate" if is_near else "not trusted"',
+        'return "approximate" if True else "not trusted"',
+        tests,
+    )
+    yield from neutral(
+        "curvature of half the size",
+        "start/local_normal.py",
+        "curvature = (scores[dim:] - scores[:dim]) @ factor / (2.0 * step)",
+        "curvature = (scores[dim:] - scores[:dim]) @ factor / (4.0 * step)",
+        tests,
+    )
+    yield from neutral(
+        "natural gradients that go down",
+        "start/find.py",
+        "return Mode(mode.mean + mode.factor @ move, factor",
+        "return Mode(mode.mean - mode.factor @ move, factor",
+        tests,
+    )
+
+
 def _neutral() -> Iterator[Mutation]:
     yield from neutral(
         "bounds of options included that are excluded",
@@ -961,5 +1028,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_sgmcmc(),
     *_engine(),
     *_diagnostics(),
+    *_fit(),
     *_neutral(),
 )
