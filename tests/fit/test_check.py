@@ -293,7 +293,8 @@ def test_a_program_is_checked(backend: Any) -> None:
     fit = fit_of(backend, model, *args, seed=3)
     key = () if backend.is_pyro else (backend.key(5),)
     options = {"progress_bar": False, **({"seed": 5} if backend.is_pyro else {})}
-    found = backend.public.check(*key, fit, model, *args, **options)
+    found = backend.public.check(*key, fit, model, *args, held_out=args, **options)
+    assert any(reason.startswith("Held-out rows: log likelihood") for reason in found.reasons)
     assert found.trusted and found.level == "approximate" and found.evaluations > 0
     assert json.loads(found.as_json())["confirmed"] and "Its own chains" in str(found)
     wide = {name: 2.0 * value for name, value in fit.draws.items()}
