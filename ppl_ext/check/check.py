@@ -37,6 +37,8 @@ MOST_COORDINATES = 100_000
 #: Draws that short chains start from at first, where something is suspicious or nothing else can
 #: tell, and their transitions.
 FEW_CHAINS, MANY_CHAINS, FEW_TRANSITIONS, MANY_TRANSITIONS = 256, 1_000, 4, 20
+#: Share of budget and seconds that scores may take.
+FOR_SCORES = 0.1
 #: Share of what is left that a fit may take, so that something is left where it cannot tell.
 FOR_FIT = 0.75
 #: Evaluations of a transition, about.
@@ -283,8 +285,8 @@ def _heard(
         witness = _Witness(program, positions[rows], hearing, generator)
         if len(rows) >= LEAST_DRAWS:
             witness.scores(None if source.log_density is None else source.log_density[rows])
-    if hearing.against:
-        return hearing.verdict(sites)
+    if hearing.against or (witness.unknown and witness.stein is None):
+        return hearing.verdict(sites, *filter(None, [witness.unknown]))
     if len(rows) < LEAST_DRAWS:
         worst = columns.names[int(numbers.argmin())]
         few = f"The draws are worth {worth:.0f} independent ones, in '{worst}': too few to tell."
@@ -392,6 +394,18 @@ class _Witness:
         hearing, written, z = self.hearing, self.program.written, self.positions
         self.evaluate(z[:1])
         began = time.perf_counter()  # the first compiles
+        self.evaluate(z[:LEAST_DRAWS])
+        each = (time.perf_counter() - began) / LEAST_DRAWS
+        meter = hearing.meter
+        left = (FOR_SCORES * (meter.seconds - meter.elapsed)) / max(each, 1e-9)
+        most = int(min(len(z), left, FOR_SCORES * (meter.budget - meter.evaluations)))
+        if most < LEAST_DRAWS:
+            self.unknown = "Scores of the draws were too dear."
+            return
+        chosen = np.linspace(0, len(z) - 1, most).astype(int)
+        self.positions = z = z[chosen]
+        log_density = None if log_density is None else log_density[chosen]
+        began = time.perf_counter()
         self.values, scores = self.evaluate(z)
         each = (time.perf_counter() - began) / len(z)
         finite = np.isfinite(self.values) & np.isfinite(scores).all(1)

@@ -283,6 +283,8 @@ def test_what_cannot_be_afforded_is_not_tried(monkeypatch: pytest.MonkeyPatch) -
     verdict = check(source, program(never), generator, **given)
     assert verdict.level == "approximate" and "too many" in verdict.reasons[0]
     monkeypatch.undo()
+    verdict = check(source, program(), generator, budget=100, **given)
+    assert verdict.evaluations < 50 and "too dear" in verdict.reasons[0]
     verdict = check(source, program(), generator, budget=5_000, **given)
     assert not verdict.trusted and verdict.level == "approximate" and verdict.evaluations < 6_000
     assert "budget" in verdict.reasons[0]
