@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 #: Numbers in single precision that differ by so many grains at most are neighbours.
-GRAINS = 4.0
+GRAINS = 32.0
 
 
 @np.errstate(all="ignore")

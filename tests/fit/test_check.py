@@ -27,6 +27,7 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.problem import Problem
 from ppl_ext.fit.verdict import SiteFigures, Verdict
+from ppl_ext.start.search import InPieces
 from tests.backends import from_zoo
 from tests.fit.test_fit import fit_of
 
@@ -268,14 +269,14 @@ def test_what_cannot_be_afforded_is_not_tried(monkeypatch: pytest.MonkeyPatch) -
     """Nothing is evaluated of huge programs and of batches, and a small budget is kept."""
     generator = np.random.default_rng(12)
 
-    def never(_: Any) -> Any:
+    def never(*_: Any) -> Any:
         raise AssertionError("evaluated")
 
     source = Source("draws", "draws", {"x": right(generator, 400)})
     given: dict[str, Any] = {"progress_bar": False, "reference": lambda: never(0)}
     said: dict[str, Any] = {"predictions": lambda: "Held-out rows: fine."}
     batch = program(never)
-    batch.written = replace(batch.written, of_all_rows=never)
+    batch.written = replace(batch.written, of_all_rows=InPieces(never))
     verdict = check(source, batch, generator, **given, **said)
     assert verdict.level == "approximate" and not verdict.trusted and verdict.evaluations == 0
     assert "rows" in verdict.reasons[0] and "Held-out rows: fine." in verdict.reasons
