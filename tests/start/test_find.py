@@ -166,6 +166,21 @@ def test_curvature_of_any_sign_and_none() -> None:
     assert np.isfinite(deviations[2]) and deviations[2] > 100.0
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_directions_of_very_unequal_width_have_a_factor(seed: int) -> None:
+    """As in the neck of a funnel, whose covariance is often indefinite by rounding."""
+    narrow = np.random.default_rng(seed).normal(size=(3, 2))
+    precision = 1e20 * narrow @ narrow.T
+
+    def neck(z: np.ndarray) -> Any:
+        return -0.5 * np.einsum("ni,ij,nj->n", z, precision, z), -z @ precision
+
+    factor = local_factor(neck, np.zeros(3), np.eye(3), EPSILON)
+    assert factor is not None
+    assert np.isfinite(factor).all() and (np.diag(factor) > 0.0).all()
+    np.testing.assert_array_equal(factor, np.tril(factor))
+
+
 def test_walls_of_the_density_are_walked_around() -> None:
     """Positions without a finite density turn the line search back."""
 
