@@ -60,6 +60,7 @@ from ppl_ext.fingerprint import Digest, numbers_of
 from ppl_ext.options import described
 from ppl_ext.process import hold, release, swapped
 from ppl_ext.run import LARGEST_PIECE, Cadence, Piece, check_num_steps, take_steps
+from ppl_ext.settling import Settled, Settling, rule_of, warn_if_unsettled
 from ppl_ext.start.given import HOST
 
 
@@ -141,6 +142,8 @@ class RunResult(NamedTuple):
     best : Best, optional
         The best state of this run, as far as its noisy figures tell; see
         :class:`~ppl_ext.best.Best`. ``run(..., init_state=result.best.state)`` goes on from it.
+    settling : Settling, optional
+        How settled the run is, with its figures; None where no ``until`` was given.
     """
 
     params: dict[str, Any]
@@ -148,6 +151,12 @@ class RunResult(NamedTuple):
     losses: Float[np.ndarray, " steps"]
     info: dict[str, Float[np.ndarray, " steps"]]
     best: Best | None = None
+    settling: Settling | None = None
+
+    @property
+    def settled(self) -> bool | None:
+        """Whether the run has settled; None where no ``until`` was given."""
+        return None if self.settling is None else self.settling.settled
 
 
 Callback = Callable[[int, EngineState, Mapping[str, float]], bool | None]
@@ -327,6 +336,10 @@ class Engine(EngineShell, ABC):
         num_samples: int | None,
     ) -> Array:
         """Flat posterior draws (draws, D)."""
+
+    def _positions(self, plan: Any, state: EngineState) -> Array:
+        """Flat positions (n, D) that move only as the state does: by them a run settles."""
+        return self._draw(plan, state, random.key(0), self._draws_to_look_at(plan))
 
     # -- set up -------------------------------------------------------------------------------
 
@@ -627,9 +640,10 @@ class Engine(EngineShell, ABC):
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
         keep_best: bool | None = None,
+        until: Settled | str | None = None,
         **kwargs: Any,
     ) -> RunResult:
-        """Take ``num_steps`` steps with these arguments of the model.
+        """Take ``num_steps`` steps with these arguments of the model, or fewer.
 
         Parameters
         ----------
@@ -662,6 +676,10 @@ class Engine(EngineShell, ABC):
         keep_best : bool, optional
             Keep a copy of the best state so far, for ``result.best``; a checkpoint does not hold
             it. Default: where a state has at most 64 MiB.
+        until : "settled" or Settled, optional
+            End the run once its draws move no more, as far as their noise lets one tell; see
+            :mod:`ppl_ext.settling`. ``num_steps`` is then the most steps, and the end of all
+            schedules over a run. Each run begins anew to look.
 
         Returns
         -------
@@ -671,6 +689,8 @@ class Engine(EngineShell, ABC):
         -----
         LostFitWarning
             The run ended far above its best.
+        UnsettledWarning
+            It was to go on until it has settled, and has not in ``num_steps``.
 
         Raises
         ------
@@ -687,7 +707,9 @@ class Engine(EngineShell, ABC):
             callback_every=callback_every,
             checkpoint_every=checkpoint_every,
             keep_best=keep_best,
+            until=until,
         )
+        rule = rule_of(until)
         self._check_start(start, has_state=init_state is not None)
         if init_state is None:
             state = self.init(rng_key, *args, start=start, **kwargs)
@@ -737,12 +759,14 @@ class Engine(EngineShell, ABC):
 
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         watch = self._watch(keep_best, size, lambda: _copy(state, state.horizon))
+        settling = self._until(rule, cadence, lambda: self._positions(bound.plan, state))
         found = take_steps(
             type(self).__name__,
             cadence,
             take,
             state=lambda: (int(state.step), state),
             watch=watch,
+            until=settling,
             save=save,
             call_back=call_back,
             progress_bar=progress_bar,
@@ -750,9 +774,12 @@ class Engine(EngineShell, ABC):
         best = watch.end()
         how = "run(..., init_state=result.best.state) goes on from it."
         warn_if_lost(type(self).__name__, best, how)
+        settled = None if settling is None else settling.found
+        if int(state.step) == cadence.last:
+            warn_if_unsettled(type(self).__name__, settled, num_steps)
         self._look_at_end(bound.plan, found)
         params = bound.params(state, bound.data)
-        return RunResult(params, state, found.losses, found.info, best)
+        return RunResult(params, state, found.losses, found.info, best, settled)
 
     def get_params(self, state: EngineState) -> dict[str, Any]:
         """The parameters in a state: what the engine has fitted."""

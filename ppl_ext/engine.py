@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -12,7 +13,8 @@ from ppl_ext.density import check_own_names
 from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError, NonFiniteError
 from ppl_ext.options import check_choice, decisions, describe, described, options_of
-from ppl_ext.run import Piece, check_callback
+from ppl_ext.run import Cadence, Piece, check_callback
+from ppl_ext.settling import Settled, SettlingWatch
 from ppl_ext.start.given import HOST, SEARCH, check_start
 from ppl_ext.start.start import Start
 from ppl_ext.state_files import check_can_save
@@ -40,6 +42,8 @@ class EngineShell(Documented):
 
     #: What models are written in.
     _host: str
+    # Whether each position is an answer of its own, and not a draw of one.
+    _answers_apart = False
     #: Where runs start unless told otherwise.
     _usual_start: ClassVar[str] = SEARCH
     #: How a guide of the host is given as a start.
@@ -204,6 +208,25 @@ class EngineShell(Documented):
         """What looks at a run, whose state has ``size`` bytes and is copied by ``keep``."""
         keeps = size <= LARGEST if keep_best is None else keep_best
         return Watch(self.target.dim, self._nats, keep if keeps else None)
+
+    def _until(
+        self, rule: Settled | None, cadence: Cadence, positions: Callable[[], Any]
+    ) -> SettlingWatch | None:
+        """What ends a run once it has settled by a rule, judged by its present positions."""
+        if rule is None:
+            return None
+        search = math.ceil(self._search_share(self.plan) * cadence.last)
+        sites = self.target.layout.slices
+        first = max(cadence.first, search)
+        return SettlingWatch(rule, first, positions, sites, self._answers_apart)
+
+    def _draws_to_look_at(self, plan: Any) -> int | None:
+        """Number of draws by which a run's settling is judged; None for the engine's own."""
+        return None
+
+    def _search_share(self, plan: Any) -> float:
+        """Share of all steps in which the engine looks for a place, and cannot settle."""
+        return 0.0
 
     def _nats(self, piece: Piece) -> Any:
         """What the steps of a run are judged by (steps,), less being better, in nats."""

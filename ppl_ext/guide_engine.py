@@ -10,6 +10,7 @@ from ppl_ext.engine import EngineShell
 from ppl_ext.errors import ArgumentError, NoisyScoreWarning
 from ppl_ext.options import check_count, check_number, refuse
 from ppl_ext.run import Piece
+from ppl_ext.settling import FEWEST_DRAWS, MOST_DRAWS, NUMBERS
 from ppl_ext.start.given import HOST
 
 
@@ -116,6 +117,9 @@ class GuideShell(EngineShell):
         # Minus the evidence lower bound. Matched scores are in the latents' units, and small for
         # a guide that is far too wide.
         return piece.info["log_q"] - piece.info["log_p"]
+
+    def _draws_to_look_at(self, plan: Any) -> int | None:
+        return min(max(NUMBERS // plan.target.dim, FEWEST_DRAWS), MOST_DRAWS)
 
     def _settings(self) -> dict[str, str]:
         return {"guide": type(self.guide).__name__, **super()._settings()}

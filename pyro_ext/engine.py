@@ -48,6 +48,7 @@ from ppl_ext.errors import ArgumentError, HeldParameterWarning
 from ppl_ext.options import described, is_count
 from ppl_ext.process import between_steps, hold, release, swapped
 from ppl_ext.run import Cadence, Piece, check_num_steps, take_steps
+from ppl_ext.settling import Settled, Settling, rule_of, warn_if_unsettled
 from ppl_ext.start.given import HOST
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.fingerprint import digest_of_arguments
@@ -117,11 +118,19 @@ class RunResult:
     best : Best, optional
         The best state of this run, as far as its noisy figures tell; see
         :class:`~ppl_ext.best.Best`. ``engine.load(result.best.state)`` goes back to it.
+    settling : Settling, optional
+        How settled the run is, with its figures; None where no ``until`` was given.
     """
 
     losses: Float[np.ndarray, " steps"]
     info: dict[str, Float[np.ndarray, " steps"]] = field(default_factory=dict)
     best: Best | None = None
+    settling: Settling | None = None
+
+    @property
+    def settled(self) -> bool | None:
+        """Whether the run has settled; None where no ``until`` was given."""
+        return None if self.settling is None else self.settling.settled
 
 
 @dataclass(frozen=True)
@@ -282,6 +291,10 @@ class Engine(EngineShell, ABC):
 
     def _digest(self, arguments: Any) -> str:
         return digest_of_arguments(arguments)
+
+    def _positions(self, plan: Any, state: Any) -> Float[Tensor, "n D"]:
+        """Flat positions (n, D) that move only as the state does: by them a run settles."""
+        return self._draw(plan, state, self._draws_to_look_at(plan))
 
     # -- set up ------------------------------------------------------------------------------
 
@@ -495,9 +508,10 @@ class Engine(EngineShell, ABC):
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
         keep_best: bool | None = None,
+        until: Settled | str | None = None,
         **kwargs: Any,
     ) -> RunResult:
-        """Take ``num_steps`` steps with these arguments of the model.
+        """Take ``num_steps`` steps with these arguments of the model, or fewer.
 
         Parameters
         ----------
@@ -526,6 +540,10 @@ class Engine(EngineShell, ABC):
         keep_best : bool, optional
             Keep a copy of the best state so far, for ``result.best``; a checkpoint does not hold
             it. Default: where the tensors of a fit have at most 64 MiB.
+        until : "settled" or Settled, optional
+            End the run once its draws move no more, as far as their noise lets one tell; see
+            :mod:`ppl_ext.settling`. ``num_steps`` is then the most steps, and the end of all
+            schedules over a run. Each run begins anew to look.
 
         Returns
         -------
@@ -535,6 +553,8 @@ class Engine(EngineShell, ABC):
         -----
         LostFitWarning
             The run ended far above its best.
+        UnsettledWarning
+            It was to go on until it has settled, and has not in ``num_steps``.
 
         Raises
         ------
@@ -549,7 +569,9 @@ class Engine(EngineShell, ABC):
             callback_every=callback_every,
             checkpoint_every=checkpoint_every,
             keep_best=keep_best,
+            until=until,
         )
+        rule = rule_of(until)
         self._check_start(start, self._has_state())
         cadence = Cadence.of(
             self.num_steps_taken,
@@ -580,20 +602,36 @@ class Engine(EngineShell, ABC):
         fitted = tree_leaves((self._state, self._estimator_state, vars(self.plan)))
         size = sum(each.nbytes for each in fitted if isinstance(each, Tensor))
         watch = self._watch(keep_best, size, self._kept_state)
+        settling = self._until(rule, cadence, self._positions_now)
         found = take_steps(
             type(self).__name__,
             cadence,
             take,
             state=lambda: (self.num_steps_taken, None),
             watch=watch,
+            until=settling,
             save=save,
             call_back=call_back,
             progress_bar=progress_bar,
         )
         best = watch.end()
         warn_if_lost(type(self).__name__, best, "engine.load(result.best.state) goes back to it.")
+        settled = None if settling is None else settling.found
+        if self.num_steps_taken == cadence.last:
+            warn_if_unsettled(type(self).__name__, settled, num_steps)
         self._look_at_end(self.plan, found)
-        return RunResult(found.losses, found.info, best)
+        return RunResult(found.losses, found.info, best, settled)
+
+    def _positions_now(self) -> np.ndarray:
+        # The same noise each time, and the draws that are asked for stay as they are.
+        own, self._draws = self._draws, seeded_generator(0)
+        try:
+            with torch.no_grad():
+                found = self._positions(self.plan, self._state).detach().cpu()
+        finally:
+            self._draws = own
+        # NumPy has no bfloat16.
+        return (found.float() if found.dtype == torch.bfloat16 else found).numpy()
 
     @_at_work
     def get_samples(self, num_samples: int | None = None) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from benchmarks.trust.hosts import BACKENDS
 from benchmarks.trust.problems import Program
+from ppl_ext.fit.warm import WARMUP
 
 Draws = dict[str, NDArray[Any]]
 
@@ -118,6 +119,10 @@ METHODS: dict[str, Method] = {
     ),
     "nuts": Method(f"host NUTS, {CHAINS} chains of {WARM_UP:,} + {CHAIN_DRAWS:,}"),
     "nuts-dense": Method("the same with a dense metric"),
+    "warm-chains": Method(
+        f"`warm_chains` from `find_start`, {CHAINS} chains of {CHAIN_DRAWS:,} after its own warm-up"
+    ),
+    "warm-chains-fit": Method("the same from `fit`"),
     "pathfinder": Method(
         f"BlackJAX multi-path Pathfinder, {CHAINS} paths, PSIS resampling", ("numpyro",)
     ),
@@ -164,6 +169,12 @@ def run_method(name: str, backend: str, program: Program, seed: int, size: Size)
     else:
         found = module.RIVALS[name](program, seed, size)
     return found
+
+
+def options_of_chains(size: Size) -> dict[str, Any]:
+    """Options of ``warm_chains`` in both hosts."""
+    warmup, draws = size.of(WARMUP), size.of(CHAIN_DRAWS)
+    return {"num_warmup": warmup, "num_samples": draws, "num_chains": CHAINS, "progress_bar": False}
 
 
 def run_fit(backend: str, program: Program, seed: int) -> Fitted:

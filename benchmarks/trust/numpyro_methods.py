@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import blackjax
 import jax
@@ -30,6 +32,7 @@ from benchmarks.trust.methods import (
     Method,
     Size,
     as_arrays,
+    options_of_chains,
     scores_of_a_step,
 )
 from benchmarks.trust.problems import Program
@@ -64,6 +67,25 @@ def nuts(program: Program, seed: int, size: Size, *, dense: bool = False) -> Fit
     draws = as_arrays(sampler.get_samples(group_by_chain=True))
     divergences = int(np.asarray(sampler.get_extra_fields()["diverging"]).sum())
     evaluations = int(np.asarray(sampler.last_state.num_steps).sum())
+    return Fitted(draws, evaluations, chains=True, divergences=divergences)
+
+
+def warm_chains(program: Program, seed: int, size: Size, *, fitted: bool = False) -> Fitted:
+    """Chains in the coordinates of a start or a fit, whose evaluations count."""
+    before, after = random.split(random.key(seed))
+    model, args, kwargs = program.model, program.args, dict(program.kwargs)
+    source: Any
+    if fitted:
+        source = nx.fit(before, model, *args, progress_bar=False, **kwargs)
+        spent = source.verdict.evaluations
+    else:
+        source = nx.find_start(before, model, *args, **kwargs)
+        spent = source.evaluations
+    with patch("numpyro_ext.warm_chains.NUTS", CountingNUTS):
+        sampler = nx.warm_chains(after, model, source, *args, **options_of_chains(size), **kwargs)
+    divergences = int(np.asarray(sampler.get_extra_fields()["diverging"]).sum())
+    evaluations = spent + int(np.asarray(sampler.last_state.num_steps).sum())
+    draws = as_arrays(sampler.get_samples(group_by_chain=True))
     return Fitted(draws, evaluations, chains=True, divergences=divergences)
 
 
@@ -166,6 +188,8 @@ RIVALS: dict[str, Callable[[Program, int, Size], Fitted]] = {
     "svi": svi,
     "nuts": nuts,
     "nuts-dense": lambda program, seed, size: nuts(program, seed, size, dense=True),
+    "warm-chains": warm_chains,
+    "warm-chains-fit": partial(warm_chains, fitted=True),
     "pathfinder": pathfinder,
     "pathfinder-nuts": pathfinder_nuts,
 }

@@ -37,6 +37,7 @@ class DeepEnsemble(DirectionEngine):
     from each other, and not near the few modes that a search for a start finds.
     """
 
+    _answers_apart = True
     _usual_start = HOST
 
     def _init_direction(self, plan: Plan, particles: Array) -> dict[str, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -77,6 +78,11 @@ def rows_of(
         name: np.sort(generator.permutation(plate.size)[:MOST_ROWS])
         for name, plate in plates.items()
     }
+
+
+def rows_left(plates: Mapping[str, DataPlate], rows: Mapping[str, np.ndarray]) -> float:
+    """Rows of the data over those of a batch, all plates together."""
+    return math.prod(plate.size / len(rows[name]) for name, plate in plates.items())
 
 
 class TooLongError(Exception):

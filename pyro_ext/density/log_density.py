@@ -134,6 +134,8 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             inputs.key: (inputs, repeatable_fingerprint(bound, data))
         }
         parameters = structure.parameters["params"]
+        #: Parameters without a prior.
+        self.held = tuple(structure.parameter_names)
         warn_of_held_parameters(
             {name: parameters[name].numel() for name in structure.parameter_names},
             "present",

@@ -37,6 +37,7 @@ class DeepEnsemble(DirectionEngine):
     """
 
     _usual_start = HOST
+    _answers_apart = True
 
     def _direction(
         self, plan: Plan, state: None, particles: Tensor, scores: Tensor
