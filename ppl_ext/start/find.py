@@ -71,6 +71,7 @@ def find(
     starting_points: Callable[[int], Float[np.ndarray, "P D"]],
     generator: np.random.Generator,
     epsilon: float,
+    most_full: int = MOST_DIMENSIONS,
 ) -> Start:
     """Search for a start.
 
@@ -83,6 +84,9 @@ def find(
     generator : numpy.random.Generator
     epsilon : float
         Relative precision of densities and scores.
+    most_full : int
+        Dimensions beyond which covariances are diagonal, which takes a few evaluations in place of
+        several for each dimension.
     """
     counted = Counted(evaluate)
     starts = starting_points(PATHS)
@@ -91,7 +95,7 @@ def find(
     noise = generator.normal(size=(DRAWS, starts.shape[1]))
 
     def normal(point: Vector, guess: float) -> Mode | None:
-        return local_normal(counted, point, guess, noise, epsilon)
+        return local_normal(counted, point, guess, noise, epsilon, most_full)
 
     modes = _at_ends(counted, [path for path in paths if path.settled], normal)
     if not modes or not paths[0].settled:
@@ -192,10 +196,11 @@ def local_normal(
     guess: float,
     noise: Float[np.ndarray, "S D"],
     epsilon: float,
+    most_full: int = MOST_DIMENSIONS,
 ) -> Mode | None:
     """The Normal with the curvature at a point, judged by draws; None where there is none."""
     factor: Any
-    if len(point) > MOST_DIMENSIONS:
+    if len(point) > most_full:
         factor = local_deviations(evaluate, point, guess, noise, epsilon)
     else:
         factor = local_factor(evaluate, point, guess * np.eye(len(point)), epsilon)
