@@ -20,6 +20,7 @@ from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.density.reparameterise import noncentered
 from numpyro_ext.density.replay import replay
 from numpyro_ext.engine import Engine
+from numpyro_ext.gradients import SVRG
 from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.start import piece_of
 from ppl_ext.documented import documented
@@ -27,17 +28,18 @@ from ppl_ext.fit import fit as shared
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.policy import guide_for
 from ppl_ext.fit.problem import (
-    ENGINE_SHARE,
-    ENGINE_STEPS,
     Approximate,
     Approximated,
     Meter,
     Problem,
     check_own_engine,
+    epoch_of,
+    in_rounds,
     name_of,
     number_of_draws,
     problem_of,
 )
+from ppl_ext.settling import Settling
 from ppl_ext.start.start import Start
 
 #: The Normals that fits of many dimensions or rows fit.
@@ -79,7 +81,9 @@ def fit(
     def engine_of(program: Callable[..., Any], target: LogDensity) -> Engine | None:
         if engine is not None or target.local_sites:
             return engine  # guides have no local latents
-        return ProximalScoreVI(program, guide or GUIDES[guide_for(target.dim)])
+        estimator = SVRG(epoch_of(target.plates)) if target.plates else None
+        chosen = guide or GUIDES[guide_for(target.dim)]
+        return ProximalScoreVI(program, chosen, estimator=estimator)
 
     return shared.fit(
         lambda: list(ways_of(model, args, kwargs, seed, generator, engine_of=engine_of)),
@@ -169,24 +173,28 @@ def _by_engine(
         return None
 
     def approximate(start: Start | None, meter: Meter) -> Approximated:
-        def is_over(*_: Any) -> bool:
-            return not meter.allows(ENGINE_SHARE)
+        last: Any = None
 
-        result = engine.run(
-            rng_key,
-            ENGINE_STEPS,
-            *data.args,
-            start=start,
-            until="settled",
-            callback=is_over,
-            progress_bar=False,
-            **data.kwargs,
-        )
-        steps = len(result.losses)
+        def run(steps: int, is_over: Callable[..., bool]) -> tuple[int, Settling]:
+            nonlocal last
+            begun: dict[str, Any] = {"start": start} if last is None else {"init_state": last.state}
+            last = engine.run(
+                rng_key,
+                steps,
+                *data.args,
+                until="settled",
+                callback=is_over,
+                progress_bar=False,
+                **begun,
+                **data.kwargs,
+            )
+            return len(last.losses), last.settling
+
+        steps, settling = in_rounds(run, meter)
         meter.evaluations += steps * engine._num_positions(engine.plan)
-        draws = engine.get_samples(result.state, num_samples=number_of_draws(target.dim))
+        draws = engine.get_samples(last.state, num_samples=number_of_draws(target.dim))
         positions = np.asarray(target.unconstrain(draws, data), np.float64)
-        return Approximated(name_of(engine), positions, steps, bool(result.settled))
+        return Approximated(name_of(engine), positions, steps, settling)
 
     return approximate
 

@@ -20,23 +20,25 @@ from ppl_ext.fit import fit as shared
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.policy import guide_for
 from ppl_ext.fit.problem import (
-    ENGINE_SHARE,
-    ENGINE_STEPS,
     Approximate,
     Approximated,
     Meter,
     Problem,
     check_own_engine,
+    epoch_of,
+    in_rounds,
     name_of,
     number_of_draws,
     problem_of,
 )
+from ppl_ext.settling import Settling
 from ppl_ext.start.start import Start
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.reparameterise import noncentered
 from pyro_ext.density.replay import replay
 from pyro_ext.engine import Engine
+from pyro_ext.gradients import SVRG
 from pyro_ext.score import ProximalScoreVI
 from pyro_ext.start import piece_of
 
@@ -77,7 +79,9 @@ def fit(
     def engine_of(program: Callable[..., Any], target: LogDensity) -> Engine | None:
         if engine is not None or target.local_sites:
             return engine  # guides have no local latents
-        return ProximalScoreVI(program, guide or GUIDES[guide_for(target.dim)], seed=seed)
+        estimator = SVRG(epoch_of(target.plates)) if target.plates else None
+        chosen = guide or GUIDES[guide_for(target.dim)]
+        return ProximalScoreVI(program, chosen, estimator=estimator, seed=seed)
 
     return shared.fit(
         lambda: list(ways_of(model, args, kwargs, seed, generator, engine_of=engine_of)),
@@ -152,22 +156,25 @@ def _by_engine(
     def approximate(start: Start | None, meter: Meter) -> Approximated:
         before = engine.gradient_evaluations
 
-        def is_over(*_: Any) -> bool:
-            return not meter.allows(ENGINE_SHARE)
+        def run(steps: int, is_over: Callable[..., bool]) -> tuple[int, Settling]:
+            begun: dict[str, Any] = {"start": start} if engine.num_steps_taken == 0 else {}
+            result = engine.run(
+                steps,
+                *data.args,
+                until="settled",
+                callback=is_over,
+                progress_bar=False,
+                **begun,
+                **data.kwargs,
+            )
+            assert result.settling is not None
+            return len(result.losses), result.settling
 
-        result = engine.run(
-            ENGINE_STEPS,
-            *data.args,
-            start=start,
-            until="settled",
-            callback=is_over,
-            progress_bar=False,
-            **data.kwargs,
-        )
+        steps, settling = in_rounds(run, meter)
         meter.evaluations += round(engine.gradient_evaluations - before)
         draws = engine.get_samples(number_of_draws(target.dim))
         positions = target.unconstrain(draws, data).detach().double().cpu().numpy()
-        return Approximated(name_of(engine), positions, len(result.losses), bool(result.settled))
+        return Approximated(name_of(engine), positions, steps, settling)
 
     return approximate
 

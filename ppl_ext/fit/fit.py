@@ -394,8 +394,7 @@ def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
     shapes = {name: np.shape(value)[1:] for name, value in reference.draws.items()}
     theirs = flat_columns(reference.draws, shapes, reference.num_chains)
     found = compared(flat_columns(draws, shapes), theirs, problem.dim)
-    engine = policy.Engine(given.name, given.steps, given.settled)
-    level, reasons = policy.judge_engine(engine, reference.verdict, found.wrong)
+    level, reasons = policy.judge_engine(given.engine, reference.verdict, found.wrong)
     verdict = Verdict(
         level,
         (*reasons, f"Against chains, {found.worst.told}"),

@@ -111,8 +111,7 @@ def climb(
         with stage("engine") as notes:
             found = problem.approximate(start, meter)
             notes.append(found.name)
-        engine = policy.Engine(found.name, found.steps, found.settled)
-        evidence = replace(evidence, engine=engine)
+        evidence = replace(evidence, engine=found.engine)
         return Climbed(problem, found.positions[:, None], None, evidence, stages)
     assert start is not None
     if policy.next_rung(evidence) == "end":

@@ -16,8 +16,10 @@ MOST_DIMENSIONS = 2_000
 ROW_EVALUATIONS, ROW_SHARE = 2_500, 0.5
 #: Evaluations that chains may take, which must be affordable for them to be tried.
 CHAIN_EVALUATIONS = 20_000
+#: How far the figures of an engine that has not settled may still move, in standard deviations.
+NEARLY = 0.5
 #: Dimensions up to which an engine fits a full Normal, and one of low rank.
-FULL, LOW_RANK = 200, 5_000
+FULL, LOW_RANK = 200, 1_000
 #: Pareto k-hat below which, and share of the draws that the weights must leave, for reweighted
 #: draws to be trusted.
 BEST_KHAT, BEST_SHARE = 0.5, 0.3
@@ -107,11 +109,16 @@ class Chained:
 
 @dataclass(frozen=True)
 class Engine:
-    """What an engine did: its name, steps, and whether its figures came to rest."""
+    """What an engine did: its name and steps, and whether its figures came to rest.
+
+    ``moving`` is how far they still moved, in standard deviations and in words.
+    """
 
     name: str
     steps: int
     settled: bool
+    moving: float = 0.0
+    figure: str = ""
 
 
 @dataclass(frozen=True)
@@ -243,7 +250,8 @@ def _of_engine(evidence: Evidence, engine: Engine) -> tuple[Level, tuple[str, ..
     rows = None if evidence.program.is_whole else rows_refused(evidence)
     chains = chains_refused(evidence) or "Chains were not run: exact=False."
     left = (rows, chains) if rows else (chains,)
-    return "approximate" if engine.settled else "not trusted", (words_of(engine), *left)
+    is_near = engine.settled or engine.moving < NEARLY
+    return "approximate" if is_near else "not trusted", (words_of(engine), *left)
 
 
 def judge_engine(engine: Engine, chains: Verdict, wrong: int) -> tuple[Level, tuple[str, ...]]:
@@ -262,8 +270,8 @@ def words_of(engine: Engine) -> str:
     if engine.settled:
         return f"{engine.name} settled after {engine.steps:,} steps."
     return (
-        f"{engine.name} had not settled after {engine.steps:,} steps. Give a larger budget or "
-        "more seconds."
+        f"{engine.name} had not settled after {engine.steps:,} steps (moving: {engine.figure}). "
+        "Give a larger budget or more seconds."
     )
 
 

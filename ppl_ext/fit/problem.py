@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,8 +12,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, UnsettledWarning
+from ppl_ext.fit import policy
+from ppl_ext.layouts import DataPlate
 from ppl_ext.options import described
+from ppl_ext.process import swapped
+from ppl_ext.settling import Settling
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.search import InPieces, Piece, rows_left, rows_of, starting_points
 from ppl_ext.start.start import Start
@@ -30,20 +36,54 @@ class Approximated:
     positions : array (S, D)
         Equally weighted draws on the unconstrained space.
     steps : int
-    settled : bool
+    settling : Settling
         Whether its figures came to rest.
     """
 
     name: str
     positions: Positions
     steps: int
-    settled: bool
+    settling: Settling
+
+    @property
+    def engine(self) -> policy.Engine:
+        """What the policy asks of it."""
+        found = self.settling
+        moving = 0.0 if found.settled else max(found.drift, found.noise)
+        return policy.Engine(self.name, self.steps, found.settled, moving, str(found))
 
 
 Approximate = Callable[["Start | None", "Meter"], Approximated]
-#: Steps of an engine at most, share of what a fit may spend that it may take, and its draws: fewer
-#: where so many numbers do not hold them.
-ENGINE_STEPS, ENGINE_SHARE, ENGINE_DRAWS, ENGINE_NUMBERS = 50_000, 0.8, 1_000, 20_000_000
+#: Steps of an engine's first run, and of all; each run is twice as long as the one before.
+FIRST_STEPS, MOST_STEPS = 2_000, 200_000
+#: Share of what a fit may spend that an engine may take, and its draws: fewer where so many numbers
+#: do not hold them.
+ENGINE_SHARE, ENGINE_DRAWS, ENGINE_NUMBERS = 0.8, 1_000, 20_000_000
+
+
+def in_rounds(
+    run: Callable[[int, Callable[..., bool]], tuple[int, Settling]], meter: Meter
+) -> tuple[int, Settling]:
+    """Runs of an engine, one after the other, until it has settled or has spent what it may.
+
+    Engines have schedules over a run, which one that is cut short does not come to the end of.
+
+    Parameters
+    ----------
+    run : callable
+        Of a number of steps, and of a callback that tells whether to stop: a run from where the
+        engine is, the steps that it took and how settled it is.
+    meter : Meter
+    """
+    taken, length = 0, FIRST_STEPS
+    with swapped(warnings.catch_warnings()):
+        # The verdict says it.
+        warnings.simplefilter("ignore", UnsettledWarning)
+        while True:
+            steps, settling = run(length, lambda *_: not meter.allows(ENGINE_SHARE))
+            taken, length = taken + steps, 2 * length
+            if settling.settled or taken >= MOST_STEPS or not meter.allows(ENGINE_SHARE):
+                return taken, settling
 
 
 def number_of_draws(dim: int) -> int:
@@ -55,6 +95,11 @@ def name_of(engine: Any) -> str:
     """An engine in words, with the guide that it fits."""
     name, guide = type(engine).__name__, getattr(engine, "guide", None)
     return name if guide is None else f"{name} with {type(guide).__name__}"
+
+
+def epoch_of(plates: Mapping[str, DataPlate]) -> int:
+    """Steps that an engine takes to see all rows once."""
+    return max(math.ceil(plate.size / plate.subsample_size) for plate in plates.values())
 
 
 def check_own_engine(model: Any, guide: Any, engine: Any, engine_class: Any) -> None:

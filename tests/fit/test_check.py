@@ -273,7 +273,7 @@ def test_what_cannot_be_afforded_is_not_tried(monkeypatch: pytest.MonkeyPatch) -
 
     source = Source("draws", "draws", {"x": right(generator, 400)})
     given: dict[str, Any] = {"progress_bar": False, "reference": lambda: never(0)}
-    said = {"predictions": lambda: "Held-out rows: fine."}
+    said: dict[str, Any] = {"predictions": lambda: "Held-out rows: fine."}
     batch = program(never)
     batch.written = replace(batch.written, of_all_rows=never)
     verdict = check(source, batch, generator, **given, **said)

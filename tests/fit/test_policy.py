@@ -26,6 +26,7 @@ MODES = Modes(number=1, last_new=0.0, shares=(1.0,))
 GOOD, FAIR, BAD = Correction(0.2, 0.8), Correction(0.65, 0.2), Correction(1.2, 0.01)
 RESTED = Chained(1.004, 600.0, 500.0, 0.03, (), 0.0, 0.0, 0.5, False, "mu")
 SETTLED = Engine("ProximalScoreVI with AutoNormal", steps=3_000, settled=True)
+MOVING = replace(SETTLED, settled=False, moving=0.3)
 BATCH = replace(PROGRAM, is_whole=False, seconds_with_all_rows=1.0)
 EVIDENCE = Evidence(PROGRAM, WANTED, MODES)
 
@@ -93,10 +94,11 @@ INEXACT = replace(WANTED, exact=False)
         ),
         ({"engine": SETTLED, "wanted": INEXACT}, "approximate", "exact=False"),
         (
-            {"program": BATCH, "engine": replace(SETTLED, settled=False)},
+            {"program": BATCH, "engine": replace(MOVING, moving=0.7, figure="0.7 sd")},
             "not trusted",
-            "had not settled",
+            "had not settled after 3,000 steps (moving: 0.7 sd)",
         ),
+        ({"program": BATCH, "engine": MOVING}, "approximate", "had not settled"),
         (
             {"program": replace(BATCH, has_engine=False), "correction": None},
             "not trusted",
