@@ -238,4 +238,7 @@ def test_blocks_run_one_after_another(
     assert eval(LEFT.get((page, package), "True"), names)
 
 
-pytestmark = [pytest.mark.filterwarnings(rule) for rule in arviz_support.IGNORED]
+pytestmark = [
+    pytest.mark.library_start,
+    *(pytest.mark.filterwarnings(rule) for rule in arviz_support.IGNORED),
+]

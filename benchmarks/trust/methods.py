@@ -218,6 +218,11 @@ def scores_of_a_step(method: Method, plan: Any) -> int:
     return int(particles) * (1 + plan.target.dim if method.engine == "SVN" else 1)
 
 
+def scores_of_a_start(engine: Any) -> int:
+    """Score evaluations that an engine took to find where to start."""
+    return 0 if engine.start is None else int(engine.start.evaluations)
+
+
 def as_arrays(draws: Mapping[str, Any]) -> Draws:
     """Draws of a host as NumPy arrays in double precision."""
     return {

@@ -33,6 +33,7 @@ from benchmarks.trust.methods import (
     Size,
     as_arrays,
     options_of_chains,
+    scores_of_a_start,
     scores_of_a_step,
 )
 from benchmarks.trust.problems import Program
@@ -211,5 +212,5 @@ def run_engine(method: Method, program: Program, seed: int, size: Size) -> Fitte
         drawn = {} if "num_particles" in options else {"num_samples": size.of(DRAWS)}
         found = engine.get_samples(result.state, **drawn)
     told = tuple(str(each.message) for each in caught if each.category is UserWarning)
-    evaluations = steps * scores_of_a_step(method, engine.plan)
+    evaluations = steps * scores_of_a_step(method, engine.plan) + scores_of_a_start(engine)
     return Fitted(as_arrays(found), evaluations, trusted=not told, reasons=told)
