@@ -63,6 +63,7 @@ from numpyro_ext.sgmcmc import (
 )
 from numpyro_ext.start import find_start
 from numpyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
+from numpyro_ext.warm_chains import warm_chains
 from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import (
     ArgumentError,
@@ -102,6 +103,7 @@ __all__ = [
     "check",
     "fit",
     "load_fit",
+    "warm_chains",
     # where runs start
     "Start",
     "find_start",

@@ -9,21 +9,54 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
+from numpyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+)
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.density.reparameterise import noncentered
 from numpyro_ext.density.replay import replay
+from numpyro_ext.engine import Engine
+from numpyro_ext.gradients import SVRG
+from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.start import piece_of
 from ppl_ext.documented import documented
 from ppl_ext.fit import fit as shared
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
-from ppl_ext.fit.problem import Problem, problem_of
+from ppl_ext.fit.policy import guide_for
+from ppl_ext.fit.problem import (
+    Approximate,
+    Approximated,
+    Meter,
+    Problem,
+    check_own_engine,
+    epoch_of,
+    in_rounds,
+    name_of,
+    number_of_draws,
+    problem_of,
+)
+from ppl_ext.settling import Settling
+from ppl_ext.start.start import Start
+
+#: The Normals that fits of many dimensions or rows fit.
+GUIDES = {
+    "full": AutoMultivariateNormal,
+    "low-rank": AutoLowRankMultivariateNormal,
+    "diagonal": AutoDiagonalNormal,
+}
+#: The engine of a program, or None where none can fit it.
+EngineOf = Callable[[Callable[..., Any], LogDensity], "Engine | None"]
 
 
 @documented(
     FIT_DOCUMENTATION,
     host="NumPyro",
+    guide="AutoContinuous",
+    engine="Engine",
     randomness="rng_key : array\n        JAX random key.",
 )
 def fit(
@@ -34,15 +67,26 @@ def fit(
     seconds: float | None = None,
     target_ess: float = TARGET_ESS,
     exact: bool = True,
+    guide: Any = None,
+    engine: Engine | None = None,
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> Fit:
     """Draws of a program's posterior that may be trusted, or a clear no."""
+    check_own_engine(model, guide, engine, Engine)
     keys = random.split(rng_key)
     generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
-    seed = int(random.bits(keys[1]))
+    seed = seed_of(keys[1])
+
+    def engine_of(program: Callable[..., Any], target: LogDensity) -> Engine | None:
+        if engine is not None or target.local_sites:
+            return engine  # guides have no local latents
+        estimator = SVRG(epoch_of(target.plates)) if target.plates else None
+        chosen = guide or GUIDES[guide_for(target.dim)]
+        return ProximalScoreVI(program, chosen, estimator=estimator)
+
     return shared.fit(
-        lambda: list(ways_of(model, args, kwargs, seed, generator)),
+        lambda: list(ways_of(model, args, kwargs, seed, generator, engine_of=engine_of)),
         generator,
         seed,
         budget=budget,
@@ -50,6 +94,7 @@ def fit(
         target_ess=target_ess,
         exact=exact,
         progress_bar=progress_bar,
+        has_engine=guide is not None or engine is not None,
     )
 
 
@@ -66,6 +111,11 @@ def load_fit(
     return shared.load_fit(path, None if model is None else ways)
 
 
+def seed_of(rng_key: Array) -> int:
+    """A key as a number that a file can hold."""
+    return int(random.bits(rng_key, dtype=jnp.uint32)) // 2
+
+
 def ways_of(
     model: Callable[..., Any],
     args: tuple[Any, ...],
@@ -74,6 +124,7 @@ def ways_of(
     generator: np.random.Generator,
     engine: str = "fit",
     held: Mapping[str, Any] | None = None,
+    engine_of: EngineOf | None = None,
 ) -> Iterator[Problem]:
     """A program as what a fit asks of it: as written first, then with sites non-centred.
 
@@ -90,7 +141,8 @@ def ways_of(
         found = target.constrain(jnp.asarray(z, target.dtype), data)
         return {name: found[name] for name in target.layout.names}
 
-    yield _problem("as written", target, target, data, as_written, strategy_key, generator)
+    own = _by_engine(engine_of, model, target, data, strategy_key)
+    yield _problem("as written", target, target, data, as_written, strategy_key, generator, own)
     other = None if target.plates else noncentered(target, data)
     if other is None:
         return
@@ -104,7 +156,47 @@ def ways_of(
         return {name: jnp.asarray(values[name]) for name in target.layout.names}
 
     name = f"with {', '.join(other[1])} non-centred"
-    yield _problem(name, moved, target, moved_data, of_sites, strategy_key, generator)
+    own = _by_engine(engine_of, other[0], moved, moved_data, strategy_key)
+    yield _problem(name, moved, target, moved_data, of_sites, strategy_key, generator, own)
+
+
+def _by_engine(
+    engine_of: EngineOf | None,
+    model: Callable[..., Any],
+    target: LogDensity,
+    data: Data,
+    rng_key: Array,
+) -> Approximate | None:
+    """Draws by an engine that runs until it has settled, or has spent what it may."""
+    engine = None if engine_of is None else engine_of(model, target)
+    if engine is None:
+        return None
+
+    def approximate(start: Start | None, meter: Meter) -> Approximated:
+        last: Any = None
+
+        def run(steps: int, is_over: Callable[..., bool]) -> tuple[int, Settling]:
+            nonlocal last
+            begun: dict[str, Any] = {"start": start} if last is None else {"init_state": last.state}
+            last = engine.run(
+                rng_key,
+                steps,
+                *data.args,
+                until="settled",
+                callback=is_over,
+                progress_bar=False,
+                **begun,
+                **data.kwargs,
+            )
+            return len(last.losses), last.settling
+
+        steps, settling = in_rounds(run, meter)
+        meter.evaluations += steps * engine._num_positions(engine.plan)
+        draws = engine.get_samples(last.state, num_samples=number_of_draws(target.dim))
+        positions = np.asarray(target.unconstrain(draws, data), np.float64)
+        return Approximated(name_of(engine), positions, steps, settling)
+
+    return approximate
 
 
 def _problem(
@@ -115,6 +207,7 @@ def _problem(
     values: Callable[[np.ndarray], dict[str, Array]],
     rng_key: Array,
     generator: np.random.Generator,
+    approximate: Approximate | None,
 ) -> Problem:
     def by_strategy(number: int) -> np.ndarray:
         return np.asarray(target.initial_positions(number, rng_key, data), np.float64)
@@ -129,4 +222,5 @@ def _problem(
         values,
         lambda: digest_of_arguments((data.args, data.kwargs)),
         generator,
+        approximate,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -69,7 +70,7 @@ def start_of(
     """The start of a target with given data; see :func:`ppl_ext.start.search.begin`."""
     found = started(target, rng_key, data, SEARCH, has_strategy=has_strategy)
     assert found is not None
-    return found.start
+    return replace(found.start, sites=target.layout.sizes)
 
 
 def started(

@@ -83,6 +83,7 @@ from pyro_ext.sgmcmc import (
 )
 from pyro_ext.start import find_start
 from pyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
+from pyro_ext.warm_chains import warm_chains
 
 __all__ = [
     # engines
@@ -102,6 +103,7 @@ __all__ = [
     "check",
     "fit",
     "load_fit",
+    "warm_chains",
     # where runs start
     "Start",
     "find_start",

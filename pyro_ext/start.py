@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ def start_of(
     """The start of a target with given data; see :func:`ppl_ext.start.search.begin`."""
     found = started(target, rng, data, SEARCH, has_strategy=has_strategy)
     assert found is not None
-    return found.start
+    return replace(found.start, sites=target.layout.sizes)
 
 
 def started(

@@ -62,6 +62,12 @@ def model(x, y):
 """,
 }
 
+#: The same on all rows.
+WHOLE = {
+    package: text.replace(", subsample_size=min(len(x), 100)) as rows", ")").replace("[rows]", "")
+    for package, text in LOGISTIC.items()
+}
+
 NETWORK = {
     "px": """
 from pyro.nn import PyroModule, PyroSample
@@ -152,6 +158,8 @@ def model(x, y):
 """,
     },
     ("fit", "nx"): {},
+    ("warm-chains", "px"): {0: WHOLE["px"]},
+    ("warm-chains", "nx"): {0: WHOLE["nx"]},
     ("stan", "px"): {0: STAN},
     ("stan", "nx"): {0: STAN},
     ("uncertainty", "px"): {},
@@ -173,6 +181,8 @@ def classifier(x, y=None):
 LEFT: dict[tuple[str, str], str] = {
     ("getting-started", "px"): "engine.num_steps_taken == 10_000",
     ("fit", "nx"): "fit.verdict.level == 'exact' and fit.draws['theta'].shape[1] == 8",
+    ("warm-chains", "px"): "draws['w'].shape == (800, 3)",
+    ("warm-chains", "nx"): "draws['w'].shape == (2000, 3)",
     ("guides", "px"): "khat.num_samples == 200 and len(losses) == 100",
     ("guides", "nx"): "khat.num_samples == 200 and len(result.losses) == 100",
     ("newton", "px"): "all(len(values) == 500 for values in draws.values())",
@@ -228,4 +238,7 @@ def test_blocks_run_one_after_another(
     assert eval(LEFT.get((page, package), "True"), names)
 
 
-pytestmark = [pytest.mark.filterwarnings(rule) for rule in arviz_support.IGNORED]
+pytestmark = [
+    pytest.mark.library_start,
+    *(pytest.mark.filterwarnings(rule) for rule in arviz_support.IGNORED),
+]

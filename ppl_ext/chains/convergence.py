@@ -150,3 +150,9 @@ def _drift(draws: Draws) -> tuple[Float[np.ndarray, " D"], Float[np.ndarray, " D
     error = change.std(0, ddof=1) / np.sqrt(len(change))
     size = np.abs(change.mean(0))
     return size, np.where(error > 0.0, size / np.where(error > 0.0, error, 1.0), 0.0)
+
+
+def in_chains(columns: Float[np.ndarray, "S K"], chains: int) -> Float[np.ndarray, "N M K"]:
+    """Columns of draws, chain after chain, as N draws of each of M chains."""
+    length = len(columns) // chains
+    return columns[: length * chains].reshape(chains, length, -1).transpose(1, 0, 2)

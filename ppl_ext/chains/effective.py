@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 @np.errstate(all="ignore")
 def effective_number(draws: Float[np.ndarray, "N M D"]) -> Float[np.ndarray, " D"]:
-    """Effective numbers (D,) of N draws of each of M chains; 1 where nothing varies."""
+    """Effective numbers (D,) of N draws of each of M chains; N M where nothing varies."""
     number, chains, dim = draws.shape
     centered = draws - draws.mean(0)
     size = 1 << (2 * number - 1).bit_length()
@@ -28,7 +28,7 @@ def effective_number(draws: Float[np.ndarray, "N M D"]) -> Float[np.ndarray, " D
     kept = np.logical_and.accumulate(pairs > 0.0, axis=0)
     times = np.maximum(1.0, 2.0 * np.where(kept, pairs, 0.0).sum(0) - 1.0)
     most = float(number * chains)
-    return np.where(total > 0.0, most / times, 1.0)
+    return np.where(total > 0.0, most / times, most)
 
 
 def distinct_number(columns: Float[np.ndarray, "S D"]) -> float:

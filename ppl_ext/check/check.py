@@ -5,19 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from tqdm import tqdm
 
+from ppl_ext.chains.convergence import in_chains
 from ppl_ext.chains.effective import effective_number
 from ppl_ext.check.comparison import Columns, Comparison, compared, flat_columns, with_further
 from ppl_ext.check.drift import Drift, drift
 from ppl_ext.check.own_chains import own_chains
 from ppl_ext.check.ratios import importance_ratios
-from ppl_ext.check.source import Source, in_chains
+from ppl_ext.check.source import Source
 from ppl_ext.check.stein import Stein, stein_identities
 from ppl_ext.check.touched import untouched
 from ppl_ext.fit import policy
@@ -27,7 +28,7 @@ from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
 
 #: Effective draws of the chains unless told otherwise.
-CHECK_ESS = 1_000
+CHECK_ESS = 2_000
 #: Draws that scores are taken at, numbers that they may be together, and the fewest that tell.
 SCORES, MOST_NUMBERS, LEAST_DRAWS = 2_000, 20_000_000, 20
 #: Beyond so many parameters even marginals are not looked at.
@@ -35,6 +36,8 @@ MOST_COORDINATES = 100_000
 #: Draws that short chains start from at first, where something is suspicious or nothing else can
 #: tell, and their transitions.
 FEW_CHAINS, MANY_CHAINS, FEW_TRANSITIONS, MANY_TRANSITIONS = 256, 1_000, 4, 20
+#: Share of what is left that a fit may take, so that something is left where it cannot tell.
+FOR_FIT = 0.75
 #: Evaluations of a transition, about.
 EACH_TRANSITION = 8
 #: Share of the draws outside of the support from which on they are wrong.
@@ -206,8 +209,8 @@ def check(
                 hearing.told.append(predictions())
 
         def made() -> Fit:
-            left = max(1, meter.budget - meter.evaluations)
-            time_left = max(1.0, meter.seconds - meter.elapsed)
+            left = max(1, int(FOR_FIT * (meter.budget - meter.evaluations)))
+            time_left = max(1.0, FOR_FIT * (meter.seconds - meter.elapsed))
             return fit(
                 program.ways,
                 generator,
@@ -236,6 +239,7 @@ def _heard(
         many = f"Marginals and scores were not looked at: {written.dim:,} are too many."
         return hearing.verdict({}, many)
     columns = flat_columns(source.draws, program.shapes(), source.chains)
+    columns = replace(columns, is_spread=source.kind == "particles")
     if program.held:
         names = ", ".join(f"'{name}'" for name in program.held)
         hearing.told.append(f"Parameters without a prior were held at their values: {names}.")
@@ -283,8 +287,8 @@ def _heard(
     with hearing.stage("drift"):
         suspicious = witness.stein is not None and witness.stein.is_off
         first = witness.drift(MANY_CHAINS if suspicious else FEW_CHAINS, FEW_TRANSITIONS)
-    if hearing.against:
-        return hearing.verdict(sites)
+    if hearing.against or witness.unknown:
+        return hearing.verdict(sites, *filter(None, [witness.unknown]))
     wanted = policy.Wanted(CHECK_ESS, True, meter.seconds - meter.elapsed)
     refused = policy.chains_refused(policy.Evidence(witness.figures, wanted))
     left = meter.budget - meter.evaluations
@@ -346,6 +350,7 @@ class _Witness:
         self.evaluate = hearing.meter.of(program.written.evaluate)
         self.names = program.names
         self.stein: Stein | None = None
+        self.unknown = ""
         self.values: Float[np.ndarray, " R"] = np.zeros(0)
         self.figures = policy.Program(program.written.dim, True, 0.0, 0.0)
 
@@ -357,12 +362,18 @@ class _Witness:
         self.values, scores = self.evaluate(z)
         each = (time.perf_counter() - began) / len(z)
         finite = np.isfinite(self.values) & np.isfinite(scores).all(1)
-        if (~finite).mean() > OUTSIDE:
-            hearing.against.append(
-                f"The posterior's density is zero or not finite at {(~finite).mean():.1%} of the "
-                "draws."
-            )
+        zero = np.isneginf(self.values).mean()
+        if zero > OUTSIDE:
+            hearing.against.append(f"The posterior's density is zero at {zero:.1%} of the draws.")
             return
+        if (~finite).mean() > OUTSIDE:
+            # What is left are draws of the posterior where it can be computed.
+            self.unknown = (
+                f"Log density or score could not be computed at {(~finite).mean():.1%} of the "
+                "draws. Use double precision."
+            )
+            if finite.sum() < LEAST_DRAWS:
+                return
         deviations = np.maximum(z.std(0), 1e-300)
         self.figures = policy.Program(
             written.dim,

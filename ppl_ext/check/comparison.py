@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from scipy.special import betainc, ndtri
 
-from ppl_ext.chains.convergence import Convergence, convergence
+from ppl_ext.chains.convergence import Convergence, convergence, in_chains
 from ppl_ext.chains.effective import distinct_number, effective_number
-from ppl_ext.check.source import in_chains
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.verdict import SiteFigures
 
@@ -22,12 +21,14 @@ from ppl_ext.fit.verdict import SiteFigures
 #: should be, or the other way round.
 MEAN, DEVIATION, DISTANCE, TAIL_RATIO = 0.1, 0.1, 0.05, 0.7
 #: Probability of each tail.
-TAIL = 0.02
+TAIL = 0.015
 #: The log density sees all coordinates together: where each standard deviation is off by what
 #: nobody minds, it is by so many of its own standard deviations times the root of the dimensions.
 OF_DENSITY = 0.14
 #: Probability of refusing right draws, over all columns and figures together.
 LEVEL = 0.01
+#: Particles count as so many draws at least, but for their tails.
+SPREAD = 400.0
 #: Figures of a column.
 FIGURES = 5
 
@@ -45,12 +46,15 @@ class Columns:
     values : array (S, K)
     chains : int
         Chains that the draws are of, one after the other.
+    is_spread : bool
+        Whether the draws are particles, which are spread evenly: chance is no excuse for those.
     """
 
     names: Sequence[str]
     sites: Sequence[str]
     values: Float[np.ndarray, "S K"]
     chains: int = 1
+    is_spread: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Off:
     distance : float
         Kolmogorov's.
     lower, upper : float
-        Mass beyond the ends that hold 2 % each.
+        Mass beyond the ends that hold 1.5 % each.
     mean_bound, deviation_bound : float
         What the errors of the mean and of the standard deviation are at most, chance allowed for.
     """
@@ -88,7 +92,7 @@ class Off:
         return (
             f"'{self.name}' is furthest off: mean by {self.mean:.2f} sd, standard deviation by a "
             f"factor of {self.deviation:.2f}, Kolmogorov distance {self.distance:.2f}, tails of "
-            f"{TAIL:.0%} hold {self.lower:.1%} and {self.upper:.1%}."
+            f"{TAIL:.1%} hold {self.lower:.1%} and {self.upper:.1%}."
         )
 
 
@@ -159,7 +163,9 @@ def with_further(
 ) -> Columns:
     """The columns with further ones."""
     joined = np.concatenate([columns.values, values], axis=1)
-    return Columns([*columns.names, *names], [*columns.sites, *sites], joined, columns.chains)
+    return replace(
+        columns, names=[*columns.names, *names], sites=[*columns.sites, *sites], values=joined
+    )
 
 
 @np.errstate(all="ignore")
@@ -220,7 +226,8 @@ def _off(
     x, y = own.values[:, k], theirs.values[:, k]
     if not np.isfinite(x).all():
         return Off(name, site, math.nan, math.nan, 1.0, math.nan, math.nan, math.inf)
-    number, of_mean = float(numbers.own[k]), float(numbers.bulk[k])
+    in_tails, of_mean = float(numbers.own[k]), float(numbers.bulk[k])
+    number = max(SPREAD, in_tails) if own.is_spread else in_tails
     of_tails = float(numbers.lower[k]), float(numbers.upper[k])
     scale, center = float(y.std()), float(y.mean())
     white = (y - center) / scale
@@ -250,7 +257,7 @@ def _off(
     upper = float(((x > high).mean() + (x >= high).mean()) / 2)
     if site:
         masses = zip((lower, upper), of_tails, strict=True)
-        shares += [_tail_share(mass, number, theirs_of, each) for mass, theirs_of in masses]
+        shares += [_tail_share(mass, in_tails, theirs_of, each) for mass, theirs_of in masses]
     if not figures.is_heavy[k]:
         shares += by_moments
     return Off(

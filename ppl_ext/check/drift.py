@@ -34,6 +34,8 @@ TAIL = 0.05
 TUNING_CHAINS, TUNING, ACCEPTANCE = 32, 6, 0.8
 #: Draws for each dimension from which on the metric is a whole covariance.
 DRAWS_PER_DIMENSION, MOST_DENSE = 4, 500
+#: Draws farther out, in units of the middle's width, count as that far in the metric.
+FARTHEST = 5.0
 #: Starts that are neighbours make one superchain; so many of them.
 SUPERCHAINS = 16
 
@@ -131,12 +133,14 @@ def drift(
 def metric_of(positions: Positions) -> Factor:
     """A root of the draws' covariance, of its diagonal where they are too few for all of it."""
     number, dim = positions.shape
-    scale = positions.std(0)
+    # Of the middle: heavy tails have no standard deviation.
+    low, center, high = np.quantile(positions, [0.16, 0.5, 0.84], axis=0)
+    scale = 0.5 * (high - low)
     scale = np.where(scale > 0.0, scale, max(float(scale.max()), 1e-6))
     if dim > MOST_DENSE or number < DRAWS_PER_DIMENSION * dim:
         return scale
-    white = (positions - positions.mean(0)) / scale
-    correlation = (white.T @ white + 2.0 * dim * np.eye(dim) / 10.0) / (number + 0.2 * dim)
+    white = np.clip((positions - center) / scale, -FARTHEST, FARTHEST)
+    correlation = (white.T @ white + 0.2 * dim * np.eye(dim)) / (number + 0.2 * dim)
     return scale[:, None] * np.linalg.cholesky(correlation)
 
 

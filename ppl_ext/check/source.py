@@ -87,9 +87,3 @@ def source_of(found: Any, of_host: Callable[[Any], Source | None]) -> Source:
             "state of their own, pass (engine, result) or (guide, params)."
         ) from error
     return Source(type(found).__name__, "draws", dict(draws))
-
-
-def in_chains(columns: Float[np.ndarray, "S K"], chains: int) -> Float[np.ndarray, "N M K"]:
-    """Columns of draws, chain after chain, as N draws of each of M chains."""
-    length = len(columns) // chains
-    return columns[: length * chains].reshape(chains, length, -1).transpose(1, 0, 2)

@@ -14,9 +14,10 @@ from ppl_ext import state_files
 from ppl_ext.chains.convergence import convergence
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.sampler import go_on
+from ppl_ext.check.comparison import compared, flat_columns
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import policy
-from ppl_ext.fit.ladder import Climbed, climb, with_chains
+from ppl_ext.fit.ladder import Climbed, climb, staged, with_chains
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.saved import as_tree, from_tree
 from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
@@ -54,6 +55,12 @@ FIT_DOCUMENTATION = """
         Effective draws that the worst coordinate must have.
     exact : bool
         Whether chains may run. Without them the best level is "corrected".
+    guide : $guide, optional
+        Fit this guide by ``ProximalScoreVI``. The draws are then the guide's, judged by chains
+        where these can run.
+    engine : $engine, optional
+        Likewise an engine of this package with the same model, such as ``SVGD(model, optim)``,
+        which runs until it has settled.
     progress_bar : bool
         Show what is done and what is found.
 
@@ -161,6 +168,11 @@ class Fit:
         return self.climbed.problem.target
 
     @property
+    def has_program(self) -> bool:
+        """Whether the fit has its program: not when it was loaded without."""
+        return self._climbed is not None
+
+    @property
     def climbed(self) -> Climbed:
         """Where the fit ended, with its program.
 
@@ -265,14 +277,18 @@ def load_fit(path: str | os.PathLike[str], ways: Ways | None) -> Fit:
         generator = np.random.Generator(bit_generator)
         # Binding draws random numbers of its own.
         problem = _way(ways(rest["seed"], np.random.default_rng(0)), rest, draws)
+        evidence = from_tree(rest["evidence"], {})
+        if evidence.program.is_whole and not problem.is_whole:
+            problem = problem.with_all_rows(problem.starting_points)
         problem.evaluate.calls = rest["calls"]
         sampled = from_tree(rest["sampled"], {"evaluate": problem.evaluate})
         if sampled is not None:
             check_density(problem, sampled.chains)
             problem.evaluate.calls = rest["calls"]
         positions = rest["positions"] if sampled is None else sampled.draws
-        evidence = from_tree(rest["evidence"], {})
         climbed = Climbed(problem, positions, sampled, evidence, from_tree(rest["stages"], {}))
+        if sampled is None:
+            return Fit(draws, verdict, chains, climbed, generator, rest["seed"])
         return Fit.of(climbed, generator, rest["seed"])
 
 
@@ -345,8 +361,12 @@ def fit(
     target_ess: float,
     exact: bool,
     progress_bar: bool,
+    has_engine: bool = False,
 ) -> Fit:
-    """Fit what ``problems`` makes of a program; see the packages' ``fit``."""
+    """Fit what ``problems`` makes of a program; see the packages' ``fit``.
+
+    ``has_engine`` tells whether the draws are to be those of the problems' own engine.
+    """
     check_count("budget", budget, optional=True)
     check_number("seconds", seconds, optional=True)
     check_number("target_ess", target_ess)
@@ -354,7 +374,33 @@ def fit(
         check_choice(name, flag, (True, False))
     with tqdm(desc="fit", unit=" scores", disable=not progress_bar) as bar:
         meter = Meter(budget or BUDGET, seconds or SECONDS, bar)
-        wanted = policy.Wanted(float(target_ess), exact, meter.seconds)
-        climbed = climb(problems(), generator, wanted, meter)
-        bar.set_description(climbed.verdict.level)
-    return Fit.of(climbed, generator, seed)
+        wanted = policy.Wanted(float(target_ess), exact, meter.seconds, has_engine)
+        ways = problems()
+        found = Fit.of(climb(ways, generator, wanted, meter), generator, seed)
+        if has_engine and found.num_chains > 1:
+            found = _of_engine(ways[0], found, meter)
+        bar.set_description(found.verdict.level)
+    return found
+
+
+def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
+    """Draws of a problem's engine, judged by those of chains."""
+    assert problem.approximate is not None
+    climbed = reference.climbed
+    with staged(climbed.stages, meter, "engine") as notes:
+        given = problem.approximate(None, meter)
+        notes.append(given.name)
+    draws = problem.values(given.positions)
+    shapes = {name: np.shape(value)[1:] for name, value in reference.draws.items()}
+    theirs = flat_columns(reference.draws, shapes, reference.num_chains)
+    found = compared(flat_columns(draws, shapes), theirs, problem.dim)
+    level, reasons = policy.judge_engine(given.engine, reference.verdict, found.wrong)
+    verdict = Verdict(
+        level,
+        (*reasons, f"Against chains, {found.worst.told}"),
+        found.by_site,
+        tuple(climbed.stages),
+        confirmed=level == "approximate",
+    )
+    climbed = replace(climbed, problem=problem, positions=given.positions[:, None], sampled=None)
+    return Fit(draws, verdict, 1, climbed, reference._generator, reference._seed)

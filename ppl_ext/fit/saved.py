@@ -19,7 +19,7 @@ _PARTS = {
     for part in (
         *(Mode, Proposal, Chains, Kernel, Window, Sampled, Stage),
         *(policy.Program, policy.Wanted, policy.Modes, policy.Correction, policy.Chained),
-        policy.Evidence,
+        *(policy.Engine, policy.Evidence),
     )
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,7 @@ class DrawnStart(Start):
         The draws.
     """
 
-    points: Float[np.ndarray, "n D"]
+    points: Float[np.ndarray, "n D"] = field(kw_only=True)
 
     def draw(self, number: int, seed: int | Sequence[int] = 0) -> Float[np.ndarray, "number D"]:
         """The draws themselves where so many are asked for, some of them where fewer are.
@@ -168,6 +168,13 @@ def _checked(start: Start, space: Space) -> Start:
             f"numbers, found one of {', '.join(map(str, sorted(lengths)))}. Call find_start with "
             "this model and these arguments."
         )
+    sizes = {name: where.stop - where.start for name, where in space.coordinates.items()}
+    if start.sites and dict(start.sites) != sizes:
+        raise ArgumentError(
+            f"Expected a start of this model, whose latent sites have so many unconstrained "
+            f"numbers: {sizes}, found one of {dict(start.sites)}. Call find_start with this model "
+            "and these arguments."
+        )
     return start
 
 
@@ -223,7 +230,7 @@ def _from_values(values: Values, space: Space, generator: np.random.Generator) -
         )
     if (points == points[0]).all():
         return _at_point(points[0], space, generator)
-    return DrawnStart((_normal_of(points),), 0, points)
+    return DrawnStart((normal_of(points),), 0, points=points)
 
 
 def _at_point(point: Vector, space: Space, generator: np.random.Generator) -> Start:
@@ -242,7 +249,7 @@ def _at_point(point: Vector, space: Space, generator: np.random.Generator) -> St
     return Start((replace(mode, mean=point),), counted.evaluations)
 
 
-def _normal_of(points: Float[np.ndarray, "n D"]) -> Mode:
+def normal_of(points: Float[np.ndarray, "n D"]) -> Mode:
     """The Normal with the moments of draws; diagonal where these are few."""
     number, dim = points.shape
     mean = points.mean(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from jaxtyping import Float
 
 from ppl_ext.errors import StartWarning
 from ppl_ext.layouts import DataPlate
-from ppl_ext.start.find import Counted, find
+from ppl_ext.start.find import MOST_DIMENSIONS, Counted, find
 from ppl_ext.start.given import HOST, Space, Started, start_from
 from ppl_ext.start.paths import Evaluate
 
@@ -24,11 +25,10 @@ MOST_ROWS = 10_000
 RADIUS = 1.0
 #: How often points are drawn again where density or score is not finite.
 TRIES = 20
-#: Dimensions beyond which engines do not search unasked: a local Normal is then a poor guess, made
-#: of a few random signs, and networks, most of such programs, want particles in several modes.
-MOST_SEARCHED = 10_000
-#: Seconds, without compiling, after which a search that nobody asked for ends.
-SECONDS = 60.0
+#: Bounds on searches that nobody asked for: dimensions beyond which covariances are diagonal, so
+#: that a search takes some 600 evaluations; dimensions beyond which there is none, since paths of
+#: long vectors take memory and time; and seconds, without compiling, after which one ends.
+MOST_FULL, MOST_SEARCHED, SECONDS = 200, 10_000, 30.0
 
 #: Log densities and scores of exactly ``WIDTH`` positions, where so many pieces were evaluated
 #: before.
@@ -77,6 +77,11 @@ def rows_of(
         name: np.sort(generator.permutation(plate.size)[:MOST_ROWS])
         for name, plate in plates.items()
     }
+
+
+def rows_left(plates: Mapping[str, DataPlate], rows: Mapping[str, np.ndarray]) -> float:
+    """Rows of the data over those of a batch, all plates together."""
+    return math.prod(plate.size / len(rows[name]) for name, plate in plates.items())
 
 
 class TooLongError(Exception):
@@ -151,7 +156,8 @@ def begin(
     counted = Counted(within(space.evaluate, SECONDS) if unasked else space.evaluate)
     points = starting_points(counted, space.dim, generator, by_strategy, has_strategy=has_strategy)
     try:
-        start = find(counted, points, generator, space.epsilon)
+        most_full = MOST_FULL if unasked else MOST_DIMENSIONS
+        start = find(counted, points, generator, space.epsilon, most_full)
     except TooLongError:
         warnings.warn(
             f"The search for a start was ended after {SECONDS:g} s and {counted.evaluations} "

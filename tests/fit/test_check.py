@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -272,9 +273,9 @@ def test_what_cannot_be_afforded_is_not_tried(monkeypatch: pytest.MonkeyPatch) -
 
     source = Source("draws", "draws", {"x": right(generator, 400)})
     given: dict[str, Any] = {"progress_bar": False, "reference": lambda: never(0)}
-    said = {"predictions": lambda: "Held-out rows: fine."}
+    said: dict[str, Any] = {"predictions": lambda: "Held-out rows: fine."}
     batch = program(never)
-    batch.written = Problem(**{**vars(batch.written), "is_whole": False})
+    batch.written = replace(batch.written, of_all_rows=never)
     verdict = check(source, batch, generator, **given, **said)
     assert verdict.level == "approximate" and not verdict.trusted and verdict.evaluations == 0
     assert "rows" in verdict.reasons[0] and "Held-out rows: fine." in verdict.reasons

@@ -140,8 +140,8 @@ def test_without_chains_the_best_is_corrected(backend: Any) -> None:
         fit.more(10)
 
 
-def test_many_rows_end_at_approximate(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ppl_ext.start.search.MOST_ROWS", 400)
+def rows_of_a_normal(backend: Any) -> tuple[Any, Any, float, float]:
+    """A mean with many rows in minibatches; its posterior mean and standard deviation."""
     host, dist = backend.host, backend.dist
     y = np.random.default_rng(0).normal(3.0, 1.0, 4_000)
 
@@ -150,9 +150,87 @@ def test_many_rows_end_at_approximate(backend: Any, monkeypatch: pytest.MonkeyPa
         with host.plate("rows", len(y), subsample_size=10) as rows:
             host.sample("y", dist.Normal(mean, 1.0), obs=y[rows])
 
-    fit = fit_of(backend, model, backend.array(y))
+    precision = 0.01 + len(y)
+    return model, backend.array(y), float(y.sum()) / precision, precision**-0.5
+
+
+def test_many_rows_are_all_taken_where_there_is_time(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A batch of a tenth has its mode some three standard deviations off.
+    monkeypatch.setattr("ppl_ext.start.search.MOST_ROWS", 400)
+    model, y, mean, deviation = rows_of_a_normal(backend)
+    fit = fit_of(backend, model, y)
+    assert fit.verdict.level == "exact"
+    assert "all rows" in [stage.name for stage in fit.history]
+    draws = numbers(backend, fit)["mean"]
+    assert abs(draws.mean() - mean) < 4.0 * deviation / math.sqrt(400)
+    assert draws.std() == pytest.approx(deviation, rel=4.0 / math.sqrt(2 * 400))
+
+
+def test_more_rows_than_there_is_time_for_are_fitted_by_an_engine(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppl_ext.start.search.MOST_ROWS", 400)
+    monkeypatch.setattr("ppl_ext.fit.policy.ROW_EVALUATIONS", 10**12)
+    model, y, mean, deviation = rows_of_a_normal(backend)
+    fit = fit_of(backend, model, y)
+    assert fit.verdict.level == "approximate" and not fit.verdict.trusted
+    text = str(fit.verdict)
+    assert "ProximalScoreVI with AutoMultivariateNormal settled after" in text
+    assert "Batches of rows were evaluated only" in text and "Chains were not run" in text
+    draws = numbers(backend, fit)["mean"]
+    assert abs(draws.mean() - mean) < 0.5 * deviation
+    assert draws.std() == pytest.approx(deviation, rel=0.3)
+
+
+def test_many_dimensions_are_fitted_by_an_engine(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppl_ext.fit.policy.MOST_DIMENSIONS", 1)
+    model, args, _ = from_zoo(backend, "gaussian_two_sites")
+    fit = fit_of(backend, model, *args)
     assert fit.verdict.level == "approximate"
-    assert any("batch of rows" in reason for reason in fit.verdict.reasons)
+    assert any("more than the 1 up to which" in reason for reason in fit.verdict.reasons)
+    check_moments("gaussian_two_sites", numbers(backend, fit), 0.3, 0.2)
+
+
+def test_local_latents_of_many_rows_want_all_of_them(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppl_ext.start.search.MOST_ROWS", 4)
+    monkeypatch.setattr("ppl_ext.fit.policy.ROW_EVALUATIONS", 10**12)
+    model, args, _ = from_zoo(backend, "local_latents")
+    fit = fit_of(backend, model, *args, subsample_size=2)
+    assert fit.verdict.level == "not trusted"
+    assert any("inside a subsampled plate" in reason for reason in fit.verdict.reasons)
+
+
+def test_a_guide_that_is_named_is_judged_by_chains(backend: Any) -> None:
+    guides = backend.autoguide
+    model, args, _ = from_zoo(backend, "gaussian_one_site")
+    right = fit_of(backend, model, *args, guide=guides.AutoMultivariateNormal)
+    assert right.verdict.level == "approximate" and right.verdict.trusted
+    assert right.num_chains == 1 and right.history[-1].name == "engine"
+    assert any("AutoMultivariateNormal settled" in reason for reason in right.verdict.reasons)
+    check_moments("gaussian_one_site", numbers(backend, right), 0.3, 0.2)
+    # Its sites are correlated, which a diagonal Normal cannot be.
+    wrong = fit_of(backend, model, *args, guide=guides.AutoDiagonalNormal)
+    assert wrong.verdict.level == "not trusted" and not wrong.verdict.trusted
+
+
+def test_an_engine_of_another_model_is_refused(backend: Any) -> None:
+    model, args, _ = from_zoo(backend, "conjugate_normal")
+    other, _, _ = from_zoo(backend, "gaussian_one_site")
+    guide = backend.autoguide.AutoMultivariateNormal
+    engine = backend.public.ProximalScoreVI(other, guide)
+    for options, match in (
+        ({"engine": engine}, "another model"),
+        ({"engine": guide}, "Expected engine to be an engine"),
+        ({"engine": engine, "guide": guide}, "found both"),
+    ):
+        with pytest.raises(backend.public.ArgumentError, match=match):
+            fit_of(backend, model, *args, **options)
 
 
 @pytest.mark.parametrize(

@@ -686,6 +686,20 @@ def _score() -> Iterator[Mutation]:
 
 
 def _sgmcmc() -> Iterator[Mutation]:
+    yield from numpyro(
+        "blocks of the metric in the order of the alphabet",
+        "warm_chains.py",
+        "names = target.layout.names",
+        "names = tuple(sorted(target.layout.names))",
+        "test_warm_chains",
+    )
+    yield from pyro(
+        "a flow's log determinant left out",
+        "warm_chains.py",
+        "found.log_density(target.likelihood_temperature) + log_det",
+        "found.log_density(target.likelihood_temperature) + 0.0 * log_det",
+        "test_warm_transport",
+    )
     yield from both(
         "Langevin noise without its factor two",
         "sgmcmc/dynamics.py",
@@ -848,6 +862,73 @@ def _diagnostics() -> Iterator[Mutation]:
     )
 
 
+def _fit() -> Iterator[Mutation]:
+    tests = "fit chains start check"
+    yield from neutral(
+        "kinetic energy left out of acceptance",
+        "chains/hamiltonian.py",
+        "gain = values - 0.5 * np.square(momenta).sum(-1) - before",
+        "gain = values - before",
+        tests,
+    )
+    yield from neutral(
+        "scores whitened by the transposed factor",
+        "chains/hamiltonian.py",
+        "return scores * factor if factor.ndim == 1 else scores @ factor",
+        "return scores * factor if factor.ndim == 1 else scores @ factor.T",
+        tests,
+    )
+    yield from neutral(
+        "jumps that forget where the chain is",
+        "chains/sampler.py",
+        "chains.values - log_density(chains.positions)",
+        "chains.values",
+        tests,
+    )
+    yield from neutral(
+        "importance ratios without the proposal's density",
+        "fit/ladder.py",
+        "log_ratios = values - proposal.log_density(drawn)",
+        "log_ratios = values",
+        tests,
+    )
+    yield from neutral(
+        "a batch of rows taken for all of them",
+        "fit/problem.py",
+        "evaluate=self.of_all_rows,",
+        "evaluate=self.evaluate,",
+        tests,
+    )
+    yield from neutral(
+        "modes with exchanged labels compared entry by entry",
+        "fit/labels.py",
+        'np.argsort(each[0], kind="stable")',
+        "np.arange(each.shape[1])",
+        tests,
+    )
+    yield from neutral(
+        "an engine that has not settled is approximate",
+        "fit/policy.py",
+        'return "approximate" if is_near else "not trusted"',
+        'return "approximate" if True else "not trusted"',
+        tests,
+    )
+    yield from neutral(
+        "curvature of half the size",
+        "start/local_normal.py",
+        "curvature = (scores[dim:] - scores[:dim]) @ factor / (2.0 * step)",
+        "curvature = (scores[dim:] - scores[:dim]) @ factor / (4.0 * step)",
+        tests,
+    )
+    yield from neutral(
+        "natural gradients that go down",
+        "start/find.py",
+        "return Mode(mode.mean + mode.factor @ move, factor",
+        "return Mode(mode.mean - mode.factor @ move, factor",
+        tests,
+    )
+
+
 def _neutral() -> Iterator[Mutation]:
     yield from neutral(
         "bounds of options included that are excluded",
@@ -876,6 +957,27 @@ def _neutral() -> Iterator[Mutation]:
         "next(filter(_readable, places), None)",
         "next(iter(places), None)",
         "stan",
+    )
+    yield from neutral(
+        "a saved fit goes on with other random numbers",
+        "fit/fit.py",
+        'bit_generator.state = rest["generator"]',
+        "bit_generator.advance(1)",
+        "test_fit",
+    )
+    yield from neutral(
+        "a saved fit's program is not compared with its density",
+        "fit/fit.py",
+        "if not np.abs(own - saved).max() <= allowed:",
+        "if not np.abs(own - saved).max() <= np.inf:",
+        "test_fit",
+    )
+    yield from neutral(
+        "the metric of several Normals regardless of their weights",
+        "fit/warm.py",
+        "np.tensordot(start.weights, np.stack(parts), 1)",
+        "np.mean(np.stack(parts), 0)",
+        "test_warm_chains",
     )
     yield from neutral(
         "checkpoints ten times as often",
@@ -945,6 +1047,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_sgmcmc(),
     *_engine(),
     *_diagnostics(),
+    *_fit(),
     *_neutral(),
     *_settling(),
 )

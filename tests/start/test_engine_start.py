@@ -280,6 +280,11 @@ def test_ensembles_and_long_vectors_start_as_the_host_does(
         engine = svgd(backend, 4)
         particles(backend, engine)
         assert engine.start is None
+    with monkeypatch.context() as patch:
+        patch.setattr(searching, "MOST_FULL", 1)
+        engine = svgd(backend, 4)
+        particles(backend, engine)
+        assert engine.start.factor.shape == (2,)
     monkeypatch.setattr(searching, "SECONDS", 0.0)
     engine = svgd(backend, 4)
     with pytest.warns(StartWarning, match="ended after 0 s"):
