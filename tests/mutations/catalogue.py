@@ -1044,6 +1044,25 @@ def _neutral() -> Iterator[Mutation]:
     )
 
 
+def _settling() -> Iterator[Mutation]:
+    for name, file, old, new in [
+        ("noise taken off a drift", "drift.py", "left) + MARGIN * error", "left) - MARGIN * error"),
+        ("error of a single part", "drift.py", ".mean(0) / PARTS", ".mean(0)"),
+        ("windows swapped", "drift.py", "size, before, earlier =", "before, size, earlier ="),
+        ("last window left out", "drift.py", "means[:-1] - means[1:]", "means[1:-1] - means[2:]"),
+        ("drifts that never slow down settle", "drift.py", ">= ENDLESS", ">= 2.0 * ENDLESS"),
+        ("skipped steps are rest", "settling.py", "2 * missed > taken", "missed > 2 * taken"),
+        ("means in wrong units", "settling.py", "= np.exp(looks[", "= np.exp(-looks["),
+        (
+            "settled at the first pass",
+            "settling.py",
+            "GROWTH, IN_A_ROW = 1.1, 3",
+            "GROWTH, IN_A_ROW = 1.1, 0",
+        ),
+    ]:
+        yield from neutral(name, file, old, new, "settling")
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     *_density(),
     *_gradients(),
@@ -1058,4 +1077,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_diagnostics(),
     *_fit(),
     *_neutral(),
+    *_settling(),
 )
