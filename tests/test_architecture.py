@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "stan": set(),
     "start": {"density", "guides"},
     "warm_chains": {"density", "fit", "guides", "sgmcmc", "start"},
-    "fit": {"density", "engine", "score", "start"},
+    "fit": {"density", "engine", "gradients", "score", "start"},
     "check": {"density", "diagnostics", "engine", "fit"},
     "programs": set(),
     "_clash": set(),
