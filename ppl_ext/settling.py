@@ -14,8 +14,9 @@ reliability of black-box variational inference", https://arxiv.org/abs/2203.1594
 stationary iterates (R-hat), which engines without noise never have, and then lower the rate.
 
 *What cannot be seen.* Whether what has settled is right: a rate that falls to nothing stops any
-run, and modes that nothing has gone to are not missed. Nor a drift that is slower than the noise
-lets one see over the run so far: it may be long.
+run, and modes that nothing has gone to are not missed. Nor a drift that is hidden in the noise of
+the run so far, as where a tiny step size follows scores that are little but noise: then a few
+figures seem to rest, while many are seen to spread.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ GROWTH, IN_A_ROW = 1.1, 3
 #: Coordinates that are looked at, at most: a random choice of more.
 MOST_COORDINATES = 1024
 #: Draws of a guide at a look: numbers at most, and bounds on the draws.
-NUMBERS, FEWEST_DRAWS, MOST_DRAWS = 2**21, 2, 64
+NUMBERS, FEWEST_DRAWS, MOST_DRAWS = 2**17, 2, 32
 #: Names of units.
 DEVIATIONS, SIZES = "sd", "of its size"
 #: Units in the last place within which figures do not move.

@@ -24,7 +24,7 @@ from ppl_ext.settling import (
 from tests.engine_support import Shell, Verbs, shell_of
 
 #: Steps of the sequences.
-STEPS = 8_000
+STEPS = 4_000
 #: Two positions of mean 0 and standard deviation 1.
 BASE = np.array([[-1.0], [1.0]]) / math.sqrt(2.0)
 
@@ -98,18 +98,18 @@ def test_slow_drifts_are_seen_once_the_noise_lets_one() -> None:
     """One drift of ten, a tenth of its noise in a step; the run is over before it has come near."""
     speed = np.where(np.arange(10) == 3, 1e-3, 0.0)
     slow = share(20, lambda draws: speed * TIMES + autoregressive(draws, 10, 0.0, 0.01))
-    # Over the first looks the drift is a few times the noise.
-    assert slow <= 0.1
+    # Over the first looks the change is about as large as the noise of one of them.
+    assert slow <= 0.3
 
 
 def test_random_walks_do_not_settle() -> None:
-    """Steps so small that noise is all there is: of one figure a walk may pass for noise."""
+    """Steps so small that noise is all there is, of many figures: a few say too little."""
 
     def walk_of(dim: int) -> Callable[[np.random.Generator], np.ndarray]:
         return lambda draws: 1e-4 * draws.normal(size=(STEPS, dim)).cumsum(0)
 
-    for dim, most in [(1, 0.25), (10, 0.1), (100, 0.0)]:
-        assert share(20, walk_of(dim)) <= most, dim
+    # About one in ten of 300, and fewer of more.
+    assert share(10, walk_of(300)) <= 0.5 and share(3, walk_of(1_000)) == 0.0
 
 
 @pytest.mark.parametrize("distance", [1.0, 100.0])
@@ -122,11 +122,11 @@ def test_decay_settles_within_the_tolerance_and_not_long_after(
     way = distance * np.exp(-TIMES / time)
     found = watched(way * np.ones(5) + noise * draws.normal(size=(STEPS, 5)))
     near = time * math.log(distance / 0.1)
-    assert found.settled and near < found.step < 3.5 * near + 2 * LEAST_LOOKS
+    assert found.settled and near < found.step < 4.0 * near + 2 * LEAST_LOOKS
 
 
 def test_a_slow_direction_among_fast_ones_is_waited_for() -> None:
-    times = np.array([1_500.0, *[20.0] * 9])
+    times = np.array([1_000.0, *[20.0] * 9])
     found = watched(10.0 * np.exp(-TIMES / times))
     assert not found.settled and found.drift_site == "first"
     # What is left is worked out from how it slows down.
@@ -139,8 +139,20 @@ def test_what_is_left_of_one_over_t() -> None:
     found = judged(looks, np.zeros(3))
     # From the mean of the last third on.
     left = 50.0 * math.log(1.5) / (200 / 3)
-    np.testing.assert_allclose(found.drift, left, rtol=0.15)
+    assert (found.drift > left).all() and (found.drift < 2.5 * left).all()
     assert found.noise.max() < 0.05
+
+
+def test_the_error_of_noise_is_added() -> None:
+    """A change of noise is told with twice its standard error, known here."""
+    draws = np.random.default_rng(6)
+    found = judged(draws.normal(size=(243, 2_000)), np.zeros(2_000))
+    error = math.sqrt(1 / 81 + 1 / 54)
+    # |v| is that of a normal; 2,000 of them are enough for 5 %.
+    np.testing.assert_allclose(
+        found.drift.mean(), (math.sqrt(2 / math.pi) + 2.0) * error, rtol=0.05
+    )
+    np.testing.assert_allclose(found.noise.mean(), 1.0, rtol=0.05)
 
 
 def test_figures_that_stay_have_settled() -> None:
@@ -185,7 +197,7 @@ def test_means_count_in_standard_deviations() -> None:
     for position in range(200, 600):
         scale["scale"] *= 1.01
         settled = watch.look(position, 0)
-    assert not settled and math.isinf(watch.found.drift)
+    assert not settled and watch.found.drift > 1.0
 
 
 def test_looks_are_few_and_of_few_coordinates() -> None:
