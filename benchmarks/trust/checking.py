@@ -108,11 +108,15 @@ class Bench:
 
     def reference(self) -> Any:
         """The fit, made when it is first asked for."""
-        from ppl_ext.check.check import CHECK_ESS
-        from ppl_ext.fit.fit import fit
+        from ppl_ext.check.check import CHECK_ESS, FOR_FIT
+        from ppl_ext.fit.fit import BUDGET, fit
 
         if self._fit is None:
-            options: dict[str, Any] = {"budget": None, "seconds": None, "exact": True}
+            options: dict[str, Any] = {
+                "budget": int(FOR_FIT * BUDGET),
+                "seconds": None,
+                "exact": True,
+            }
             options |= {"target_ess": CHECK_ESS, "progress_bar": False}
             generator = np.random.default_rng(1)
             self._fit = fit(self.program.ways, generator, 0, **options)

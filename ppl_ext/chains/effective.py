@@ -10,6 +10,9 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
+#: Numbers in single precision that differ by so many grains at most are neighbours.
+GRAINS = 32.0
+
 
 @np.errstate(all="ignore")
 def effective_number(draws: Float[np.ndarray, "N M D"]) -> Float[np.ndarray, " D"]:
@@ -32,6 +35,13 @@ def effective_number(draws: Float[np.ndarray, "N M D"]) -> Float[np.ndarray, " D
 
 
 def distinct_number(columns: Float[np.ndarray, "S D"]) -> float:
-    """What equal draws leave: S^2 over the sum of squared counts, which sees resampling."""
+    """What equal draws leave: S^2 over the sum of squared counts, which sees resampling.
+
+    Where positions are rounded to neighbouring numbers, equal ones are no resampling.
+    """
+    most = np.unique(columns[:, np.ptp(columns, axis=0).argmax()])
+    spacing = np.median(np.diff(most)) if len(most) > 1 else np.inf
+    if spacing <= GRAINS * np.finfo(np.float32).eps * np.abs(most).max():
+        return float(len(columns))
     counts = np.unique(columns, axis=0, return_counts=True)[1]
     return float(len(columns) ** 2 / np.square(counts, dtype=np.float64).sum())

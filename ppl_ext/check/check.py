@@ -26,6 +26,7 @@ from ppl_ext.fit.fit import BUDGET, SECONDS, Fit, fit
 from ppl_ext.fit.problem import Meter, Positions, Problem
 from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
+from ppl_ext.start.paths import Evaluate
 
 #: Effective draws of the chains unless told otherwise.
 CHECK_ESS = 2_000
@@ -36,12 +37,18 @@ MOST_COORDINATES = 100_000
 #: Draws that short chains start from at first, where something is suspicious or nothing else can
 #: tell, and their transitions.
 FEW_CHAINS, MANY_CHAINS, FEW_TRANSITIONS, MANY_TRANSITIONS = 256, 1_000, 4, 20
+#: Share of budget and seconds that scores may take.
+FOR_SCORES = 0.1
 #: Share of what is left that a fit may take, so that something is left where it cannot tell.
 FOR_FIT = 0.75
 #: Evaluations of a transition, about.
 EACH_TRANSITION = 8
 #: Share of the draws outside of the support from which on they are wrong.
 OUTSIDE = 0.01
+#: Rounding of log densities, as a share of their standard deviation, up to which they are compared.
+ROUNDING = 0.02
+#: Draws at which rounding is measured, and the length of steps for it, in standard deviations.
+STEPPED, STEP = 64, 0.01
 #: Nested R-hat at which short chains have forgotten where they started.
 FORGOTTEN = 1.1
 
@@ -278,8 +285,8 @@ def _heard(
         witness = _Witness(program, positions[rows], hearing, generator)
         if len(rows) >= LEAST_DRAWS:
             witness.scores(None if source.log_density is None else source.log_density[rows])
-    if hearing.against:
-        return hearing.verdict(sites)
+    if hearing.against or (witness.unknown and witness.stein is None):
+        return hearing.verdict(sites, *filter(None, [witness.unknown]))
     if len(rows) < LEAST_DRAWS:
         worst = columns.names[int(numbers.argmin())]
         few = f"The draws are worth {worth:.0f} independent ones, in '{worst}': too few to tell."
@@ -301,7 +308,7 @@ def _heard(
         if theirs.verdict.level == "exact":
             with hearing.stage("comparison"):
                 found = _compared(columns, positions, witness, theirs, program)
-            return _agreed(found, hearing, cost)
+            return _agreed(found, witness, hearing, cost)
         refused = " ".join(("Chains could not tell:", *theirs.verdict.reasons))
     else:
         cost = ()
@@ -318,6 +325,25 @@ def _heard(
     elif suspicious and first is None:
         hearing.against.append("Scores speak against the draws.")
     return hearing.verdict(sites, refused, cost=cost)
+
+
+def rounding_noise(
+    evaluate: Evaluate,
+    positions: Positions,
+    values: Float[np.ndarray, " R"],
+    scores: Positions,
+    generator: np.random.Generator,
+) -> float:
+    """What rounding does to log densities, in nats: what is left of small steps without the slope.
+
+    Terms that cancel leave more of it than the size of their sum tells.
+    """
+    z, values, scores = positions[:STEPPED], values[:STEPPED], scores[:STEPPED]
+    step = STEP * positions.std(0) * generator.normal(size=z.shape) / np.sqrt(z.shape[1])
+    further, slopes = evaluate(z + step)
+    left = further - values - 0.5 * (step * (scores + slopes)).sum(1)
+    # Its middle: where the density bends sharply a step is not small.
+    return float(np.median(np.abs(left[np.isfinite(left)]))) if np.isfinite(left).any() else 0.0
 
 
 def _rows(finite: Float[np.ndarray, " S"], dim: int, worth: float) -> Float[np.ndarray, " R"]:
@@ -351,14 +377,35 @@ class _Witness:
         self.names = program.names
         self.stein: Stein | None = None
         self.unknown = ""
+        self.noise = 0.0
         self.values: Float[np.ndarray, " R"] = np.zeros(0)
         self.figures = policy.Program(program.written.dim, True, 0.0, 0.0)
+
+    @property
+    def sees_density(self) -> bool:
+        """Whether log densities are exact enough to be compared.
+
+        Draws of a density that is rounded differ from those of the exact one.
+        """
+        return self.noise < ROUNDING * float(np.std(self.values))
 
     def scores(self, log_density: Float[np.ndarray, " R"] | None) -> None:
         """Importance ratios, Stein's identities, rounding, and latents without data."""
         hearing, written, z = self.hearing, self.program.written, self.positions
         self.evaluate(z[:1])
         began = time.perf_counter()  # the first compiles
+        self.evaluate(z[:LEAST_DRAWS])
+        each = (time.perf_counter() - began) / LEAST_DRAWS
+        meter = hearing.meter
+        left = (FOR_SCORES * (meter.seconds - meter.elapsed)) / max(each, 1e-9)
+        most = int(min(len(z), left, FOR_SCORES * (meter.budget - meter.evaluations)))
+        if most < LEAST_DRAWS:
+            self.unknown = "Scores of the draws were too dear."
+            return
+        chosen = np.linspace(0, len(z) - 1, most).astype(int)
+        self.positions = z = z[chosen]
+        log_density = None if log_density is None else log_density[chosen]
+        began = time.perf_counter()
         self.values, scores = self.evaluate(z)
         each = (time.perf_counter() - began) / len(z)
         finite = np.isfinite(self.values) & np.isfinite(scores).all(1)
@@ -383,6 +430,13 @@ class _Witness:
             written.epsilon * float(np.max(np.abs(z.mean(0)) / deviations)),
         )
         hearing.against += policy.of_rounding(self.figures)
+        self.noise = rounding_noise(
+            self.evaluate, z[finite], self.values[finite], scores[finite], self.generator
+        )
+        if self.noise > policy.ROUNDING:
+            hearing.told.append(
+                f"Rounding moves log densities by {self.noise:.2g} nats, so they were not compared."
+            )
         if log_density is not None:
             ratios = importance_ratios(z, self.values, log_density, written.epsilon, self.names)
             if ratios is not None:
@@ -414,6 +468,7 @@ class _Witness:
             self.names,
             chains=chains,
             transitions=transitions,
+            sees_density=self.sees_density,
             has_budget=meter.allows,
         )
         if found is not None:
@@ -479,7 +534,10 @@ def _is_written(
 
 
 def _agreed(
-    found: tuple[Comparison, Comparison], hearing: _Hearing, cost: Sequence[Stage]
+    found: tuple[Comparison, Comparison],
+    witness: _Witness,
+    hearing: _Hearing,
+    cost: Sequence[Stage],
 ) -> Verdict:
     sites, density = found
     if sites.wrong:
@@ -487,7 +545,7 @@ def _agreed(
             f"{sites.wrong} of {len(sites.found)} marginals are off by more than chance and "
             "tolerance allow."
         )
-    if density.wrong:
+    if density.wrong and witness.sees_density:
         off = density.worst
         hearing.against.append(
             "Log densities of the draws are not the posterior's: Kolmogorov distance "

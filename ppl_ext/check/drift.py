@@ -106,11 +106,14 @@ def drift(
     *,
     chains: int,
     transitions: int,
+    sees_density: bool = True,
     has_budget: Callable[[], bool] = lambda: True,
 ) -> Drift | None:
     """Drift of so many chains from draws (S, D); None where no draw has a finite density.
 
-    ``positions`` are to be independent of each other, or nearly so.
+    ``positions`` are to be independent of each other, or nearly so. Where log densities are
+    rounded too much, the kernel leaves the rounded density as it is and not the exact one, so
+    that ``sees_density`` is to be False.
     """
     factor = metric_of(positions)
     chosen = positions[generator.permutation(len(positions))]
@@ -126,6 +129,8 @@ def drift(
             break
         at, chance, _ = trajectory(evaluate, at, factor, step_size, generator)
         seen.append(_columns(at))
+        if not sees_density:
+            seen[-1][:, -1] = seen[0][:, -1]
         accepted.append(float(chance.mean()))
     return _figures(np.stack(seen), float(np.mean(accepted)), names)
 

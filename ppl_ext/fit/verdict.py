@@ -117,6 +117,7 @@ class Verdict:
         """The verdict as attributes of a file."""
         return {
             "verdict": self.level,
+            "verdict_trusted": int(self.trusted),
             "verdict_reasons": " ".join(self.reasons),
             "score_evaluations": self.evaluations,
             "fit_seconds": self.seconds,

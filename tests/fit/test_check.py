@@ -27,6 +27,7 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.problem import Problem
 from ppl_ext.fit.verdict import SiteFigures, Verdict
+from ppl_ext.start.search import InPieces
 from tests.backends import from_zoo
 from tests.fit.test_fit import fit_of
 
@@ -268,14 +269,14 @@ def test_what_cannot_be_afforded_is_not_tried(monkeypatch: pytest.MonkeyPatch) -
     """Nothing is evaluated of huge programs and of batches, and a small budget is kept."""
     generator = np.random.default_rng(12)
 
-    def never(_: Any) -> Any:
+    def never(*_: Any) -> Any:
         raise AssertionError("evaluated")
 
     source = Source("draws", "draws", {"x": right(generator, 400)})
     given: dict[str, Any] = {"progress_bar": False, "reference": lambda: never(0)}
     said: dict[str, Any] = {"predictions": lambda: "Held-out rows: fine."}
     batch = program(never)
-    batch.written = replace(batch.written, of_all_rows=never)
+    batch.written = replace(batch.written, of_all_rows=InPieces(never))
     verdict = check(source, batch, generator, **given, **said)
     assert verdict.level == "approximate" and not verdict.trusted and verdict.evaluations == 0
     assert "rows" in verdict.reasons[0] and "Held-out rows: fine." in verdict.reasons
@@ -283,6 +284,8 @@ def test_what_cannot_be_afforded_is_not_tried(monkeypatch: pytest.MonkeyPatch) -
     verdict = check(source, program(never), generator, **given)
     assert verdict.level == "approximate" and "too many" in verdict.reasons[0]
     monkeypatch.undo()
+    verdict = check(source, program(), generator, budget=100, **given)
+    assert verdict.evaluations < 50 and "too dear" in verdict.reasons[0]
     verdict = check(source, program(), generator, budget=5_000, **given)
     assert not verdict.trusted and verdict.level == "approximate" and verdict.evaluations < 6_000
     assert "budget" in verdict.reasons[0]
@@ -293,7 +296,8 @@ def test_a_program_is_checked(backend: Any) -> None:
     fit = fit_of(backend, model, *args, seed=3)
     key = () if backend.is_pyro else (backend.key(5),)
     options = {"progress_bar": False, **({"seed": 5} if backend.is_pyro else {})}
-    found = backend.public.check(*key, fit, model, *args, **options)
+    found = backend.public.check(*key, fit, model, *args, held_out=args, **options)
+    assert any(reason.startswith("Held-out rows: log likelihood") for reason in found.reasons)
     assert found.trusted and found.level == "approximate" and found.evaluations > 0
     assert json.loads(found.as_json())["confirmed"] and "Its own chains" in str(found)
     wide = {name: 2.0 * value for name, value in fit.draws.items()}

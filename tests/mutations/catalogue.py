@@ -914,6 +914,34 @@ def _fit() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "scores of the other sign in Stein's second identity",
+        "check/stein.py",
+        "(positions - positions.mean(0)) * scores + 1.0",
+        "(positions - positions.mean(0)) * -scores + 1.0",
+        tests,
+    )
+    yield from neutral(
+        "drift that is not paired with where chains started",
+        "check/drift.py",
+        "each[1:].mean(0) - each[0] for each in figures",
+        "each[1:].mean(0) - each[1] for each in figures",
+        tests,
+    )
+    yield from neutral(
+        "moments that importance weights correct the other way",
+        "check/ratios.py",
+        "(mean - raw_mean) / deviation",
+        "(raw_mean - mean) / deviation",
+        tests,
+    )
+    yield from neutral(
+        "draws that depend on each other count as independent",
+        "chains/effective.py",
+        "most / times, most)",
+        "most, most)",
+        tests,
+    )
+    yield from neutral(
         "curvature of half the size",
         "start/local_normal.py",
         "curvature = (scores[dim:] - scores[:dim]) @ factor / (2.0 * step)",
@@ -925,6 +953,34 @@ def _fit() -> Iterator[Mutation]:
         "start/find.py",
         "return Mode(mode.mean + mode.factor @ move, factor",
         "return Mode(mode.mean - mode.factor @ move, factor",
+        tests,
+    )
+    yield from neutral(
+        "ends of paths by rounding believed",
+        "start/find.py",
+        "if not modes or not paths[0].settled:",
+        "if not modes:",
+        tests,
+    )
+    yield from neutral(
+        "draws given as a start taken in another order",
+        "start/given.py",
+        "return self.points[np.sort(chosen)]",
+        "return self.points[np.sort(chosen)[::-1]]",
+        tests,
+    )
+    yield from numpyro(
+        "guides that are not put to the start",
+        "score/guide_engine.py",
+        "parameters = density.set_start(parameters, plan.target.start.start)",
+        "parameters = dict(parameters)",
+        tests,
+    )
+    yield from pyro(
+        "guides that are not put to the start",
+        "score/guide_engine.py",
+        "plan.density.set_start(plan.parameters, plan.target.start.start)",
+        "dict(plan.parameters)",
         tests,
     )
 
