@@ -958,8 +958,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "ends of paths by rounding believed",
         "start/find.py",
-        "if not modes or not paths[0].settled:",
-        "if not modes:",
+        "(first.spread > FALSE_END or len(path.values) > LONG)",
+        "first.spread > FALSE_END",
         tests,
     )
     yield from neutral(
