@@ -76,6 +76,7 @@ from ppl_ext.errors import (
     NoisyScoreWarning,
     NonFiniteError,
     ResumeWarning,
+    StartWarning,
     UnsettledWarning,
 )
 from ppl_ext.fit.fit import Fit
@@ -106,6 +107,7 @@ __all__ = [
     "warm_chains",
     # where runs start
     "Start",
+    "StartWarning",
     "find_start",
     # when runs stop
     "Settled",

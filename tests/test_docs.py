@@ -120,6 +120,8 @@ sigma = [15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0]
 #: What stands before the block of that number: a page and a package for each that has blocks.
 GRANTED: dict[tuple[str, str], dict[int, str]] = {
     ("examples-uncertainty", "nx"): {},
+    ("starts", "px"): {0: LOGISTIC["px"]},
+    ("starts", "nx"): {0: LOGISTIC["nx"]},
     ("getting-started", "px"): {
         0: LOGISTIC["px"],
         1: """
@@ -179,6 +181,8 @@ def classifier(x, y=None):
 
 #: What the blocks leave behind has to hold.
 LEFT: dict[tuple[str, str], str] = {
+    ("starts", "px"): "abs(vi.start.mean - engine.particles.numpy().mean(0)).max() < 0.1",
+    ("starts", "nx"): "engine.start is start and vi.start.factor.shape == (3, 3)",
     ("getting-started", "px"): "engine.num_steps_taken == 10_000",
     ("fit", "nx"): "fit.verdict.level == 'exact' and fit.draws['theta'].shape[1] == 8",
     ("warm-chains", "px"): "draws['w'].shape == (800, 3)",

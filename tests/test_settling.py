@@ -72,7 +72,7 @@ TIMES = np.arange(1, STEPS + 1)[:, None]
 @pytest.mark.parametrize("dim", [1, 10, 300])
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
 def test_noise_within_the_tolerance_settles(dim: int, correlation: float) -> None:
-    assert share(10, lambda draws: autoregressive(draws, dim, correlation, 0.03)) == 1.0
+    assert share(5, lambda draws: autoregressive(draws, dim, correlation, 0.03)) == 1.0
 
 
 @pytest.mark.parametrize("dim", [1, 10])

@@ -134,10 +134,10 @@ METHODS: dict[str, Method] = {
         f"README: {_FULL}, 2,000 steps", engine="ProximalScoreVI", steps=2_000, guide=_FULL
     ),
     "SVGD": Method(
-        "README: 64 particles, Adam(0.3), 500 steps",
+        "README: 64 particles, Adam(0.05), 500 steps",
         engine="SVGD",
         steps=500,
-        adam=0.3,
+        adam=0.05,
         options={"num_particles": 64},
     ),
     "SVN": Method("64 particles, 50 steps", engine="SVN", steps=50, options={"num_particles": 64}),

@@ -98,10 +98,9 @@ def find(
         return local_normal(counted, point, guess, noise, epsilon, most_full)
 
     modes = _at_ends(counted, [path for path in paths if path.settled], normal)
-    if not modes or not paths[0].settled:
-        # Densities at the last points of endless paths tell nothing of their mass, and paths that
-        # end below one may do so by rounding.
-        modes += _on_the_way(paths[0], normal)
+    if not modes:
+        # Densities at the last points of endless paths tell nothing of their mass.
+        modes = _on_the_way(paths[0], normal)
     modes.sort(key=lambda mode: mode.log_mass, reverse=True)
     if not is_good(modes[0]) and modes[0].factor.ndim == 2:
         end, first = modes[0].mean, improved(counted, modes[0], generator)

@@ -48,6 +48,8 @@ def test_a_normal_posterior_is_exact(backend: Any, tmp_path: Path) -> None:
     loaded.save(tmp_path / "again")
     resumed = backend.public.load_fit(tmp_path / "again", model, *args)
     assert str(resumed.verdict) == text
+    # The number of evaluations says which compiled program makes the next.
+    assert resumed.climbed.problem.evaluate.calls == fit.climbed.problem.evaluate.calls
     # More draws come after those that there are, chain by chain.
     before = {
         name: each.reshape(fit.num_chains, -1, *each.shape[1:])

@@ -955,6 +955,34 @@ def _fit() -> Iterator[Mutation]:
         "return Mode(mode.mean - mode.factor @ move, factor",
         tests,
     )
+    yield from neutral(
+        "ends of paths by rounding believed",
+        "start/find.py",
+        "(first.spread > FALSE_END or len(path.values) > LONG)",
+        "first.spread > FALSE_END",
+        tests,
+    )
+    yield from neutral(
+        "draws given as a start taken in another order",
+        "start/given.py",
+        "return self.points[np.sort(chosen)]",
+        "return self.points[np.sort(chosen)[::-1]]",
+        tests,
+    )
+    yield from numpyro(
+        "guides that are not put to the start",
+        "score/guide_engine.py",
+        "parameters = density.set_start(parameters, plan.target.start.start)",
+        "parameters = dict(parameters)",
+        tests,
+    )
+    yield from pyro(
+        "guides that are not put to the start",
+        "score/guide_engine.py",
+        "plan.density.set_start(plan.parameters, plan.target.start.start)",
+        "dict(plan.parameters)",
+        tests,
+    )
 
 
 def _neutral() -> Iterator[Mutation]:
