@@ -22,6 +22,7 @@ from numpyro_ext.density.replay import replay
 from numpyro_ext.engine import Engine
 from numpyro_ext.gradients import SVRG
 from numpyro_ext.score import ProximalScoreVI
+from numpyro_ext.score.guide_engine import GuideEngine
 from numpyro_ext.start import piece_of
 from ppl_ext.documented import documented
 from ppl_ext.fit import fit as shared
@@ -192,7 +193,8 @@ def _by_engine(
 
         steps, settling = in_rounds(run, meter)
         meter.evaluations += steps * engine._num_positions(engine.plan)
-        draws = engine.get_samples(last.state, num_samples=number_of_draws(target.dim))
+        number = number_of_draws(target.dim) if isinstance(engine, GuideEngine) else None
+        draws = engine.get_samples(last.state, num_samples=number)
         positions = np.asarray(target.unconstrain(draws, data), np.float64)
         return Approximated(name_of(engine), positions, steps, settling)
 

@@ -29,6 +29,8 @@ def noncentered(
         found = {}
         for name, site in bound.trace(position, data, bound.first_rows()).items():
             base: Any = site["fn"] if name in bound.layout.names else None
+            if site.get("_control_flow_done", False):
+                continue  # scan runs its body again with values, which the handler refuses
             while hasattr(base, "base_dist"):
                 base = base.base_dist
             names = set(getattr(base, "arg_constraints", ()))

@@ -146,11 +146,7 @@ class Fit:
     @classmethod
     def of(cls, climbed: Climbed, generator: np.random.Generator, seed: int) -> Fit:
         """What a climb ended with."""
-        positions = climbed.positions
-        # Chain by chain, as the hosts' MCMC gives them.
-        flat = positions.transpose(1, 0, 2).reshape(-1, positions.shape[2])
-        draws = climbed.problem.values(flat)
-        chains = positions.shape[1]
+        draws, chains = climbed.draws, climbed.positions.shape[1]
         correction = climbed.evidence.correction
         share = 1.0 if chains > 1 or correction is None else correction.share
         sites = {name: _figures(np.asarray(draws[name]), chains, share) for name in draws}
@@ -341,7 +337,12 @@ def _figures(draws: np.ndarray, chains: int, share: float) -> SiteFigures:
     number = len(draws)
     if chains == 1:
         return SiteFigures(share * number, share * number, float("nan"))
-    found = convergence(draws.reshape(chains, number // chains, -1).transpose(1, 0, 2))
+    flat = draws.reshape(chains, number // chains, -1).transpose(1, 0, 2)
+    # Constants, such as the corner of a Cholesky factor, have no figures.
+    flat = flat[:, :, np.ptp(flat, axis=(0, 1)) > 0.0]
+    if not flat.shape[2]:
+        return SiteFigures(float(number), float(number), float("nan"))
+    found = convergence(flat)
     return SiteFigures(
         float(found.ess_bulk.min()),
         float(found.ess_tail.min()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -37,6 +38,27 @@ def exchanged(modes: Sequence[Values]) -> tuple[str, ...]:
         if moved and all(map(_is_same, _in_groups(first), _in_groups(other))):
             found |= dict.fromkeys(moved)
     return tuple(found)
+
+
+def orders(draws: Sequence[Float[np.ndarray, "S ..."]]) -> tuple[int, int]:
+    """Different orders of the labels in draws, and how many there are.
+
+    Where labels can be exchanged, all orders are alike, and draws of the posterior have each as
+    often as the others.
+
+    Parameters
+    ----------
+    draws : sequence of array (S, ...)
+        Of the sites whose entries change places, along their first axis; scalar sites with each
+        other.
+    """
+    simplest = min(draws, key=lambda each: each.ndim)
+    if simplest.ndim == 1:
+        values = np.stack([each for each in draws if each.ndim == 1], axis=1)
+    else:
+        values = simplest.reshape(*simplest.shape[:2], -1)[:, :, 0]
+    seen = {tuple(row) for row in np.argsort(values, axis=1)}
+    return len(seen), math.factorial(values.shape[1])
 
 
 def _figures(draws: Float[np.ndarray, "S ..."]) -> Figures:

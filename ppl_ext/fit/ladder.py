@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -36,6 +37,9 @@ PATHS_PER_MODE = 4
 #: Modes of less mass than this share of the first are left out; the others are proposed at least
 #: this often.
 LEAST_MASS, LEAST_WEIGHT = 1e-3, 0.02
+#: The power of the largest number beyond which draws are without bound: its root is where the
+#: squares in densities overflow.
+ENDLESS = 0.4
 #: Nats of difference between bounds from which on a way to write the program is the better one.
 BETTER = 0.5
 
@@ -61,6 +65,12 @@ class Climbed:
     sampled: Sampled | None
     evidence: policy.Evidence
     stages: list[Stage] = field(default_factory=list)
+
+    @cached_property
+    def draws(self) -> dict[str, Any]:
+        """The sites as written, chain by chain as the hosts' MCMC gives them."""
+        flat = self.positions.transpose(1, 0, 2).reshape(-1, self.positions.shape[2])
+        return self.problem.values(flat)
 
     @property
     def verdict(self) -> Verdict:
@@ -150,13 +160,24 @@ def climb(
 def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
     """The same with these chains as its draws."""
     figures = convergence(sampled.draws)
-    chained = _chained(figures, sampled.window, climbed.problem)
-    return replace(
-        climbed,
-        positions=sampled.draws,
-        sampled=sampled,
-        evidence=replace(climbed.evidence, chains=chained),
-        stages=list(climbed.stages),
+    found = replace(climbed, positions=sampled.draws, sampled=sampled, stages=list(climbed.stages))
+    values = {name: np.asarray(value) for name, value in found.draws.items()}
+    chained = replace(_chained(figures, sampled.window, climbed.problem), endless=_endless(values))
+    evidence, modes = climbed.evidence, climbed.evidence.modes
+    if modes is not None and modes.exchanged:
+        orders = labels.orders([values[name] for name in modes.exchanged])
+        evidence = replace(evidence, modes=replace(modes, orders=orders))
+    found.evidence = replace(evidence, chains=chained)
+    return found
+
+
+def _endless(values: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    """Sites whose draws come near the largest numbers there are, where squares overflow."""
+    return tuple(
+        name
+        for name, each in values.items()
+        if each.dtype.kind == "f"
+        and not np.abs(each).max(initial=0.0) < np.finfo(each.dtype).max ** ENDLESS
     )
 
 

@@ -69,13 +69,15 @@ class Program:
 class Modes:
     """What the search found: separate modes, and the share of the last paths that found more.
 
-    ``exchanged`` names sites whose entries change places from one mode to another.
+    ``exchanged`` names sites whose entries change places from one mode to another; ``orders`` of
+    their labels are those that draws have, and all that there are.
     """
 
     number: int
     last_new: float
     shares: tuple[float, ...]
     exchanged: tuple[str, ...] = ()
+    orders: tuple[int, int] = (1, 1)
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Chained:
 
     ``jumped`` is the acceptance of jumps, ``deviation_error`` the standard error of the least
     certain standard deviation as a share of it, ``heavy`` the sites whose tails are too heavy for
-    one.
+    one, ``endless`` those whose draws come near the largest numbers there are.
     """
 
     r_hat: float
@@ -105,6 +107,7 @@ class Chained:
     jumped: float
     is_adrift: bool
     worst_site: str
+    endless: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,7 @@ def rows_refused(evidence: Evidence) -> str | None:
     if cost > ROW_SHARE * evidence.wanted.seconds:
         return (
             f"Batches of rows were evaluated only: with all rows a search would take about "
-            f"{cost:.0f} s, more than {ROW_SHARE:.0%} of the {evidence.wanted.seconds:.0f} s that "
+            f"{cost:.0f} s, more than {ROW_SHARE:.0%} of the {evidence.wanted.seconds:.3g} s that "
             "seconds= allows."
         )
     return None
@@ -197,7 +200,7 @@ def chains_refused(evidence: Evidence) -> str | None:
     if cost > evidence.wanted.seconds:
         return (
             f"Chains were not run: they would take about {cost:.0f} s, more than the "
-            f"{evidence.wanted.seconds:.0f} s that seconds= allows."
+            f"{evidence.wanted.seconds:.3g} s that seconds= allows."
         )
     return None
 
@@ -270,7 +273,7 @@ def words_of(engine: Engine) -> str:
     if engine.settled:
         return f"{engine.name} settled after {engine.steps:,} steps."
     return (
-        f"{engine.name} had not settled after {engine.steps:,} steps (moving: {engine.figure}). "
+        f"{engine.name} had not settled after {engine.steps:,} steps ({engine.figure}). "
         "Give a larger budget or more seconds."
     )
 
@@ -295,6 +298,13 @@ def _of_modes(evidence: Evidence) -> list[str]:
             f"{modes.number} separate modes were found, and the last paths still found new ones: "
             "others may be missing. Look for labels that can be exchanged, and order them."
         )
+    seen, possible = modes.orders
+    if seen < possible:
+        reasons.append(
+            f"Draws have {seen:,} of the {possible:,} orders of the labels that can be exchanged: "
+            "averages that depend on labels are off. Order the labels in the model, or read "
+            "figures that do not depend on them."
+        )
     return reasons
 
 
@@ -316,6 +326,12 @@ def of_rounding(program: Program) -> list[str]:
 
 def _of_chains(found: Chained, target_ess: float) -> list[str]:
     reasons = []
+    if found.endless:
+        names = ", ".join(f"'{name}'" for name in found.endless)
+        reasons.append(
+            f"Draws of {names} come near the largest numbers that there are. The posterior may be "
+            "unbounded there: look for a prior that is missing or improper."
+        )
     if found.is_adrift:
         reasons.append(
             f"Chains still drift away from where they started, most in '{found.worst_site}'. The "

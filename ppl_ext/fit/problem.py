@@ -50,7 +50,8 @@ class Approximated:
         """What the policy asks of it."""
         found = self.settling
         moving = 0.0 if found.settled else max(found.drift, found.noise)
-        return policy.Engine(self.name, self.steps, found.settled, moving, str(found))
+        words = {"moving": "still moving"}.get(str(found), str(found))
+        return policy.Engine(self.name, self.steps, found.settled, moving, words)
 
 
 Approximate = Callable[["Start | None", "Meter"], Approximated]

@@ -300,3 +300,46 @@ def test_a_fit_goes_on_in_another_process(backend: Any, tmp_path: Path) -> None:
     found = np.load(tmp_path / "more.npz")
     for name, each in numbers(backend, fit.more(64)).items():
         np.testing.assert_array_equal(found[name], each)
+
+
+def test_a_posterior_without_bound_on_a_scale_is_not_trusted(backend: Any) -> None:
+    """The scale's logarithm is flat up to where numbers end, which looks like a bound."""
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any) -> None:
+        scale = host.sample("scale", dist.HalfCauchy(backend.array(1.0)))
+        # Takes the prior back, and is improper at infinity.
+        host.factor("flat", -dist.HalfCauchy(backend.array(1.0)).log_prob(scale))
+        host.sample("y", dist.Normal(backend.array(0.0), scale), obs=y)
+
+    fit = fit_of(backend, model, backend.array(1.0), budget=60_000)
+    assert fit.verdict.level == "not trusted"
+
+
+def test_orders_of_labels_that_draws_do_not_have_are_told(backend: Any) -> None:
+    """Five alike components have 120 orders, more than the search finds modes."""
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any) -> None:
+        with host.plate("components", 5):
+            mean = host.sample("mean", dist.Normal(0.0, 20.0))
+        parts = dist.Normal(mean, backend.array(1.0))
+        weights = dist.Categorical(backend.array([0.2] * 5))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.MixtureSameFamily(weights, parts), obs=y)
+
+    y = np.repeat([-12.0, -6.0, 0.0, 6.0, 12.0], 8) + 0.5 * np.random.default_rng(0).normal(size=40)
+    fit = fit_of(backend, model, backend.array(y), budget=40_000)
+    assert fit.verdict.level == "not trusted"
+    assert any("exchange of labels in 'mean'" in reason for reason in fit.verdict.reasons)
+    assert any("of the 120 orders" in reason for reason in fit.verdict.reasons)
+
+
+def test_an_engine_that_is_named_is_judged_by_chains(backend: Any) -> None:
+    public = backend.public
+    model, args, _ = from_zoo(backend, "gaussian_one_site")
+    engine = public.SVGD(model, backend.adam(0.1), num_particles=50)
+    fit = fit_of(backend, model, *args, engine=engine)
+    assert fit.history[-1].name == "engine" and len(numbers(backend, fit)["z"]) == 50
+    assert "SVGD" in fit.verdict.reasons[0]
+    check_moments("gaussian_one_site", numbers(backend, fit), 0.5, 0.4)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.fit.labels import DRAWS, exchanged
+from ppl_ext.fit.labels import DRAWS, exchanged, orders
 
 
 def mode(seed: int, **centres: Any) -> dict[str, np.ndarray]:
@@ -38,6 +38,16 @@ def test_sites_whose_entries_change_places_are_named(
     changed: dict[str, Any], sites: tuple[str, ...]
 ) -> None:
     assert exchanged([mode(0, **FIRST), mode(1, **{**FIRST, **changed})]) == sites
+
+
+def test_orders_of_labels_are_counted() -> None:
+    every = np.array([[1.0, 2.0, 3.0], [2.0, 1.0, 3.0], [1.0, 3.0, 2.0], [3.0, 2.0, 1.0]])
+    assert orders([every]) == (4, 6)
+    assert orders([np.repeat(every, 3, axis=0)]) == (4, 6)
+    # Of two sites the simplest tells, and of a matrix its rows.
+    assert orders([np.zeros((4, 2, 5)), every[:, :2]]) == (2, 2)
+    assert orders([np.stack([every, every], axis=2)]) == (4, 6)
+    assert orders([every[:, 0], every[:, 1]]) == (2, 2)
 
 
 def test_scalar_sites_may_change_places_with_each_other() -> None:

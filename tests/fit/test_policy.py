@@ -96,13 +96,23 @@ INEXACT = replace(WANTED, exact=False)
         (
             {"program": BATCH, "engine": replace(MOVING, moving=0.7, figure="0.7 sd")},
             "not trusted",
-            "had not settled after 3,000 steps (moving: 0.7 sd)",
+            "had not settled after 3,000 steps (0.7 sd)",
         ),
         ({"program": BATCH, "engine": MOVING}, "approximate", "had not settled"),
         (
             {"program": replace(BATCH, has_engine=False), "correction": None},
             "not trusted",
             "inside a subsampled plate",
+        ),
+        (
+            {"chains": RESTED, "modes": replace(MODES, exchanged=("mean",), orders=(23, 24))},
+            "not trusted",
+            "23 of the 24 orders",
+        ),
+        (
+            {"chains": replace(RESTED, endless=("scale",))},
+            "not trusted",
+            "Draws of 'scale' come near the largest numbers",
         ),
         (
             {"chains": RESTED, "modes": replace(MODES, number=2, exchanged=("mean",))},
