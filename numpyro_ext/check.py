@@ -17,6 +17,7 @@ from numpyro_ext.diagnostics.chains import Chains
 from numpyro_ext.diagnostics.fit import FittedGuide, fitted_guide, state_of_engine
 from numpyro_ext.diagnostics.host_fit import HostFit
 from numpyro_ext.diagnostics.predictive import predictive_distribution
+from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine
 from numpyro_ext.fit import ways_of
 from ppl_ext.check import check as shared
@@ -54,6 +55,7 @@ def check(
     **kwargs: Any,
 ) -> Verdict:
     """Whether draws of any method are the posterior's."""
+    check_key(rng_key)
     of_source, rng_key = random.split(rng_key)
     source = source_of(draws, lambda found: _of_host(found, model, args, kwargs, of_source))
 

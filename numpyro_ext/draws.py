@@ -11,6 +11,24 @@ import math
 from typing import Any
 
 from jax import Array, random
+from numpyro.util import is_prng_key
+
+from ppl_ext.errors import ArgumentError
+
+
+def check_key(rng_key: Any) -> None:
+    """See that a key is one.
+
+    Raises
+    ------
+    ArgumentError
+        It is something else.
+    """
+    if not is_prng_key(rng_key):
+        raise ArgumentError(
+            "Expected rng_key to be a JAX key, such as jax.random.key(0), found "
+            f"{type(rng_key).__name__}."
+        )
 
 
 def standard_normal(rng_key: Array, shape: tuple[int, ...], dtype: Any = float) -> Array:

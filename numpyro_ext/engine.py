@@ -44,10 +44,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 from jaxtyping import Bool, Float, Int, UInt32
-from numpyro.util import is_prng_key
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.fingerprint import digest_of_arguments
+from numpyro_ext.draws import check_key
 from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.optim import as_optimizer, kind_and_settings
 from numpyro_ext.programs import Loop, Program
@@ -592,7 +592,7 @@ class Engine(EngineShell, ABC):
         ArgumentError
             The arguments do not fit the model, or the start does not.
         """
-        _check_key(rng_key)
+        check_key(rng_key)
         self._check_start(start, has_state=False)
         keys = _keys(rng_key)
         self._bound, data = self._bind(keys, args, kwargs)
@@ -902,14 +902,6 @@ class Engine(EngineShell, ABC):
 
 
 # -- helpers ----------------------------------------------------------------------------------
-
-
-def _check_key(rng_key: Any) -> None:
-    if not is_prng_key(rng_key):
-        raise ArgumentError(
-            "Expected rng_key to be a JAX key, such as jax.random.key(0), found "
-            f"{type(rng_key).__name__}."
-        )
 
 
 def _is_tracer(leaf: Any) -> bool:

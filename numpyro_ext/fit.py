@@ -19,6 +19,7 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.density.reparameterise import noncentered
 from numpyro_ext.density.replay import replay
+from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine
 from numpyro_ext.gradients import SVRG
 from numpyro_ext.score import ProximalScoreVI
@@ -75,6 +76,7 @@ def fit(
 ) -> Fit:
     """Draws of a program's posterior that may be trusted, or a clear no."""
     check_own_engine(model, guide, engine, Engine)
+    check_key(rng_key)
     keys = random.split(rng_key)
     generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
     seed = seed_of(keys[1])

@@ -15,6 +15,7 @@ from numpyro.infer.autoguide import AutoContinuous, AutoGuide
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.start import numbers_of_key
+from numpyro_ext.draws import check_key
 from numpyro_ext.guides.flat_density import flat_density
 from numpyro_ext.programs import Loop
 from ppl_ext.errors import ArgumentError
@@ -59,6 +60,7 @@ def find_start(rng_key: Array, model: Callable[..., Any], *args: Any, **kwargs: 
     ArgumentError
         The arguments do not fit the model.
     """
+    check_key(rng_key)
     target_key, key = random.split(rng_key)
     target = LogDensity(model, target_key, args, kwargs, engine="find_start")
     return start_of(target, key, target.bind(*args, **kwargs))

@@ -13,6 +13,7 @@ from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.reparam import NeuTraReparam
 
 from numpyro_ext.density import LogDensity
+from numpyro_ext.draws import check_key
 from numpyro_ext.fit import seed_of, ways_of
 from numpyro_ext.guides.flat_density import check_has_flat_density, check_same_layout
 from numpyro_ext.start import GUIDE_FORM, is_guide, piece_of, started
@@ -56,6 +57,7 @@ def warm_chains(
     warm.check_options(
         num_samples, num_chains, num_warmup, target_accept_prob, progress_bar=progress_bar
     )
+    check_key(rng_key)
     keys = random.split(rng_key, 3)
     generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
     target, start = _meet(model, start_or_fit, args, kwargs, keys[1], generator)

@@ -195,8 +195,17 @@ def _samples(given: Any) -> Values:
 
 
 def as_array(value: Any) -> np.ndarray:
-    """A host's array as NumPy's, in double precision."""
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, np.float64)
+    """A host's array as NumPy's, in double precision.
+
+    Raises
+    ------
+    ArgumentError
+        It holds no numbers.
+    """
+    try:
+        return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"Expected numbers, found {described(value)}.") from error
 
 
 def _from_values(values: Values, space: Space, generator: np.random.Generator) -> Start:

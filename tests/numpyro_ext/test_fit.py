@@ -1,4 +1,4 @@
-"""``fit`` of programs with latent sites inside scan, whose handlers cannot be stacked."""
+"""``fit`` where NumPyro differs: latent sites inside scan, and keys."""
 
 from __future__ import annotations
 
@@ -34,3 +34,11 @@ def test_a_random_walk_is_fitted_as_it_is_written() -> None:
     draws = np.asarray(fit.draws["x"])
     assert np.abs((draws.mean(0) - mean) / deviation).max() < 0.25
     assert draws.std(0) == pytest.approx(deviation, rel=0.15)
+
+
+def test_a_forgotten_key_is_told() -> None:
+    def model() -> None:
+        numpyro.sample("x", dist.Normal(0.0, 1.0))
+
+    with pytest.raises(nx.ArgumentError, match="Expected rng_key to be a JAX key"):
+        nx.fit(model)  # type: ignore[arg-type, call-arg]
