@@ -87,19 +87,18 @@ def started(
     """Where a run of a target starts; see :func:`ppl_ext.start.search.begin`."""
     if starts_by_host(given, usual, target.dim):
         return None
-    numbers_of_key(rng_key)  # which says so where it is traced
-    of_points, of_numbers = random.split(rng_key)
-    generator = np.random.default_rng(np.asarray(random.bits(of_numbers, (4,))))
+    # JAX would compile a program for each thing done to a key.
+    generator = np.random.default_rng(numbers_of_key(rng_key))
 
     def by_strategy(number: int) -> np.ndarray:
-        return np.asarray(target.initial_positions(number, of_points, data), np.float64)
+        return np.asarray(target.initial_positions(number, rng_key, data), np.float64)
 
     space = Space(
         target.dim,
         target.layout.slices,
         lambda: target.value_shapes(data),
         lambda values: np.asarray(target.unconstrain(jax.device_put(values), data), np.float64),
-        lambda given: of_guide(given, target, of_points, data),
+        lambda given: of_guide(given, target, rng_key, data),
         GUIDE_FORM,
         InPieces(piece_of(target, data, rows_of(target.plates, generator))),
         float(jnp.finfo(target.dtype).eps),

@@ -41,4 +41,4 @@ def test_a_forgotten_key_is_told() -> None:
         numpyro.sample("x", dist.Normal(0.0, 1.0))
 
     with pytest.raises(nx.ArgumentError, match="Expected rng_key to be a JAX key"):
-        nx.fit(model)  # type: ignore[arg-type, call-arg]
+        nx.fit(model, model)  # type: ignore[arg-type]
