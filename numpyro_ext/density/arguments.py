@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 from numpyro import handlers
 
-from numpyro_ext.density.bound_model import BoundModel, prior_and_likelihood
+from numpyro_ext.density.bound_model import BoundModel
 from numpyro_ext.density.check import closure_error, raise_row_mismatch, structure_of_model
 from numpyro_ext.density.fingerprint import check_repeatable, fingerprint
 from numpyro_ext.density.first_run import InitStrategy, Structure
@@ -22,7 +22,6 @@ from numpyro_ext.density.handlers import (
     KeyRecorder,
     PlateRecorder,
     Trace,
-    run_trace,
     unconstraining,
 )
 from numpyro_ext.density.index_use import index_use
@@ -170,7 +169,7 @@ class Arguments:
         bound = self.bound
 
         def look(position: Array, data: Data) -> tuple[Array, Array]:
-            return prior_and_likelihood(run(position, data, bound.first_rows()), bound.dtype)
+            return bound.prior_and_likelihood(run(position, data, bound.first_rows()))
 
         jax.eval_shape(look, jax.ShapeDtypeStruct((bound.layout.dim,), bound.dtype), data)
 
@@ -275,7 +274,7 @@ class Arguments:
 
         def log_joint(rows: Indices, position: Array, data: Data) -> tuple[Array, Array]:
             trace = bound.trace(position, data, {**bound.first_rows(), **rows}, sizes)
-            return prior_and_likelihood(trace, bound.dtype)
+            return bound.prior_and_likelihood(trace)
 
         rows = {name: np.arange(count) for name, (_, count) in plates.items()}
         position = jax.ShapeDtypeStruct((bound.layout.dim,), bound.dtype)
@@ -290,7 +289,7 @@ class Arguments:
             values = bound.layout.split(position)
             substitution = unconstraining(values, rows, set(), bound.observed_sites)
             model = handlers.substitute(recorder, substitute_fn=substitution)
-            return run_trace(model, data.args, data.kwargs)
+            return bound.run(model, data)
 
         self._trace(run, data)
         return recorder

@@ -494,7 +494,8 @@ def resolve_plates(
     def log_joint(indices: Indices, latents: dict[str, Array], data: Data) -> Array:
         values = {**structure.held, **latents}
         controlled = PlateControl(handlers.substitute(FixedKey(model), data=values), indices, sizes)
-        trace = run_trace(controlled, data.args, data.kwargs)
+        # Discrete sites take any values: which rows are looked up does not depend on them.
+        trace = run_trace(handlers.seed(controlled, jax.random.key(0)), data.args, data.kwargs)
         terms = [site_log_prob(site) for site in trace.values() if site["type"] == "sample"]
         return jnp.stack([jnp.asarray(term, float) for term in terms])
 

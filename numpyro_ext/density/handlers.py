@@ -169,7 +169,18 @@ def missing_observations(name: str) -> ArgumentError:
 
 
 def is_latent(site: Site) -> bool:
-    """Whether a trace entry is a latent sample site."""
+    """Whether a trace entry is a latent sample site that has a position."""
+    return _is_unobserved(site) and not is_enumerated(site)
+
+
+def is_enumerated(site: Site) -> bool:
+    """Whether a trace entry is a latent site with finitely many values, which are summed over."""
+    if not _is_unobserved(site) or site["fn"].support is None:
+        return False
+    return bool(site["fn"].support.is_discrete and site["fn"].has_enumerate_support)
+
+
+def _is_unobserved(site: Site) -> bool:
     return site["type"] == "sample" and not site["is_observed"]
 
 

@@ -141,6 +141,8 @@ class LogDensity(LogDensityShell[Array, Data]):
             structure.local_sites,
             structure.observed_sites,
             structure.held,
+            enumerated=structure.enumerated,
+            nesting=structure.nesting,
         )
         self._assemble(Arguments(bound, self.init_strategy).traced_or_constant(data))
         self._check_options(structure.has_likelihood)
