@@ -18,6 +18,7 @@ from torch import Tensor
 from ppl_ext.density import check_not_empty, repeated_plates_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.families import family_of
+from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.first_run import Derived, Run, Structure, run_once
 from pyro_ext.density.handlers import (
     DiscoveryHandler,
@@ -94,7 +95,7 @@ def check_model(
     local_sites = tuple(
         name
         for name, site in handler.sites.items()
-        if not site["is_observed"] and any(f.name in control.plates for f in plate_frames(site))
+        if name in handler.shapes and any(f.name in control.plates for f in plate_frames(site))
     )
     if local_sites and batch_arguments:
         raise ModelCheckError(
@@ -150,6 +151,8 @@ def check_model(
         parameters=first.parameters,
         parameter_names=tuple(dict.fromkeys(handler.parameter_names)),
         device=_device(handler),
+        enumerated=tuple(name for name, site in handler.sites.items() if is_enumerated(site)),
+        nesting=max((-dim for dim in dims.values()), default=0),
     )
 
 

@@ -53,6 +53,8 @@ class Structure:
     parameters: Any
     parameter_names: tuple[str, ...]
     device: torch.device
+    enumerated: tuple[str, ...] = ()
+    nesting: int = 0
 
 
 class Derived(TorchDispatchMode):

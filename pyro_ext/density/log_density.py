@@ -123,6 +123,8 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             structure.parameters,
             torch.get_default_dtype() if dtype is None else dtype,
             structure.device,
+            enumerated=structure.enumerated,
+            nesting=structure.nesting,
         )
         self._set_model(bound)
         self._check_options(structure.has_likelihood)
