@@ -27,8 +27,12 @@ from numpyro_ext.density.handlers import (
 from numpyro_ext.density.index_use import index_use
 from numpyro_ext.density.layout import Data, DataPlate, Indices
 from ppl_ext.density import check_call
+from ppl_ext.discrete import enumeration_error, steering_error
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 from ppl_ext.fingerprint import Fingerprint
+
+#: What JAX says where Python asks an array of many values for one.
+_ONE_VALUE = ("truth value of an array", "Only scalar arrays", "Only integer scalar arrays")
 
 #: Kinds of arguments whose programs are remembered.
 MAX_PROGRAMS = 256
@@ -77,7 +81,7 @@ class Arguments:
         ModelCheckError
             The density cannot be traced either way.
         """
-        errors = (TypeError, ValueError, IndexError, AssertionError)
+        errors = (TypeError, ValueError, IndexError, AssertionError, NotImplementedError)
         try:
             self._look_twice(data)
         except ModelCheckError:
@@ -200,6 +204,11 @@ class Arguments:
                 f"The model needs the concrete value of a latent site ({text}). Shapes, loop "
                 "lengths and Python conditions may only depend on the model's arguments."
             )
+        if self.bound.enumerated:
+            if any(words in text for words in _ONE_VALUE):
+                return steering_error(self.bound.enumerated, "jnp.where", text)
+            indexing = "numpyro.ops.indexing.Vindex(array)[..., z]"
+            return enumeration_error(self.bound.enumerated, indexing, error)
         return error
 
     def as_evaluated(self, data: Data) -> Data:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,7 +18,10 @@ from jax import Array
 from jaxtyping import Float
 from numpyro.distributions.util import is_identically_one
 
+from numpyro.primitives import Messenger
+
 from numpyro_ext.density.handlers import Site, Trace, handling, is_enumerated
+from ppl_ext.discrete import shared_rows_error
 from ppl_ext.errors import ModelCheckError
 
 #: How funsor's names for values of earlier steps, and for time itself, begin.
@@ -37,14 +41,59 @@ def enumerated_trace(
     nesting : int
         Plates that are open at once, at most; dimensions to their left are free.
     """
-    from numpyro.contrib.funsor import config_enumerate, enum
+    from numpyro.contrib.funsor import enum
     from numpyro.contrib.funsor.enum_messenger import trace
     from numpyro.contrib.funsor.infer_util import plate_to_enum_plate
 
     with handling(), plate_to_enum_plate():
-        every = enum(config_enumerate(model), first_available_dim=-nesting - 1)
-        found: Trace = trace(every).get_trace(*args, **kwargs)
+        every = enum(_InParallel(model), first_available_dim=-nesting - 1)
+        found: Trace = trace(_OwnValues(every)).get_trace(*args, **kwargs)
     return found
+
+
+class _InParallel(Messenger):
+    """Asks for all values of every discrete latent site at once.
+
+    Other annotations ask the host for other estimates of the same sum.
+    """
+
+    def process_message(self, msg: Site) -> None:
+        """Mark a site."""
+        if msg["type"] == "sample" and is_enumerated(msg):
+            infer = {**msg["infer"], "enumerate": "parallel", "expand": False}
+            infer.pop("num_samples", None)
+            msg["infer"] = infer
+
+
+class _OwnValues(Messenger):
+    """Gives enumerated sites the values of their supports; NumPyro counts from zero."""
+
+    def process_message(self, msg: Site) -> None:
+        """Replace numbers of values by values."""
+        if msg["type"] == "sample" and is_enumerated(msg) and msg["value"] is not None:
+            msg["value"] = values_of(msg["fn"])[msg["value"]]
+
+
+def values_of(fn: Any) -> Array:
+    """The values of a distribution of finitely many, shape (n,) and its event's."""
+    support = fn.enumerate_support(expand=False)
+    found: Array = support.reshape(support.shape[:1] + tuple(fn.event_shape))
+    return found
+
+
+def check_funsor(site: str) -> None:
+    """See that funsor is there, by which NumPyro sums discrete latent sites out.
+
+    Raises
+    ------
+    ImportError
+        It is not.
+    """
+    if find_spec("funsor") is None:
+        raise ImportError(
+            f"Discrete latent site '{site}' is summed out by funsor, which is not installed. "
+            "Install it with `pip install funsor`."
+        )
 
 
 def summed_sites(trace: Trace) -> dict[str, Site]:
@@ -81,11 +130,7 @@ def log_marginal(summed: Mapping[str, Site]) -> Float[Array, ""]:
             if name not in summed or owners.setdefault(name, plates) == plates:
                 continue
             batched = sorted(each for each, _ in plates ^ owners[name])
-            raise ModelCheckError(
-                f"Discrete site '{name}' is shared by all rows of plate {batched}, of which a "
-                "batch cannot tell its values. Expected a site inside that plate, or all rows: "
-                "leave subsample_size out."
-            )
+            raise shared_rows_error([name], batched)
     total = jnp.zeros(())
     for plates, sites in groups.items():
         scale = math.prod(each for _, each in plates)
@@ -116,6 +161,10 @@ def _contracted(sites: list[Site], plate_scale: float) -> Float[Array, ""]:
         if scale is not None and not is_identically_one(scale):
             log_prob = (scale / plate_scale) * log_prob
         dims = site["infer"]["dim_to_name"]
+        for dim in range(-log_prob.ndim, 0):
+            if dim not in dims and log_prob.shape[dim] > 1:
+                # Entries without a plate are one joint observation.
+                log_prob = log_prob.sum(dim, keepdims=True)
         if not dims and all(size == 1 for size in log_prob.shape):
             log_prob = log_prob.squeeze()
         factor = funsor.to_funsor(log_prob, output=funsor.Real, dim_to_name=OrderedDict(dims))

@@ -229,7 +229,11 @@ def structure_of(run: FirstRun) -> Structure:
             site["type"] == "sample" and not belongs_to_prior(site) for site in run.trace.values()
         ),
         enumerated=tuple(name for name, site in run.trace.items() if is_enumerated(site)),
-        nesting=max((-dim for dim in dims.values() if dim is not None), default=0),
+        nesting=max(
+            0,
+            *(-dim for dim in dims.values() if dim is not None),
+            *(len(s["fn"].batch_shape) for s in run.trace.values() if s["type"] == "sample"),
+        ),
     )
 
 

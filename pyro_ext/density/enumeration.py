@@ -26,7 +26,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from ppl_ext.errors import ModelCheckError
+from ppl_ext.discrete import shared_rows_error
 
 
 def is_enumerated(site: Mapping[str, Any]) -> bool:
@@ -42,7 +42,10 @@ class _InParallel(Messenger):
 
     def _pyro_sample(self, msg: Any) -> None:
         if is_enumerated(msg):
-            msg["infer"] = {**(msg["infer"] or {}), "enumerate": "parallel"}
+            # Other annotations ask the host for other estimates of the same sum.
+            infer = {**(msg["infer"] or {}), "enumerate": "parallel", "expand": False}
+            infer.pop("num_samples", None)
+            msg["infer"] = infer
 
 
 @contextmanager
@@ -90,7 +93,29 @@ def factor_of(msg: Any, log_prob: Tensor) -> Factor | None:
     scale = msg["scale"] / math.prod(plates.values())
     names = {frame.dim: frame.name for frame in frames}
     scaled = scale_and_mask(log_prob, scale, msg["mask"])
-    return Factor(msg["name"], scaled, plates, {**names, **numbers})
+    dims = {**names, **numbers}
+    for dim in range(-scaled.dim(), 0):
+        if dim not in dims and scaled.shape[dim] > 1:
+            # Entries without a plate are one joint observation.
+            scaled = scaled.sum(dim, keepdim=True)
+    return Factor(msg["name"], scaled, plates, dims)
+
+
+def _check_rows(factors: list[Factor]) -> None:
+    """See that plates that hold a batch of rows are around a discrete site or touch none of it.
+
+    A discrete site's own factor comes first of those that have its dimension.
+    """
+    owners: dict[str, Factor] = {}
+    for factor in factors:
+        batched = {name for name, scale in factor.plates.items() if scale != 1.0}
+        for name in factor.dims.values():
+            if not name.startswith(" "):
+                continue
+            owner = owners.setdefault(name, factor)
+            shared = batched ^ {plate for plate, scale in owner.plates.items() if scale != 1.0}
+            if shared:
+                raise shared_rows_error([owner.site], sorted(shared))
 
 
 class _LogRing(LogRing):
@@ -105,6 +130,7 @@ def log_marginal(factors: list[Factor]) -> Tensor:
     ModelCheckError
         A plate holds a batch of rows that share a discrete site.
     """
+    _check_rows(factors)
     names = dict.fromkeys(name for factor in factors for name in factor.dims.values())
     symbols = {name: get_symbol(number) for number, name in enumerate(names)}
     summed = {symbol for name, symbol in symbols.items() if name.startswith(" ")}
@@ -117,15 +143,6 @@ def log_marginal(factors: list[Factor]) -> Tensor:
         tree.setdefault(plates, []).append(packed)
     with shared_intermediates() as cache:
         contracted = contract_tensor_tree(tree, summed, ring=_LogRing(cache))
-    batched = {symbol for symbol, scale in scales.items() if scale != 1.0}
-    left = {frozenset(batched & plates) for plates in tree}
-    if {frozenset(batched & plates) for plates in contracted} != left:
-        raise ModelCheckError(
-            "A discrete latent site is shared by all rows of a subsampled plate "
-            f"({', '.join(sorted({f.site for f in factors}))} together), of which a batch cannot "
-            "tell its values. Expected a site inside that plate, or all rows: leave "
-            "subsample_size out."
-        )
     total: Any = 0.0
     for plates, terms in contracted.items():
         scale = math.prod(scales[symbol] for symbol in plates)

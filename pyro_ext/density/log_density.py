@@ -31,7 +31,7 @@ from ppl_ext.log_density import LogDensityShell, warn_of_held_parameters
 from ppl_ext.options import check_count
 from pyro_ext.density.arguments import as_data, partial_plates
 from pyro_ext.density.bound_model import BoundModel
-from pyro_ext.density.check import check_model
+from pyro_ext.density.check import check_enumeration, check_model
 from pyro_ext.density.evaluation import Evaluation, differentiated
 from pyro_ext.density.fingerprint import fingerprint, repeatable_fingerprint
 from pyro_ext.density.graph import MAX_GRAPHS, BatchedFunction, Inputs, as_arguments
@@ -126,6 +126,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             enumerated=structure.enumerated,
             nesting=structure.nesting,
         )
+        check_enumeration(bound, data)
         self._set_model(bound)
         self._check_options(structure.has_likelihood)
         self.layout: Layout = bound.layout
@@ -199,6 +200,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             )
             if not self.bound.has_structure(structure):
                 return False
+            check_enumeration(self.bound, data)
             if len(self._known) == MAX_GRAPHS:
                 del self._known[next(iter(self._known))]
             self._known[inputs.key] = inputs, repeatable_fingerprint(self.bound, data)
