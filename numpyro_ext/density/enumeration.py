@@ -24,8 +24,8 @@ from numpyro_ext.density.handlers import Site, Trace, handling, is_enumerated
 from ppl_ext.discrete import shared_rows_error
 from ppl_ext.errors import ModelCheckError
 
-#: How funsor's names for values of earlier steps, and for time itself, begin.
-_BEFORE, _TIME = "_PREV_", "_time"
+#: How funsor's names for values of earlier steps, for time itself, and for other dimensions begin.
+_BEFORE, _TIME, _UNPLATED = "_PREV_", "_time", "_pyro_dim_"
 
 
 def enumerated_trace(
@@ -160,11 +160,11 @@ def _contracted(sites: list[Site], plate_scale: float) -> Float[Array, ""]:
         scale = site["scale"]
         if scale is not None and not is_identically_one(scale):
             log_prob = (scale / plate_scale) * log_prob
-        dims = site["infer"]["dim_to_name"]
-        for dim in range(-log_prob.ndim, 0):
-            if dim not in dims and log_prob.shape[dim] > 1:
-                # Entries without a plate are one joint observation.
-                log_prob = log_prob.sum(dim, keepdims=True)
+        dims = dict(site["infer"]["dim_to_name"])
+        for dim in [dim for dim, name in dims.items() if name.startswith(_UNPLATED)]:
+            # Entries without a plate are one joint observation.
+            log_prob = log_prob.sum(dim, keepdims=True)
+            del dims[dim]
         if not dims and all(size == 1 for size in log_prob.shape):
             log_prob = log_prob.squeeze()
         factor = funsor.to_funsor(log_prob, output=funsor.Real, dim_to_name=OrderedDict(dims))

@@ -31,7 +31,7 @@ from ppl_ext.discrete import shared_rows_error
 
 def is_enumerated(site: Mapping[str, Any]) -> bool:
     """Whether a site is a latent one with finitely many values, which are summed over."""
-    if site["is_observed"] or site_is_subsample(site):
+    if site["type"] != "sample" or site["is_observed"] or site_is_subsample(site):
         return False
     fn = site["fn"]
     return bool(getattr(fn, "has_enumerate_support", False)) and bool(fn.support.is_discrete)

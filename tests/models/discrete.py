@@ -72,6 +72,13 @@ class Written:
         """Row numbers."""
         return self.backend.array(np.arange(size))
 
+    def plate_of_steps(self, name: str, size: int) -> Callable[[], Any]:
+        """Opens a plate in every step; Pyro's is made once."""
+        if self.is_pyro:
+            plate = self.plate(name, size, dim=-1)
+            return lambda: plate
+        return lambda: self.plate(name, size, dim=-1)
+
     def number(self, value: Any) -> Any:
         """A discrete value as a real number."""
         return 1.0 * value
@@ -225,12 +232,12 @@ def capture_recapture(h: Written, history: Any) -> None:
     seen = np.concatenate(
         [np.zeros((animals, 1), bool), np.cumsum(CAPTURES, 1)[:, :-1] > 0], 1
     ).T
-    first = h.backend.array(seen)
+    first, plate = h.backend.array(seen), h.plate_of_steps("animals", animals)
     xs = list(zip(first, history.T, strict=True)) if h.is_pyro else (first, history.T)
 
     def step(name: Any, z: Any, x: Any) -> Any:
         was_seen, now = x
-        with h.plate("animals", animals, dim=-1), h.handlers.mask(mask=was_seen):
+        with plate(), h.handlers.mask(mask=was_seen):
             alive = h.xp.where(was_seen, survival * z, h.full(()))
             z = h.sample(name("z"), h.dist.Bernoulli(alive))
             h.sample(name("y"), h.dist.Bernoulli(capture * z), obs=h.number(now))
