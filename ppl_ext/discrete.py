@@ -132,3 +132,25 @@ def shared_rows_error(sites: Iterable[str], plates: Iterable[str]) -> ModelCheck
         "them is no sum over rows. Expected a site inside that plate, or all rows: leave "
         "subsample_size out."
     )
+
+
+def check_curvature(sites: Sequence[str]) -> None:
+    """See that no discrete site is summed out where distributions of observed sites are asked for.
+
+    Parameters
+    ----------
+    sites : sequence of str
+        The program's discrete latent sites.
+
+    Raises
+    ------
+    ModelCheckError
+        Some are.
+    """
+    if sites:
+        raise ModelCheckError(
+            f"Discrete latent sites {_named(sites)} are summed out, so that what is observed has "
+            "no distribution of one family, whose Fisher information is known. Expected none for "
+            "curvature: write a mixture as dist.MixtureSameFamily, or use an engine that takes "
+            "scores alone, such as SVGD, ProximalScoreVI, GSM, BaM or fit."
+        )

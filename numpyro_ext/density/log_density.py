@@ -35,6 +35,7 @@ from numpyro_ext.density.start import Attempt, Start
 from numpyro_ext.density.sweep import sum_over_rows
 from numpyro_ext.programs import Program
 from ppl_ext.arguments import check_callable
+from ppl_ext.discrete import check_curvature
 from ppl_ext.errors import ArgumentError
 from ppl_ext.log_density import LogDensityShell, warn_of_held_parameters
 from ppl_ext.options import check_count
@@ -283,12 +284,14 @@ class LogDensity(LogDensityShell[Array, Data]):
 
         There is no ``vmap`` inside: the caller adds its own.
         """
+        check_curvature(self.bound.enumerated)
         trace = self._trace(z, data, indices)
         return {name: output_of(site) for name, site in trace.items() if is_observation(site)}
 
     def likelihood_factors(
         self, z: Float[Array, " D"], data: Data, indices: Mapping[str, Array] | None = None
     ) -> tuple[str, ...]:
+        check_curvature(self.bound.enumerated)
         trace = self._trace(z, data, indices)
         return tuple(
             name

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ppl_ext.arguments import check_callable
 from ppl_ext.density import tempered
+from ppl_ext.discrete import check_curvature
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fingerprint import Fingerprint
 from ppl_ext.log_density import LogDensityShell, warn_of_held_parameters
@@ -272,6 +273,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
     def likelihood_factors(
         self, z: Float[Tensor, " D"], data: Data, indices: Indices | None = None
     ) -> tuple[str, ...]:
+        check_curvature(self.bound.enumerated)
         arguments = self._arguments(data, indices)
         handler = OutputHandler(self.layout.split(z), arguments[2])
         with without_host_checks():
@@ -290,6 +292,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         some of them. Under ``torch.func`` transforms return the tensors that are needed, not the
         outputs.
         """
+        check_curvature(self.bound.enumerated)
         arguments = self._arguments(data, indices)
         sites = z if isinstance(z, Mapping) else self.layout.split(z)
         handler = OutputHandler(sites, arguments[2])
