@@ -16,6 +16,11 @@ def _named(sites: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in sites)
 
 
+def joined_name(sites: Sequence[str]) -> str:
+    """One name for observed sites that share discrete sites: theirs, or of the first and last."""
+    return ", ".join(sites if len(sites) < 4 else (sites[0], "...", sites[-1]))
+
+
 def infinite_support_error(site: str, distribution: str) -> ModelCheckError:
     """A discrete latent site has infinitely many values.
 

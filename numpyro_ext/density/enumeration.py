@@ -13,15 +13,16 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax, random
 from jaxtyping import Float
 from numpyro.distributions.util import is_identically_one
 
 from numpyro.primitives import Messenger
 
-from numpyro_ext.density.handlers import Site, Trace, handling, is_enumerated
-from ppl_ext.discrete import shared_rows_error
+from numpyro_ext.density.handlers import Site, Trace, handling, is_enumerated, is_observation
+from ppl_ext.discrete import joined_name, shared_rows_error
 from ppl_ext.errors import ModelCheckError
 
 #: How funsor's names for values of earlier steps, for time itself, and for other dimensions begin.
@@ -134,8 +135,166 @@ def log_marginal(summed: Mapping[str, Site]) -> Float[Array, ""]:
     total = jnp.zeros(())
     for plates, sites in groups.items():
         scale = math.prod(each for _, each in plates)
-        total = total + scale * _contracted(sites, scale)
+        total = total + scale * _contracted(sites).data
     return total
+
+
+def log_likelihood_of_rows(trace: Trace) -> dict[str, tuple[Array, dict[str, int]]]:
+    """Log likelihood of what is observed with discrete sites, these summed out.
+
+    Observed sites that share discrete sites have one. Scales are left out.
+
+    Returns
+    -------
+    dict of str to (array, dict of str to int)
+        By names of observed sites, joined; the plates around the discrete sites and their axes,
+        negative, in the array.
+    """
+    found = {}
+    for sites in _components(summed_sites(trace)):
+        others = [site for site in sites if not is_observation(site)]
+        names = dict.fromkeys(
+            site["name"].replace(_BEFORE, "") for site in sites if is_observation(site)
+        )
+        if not names:
+            continue
+        kept = _shared_plates(sites)
+        rows = tuple(sorted(kept, key=lambda plate: kept[plate]))
+        # Locals that are not discrete have densities of their own in the sums.
+        total = _contracted(sites, kept=rows, scaled=False)
+        total = total - _contracted(others, kept=rows, scaled=False)
+        axes = {plate: axis - len(rows) for axis, plate in enumerate(rows)}
+        sizes = {f.name: f.size for site in sites for f in site["cond_indep_stack"]}
+        shape = tuple(sizes[plate] for plate in rows)
+        inside = tuple(plate for plate in rows if plate in total.inputs)
+        array = total.align(inside).data if inside else total.data
+        array = array.reshape(tuple(n if p in inside else 1 for p, n in zip(rows, shape, strict=True)))
+        found[joined_name(list(names))] = (jnp.broadcast_to(array, shape), axes)
+    return found
+
+
+def posterior_values(
+    trace: Trace, shapes: Mapping[str, tuple[int, ...]], rng_key: Array | None
+) -> dict[str, Array]:
+    """Values of the discrete sites under their posterior, given everything else.
+
+    Parameters
+    ----------
+    trace : dict
+        Of :func:`enumerated_trace`.
+    shapes : mapping of str to tuple of int
+        Shape of each discrete site's value.
+    rng_key : array, optional
+        Draws jointly; without it the values are the most probable ones together.
+    """
+    summed = summed_sites(trace)
+    names = [name for name, site in summed.items() if is_enumerated(site)]
+    evidence = {name: jnp.zeros(_log_prob(summed[name], False).shape) for name in names}
+    numbers: dict[str, Array] = {}
+    if rng_key is None:
+        found = jax.grad(_total)(evidence, summed, True)
+        numbers = {name: jnp.argmax(_own_last(summed, name, found[name]), -1) for name in names}
+    else:
+        # By the rule of chains, one site after another, and one step after another.
+        timed = {name for name in names if _times(summed[name])}
+        for name in sorted(names, key=lambda name: name in timed):
+            rng_key, key = random.split(rng_key)
+            steps = evidence[name].shape[_times(summed[name])[0]] if name in timed else 1
+
+            def step(t: Any, state: Any, name: str = name, key: Array = key) -> Any:
+                evidence, held = state
+                # Weights may be zero where the rest of the density has no value.
+                weight = _own_last(summed, name, jax.grad(_total)(evidence, summed, False)[name])
+                number = random.categorical(
+                    random.fold_in(key, t), jnp.log(jnp.maximum(weight, 1e-30)), -1
+                )
+                if name in timed:
+                    here = jnp.arange(weight.shape[0]) == t
+                    here = here.reshape((-1,) + (1,) * (number.ndim - 1))
+                    number = jnp.where(here, number, held)
+                else:
+                    here = jnp.ones((1,) * number.ndim, bool)
+                chosen = jax.nn.one_hot(number, weight.shape[-1], dtype=bool)
+                against = jnp.where(chosen | ~here[..., None], 0.0, -1e9)
+                own = summed[name]["infer"]["name_to_dim"][name]
+                against = jnp.moveaxis(against, -1, evidence[name].ndim + own)
+                new = evidence[name] + against
+                return {**evidence, name: new.astype(evidence[name].dtype)}, number
+
+            first = jnp.zeros(_own_last(summed, name, evidence[name]).shape[:-1], int)
+            evidence, numbers[name] = lax.fori_loop(0, steps, step, (evidence, first))
+    values: dict[str, Array] = {}
+    for name, shape in shapes.items():
+        parts = [each for each in names if each.replace(_BEFORE, "") == name]
+        support = values_of(summed[parts[0]]["fn"])
+        # Steps before the first come with longer names.
+        parts.sort(key=len, reverse=True)
+        rest = shape[1:] if len(parts) > 1 or parts[0] != name else None
+        pieces = [
+            support[numbers[each]].reshape(shape if rest is None else (-1, *rest))
+            for each in parts
+        ]
+        values[name] = pieces[0] if rest is None else jnp.concatenate(pieces)
+    return values
+
+
+def _total(evidence: Mapping[str, Array], summed: Mapping[str, Site], most: bool) -> Array:
+    """Log of the sum, or of the largest term, with evidence on the discrete sites' values.
+
+    The gradient by the evidence is the posterior of the sites, or one at the largest term.
+    """
+    parts = [
+        _contracted(sites, evidence=evidence, largest=most).data
+        for sites in _components(summed)
+    ]
+    return sum(parts, jnp.zeros(()))
+
+
+def _own_last(summed: Mapping[str, Site], name: str, array: Array) -> Array:
+    """An array of a discrete site's factor with its own values last, others summed up."""
+    dims = summed[name]["infer"]["name_to_dim"]
+    names = {each for each, site in summed.items() if is_enumerated(site)}
+    others = tuple(
+        dim
+        for each, dim in dims.items()
+        if each != name and (each in names or each.startswith(_BEFORE))
+    )
+    return jnp.moveaxis(array.sum(others, keepdims=True), array.ndim + dims[name], -1)
+
+
+def _times(site: Site) -> list[int]:
+    """The dimension of steps, if there is one, which is the first."""
+    found = [d for d, name in site["infer"]["dim_to_name"].items() if name.startswith(_TIME)]
+    return [dim + len(site["fn"].batch_shape) for dim in found] and [0]
+
+
+def _components(summed: Mapping[str, Site]) -> list[list[Site]]:
+    """Sites that have discrete sites, or steps of them, in common, in the order of the trace."""
+    found: list[tuple[set[str], list[str]]] = []
+    discrete = {name for name, site in summed.items() if is_enumerated(site)}
+    for name, site in summed.items():
+        own = {
+            each.replace(_BEFORE, "")
+            for each in site["infer"]["dim_to_name"].values()
+            if each in discrete or each.startswith((_BEFORE, _TIME))
+        }
+        own |= {name.replace(_BEFORE, "")} if name.startswith(_BEFORE) else set()
+        joined = [each for each in found if each[0] & own]
+        found = [each for each in found if not each[0] & own]
+        dims = own.union(*(each[0] for each in joined))
+        found.append((dims, [*(n for each in joined for n in each[1]), name]))
+    order = {name: place for place, name in enumerate(summed)}
+    return [[summed[name] for name in sorted(names, key=order.__getitem__)] for _, names in found]
+
+
+def _shared_plates(sites: list[Site]) -> dict[str, int]:
+    """Plates around every discrete site, and their dimensions."""
+    stacks = [
+        {f.name: f.dim for f in site["cond_indep_stack"] if f.dim is not None}
+        for site in sites
+        if is_enumerated(site)
+    ]
+    return {name: dim for name, dim in stacks[0].items() if all(name in each for each in stacks)}
 
 
 def _scales(site: Site) -> dict[str, float]:
@@ -143,11 +302,41 @@ def _scales(site: Site) -> dict[str, float]:
     return {name: scale for name, scale in site.get("plate_to_scale", {}).items() if name}
 
 
-def _contracted(sites: list[Site], plate_scale: float) -> Float[Array, ""]:
-    """Log of the sum over all discrete values of the product of these factors."""
+def _log_prob(site: Site, scaled: bool) -> Array:
+    """Log probability with the scales of handlers, not with those of plates."""
+    log_prob: Array = site["fn"].log_prob(site["value"])
+    scale = site["scale"]
+    if scaled and scale is not None and not is_identically_one(scale):
+        log_prob = (scale / math.prod(_scales(site).values())) * log_prob
+    return log_prob
+
+
+def _contracted(
+    sites: list[Site],
+    *,
+    kept: tuple[str, ...] = (),
+    scaled: bool = True,
+    evidence: Mapping[str, Array] | None = None,
+    largest: bool = False,
+) -> Any:
+    """Log of the sum over all discrete values of the product of these factors.
+
+    Parameters
+    ----------
+    sites : list of dict
+    kept : tuple of str
+        Plates that are dimensions of the result; all others multiply.
+    scaled : bool
+        With the scales of handlers.
+    evidence : mapping of str to array, optional
+        Added to the log probability of discrete sites.
+    largest : bool
+        The largest term in place of the sum.
+    """
     import funsor
     from numpyro.contrib.funsor.infer_util import _get_shift, _shift_name, compute_markov_factors
 
+    add = funsor.ops.max if largest else funsor.ops.logaddexp
     factors: list[Any] = []
     of_time: dict[Any, list[Any]] = defaultdict(list)
     before: dict[Any, frozenset[str]] = defaultdict(frozenset)
@@ -156,10 +345,9 @@ def _contracted(sites: list[Site], plate_scale: float) -> Float[Array, ""]:
     history = 0
     names = {site["name"]: site["infer"]["dim_to_name"] for site in sites}
     for site in sites:
-        log_prob = site["fn"].log_prob(site["value"])
-        scale = site["scale"]
-        if scale is not None and not is_identically_one(scale):
-            log_prob = (scale / plate_scale) * log_prob
+        log_prob = _log_prob(site, scaled)
+        if evidence is not None and site["name"] in evidence:
+            log_prob = log_prob + evidence[site["name"]]
         dims = dict(site["infer"]["dim_to_name"])
         for dim in [dim for dim, name in dims.items() if name.startswith(_UNPLATED)]:
             # Entries without a plate are one joint observation.
@@ -194,30 +382,22 @@ def _contracted(sites: list[Site], plate_scale: float) -> Float[Array, ""]:
         )
     if of_time:
         factors += compute_markov_factors(
-            of_time,
-            before,
-            chained,
-            summed,
-            multiplied,
-            history,
-            funsor.ops.logaddexp,
-            funsor.ops.add,
+            of_time, before, chained, summed, multiplied, history, add, funsor.ops.add
         )
     with funsor.interpretations.lazy:
         lazy = funsor.sum_product.sum_product(
-            funsor.ops.logaddexp,
+            add,
             funsor.ops.add,
             factors,
-            eliminate=summed | multiplied,
+            eliminate=summed | (multiplied - frozenset(kept)),
             plates=multiplied,
         )
     found = funsor.optimizer.apply_optimizer(lazy)
-    if found.inputs:
-        left = sorted({name.split("__BOUND")[0] for name in found.inputs})
+    left = sorted({name.split("__BOUND")[0] for name in found.inputs if name not in kept})
+    if left:
         raise ModelCheckError(
             f"The discrete latent sites could not be summed out: dimensions of {left} are left. "
             "Give every dimension of a discrete site a plate, and steps that depend on each other "
             "numpyro.contrib.control_flow.scan."
         )
-    result: Array = found.data
-    return result
+    return found
