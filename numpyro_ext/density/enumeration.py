@@ -11,7 +11,7 @@ import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -139,16 +139,33 @@ def log_marginal(summed: Mapping[str, Site]) -> Float[Array, ""]:
     return total
 
 
-def log_likelihood_of_rows(trace: Trace) -> dict[str, tuple[Array, dict[str, int]]]:
+class RowTerms(NamedTuple):
+    """Log likelihood of observed sites together, by row.
+
+    Parameters
+    ----------
+    values : array
+        One for each row of the plates around the discrete sites.
+    axes : dict of str to int
+        Those plates, and their axes.
+    sites : tuple of str
+        The observed sites.
+    """
+
+    values: Array
+    axes: dict[str, int]
+    sites: tuple[str, ...]
+
+
+def log_likelihood_of_rows(trace: Trace) -> dict[str, RowTerms]:
     """Log likelihood of what is observed with discrete sites, these summed out.
 
     Observed sites that share discrete sites have one. Scales are left out.
 
     Returns
     -------
-    dict of str to (array, dict of str to int)
-        By names of observed sites, joined; the plates around the discrete sites and their axes,
-        negative, in the array.
+    dict of str to RowTerms
+        By names of observed sites, joined.
     """
     found = {}
     for sites in _components(summed_sites(trace)):
@@ -163,13 +180,14 @@ def log_likelihood_of_rows(trace: Trace) -> dict[str, tuple[Array, dict[str, int
         # Locals that are not discrete have densities of their own in the sums.
         total = _contracted(sites, kept=rows, scaled=False)
         total = total - _contracted(others, kept=rows, scaled=False)
-        axes = {plate: axis - len(rows) for axis, plate in enumerate(rows)}
+        axes = {plate: axis for axis, plate in enumerate(rows)}
         sizes = {f.name: f.size for site in sites for f in site["cond_indep_stack"]}
         shape = tuple(sizes[plate] for plate in rows)
         inside = tuple(plate for plate in rows if plate in total.inputs)
         array = total.align(inside).data if inside else total.data
         array = array.reshape(tuple(n if p in inside else 1 for p, n in zip(rows, shape, strict=True)))
-        found[joined_name(list(names))] = (jnp.broadcast_to(array, shape), axes)
+        terms = RowTerms(jnp.broadcast_to(array, shape), axes, tuple(names))
+        found[joined_name(terms.sites)] = terms
     return found
 
 
