@@ -121,6 +121,15 @@ def enumeration_error(sites: Iterable[str], indexing: str, error: Exception) -> 
     )
 
 
+def support_error(site: str) -> ModelCheckError:
+    """The support of a continuous site depends on a discrete latent site."""
+    return ModelCheckError(
+        f"The support of latent site '{site}' depends on a discrete latent site, so that one "
+        "unconstrained value has another meaning for each of its values. Expected a support that "
+        "does not: sample the site between 0 and 1 and scale it by where or by indexing."
+    )
+
+
 def shared_rows_error(sites: Iterable[str], plates: Iterable[str]) -> ModelCheckError:
     """A plate holds a batch of rows that share a discrete site.
 

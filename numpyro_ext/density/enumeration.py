@@ -18,11 +18,17 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 from jaxtyping import Float
 from numpyro.distributions.util import is_identically_one
-
 from numpyro.primitives import Messenger
 
-from numpyro_ext.density.handlers import Site, Trace, handling, is_enumerated, is_observation
-from ppl_ext.discrete import joined_name, shared_rows_error
+from numpyro_ext.density.handlers import (
+    LOG_DETERMINANT,
+    Site,
+    Trace,
+    handling,
+    is_enumerated,
+    is_observation,
+)
+from ppl_ext.discrete import joined_name, shared_rows_error, support_error
 from ppl_ext.errors import ModelCheckError
 
 #: How funsor's names for values of earlier steps, for time itself, and for other dimensions begin.
@@ -124,6 +130,8 @@ def log_marginal(summed: Mapping[str, Site]) -> Float[Array, ""]:
     groups: dict[frozenset[tuple[str, float]], list[Site]] = defaultdict(list)
     owners: dict[str, frozenset[tuple[str, float]]] = {}
     for site in summed.values():
+        if LOG_DETERMINANT in site["infer"]:
+            raise support_error(site["infer"][LOG_DETERMINANT])
         plates = frozenset(_scales(site).items())
         groups[plates].append(site)
         for name in site["infer"]["dim_to_name"].values():
@@ -185,7 +193,9 @@ def log_likelihood_of_rows(trace: Trace) -> dict[str, RowTerms]:
         shape = tuple(sizes[plate] for plate in rows)
         inside = tuple(plate for plate in rows if plate in total.inputs)
         array = total.align(inside).data if inside else total.data
-        array = array.reshape(tuple(n if p in inside else 1 for p, n in zip(rows, shape, strict=True)))
+        array = array.reshape(
+            tuple(n if p in inside else 1 for p, n in zip(rows, shape, strict=True))
+        )
         terms = RowTerms(jnp.broadcast_to(array, shape), axes, tuple(names))
         found[joined_name(terms.sites)] = terms
     return found
@@ -249,8 +259,7 @@ def posterior_values(
         parts.sort(key=len, reverse=True)
         rest = shape[1:] if len(parts) > 1 or parts[0] != name else None
         pieces = [
-            support[numbers[each]].reshape(shape if rest is None else (-1, *rest))
-            for each in parts
+            support[numbers[each]].reshape(shape if rest is None else (-1, *rest)) for each in parts
         ]
         values[name] = pieces[0] if rest is None else jnp.concatenate(pieces)
     return values
@@ -262,8 +271,7 @@ def _total(evidence: Mapping[str, Array], summed: Mapping[str, Site], most: bool
     The gradient by the evidence is the posterior of the sites, or one at the largest term.
     """
     parts = [
-        _contracted(sites, evidence=evidence, largest=most).data
-        for sites in _components(summed)
+        _contracted(sites, evidence=evidence, largest=most).data for sites in _components(summed)
     ]
     return sum(parts, jnp.zeros(()))
 

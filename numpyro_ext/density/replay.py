@@ -43,11 +43,11 @@ from numpyro_ext.density.prediction import prediction_of
 from numpyro_ext.programs import Program
 from ppl_ext.diagnostics.replay import (
     DATA_CHUNK,
+    DISCRETE,
     DRAW_CHUNK,
     GROUPS,
     PASS_ALL_ROWS,
     REPLAY_DOCUMENTATION,
-    DISCRETE,
     Recorder,
     Replay,
     SiteDescription,
@@ -250,6 +250,9 @@ def _shapes(
             if kind is None:
                 continue
             shape, frames = _value_shape(site), site["cond_indep_stack"]
+            for frame in frames:
+                # Plates inside scan are not in the trace.
+                plates.setdefault(frame.name, frame.size)
             event_dim = site["fn"].event_dim if site["type"] == "sample" else None
             shapes = SiteShapes(kind, shape, plates_of_axes(shape, event_dim, frames))
             if kind == "observed":
@@ -410,9 +413,7 @@ def _compiled_chunk(
             given = _run(target, data, {**values, **chosen}, indices)
         computed: Computed = {
             "deterministic": {name: given[name]["value"] for name in deterministic},
-            "discrete": {
-                name: given[name]["value"] for name in enumerated if "discrete" in groups
-            },
+            "discrete": {name: given[name]["value"] for name in enumerated if "discrete" in groups},
             "log_likelihood": {name: terms.values for name, terms in marginals.items()},
             _OUTSIDE: {name: _is_outside(trace[name]) for name in target.layout.names},
         }

@@ -37,13 +37,16 @@ class BoundModel(BoundModelShell[Tensor]):
         """Row numbers as a tensor."""
         return torch.arange(rows.start, rows.stop, device=self.device)
 
-    def run(self, handler: Any, arguments: Any) -> dict[str, tuple[int, int]]:
+    def run(
+        self, handler: Any, arguments: Any, *, enumerated: bool = True
+    ) -> dict[str, tuple[int, int]]:
         """Run the model once under ``handler``, with (args, kwargs, row indices).
 
+        Discrete latent sites have all their values, or are drawn where not ``enumerated``.
         Returns the size of each subsampled plate, and the number of rows that it asks for.
         """
         args, kwargs = with_own_containers(*arguments[:2])
-        every = enumerating(self.nesting) if self.enumerated else nullcontext()
+        every = enumerating(self.nesting) if self.enumerated and enumerated else nullcontext()
         with running(self.held, arguments[2]) as control, every, handler:
             try:
                 self.model(*args, **kwargs)

@@ -29,6 +29,7 @@ from torch.distributions import Distribution, Independent, Normal, biject_to
 from torch.distributions.transforms import ComposeTransform, IndependentTransform, Transform
 
 from ppl_ext.density import check_subsample_size
+from ppl_ext.discrete import support_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.process import handling, swapping
 from pyro_ext.density.enumeration import Factor, factor_of, is_enumerated, log_marginal
@@ -307,7 +308,11 @@ class SiteHandler(Messenger):
             self.factors.append(factor)
             log_det = msg["infer"].get("_log_det")
             if log_det is not None:
+                if factor_of(msg, log_det) is not None:
+                    raise support_error(msg["name"])
                 self._add_jacobian(msg, log_det)
+            if not msg["is_observed"] and factor.own is None:
+                self.values[msg["name"]] = msg["value"]
             return
         log_prob = scale_and_mask(log_prob, msg["scale"], msg["mask"]).sum()
         if msg["is_observed"]:

@@ -6,6 +6,11 @@ loses products that underflow.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import local
+from typing import Any
+
 import torch
 from pyro.ops.einsum.util import Tensordot
 from torch import Tensor
@@ -30,7 +35,49 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
     assert total is not None
     if not summed:
         return total.clone() if len(operands) == 1 else total
+    how = getattr(_PICKING, "how", None)
+    if how is not None:
+        picked: Tensor = _Picked.apply(total.flatten(len(output)), how == "largest")
+        return picked
     return torch.logsumexp(total, tuple(range(len(output), len(output + summed))))
+
+
+_PICKING = local()
+
+
+@contextmanager
+def picking(how: str) -> Iterator[None]:
+    """Context in which the gradient of a sum is that of one term of it.
+
+    Parameters
+    ----------
+    how : {"sample", "largest"}
+        A term at random, by its share of the sum, or the largest, which then is the sum's value.
+    """
+    _PICKING.how = how
+    try:
+        yield
+    finally:
+        _PICKING.how = None
+
+
+class _Picked(torch.autograd.Function):
+    """The logarithm of a sum along the last dimension, with the gradient of one term."""
+
+    @staticmethod
+    def forward(context: Any, terms: Tensor, largest: bool) -> Tensor:
+        context.save_for_backward(terms)
+        context.largest = largest
+        return terms.amax(-1) if largest else terms.logsumexp(-1)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (terms,) = context.saved_tensors
+        if not context.largest:
+            # The largest after noise of Gumbel's is a draw.
+            terms = terms - torch.empty_like(terms).exponential_().log()
+        one = torch.nn.functional.one_hot(terms.argmax(-1), terms.shape[-1])
+        return gradient.unsqueeze(-1) * one, None
 
 
 tensordot = Tensordot(einsum)

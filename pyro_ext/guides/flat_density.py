@@ -17,8 +17,8 @@ from torch.distributions import biject_to
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guides import flat_density as shared
-from ppl_ext.process import swapping
 from ppl_ext.guides.registry import PER_SITE, FlatDensityRegistry, check_same_sites
+from ppl_ext.process import swapping
 from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.handlers import LARGE_SITE, global_generator, isolated_parameters
 from pyro_ext.density.layout import Layout

@@ -229,9 +229,7 @@ def capture_recapture(h: Written, history: Any) -> None:
     survival = h.sample("survival", h.dist.Uniform(0.0, 1.0))
     capture = h.sample("capture", h.dist.Uniform(0.0, 1.0))
     animals = history.shape[0]
-    seen = np.concatenate(
-        [np.zeros((animals, 1), bool), np.cumsum(CAPTURES, 1)[:, :-1] > 0], 1
-    ).T
+    seen = np.concatenate([np.zeros((animals, 1), bool), np.cumsum(CAPTURES, 1)[:, :-1] > 0], 1).T
     first, plate = h.backend.array(seen), h.plate_of_steps("animals", animals)
     xs = list(zip(first, history.T, strict=True)) if h.is_pyro else (first, history.T)
 
