@@ -124,8 +124,8 @@ class Replay:
         Values of the deterministic and of the discrete latent sites, and new values of the
         observed sites.
     log_likelihood : dict of str to array (S, *batch shape)
-        Log density of each observation, with discrete latent sites summed out; plate scales and those of ``scale`` handlers are left out,
-        and observations that are masked out have 0.
+        Log density of each observation, with discrete latent sites summed out; plate scales and
+        those of ``scale`` handlers are left out, and observations that are masked out have 0.
     observed : dict of str to array
         Values of the observed sites.
     outside : dict of str to bool array (S,)

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from benchmarks.discrete.programs import PROGRAMS, SERIES, K, Program, Written
 from ppl_ext.errors import EvaluationWarning
 from tests.backends import use_float64
 from tests.density_support import positions, rows
-from tests.models.discrete import PROGRAMS, SERIES, K, Program, Written
 
 use_float64()
 

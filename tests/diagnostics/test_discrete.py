@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from benchmarks.discrete.programs import PROGRAMS, SERIES, K, Written
 from tests.backends import use_float64
-from tests.models.discrete import PROGRAMS, SERIES, K, Written
 
 use_float64()
 

@@ -115,24 +115,39 @@ def program(
     return make
 
 
-def _components(h: Written) -> tuple[Any, Any]:
-    with h.plate("components", K):
+def _components(h: Written, number: int = K) -> tuple[Any, Any]:
+    with h.plate("components", number):
         location = h.sample("location", h.dist.Normal(0.0, 5.0))
         scale = h.sample("scale", h.dist.LogNormal(0.0, 1.0))
     return location, scale
 
 
 @program(SERIES, options={"subsample_size": 4}, plates={"rows": 9})
-def mixture(h: Written, y: Any, subsample_size: int | None = None) -> None:
-    weights = h.sample("weights", h.dist.Dirichlet(h.full(K)))
-    location, scale = _components(h)
+def mixture(h: Written, y: Any, subsample_size: int | None = None, components: int = K) -> None:
+    """A mixture of Normals, by minibatches where told so."""
+    weights = h.sample("weights", h.dist.Dirichlet(h.full(components)))
+    location, scale = _components(h, components)
     with h.plate("rows", len(y), subsample_size=subsample_size) as rows:
         z = h.sample("z", h.dist.Categorical(weights))
         h.sample("y", h.dist.Normal(location[z], scale[z]), obs=y[rows])
 
 
+def large_mixture(rows: int, components: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Rows of a mixture, others that are held out, and the log density of these at the truth."""
+    rng = np.random.default_rng(1)
+    weights = rng.dirichlet(np.full(components, 5.0))
+    location, scale = 2.0 * np.arange(components) - components, rng.uniform(0.3, 0.8, components)
+    z = rng.choice(components, rows + 10_000, p=weights)
+    y = rng.normal(location[z], scale[z])
+    held_out = y[rows:, None]
+    residual = (held_out - location) / scale
+    terms = np.log(weights / scale) - 0.5 * residual**2 - 0.5 * np.log(2.0 * np.pi)
+    return y[:rows], y[rows:], float(np.logaddexp.reduce(terms, -1).mean())
+
+
 @program(SERIES)
 def scaled_mixture(h: Written, y: Any) -> None:
+    """The same with every row's density to the power of a half."""
     weights = h.sample("weights", h.dist.Dirichlet(h.full(K)))
     location, scale = _components(h)
     with h.plate("rows", len(y)), h.handlers.scale(scale=0.5):
@@ -142,6 +157,7 @@ def scaled_mixture(h: Written, y: Any) -> None:
 
 @program(SERIES)
 def masked_mixture(h: Written, y: Any) -> None:
+    """The same with some rows hidden."""
     weights = h.sample("weights", h.dist.Dirichlet(h.full(K)))
     location, scale = _components(h)
     with h.plate("rows", len(y)), h.handlers.mask(mask=y > -3.0):
@@ -155,6 +171,7 @@ def _transitions(h: Written, site: str = "transitions", size: int = K) -> Any:
 
 @program(SERIES)
 def hidden_markov(h: Written, y: Any) -> None:
+    """A hidden Markov chain."""
     transitions = _transitions(h)
     with h.plate("states", K):
         location = h.sample("location", h.dist.Normal(0.0, 5.0))
@@ -169,6 +186,7 @@ def hidden_markov(h: Written, y: Any) -> None:
 
 @program(SERIES)
 def two_layers(h: Written, y: Any) -> None:
+    """A factorial one: two chains, one series."""
     slow, fast = _transitions(h, "slow", 2), _transitions(h, "fast", 2)
     location = h.sample("location", h.dist.Normal(h.full((2, 2), 0.0), 5.0).to_event(2))
 
@@ -183,6 +201,7 @@ def two_layers(h: Written, y: Any) -> None:
 
 @program(TWO_SERIES)
 def neural_emission(h: Written, y: Any) -> None:
+    """A hidden Markov chain whose emissions come from a small network."""
     transitions = _transitions(h)
     first = h.sample("first", h.dist.Normal(h.full((K, 3), 0.0), 1.0).to_event(2))
     second = h.sample("second", h.dist.Normal(h.full((3, 2), 0.0), 1.0).to_event(2))
@@ -198,6 +217,7 @@ def neural_emission(h: Written, y: Any) -> None:
 
 @program(VOTES)
 def dawid_skene(h: Written, votes: Any) -> None:
+    """Votes of annotators, each with a confusion matrix (Dawid and Skene 1979)."""
     items, annotators = votes.shape
     with h.plate("annotators", annotators, dim=-2), h.plate("classes", K, dim=-1):
         beta = h.sample("beta", h.dist.Dirichlet(h.full(K)))
@@ -211,6 +231,7 @@ def dawid_skene(h: Written, votes: Any) -> None:
 
 @program(VOTES, options={"subsample_size": 2}, plates={"items": 6})
 def item_difficulty(h: Written, votes: Any, subsample_size: int | None = None) -> None:
+    """Votes on items that differ in difficulty."""
     items, annotators = votes.shape
     with h.plate("classes", K, dim=-1):
         eta = h.sample("eta", h.dist.Normal(h.full(K, 0.0), 1.0).to_event(1))
@@ -226,6 +247,7 @@ def item_difficulty(h: Written, votes: Any, subsample_size: int | None = None) -
 
 @program(CAPTURES)
 def capture_recapture(h: Written, history: Any) -> None:
+    """Animals that die between occasions (Cormack, Jolly and Seber)."""
     survival = h.sample("survival", h.dist.Uniform(0.0, 1.0))
     capture = h.sample("capture", h.dist.Uniform(0.0, 1.0))
     animals = history.shape[0]
@@ -246,6 +268,7 @@ def capture_recapture(h: Written, history: Any) -> None:
 
 @program(COUNTS)
 def zero_inflated(h: Written, counts: Any) -> None:
+    """Counts of which some are zero for another reason."""
     gate = h.sample("gate", h.dist.Beta(1.0, 1.0))
     rate = h.sample("rate", h.dist.Gamma(2.0, 1.0))
     with h.plate("rows", len(counts)):
@@ -255,6 +278,7 @@ def zero_inflated(h: Written, counts: Any) -> None:
 
 @program(COUNTS)
 def change_point(h: Written, counts: Any) -> None:
+    """Counts whose rate changes once."""
     size = len(counts)
     before = h.sample("before", h.dist.Gamma(2.0, 1.0))
     after = h.sample("after", h.dist.Gamma(2.0, 1.0))
@@ -266,6 +290,7 @@ def change_point(h: Written, counts: Any) -> None:
 
 @program(ANSWERS)
 def latent_class(h: Written, answers: Any) -> None:
+    """Answers of people of two kinds."""
     people, questions = answers.shape
     share = h.sample("share", h.dist.Dirichlet(h.full(2)))
     with h.plate("classes", 2, dim=-1):
@@ -278,6 +303,7 @@ def latent_class(h: Written, answers: Any) -> None:
 
 @program(WORDS, options={"subsample_size": 2}, plates={"documents": 4})
 def topics(h: Written, words: Any, subsample_size: int | None = None) -> None:
+    """Words of documents that mix topics (latent Dirichlet allocation)."""
     documents, length = words.shape
     with h.plate("topics", 2, dim=-1):
         topic = h.sample("topic", h.dist.Dirichlet(h.full(5)))
@@ -290,6 +316,7 @@ def topics(h: Written, words: Any, subsample_size: int | None = None) -> None:
 
 @program(COVARIATE, SERIES, options={"subsample_size": 3}, plates={"rows": 9})
 def regressions(h: Written, x: Any, y: Any, subsample_size: int | None = None) -> None:
+    """Rows that follow one of two lines."""
     share = h.sample("share", h.dist.Beta(1.0, 1.0))
     with h.plate("lines", 2):
         intercept = h.sample("intercept", h.dist.Normal(0.0, 5.0))
@@ -304,6 +331,7 @@ def regressions(h: Written, x: Any, y: Any, subsample_size: int | None = None) -
 
 @program(COUNTS)
 def hidden_number(h: Written, counts: Any) -> None:
+    """How many are there where few are seen: a binomial latent."""
     detection = h.sample("detection", h.dist.Beta(2.0, 2.0))
     with h.plate("places", len(counts)):
         present = h.sample("present", h.dist.Binomial(9, h.full((), 0.6)))
