@@ -151,6 +151,8 @@ def model(x, y):
         numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 """,
     },
+    ("discrete", "px"): {},
+    ("discrete", "nx"): {},
     ("fit", "nx"): {},
     ("stan", "px"): {0: STAN},
     ("stan", "nx"): {0: STAN},
