@@ -8,6 +8,7 @@
 
 from numpyro_ext import stan
 from numpyro_ext._clash import warn_on_clash
+from numpyro_ext.check import check
 from numpyro_ext.density import LogDensity
 from numpyro_ext.diagnostics import (
     calibration_curve,
@@ -27,7 +28,7 @@ from numpyro_ext.diagnostics import (
     uncertainty_score,
     uncertainty_split,
 )
-from numpyro_ext.fit import check, fit
+from numpyro_ext.fit import fit, load_fit
 from numpyro_ext.gradients import (
     SAGA,
     SVRG,
@@ -62,6 +63,7 @@ from numpyro_ext.sgmcmc import (
 )
 from numpyro_ext.start import find_start
 from numpyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
+from numpyro_ext.warm_chains import warm_chains
 from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import (
     ArgumentError,
@@ -74,11 +76,14 @@ from ppl_ext.errors import (
     NoisyScoreWarning,
     NonFiniteError,
     ResumeWarning,
+    StartWarning,
+    UnsettledWarning,
 )
-from ppl_ext.fit.fit import Fit, load_fit
+from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.verdict import Verdict
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 from ppl_ext.score import GradientSteps, Regression
+from ppl_ext.settling import Settled, Settling
 from ppl_ext.start.start import Start
 
 __all__ = [
@@ -99,9 +104,14 @@ __all__ = [
     "check",
     "fit",
     "load_fit",
+    "warm_chains",
     # where runs start
     "Start",
+    "StartWarning",
     "find_start",
+    # when runs stop
+    "Settled",
+    "Settling",
     # parts of Newton's method
     "GaussNewton",
     "LevenbergMarquardt",
@@ -175,6 +185,7 @@ __all__ = [
     "NonFiniteError",
     "LostFitWarning",
     "ResumeWarning",
+    "UnsettledWarning",
 ]
 
 warn_on_clash()

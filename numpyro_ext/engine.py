@@ -51,6 +51,7 @@ from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.optim import as_optimizer, kind_and_settings
 from numpyro_ext.programs import Loop, Program
+from numpyro_ext.start import GUIDE_FORM, is_guide, started
 from ppl_ext import state_files
 from ppl_ext.best import Best, warn_if_lost
 from ppl_ext.engine import EngineShell
@@ -59,6 +60,8 @@ from ppl_ext.fingerprint import Digest, numbers_of
 from ppl_ext.options import described
 from ppl_ext.process import hold, release, swapped
 from ppl_ext.run import LARGEST_PIECE, Cadence, Piece, check_num_steps, take_steps
+from ppl_ext.settling import Settled, Settling, rule_of, warn_if_unsettled
+from ppl_ext.start.given import HOST
 
 
 class EngineState(NamedTuple):
@@ -139,6 +142,8 @@ class RunResult(NamedTuple):
     best : Best, optional
         The best state of this run, as far as its noisy figures tell; see
         :class:`~ppl_ext.best.Best`. ``run(..., init_state=result.best.state)`` goes on from it.
+    settling : Settling, optional
+        How settled the run is, with its figures; None where no ``until`` was given.
     """
 
     params: dict[str, Any]
@@ -146,6 +151,12 @@ class RunResult(NamedTuple):
     losses: Float[np.ndarray, " steps"]
     info: dict[str, Float[np.ndarray, " steps"]]
     best: Best | None = None
+    settling: Settling | None = None
+
+    @property
+    def settled(self) -> bool | None:
+        """Whether the run has settled; None where no ``until`` was given."""
+        return None if self.settling is None else self.settling.settled
 
 
 Callback = Callable[[int, EngineState, Mapping[str, float]], bool | None]
@@ -244,6 +255,7 @@ class Engine(EngineShell, ABC):
     """
 
     _host = "NumPyro"
+    _guide_form = GUIDE_FORM
     # Whether latent sites inside a subsampled plate can be carried.
     allow_local_latents = True
     # Steps of a usual run: in fewer, time that is saved in compiling must not be lost.
@@ -279,6 +291,10 @@ class Engine(EngineShell, ABC):
     def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> Plan:
         """What the engine decides about a target and its data, checked."""
         return Plan(target, self.estimator or default_estimator(target))
+
+    @staticmethod
+    def _is_guide(given: Any) -> bool:
+        return is_guide(given)
 
     def _settings(self) -> dict[str, str]:
         return {**super()._settings(), "optimizer": kind_and_settings(self.optim)[0]}
@@ -320,6 +336,10 @@ class Engine(EngineShell, ABC):
         num_samples: int | None,
     ) -> Array:
         """Flat posterior draws (draws, D)."""
+
+    def _positions(self, plan: Any, state: EngineState) -> Array:
+        """Flat positions (n, D) that move only as the state does: by them a run settles."""
+        return self._draw(plan, state, random.key(0), self._draws_to_look_at(plan))
 
     # -- set up -------------------------------------------------------------------------------
 
@@ -425,13 +445,26 @@ class Engine(EngineShell, ABC):
             state_files.digest(self._header(plan)),
         )
 
-    def _first_state(self, bound: _Bound, keys: _Keys, data: Data) -> EngineState:
-        start = self._start(bound.plan, keys.start, data)
+    def _first_state(
+        self, bound: _Bound, keys: _Keys, data: Data, given: Any = HOST
+    ) -> EngineState:
+        plan = self._started(bound.plan, keys.start, data, given)
+        start = self._start(plan, keys.start, data)
         state: EngineState = bound.init(start, keys.estimator, keys.steps, data)
         if not isinstance(state.step, jax.core.Tracer):
             bound.plan.estimator.check(state.estimator)
             state = state._replace(data=jax.device_put(bound.memory))
         return state
+
+    def _started(self, plan: Plan, rng_key: Array, data: Data, given: Any) -> Plan:
+        """The plan with a target that starts where a run does."""
+        if given is None and (_traced(data) or _is_tracer(rng_key)):
+            given = HOST  # a search looks at values
+        has_strategy = self.init_strategy is not None
+        options: Any = {"has_strategy": has_strategy, "usual": self._default_start(plan)}
+        found = started(plan.target, rng_key, data, given, **options)
+        self.start = None if found is None else found.start
+        return plan if found is None else replace(plan, target=plan.target.with_start(found))
 
     def _with_its_data(self, bound: _Bound, state: EngineState) -> EngineState:
         """A state whose estimator begins anew if what it knows is of other data."""
@@ -537,20 +570,33 @@ class Engine(EngineShell, ABC):
 
     # -- verbs --------------------------------------------------------------------------------
 
-    def init(self, rng_key: Array, *args: Any, **kwargs: Any) -> EngineState:
+    def init(self, rng_key: Array, *args: Any, start: Any = None, **kwargs: Any) -> EngineState:
         """Check the model with these arguments and return the state before the first step.
+
+        Parameters
+        ----------
+        rng_key : array
+        *args, **kwargs
+            Arguments of the model.
+        start : optional
+            Where a run without a state starts: "search" for Normals near the modes, "host" for the
+            init strategy, a ``Start`` of ``find_start``, a fit, a dict from latent sites to
+            constrained values or draws, a pair (guide, params) of the host, or an object with
+            ``get_samples()``. Default: the engine's own; see the page "Where runs start".
+            Inside ``jax.jit``, where values cannot be looked at: the init strategy.
 
         Raises
         ------
         ModelCheckError
             The model cannot be fitted; see :mod:`numpyro_ext.density.check`.
         ArgumentError
-            The arguments do not fit the model.
+            The arguments do not fit the model, or the start does not.
         """
         _check_key(rng_key)
+        self._check_start(start, has_state=False)
         keys = _keys(rng_key)
         self._bound, data = self._bind(keys, args, kwargs)
-        return self._first_state(self._bound, keys, data)
+        return self._first_state(self._bound, keys, data, start)
 
     def update(
         self, state: EngineState, *args: Any, **kwargs: Any
@@ -586,6 +632,7 @@ class Engine(EngineShell, ABC):
         rng_key: Array,
         num_steps: int,
         *args: Any,
+        start: Any = None,
         progress_bar: bool = True,
         init_state: EngineState | None = None,
         callback: Callback | None = None,
@@ -593,9 +640,10 @@ class Engine(EngineShell, ABC):
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
         keep_best: bool | None = None,
+        until: Settled | str | None = None,
         **kwargs: Any,
     ) -> RunResult:
-        """Take ``num_steps`` steps with these arguments of the model.
+        """Take ``num_steps`` steps with these arguments of the model, or fewer.
 
         Parameters
         ----------
@@ -604,6 +652,11 @@ class Engine(EngineShell, ABC):
         num_steps : int
         *args, **kwargs
             Arguments of the model.
+        start : optional
+            Where a run without a state starts: "search" for Normals near the modes, "host" for the
+            init strategy, a ``Start`` of ``find_start``, a fit, a dict from latent sites to
+            constrained values or draws, a pair (guide, params) of the host, or an object with
+            ``get_samples()``. Default: the engine's own; see the page "Where runs start".
         progress_bar : bool
             Show loss and rate.
         init_state : EngineState, optional
@@ -623,6 +676,10 @@ class Engine(EngineShell, ABC):
         keep_best : bool, optional
             Keep a copy of the best state so far, for ``result.best``; a checkpoint does not hold
             it. Default: where a state has at most 64 MiB.
+        until : "settled" or Settled, optional
+            End the run once its draws move no more, as far as their noise lets one tell; see
+            :mod:`ppl_ext.settling`. ``num_steps`` is then the most steps, and the end of all
+            schedules over a run. Each run begins anew to look.
 
         Returns
         -------
@@ -632,6 +689,8 @@ class Engine(EngineShell, ABC):
         -----
         LostFitWarning
             The run ended far above its best.
+        UnsettledWarning
+            It was to go on until it has settled, and has not in ``num_steps``.
 
         Raises
         ------
@@ -648,9 +707,12 @@ class Engine(EngineShell, ABC):
             callback_every=callback_every,
             checkpoint_every=checkpoint_every,
             keep_best=keep_best,
+            until=until,
         )
+        rule = rule_of(until)
+        self._check_start(start, has_state=init_state is not None)
         if init_state is None:
-            state = self.init(rng_key, *args, **kwargs)
+            state = self.init(rng_key, *args, start=start, **kwargs)
         else:
             if self._bound is None:
                 bound, _ = self._bind(_keys(rng_key), args, kwargs)
@@ -697,12 +759,14 @@ class Engine(EngineShell, ABC):
 
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         watch = self._watch(keep_best, size, lambda: _copy(state, state.horizon))
+        settling = self._until(rule, cadence, lambda: self._positions(bound.plan, state))
         found = take_steps(
             type(self).__name__,
             cadence,
             take,
             state=lambda: (int(state.step), state),
             watch=watch,
+            until=settling,
             save=save,
             call_back=call_back,
             progress_bar=progress_bar,
@@ -710,9 +774,12 @@ class Engine(EngineShell, ABC):
         best = watch.end()
         how = "run(..., init_state=result.best.state) goes on from it."
         warn_if_lost(type(self).__name__, best, how)
+        settled = None if settling is None else settling.found
+        if int(state.step) == cadence.last:
+            warn_if_unsettled(type(self).__name__, settled, num_steps)
         self._look_at_end(bound.plan, found)
         params = bound.params(state, bound.data)
-        return RunResult(params, state, found.losses, found.info, best)
+        return RunResult(params, state, found.losses, found.info, best, settled)
 
     def get_params(self, state: EngineState) -> dict[str, Any]:
         """The parameters in a state: what the engine has fitted."""

@@ -2,29 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
+from numpyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+)
 
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.density.reparameterise import noncentered
 from numpyro_ext.density.replay import replay
+from numpyro_ext.engine import Engine
+from numpyro_ext.gradients import SVRG
+from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.start import piece_of
 from ppl_ext.documented import documented
-from ppl_ext.fit import check as shared_check
 from ppl_ext.fit import fit as shared
-from ppl_ext.fit.check import CHECK_DOCUMENTATION, CHECK_ESS, draws_of
-from ppl_ext.fit.fit import FIT_DOCUMENTATION, TARGET_ESS, Fit
-from ppl_ext.fit.problem import Problem, problem_of
-from ppl_ext.fit.verdict import Verdict
+from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
+from ppl_ext.fit.policy import guide_for
+from ppl_ext.fit.problem import (
+    Approximate,
+    Approximated,
+    Meter,
+    Problem,
+    check_own_engine,
+    epoch_of,
+    in_rounds,
+    name_of,
+    number_of_draws,
+    problem_of,
+)
+from ppl_ext.settling import Settling
+from ppl_ext.start.start import Start
+
+#: The Normals that fits of many dimensions or rows fit.
+GUIDES = {
+    "full": AutoMultivariateNormal,
+    "low-rank": AutoLowRankMultivariateNormal,
+    "diagonal": AutoDiagonalNormal,
+}
+#: The engine of a program, or None where none can fit it.
+EngineOf = Callable[[Callable[..., Any], LogDensity], "Engine | None"]
 
 
 @documented(
     FIT_DOCUMENTATION,
     host="NumPyro",
+    guide="AutoContinuous",
+    engine="Engine",
     randomness="rng_key : array\n        JAX random key.",
 )
 def fit(
@@ -35,81 +67,136 @@ def fit(
     seconds: float | None = None,
     target_ess: float = TARGET_ESS,
     exact: bool = True,
+    guide: Any = None,
+    engine: Engine | None = None,
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> Fit:
     """Draws of a program's posterior that may be trusted, or a clear no."""
-    keys = random.split(rng_key, 3)
+    check_own_engine(model, guide, engine, Engine)
+    keys = random.split(rng_key)
     generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
+    seed = seed_of(keys[1])
 
-    def problems() -> Sequence[Problem]:
-        target = LogDensity(model, keys[1], args, kwargs, engine="fit")
-        data = target.bind(*args, **kwargs)
-
-        def as_written(z: np.ndarray) -> dict[str, Array]:
-            found = target.constrain(jnp.asarray(z, target.dtype), data)
-            return {name: found[name] for name in target.layout.names}
-
-        ways = [_problem("as written", target, target, data, as_written, keys[2], generator)]
-        if target.plates:
-            return ways
-        other = noncentered(target, data)
-        if other is None:
-            return ways
-        moved = LogDensity(other[0], keys[1], args, kwargs, engine="fit", check=False)
-        moved_data = moved.bind(*args, **kwargs)
-
-        def of_sites(z: np.ndarray) -> dict[str, Array]:
-            latent = moved.constrain(jnp.asarray(z, moved.dtype), moved_data)
-            found = replay(moved, latent, moved_data, groups=["deterministic"])
-            values = {**latent, **found.deterministic}
-            return {name: jnp.asarray(values[name]) for name in target.layout.names}
-
-        name = f"with {', '.join(other[1])} non-centred"
-        ways.append(_problem(name, moved, target, moved_data, of_sites, keys[2], generator))
-        return ways
+    def engine_of(program: Callable[..., Any], target: LogDensity) -> Engine | None:
+        if engine is not None or target.local_sites:
+            return engine  # guides have no local latents
+        estimator = SVRG(epoch_of(target.plates)) if target.plates else None
+        chosen = guide or GUIDES[guide_for(target.dim)]
+        return ProximalScoreVI(program, chosen, estimator=estimator)
 
     return shared.fit(
-        problems,
+        lambda: list(ways_of(model, args, kwargs, seed, generator, engine_of=engine_of)),
         generator,
+        seed,
         budget=budget,
         seconds=seconds,
         target_ess=target_ess,
         exact=exact,
         progress_bar=progress_bar,
+        has_engine=guide is not None or engine is not None,
     )
 
 
-@documented(
-    CHECK_DOCUMENTATION,
-    host="NumPyro",
-    sources="an engine (``engine.get_samples(state)``), of ``Predictive``, or a run of ``MCMC``",
-    randomness="rng_key : array\n        JAX random key.",
-)
-def check(
-    rng_key: Array,
-    draws: Any,
+@documented(LOAD_DOCUMENTATION, host="NumPyro")
+def load_fit(
+    path: str | os.PathLike[str], model: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
+) -> Fit:
+    """Read a fit that ``Fit.save`` has written."""
+
+    def ways(seed: int, generator: np.random.Generator) -> Iterator[Problem]:
+        assert model is not None
+        return ways_of(model, args, kwargs, seed, generator)
+
+    return shared.load_fit(path, None if model is None else ways)
+
+
+def seed_of(rng_key: Array) -> int:
+    """A key as a number that a file can hold."""
+    return int(random.bits(rng_key, dtype=jnp.uint32)) // 2
+
+
+def ways_of(
     model: Callable[..., Any],
-    *args: Any,
-    budget: int | None = None,
-    seconds: float | None = None,
-    target_ess: float = CHECK_ESS,
-    progress_bar: bool = True,
-    **kwargs: Any,
-) -> Verdict:
-    """Whether draws of any method are the posterior's, by chains that are exact."""
-    found = draws_of(draws)
-    reference = fit(
-        rng_key,
-        model,
-        *args,
-        budget=budget,
-        seconds=seconds,
-        target_ess=target_ess,
-        progress_bar=progress_bar,
-        **kwargs,
-    )
-    return shared_check.check(found, reference)
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    seed: int,
+    generator: np.random.Generator,
+    engine: str = "fit",
+    held: Mapping[str, Any] | None = None,
+    engine_of: EngineOf | None = None,
+) -> Iterator[Problem]:
+    """A program as what a fit asks of it: as written first, then with sites non-centred.
+
+    Parameters without a prior are held as in ``held`` where they are there.
+    """
+    key, strategy_key = random.split(random.key(seed))
+    target = LogDensity(model, key, args, kwargs, engine=engine)
+    fitted = {name: value for name, value in (held or {}).items() if name in target.held}
+    if fitted:
+        target = target.with_held({**target.held, **fitted})
+    data = target.bind(*args, **kwargs)
+
+    def as_written(z: np.ndarray) -> dict[str, Array]:
+        found = target.constrain(jnp.asarray(z, target.dtype), data)
+        return {name: found[name] for name in target.layout.names}
+
+    own = _by_engine(engine_of, model, target, data, strategy_key)
+    yield _problem("as written", target, target, data, as_written, strategy_key, generator, own)
+    other = None if target.plates else noncentered(target, data)
+    if other is None:
+        return
+    moved = LogDensity(other[0], key, args, kwargs, engine=engine, check=False)
+    moved_data = moved.bind(*args, **kwargs)
+
+    def of_sites(z: np.ndarray) -> dict[str, Array]:
+        latent = moved.constrain(jnp.asarray(z, moved.dtype), moved_data)
+        found = replay(moved, latent, moved_data, groups=["deterministic"])
+        values = {**latent, **found.deterministic}
+        return {name: jnp.asarray(values[name]) for name in target.layout.names}
+
+    name = f"with {', '.join(other[1])} non-centred"
+    own = _by_engine(engine_of, other[0], moved, moved_data, strategy_key)
+    yield _problem(name, moved, target, moved_data, of_sites, strategy_key, generator, own)
+
+
+def _by_engine(
+    engine_of: EngineOf | None,
+    model: Callable[..., Any],
+    target: LogDensity,
+    data: Data,
+    rng_key: Array,
+) -> Approximate | None:
+    """Draws by an engine that runs until it has settled, or has spent what it may."""
+    engine = None if engine_of is None else engine_of(model, target)
+    if engine is None:
+        return None
+
+    def approximate(start: Start | None, meter: Meter) -> Approximated:
+        last: Any = None
+
+        def run(steps: int, is_over: Callable[..., bool]) -> tuple[int, Settling]:
+            nonlocal last
+            begun: dict[str, Any] = {"start": start} if last is None else {"init_state": last.state}
+            last = engine.run(
+                rng_key,
+                steps,
+                *data.args,
+                until="settled",
+                callback=is_over,
+                progress_bar=False,
+                **begun,
+                **data.kwargs,
+            )
+            return len(last.losses), last.settling
+
+        steps, settling = in_rounds(run, meter)
+        meter.evaluations += steps * engine._num_positions(engine.plan)
+        draws = engine.get_samples(last.state, num_samples=number_of_draws(target.dim))
+        positions = np.asarray(target.unconstrain(draws, data), np.float64)
+        return Approximated(name_of(engine), positions, steps, settling)
+
+    return approximate
 
 
 def _problem(
@@ -120,6 +207,7 @@ def _problem(
     values: Callable[[np.ndarray], dict[str, Array]],
     rng_key: Array,
     generator: np.random.Generator,
+    approximate: Approximate | None,
 ) -> Problem:
     def by_strategy(number: int) -> np.ndarray:
         return np.asarray(target.initial_positions(number, rng_key, data), np.float64)
@@ -132,5 +220,7 @@ def _problem(
         float(jnp.finfo(target.dtype).eps),
         by_strategy,
         values,
+        lambda: digest_of_arguments((data.args, data.kwargs)),
         generator,
+        approximate,
     )

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
+from numpyro.infer.autoguide import AutoContinuous, AutoGuide
 
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.start import numbers_of_key
+from numpyro_ext.guides.flat_density import flat_density
 from numpyro_ext.programs import Loop
-from ppl_ext.start.search import Piece, rows_of, search
+from ppl_ext.errors import ArgumentError
+from ppl_ext.start.given import DRAWS, HOST, SEARCH, Space, Started
+from ppl_ext.start.search import InPieces, Piece, begin, rows_of, starts_by_host
 from ppl_ext.start.start import Start
 
 #: Calls of a usual fit.
 CALLS = 2_000
+#: How a guide of the host is given as a start.
+GUIDE_FORM = "a pair (guide, params) of a NumPyro autoguide and its parameters"
 
 
 def find_start(rng_key: Array, model: Callable[..., Any], *args: Any, **kwargs: Any) -> Start:
@@ -57,16 +67,83 @@ def find_start(rng_key: Array, model: Callable[..., Any], *args: Any, **kwargs: 
 def start_of(
     target: LogDensity, rng_key: Array, data: Data, *, has_strategy: bool = False
 ) -> Start:
-    """The start of a target with given data; see :func:`ppl_ext.start.search.search`."""
+    """The start of a target with given data; see :func:`ppl_ext.start.search.begin`."""
+    found = started(target, rng_key, data, SEARCH, has_strategy=has_strategy)
+    assert found is not None
+    return replace(found.start, sites=target.layout.sizes)
+
+
+def started(
+    target: LogDensity,
+    rng_key: Array,
+    data: Data,
+    given: Any,
+    *,
+    has_strategy: bool = False,
+    usual: str = HOST,
+) -> Started | None:
+    """Where a run of a target starts; see :func:`ppl_ext.start.search.begin`."""
+    if starts_by_host(given, usual, target.dim):
+        return None
+    numbers_of_key(rng_key)  # which says so where it is traced
     of_points, of_numbers = random.split(rng_key)
     generator = np.random.default_rng(np.asarray(random.bits(of_numbers, (4,))))
-    piece = piece_of(target, data, rows_of(target.plates, generator))
 
     def by_strategy(number: int) -> np.ndarray:
         return np.asarray(target.initial_positions(number, of_points, data), np.float64)
 
-    epsilon = float(jnp.finfo(target.dtype).eps)
-    return search(piece, target.dim, epsilon, generator, by_strategy, has_strategy=has_strategy)
+    space = Space(
+        target.dim,
+        target.layout.slices,
+        lambda: target.value_shapes(data),
+        lambda values: np.asarray(target.unconstrain(jax.device_put(values), data), np.float64),
+        lambda given: of_guide(given, target, of_points, data),
+        GUIDE_FORM,
+        InPieces(piece_of(target, data, rows_of(target.plates, generator))),
+        float(jnp.finfo(target.dtype).eps),
+    )
+    return begin(given, space, generator, by_strategy, has_strategy=has_strategy)
+
+
+def is_guide(given: Any) -> bool:
+    """Whether this is a guide of the host with its parameters."""
+    return isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], AutoGuide)
+
+
+def of_guide(
+    given: Any, target: LogDensity, rng_key: Array, data: Data
+) -> Start | Mapping[str, Any] | None:
+    """Normals of a host's guide with its parameters, or draws; None of anything else.
+
+    Raises
+    ------
+    ArgumentError
+        The guide is of another model, or these are not its parameters.
+    """
+    if not is_guide(given):
+        return None
+    guide, params = given[0], getattr(given[1], "params", given[1])
+    try:
+        if not isinstance(guide, AutoContinuous):
+            options = {"sample_shape": (DRAWS,), **data.kwargs}
+            drawn = guide.sample_posterior(rng_key, params, *data.args, **options)
+            return dict(drawn)
+        # A copy: the guide's own set-up stays as it is.
+        density = flat_density(
+            copy.copy(guide), rng_key, data.args, data.kwargs, layout=target.layout
+        )
+        parameters = density.from_host(params)
+    except (KeyError, TypeError) as error:
+        raise ArgumentError(
+            f"Expected {GUIDE_FORM}, found parameters that {type(guide).__name__} cannot use "
+            f"({type(error).__name__}: {error}). Pass SVI.get_params(state), or what SVI.run "
+            "returned."
+        ) from error
+    found = density.as_start(parameters)
+    if found is not None:
+        return found
+    drawn = density.sample(parameters, rng_key, DRAWS)
+    return target.constrain(drawn, data)
 
 
 def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None) -> Piece:
@@ -76,15 +153,13 @@ def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None)
         found = target.full_score(z, data) if rows is None else target.score(z, data, indices)
         return found.log_density(target.likelihood_temperature), found.score
 
-    program, indices, calls = Loop(evaluate, CALLS), {} if rows is None else rows, 0
+    program, indices = Loop(evaluate, CALLS), {} if rows is None else rows
 
-    def piece(z: np.ndarray) -> tuple[Any, Any]:
-        nonlocal calls
+    def piece(z: np.ndarray, before: int) -> tuple[Any, Any]:
         positions = jnp.asarray(z, target.dtype)
         found: tuple[Any, Any] = program(
-            calls, 1, positions, target.arguments.as_evaluated(data), indices
+            before, 1, positions, target.arguments.as_evaluated(data), indices
         )
-        calls += 1
         return found
 
     return piece

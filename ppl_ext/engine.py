@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from ppl_ext.arguments import check_callable, nonfinite_arguments
 from ppl_ext.best import LARGEST, Watch
@@ -12,7 +13,10 @@ from ppl_ext.density import check_own_names
 from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError, NonFiniteError
 from ppl_ext.options import check_choice, decisions, describe, described, options_of
-from ppl_ext.run import Piece, check_callback
+from ppl_ext.run import Cadence, Piece, check_callback
+from ppl_ext.settling import Settled, SettlingWatch
+from ppl_ext.start.given import HOST, SEARCH, check_start
+from ppl_ext.start.start import Start
 from ppl_ext.state_files import check_can_save
 
 #: What may be done about a step that is not finite.
@@ -38,6 +42,12 @@ class EngineShell(Documented):
 
     #: What models are written in.
     _host: str
+    # Whether each position is an answer of its own, and not a draw of one.
+    _answers_apart = False
+    #: Where runs start unless told otherwise.
+    _usual_start: ClassVar[str] = SEARCH
+    #: How a guide of the host is given as a start.
+    _guide_form: ClassVar[str]
 
     def __init__(
         self,
@@ -67,6 +77,8 @@ class EngineShell(Documented):
         self.data_chunk = data_chunk
         self.on_nonfinite = on_nonfinite
         self._first_verbs = first_verbs
+        #: Where the last run started that had no state; None is the host's init strategy.
+        self.start: Start | None = None
         self._bound: Any = None
         # Of an engine that was pickled or copied: what it needs to bind the model again.
         self._kept: tuple[Any, ...] | None = None
@@ -151,6 +163,31 @@ class EngineShell(Documented):
         """Options that a saved state belongs to, described so that any process says the same."""
         return {"likelihood_temperature": repr(float(self.likelihood_temperature))}
 
+    @staticmethod
+    def _is_guide(given: Any) -> bool:
+        """Whether this is a guide of the host with parameters."""
+        raise NotImplementedError
+
+    def _default_start(self, plan: Any) -> str:
+        """Where a run with this plan starts when nobody says: "search" or "host"."""
+        return self._usual_start if self.init_strategy is None else HOST
+
+    def _check_start(self, start: Any, has_state: bool) -> None:
+        """See that a start is one, and that a run is one that starts.
+
+        Raises
+        ------
+        ArgumentError
+            It is not.
+        """
+        check_own_names(self.model, {"start": start is not None})
+        check_start(start, self._is_guide, self._guide_form)
+        if start is not None and has_state:
+            raise ArgumentError(
+                f"Expected no start for a run that goes on from a state, found "
+                f"{described(start)}. Leave start out, or make a new {type(self).__name__}."
+            )
+
     def _check_run(self, progress_bar: bool, checkpoint: Any, **others: Any) -> None:
         """See that a run's options are its own, and that its checkpoint can be written.
 
@@ -171,6 +208,25 @@ class EngineShell(Documented):
         """What looks at a run, whose state has ``size`` bytes and is copied by ``keep``."""
         keeps = size <= LARGEST if keep_best is None else keep_best
         return Watch(self.target.dim, self._nats, keep if keeps else None)
+
+    def _until(
+        self, rule: Settled | None, cadence: Cadence, positions: Callable[[], Any]
+    ) -> SettlingWatch | None:
+        """What ends a run once it has settled by a rule, judged by its present positions."""
+        if rule is None:
+            return None
+        search = math.ceil(self._search_share(self.plan) * cadence.last)
+        sites = self.target.layout.slices
+        first = max(cadence.first, search)
+        return SettlingWatch(rule, first, positions, sites, self._answers_apart)
+
+    def _draws_to_look_at(self, plan: Any) -> int | None:
+        """Number of draws by which a run's settling is judged; None for the engine's own."""
+        return None
+
+    def _search_share(self, plan: Any) -> float:
+        """Share of all steps in which the engine looks for a place, and cannot settle."""
+        return 0.0
 
     def _nats(self, piece: Piece) -> Any:
         """What the steps of a run are judged by (steps,), less being better, in nats."""

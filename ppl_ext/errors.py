@@ -65,3 +65,11 @@ class ResumeWarning(UserWarning):
 
 class LostFitWarning(UserWarning):
     """A run ended far above its best; the message says where that was kept."""
+
+
+class UnsettledWarning(UserWarning):
+    """A run that was to go on until it has settled has not; the message says what to do."""
+
+
+class StartWarning(UserWarning):
+    """A run's start was not searched for to the end; the message says where it starts instead."""

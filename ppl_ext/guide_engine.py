@@ -10,6 +10,8 @@ from ppl_ext.engine import EngineShell
 from ppl_ext.errors import ArgumentError, NoisyScoreWarning
 from ppl_ext.options import check_count, check_number, refuse
 from ppl_ext.run import Piece
+from ppl_ext.settling import FEWEST_DRAWS, MOST_DRAWS, NUMBERS
+from ppl_ext.start.given import HOST
 
 
 class GuideShell(EngineShell):
@@ -32,8 +34,8 @@ class GuideShell(EngineShell):
         The gradient in all of the guide's parameters, as one vector, is shortened to this length
         where it is longer. Default: not.
     initial_scale : float, optional
-        Standard deviation of every coordinate, in the unconstrained space, at the start. Default:
-        the guide's own.
+        Standard deviation of every coordinate, in the unconstrained space, at the start, in place
+        of the start's. Default: the start's, or the guide's own.
     total_steps : int, optional
         T when steps are taken one by one. ``run`` sets T to the steps taken so far plus its own,
         so that a run resumed for its remaining steps has the T of the uninterrupted one. Steps
@@ -97,6 +99,15 @@ class GuideShell(EngineShell):
         """What the engine uses of an optimizer that was given, checked."""
         return optim
 
+    def _has_own_start(self) -> bool:
+        """Whether the guide was made with another place or scale to start from than the host's
+        default, or has parameters already."""
+        raise NotImplementedError
+
+    def _default_start(self, plan: Any) -> str:
+        can = plan.density.takes_start and not self._has_own_start()
+        return super()._default_start(plan) if can else HOST
+
     @property
     def density(self) -> Any:
         """The guide as a density over the flat unconstrained vector."""
@@ -106,6 +117,9 @@ class GuideShell(EngineShell):
         # Minus the evidence lower bound. Matched scores are in the latents' units, and small for
         # a guide that is far too wide.
         return piece.info["log_q"] - piece.info["log_p"]
+
+    def _draws_to_look_at(self, plan: Any) -> int | None:
+        return min(max(NUMBERS // plan.target.dim, FEWEST_DRAWS), MOST_DRAWS)
 
     def _settings(self) -> dict[str, str]:
         return {"guide": type(self.guide).__name__, **super()._settings()}

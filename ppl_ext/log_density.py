@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from jaxtyping import Float, Int
 
@@ -15,6 +16,7 @@ from ppl_ext.density import Array, Score, ScoreParts
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
 from ppl_ext.layouts import DataPlate, sweep_ranges
 from ppl_ext.options import check_count, check_number, described
+from ppl_ext.start.given import Started
 
 Data = TypeVar("Data")
 
@@ -34,6 +36,8 @@ class LogDensityShell(ABC, Generic[Array, Data]):
     _data_plate: str
 
     bound: BoundModelShell[Array]
+    #: Where ``initial_positions`` are drawn; None is the init strategy.
+    start: Started | None = None
 
     def _set_options(
         self,
@@ -234,6 +238,16 @@ class LogDensityShell(ABC, Generic[Array, Data]):
         ]
 
     # -- spaces and starting points -----------------------------------------------------------
+
+    @abstractmethod
+    def value_shapes(self, data: Data) -> dict[str, tuple[int, ...]]:
+        """Shapes of the latent sites in their supports, without positions in front."""
+
+    def with_start(self, start: Started | None) -> Self:
+        """The same target, whose initial positions are drawn from a start."""
+        other = copy.copy(self)
+        other.start = start
+        return other
 
     @abstractmethod
     def constrain(self, z: Float[Array, "P D"], data: Data) -> dict[str, Array]:

@@ -173,6 +173,10 @@ class ProximalShell(GuideShell):
         if isinstance(chosen, GradientSteps):
             self._host_optimizer(chosen.optim)
 
+    def _search_share(self, plan: Any) -> float:
+        form = getattr(plan.executor, "form", None)
+        return 0.0 if form is None else form.search_share(plan.target.dim)
+
     def _chosen_solver(self) -> ProximalSolver:
         closed = self._structure(self.guide) is not None
         return as_solver(self.solver, type(self.guide).__name__, closed)

@@ -4,7 +4,8 @@ One rule for both packages. A run is taken in pieces, which end where something 
 every ``callback_every`` steps, by default a hundredth of the run, and after the last; a checkpoint
 every ``checkpoint_every`` steps, by default a tenth of the run, and when the run ends, also by a
 callback, by a step that is not finite or fails, or by Ctrl-C; and where the run is looked at for
-its best state, see :mod:`ppl_ext.best`. Steps are counted from the engine's first, so that a run
+its best state, see :mod:`ppl_ext.best`, or to see whether it has settled, which ends it, see
+:mod:`ppl_ext.settling`. Steps are counted from the engine's first, so that a run
 that was resumed saves and calls back where the uninterrupted one would have. Where both are due
 the state is saved first. How a run is cut does not change its result.
 """
@@ -25,6 +26,7 @@ from ppl_ext.best import LEAST_APART, LOOKS, Watch
 from ppl_ext.errors import ArgumentError, NonFiniteError
 from ppl_ext.options import check_count, described, is_count
 from ppl_ext.process import between_steps
+from ppl_ext.settling import SettlingWatch
 
 #: Steps of a piece at most.
 LARGEST_PIECE = 4096
@@ -107,20 +109,20 @@ class Cadence(NamedTuple):
         due = [(position // each + 1) * each for each in self[2:] if each]
         return min([self.last, *due])
 
-    def calls_back(self, position: int) -> bool:
-        """Whether a callback is due after so many steps."""
+    def calls_back(self, position: int, ends: bool = False) -> bool:
+        """Whether a callback is due after so many steps, which may be the last."""
         return self.callback_every > 0 and (
-            position == self.last or position % self.callback_every == 0
+            ends or position == self.last or position % self.callback_every == 0
         )
 
     def looks(self, position: int) -> bool:
         """Whether the state after so many steps may be the best."""
         return position == self.last or position % self.look_every == 0
 
-    def saves(self, position: int) -> bool:
-        """Whether a checkpoint is due after so many steps."""
+    def saves(self, position: int, ends: bool = False) -> bool:
+        """Whether a checkpoint is due after so many steps, which may be the last."""
         return self.checkpoint_every > 0 and (
-            position == self.last or position % self.checkpoint_every == 0
+            ends or position == self.last or position % self.checkpoint_every == 0
         )
 
 
@@ -175,6 +177,7 @@ def take_steps(
     *,
     state: Callable[[], tuple[int, Any]],
     watch: Watch,
+    until: SettlingWatch | None,
     save: Callable[[], None],
     call_back: Callable[[int, Mapping[str, float]], bool | None],
     progress_bar: bool,
@@ -192,6 +195,8 @@ def take_steps(
     state : callable
         Steps taken so far, and the state where the engine does not hold it itself.
     watch : Watch
+    until : SettlingWatch, optional
+        What ends the run before its last step.
     save : callable
         Saves the present state.
     call_back : callable
@@ -212,7 +217,7 @@ def take_steps(
     """
     with between_steps():
         try:
-            return _taken(name, cadence, take, watch, save, call_back, progress_bar)
+            return _taken(name, cadence, take, watch, until, save, call_back, progress_bar)
         except BaseException as error:
             _hand_over(error, *state())
             # Ctrl-C comes in a step or between two.
@@ -237,6 +242,7 @@ def _taken(
     cadence: Cadence,
     take: Callable[[int], Piece],
     watch: Watch,
+    until: SettlingWatch | None,
     save: Callable[[], None],
     call_back: Callable[[int, Mapping[str, float]], bool | None],
     progress_bar: bool,
@@ -248,7 +254,10 @@ def _taken(
     watch.start(position)
     with tqdm(total=cadence.last - position, desc=name, disable=not progress_bar) as bar:
         while position < cadence.last:
-            count = min(size, cadence.boundary(position) - position)
+            boundary = cadence.boundary(position)
+            if until is not None:
+                boundary = min(boundary, until.next_look(position))
+            count = min(size, boundary - position)
             started = time.perf_counter()
             try:
                 piece = take(count)
@@ -263,7 +272,10 @@ def _taken(
             position += count
             pieces.append(piece)
             watch.take(piece)
-            if cadence.looks(position):
+            ends = until is not None and until.look(
+                position, piece.skipped, last=position == cadence.last
+            )
+            if cadence.looks(position) or ends:
                 watch.look(position)
             if count == size and elapsed < PIECE_SECONDS / 2:
                 size = min(2 * size, LARGEST_PIECE)
@@ -273,12 +285,16 @@ def _taken(
                 shown = {each: f"{value:.4g}" for each, value in piece.latest().items()}
                 if piece.skipped:
                     shown["skipped"] = str(piece.skipped)
+                if until is not None:
+                    shown["settling"] = str(until.found)
                 bar.set_postfix(shown, refresh=False)
                 bar.update(count)
-            saved = cadence.saves(position)
+            saved = cadence.saves(position, ends)
             if saved:
                 save()
-            if cadence.calls_back(position) and call_back(position, piece.latest()):
+            if cadence.calls_back(position, ends) and call_back(position, piece.latest()):
+                break
+            if ends:
                 break
     if cadence.checkpoint_every and not saved:
         save()

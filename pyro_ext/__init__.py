@@ -18,13 +18,17 @@ from ppl_ext.errors import (
     NoisyScoreWarning,
     NonFiniteError,
     ResumeWarning,
+    StartWarning,
+    UnsettledWarning,
 )
-from ppl_ext.fit.fit import Fit, load_fit
+from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.verdict import Verdict
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 from ppl_ext.score import GradientSteps, Regression
+from ppl_ext.settling import Settled, Settling
 from ppl_ext.start.start import Start
 from pyro_ext import stan
+from pyro_ext.check import check
 from pyro_ext.density import LogDensity
 from pyro_ext.diagnostics import (
     calibration_curve,
@@ -44,7 +48,7 @@ from pyro_ext.diagnostics import (
     uncertainty_score,
     uncertainty_split,
 )
-from pyro_ext.fit import check, fit
+from pyro_ext.fit import fit, load_fit
 from pyro_ext.gradients import (
     SAGA,
     SVRG,
@@ -80,6 +84,7 @@ from pyro_ext.sgmcmc import (
 )
 from pyro_ext.start import find_start
 from pyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
+from pyro_ext.warm_chains import warm_chains
 
 __all__ = [
     # engines
@@ -99,9 +104,14 @@ __all__ = [
     "check",
     "fit",
     "load_fit",
+    "warm_chains",
     # where runs start
     "Start",
+    "StartWarning",
     "find_start",
+    # when runs stop
+    "Settled",
+    "Settling",
     # parts of Newton's method
     "GaussNewton",
     "LevenbergMarquardt",
@@ -176,4 +186,5 @@ __all__ = [
     "NonFiniteError",
     "LostFitWarning",
     "ResumeWarning",
+    "UnsettledWarning",
 ]

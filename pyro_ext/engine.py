@@ -32,7 +32,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -48,11 +48,14 @@ from ppl_ext.errors import ArgumentError, HeldParameterWarning
 from ppl_ext.options import described, is_count
 from ppl_ext.process import between_steps, hold, release, swapped
 from ppl_ext.run import Cadence, Piece, check_num_steps, take_steps
+from ppl_ext.settling import Settled, Settling, rule_of, warn_if_unsettled
+from ppl_ext.start.given import HOST
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.handlers import isolated_parameters
 from pyro_ext.gradients import GradientEstimator, ScoreEstimate, default_estimator
 from pyro_ext.optim import OptimizerLike
+from pyro_ext.start import GUIDE_FORM, is_guide, started
 
 Callback = Callable[[int, "Engine", Mapping[str, float]], bool | None]
 Parameters = ParamSpec("Parameters")
@@ -115,11 +118,19 @@ class RunResult:
     best : Best, optional
         The best state of this run, as far as its noisy figures tell; see
         :class:`~ppl_ext.best.Best`. ``engine.load(result.best.state)`` goes back to it.
+    settling : Settling, optional
+        How settled the run is, with its figures; None where no ``until`` was given.
     """
 
     losses: Float[np.ndarray, " steps"]
     info: dict[str, Float[np.ndarray, " steps"]] = field(default_factory=dict)
     best: Best | None = None
+    settling: Settling | None = None
+
+    @property
+    def settled(self) -> bool | None:
+        """Whether the run has settled; None where no ``until`` was given."""
+        return None if self.settling is None else self.settling.settled
 
 
 @dataclass(frozen=True)
@@ -183,6 +194,7 @@ class Engine(EngineShell, ABC):
     """
 
     _host = "Pyro"
+    _guide_form = GUIDE_FORM
     #: Whether latents inside a subsampled plate are accepted.
     allow_local_latents = True
 
@@ -260,6 +272,10 @@ class Engine(EngineShell, ABC):
     def _load_algorithm_state(self, plan: Any, state: Any, saved: dict[str, Any]) -> Any:
         """The state that :meth:`_algorithm_state` saved, in the tensors of the present one."""
 
+    @staticmethod
+    def _is_guide(given: Any) -> bool:
+        return is_guide(given)
+
     def _settings(self) -> dict[str, str]:
         optimizer = getattr(self._state, "optimizer", None)
         description = "none" if optimizer is None else optimizer.description
@@ -276,22 +292,46 @@ class Engine(EngineShell, ABC):
     def _digest(self, arguments: Any) -> str:
         return digest_of_arguments(arguments)
 
+    def _positions(self, plan: Any, state: Any) -> Float[Tensor, "n D"]:
+        """Flat positions (n, D) that move only as the state does: by them a run settles."""
+        return self._draw(plan, state, self._draws_to_look_at(plan))
+
     # -- set up ------------------------------------------------------------------------------
 
     @_at_work
-    def setup(self, *args: Any, **kwargs: Any) -> None:
+    def setup(self, *args: Any, start: Any = None, **kwargs: Any) -> None:
         """Check the model with these arguments and build the state, without taking a step.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Arguments of the model.
+        start : optional
+            Where a run without a state starts: "search" for Normals near the modes, "host" for the
+            init strategy, a ``Start`` of ``find_start``, a fit, a dict from latent sites to
+            constrained values or draws, a fitted autoguide of the host, or an object with
+            ``get_samples()``. Default: the engine's own; see the page "Where runs start".
 
         Raises
         ------
         ModelCheckError
             The model cannot be fitted; see :mod:`pyro_ext.density.check`.
         ArgumentError
-            The arguments do not fit the model.
+            The arguments do not fit the model, or the start does not.
         """
-        self._meet(args, kwargs)
+        self._check_start(start, self._has_state())
+        self._meet(args, kwargs, start=start)
 
-    def _meet(self, args: tuple[Any, ...], kwargs: dict[str, Any], look: bool = True) -> None:
+    def _has_state(self) -> bool:
+        return not self._bound is self._kept is self._pending is None
+
+    def _meet(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        look: bool = True,
+        start: Any = None,
+    ) -> None:
         """Take these arguments: as they are, or, where they lead to another target, with a new one.
 
         What the algorithm has reached stays. ``look`` tells whether to look at what the model
@@ -299,7 +339,7 @@ class Engine(EngineShell, ABC):
         """
         known = self._known()
         if known is None:
-            self._meet_anew(args, kwargs)
+            self._meet_anew(args, kwargs, start)
             return
         plan = known.plan
         data = plan.target.bind(*args, **kwargs)
@@ -313,7 +353,7 @@ class Engine(EngineShell, ABC):
                 self._estimator_state = plan.estimator.init(plan.target, data, self._generator)
         self._bound = _Bound(plan, data, memory, seen)
 
-    def _meet_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _meet_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any], start: Any = None) -> None:
         known, generator = self._bound, self._generator.get_state()
         try:
             with swapped(warnings.catch_warnings()):
@@ -334,7 +374,9 @@ class Engine(EngineShell, ABC):
             data = target.bind(*args, **kwargs)
             plan = self._plan(target, self._generator, data)
             estimator_state = plan.estimator.init(target, data, self._generator)
-            state = self._initialize(plan, data) if known is None else self._state
+            state = self._state
+            if known is None:
+                state = self._initialize(self._started(plan, data, start), data)
             seen = _seen(plan.estimator.memory_of(data))
             self._estimator_state, self._state = estimator_state, state
             self._bound = _Bound(plan, data, self._memory(plan, data), seen)
@@ -346,6 +388,16 @@ class Engine(EngineShell, ABC):
             self._bound = known
             self._generator.set_state(generator)
             raise
+
+    def _started(self, plan: Plan, data: Data, given: Any) -> Plan:
+        """The plan with a target that starts where a run does."""
+        if self._pending is not None:
+            given = HOST  # the state is a saved one
+        has_strategy = self.init_strategy is not None
+        options: Any = {"has_strategy": has_strategy, "usual": self._default_start(plan)}
+        found = started(plan.target, self._generator, data, given, **options)
+        self.start = None if found is None else found.start
+        return plan if found is None else replace(plan, target=plan.target.with_start(found))
 
     def _score(
         self, z: Float[Tensor, "P D"], data: Data, target: Any = None, cost: float = 1.0
@@ -449,21 +501,28 @@ class Engine(EngineShell, ABC):
         self,
         num_steps: int,
         *args: Any,
+        start: Any = None,
         progress_bar: bool = True,
         callback: Callback | None = None,
         callback_every: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
         keep_best: bool | None = None,
+        until: Settled | str | None = None,
         **kwargs: Any,
     ) -> RunResult:
-        """Take ``num_steps`` steps with these arguments of the model.
+        """Take ``num_steps`` steps with these arguments of the model, or fewer.
 
         Parameters
         ----------
         num_steps : int
         *args, **kwargs
             Arguments of the model.
+        start : optional
+            Where a run without a state starts: "search" for Normals near the modes, "host" for the
+            init strategy, a ``Start`` of ``find_start``, a fit, a dict from latent sites to
+            constrained values or draws, a fitted autoguide of the host, or an object with
+            ``get_samples()``. Default: the engine's own; see the page "Where runs start".
         progress_bar : bool
             Show loss and rate.
         callback : callable, optional
@@ -481,6 +540,10 @@ class Engine(EngineShell, ABC):
         keep_best : bool, optional
             Keep a copy of the best state so far, for ``result.best``; a checkpoint does not hold
             it. Default: where the tensors of a fit have at most 64 MiB.
+        until : "settled" or Settled, optional
+            End the run once its draws move no more, as far as their noise lets one tell; see
+            :mod:`ppl_ext.settling`. ``num_steps`` is then the most steps, and the end of all
+            schedules over a run. Each run begins anew to look.
 
         Returns
         -------
@@ -490,6 +553,8 @@ class Engine(EngineShell, ABC):
         -----
         LostFitWarning
             The run ended far above its best.
+        UnsettledWarning
+            It was to go on until it has settled, and has not in ``num_steps``.
 
         Raises
         ------
@@ -504,7 +569,10 @@ class Engine(EngineShell, ABC):
             callback_every=callback_every,
             checkpoint_every=checkpoint_every,
             keep_best=keep_best,
+            until=until,
         )
+        rule = rule_of(until)
+        self._check_start(start, self._has_state())
         cadence = Cadence.of(
             self.num_steps_taken,
             num_steps,
@@ -515,7 +583,7 @@ class Engine(EngineShell, ABC):
         )
         # Schedules over a run need its end; a resumed run ends where the first one would have.
         self._horizon = cadence.last
-        self._meet(args, kwargs)
+        self._meet(args, kwargs, start=start)
 
         def take(count: int) -> Piece:
             before = self.num_steps_taken
@@ -534,20 +602,36 @@ class Engine(EngineShell, ABC):
         fitted = tree_leaves((self._state, self._estimator_state, vars(self.plan)))
         size = sum(each.nbytes for each in fitted if isinstance(each, Tensor))
         watch = self._watch(keep_best, size, self._kept_state)
+        settling = self._until(rule, cadence, self._positions_now)
         found = take_steps(
             type(self).__name__,
             cadence,
             take,
             state=lambda: (self.num_steps_taken, None),
             watch=watch,
+            until=settling,
             save=save,
             call_back=call_back,
             progress_bar=progress_bar,
         )
         best = watch.end()
         warn_if_lost(type(self).__name__, best, "engine.load(result.best.state) goes back to it.")
+        settled = None if settling is None else settling.found
+        if self.num_steps_taken == cadence.last:
+            warn_if_unsettled(type(self).__name__, settled, num_steps)
         self._look_at_end(self.plan, found)
-        return RunResult(found.losses, found.info, best)
+        return RunResult(found.losses, found.info, best, settled)
+
+    def _positions_now(self) -> np.ndarray:
+        # The same noise each time, and the draws that are asked for stay as they are.
+        own, self._draws = self._draws, seeded_generator(0)
+        try:
+            with torch.no_grad():
+                found = self._positions(self.plan, self._state).detach().cpu()
+        finally:
+            self._draws = own
+        # NumPy has no bfloat16.
+        return (found.float() if found.dtype == torch.bfloat16 else found).numpy()
 
     @_at_work
     def get_samples(self, num_samples: int | None = None) -> dict[str, Tensor]:

@@ -2,29 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from pyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+)
 from torch import Tensor
 
 from ppl_ext.documented import documented
-from ppl_ext.fit import check as shared_check
 from ppl_ext.fit import fit as shared
-from ppl_ext.fit.check import CHECK_DOCUMENTATION, CHECK_ESS, draws_of
-from ppl_ext.fit.fit import FIT_DOCUMENTATION, TARGET_ESS, Fit
-from ppl_ext.fit.problem import Problem, problem_of
-from ppl_ext.fit.verdict import Verdict
+from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
+from ppl_ext.fit.policy import guide_for
+from ppl_ext.fit.problem import (
+    Approximate,
+    Approximated,
+    Meter,
+    Problem,
+    check_own_engine,
+    epoch_of,
+    in_rounds,
+    name_of,
+    number_of_draws,
+    problem_of,
+)
+from ppl_ext.settling import Settling
+from ppl_ext.start.start import Start
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.reparameterise import noncentered
 from pyro_ext.density.replay import replay
+from pyro_ext.engine import Engine
+from pyro_ext.gradients import SVRG
+from pyro_ext.score import ProximalScoreVI
 from pyro_ext.start import piece_of
+
+#: The Normals that fits of many dimensions or rows fit.
+GUIDES = {
+    "full": AutoMultivariateNormal,
+    "low-rank": AutoLowRankMultivariateNormal,
+    "diagonal": AutoDiagonalNormal,
+}
+#: The engine of a program, or None where none can fit it.
+EngineOf = Callable[[Callable[..., Any], LogDensity], "Engine | None"]
 
 
 @documented(
     FIT_DOCUMENTATION,
     host="Pyro",
+    guide="AutoContinuous",
+    engine="Engine",
     randomness="seed : int\n        Of the random numbers; see below.",
 )
 def fit(
@@ -35,81 +67,116 @@ def fit(
     seconds: float | None = None,
     target_ess: float = TARGET_ESS,
     exact: bool = True,
+    guide: Any = None,
+    engine: Engine | None = None,
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> Fit:
     """Draws of a program's posterior that may be trusted, or a clear no."""
+    check_own_engine(model, guide, engine, Engine)
     generator = np.random.default_rng(seed)
-    rng = torch.Generator().manual_seed(seed)
 
-    def problems() -> Sequence[Problem]:
-        target = LogDensity(model, args, kwargs)
-        data = target.bind(*args, **kwargs)
-
-        def as_written(z: np.ndarray) -> dict[str, Tensor]:
-            found = target.constrain(torch.as_tensor(z, dtype=target.dtype), data)
-            return {name: found[name].detach() for name in target.layout.names}
-
-        ways = [_problem("as written", target, target, data, as_written, rng, generator)]
-        if target.plates:
-            return ways
-        other = noncentered(target, data)
-        if other is None:
-            return ways
-        moved = LogDensity(other[0], args, kwargs)
-        moved_data = moved.bind(*args, **kwargs)
-
-        def of_sites(z: np.ndarray) -> dict[str, Tensor]:
-            latent = moved.constrain(torch.as_tensor(z, dtype=moved.dtype), moved_data)
-            found = replay(moved, latent, moved_data, groups=["deterministic"])
-            values = {**latent, **found.deterministic}
-            return {name: torch.as_tensor(values[name]).detach() for name in target.layout.names}
-
-        name = f"with {', '.join(other[1])} non-centred"
-        ways.append(_problem(name, moved, target, moved_data, of_sites, rng, generator))
-        return ways
+    def engine_of(program: Callable[..., Any], target: LogDensity) -> Engine | None:
+        if engine is not None or target.local_sites:
+            return engine  # guides have no local latents
+        estimator = SVRG(epoch_of(target.plates)) if target.plates else None
+        chosen = guide or GUIDES[guide_for(target.dim)]
+        return ProximalScoreVI(program, chosen, estimator=estimator, seed=seed)
 
     return shared.fit(
-        problems,
+        lambda: list(ways_of(model, args, kwargs, seed, generator, engine_of=engine_of)),
         generator,
+        seed,
         budget=budget,
         seconds=seconds,
         target_ess=target_ess,
         exact=exact,
         progress_bar=progress_bar,
+        has_engine=guide is not None or engine is not None,
     )
 
 
-@documented(
-    CHECK_DOCUMENTATION,
-    host="Pyro",
-    sources="an engine, of ``Predictive``, or a run of ``MCMC``",
-    randomness="seed : int\n        Of the random numbers; see below.",
-)
-def check(
-    draws: Any,
+@documented(LOAD_DOCUMENTATION, host="Pyro")
+def load_fit(
+    path: str | os.PathLike[str], model: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
+) -> Fit:
+    """Read a fit that ``Fit.save`` has written."""
+
+    def ways(seed: int, generator: np.random.Generator) -> Iterator[Problem]:
+        assert model is not None
+        return ways_of(model, args, kwargs, seed, generator)
+
+    return shared.load_fit(path, None if model is None else ways)
+
+
+def ways_of(
     model: Callable[..., Any],
-    *args: Any,
-    seed: int = 0,
-    budget: int | None = None,
-    seconds: float | None = None,
-    target_ess: float = CHECK_ESS,
-    progress_bar: bool = True,
-    **kwargs: Any,
-) -> Verdict:
-    """Whether draws of any method are the posterior's, by chains that are exact."""
-    found = draws_of(draws)
-    reference = fit(
-        model,
-        *args,
-        seed=seed,
-        budget=budget,
-        seconds=seconds,
-        target_ess=target_ess,
-        progress_bar=progress_bar,
-        **kwargs,
-    )
-    return shared_check.check(found, reference)
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    seed: int,
+    generator: np.random.Generator,
+    engine_of: EngineOf | None = None,
+) -> Iterator[Problem]:
+    """A program as what a fit asks of it: as written first, then with sites non-centred."""
+    rng = torch.Generator().manual_seed(seed)
+    target = LogDensity(model, args, kwargs)
+    data = target.bind(*args, **kwargs)
+
+    def as_written(z: np.ndarray) -> dict[str, Tensor]:
+        found = target.constrain(torch.as_tensor(z, dtype=target.dtype), data)
+        return {name: found[name].detach() for name in target.layout.names}
+
+    engine = _by_engine(engine_of, model, target, data)
+    yield _problem("as written", target, target, data, as_written, rng, generator, engine)
+    other = None if target.plates else noncentered(target, data)
+    if other is None:
+        return
+    moved = LogDensity(other[0], args, kwargs)
+    moved_data = moved.bind(*args, **kwargs)
+
+    def of_sites(z: np.ndarray) -> dict[str, Tensor]:
+        latent = moved.constrain(torch.as_tensor(z, dtype=moved.dtype), moved_data)
+        found = replay(moved, latent, moved_data, groups=["deterministic"])
+        values = {**latent, **found.deterministic}
+        return {name: torch.as_tensor(values[name]).detach() for name in target.layout.names}
+
+    name = f"with {', '.join(other[1])} non-centred"
+    engine = _by_engine(engine_of, other[0], moved, moved_data)
+    yield _problem(name, moved, target, moved_data, of_sites, rng, generator, engine)
+
+
+def _by_engine(
+    engine_of: EngineOf | None, model: Callable[..., Any], target: LogDensity, data: Data
+) -> Approximate | None:
+    """Draws by an engine that runs until it has settled, or has spent what it may."""
+    engine = None if engine_of is None else engine_of(model, target)
+    if engine is None:
+        return None
+
+    def approximate(start: Start | None, meter: Meter) -> Approximated:
+        before = engine.gradient_evaluations
+
+        def run(steps: int, is_over: Callable[..., bool]) -> tuple[int, Settling]:
+            begun: dict[str, Any] = {"start": start} if engine.num_steps_taken == 0 else {}
+            result = engine.run(
+                steps,
+                *data.args,
+                until="settled",
+                callback=is_over,
+                progress_bar=False,
+                **begun,
+                **data.kwargs,
+            )
+            assert result.settling is not None
+            return len(result.losses), result.settling
+
+        steps, settling = in_rounds(run, meter)
+        meter.evaluations += round(engine.gradient_evaluations - before)
+        draws = engine.get_samples(number_of_draws(target.dim))
+        positions = target.unconstrain(draws, data).detach().double().cpu().numpy()
+        return Approximated(name_of(engine), positions, steps, settling)
+
+    return approximate
 
 
 def _problem(
@@ -120,6 +187,7 @@ def _problem(
     values: Callable[[np.ndarray], dict[str, Tensor]],
     rng: torch.Generator,
     generator: np.random.Generator,
+    approximate: Approximate | None,
 ) -> Problem:
     def by_strategy(number: int) -> np.ndarray:
         return target.initial_positions(number, rng, data).double().cpu().numpy()
@@ -132,5 +200,7 @@ def _problem(
         torch.finfo(target.dtype).eps,
         by_strategy,
         values,
+        lambda: digest_of_arguments((data.args, data.kwargs)),
         generator,
+        approximate,
     )

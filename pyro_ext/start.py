@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from pyro.infer.autoguide import AutoContinuous, AutoGuide
 
-from ppl_ext.start.search import Piece, rows_of, search
+from ppl_ext.errors import ArgumentError
+from ppl_ext.start.given import DRAWS, HOST, SEARCH, Space, Started
+from ppl_ext.start.search import InPieces, Piece, begin, rows_of, starts_by_host
 from ppl_ext.start.start import Start
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.handlers import global_generator, isolated_parameters
+from pyro_ext.guides.flat_density import flat_density
+
+#: How a guide of the host is given as a start.
+GUIDE_FORM = "a Pyro autoguide that has its parameters"
 
 
 def find_start(model: Callable[..., Any], *args: Any, seed: int = 0, **kwargs: Any) -> Start:
@@ -51,22 +60,89 @@ def find_start(model: Callable[..., Any], *args: Any, seed: int = 0, **kwargs: A
 def start_of(
     target: LogDensity, rng: torch.Generator, data: Data, *, has_strategy: bool = False
 ) -> Start:
-    """The start of a target with given data; see :func:`ppl_ext.start.search.search`."""
+    """The start of a target with given data; see :func:`ppl_ext.start.search.begin`."""
+    found = started(target, rng, data, SEARCH, has_strategy=has_strategy)
+    assert found is not None
+    return replace(found.start, sites=target.layout.sizes)
+
+
+def started(
+    target: LogDensity,
+    rng: torch.Generator,
+    data: Data,
+    given: Any,
+    *,
+    has_strategy: bool = False,
+    usual: str = HOST,
+) -> Started | None:
+    """Where a run of a target starts; see :func:`ppl_ext.start.search.begin`."""
+    if starts_by_host(given, usual, target.dim):
+        return None
     generator = np.random.default_rng(int(torch.randint(2**62, (), generator=rng)))
-    piece = piece_of(target, data, rows_of(target.plates, generator))
 
     def by_strategy(number: int) -> np.ndarray:
         return target.initial_positions(number, rng, data).double().cpu().numpy()
 
-    epsilon = torch.finfo(target.dtype).eps
-    return search(piece, target.dim, epsilon, generator, by_strategy, has_strategy=has_strategy)
+    def unconstrain(values: Mapping[str, Any]) -> np.ndarray:
+        tensors = {
+            name: torch.as_tensor(value, dtype=target.dtype) for name, value in values.items()
+        }
+        return target.unconstrain(tensors, data).detach().double().cpu().numpy()
+
+    space = Space(
+        target.dim,
+        target.layout.slices,
+        lambda: target.value_shapes(data),
+        unconstrain,
+        lambda given: of_guide(given, target, rng, data),
+        GUIDE_FORM,
+        InPieces(piece_of(target, data, rows_of(target.plates, generator))),
+        torch.finfo(target.dtype).eps,
+    )
+    return begin(given, space, generator, by_strategy, has_strategy=has_strategy)
+
+
+def is_guide(given: Any) -> bool:
+    """Whether this is a guide of the host."""
+    return isinstance(given, AutoGuide)
+
+
+@torch.no_grad()
+def of_guide(
+    given: Any, target: LogDensity, rng: torch.Generator, data: Data
+) -> Start | Mapping[str, Any] | None:
+    """Normals of a host's guide with its parameters, or draws; None of anything else.
+
+    Raises
+    ------
+    ArgumentError
+        The guide is of another model, or has no parameters yet.
+    """
+    if not is_guide(given):
+        return None
+    if given.prototype_trace is None:
+        raise ArgumentError(
+            f"Expected {GUIDE_FORM}, found {type(given).__name__} that has none yet. Fit it first, "
+            "or leave start out."
+        )
+    if not isinstance(given, AutoContinuous):
+        seed = int(torch.randint(2**62, (), generator=rng))
+        with isolated_parameters(None), global_generator(seed):
+            drawn = [given(*data.args, **data.kwargs) for _ in range(DRAWS)]
+        return {name: torch.stack([each[name] for each in drawn]) for name in drawn[0]}
+    density = flat_density(given, data.args, data.kwargs, layout=target.layout)
+    parameters = density.initial_parameters()
+    found = density.as_start(parameters)
+    if found is not None:
+        return found
+    return target.constrain(density.sample(parameters, rng, DRAWS).to(target.dtype), data)
 
 
 def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None) -> Piece:
     """Log densities and scores of a target, of these rows or of all."""
     indices = None if rows is None else {name: torch.as_tensor(r) for name, r in rows.items()}
 
-    def piece(positions: np.ndarray) -> tuple[Any, Any]:
+    def piece(positions: np.ndarray, _: int = 0) -> tuple[Any, Any]:
         z = torch.as_tensor(positions, dtype=target.dtype)
         found = target.full_score(z, data) if rows is None else target.score(z, data, indices)
         value = found.log_density(target.likelihood_temperature)

@@ -8,6 +8,8 @@
 - A module that wants float64 says so at import, as a user's script would
   (`jax.config.update("jax_enable_x64", True)`, `torch.set_default_dtype(torch.float64)`). What it
   sets holds for its own tests and for no other module's.
+- Engines start by the host's init strategy, so that tests of other things than starts do not search
+  for one. Tests marked `library_start` have the default that users have.
 - A module that needs an optional part which is not installed is skipped, and the reason is told.
   With CI set in the environment it fails instead: a missing install step must not look like
   success.
@@ -256,6 +258,25 @@ def clean_pyro() -> Iterator[None]:
     yield
     if "pyro" in sys.modules:
         sys.modules["pyro"].clear_param_store()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def start_of_the_host() -> Iterator[None]:
+    """Have engines start by the host's init strategy: searches would double their tests' time."""
+    from ppl_ext.engine import EngineShell
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EngineShell, "_usual_start", "host")
+        yield
+
+
+@pytest.fixture(autouse=True)
+def library_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have engines start as users' do in tests marked ``library_start``."""
+    if request.node.get_closest_marker("library_start") is not None:
+        from ppl_ext.engine import EngineShell
+
+        monkeypatch.setattr(EngineShell, "_usual_start", "search")
 
 
 @pytest.fixture(params=["pyro", "numpyro"])

@@ -62,6 +62,12 @@ def model(x, y):
 """,
 }
 
+#: The same on all rows.
+WHOLE = {
+    package: text.replace(", subsample_size=min(len(x), 100)) as rows", ")").replace("[rows]", "")
+    for package, text in LOGISTIC.items()
+}
+
 NETWORK = {
     "px": """
 from pyro.nn import PyroModule, PyroSample
@@ -114,6 +120,8 @@ sigma = [15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0]
 #: What stands before the block of that number: a page and a package for each that has blocks.
 GRANTED: dict[tuple[str, str], dict[int, str]] = {
     ("examples-uncertainty", "nx"): {},
+    ("starts", "px"): {0: LOGISTIC["px"]},
+    ("starts", "nx"): {0: LOGISTIC["nx"]},
     ("getting-started", "px"): {
         0: LOGISTIC["px"],
         1: """
@@ -154,6 +162,8 @@ def model(x, y):
     ("discrete", "px"): {},
     ("discrete", "nx"): {},
     ("fit", "nx"): {},
+    ("warm-chains", "px"): {0: WHOLE["px"]},
+    ("warm-chains", "nx"): {0: WHOLE["nx"]},
     ("stan", "px"): {0: STAN},
     ("stan", "nx"): {0: STAN},
     ("uncertainty", "px"): {},
@@ -173,8 +183,12 @@ def classifier(x, y=None):
 
 #: What the blocks leave behind has to hold.
 LEFT: dict[tuple[str, str], str] = {
+    ("starts", "px"): "abs(vi.start.mean - engine.particles.numpy().mean(0)).max() < 0.1",
+    ("starts", "nx"): "engine.start is start and vi.start.factor.shape == (3, 3)",
     ("getting-started", "px"): "engine.num_steps_taken == 10_000",
     ("fit", "nx"): "fit.verdict.level == 'exact' and fit.draws['theta'].shape[1] == 8",
+    ("warm-chains", "px"): "draws['w'].shape == (800, 3)",
+    ("warm-chains", "nx"): "draws['w'].shape == (2000, 3)",
     ("guides", "px"): "khat.num_samples == 200 and len(losses) == 100",
     ("guides", "nx"): "khat.num_samples == 200 and len(result.losses) == 100",
     ("newton", "px"): "all(len(values) == 500 for values in draws.values())",
@@ -230,4 +244,7 @@ def test_blocks_run_one_after_another(
     assert eval(LEFT.get((page, package), "True"), names)
 
 
-pytestmark = [pytest.mark.filterwarnings(rule) for rule in arviz_support.IGNORED]
+pytestmark = [
+    pytest.mark.library_start,
+    *(pytest.mark.filterwarnings(rule) for rule in arviz_support.IGNORED),
+]

@@ -15,9 +15,9 @@ from scipy.stats import wasserstein_distance
 
 from benchmarks.posteriordb.database import scatter
 from benchmarks.posteriordb.methods import Draws, Floats, Program
-from benchmarks.posteriordb.start import MOST_DIMENSIONS, Start
 from benchmarks.trust.judge import inside, judge
 from ppl_ext.diagnostics.stein_discrepancy import stein_discrepancy
+from ppl_ext.start.start import Start
 
 #: Directions of the sliced Wasserstein distance.
 SLICES = 50
@@ -214,7 +214,7 @@ def stein_units(
         if positions is not None and len(positions) > program.dim:
             found: Floats = np.linalg.cholesky(np.atleast_2d(np.cov(positions.T)))
             return found
-    if start is not None and program.dim <= MOST_DIMENSIONS:
-        return start.factor
+    if start is not None:
+        return start.modes[0].root
     scales = z.std(0)
     return np.diag(scales) if (scales > 0).all() else None

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ppl_ext.curvature import GaussNewton, as_curvature
 from ppl_ext.score import GradientSteps
+from ppl_ext.start.start import Start
 
 Floats = NDArray[np.float64]
 Family = Literal["host", "guide", "particles", "chains", "MCMC"]
@@ -20,8 +21,9 @@ GuideName = Literal["diagonal", "full", "mixture", "Laplace"]
 PARTICLES = 100
 #: Chains of stochastic gradient MCMC, and the share of their draws that is warm-up.
 CHAINS, WARM_UP_SHARE = 10, 0.25
-#: Standard deviation of guides at the start, in unconstrained space.
-INITIAL_SCALE = 0.1
+#: Standard deviation of guides at the host's start, in unconstrained space, and the greatest
+#: distance from 0 of their uniform random points in every coordinate.
+INITIAL_SCALE, RADIUS = 0.1, 1.0
 #: Steps of SVN that one curvature serves, which takes most of a step's derivatives and changes
 #: slowly.
 CURVATURE_EVERY = 5
@@ -157,6 +159,9 @@ class Program(Protocol):
     def positions(self, parameters: Mapping[str, Floats]) -> Floats | None:
         """Unconstrained positions of parameters; None where they do not determine these."""
 
+    def start(self, seed: int) -> Start:
+        """Where the library would start runs with this seed."""
+
     def coordinates(self, parameters: Collection[str]) -> list[int]:
         """Unconstrained coordinates of sites that are among these parameters themselves."""
 
@@ -167,8 +172,8 @@ class Fitter(Protocol):
     def fit(self, seed: int, rate: float | None, start: Any, points: list[int], look: Look) -> None:
         """Run from a start to the last of ``points``, in score evaluations, and look at each.
 
-        The evaluations of the start (:class:`~benchmarks.posteriordb.start.Start`; None is the
-        host's own starting point) are among them.
+        The evaluations of the start (:class:`~ppl_ext.start.start.Start`; None is the host's own
+        starting point) are among them.
 
         A step that is not finite is skipped by our engines; a fit that is not finite shows in its
         figures.
@@ -251,6 +256,19 @@ def check_noise(method: Method, noise: float) -> None:
     """
     if noise and method.family == "MCMC":
         raise ValueError(f"{method.engine} needs exact scores, found noise of level {noise:g}")
+
+
+def uniform(dim: int, seed: int, number: int) -> Floats:
+    """Points (number, D) of the host's kind of start."""
+    return np.random.default_rng([5, seed]).uniform(-RADIUS, RADIUS, (number, dim))
+
+
+def of_chains(start: Start | None, dim: int, seed: int, number: int) -> tuple[int, Floats, Floats]:
+    """Evaluations spent, scales (D,) and points (number, D) of chains; None is the host's start."""
+    if start is None:
+        return 0, np.ones(dim), uniform(dim, seed, number)
+    scales = start.modes[0].conditional_deviations
+    return start.evaluations, scales, start.draw(number, seed)
 
 
 def warm_up(budget: int) -> int:

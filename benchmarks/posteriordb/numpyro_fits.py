@@ -28,6 +28,7 @@ from benchmarks.posteriordb.methods import (
     COMPONENTS,
     INITIAL_SCALE,
     PARTICLES,
+    RADIUS,
     Draws,
     Fitter,
     Floats,
@@ -36,17 +37,20 @@ from benchmarks.posteriordb.methods import (
     after_warm_up,
     check_noise,
     cost_of,
+    of_chains,
     sweeps_of,
+    uniform,
     warm_up,
 )
 from benchmarks.posteriordb.programs import numpyro_program, site_map
 from benchmarks.posteriordb.programs.sites import SiteMap
-from benchmarks.posteriordb.start import RADIUS, Start, of_chains, uniform
 from benchmarks.synthetic.numpyro_fits import white_noise
 from numpyro_ext.curvature.gauss_newton import whitened_outputs
 from numpyro_ext.curvature.row_structure import row_structure
 from numpyro_ext.density import LogDensity
 from numpyro_ext.guides.mixture import AutoGaussianMixture
+from numpyro_ext.start import start_of
+from ppl_ext.start.start import Start
 
 #: Iterations of chains after which a budget is looked at.
 BLOCK = 50
@@ -104,6 +108,10 @@ class NativeProgram:
         sites = self._sites.sites(dict(parameters))
         values = {name: jnp.asarray(sites[name]) for name in self.target.layout.names}
         return np.asarray(self.target.unconstrain(values, self.data), np.float64)
+
+    def start(self, seed: int) -> Start:
+        """See the protocol."""
+        return start_of(self.target, random.key(seed), self.data)
 
     def coordinates(self, parameters: Collection[str]) -> list[int]:
         """See the protocol."""
@@ -190,20 +198,13 @@ def make_guide(name: str, model: Callable[[], Any]) -> Any:
     return kind(model, init_scale=INITIAL_SCALE, **options)
 
 
-def host_parameters(start: Start, guide: str, seed: int) -> dict[str, Array]:
-    """Parameters of a guide at the start, under the host's names."""
-    if guide == "mixture":
-        found = {
-            "auto_logits": np.zeros(COMPONENTS),
-            "auto_loc": start.draw(COMPONENTS, seed),
-            "auto_scale_tril": np.tile(start.factor, (COMPONENTS, 1, 1)),
-        }
-    else:
-        found = {"auto_loc": start.mean}
-        if guide == "diagonal":
-            found["auto_scale"] = start.scale
-        elif guide == "full":
-            found["auto_scale_tril"] = start.factor
+def host_parameters(start: Start, guide: str) -> dict[str, Array]:
+    """Parameters of a host's guide at the start, under the host's names."""
+    found = {"auto_loc": start.mean}
+    if guide == "diagonal":
+        found["auto_scale"] = start.modes[0].conditional_deviations
+    elif guide == "full":
+        found["auto_scale_tril"] = start.modes[0].root
     return {name: jnp.asarray(value) for name, value in found.items()}
 
 
@@ -301,7 +302,6 @@ class EngineFitter:
             self.engine = engine(model, *optim, num_particles=PARTICLES, **options)
         else:
             assert method.guide is not None
-            self._guide = method.guide
             self.engine = engine(model, make_guide(method.guide, model), **options)
             self._draw = jax.jit(self._guide_draws, static_argnums=1)
         sweeps = newton_sweeps(program) if method.engine == "SVN" else None
@@ -313,28 +313,16 @@ class EngineFitter:
         self, seed: int, rate: float | None, start: Start | None, points: list[int], look: Look
     ) -> None:
         """See the protocol."""
-        state = self.engine.init(random.key(seed))
+        state = self.engine.init(random.key(seed), start="host" if start is None else start)
         each = PARTICLES if self._particles else int(self.engine.plan.num_samples)
         cost = self._cost.step * each
         spent = round(self._cost.start * each)
         if start is not None:
             spent += start.evaluations
-            state = state._replace(algorithm=self._started(state.algorithm, start, seed))
         # Schedules over the run need its end.
         steps = max(1, int((self._budget - spent) / cost))
         state = with_rate(state._replace(horizon=jnp.asarray(steps, jnp.int32)), rate, steps)
         follow(self._advance, state, cost, spent, points, look, self._draws)
-
-    def _started(self, algorithm: Any, start: Start, seed: int) -> Any:
-        """The algorithm's state at the start."""
-        if self._particles:
-            particles = jnp.asarray(start.draw(PARTICLES, seed))
-            if hasattr(algorithm, "particles"):
-                return algorithm._replace(particles=particles)
-            # The optimizer's state holds them.
-            return algorithm._replace(optimizer=self.engine.optim.init(particles))
-        found = host_parameters(start, self._guide, seed)
-        return algorithm._replace(parameters=self.engine.density.from_host(found))
 
     def _draws(self, state: Any, number: int) -> Draws:
         if self._particles:
@@ -372,7 +360,7 @@ class HostFitter:
             spent, found = self._spare, {"auto_loc": jnp.asarray(point)}
         else:
             spent = self._spare + start.evaluations
-            found = host_parameters(start, self._guide_name, seed)
+            found = host_parameters(start, self._guide_name)
         state = self._svi.init(random.key(seed), init_params=found)
         state = with_rate(state, rate, self._budget - spent)
         follow(self._advance, state, 1.0, spent, points, look, self._draws)

@@ -28,6 +28,7 @@ from benchmarks.posteriordb.methods import (
     COMPONENTS,
     INITIAL_SCALE,
     PARTICLES,
+    RADIUS,
     Draws,
     Fitter,
     Floats,
@@ -36,17 +37,19 @@ from benchmarks.posteriordb.methods import (
     after_warm_up,
     check_noise,
     cost_of,
+    of_chains,
     sweeps_of,
     warm_up,
 )
 from benchmarks.posteriordb.programs import pyro_program, site_map
 from benchmarks.posteriordb.programs.sites import SiteMap
-from benchmarks.posteriordb.start import RADIUS, Start, of_chains
 from benchmarks.synthetic.pyro_fits import white_noise
+from ppl_ext.start.start import Start
 from pyro_ext.curvature.gauss_newton import whitened_outputs
 from pyro_ext.curvature.row_structure import row_structure
 from pyro_ext.density import LogDensity
 from pyro_ext.guides.mixture import AutoGaussianMixture
+from pyro_ext.start import start_of
 
 
 def configure() -> None:
@@ -96,6 +99,10 @@ class NativeProgram:
         sites = self._sites.sites(dict(parameters))
         values = {name: as_tensor(sites[name]) for name in self.target.layout.names}
         return as_array(self.target.unconstrain(values, self.data))
+
+    def start(self, seed: int) -> Start:
+        """See the protocol."""
+        return start_of(self.target, torch.Generator().manual_seed(seed), self.data)
 
     def coordinates(self, parameters: Collection[str]) -> list[int]:
         """See the protocol."""
@@ -167,8 +174,8 @@ def fitter(program: NativeProgram, method: Method, budget: int, noise: float) ->
     return made
 
 
-def make_guide(name: str, model: Callable[[], Any], start: Start | None, seed: int) -> Any:
-    """A guide of a model by its family's name, set up at the start."""
+def make_guide(name: str, model: Callable[[], Any], start: Start | None) -> Any:
+    """A guide of a model by its family's name, set up, one of the host's at the start."""
     options: dict[str, Any] = {"init_loc_fn": init_to_uniform(radius=RADIUS)}
     if name == "mixture":
         guide: Any = AutoGaussianMixture(model, COMPONENTS, **options)
@@ -182,16 +189,12 @@ def make_guide(name: str, model: Callable[[], Any], start: Start | None, seed: i
     guide()
     if start is None:
         return guide
-    diagonal = np.diag(start.factor)
-    unit = start.factor / diagonal[:, None]
-    if name == "mixture":
-        guide.loc.data.copy_(as_tensor(start.draw(COMPONENTS, seed)))
-        guide.scale = as_tensor(np.tile(diagonal, (COMPONENTS, 1)))
-        guide.scale_tril = as_tensor(np.tile(unit, (COMPONENTS, 1, 1)))
-        return guide
+    root = start.modes[0].root
+    diagonal = np.diag(root)
+    unit = root / diagonal[:, None]
     guide.loc.data.copy_(as_tensor(start.mean))
     if name == "diagonal":
-        guide.scale = as_tensor(start.scale)
+        guide.scale = as_tensor(start.modes[0].conditional_deviations)
     elif name == "full":
         guide.scale = as_tensor(diagonal.copy())
         guide.scale_tril = as_tensor(unit)
@@ -250,21 +253,18 @@ class EngineFitter:
         if self._noise:
             options["estimator"] = px.Noisy(px.Full(), level=self._noise)
         pyro.set_rng_seed(seed)
-        each = PARTICLES
+        each, begin = PARTICLES, "host" if start is None else start
         spent = 0 if start is None else start.evaluations
         if method.family == "particles":
             spent += round(self._cost.start * each)
             steps = int((self._budget - spent) / (self._cost.step * each))
             optim = () if method.engine == "SVN" else (adam(rate, steps),)
             engine = kind(model, *optim, num_particles=PARTICLES, **options)
-            engine.setup()
-            if start is not None:
-                engine._state.particles.copy_(as_tensor(start.draw(PARTICLES, seed)))
+            engine.setup(start=begin)
         else:
             assert method.guide is not None
-            guide = make_guide(method.guide, model, start, seed)
-            engine = kind(model, guide, **options)
-            engine.setup()
+            engine = kind(model, make_guide(method.guide, model, None), **options)
+            engine.setup(start=begin)
             each = int(engine.plan.num_samples)
         cost = self._cost.step * each
         wanted = steps_of(points, spent, cost)
@@ -321,7 +321,7 @@ class HostFitter:
         """See the protocol."""
         spent = self._spare + (0 if start is None else start.evaluations)
         pyro.set_rng_seed(seed)
-        guide = make_guide(self._guide, self._model, start, seed)
+        guide = make_guide(self._guide, self._model, start)
         optim = adam(rate, self._budget - spent)
         svi = SVI(self._model, guide, optim, Trace_ELBO())
         wanted = set(steps_of(points, spent, 1.0))

@@ -390,7 +390,7 @@ def write(
     for (budget, start), same in grouped(
         runs, lambda r: (r.settings["budget"], r.settings["start"])
     ).items():
-        where = "the best Normal on the way to a mode" if start == "path" else "the host's start"
+        where = "the library's start" if start == "path" else "the host's start"
         text += [f"## {budget:,} score evaluations, from {where}"]
         exact = [record for record in same if not record.settings["noise"]]
         if exact:

@@ -23,7 +23,6 @@ from tqdm import tqdm
 from benchmarks import records
 from benchmarks.images.training import Book
 from benchmarks.posteriordb import figures, programs, report
-from benchmarks.posteriordb import start as starting
 from benchmarks.posteriordb.database import Database, DatabaseError, Posterior
 from benchmarks.posteriordb.methods import (
     APPENDIX,
@@ -39,6 +38,7 @@ from benchmarks.posteriordb.methods import (
 )
 from benchmarks.posteriordb.workers import Case, spread
 from benchmarks.records import Record
+from ppl_ext.start.start import Start
 
 #: Draws of a run's parameters that are kept for the plots.
 KEPT_DRAWS = 1000
@@ -268,7 +268,7 @@ class _Case:
         self._made: Program | None = None
         self._failure: Exception | None = None
         self._reference: figures.Reference | None = None
-        self._starts: dict[int, starting.Start] = {}
+        self._starts: dict[int, Start] = {}
         self._fitter: tuple[Any, Any] = (None, None)
         # Stated by every run, so that a posterior on which all fail is missed in no count.
         self._judged = posterior.reference_name is not None
@@ -380,11 +380,11 @@ class _Case:
             )
         return self._backend.stan(posterior.model_name, str(path), data)
 
-    def _start(self, seed: int) -> starting.Start | None:
+    def _start(self, seed: int) -> Start | None:
         if self._plan.start == "host":
             return None
         if seed not in self._starts:
-            self._starts[seed] = starting.find(self._program(), seed)
+            self._starts[seed] = self._program().start(seed)
         return self._starts[seed]
 
     def _fit(self, record: Record, method: Method, noise: float) -> None:

@@ -34,9 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="posteriordb's folder (default: that which POSTERIORDB names; without one, the "
         "embedded posteriors alone)",
     )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="plant wrong draws and see what `check` says of them, in place of fitting",
+    )
     parser.add_argument("--fresh", action="store_true", help="a process of its own for every run")
     parser.add_argument(
-        "--limit", type=count, default=1_800, help="seconds after which such a process is ended"
+        "--limit",
+        type=count,
+        default=1_800,
+        help="seconds after which such a process is ended; with --check, of a package (1,800)",
     )
     parser.add_argument("--small", action="store_true", help="few steps, to see that all runs")
     add_resume(parser)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from benchmarks.trust.hosts import BACKENDS
 from benchmarks.trust.problems import Program
+from ppl_ext.fit.warm import WARMUP
 
 Draws = dict[str, NDArray[Any]]
 
@@ -118,6 +119,10 @@ METHODS: dict[str, Method] = {
     ),
     "nuts": Method(f"host NUTS, {CHAINS} chains of {WARM_UP:,} + {CHAIN_DRAWS:,}"),
     "nuts-dense": Method("the same with a dense metric"),
+    "warm-chains": Method(
+        f"`warm_chains` from `find_start`, {CHAINS} chains of {CHAIN_DRAWS:,} after its own warm-up"
+    ),
+    "warm-chains-fit": Method("the same from `fit`"),
     "pathfinder": Method(
         f"BlackJAX multi-path Pathfinder, {CHAINS} paths, PSIS resampling", ("numpyro",)
     ),
@@ -129,10 +134,10 @@ METHODS: dict[str, Method] = {
         f"README: {_FULL}, 2,000 steps", engine="ProximalScoreVI", steps=2_000, guide=_FULL
     ),
     "SVGD": Method(
-        "README: 64 particles, Adam(0.3), 500 steps",
+        "README: 64 particles, Adam(0.05), 500 steps",
         engine="SVGD",
         steps=500,
-        adam=0.3,
+        adam=0.05,
         options={"num_particles": 64},
     ),
     "SVN": Method("64 particles, 50 steps", engine="SVN", steps=50, options={"num_particles": 64}),
@@ -164,6 +169,12 @@ def run_method(name: str, backend: str, program: Program, seed: int, size: Size)
     else:
         found = module.RIVALS[name](program, seed, size)
     return found
+
+
+def options_of_chains(size: Size) -> dict[str, Any]:
+    """Options of ``warm_chains`` in both hosts."""
+    warmup, draws = size.of(WARMUP), size.of(CHAIN_DRAWS)
+    return {"num_warmup": warmup, "num_samples": draws, "num_chains": CHAINS, "progress_bar": False}
 
 
 def run_fit(backend: str, program: Program, seed: int) -> Fitted:
@@ -205,6 +216,11 @@ def scores_of_a_step(method: Method, plan: Any) -> int:
     if particles is None:
         return int(getattr(plan, "num_samples", 1))
     return int(particles) * (1 + plan.target.dim if method.engine == "SVN" else 1)
+
+
+def scores_of_a_start(engine: Any) -> int:
+    """Score evaluations that an engine took to find where to start."""
+    return 0 if engine.start is None else int(engine.start.evaluations)
 
 
 def as_arrays(draws: Mapping[str, Any]) -> Draws:

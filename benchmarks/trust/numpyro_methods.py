@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import blackjax
 import jax
@@ -30,6 +32,8 @@ from benchmarks.trust.methods import (
     Method,
     Size,
     as_arrays,
+    options_of_chains,
+    scores_of_a_start,
     scores_of_a_step,
 )
 from benchmarks.trust.problems import Program
@@ -64,6 +68,25 @@ def nuts(program: Program, seed: int, size: Size, *, dense: bool = False) -> Fit
     draws = as_arrays(sampler.get_samples(group_by_chain=True))
     divergences = int(np.asarray(sampler.get_extra_fields()["diverging"]).sum())
     evaluations = int(np.asarray(sampler.last_state.num_steps).sum())
+    return Fitted(draws, evaluations, chains=True, divergences=divergences)
+
+
+def warm_chains(program: Program, seed: int, size: Size, *, fitted: bool = False) -> Fitted:
+    """Chains in the coordinates of a start or a fit, whose evaluations count."""
+    before, after = random.split(random.key(seed))
+    model, args, kwargs = program.model, program.args, dict(program.kwargs)
+    source: Any
+    if fitted:
+        source = nx.fit(before, model, *args, progress_bar=False, **kwargs)
+        spent = source.verdict.evaluations
+    else:
+        source = nx.find_start(before, model, *args, **kwargs)
+        spent = source.evaluations
+    with patch("numpyro_ext.warm_chains.NUTS", CountingNUTS):
+        sampler = nx.warm_chains(after, model, source, *args, **options_of_chains(size), **kwargs)
+    divergences = int(np.asarray(sampler.get_extra_fields()["diverging"]).sum())
+    evaluations = spent + int(np.asarray(sampler.last_state.num_steps).sum())
+    draws = as_arrays(sampler.get_samples(group_by_chain=True))
     return Fitted(draws, evaluations, chains=True, divergences=divergences)
 
 
@@ -166,6 +189,8 @@ RIVALS: dict[str, Callable[[Program, int, Size], Fitted]] = {
     "svi": svi,
     "nuts": nuts,
     "nuts-dense": lambda program, seed, size: nuts(program, seed, size, dense=True),
+    "warm-chains": warm_chains,
+    "warm-chains-fit": partial(warm_chains, fitted=True),
     "pathfinder": pathfinder,
     "pathfinder-nuts": pathfinder_nuts,
 }
@@ -187,5 +212,5 @@ def run_engine(method: Method, program: Program, seed: int, size: Size) -> Fitte
         drawn = {} if "num_particles" in options else {"num_samples": size.of(DRAWS)}
         found = engine.get_samples(result.state, **drawn)
     told = tuple(str(each.message) for each in caught if each.category is UserWarning)
-    evaluations = steps * scores_of_a_step(method, engine.plan)
+    evaluations = steps * scores_of_a_step(method, engine.plan) + scores_of_a_start(engine)
     return Fitted(as_arrays(found), evaluations, trusted=not told, reasons=told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from benchmarks.trust.methods import (
     Method,
     Size,
     as_arrays,
+    options_of_chains,
+    scores_of_a_start,
     scores_of_a_step,
 )
 from benchmarks.trust.problems import Program
@@ -58,6 +61,24 @@ def nuts(program: Program, seed: int, size: Size, *, dense: bool = False) -> Fit
     return Fitted(draws, evaluations, chains=True, divergences=divergences)
 
 
+def warm_chains(program: Program, seed: int, size: Size, *, fitted: bool = False) -> Fitted:
+    """Chains in the coordinates of a start or a fit, whose evaluations count."""
+    model, args, kwargs = program.model, program.args, dict(program.kwargs)
+    source: Any
+    if fitted:
+        source = px.fit(model, *args, seed=seed, progress_bar=False, **kwargs)
+        spent = source.verdict.evaluations
+    else:
+        source = px.find_start(model, *args, seed=seed, **kwargs)
+        spent = source.evaluations
+    options = options_of_chains(size)
+    sampler = px.warm_chains(model, source, *args, seed=seed + 1, **options, **kwargs)
+    diverged = sampler.diagnostics()["divergences"].values()
+    draws = as_arrays(sampler.get_samples(group_by_chain=True))
+    evaluations = spent + sampler.kernel.evaluations
+    return Fitted(draws, evaluations, chains=True, divergences=sum(map(len, diverged)))
+
+
 def svi(program: Program, seed: int, size: Size) -> Fitted:
     """A full Normal by the host."""
     pyro.set_rng_seed(seed)
@@ -85,6 +106,8 @@ RIVALS: dict[str, Callable[[Program, int, Size], Fitted]] = {
     "svi": svi,
     "nuts": nuts,
     "nuts-dense": lambda program, seed, size: nuts(program, seed, size, dense=True),
+    "warm-chains": warm_chains,
+    "warm-chains-fit": partial(warm_chains, fitted=True),
 }
 
 
@@ -105,6 +128,6 @@ def run_engine(method: Method, program: Program, seed: int, size: Size) -> Fitte
         drawn = {} if "num_particles" in options else {"num_samples": size.of(DRAWS)}
         found = engine.get_samples(**drawn)
     told = tuple(str(each.message) for each in caught if each.category is UserWarning)
-    evaluations = steps * scores_of_a_step(method, engine.plan)
+    evaluations = steps * scores_of_a_step(method, engine.plan) + scores_of_a_start(engine)
     pyro.clear_param_store()
     return Fitted(as_arrays(found), evaluations, trusted=not told, reasons=told)

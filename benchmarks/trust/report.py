@@ -95,6 +95,40 @@ def two_by_two(runs: Sequence[Record]) -> str:
 
 TRUST = ("trusted", "not trusted")
 
+#: Chains that others are held against, and what is compared.
+RIVAL = "nuts"
+PER_EVALUATION = """Effective draws in bulk or tail, whichever are fewer, of the worst scalar \
+marginal, over all evaluations of the score, as a multiple of what the rival has on the same \
+problem: median and quartiles over the problems that both have run.
+"""
+
+
+def per_evaluation(found: Iterable[Record]) -> list[dict[str, Any]]:
+    """A row for each method with chains: effective draws per evaluation beside the rival's."""
+    key = grouped(found, lambda run: (*_case(run)[:2], run.model, str(run.seed)))
+    shares: dict[tuple[str, ...], list[float]] = {}
+    for runs in key.values():
+        worth = {run.method: _worth(run) for run in runs}
+        own = worth.pop(RIVAL, None)
+        for run in runs:
+            found_here = worth.get(run.method)
+            if own and found_here is not None:
+                shares.setdefault(_case(run), []).append(found_here / own)
+    rows = []
+    for (backend, precision, method), ratios in shares.items():
+        low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
+        row: dict[str, Any] = {"backend": backend, "precision": precision, "method": method}
+        row |= {"problems": len(ratios), "lower quartile": float(low), "median": float(middle)}
+        rows.append(row | {"upper quartile": float(high)})
+    return rows
+
+
+def _worth(run: Record) -> float | None:
+    figures = run.figures
+    if run.failed or not figures.get("evaluations") or "bulk ESS" not in figures:
+        return None
+    return float(min(figures["bulk ESS"], figures["tail ESS"])) / float(figures["evaluations"])
+
 
 def by_kind(found: Iterable[Record]) -> list[dict[str, Any]]:
     """A row for each kind of problem and host: right and trusted, of how many, by method."""
@@ -145,6 +179,10 @@ def write(found: Sequence[Record], out: Path) -> None:
     for (backend, precision, method), runs in grouped(found, _case).items():
         parts.append(f"## {method}, {backend}, {precision} precision\n\n{METHODS[method].about}\n")
         parts.append(two_by_two(runs))
+    rows = per_evaluation(found)
+    if rows:
+        parts.append(f"## Effective draws per evaluation, beside {RIVAL}\n\n{PER_EVALUATION}\n")
+        parts.append(records.markdown_table(rows))
     parts.append("## Problems\n")
     problems = grouped(found, lambda run: (run.model,))
     lines = []

@@ -32,6 +32,10 @@ def run(arguments: argparse.Namespace) -> int:
         rows = [{"problem": problem.name, "kind": problem.kind} for problem in problems]
         print(records.markdown_table(rows))
         return 0
+    if arguments.check:
+        from benchmarks.trust import checking
+
+        return checking.run(arguments, problems)
     import torch
 
     # Models this small lose more to handing work between threads than they gain.

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
@@ -31,7 +32,7 @@ from numpyro_ext.density.handlers import Trace, belongs_to_prior, is_factor, is_
 from numpyro_ext.density.layout import Data, Indices, Layout
 from numpyro_ext.density.outputs import Output, output_of
 from numpyro_ext.density.spaces import check_values, constrain, unconstrain
-from numpyro_ext.density.start import Attempt, Start
+from numpyro_ext.density.start import Attempt, StartingPositions, numbers_of_key
 from numpyro_ext.density.sweep import sum_over_rows
 from numpyro_ext.programs import Program
 from ppl_ext.arguments import check_callable
@@ -165,7 +166,7 @@ class LogDensity(LogDensityShell[Array, Data]):
         self.arguments = arguments
         self.bound = bound = arguments.bound
         self._evaluation = Evaluation(bound, self.likelihood_temperature, self.particle_chunk)
-        self._start = Start(self._evaluation, self.init_strategy)
+        self._start = StartingPositions(self._evaluation, self.init_strategy)
         self._programs: dict[Any, Program] = {}
         self._set_model(bound)
         self.layout: Layout = bound.layout
@@ -247,6 +248,12 @@ class LogDensity(LogDensityShell[Array, Data]):
         values = run(self.bound.check_positions(z), self.arguments.as_evaluated(data))
         return {name: values[name] for name in (*self.layout.names, *self.parameter_sites)}
 
+    def value_shapes(self, data: Data) -> dict[str, tuple[int, ...]]:
+        position = jax.ShapeDtypeStruct((self.dim,), self.dtype)
+        one = partial(constrain, self.bound, self.arguments.as_evaluated(data))
+        found = jax.eval_shape(one, position)
+        return {name: tuple(found[name].shape) for name in self.layout.names}
+
     def unconstrain(self, values: Mapping[str, Array], data: Data) -> Float[Array, "P D"]:
         def of_values(values: dict[str, Array], data: Data) -> Array:
             return self._evaluation.over_particles(partial(unconstrain, self.bound, data), values)
@@ -259,16 +266,22 @@ class LogDensity(LogDensityShell[Array, Data]):
     def initial_positions(self, num: int, rng_key: Array, data: Data) -> Float[Array, "P D"]:
         """Starting positions by the init strategy, with finite density and score.
 
-        Positions that are not finite are drawn again, up to 100 times. The density is that of
-        the first rows of each subsampled plate. Best called outside ``jax.jit``: inside it the
-        model is compiled once more for this alone, and positions that stay bad are returned.
+        They are draws of the target's start where it has one. Positions that are not finite are
+        drawn again, up to 100 times. The density is that of the first rows of each subsampled
+        plate. Best called outside ``jax.jit``: inside it the model is compiled once more for this
+        alone, and positions that stay bad are returned.
 
         Raises
         ------
         ModelCheckError
             When no finite position is found; the message names the site at fault.
+        ArgumentError
+            The target has a start and the key is traced.
         """
         check_count("num", num)
+        if self.start is not None:
+            found = self.start.positions(num, numbers_of_key(rng_key))
+            return jax.device_put(found.astype(self.dtype))
         return self._start.positions(num, rng_key, self.arguments.as_evaluated(data))
 
     # -- observed distributions ---------------------------------------------------------------

@@ -45,7 +45,7 @@ class Attempt(NamedTuple):
     valid: Bool[Array, ""]
 
 
-class Start:
+class StartingPositions:
     """Draws starting positions.
 
     One position is drawn after another, so that one program serves any number of them.
@@ -194,6 +194,22 @@ def _is_typed(rng_key: Array) -> bool:
 
 def _bits(rng_key: Array) -> Array:
     return random.key_data(rng_key) if _is_typed(rng_key) else rng_key
+
+
+def numbers_of_key(rng_key: Array) -> list[int]:
+    """The numbers of a key, as seeds for NumPy.
+
+    Raises
+    ------
+    ArgumentError
+        The key is traced.
+    """
+    if isinstance(rng_key, jax.core.Tracer):
+        raise ArgumentError(
+            "Expected a key with values to draw from a start, found one that jax.jit traces. Call "
+            "init outside of jax.jit, or leave start out."
+        )
+    return [int(each) for each in np.asarray(_bits(rng_key)).ravel()]
 
 
 def _kind(rng_key: Array) -> Any:

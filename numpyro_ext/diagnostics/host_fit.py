@@ -52,10 +52,10 @@ class HostFit:
         kwargs: Mapping[str, Any],
     ) -> None:
         self.guide = guide
-        self._fitted: FittedGuide | None = None
+        self.fitted: FittedGuide | None = None
         if _has_flat_density(guide):
-            self._fitted = fitted_guide(guide, params, model, args, kwargs, None)
-            self.target, self._data = self._fitted.target, self._fitted.data
+            self.fitted = fitted_guide(guide, params, model, args, kwargs, None)
+            self.target, self._data = self.fitted.target, self.fitted.data
             return
         if not isinstance(params, Mapping):
             raise ArgumentError(
@@ -69,15 +69,15 @@ class HostFit:
     ) -> dict[str, Array]:
         """Draws of the latent sites, leading dimension = draws."""
         key = random.key(0) if rng_key is None else rng_key
-        if self._fitted is not None:
-            density, target = self._fitted.density, self.target
+        if self.fitted is not None:
+            density, target = self.fitted.density, self.target
 
             def draw(parameters: Parameters, key: Array, data: Data) -> dict[str, Array]:
                 theta = density.sample(parameters, key, num_samples).astype(target.dtype)
                 return target.constrain(theta, data)
 
             program = Program(draw, rarely=True)
-            drawn: dict[str, Array] = program(self._fitted.parameters, key, self._data)
+            drawn: dict[str, Array] = program(self.fitted.parameters, key, self._data)
             return drawn
         predictive = Predictive(self.guide, params=dict(params), num_samples=num_samples)
         drawn = predictive(key, *self._data.args, **self._data.kwargs)
@@ -87,9 +87,9 @@ class HostFit:
         self, params: Mapping[str, Any], positions: Float[Array, "S D"]
     ) -> dict[str, Array]:
         """Log density of the guide at flat positions (S, D), where it can be evaluated."""
-        if self._fitted is None:
+        if self.fitted is None:
             return {}
-        density, parameters = self._fitted.density, self._fitted.parameters
+        density, parameters = self.fitted.density, self.fitted.parameters
         return {"log_q": density.log_prob(parameters, positions)}
 
     def arviz_attributes(self) -> dict[str, Any]:

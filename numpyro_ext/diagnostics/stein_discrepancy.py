@@ -24,6 +24,7 @@ from ppl_ext.diagnostics.stein_discrepancy import (
     KSD_DOCUMENTATION,
     SteinDiscrepancy,
     check_no_target,
+    check_not_particles,
     check_num_samples,
     check_positions,
     discrepancy_of_guide,
@@ -54,13 +55,20 @@ def ksd(
     statistic: str | None = None,
     metric: Metric = "whitened",
     scale: float = 1.0,
+    null: str | None = None,
     likelihood_temperature: float | None = None,
     draw_chunk: int | None = None,
     block: int = BLOCK,
     rng_key: Array | None = None,
 ) -> SteinDiscrepancy:
     """Kernelised Stein discrepancy between a fit and its target."""
-    options = {"statistic": statistic, "metric": metric, "scale": scale, "block": block}
+    options = {
+        "statistic": statistic,
+        "metric": metric,
+        "scale": scale,
+        "block": block,
+        "null": null,
+    }
     if isinstance(fit, (Array, np.ndarray)):
         if state is not None:
             raise ArgumentError(
@@ -80,6 +88,7 @@ def ksd(
             return discrepancy_of_guide(
                 fitted, num_samples, likelihood_temperature, draw_chunk, **options
             )
+        check_not_particles(null, fit)
         target, data = target_of_engine(fit, model, args, kwargs)
         positions = np.asarray(fit.particles(state_of_engine(fit, state)))
         check_num_samples(num_samples, len(positions))

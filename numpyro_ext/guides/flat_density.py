@@ -225,6 +225,13 @@ def flat_density(
 _two_keys = Program(lambda rng_key: tuple(jax.random.split(rng_key)), rarely=True)
 
 
+def has_own_start(guide: Any) -> bool:
+    """Whether a guide was made with another place or scale to start from than by default."""
+    place = getattr(guide, "init_loc_fn", None)
+    scale = getattr(guide, "_init_scale", None)
+    return shared.is_given(type(guide), init_loc_fn=place, init_scale=scale)
+
+
 def check_same_layout(guide: Any, layout: Layout) -> None:
     """See that the guide's flat vector has the sites of ``layout``, in its order.
 

@@ -119,6 +119,10 @@ class LayerLowRankNormalDensity(shared.LayerDensity, NormalDensity):
     def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         return lax.stop_gradient(self._posterior(parameters).sample(rng_key, (num,)))
 
+    def set_location_and_scale(self, parameters: Parameters, loc: Any, scale: Any) -> Parameters:
+        factor = self._posterior(parameters).cov_factor
+        return self._set(loc=loc, cov_factor=factor, scale=scale)
+
     def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
         posterior = self._posterior(parameters)
         factor = posterior.cov_factor

@@ -105,6 +105,11 @@ class PlanarFlowDensity(shared.PlanarDensity, JaxFunctions, FlatDensity):
         names = ("loc", "scale", "weight", "direction", "bias")
         return self._flow_of(*(host[f"{prefix}_{name}"] for name in names))
 
+    def set_location_and_scale(self, parameters: Parameters, loc: Any, scale: Any) -> Parameters:
+        prefix = self.guide.prefix
+        own = {f"{prefix}_loc": loc, f"{prefix}_scale": scale}
+        return self.from_host(self.to_host(parameters) | own)
+
     def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         flow = self._flow(parameters)
         y = standard_normal(rng_key, (num, self.dim), flow.loc.dtype)

@@ -107,6 +107,10 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
             scores = scores.at[:, plan.posterior.held].add(state["correction"])
         return scores, state
 
+    def _positions(self, plan: LaplacePlan, state: EngineState) -> Array:
+        # The mode: its curvature would be a pass over all rows at every look.
+        return self.particles(state)
+
     # -- the Gaussian -------------------------------------------------------------------------
 
     def fit_curvature(self, state: EngineState, *args: Any, **kwargs: Any) -> Precision:

@@ -31,6 +31,7 @@ from numpyro_ext.guides.flat_density import (
     Parameters,
     check_has_flat_density,
     flat_density,
+    has_own_start,
 )
 from numpyro_ext.optim import as_optimizer
 from numpyro_ext.programs import Program
@@ -114,6 +115,9 @@ class GuideEngine(GuideShell, Engine):
             self.clip_norm,
         )
 
+    def _has_own_start(self) -> bool:
+        return has_own_start(self.guide)
+
     def _start(self, plan: GuidePlan, rng_key: Array, data: Data) -> Parameters:
         density = plan.density
         if rng_key is not plan.rng_key:
@@ -121,6 +125,8 @@ class GuideEngine(GuideShell, Engine):
             layout = plan.target.layout
             density = flat_density(self.guide, rng_key, data.args, data.kwargs, layout=layout)
         parameters = density.initial_parameters()
+        if plan.target.start is not None:
+            parameters = density.set_start(parameters, plan.target.start.start)
         if self.initial_scale is not None:
             parameters = density.set_scale(parameters, self.initial_scale)
         return parameters

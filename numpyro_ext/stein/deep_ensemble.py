@@ -7,6 +7,7 @@ from jaxtyping import Float
 
 from numpyro_ext.engine import Plan
 from numpyro_ext.stein.direction import DirectionEngine
+from ppl_ext.start.given import HOST
 
 
 class DeepEnsemble(DirectionEngine):
@@ -31,8 +32,13 @@ class DeepEnsemble(DirectionEngine):
     Notes
     -----
     The loss is minus the mean log density of the members before the step, an estimate where the
-    score is one. ``info["force_norm"]`` is the root mean square over members of |score|.
+    score is one. ``info["force_norm"]`` is the root mean square over members of |score|. Members
+    are to end in modes of their own: without ``start`` they begin by the host's init strategy, far
+    from each other, and not near the few modes that a search for a start finds.
     """
+
+    _answers_apart = True
+    _usual_start = HOST
 
     def _init_direction(self, plan: Plan, particles: Array) -> dict[str, Array]:
         return {}

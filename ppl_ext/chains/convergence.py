@@ -98,6 +98,13 @@ def convergence(draws: Draws) -> Convergence:
     )
 
 
+@np.errstate(all="ignore")
+def split_r_hat(draws: Draws) -> Float[np.ndarray, " D"]:
+    """R-hat (D,) of chains (N, M, D), as in :class:`Convergence`; one chain is enough."""
+    centered = np.abs(draws - np.median(draws, axis=(0, 1)))
+    return np.maximum(*(_r_hat(_normal_scores(each)) for each in (draws, centered)))
+
+
 def _normal_scores(draws: Draws) -> Draws:
     """Normal quantiles of the ranks among all chains' draws, coordinate by coordinate."""
     flat = draws.reshape(-1, draws.shape[-1])
@@ -143,3 +150,9 @@ def _drift(draws: Draws) -> tuple[Float[np.ndarray, " D"], Float[np.ndarray, " D
     error = change.std(0, ddof=1) / np.sqrt(len(change))
     size = np.abs(change.mean(0))
     return size, np.where(error > 0.0, size / np.where(error > 0.0, error, 1.0), 0.0)
+
+
+def in_chains(columns: Float[np.ndarray, "S K"], chains: int) -> Float[np.ndarray, "N M K"]:
+    """Columns of draws, chain after chain, as N draws of each of M chains."""
+    length = len(columns) // chains
+    return columns[: length * chains].reshape(chains, length, -1).transpose(1, 0, 2)

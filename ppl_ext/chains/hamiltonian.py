@@ -62,6 +62,7 @@ def trajectory(
     factor: Factor,
     step_size: float,
     generator: np.random.Generator,
+    length: float = LENGTH,
 ) -> tuple[Chains, Float[np.ndarray, " M"], Bool[np.ndarray, " M"]]:
     """One transition of each chain.
 
@@ -75,6 +76,8 @@ def trajectory(
     step_size : float
         In standard deviations.
     generator : numpy.random.Generator
+    length : float
+        Mean length of a trajectory, in standard deviations.
 
     Returns
     -------
@@ -87,7 +90,7 @@ def trajectory(
     def to_white(scores: Positions) -> Positions:
         return scores * factor if factor.ndim == 1 else scores @ factor
 
-    length = LENGTH * generator.uniform(*RANGE)
+    length = length * generator.uniform(*RANGE)
     count = int(np.clip(round(length / step_size), 1, MOST_STEPS))
     momenta = generator.normal(size=chains.positions.shape)
     before = chains.values - 0.5 * np.square(momenta).sum(-1)

@@ -288,8 +288,42 @@ def pareto_khat(ratios: LogRatios) -> ParetoKHat:
     return ParetoKHat(pareto_shape(excesses) if len(excesses) > 4 else math.inf, number)
 
 
+def smoothed_weights(ratios: LogRatios) -> Float[np.ndarray, " S"]:
+    """Weights of sum 1, the largest of them replaced by quantiles of a Pareto distribution.
+
+    Raises
+    ------
+    ArgumentError
+        All ratios are 0.
+    """
+    values = ratios.values
+    largest = values.max()
+    if np.isneginf(largest):
+        raise ArgumentError("Expected draws where the model has a density, found none.")
+    weights = np.exp(values - largest)
+    number = len(values)
+    tail = math.ceil(min(number / 5, 3 * math.sqrt(number)))
+    order = np.argsort(weights)
+    cutoff = weights[order[-tail - 1]]
+    excesses = weights[order[-tail:]] - cutoff
+    if math.isfinite(pareto_khat(ratios).khat) and (excesses > 0.0).sum() > 4:
+        shape, scale = pareto_fit(excesses[excesses > 0.0])
+        if math.isfinite(shape):
+            points = (np.arange(tail) + 0.5) / tail
+            exponent = shape if abs(shape) > 1e-6 else 1e-6
+            quantiles = scale / exponent * np.expm1(-exponent * np.log1p(-points))
+            weights[order[-tail:]] = np.minimum(cutoff + quantiles, 1.0)
+    found: Float[np.ndarray, " S"] = weights / weights.sum()
+    return found
+
+
 def pareto_shape(excesses: Float[np.ndarray, " T"]) -> float:
-    """Shape of the generalised Pareto distribution of positive numbers in ascending order.
+    """Shape of the generalised Pareto distribution of positive numbers in ascending order."""
+    return pareto_fit(excesses)[0]
+
+
+def pareto_fit(excesses: Float[np.ndarray, " T"]) -> tuple[float, float]:
+    """Shape and scale of a generalised Pareto distribution of positive numbers in ascending order.
 
     The posterior mean of Zhang and Stephens on a grid of b = -shape / scale, for which the best
     shape is known, drawn towards 0.5 as Vehtari and others do.
@@ -305,5 +339,6 @@ def pareto_shape(excesses: Float[np.ndarray, " T"]) -> float:
         weights = np.exp(log_likelihood - log_likelihood.max())
         b = (grid * weights).sum() / weights.sum()
         shape = np.log1p(-b * excesses).mean()
+        scale = float(-shape / b)
     shape = (number * shape + PRIOR_RATIOS * 0.5) / (number + PRIOR_RATIOS)
-    return math.inf if math.isnan(shape) else float(shape)
+    return (math.inf, math.nan) if math.isnan(shape) else (float(shape), scale)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +12,14 @@ from tqdm import tqdm
 
 from ppl_ext import state_files
 from ppl_ext.chains.convergence import convergence
+from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.sampler import go_on
+from ppl_ext.check.comparison import compared, flat_columns
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import policy
-from ppl_ext.fit.ladder import Climbed, climb, with_chains
+from ppl_ext.fit.ladder import Climbed, climb, staged, with_chains
 from ppl_ext.fit.problem import Meter, Problem
+from ppl_ext.fit.saved import as_tree, from_tree
 from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
 
@@ -24,6 +27,9 @@ from ppl_ext.options import check_choice, check_count, check_number
 BUDGET = 300_000
 #: Seconds likewise.
 SECONDS = 600.0
+#: Machine epsilons, as a share of the largest, by which a density of a saved fit may differ from
+#: what it is now: other processors sum in another order.
+ROUNDING = 1e4
 #: Effective draws that are wanted unless told otherwise.
 TARGET_ESS = 400
 
@@ -49,6 +55,12 @@ FIT_DOCUMENTATION = """
         Effective draws that the worst coordinate must have.
     exact : bool
         Whether chains may run. Without them the best level is "corrected".
+    guide : $guide, optional
+        Fit this guide by ``ProximalScoreVI``. The draws are then the guide's, judged by chains
+        where these can run.
+    engine : $engine, optional
+        Likewise an engine of this package with the same model, such as ``SVGD(model, optim)``,
+        which runs until it has settled.
     progress_bar : bool
         Show what is done and what is found.
 
@@ -74,6 +86,35 @@ FIT_DOCUMENTATION = """
 """
 
 
+LOAD_DOCUMENTATION = """
+    Draws and verdict come back without the program, the draws then as NumPy's arrays. With the
+    program and its arguments all comes back: ``more`` goes on to the last bit as the fit would
+    have that was saved.
+
+    Parameters
+    ----------
+    path : path
+    model : callable, optional
+        $host program that was fitted.
+    *args, **kwargs
+        Its arguments, as they were.
+
+    Returns
+    -------
+    Fit
+
+    Raises
+    ------
+    ArgumentError
+        The file is no saved fit, or damaged; or the program or its arguments are others.
+    ModelCheckError
+        The model cannot be fitted.
+"""
+
+#: What is given to :func:`load_fit`: from a seed and a generator to the ways to write a program.
+Ways = Callable[[int, np.random.Generator], Iterable[Problem]]
+
+
 class Fit:
     """Draws of a program's posterior, and what they are worth.
 
@@ -94,12 +135,16 @@ class Fit:
         num_chains: int,
         climbed: Climbed | None = None,
         generator: np.random.Generator | None = None,
+        seed: int = 0,
+        unbound: Mapping[str, Any] | None = None,
     ) -> None:
         self.draws, self.verdict, self.num_chains = draws, verdict, num_chains
-        self._climbed, self._generator = climbed, generator
+        self._climbed, self._generator, self._seed = climbed, generator, seed
+        # The rest of a file that was read without its program.
+        self._unbound = unbound
 
     @classmethod
-    def of(cls, climbed: Climbed, generator: np.random.Generator) -> Fit:
+    def of(cls, climbed: Climbed, generator: np.random.Generator, seed: int) -> Fit:
         """What a climb ended with."""
         positions = climbed.positions
         # Chain by chain, as the hosts' MCMC gives them.
@@ -110,7 +155,7 @@ class Fit:
         share = 1.0 if chains > 1 or correction is None else correction.share
         sites = {name: _figures(np.asarray(draws[name]), chains, share) for name in draws}
         verdict = replace(climbed.verdict, by_site=sites)
-        return cls(draws, verdict, chains, climbed, generator)
+        return cls(draws, verdict, chains, climbed, generator, seed)
 
     @property
     def history(self) -> tuple[Stage, ...]:
@@ -120,13 +165,26 @@ class Fit:
     @property
     def target(self) -> Any:
         """The log density of the program as it is written."""
-        return self._whole("its program").problem.target
+        return self.climbed.problem.target
 
-    def _whole(self, what: str) -> Climbed:
+    @property
+    def has_program(self) -> bool:
+        """Whether the fit has its program: not when it was loaded without."""
+        return self._climbed is not None
+
+    @property
+    def climbed(self) -> Climbed:
+        """Where the fit ended, with its program.
+
+        Raises
+        ------
+        ArgumentError
+            The fit was loaded without its program.
+        """
         if self._climbed is None:
             raise ArgumentError(
-                f"Expected a fit with {what}, found one that was loaded: the file holds draws and "
-                "verdict. Fit again."
+                "Expected a fit with its program, found one that was loaded without. Give "
+                "load_fit(path, model, *args) the model and its arguments."
             )
         return self._climbed
 
@@ -153,7 +211,7 @@ class Fit:
             The fit has no chains to go on with.
         """
         check_count("num_draws", num_draws)
-        climbed = self._whole("chains")
+        climbed = self.climbed
         if climbed.sampled is None or self._generator is None:
             raise ArgumentError(
                 f"Expected a fit with chains, found one that ended {self.verdict.level!r} without. "
@@ -164,39 +222,118 @@ class Fit:
         longer = go_on(climbed.sampled, -(-num_draws // self.num_chains), self._generator)
         climbed = with_chains(climbed, longer)
         climbed.stages.append(Stage("more chains", meter.evaluations, meter.elapsed))
-        vars(self).update(vars(Fit.of(climbed, self._generator)))
+        vars(self).update(vars(Fit.of(climbed, self._generator, self._seed)))
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save draws, verdict and history; the file is complete or absent.
+        """Save all that the fit has but its program; the file is complete or absent.
 
-        The program is not in it: :func:`load_fit` gives the draws and the verdict back.
+        Draws and verdict, and the chains with their tuned kernel and generator: :func:`load_fit`
+        gives them back, to go on with ``more`` where it gets the program as well.
         """
         state = {
             "draws": {name: np.asarray(value) for name, value in self.draws.items()},
             "num_chains": self.num_chains,
             "verdict": self.verdict.as_json(),
+            "rest": self._rest(),
         }
         header = {"engine": "fit", "settings": {}, "tuning": {}, "sites": list(self.draws)}
         state_files.save(os.fspath(path), header, state, lambda array: (np.asarray(array), {}))
+
+    def _rest(self) -> Mapping[str, Any]:
+        """What a fit with its program has beside draws and verdict."""
+        if self._unbound is not None:
+            return self._unbound
+        climbed, generator = self.climbed, self._generator
+        assert generator is not None
+        sampled = climbed.sampled
+        return {
+            "way": climbed.problem.name,
+            "arguments": climbed.problem.digest(),
+            "calls": climbed.problem.evaluate.calls,
+            "seed": self._seed,
+            "generator": dict(generator.bit_generator.state),
+            "sampled": as_tree(sampled),
+            "positions": climbed.positions if sampled is None else None,
+            "evidence": as_tree(climbed.evidence),
+            "stages": as_tree(climbed.stages),
+        }
 
     def __repr__(self) -> str:
         number = len(next(iter(self.draws.values())))
         return f"Fit({number} draws, {self.verdict.level})"
 
 
-def load_fit(path: str | os.PathLike[str]) -> Fit:
-    """Draws and verdict of a fit that was saved, the draws as NumPy's arrays.
+def load_fit(path: str | os.PathLike[str], ways: Ways | None) -> Fit:
+    """See the packages' ``load_fit``; ``ways`` to write the program, or None without one."""
+    _, state = state_files.load(os.fspath(path), "fit", lambda array, _: array)
+    with state_files.reading(path):
+        verdict = Verdict.from_json(state["verdict"])
+        draws, rest, chains = dict(state["draws"]), state["rest"], int(state["num_chains"])
+        if ways is None:
+            return Fit(draws, verdict, chains, unbound=rest)
+        bit_generator = getattr(np.random, rest["generator"]["bit_generator"])()
+        bit_generator.state = rest["generator"]
+        generator = np.random.Generator(bit_generator)
+        # Binding draws random numbers of its own.
+        problem = _way(ways(rest["seed"], np.random.default_rng(0)), rest, draws)
+        evidence = from_tree(rest["evidence"], {})
+        if evidence.program.is_whole and not problem.is_whole:
+            problem = problem.with_all_rows(problem.starting_points)
+        problem.evaluate.calls = rest["calls"]
+        sampled = from_tree(rest["sampled"], {"evaluate": problem.evaluate})
+        if sampled is not None:
+            check_density(problem, sampled.chains)
+            problem.evaluate.calls = rest["calls"]
+        positions = rest["positions"] if sampled is None else sampled.draws
+        climbed = Climbed(problem, positions, sampled, evidence, from_tree(rest["stages"], {}))
+        if sampled is None:
+            return Fit(draws, verdict, chains, climbed, generator, rest["seed"])
+        return Fit.of(climbed, generator, rest["seed"])
+
+
+def _way(
+    ways: Iterable[Problem], rest: Mapping[str, Any], draws: Mapping[str, np.ndarray]
+) -> Problem:
+    """The way to write the program that was saved.
 
     Raises
     ------
     ArgumentError
-        The file is no saved fit, or damaged.
+        The program or its arguments are others.
     """
-    _, state = state_files.load(os.fspath(path), "fit", lambda array, _: array)
-    with state_files.reading(path):
-        verdict = Verdict.from_json(state["verdict"])
-        return Fit(dict(state["draws"]), verdict, int(state["num_chains"]))
+    for problem in ways:
+        if set(problem.target.layout.names) != set(draws):
+            raise _other(f"the sites {', '.join(problem.target.layout.names)}")
+        if problem.digest() != rest["arguments"]:
+            raise _other("other numbers in its arguments")
+        if problem.name == rest["way"]:
+            return problem
+    raise _other(f"one that cannot be written {rest['way']}")
+
+
+def check_density(problem: Problem, chains: Chains) -> None:
+    """See that the density where chains are is what it was when they came there.
+
+    Raises
+    ------
+    ArgumentError
+        It is another.
+    """
+    if chains.positions.shape[1] != problem.dim:
+        raise _other(f"one of {problem.dim} unconstrained numbers")
+    values, scores = problem.evaluate(chains.positions)
+    for own, saved in ((values, chains.values), (scores, chains.scores)):
+        allowed = ROUNDING * problem.epsilon * (1.0 + np.abs(saved).max())
+        if not np.abs(own - saved).max() <= allowed:
+            raise _other("one with another density where the chains are")
+
+
+def _other(found: str) -> ArgumentError:
+    return ArgumentError(
+        f"Expected the program and the arguments that were fitted, found {found}. Pass those, or "
+        "none, for draws and verdict alone."
+    )
 
 
 def _figures(draws: np.ndarray, chains: int, share: float) -> SiteFigures:
@@ -210,20 +347,26 @@ def _figures(draws: np.ndarray, chains: int, share: float) -> SiteFigures:
         float(found.ess_tail.min()),
         float(found.r_hat.max()),
         bool(found.is_heavy.any()),
+        float(found.deviation_error.max()),
     )
 
 
 def fit(
     problems: Callable[[], Sequence[Problem]],
     generator: np.random.Generator,
+    seed: int,
     *,
     budget: int | None,
     seconds: float | None,
     target_ess: float,
     exact: bool,
     progress_bar: bool,
+    has_engine: bool = False,
 ) -> Fit:
-    """Fit what ``problems`` makes of a program; see the packages' ``fit``."""
+    """Fit what ``problems`` makes of a program; see the packages' ``fit``.
+
+    ``has_engine`` tells whether the draws are to be those of the problems' own engine.
+    """
     check_count("budget", budget, optional=True)
     check_number("seconds", seconds, optional=True)
     check_number("target_ess", target_ess)
@@ -231,7 +374,33 @@ def fit(
         check_choice(name, flag, (True, False))
     with tqdm(desc="fit", unit=" scores", disable=not progress_bar) as bar:
         meter = Meter(budget or BUDGET, seconds or SECONDS, bar)
-        wanted = policy.Wanted(float(target_ess), exact, meter.seconds)
-        climbed = climb(problems(), generator, wanted, meter)
-        bar.set_description(climbed.verdict.level)
-    return Fit.of(climbed, generator)
+        wanted = policy.Wanted(float(target_ess), exact, meter.seconds, has_engine)
+        ways = problems()
+        found = Fit.of(climb(ways, generator, wanted, meter), generator, seed)
+        if has_engine and found.num_chains > 1:
+            found = _of_engine(ways[0], found, meter)
+        bar.set_description(found.verdict.level)
+    return found
+
+
+def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
+    """Draws of a problem's engine, judged by those of chains."""
+    assert problem.approximate is not None
+    climbed = reference.climbed
+    with staged(climbed.stages, meter, "engine") as notes:
+        given = problem.approximate(None, meter)
+        notes.append(given.name)
+    draws = problem.values(given.positions)
+    shapes = {name: np.shape(value)[1:] for name, value in reference.draws.items()}
+    theirs = flat_columns(reference.draws, shapes, reference.num_chains)
+    found = compared(flat_columns(draws, shapes), theirs, problem.dim)
+    level, reasons = policy.judge_engine(given.engine, reference.verdict, found.wrong)
+    verdict = Verdict(
+        level,
+        (*reasons, f"Against chains, {found.worst.told}"),
+        found.by_site,
+        tuple(climbed.stages),
+        confirmed=level == "approximate",
+    )
+    climbed = replace(climbed, problem=problem, positions=given.positions[:, None], sampled=None)
+    return Fit(draws, verdict, 1, climbed, reference._generator, reference._seed)

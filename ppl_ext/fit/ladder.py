@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from jaxtyping import Float
@@ -14,11 +15,12 @@ from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Sampled, Window, sample
 from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
-from ppl_ext.fit import policy
+from ppl_ext.fit import labels, policy
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.verdict import Stage, Verdict
 from ppl_ext.start.find import find, more_modes
 from ppl_ext.start.paths import Evaluate
+from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Mode, Start
 
 #: Chains side by side, and the fewest transitions that are kept of each.
@@ -69,6 +71,17 @@ class Climbed:
         return Verdict(level, reasons, {}, tuple(self.stages))
 
 
+@contextmanager
+def staged(stages: list[Stage], meter: Meter, name: str) -> Iterator[list[str]]:
+    """Add a part of the work to the stages, with what is noted on the way."""
+    before, started, notes = meter.evaluations, time.perf_counter(), list[str]()
+    if meter.bar is not None:
+        meter.bar.set_description(name)
+    yield notes
+    spent = meter.evaluations - before
+    stages.append(Stage(name, spent, time.perf_counter() - started, "; ".join(notes)))
+
+
 @np.errstate(all="ignore")
 def climb(
     problems: Sequence[Problem],
@@ -79,44 +92,43 @@ def climb(
     """Fit a program, of which there may be several ways to write it; the first is the user's."""
     stages: list[Stage] = []
 
-    @contextmanager
-    def stage(name: str) -> Iterator[list[str]]:
-        before, started, notes = meter.evaluations, time.perf_counter(), list[str]()
-        if meter.bar is not None:
-            meter.bar.set_description(name)
-        yield notes
-        spent = meter.evaluations - before
-        stages.append(Stage(name, spent, time.perf_counter() - started, "; ".join(notes)))
-
-    with stage("start") as notes:
-        found = [(problem, _start_of(problem, generator, meter)) for problem in problems]
-        problem, start = found[0]
-        for other, of_other in found[1:]:
-            if of_other.modes[0].log_mass > start.modes[0].log_mass + BETTER:
-                problem, start = other, of_other
-        notes.append(f"{problem.name}, {len(start.modes)} mode(s)")
+    stage = partial(staged, stages, meter)
+    problem, start = problems[0], None
+    if problem.dim <= MOST_SEARCHED:
+        with stage("start") as notes:
+            problem, start = _best(problems, generator, meter)
+            notes.append(f"{problem.name}, {len(start.modes)} mode(s)")
+    evidence = policy.Evidence(_program(problem, start, meter), wanted)
+    if policy.next_rung(evidence) == "all rows":
+        assert start is not None
+        with stage("all rows") as notes:
+            problem = problem.with_all_rows(start.draw)
+            start = _start_of(problem, generator, meter)
+            notes.append(f"{len(start.modes)} mode(s)")
+        evidence = replace(evidence, program=_program(problem, start, meter))
+    if policy.next_rung(evidence) == "engine":
+        assert problem.approximate is not None
+        with stage("engine") as notes:
+            found = problem.approximate(start, meter)
+            notes.append(found.name)
+        evidence = replace(evidence, engine=found.engine)
+        return Climbed(problem, found.positions[:, None], None, evidence, stages)
+    assert start is not None
+    if policy.next_rung(evidence) == "end":
+        drawn = start.draw(DRAWS, generator.integers(2**32, size=4).tolist())
+        return Climbed(problem, drawn[:, None], None, evidence, stages)
     evaluate = meter.of(problem.evaluate)
-    value, _ = evaluate(start.mean[None].repeat(CHAINS, 0))
-    began = time.perf_counter()  # the second compiles nothing
-    evaluate(start.mean[None].repeat(CHAINS, 0))
-    each = (time.perf_counter() - began) / CHAINS
-    program = policy.Program(
-        problem.dim,
-        problem.is_whole,
-        each,
-        problem.epsilon * float(np.abs(value[0])),
-        problem.epsilon * float(np.max(np.abs(start.mean) / start.modes[0].deviations)),
-    )
-    evidence = policy.Evidence(program, wanted)
     is_affordable = policy.chains_refused(evidence) is None
     if is_affordable:
         with stage("modes") as notes:
             start, modes = _other_modes(evaluate, problem, start, generator)
             notes.append(f"{modes.number} mode(s)")
+            if modes.number > 1:
+                modes = replace(modes, exchanged=_labels(problem, start, generator))
         evidence = replace(evidence, modes=modes)
     with stage("corrected draws") as notes:
         proposal, drawn, log_ratios = _ratios(evaluate, start, generator)
-        correction, weights = _correction(log_ratios, problem.epsilon * float(np.abs(value[0])))
+        correction, weights = _correction(log_ratios, evidence.program.rounding)
         notes.append(f"k-hat {correction.khat:.2f}, effective share {correction.share:.0%}")
     evidence = replace(evidence, correction=correction)
     if policy.next_rung(evidence) == "end":
@@ -172,6 +184,39 @@ def _chained(figures: Convergence, window: Window, problem: Problem) -> policy.C
     )
 
 
+def _best(
+    problems: Sequence[Problem], generator: np.random.Generator, meter: Meter
+) -> tuple[Problem, Start]:
+    """The way to write a program whose Normal has the highest bound on the evidence."""
+    problem, start = problems[0], _start_of(problems[0], generator, meter)
+    for other in problems[1:]:
+        of_other = _start_of(other, generator, meter)
+        if of_other.modes[0].log_mass > start.modes[0].log_mass + BETTER:
+            problem, start = other, of_other
+    return problem, start
+
+
+def _program(problem: Problem, start: Start | None, meter: Meter) -> policy.Program:
+    """What is known of a program, and of its density at a start."""
+    has_engine = problem.approximate is not None
+    if start is None:
+        return policy.Program(problem.dim, problem.is_whole, 0.0, 0.0, has_engine=has_engine)
+    evaluate = meter.of(problem.evaluate)
+    value, _ = evaluate(start.mean[None].repeat(CHAINS, 0))
+    began = time.perf_counter()  # the second compiles nothing
+    evaluate(start.mean[None].repeat(CHAINS, 0))
+    each = (time.perf_counter() - began) / CHAINS
+    return policy.Program(
+        problem.dim,
+        problem.is_whole,
+        each,
+        problem.epsilon * float(np.abs(value[0])),
+        problem.epsilon * float(np.max(np.abs(start.mean) / start.modes[0].deviations)),
+        each * problem.times_all_rows,
+        has_engine,
+    )
+
+
 def _start_of(problem: Problem, generator: np.random.Generator, meter: Meter) -> Start:
     evaluate = meter.of(problem.evaluate)
     return find(evaluate, problem.starting_points, generator, problem.epsilon)
@@ -197,6 +242,15 @@ def _other_modes(
     least = ordered[0].log_mass + np.log(LEAST_MASS)
     kept = Start(tuple(m for m in ordered if m is ordered[0] or m.log_mass > least), 0)
     return kept, policy.Modes(len(kept.modes), new, tuple(map(float, kept.weights)))
+
+
+def _labels(problem: Problem, start: Start, generator: np.random.Generator) -> tuple[str, ...]:
+    """Sites whose entries change places from one mode to another."""
+    noise = generator.normal(size=(labels.DRAWS, problem.dim))
+    values = [problem.values(mode.at(noise)) for mode in start.modes]
+    return labels.exchanged(
+        [{name: np.asarray(value) for name, value in each.items()} for each in values]
+    )
 
 
 def _ratios(

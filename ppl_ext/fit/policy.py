@@ -5,14 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ppl_ext.fit.verdict import Level
+from ppl_ext.fit.verdict import Level, Verdict
 
-Rung = Literal["correct", "chains", "end"]
+Rung = Literal["all rows", "engine", "correct", "chains", "end"]
 
 #: Beyond so many dimensions chains are not tried.
 MOST_DIMENSIONS = 2_000
+#: Evaluations that a search and importance ratios take, and share of the seconds that these may
+#: take where they want all of very many rows.
+ROW_EVALUATIONS, ROW_SHARE = 2_500, 0.5
 #: Evaluations that chains may take, which must be affordable for them to be tried.
 CHAIN_EVALUATIONS = 20_000
+#: How far the figures of an engine that has not settled may still move, in standard deviations.
+NEARLY = 0.5
+#: Dimensions up to which an engine fits a full Normal, and one of low rank.
+FULL, LOW_RANK = 200, 1_000
 #: Pareto k-hat below which, and share of the draws that the weights must leave, for reweighted
 #: draws to be trusted.
 BEST_KHAT, BEST_SHARE = 0.5, 0.3
@@ -39,6 +46,10 @@ class Program:
     is_whole : bool
         Whether every evaluation takes all rows.
     seconds_per_evaluation : float
+    seconds_with_all_rows : float
+        Likewise, estimated where evaluations take a batch.
+    has_engine : bool
+        Whether an engine can fit it by minibatches.
     rounding : float
         Nats: machine epsilon times the size of log densities near the mode.
     grain : float
@@ -50,16 +61,21 @@ class Program:
     seconds_per_evaluation: float
     rounding: float
     grain: float = 0.0
+    seconds_with_all_rows: float = 0.0
+    has_engine: bool = True
 
 
 @dataclass(frozen=True)
 class Modes:
-    """What the search found: separate modes, paths, and share of the last ones that found more."""
+    """What the search found: separate modes, and the share of the last paths that found more.
+
+    ``exchanged`` names sites whose entries change places from one mode to another.
+    """
 
     number: int
     last_new: float
     shares: tuple[float, ...]
-    settled: bool = True
+    exchanged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,12 +108,28 @@ class Chained:
 
 
 @dataclass(frozen=True)
+class Engine:
+    """What an engine did: its name and steps, and whether its figures came to rest.
+
+    ``moving`` is how far they still moved, in standard deviations and in words.
+    """
+
+    name: str
+    steps: int
+    settled: bool
+    moving: float = 0.0
+    figure: str = ""
+
+
+@dataclass(frozen=True)
 class Wanted:
-    """What the user asks for: effective draws, whether chains may run, and seconds."""
+    """What the user asks for: effective draws, whether chains may run, seconds, and whether the
+    draws are to be those of an engine."""
 
     target_ess: float
     exact: bool
     seconds: float
+    engine: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,22 +141,53 @@ class Evidence:
     modes: Modes | None = None
     correction: Correction | None = None
     chains: Chained | None = None
+    engine: Engine | None = None
 
 
 def next_rung(evidence: Evidence) -> Rung:
     """Where to climb from here."""
-    if evidence.chains is not None:
+    program = evidence.program
+    if evidence.chains is not None or evidence.engine is not None:
         return "end"
+    if not program.is_whole and rows_refused(evidence) is None:
+        return "all rows"
+    may_chain = evidence.wanted.exact and chains_refused(evidence) is None
+    if not program.is_whole or program.dim > MOST_DIMENSIONS:
+        return "engine" if program.has_engine else "end"
+    if evidence.wanted.engine and not may_chain:
+        return "engine"
     if evidence.correction is None:
         return "correct"
-    return "chains" if evidence.wanted.exact and chains_refused(evidence) is None else "end"
+    return "chains" if may_chain else "end"
+
+
+def guide_for(dim: int) -> Literal["full", "low-rank", "diagonal"]:
+    """The covariance of the Normal that an engine fits where the user names none."""
+    if dim <= FULL:
+        return "full"
+    return "low-rank" if dim <= LOW_RANK else "diagonal"
+
+
+def rows_refused(evidence: Evidence) -> str | None:
+    """Why densities are not evaluated with all of very many rows, or None."""
+    program = evidence.program
+    if program.dim > MOST_DIMENSIONS:
+        return "Batches of rows were evaluated only."
+    cost = ROW_EVALUATIONS * program.seconds_with_all_rows
+    if cost > ROW_SHARE * evidence.wanted.seconds:
+        return (
+            f"Batches of rows were evaluated only: with all rows a search would take about "
+            f"{cost:.0f} s, more than {ROW_SHARE:.0%} of the {evidence.wanted.seconds:.0f} s that "
+            "seconds= allows."
+        )
+    return None
 
 
 def chains_refused(evidence: Evidence) -> str | None:
     """Why chains are not tried, or None."""
     program = evidence.program
     if not program.is_whole:
-        return "The density was evaluated on a batch of rows only, so no exact chains were run."
+        return "Chains were not run: they need all rows at every step."
     if program.dim > MOST_DIMENSIONS:
         return (
             f"Chains were not run: {program.dim:,} unconstrained parameters are more than the "
@@ -146,7 +209,9 @@ def enough(found: Chained, target_ess: float) -> bool:
 
 def judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
     """The level, and the reasons for it."""
-    against = [*_of_modes(evidence), *_of_rounding(evidence)]
+    if evidence.engine is not None:
+        return _of_engine(evidence, evidence.engine)
+    against = [*_of_modes(evidence), *of_rounding(evidence.program)]
     if evidence.chains is not None:
         found = evidence.chains
         against += _of_chains(found, evidence.wanted.target_ess)
@@ -157,23 +222,67 @@ def judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
         if found.heavy:
             names = ", ".join(f"'{name}'" for name in found.heavy)
             figures += f" Tails of {names} are heavy: read quantiles, not standard deviations."
-        return ("not trusted", (*against, figures)) if against else ("exact", (figures,))
+        told = (figures, *_of_labels(evidence))
+        return ("not trusted", (*against, *told)) if against else ("exact", told)
     correction = evidence.correction
-    assert correction is not None
+    if correction is None:
+        left = (rows_refused(evidence), chains_refused(evidence))
+        local = (
+            "Latent sites inside a subsampled plate can be fitted with all rows only. The draws "
+            "are of the Normal at a mode, of a batch of rows. Give more seconds."
+        )
+        return "not trusted", (local, *(each for each in left if each))
     refused = chains_refused(evidence) or "Chains were not run: exact=False."
     figures = (
         f"Importance weights of the approximation: Pareto k-hat {correction.khat:.2f}, effective "
         f"share {correction.share:.0%}."
     )
-    if not evidence.program.is_whole:
-        return ("not trusted" if against else "approximate"), (*against, refused, figures)
     good = correction.khat < BEST_KHAT and correction.share > BEST_SHARE
     if good and not against:
-        return "corrected", (figures, refused)
+        return "corrected", (figures, *_of_labels(evidence), refused)
     if against or correction.khat >= 1.0:
         far = "" if correction.khat < 1.0 else "The approximation is far from the posterior. "
         return "not trusted", (*against, f"{far}{figures}", refused)
     return "approximate", (figures, refused)
+
+
+def _of_engine(evidence: Evidence, engine: Engine) -> tuple[Level, tuple[str, ...]]:
+    rows = None if evidence.program.is_whole else rows_refused(evidence)
+    chains = chains_refused(evidence) or "Chains were not run: exact=False."
+    left = (rows, chains) if rows else (chains,)
+    is_near = engine.settled or engine.moving < NEARLY
+    return "approximate" if is_near else "not trusted", (words_of(engine), *left)
+
+
+def judge_engine(engine: Engine, chains: Verdict, wrong: int) -> tuple[Level, tuple[str, ...]]:
+    """The level of an engine's draws beside chains, so many of whose marginals they do not have."""
+    told = (words_of(engine),)
+    if chains.level != "exact":
+        return "not trusted", (*told, "Chains could not tell:", *chains.reasons)
+    if wrong:
+        count = f"{wrong} marginal(s) are off by more than chance and tolerance allow."
+        return "not trusted", (*told, count)
+    return "approximate", told
+
+
+def words_of(engine: Engine) -> str:
+    """Whether an engine settled."""
+    if engine.settled:
+        return f"{engine.name} settled after {engine.steps:,} steps."
+    return (
+        f"{engine.name} had not settled after {engine.steps:,} steps (moving: {engine.figure}). "
+        "Give a larger budget or more seconds."
+    )
+
+
+def _of_labels(evidence: Evidence) -> list[str]:
+    if evidence.modes is None or not evidence.modes.exchanged:
+        return []
+    names = ", ".join(f"'{name}'" for name in evidence.modes.exchanged)
+    return [
+        f"Modes differ by an exchange of labels in {names}: read figures that do not depend on "
+        "labels, or order them in the model."
+    ]
 
 
 def _of_modes(evidence: Evidence) -> list[str]:
@@ -189,8 +298,9 @@ def _of_modes(evidence: Evidence) -> list[str]:
     return reasons
 
 
-def _of_rounding(evidence: Evidence) -> list[str]:
-    program, reasons = evidence.program, []
+def of_rounding(program: Program) -> list[str]:
+    """What rounding hides of a program."""
+    reasons = []
     if program.rounding > ROUNDING:
         reasons.append(
             f"Rounding changes the log density by about {program.rounding:.2g} nats, which hides "

@@ -2,18 +2,127 @@
 
 from __future__ import annotations
 
+import math
 import time
+import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
+from ppl_ext.errors import ArgumentError, UnsettledWarning
+from ppl_ext.fit import policy
+from ppl_ext.layouts import DataPlate
+from ppl_ext.options import described
+from ppl_ext.process import swapped
+from ppl_ext.settling import Settling
 from ppl_ext.start.paths import Evaluate
-from ppl_ext.start.search import Piece, in_pieces, rows_of, starting_points
+from ppl_ext.start.search import InPieces, Piece, rows_left, rows_of, starting_points
+from ppl_ext.start.start import Start
 
 Positions = Float[np.ndarray, "P D"]
+
+
+@dataclass(frozen=True)
+class Approximated:
+    """What an engine gave.
+
+    Attributes
+    ----------
+    name : str
+        The engine, with what it fitted.
+    positions : array (S, D)
+        Equally weighted draws on the unconstrained space.
+    steps : int
+    settling : Settling
+        Whether its figures came to rest.
+    """
+
+    name: str
+    positions: Positions
+    steps: int
+    settling: Settling
+
+    @property
+    def engine(self) -> policy.Engine:
+        """What the policy asks of it."""
+        found = self.settling
+        moving = 0.0 if found.settled else max(found.drift, found.noise)
+        return policy.Engine(self.name, self.steps, found.settled, moving, str(found))
+
+
+Approximate = Callable[["Start | None", "Meter"], Approximated]
+#: Steps of an engine's first run, and of all; each run is twice as long as the one before.
+FIRST_STEPS, MOST_STEPS = 2_000, 200_000
+#: Share of what a fit may spend that an engine may take, and its draws: fewer where so many numbers
+#: do not hold them.
+ENGINE_SHARE, ENGINE_DRAWS, ENGINE_NUMBERS = 0.8, 1_000, 20_000_000
+
+
+def in_rounds(
+    run: Callable[[int, Callable[..., bool]], tuple[int, Settling]], meter: Meter
+) -> tuple[int, Settling]:
+    """Runs of an engine, one after the other, until it has settled or has spent what it may.
+
+    Engines have schedules over a run, which one that is cut short does not come to the end of.
+
+    Parameters
+    ----------
+    run : callable
+        Of a number of steps, and of a callback that tells whether to stop: a run from where the
+        engine is, the steps that it took and how settled it is.
+    meter : Meter
+    """
+    taken, length = 0, FIRST_STEPS
+    with swapped(warnings.catch_warnings()):
+        # The verdict says it.
+        warnings.simplefilter("ignore", UnsettledWarning)
+        while True:
+            steps, settling = run(length, lambda *_: not meter.allows(ENGINE_SHARE))
+            taken, length = taken + steps, 2 * length
+            if settling.settled or taken >= MOST_STEPS or not meter.allows(ENGINE_SHARE):
+                return taken, settling
+
+
+def number_of_draws(dim: int) -> int:
+    """Draws of an engine in so many dimensions."""
+    return max(4, min(ENGINE_DRAWS, ENGINE_NUMBERS // dim))
+
+
+def name_of(engine: Any) -> str:
+    """An engine in words, with the guide that it fits."""
+    name, guide = type(engine).__name__, getattr(engine, "guide", None)
+    return name if guide is None else f"{name} with {type(guide).__name__}"
+
+
+def epoch_of(plates: Mapping[str, DataPlate]) -> int:
+    """Steps that an engine takes to see all rows once."""
+    return max(math.ceil(plate.size / plate.subsample_size) for plate in plates.values())
+
+
+def check_own_engine(model: Any, guide: Any, engine: Any, engine_class: Any) -> None:
+    """See that an engine, or a guide, that a user names can be a fit's.
+
+    Raises
+    ------
+    ArgumentError
+        Both are named, or the engine is none, or has another model.
+    """
+    if engine is None:
+        return
+    if guide is not None:
+        raise ArgumentError("Expected guide or engine, found both. Give the engine the guide.")
+    if not isinstance(engine, engine_class):
+        raise ArgumentError(
+            f"Expected engine to be an engine of this package, such as SVGD(model, optim), found "
+            f"{described(engine)}."
+        )
+    if engine.model is not model:
+        raise ArgumentError(
+            "Expected an engine of the model that is fitted, found one of another model."
+        )
 
 
 @dataclass
@@ -24,7 +133,7 @@ class Problem:
     ----------
     name : str
         How the program is written, such as "as written" or "non-centred".
-    evaluate : callable
+    evaluate : InPieces
         Log densities (P,) and scores (P, D) at positions (P, D).
     dim : int
     epsilon : float
@@ -38,19 +147,48 @@ class Problem:
         whose first axis is the positions.
     target : object
         The host's target of the program as it was written.
-    is_whole : bool
-        Whether every evaluation takes all rows.
+    own : object
+        That of the program as it is evaluated.
+    digest : callable
+        A digest of the arguments.
+    of_all_rows : callable, optional
+        The same evaluations with all rows, where ``evaluate`` takes a batch of them.
+    times_all_rows : float
+        Rows of the data over those of the batch.
+    approximate : callable, optional
+        Of a start, or of None for the engine's own, and a meter: draws by an engine that takes
+        minibatches and many dimensions. None where no engine can.
     """
 
     name: str
-    evaluate: Evaluate
+    evaluate: InPieces
     dim: int
     epsilon: float
     starting_points: Callable[[int], Positions]
     coordinates: Mapping[str, slice]
     values: Callable[[Positions], dict[str, Any]]
     target: Any
-    is_whole: bool = True
+    own: Any
+    digest: Callable[[], str]
+    of_all_rows: InPieces | None = None
+    times_all_rows: float = 1.0
+    approximate: Approximate | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every evaluation takes all rows."""
+        return self.of_all_rows is None
+
+    def with_all_rows(self, points: Callable[[int], Positions]) -> Problem:
+        """The problem whose evaluations take all rows, and whose searches start from points."""
+        assert self.of_all_rows is not None
+        return replace(
+            self,
+            evaluate=self.of_all_rows,
+            starting_points=points,
+            of_all_rows=None,
+            times_all_rows=1.0,
+        )
 
 
 def problem_of(
@@ -61,11 +199,13 @@ def problem_of(
     epsilon: float,
     by_strategy: Callable[[int], Positions],
     values: Callable[[Positions], dict[str, Any]],
+    digest: Callable[[], str],
     generator: np.random.Generator,
+    approximate: Approximate | None = None,
 ) -> Problem:
     """The problem of a target, which is ``written`` or another way to write the same."""
     rows = rows_of(target.plates, generator)
-    evaluate = in_pieces(pieces(rows))
+    evaluate = InPieces(pieces(rows))
     points = starting_points(evaluate, target.dim, generator, by_strategy, has_strategy=False)
     return Problem(
         name,
@@ -76,7 +216,11 @@ def problem_of(
         target.layout.slices,
         values,
         written,
-        is_whole=rows is None,
+        target,
+        digest,
+        None if rows is None else InPieces(pieces(None)),
+        1.0 if rows is None else rows_left(target.plates, rows),
+        approximate,
     )
 
 

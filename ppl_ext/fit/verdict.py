@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
@@ -18,7 +19,7 @@ MEANING: dict[Level, str] = {
     "not trusted": "the draws may be wrong",
 }
 #: What is said of draws that chains confirmed.
-CONFIRMED = "draws of an approximation that agree with exact chains"
+CONFIRMED = "draws that agree with exact chains"
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,25 @@ class SiteFigures:
         NaN where there are no chains.
     is_heavy : bool
         Whether tails are too heavy for a standard deviation.
+    deviation_error : float
+        Standard error of the standard deviation, as a share of it; of draws that were held against
+        others a bound on its error. NaN where it is not known.
+    mean_bound : float, optional
+        Of such draws a bound on the error of the mean, in standard deviations.
     """
 
     ess_bulk: float
     ess_tail: float
     r_hat: float
     is_heavy: bool = False
+    deviation_error: float = float("nan")
+    mean_bound: float | None = None
 
     @property
     def mean_error(self) -> float:
-        """Standard error of the mean, in standard deviations."""
+        """Standard error of the mean, or the bound on it, in standard deviations."""
+        if self.mean_bound is not None:
+            return self.mean_bound
         return self.ess_bulk**-0.5 if self.ess_bulk > 0.0 else float("inf")
 
 
@@ -107,6 +117,7 @@ class Verdict:
         """The verdict as attributes of a file."""
         return {
             "verdict": self.level,
+            "verdict_trusted": int(self.trusted),
             "verdict_reasons": " ".join(self.reasons),
             "score_evaluations": self.evaluations,
             "fit_seconds": self.seconds,
@@ -134,10 +145,12 @@ class Verdict:
         lines += [f"  - {reason}" for reason in self.reasons]
         if self.by_site:
             width = max(len("site"), *map(len, self.by_site))
-            lines += ["", f"{'site':{width}}  mean's error, sd  ESS bulk  ESS tail  R-hat"]
+            title = "mean's error, sd  sd's error  ESS bulk  ESS tail  R-hat"
+            lines += ["", f"{'site':{width}}  {title}"]
             lines += [
-                f"{name:{width}}  {site.mean_error:16.3f}  {site.ess_bulk:8.0f}  "
-                f"{site.ess_tail:8.0f}  {site.r_hat:5.3f}"
+                f"{name:{width}}  {site.mean_error:16.3f}  "
+                f"{_known(site.deviation_error, '10.1%')}  {site.ess_bulk:8.0f}  "
+                f"{site.ess_tail:8.0f}  {_known(site.r_hat, '5.3f')}"
                 for name, site in self.by_site.items()
             ]
         if self.cost:
@@ -152,3 +165,9 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def _known(figure: float, form: str) -> str:
+    """A figure, or a dash as wide where there is none."""
+    width = int(form.partition(".")[0])
+    return f"{'–':>{width}}" if math.isnan(figure) else f"{figure:{form}}"

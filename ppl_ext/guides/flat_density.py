@@ -11,11 +11,16 @@ class. Setting a guide up leaves Pyro's global param store as it was.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Literal, NamedTuple
 
 from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError
-from ppl_ext.start.start import Start
+from ppl_ext.start.given import as_array
+from ppl_ext.start.start import Mode, Start
+
+#: Dimensions up to which a covariance that is given in parts is formed for a start.
+MOST_DENSE = 2_000
 
 CovarianceStructure = Literal["diagonal", "full", "low_rank", "matrix_normal", "layer_low_rank"]
 
@@ -140,11 +145,25 @@ class FlatDensityShell(Documented):
             "initial_scale out, and give the guide its scale where it is made (init_scale)."
         )
 
+    @property
+    def takes_start(self) -> bool:
+        """Whether the guide can be put to a start."""
+        return type(self).set_start is not FlatDensityShell.set_start
+
+    def as_start(self, parameters: Any) -> Start | None:
+        """The guide as a start; None where its Normals have no closed form, or are too large."""
+        structure = self.covariance_structure
+        if structure is None or (structure != "diagonal" and self.dim > MOST_DENSE):
+            return None
+        mean, scale = (as_array(each) for each in self.moments(parameters))
+        return Start((Mode(mean, scale, 0.0, 0.0),), 0)
+
     def set_start(self, parameters: Any, start: Start) -> Any:
         """New parameters with which the guide is as near to a start as its family allows.
 
         Diagonal guides take the standard deviations of each coordinate given the others, which
-        are those of the best diagonal Normal by KL(q || p).
+        are those of the best diagonal Normal by KL(q || p); so do flows and guides with a low rank
+        in each layer, whose flows and factors stay as they were.
 
         Raises
         ------
@@ -153,7 +172,8 @@ class FlatDensityShell(Documented):
         """
         raise ArgumentError(
             "Expected AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal, "
-            "AutoMatrixNormal or AutoGaussianMixture with full covariances, found "
+            "AutoMatrixNormal, AutoLayerLowRankNormal, AutoPlanarFlow or AutoGaussianMixture with "
+            "full covariances, found "
             f"{type(self.guide).__name__}, which cannot be put to a start. Leave start out, and "
             "give the guide its place where it is made (init_loc_fn)."
         )
@@ -163,6 +183,18 @@ class FlatDensityShell(Documented):
             f"Expected a guide whose log density can be evaluated at any point, found "
             f"{type(self.guide).__name__}, which cannot be inverted ({error}). {ALTERNATIVES}"
         )
+
+
+def is_given(guide_class: type, **options: Any) -> bool:
+    """Whether one of these options of a guide is another than its class's default.
+
+    An option that is None, or that the class does not have, was not given.
+    """
+    defaults = inspect.signature(guide_class.__init__).parameters  # type: ignore[misc]
+    return any(
+        value is not None and name in defaults and value != defaults[name].default
+        for name, value in options.items()
+    )
 
 
 ALTERNATIVES = (

@@ -25,6 +25,7 @@ from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
 from ppl_ext.guides.flat_density import FlatDensityShell, Moments
 from ppl_ext.guides.layouts import Layer
 from ppl_ext.options import check_count, check_number
+from ppl_ext.start.start import Start
 
 
 class LayerFormulas(ArrayFunctions):
@@ -174,6 +175,18 @@ class LayerDensity(ArrayFunctions, FlatDensityShell):
     def _posterior(self, parameters: Any) -> Any:
         """The distribution with these parameters."""
         raise NotImplementedError
+
+    def set_location_and_scale(self, parameters: Any, loc: Any, scale: Any) -> Any:
+        """New parameters with this location and these scales (D,), and the others as they are."""
+        raise NotImplementedError
+
+    def set_start(self, parameters: Any, start: Start) -> Any:
+        """The start's mean and deviations of each coordinate given the others; W stays."""
+        present, deviations = self._posterior(parameters), start.modes[0].conditional_deviations
+        loc, scale = (self.as_array(each, present.loc) for each in (start.mean, deviations))
+        # What the factor adds to the variance is taken from the scale.
+        scale = scale * present.scale / self.xp.sqrt(present.variance)
+        return self.set_location_and_scale(parameters, loc, scale)
 
     def log_prob(self, parameters: Any, theta: Any) -> Any:
         return self._posterior(parameters).log_prob(theta)

@@ -21,7 +21,8 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
 from ppl_ext.guides.flat_density import FlatDensityShell, Moments
 from ppl_ext.options import check_choice, check_count, check_number, is_number
-from ppl_ext.start.start import Start
+from ppl_ext.start.given import as_array
+from ppl_ext.start.start import Mode, Start
 
 COVARIANCES = ("diag", "full", "low_rank")
 #: Halvings of a bracket when the distribution function is inverted: more than a float64 can tell.
@@ -391,6 +392,18 @@ class MixtureDensity(ArrayFunctions, FlatDensityShell):
             The guide has another covariance.
         """
         raise NotImplementedError
+
+    @property
+    def takes_start(self) -> bool:
+        return bool(self.guide.covariance == "full")
+
+    def as_start(self, parameters: Any) -> Start | None:
+        if not self.takes_start:
+            return None
+        logits, *normals = (as_array(each) for each in self.components(parameters))
+        normal = zip(*normals, logits, strict=True)
+        modes = [Mode(loc, root, float(logit), 0.0) for loc, root, logit in normal]
+        return Start(tuple(sorted(modes, key=lambda mode: mode.log_mass, reverse=True)), 0)
 
     def set_start(self, parameters: Any, start: Start) -> Any:
         """A component for each mode, by weight; the others at draws of the modes."""

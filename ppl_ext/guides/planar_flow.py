@@ -30,6 +30,7 @@ from ppl_ext.documented import Documented
 from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
 from ppl_ext.guides.flat_density import FlatDensityShell
 from ppl_ext.options import check_count, check_number
+from ppl_ext.start.start import Start
 
 #: softplus(SHIFT) = 1, so that u = 0 gives the identity.
 SHIFT = math.log(math.expm1(1.0))
@@ -231,6 +232,16 @@ class PlanarDensity(PlanarFormulas, FlatDensityShell):
     def _find_roots(self, shifted: Any, slope: Any, later: Any) -> Any:
         """The unknowns x (..., K), from the last map to the first, without gradients."""
         raise NotImplementedError
+
+    def set_location_and_scale(self, parameters: Any, loc: Any, scale: Any) -> Any:
+        """New parameters with this location and these scales (D,), and the others as they are."""
+        raise NotImplementedError
+
+    def set_start(self, parameters: Any, start: Start) -> Any:
+        """The start's mean, and deviations of each coordinate given the others as scales."""
+        like, deviations = self._flow(parameters).loc, start.modes[0].conditional_deviations
+        arrays = (self.as_array(each, like) for each in (start.mean, deviations))
+        return self.set_location_and_scale(parameters, *arrays)
 
     def log_prob(self, parameters: Any, theta: Any) -> Any:
         flow, log = self._flow(parameters), self.xp.log

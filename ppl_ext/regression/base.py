@@ -60,6 +60,11 @@ class ClosedForm(ArrayFunctions, ABC, Generic[State]):
         """Why this form cannot fit this guide, with what to use instead; None if it can."""
         return None
 
+    @staticmethod
+    def search_share(dim: int) -> float:
+        """Share of a run in which a guide of ``dim`` coordinates looks for its place."""
+        return 0.0
+
     def draw(self, parameters: Any, generator: Any, num: int) -> Float[Any, "num D"]:
         """Points (num, D) of an iteration: mirrored pairs about the guide's mean by default.
 

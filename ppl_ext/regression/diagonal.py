@@ -161,6 +161,10 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
     """The closed form for ``AutoDiagonalNormal``. O(D) memory: a state of five vectors."""
 
     @staticmethod
+    def search_share(dim: int) -> float:
+        return COLD_SHARE if dim > WARM_COORDINATES else 0.0
+
+    @staticmethod
     def now(state: DiagonalRegression, total: Any, dim: int) -> Schedule:
         """The schedule of the present iteration."""
         return schedule(state.seen.num_updates, total, dim)

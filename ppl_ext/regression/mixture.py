@@ -197,6 +197,10 @@ class MixtureForm(ClosedForm[MixtureRegression]):
     """
 
     @staticmethod
+    def search_share(dim: int) -> float:
+        return SEARCH_SHARE
+
+    @staticmethod
     def group(guide: Any) -> int:
         return 2 * int(guide.num_components)
 

@@ -36,6 +36,9 @@ GOOD, GOOD_PER_DIMENSION = 0.5, 0.02
 DIP, BETWEEN = 1.0, 3
 #: Squared distance from a Normal's mean, beside the dimensions, up to which an end is its own.
 NEAR = 9.0
+#: Spread in nats of the best Normal at a path's end, and points of the path, from which on others
+#: on its way are tried: in single precision a path down a funnel may end by rounding.
+FALSE_END, LONG = 2.5, 50
 #: Rounds of natural-gradient steps, each with draws for every dimension, and their length.
 ROUNDS, DRAWS_PER_DIMENSION, RATE = 8, 2, 0.7
 #: In a round no curvature changes by more than these factors, no mean by more than so many
@@ -68,6 +71,7 @@ def find(
     starting_points: Callable[[int], Float[np.ndarray, "P D"]],
     generator: np.random.Generator,
     epsilon: float,
+    most_full: int = MOST_DIMENSIONS,
 ) -> Start:
     """Search for a start.
 
@@ -80,6 +84,9 @@ def find(
     generator : numpy.random.Generator
     epsilon : float
         Relative precision of densities and scores.
+    most_full : int
+        Dimensions beyond which covariances are diagonal, which takes a few evaluations in place of
+        several for each dimension.
     """
     counted = Counted(evaluate)
     starts = starting_points(PATHS)
@@ -88,7 +95,7 @@ def find(
     noise = generator.normal(size=(DRAWS, starts.shape[1]))
 
     def normal(point: Vector, guess: float) -> Mode | None:
-        return local_normal(counted, point, guess, noise, epsilon)
+        return local_normal(counted, point, guess, noise, epsilon, most_full)
 
     modes = _at_ends(counted, [path for path in paths if path.settled], normal)
     if not modes:
@@ -96,7 +103,13 @@ def find(
         modes = _on_the_way(paths[0], normal)
     modes.sort(key=lambda mode: mode.log_mass, reverse=True)
     if not is_good(modes[0]) and modes[0].factor.ndim == 2:
-        modes[0] = improved(counted, modes[0], generator)
+        end, first = modes[0].mean, improved(counted, modes[0], generator)
+        path = next((path for path in paths if path.positions[-1] is end), None)
+        if path is not None and (first.spread > FALSE_END or len(path.values) > LONG):
+            other = improved(counted, _on_the_way(path, normal)[0], generator)
+            first = max(first, other, key=lambda mode: mode.log_mass)
+        modes[0] = first
+        modes.sort(key=lambda mode: mode.log_mass, reverse=True)
     return Start(tuple(modes), counted.evaluations)
 
 
@@ -182,10 +195,11 @@ def local_normal(
     guess: float,
     noise: Float[np.ndarray, "S D"],
     epsilon: float,
+    most_full: int = MOST_DIMENSIONS,
 ) -> Mode | None:
     """The Normal with the curvature at a point, judged by draws; None where there is none."""
     factor: Any
-    if len(point) > MOST_DIMENSIONS:
+    if len(point) > most_full:
         factor = local_deviations(evaluate, point, guess, noise, epsilon)
     else:
         factor = local_factor(evaluate, point, guess * np.eye(len(point)), epsilon)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import time
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
+from ppl_ext.errors import StartWarning
 from ppl_ext.layouts import DataPlate
-from ppl_ext.start.find import find
+from ppl_ext.start.find import MOST_DIMENSIONS, Counted, find
+from ppl_ext.start.given import HOST, Space, Started, start_from
 from ppl_ext.start.paths import Evaluate
-from ppl_ext.start.start import Start
 
 #: Positions that are evaluated at once; fewer are filled up, so that one program serves all.
 WIDTH = 16
@@ -21,28 +25,46 @@ MOST_ROWS = 10_000
 RADIUS = 1.0
 #: How often points are drawn again where density or score is not finite.
 TRIES = 20
+#: Bounds on searches that nobody asked for: dimensions beyond which covariances are diagonal, so
+#: that a search takes some 600 evaluations; dimensions beyond which there is none, since paths of
+#: long vectors take memory and time; and seconds, without compiling, after which one ends.
+MOST_FULL, MOST_SEARCHED, SECONDS = 200, 10_000, 30.0
 
-#: Log densities and scores of exactly ``WIDTH`` positions.
-Piece = Callable[[Float[np.ndarray, "P D"]], tuple[Any, Any]]
+#: Log densities and scores of exactly ``WIDTH`` positions, where so many pieces were evaluated
+#: before.
+Piece = Callable[[Float[np.ndarray, "P D"], int], tuple[Any, Any]]
 
 
-def in_pieces(piece: Piece) -> Evaluate:
-    """Evaluate any number of positions in pieces of ``WIDTH``, as float64."""
+class InPieces:
+    """Evaluates any number of positions in pieces of ``WIDTH``, as float64.
 
-    def evaluate(
-        positions: Float[np.ndarray, "P D"],
+    Parameters
+    ----------
+    piece : callable
+    calls : int
+        Pieces that were evaluated before: one who goes on from a file gives their number, since
+        NumPyro evaluates the first ones by another compiled program, whose last bits may differ.
+    """
+
+    def __init__(self, piece: Piece, calls: int = 0) -> None:
+        self._piece, self.calls = piece, calls
+
+    def __call__(
+        self, positions: Float[np.ndarray, "P D"]
     ) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, "P D"]]:
+        """Log densities (P,) and scores (P, D) at positions (P, D)."""
         count = len(positions)
         missing = -count % WIDTH
         filled = np.concatenate([positions, np.repeat(positions[-1:], missing, axis=0)])
-        found = [piece(filled[first : first + WIDTH]) for first in range(0, len(filled), WIDTH)]
+        found = []
+        for first in range(0, len(filled), WIDTH):
+            found.append(self._piece(filled[first : first + WIDTH], self.calls))
+            self.calls += 1
         values, scores = (
             np.concatenate([np.asarray(each, np.float64) for each in parts])[:count]
             for parts in zip(*found, strict=True)
         )
         return values, scores
-
-    return evaluate
 
 
 def rows_of(
@@ -57,34 +79,95 @@ def rows_of(
     }
 
 
-def search(
-    piece: Piece,
-    dim: int,
-    epsilon: float,
+def rows_left(plates: Mapping[str, DataPlate], rows: Mapping[str, np.ndarray]) -> float:
+    """Rows of the data over those of a batch, all plates together."""
+    return math.prod(plate.size / len(rows[name]) for name, plate in plates.items())
+
+
+class TooLongError(Exception):
+    """A search has taken too long."""
+
+
+def within(evaluate: Evaluate, seconds: float) -> Evaluate:
+    """The same evaluations, which end so long after the first, the one that compiles."""
+    began: list[float] = []
+
+    def limited(
+        positions: Float[np.ndarray, "P D"],
+    ) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, "P D"]]:
+        if began and time.perf_counter() - began[0] > seconds:
+            raise TooLongError
+        found = evaluate(positions)
+        began[:] = began or [time.perf_counter()]
+        return found
+
+    return limited
+
+
+def starts_by_host(given: Any, usual: str, dim: int) -> bool:
+    """Whether a run starts by the host's init strategy.
+
+    ``given`` is what was given as ``start``, ``usual`` what is done where that is None.
+    """
+    if given is None:
+        return usual == HOST or dim > MOST_SEARCHED
+    return isinstance(given, str) and given == HOST
+
+
+def begin(
+    given: Any,
+    space: Space,
     generator: np.random.Generator,
     by_strategy: Callable[[int], Float[np.ndarray, "P D"]],
     *,
-    has_strategy: bool,
-) -> Start:
-    """Search for the start of a target.
+    has_strategy: bool = False,
+) -> Started | None:
+    """Where a run starts that does not start by the host's init strategy.
+
+    None where a search took too long, so that it does.
 
     Parameters
     ----------
-    piece : callable
-    dim : int
-        Length D of the flat vector.
-    epsilon : float
-        Machine epsilon of the target's precision.
+    given : object
+        What was given as ``start``; None is a search unasked, which is bounded in time.
+    space : Space
     generator : numpy.random.Generator
     by_strategy : callable
         So many positions (P, D) by the init strategy, with finite density and score.
     has_strategy : bool
-        Whether the user gave one; else points are drawn near 0, and by the host's strategy where
-        none of them is finite.
+        Whether the user gave one; else points of a search are drawn near 0, and by the host's
+        strategy where none of them is finite.
+
+    Raises
+    ------
+    ArgumentError
+        The start does not fit the model.
+    ModelCheckError
+        No starting point has a finite density and score.
+
+    Warns
+    -----
+    StartWarning
+        A search unasked took too long.
     """
-    evaluate = in_pieces(piece)
-    points = starting_points(evaluate, dim, generator, by_strategy, has_strategy=has_strategy)
-    return find(evaluate, points, generator, epsilon)
+    unasked = given is None
+    if not unasked and not isinstance(given, str):
+        return Started(start_from(given, space, generator))
+    counted = Counted(within(space.evaluate, SECONDS) if unasked else space.evaluate)
+    points = starting_points(counted, space.dim, generator, by_strategy, has_strategy=has_strategy)
+    try:
+        most_full = MOST_FULL if unasked else MOST_DIMENSIONS
+        start = find(counted, points, generator, space.epsilon, most_full)
+    except TooLongError:
+        warnings.warn(
+            f"The search for a start was ended after {SECONDS:g} s and {counted.evaluations} "
+            "evaluations of the score: the run starts by the init strategy. Pass start='host' to "
+            "leave the search out, or start='search' to have it end by itself.",
+            StartWarning,
+            stacklevel=2,
+        )
+        return None
+    return Started(start, space.evaluate)
 
 
 def starting_points(
@@ -95,7 +178,7 @@ def starting_points(
     *,
     has_strategy: bool,
 ) -> Callable[[int], Float[np.ndarray, "P D"]]:
-    """Random points with finite density and score, so many at a time; see :func:`search`."""
+    """Random points with finite density and score, so many at a time; see :func:`begin`."""
 
     def points(number: int) -> Float[np.ndarray, "P D"]:
         if has_strategy:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float
@@ -84,10 +84,14 @@ class Start:
         Separate modes that were found, the one of most mass first.
     evaluations : int
         Evaluations of the log density or its score that the search took.
+    sites : dict of str to int
+        Latent sites of the model, in order, and how many of the D numbers each has, where they are
+        known.
     """
 
     modes: tuple[Mode, ...]
     evaluations: int
+    sites: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def mean(self) -> Vector:

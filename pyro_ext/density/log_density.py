@@ -40,7 +40,7 @@ from pyro_ext.density.handlers import without_host_checks
 from pyro_ext.density.layout import Data, Indices, Layout
 from pyro_ext.density.outputs import Output, OutputHandler
 from pyro_ext.density.spaces import check_values, constrain, unconstrain
-from pyro_ext.density.start import Start
+from pyro_ext.density.start import StartingPositions
 from pyro_ext.density.sweep import sum_over_rows
 
 
@@ -138,6 +138,8 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             inputs.key: (inputs, repeatable_fingerprint(bound, data))
         }
         parameters = structure.parameters["params"]
+        #: Parameters without a prior.
+        self.held = tuple(structure.parameter_names)
         warn_of_held_parameters(
             {name: parameters[name].numel() for name in structure.parameter_names},
             "present",
@@ -146,7 +148,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         self._evaluation = Evaluation(
             bound, self.likelihood_temperature, particle_chunk, evaluation
         )
-        self._start = Start(self._evaluation, init_strategy)
+        self._start = StartingPositions(self._evaluation, init_strategy)
         self._constrain = self.lift(differentiated(partial(constrain, bound)))
         self._unconstrain = BatchedFunction(
             differentiated(partial(unconstrain, bound)), "handlers", particle_chunk
@@ -245,6 +247,11 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         arguments = as_arguments(data.args, data.kwargs, self.bound.rows_for_values())
         return self._constrain(self.bound.check_positions(z), arguments)
 
+    def value_shapes(self, data: Data) -> dict[str, tuple[int, ...]]:
+        zeros = torch.zeros(1, self.dim, dtype=self.dtype, device=self.device)
+        found = self.constrain(zeros, data)
+        return {name: tuple(found[name].shape[1:]) for name in self.layout.names}
+
     def unconstrain(self, values: Mapping[str, Tensor], data: Data) -> Float[Tensor, "P D"]:
         layout, flat = check_values(self.bound, values)
         arguments = as_arguments(data.args, data.kwargs, self.bound.rows_for_values())
@@ -257,8 +264,9 @@ class LogDensity(LogDensityShell[Tensor, Data]):
     ) -> Float[Tensor, "P D"]:
         """Starting positions by the init strategy, with finite density and score.
 
-        Positions that are not finite are drawn again, up to 100 times. The density is that of
-        the first rows of each subsampled plate.
+        They are draws of the target's start where it has one. Positions that are not finite are
+        drawn again, up to 100 times. The density is that of the first rows of each subsampled
+        plate.
 
         Raises
         ------
@@ -266,6 +274,9 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             When no finite position is found; the message names the site at fault.
         """
         check_count("num", num)
+        if self.start is not None:
+            found = self.start.positions(num, int(torch.randint(2**62, (), generator=generator)))
+            return torch.as_tensor(found, dtype=self.dtype, device=self.device)
         return self._start.positions(num, generator, data)
 
     # -- observed distributions ---------------------------------------------------------------

@@ -25,7 +25,7 @@ from pyro_ext.density.layout import Data
 TRIES = 100  # as many as the hosts' samplers make
 
 
-class Start:
+class StartingPositions:
     """Draws starting positions."""
 
     def __init__(self, evaluation: Evaluation, init_strategy: Any) -> None:

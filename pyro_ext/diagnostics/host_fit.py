@@ -58,10 +58,10 @@ class HostFit:
     ) -> None:
         self.guide = guide
         self._seed = seed
-        self._fitted: FittedGuide | None = None
+        self.fitted: FittedGuide | None = None
         if _has_flat_density(guide):
-            self._fitted = fitted_guide(guide, model, args, kwargs)
-            self.target, self._data = self._fitted.target, self._fitted.data
+            self.fitted = fitted_guide(guide, model, args, kwargs)
+            self.target, self._data = self.fitted.target, self.fitted.data
         else:
             parameters = guide.parameters() if isinstance(guide, torch.nn.Module) else iter(())
             dtype = next((parameter.dtype for parameter in parameters), None)
@@ -70,8 +70,8 @@ class HostFit:
     @torch.no_grad()
     def get_samples(self, num_samples: int = HOST_DRAWS) -> dict[str, Tensor]:
         """Draws of the latent sites, leading dimension = draws."""
-        if self._fitted is not None:
-            theta = self._fitted.draw(diagnostic_generator(self._seed), num_samples)
+        if self.fitted is not None:
+            theta = self.fitted.draw(diagnostic_generator(self._seed), num_samples)
             return self.target.constrain(theta, self._data)
         generator = diagnostic_generator(self._seed)
         with global_generator(int(torch.randint(2**62, (), generator=generator))):
@@ -83,9 +83,9 @@ class HostFit:
     @torch.no_grad()
     def sample_statistics(self, positions: Float[Tensor, "S D"]) -> dict[str, Tensor]:
         """Log density of the guide at flat positions (S, D), where it can be evaluated."""
-        if self._fitted is None:
+        if self.fitted is None:
             return {}
-        density, parameters = self._fitted.density, self._fitted.parameters
+        density, parameters = self.fitted.density, self.fitted.parameters
         return {"log_q": density.log_prob(parameters, positions)}
 
     def arviz_attributes(self) -> dict[str, Any]:

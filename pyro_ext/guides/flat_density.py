@@ -229,6 +229,16 @@ def _release_prototype(guide: Any) -> None:
             site["value"] = value.detach().reshape(-1)[:1].clone().expand_as(value)
 
 
+def has_own_start(guide: Any) -> bool:
+    """Whether a guide was made with another place or scale to start from than by default."""
+    # The host wraps the model in a messenger that holds the strategy.
+    wrapped = getattr(guide.model, "func", None)
+    messenger = next(iter(getattr(wrapped, "args", ())), None)
+    place = getattr(messenger, "init_fn", None)
+    scale = getattr(guide, "_init_scale", None)
+    return shared.is_given(type(guide), init_loc_fn=place, init_scale=scale)
+
+
 def check_same_layout(guide: Any, layout: Layout) -> None:
     """See that the guide's flat vector has the sites of ``layout``, in its order.
 

@@ -91,6 +91,10 @@ class PlanarFlowDensity(shared.PlanarDensity, TensorFunctions, FlatDensity):
         weight, direction, bias = (parameters[name] for name in ("weight", "direction", "bias"))
         return self._flow_of(parameters["loc"], scale, weight, direction, bias)
 
+    def set_location_and_scale(self, parameters: Parameters, loc: Any, scale: Any) -> Parameters:
+        unconstrained = transform_to(self.guide.scale_constraint).inv(scale)
+        return {**parameters, "loc": loc, "scale_unconstrained": unconstrained}
+
     @torch.no_grad()
     def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         flow = self._flow(parameters)

@@ -77,6 +77,10 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
         scores[:, posterior.held] += correction
         return scores, {"correction": correction, "steps_served": served + 1}
 
+    def _positions(self, plan: LaplacePlan, state: DirectionState) -> Tensor:
+        # The mode: its curvature would be a pass over all rows at every look.
+        return state.particles
+
     # -- the Gaussian -------------------------------------------------------------------------
 
     def fit_curvature(self, *args: Any, **kwargs: Any) -> Precision:

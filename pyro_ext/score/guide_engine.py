@@ -35,6 +35,7 @@ from pyro_ext.guides.flat_density import (
     Parameters,
     check_has_flat_density,
     flat_density,
+    has_own_start,
 )
 from pyro_ext.optim import Coordinates, EngineOptimizer, OptimizerLike, Undo
 
@@ -91,6 +92,8 @@ class GuideState(NamedTuple):
 
 class GuideEngine(GuideShell, Engine):
     _host_guide = AutoGuide
+    # Whether the guide had parameters when the engine first met the model's arguments.
+    _guide_was_set_up: bool | None = None
     _check_flat_density = staticmethod(check_has_flat_density)
 
     # -- engine hooks --------------------------------------------------------------------------
@@ -118,7 +121,12 @@ class GuideEngine(GuideShell, Engine):
             self.clip_norm,
         )
 
+    def _has_own_start(self) -> bool:
+        return bool(self._guide_was_set_up) or has_own_start(self.guide)
+
     def _initialize(self, plan: Any, data: Data) -> GuideState:
+        if plan.target.start is not None:
+            self._write(plan, plan.density.set_start(plan.parameters, plan.target.start.start))
         if self.initial_scale is not None:
             self._write(plan, plan.density.set_scale(plan.parameters, self.initial_scale))
         return GuideState()
@@ -191,12 +199,20 @@ class GuideEngine(GuideShell, Engine):
             )
         return super()._require_bound()
 
-    def _meet(self, args: tuple[Any, ...], kwargs: dict[str, Any], look: bool = True) -> None:
+    def _meet(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        look: bool = True,
+        start: Any = None,
+    ) -> None:
         if self._known() is not None:
             self._require_bound()
+        if self._guide_was_set_up is None:
+            self._guide_was_set_up = self.guide.prototype_trace is not None
         writer = _WRITERS.get(self.guide)
         try:
-            super()._meet(args, kwargs, look)
+            super()._meet(args, kwargs, look, start)
         except BaseException:
             _WRITERS[self.guide] = writer
             raise

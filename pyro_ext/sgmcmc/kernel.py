@@ -255,10 +255,13 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             shown["steps not finite"] = str(broken)
         return shown
 
-    def _constrained(self) -> dict[str, Tensor]:
+    def values(self, z: Float[Tensor, "P D"]) -> dict[str, Tensor]:
+        """Latent sites in their supports at positions."""
         assert self._data is not None
-        values = self.target.constrain(self.state.z[:1], self._data)
-        return {name: value[0] for name, value in values.items()}
+        return self.target.constrain(z, self._data)
+
+    def _constrained(self) -> dict[str, Tensor]:
+        return {name: value[0] for name, value in self.values(self.state.z[:1]).items()}
 
     # -- saving ------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from tqdm.auto import tqdm
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count
-from pyro_ext.sgmcmc.kernel import StochasticGradientKernel
 
 #: Draws that are put into their supports at once.
 _CONSTRAINED_AT_ONCE = 1000
@@ -28,7 +27,8 @@ class MCMC(infer.MCMC):
     Parameters
     ----------
     kernel : StochasticGradientKernel
-        Such as :class:`~pyro_ext.sgmcmc.SGLD`.
+        Such as :class:`~pyro_ext.sgmcmc.SGLD`; or another of this package that has
+        ``setup_chains``.
     num_samples : int
         Draws of each chain that are kept.
     warmup_steps : int, optional
@@ -51,7 +51,7 @@ class MCMC(infer.MCMC):
 
     def __init__(
         self,
-        kernel: StochasticGradientKernel,
+        kernel: Any,
         num_samples: int,
         warmup_steps: int | None = None,
         initial_params: Mapping[str, Tensor] | None = None,
@@ -61,7 +61,7 @@ class MCMC(infer.MCMC):
         hook_fn: Callable[..., Any] | None = None,
         disable_progbar: bool = False,
     ) -> None:
-        if not isinstance(kernel, StochasticGradientKernel):
+        if not hasattr(kernel, "setup_chains"):
             raise ArgumentError(
                 "Expected a kernel of this package, such as SGLD, found "
                 f"{type(kernel).__name__}. Use pyro.infer.MCMC for Pyro's kernels."
@@ -92,7 +92,7 @@ class MCMC(infer.MCMC):
             kernel.initial_params = self._initial_params
         kernel.setup_chains(self.num_chains, warmup, *args, **kwargs)
         self._args, self._kwargs = args, kwargs
-        target, data = kernel.target, kernel.target.bind(*args, **kwargs)
+        target = kernel.target
         total = warmup + self.num_samples * self.thinning
         shape = (self.num_samples, self.num_chains, target.dim)
         positions = torch.empty(shape, dtype=target.dtype, device=target.device)
@@ -114,7 +114,7 @@ class MCMC(infer.MCMC):
                     )
                     self._hook(kernel, state, stage, i)
         flat = positions.transpose(0, 1).reshape(-1, target.dim)
-        pieces = [target.constrain(part, data) for part in flat.split(_CONSTRAINED_AT_ONCE)]
+        pieces = [kernel.values(part) for part in flat.split(_CONSTRAINED_AT_ONCE)]
         lead = (self.num_chains, self.num_samples)
         self._samples = {
             site: torch.cat([piece[site] for piece in pieces]).unflatten(0, lead)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ppl_ext.start.given import HOST
 from pyro_ext.engine import Plan
 from pyro_ext.stein.direction import DirectionEngine
 
@@ -30,8 +31,13 @@ class DeepEnsemble(DirectionEngine):
     Notes
     -----
     The loss is minus the mean log density of the members before the step, an estimate where the
-    score is one. ``info["force_norm"]`` is the root mean square over members of |score|.
+    score is one. ``info["force_norm"]`` is the root mean square over members of |score|. Members
+    are to end in modes of their own: without ``start`` they begin by the host's init strategy, far
+    from each other, and not near the few modes that a search for a start finds.
     """
+
+    _usual_start = HOST
+    _answers_apart = True
 
     def _direction(
         self, plan: Plan, state: None, particles: Tensor, scores: Tensor

@@ -345,3 +345,42 @@ def test_what_cannot_be_a_fit_is_refused(host, y) -> None:
     for arguments, options, message in cases:
         with pytest.raises(ArgumentError, match=message):
             host.public.ksd(*arguments, **options)
+
+
+# -- p-values ------------------------------------------------------------------------------------
+
+
+def p_values(null: str, correlation: float, scale: float, number: int = 60) -> np.ndarray:
+    """Of standard Normals that a chain of this correlation draws, times a scale."""
+    draws, found = np.random.default_rng(11), []
+    for _ in range(number):
+        x = draws.normal(size=(200, 2))
+        for row in range(1, len(x)):
+            x[row] = correlation * x[row - 1] + math.sqrt(1.0 - correlation**2) * x[row]
+        result = stein_discrepancy(scale * x, -scale * x, statistic="U", metric=None, null=null)
+        assert result.p_value is not None
+        found.append(result.p_value)
+    return np.array(found)
+
+
+def test_p_values_of_right_draws_are_seldom_small() -> None:
+    """Below 0.1 in one of ten, with chains taken for what they are; and wrong draws are seen."""
+    assert (p_values("independent", 0.0, 1.0) < 0.1).mean() < 0.25
+    assert (p_values("chain", 0.8, 1.0) < 0.1).mean() < 0.25
+    assert (p_values("independent", 0.8, 1.0) < 0.1).mean() > 0.5
+    assert (p_values("independent", 0.0, 0.6, 20) < 0.05).all()
+    assert (p_values("chain", 0.5, 0.4, 20) < 0.05).mean() > 0.8
+
+
+def test_blocks_change_no_p_value() -> None:
+    x, s = points()
+    one, many = (stein_discrepancy(x, s, null="independent", block=size) for size in (64, 2))
+    assert one.p_value == many.p_value
+    with pytest.raises(ArgumentError, match="null"):
+        stein_discrepancy(x, s, null="exact")
+
+
+def test_particles_have_no_p_value() -> None:
+    with pytest.raises(ArgumentError, match="no independent draws and no chain"):
+        module.check_not_particles("independent", object())
+    module.check_not_particles(None, object())

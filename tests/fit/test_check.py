@@ -1,80 +1,294 @@
-"""``check`` on draws that are right, and on planted wrong ones, in both packages."""
+"""``check`` on draws that are right, and on planted wrong ones, in both packages.
+
+A problem of NumPy's own stands for a program where the witnesses alone are asked; each of them must
+see its own fault, and pass right draws.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ppl_ext.check import check as module
+from ppl_ext.check.check import Program, check
+from ppl_ext.check.comparison import compared, flat_columns
+from ppl_ext.check.drift import drift
+from ppl_ext.check.own_chains import energy_fraction, own_chains
+from ppl_ext.check.ratios import importance_ratios
+from ppl_ext.check.source import Source, source_of
+from ppl_ext.check.stein import stein_identities
+from ppl_ext.check.touched import untouched
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit.check import check
 from ppl_ext.fit.fit import Fit
+from ppl_ext.fit.problem import Problem
 from ppl_ext.fit.verdict import SiteFigures, Verdict
+from ppl_ext.start.search import InPieces
 from tests.backends import from_zoo
 from tests.fit.test_fit import fit_of
 
 DIM = 5
+NAMES = [f"x[{k}]" for k in range(DIM)]
+#: Of the posterior that NumPy's own problem has: correlated Normals.
+COVARIANCE = 0.5 * np.eye(DIM) + 0.5
+PRECISION = np.linalg.inv(COVARIANCE)
+ROOT = np.linalg.cholesky(COVARIANCE)
+FAULTS = ["shifted", "narrow", "wide", "tail"]
 
 
-def reference(generator: np.random.Generator, number: int = 1_600) -> Fit:
-    """A fit that ended with independent draws of a Gamma distribution."""
-    figures = {"x": SiteFigures(float(number), float(number), 1.0)}
-    verdict = Verdict("exact", ("R-hat 1.0",), figures)
-    return Fit({"x": generator.gamma(3.0, size=(number, DIM))}, verdict, 16)
+def evaluate(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Log density and score of the Normal."""
+    return -0.5 * np.einsum("ni,ij,nj->n", z, PRECISION, z), -z @ PRECISION
+
+
+def right(generator: np.random.Generator, number: int = 1_000) -> np.ndarray:
+    return generator.normal(size=(number, DIM)) @ ROOT.T
+
+
+def planted(fault: str, x: np.ndarray) -> np.ndarray:
+    """Right draws with a fault in the third coordinate, whose standard deviation is 1."""
+    x = x.copy()
+    if fault == "shifted":
+        x[:, 2] += 0.3
+    elif fault == "narrow":
+        x[:, 2] *= 0.7
+    elif fault == "wide":
+        x[:, 2] *= 1.4
+    elif fault == "half":
+        x[:, 2] = -np.abs(x[:, 2])
+    elif fault == "tail":
+        x = x[x[:, 2] < 2.0]
+    elif fault == "spikes":  # mean and standard deviation are right
+        x[:, 2] = np.sign(x[:, 2])
+    elif fault == "uncorrelated":
+        x[:, 2] = np.roll(x[:, 2], 1)
+    elif fault == "not a number":
+        x[3, 2] = np.nan
+    return x
+
+
+def program(density: Callable[[np.ndarray], Any] = evaluate, **changes: Any) -> Program:
+    """NumPy's own problem."""
+    options: dict[str, Any] = {
+        "name": "as written",
+        "evaluate": density,
+        "dim": DIM,
+        "epsilon": 1e-16,
+        "starting_points": lambda number: np.zeros((number, DIM)),
+        "coordinates": {"x": slice(0, DIM)},
+        "values": lambda z: {"x": z},
+        "target": None,
+        "own": None,
+        "digest": lambda: "",
+    }
+    written = Problem(**{**options, **changes})
+    return Program(
+        written,
+        lambda: [written],
+        lambda draws: np.asarray(draws["x"], float),
+        lambda: {"x": (DIM,)},
+        lambda z: (-z, density(z)[1]),
+    )
+
+
+def reference(generator: np.random.Generator, number: int = 2_000) -> Fit:
+    """A fit that ended with independent draws."""
+    verdict = Verdict(
+        "exact", ("R-hat 1.0",), {"x": SiteFigures(float(number), float(number), 1.0)}
+    )
+    return Fit({"x": right(generator, number)}, verdict, 16)
+
+
+def verdict_on(x: np.ndarray, generator: np.random.Generator, fit: Fit | None = None) -> Verdict:
+    made = reference(generator) if fit is None else fit
+    source = Source("draws", "draws", {"x": x})
+    return check(source, program(), generator, progress_bar=False, reference=lambda: made)
 
 
 def test_right_draws_are_confirmed() -> None:
-    """Of 100 sets of 400 draws at most three are refused."""
+    """Of 60 sets of draws at most three are refused, four times as many as the levels allow."""
     generator = np.random.default_rng(0)
-    verdicts = [
-        check({"x": generator.gamma(3.0, size=(400, DIM))}, reference(generator))
-        for _ in range(100)
-    ]
+    verdicts = [verdict_on(right(generator, 400), generator) for _ in range(60)]
     assert sum(not verdict.trusted for verdict in verdicts) <= 3
-    assert verdicts[0].level == "approximate" and "agree with exact chains" in str(verdicts[0])
-    assert Verdict.from_json(verdicts[0].as_json()) == verdicts[0]
+    first = next(verdict for verdict in verdicts if verdict.trusted)
+    assert first.level == "approximate" and "agree with exact chains" in str(first)
+    assert Verdict.from_json(first.as_json()).as_json() == first.as_json()
+    site = first.by_site["x"]
+    # Bounds on errors, wider than the errors of chance themselves.
+    assert 0.05 < site.mean_error < 0.4 and 0.03 < site.deviation_error < 0.4
+    assert first.evaluations > 400 and "drift" in str(first)
 
 
-@pytest.mark.parametrize("fault", ["shifted", "narrow", "wide", "half", "spikes", "not a number"])
+@pytest.mark.parametrize("fault", [*FAULTS, "half", "spikes", "uncorrelated", "not a number"])
 def test_wrong_draws_are_refused(fault: str) -> None:
     generator = np.random.default_rng(1)
-    caught = 0
-    for _ in range(20):
-        x = generator.gamma(3.0, size=(1_000, DIM))
-        mean, deviation = 3.0, np.sqrt(3.0)
-        if fault == "shifted":
-            x[:, 2] += 0.4 * deviation
-        elif fault == "narrow":
-            x[:, 2] = mean + 0.7 * (x[:, 2] - mean)
-        elif fault == "wide":
-            x[:, 2] = mean + 1.4 * (x[:, 2] - mean)
-        elif fault == "half":
-            x[:, 2] = np.minimum(x[:, 2], 3.0)
-        elif fault == "spikes":
-            # Mean and standard deviation are right.
-            x[:, 2] = mean + deviation * np.sign(generator.normal(size=1_000))
-        else:
-            x[3, 2] = np.nan
-        verdict = check({"x": x}, reference(generator))
-        caught += not verdict.trusted and "'x[2]'" in verdict.reasons[1]
-    assert caught == 20
+    for _ in range(10):
+        verdict = verdict_on(planted(fault, right(generator, 2_000)), generator)
+        assert not verdict.trusted and verdict.level == "not trusted"
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, "half", "spikes"])
+def test_the_comparison_alone_sees_marginals(fault: str) -> None:
+    generator = np.random.default_rng(2)
+    shapes = {"x": (DIM,)}
+    theirs = flat_columns({"x": right(generator, 2_000)}, shapes, 16)
+    good = flat_columns({"x": right(generator)}, shapes)
+    bad = flat_columns({"x": planted(fault, right(generator, 2_000))}, shapes)
+    assert not compared(good, theirs, DIM).wrong
+    found = compared(bad, theirs, DIM)
+    assert found.wrong and found.worst.name == "x[2]" and "'x[2]'" in found.worst.told
+
+
+def test_draws_that_depend_on_each_other_count_as_fewer() -> None:
+    """A mean that is off by chance is no fault of a slow chain."""
+    generator = np.random.default_rng(3)
+    x, noise = np.zeros((1_000, DIM)), generator.normal(size=(1_000, DIM))
+    for row in range(1, 1_000):
+        x[row] = 0.98 * x[row - 1] + np.sqrt(1 - 0.98**2) * noise[row]
+    shapes = {"x": (DIM,)}
+    theirs = flat_columns({"x": generator.normal(size=(2_000, DIM))}, shapes, 16)
+    own = flat_columns({"x": x}, shapes)
+    assert np.abs(x.mean(0)).max() > 0.2 and not compared(own, theirs, DIM).wrong
+
+
+@pytest.mark.parametrize("fault", ["shifted", "narrow", "wide", "half", "spikes"])
+def test_drift_alone_sees_what_moves(fault: str) -> None:
+    generator = np.random.default_rng(4)
+    options: dict[str, Any] = {"chains": 4_000, "transitions": 4}
+    good = drift(evaluate, right(generator, 4_000), generator, NAMES, **options)
+    bad = drift(evaluate, planted(fault, right(generator, 4_000)), generator, NAMES, **options)
+    assert good is not None and not good.is_adrift and good.nested_r_hat < 1.1
+    assert bad is not None and bad.is_adrift
+    # Towards the posterior: back to the mean, or out to the width.
+    if fault == "shifted":
+        assert bad.sizes[0, 2] < -0.2
+    if fault == "narrow":
+        assert bad.sizes[1, 2] > 0.2
+
+
+def test_drift_of_right_draws_is_seldom_called_so() -> None:
+    """Also where the density has a jump, which Stein's identities do not survive."""
+    generator = np.random.default_rng(5)
+
+    def steps(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        inside = (z > 0.0).all(1)
+        return np.where(inside, -z.sum(1), -np.inf), -np.ones_like(z)
+
+    exponential = generator.exponential(size=(500, DIM))
+    found = drift(steps, exponential, generator, NAMES, chains=500, transitions=6)
+    assert found is not None and not found.is_adrift
+    assert stein_identities(exponential, steps(exponential)[1], NAMES).is_off
+    adrift = 0
+    for _ in range(40):
+        found = drift(evaluate, right(generator, 256), generator, NAMES, chains=256, transitions=3)
+        adrift += found is not None and found.is_adrift
+    assert adrift <= 1
+
+
+@pytest.mark.parametrize("fault", ["shifted", "narrow", "wide", "half", "uncorrelated"])
+def test_steins_identities_alone_see_it(fault: str) -> None:
+    generator = np.random.default_rng(6)
+    x = right(generator)
+    assert not stein_identities(x, evaluate(x)[1], NAMES).is_off
+    # A score with the wrong sign is seen as well.
+    assert stein_identities(x, -evaluate(x)[1], NAMES).is_off
+    x = planted(fault, x)
+    found = stein_identities(x, evaluate(x)[1], NAMES)
+    assert found.is_off and "Stein's identities" in found.told
+
+
+def test_importance_ratios_alone_see_wrong_moments() -> None:
+    generator = np.random.default_rng(7)
+
+    def of_normal(mean: float, scale: float) -> Any:
+        z = mean + scale * generator.normal(size=(2_000, 2))
+        log_q = -0.5 * np.square((z - mean) / scale).sum(1) - 2.0 * np.log(scale)
+        return importance_ratios(z, -0.5 * np.square(z).sum(1), log_q, 1e-16, ["a", "b"])
+
+    right_one = of_normal(0.0, 1.0)
+    assert not right_one.is_off and right_one.can_correct and right_one.share > 0.99
+    shifted, wide = of_normal(0.3, 1.1), of_normal(0.0, 1.4)
+    assert shifted.is_off and np.all(shifted.mean < -0.2)
+    assert wide.is_off and np.allclose(wide.deviation, np.log(1.4), atol=0.1)
+    # Far too narrow: nothing is to be believed, so nothing is refused.
+    narrow = of_normal(0.0, 0.3)
+    assert not narrow.can_correct and not narrow.is_off
+
+
+def test_chains_tell_of_themselves() -> None:
+    generator = np.random.default_rng(8)
+    draws = generator.normal(size=(500, 4, 2))
+    energy = generator.normal(size=(500, 4))
+    good = own_chains(draws, ["a", "b"], 0.0, energy)
+    assert not good.against and good.ess_bulk.min() > 1_000 and good.bfmi is not None
+    assert good.bfmi == pytest.approx(2.0, rel=0.2)
+    # A slow walk of the energy.
+    assert energy_fraction(np.cumsum(energy, 0)) < 0.3
+    draws[:, 0, 1] += 2.0
+    bad = own_chains(draws, ["a", "b"], 0.02)
+    assert "R-hat" in bad.against[0] and "'b'" in bad.against[0] and "2.0% divergent" in bad.told
+
+
+def test_sites_without_data_are_named() -> None:
+    """A scale is touched through the effects that it scales; a site of its own is not."""
+
+    def parts(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        effect, scale, alone = z.T
+        prior = [-effect * np.exp(-2 * scale), effect**2 * np.exp(-2 * scale) - 1, -alone]
+        return np.stack(prior, 1), np.stack([1 - effect, 0 * scale, 0 * alone], 1)
+
+    where = {"effect": slice(0, 1), "scale": slice(1, 2), "alone": slice(2, 3)}
+    z = np.random.default_rng(9).normal(size=(20, 3))
+    assert untouched(parts, where, z) == ["alone"]
 
 
 def test_sites_and_shapes_must_be_the_models() -> None:
-    generator = np.random.default_rng(2)
+    generator = np.random.default_rng(10)
     with pytest.raises(ArgumentError, match="found none of 'x'"):
-        check({"y": np.zeros(3)}, reference(generator))
+        check(Source("", "draws", {"y": np.zeros(3)}), program(), generator, progress_bar=False)
     with pytest.raises(ArgumentError, match=r"shape \(draws, 5\)"):
-        check({"x": np.zeros((3, 4))}, reference(generator))
+        verdict_on(np.zeros((3, 4)), generator)
+    with pytest.raises(ArgumentError, match="Expected draws as a mapping"):
+        source_of(3.0, lambda _: None)
 
 
 def test_chains_that_could_not_tell_are_said() -> None:
-    generator = np.random.default_rng(3)
+    generator = np.random.default_rng(11)
     lost = reference(generator)
     lost.verdict = Verdict("not trusted", ("Chains disagree.",))
-    verdict = check({"x": generator.gamma(3.0, size=(400, DIM))}, lost)
-    assert not verdict.trusted and verdict.reasons == ("Chains could not tell:", "Chains disagree.")
+    verdict = verdict_on(right(generator, 400), generator, lost)
+    assert verdict.level == "approximate" and not verdict.trusted
+    assert verdict.reasons[0] == "Chains could not tell: Chains disagree."
+
+
+def test_what_cannot_be_afforded_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is evaluated of huge programs and of batches, and a small budget is kept."""
+    generator = np.random.default_rng(12)
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("evaluated")
+
+    source = Source("draws", "draws", {"x": right(generator, 400)})
+    given: dict[str, Any] = {"progress_bar": False, "reference": lambda: never(0)}
+    said: dict[str, Any] = {"predictions": lambda: "Held-out rows: fine."}
+    batch = program(never)
+    batch.written = replace(batch.written, of_all_rows=InPieces(never))
+    verdict = check(source, batch, generator, **given, **said)
+    assert verdict.level == "approximate" and not verdict.trusted and verdict.evaluations == 0
+    assert "rows" in verdict.reasons[0] and "Held-out rows: fine." in verdict.reasons
+    monkeypatch.setattr(module, "MOST_COORDINATES", 4)
+    verdict = check(source, program(never), generator, **given)
+    assert verdict.level == "approximate" and "too many" in verdict.reasons[0]
+    monkeypatch.undo()
+    verdict = check(source, program(), generator, budget=100, **given)
+    assert verdict.evaluations < 50 and "too dear" in verdict.reasons[0]
+    verdict = check(source, program(), generator, budget=5_000, **given)
+    assert not verdict.trusted and verdict.level == "approximate" and verdict.evaluations < 6_000
+    assert "budget" in verdict.reasons[0]
 
 
 def test_a_program_is_checked(backend: Any) -> None:
@@ -82,9 +296,59 @@ def test_a_program_is_checked(backend: Any) -> None:
     fit = fit_of(backend, model, *args, seed=3)
     key = () if backend.is_pyro else (backend.key(5),)
     options = {"progress_bar": False, **({"seed": 5} if backend.is_pyro else {})}
-    right = backend.public.check(*key, fit, model, *args, **options)
-    assert right.trusted and right.level == "approximate" and right.evaluations > 0
+    found = backend.public.check(*key, fit, model, *args, held_out=args, **options)
+    assert any(reason.startswith("Held-out rows: log likelihood") for reason in found.reasons)
+    assert found.trusted and found.level == "approximate" and found.evaluations > 0
+    assert json.loads(found.as_json())["confirmed"] and "Its own chains" in str(found)
     wide = {name: 2.0 * value for name, value in fit.draws.items()}
     assert not backend.public.check(*key, wide, model, *args, **options).trusted
     with pytest.raises(ArgumentError, match="Expected draws as a mapping"):
         backend.public.check(*key, 3.0, model, *args, **options)
+
+
+def sources(backend: Any, model: Any, args: tuple[Any, ...]) -> dict[str, Any]:
+    """What each host hands over after short runs of everything, by name."""
+    run: dict[str, Any] = {"progress_bar": False}
+    infer = __import__(f"{backend.name}.infer", fromlist=["SVI"])
+    guide = backend.autoguide.AutoDiagonalNormal(model)
+    svi = infer.SVI(model, guide, backend.adam(0.05), infer.Trace_ELBO())
+    if backend.is_pyro:
+        for _ in range(20):
+            svi.step(*args)
+        mcmc = infer.MCMC(infer.NUTS(model), 100, 100, disable_progbar=True)
+        mcmc.run(*args)
+        vi = backend.public.GSM(model)
+        vi.run(400, *args, **run)
+        particles = backend.public.SVGD(model, backend.adam(0.1), num_particles=32)
+        particles.run(3, *args, **run)
+        return {"SVI": svi, "guide": guide, "MCMC": mcmc, "GSM": vi, "SVGD": particles}
+    result = svi.run(backend.key(0), 20, *args, **run)
+    mcmc = infer.MCMC(infer.NUTS(model), num_warmup=100, num_samples=100, **run)
+    mcmc.run(backend.key(1), *args, extra_fields=("energy",))
+    vi = backend.public.GSM(model)
+    particles = backend.public.SVGD(model, backend.adam(0.1), num_particles=32)
+    return {
+        "SVI": (svi, result),
+        "guide": (guide, result.params),
+        "MCMC": mcmc,
+        "GSM": (vi, vi.run(backend.key(2), 400, *args, **run)),
+        "SVGD": (particles, particles.run(backend.key(3), 3, *args, **run).state),
+    }
+
+
+def test_sources_of_every_kind(backend: Any) -> None:
+    """Each is taken, and what it has beside its draws is heard; stopped early, most are refused."""
+    model, args, _ = from_zoo(backend, "conjugate_normal")
+    key = () if backend.is_pyro else (backend.key(5),)
+    found = {
+        name: backend.public.check(*key, source, model, *args, budget=12_000, progress_bar=False)
+        for name, source in sources(backend, model, args).items()
+    }
+    assert not any(found[name].trusted for name in ("SVI", "guide", "SVGD"))
+    for name in ("SVI", "guide", "GSM"):
+        assert "Pareto k-hat" in str(found[name]), str(found[name])
+    assert "Pareto" not in str(found["SVGD"]) and "scores" in str(found["SVGD"])
+    assert "Its own chains: R-hat" in str(found["MCMC"])
+    assert ("E-BFMI" in str(found["MCMC"])) is not backend.is_pyro
+    # The right Normal: nothing speaks against it.
+    assert found["GSM"].level == "approximate", str(found["GSM"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +42,14 @@ def test_a_normal_posterior_is_exact(backend: Any, tmp_path: Path) -> None:
     assert str(loaded.verdict) == text
     for name, value in numbers(backend, fit).items():
         np.testing.assert_array_equal(loaded.draws[name], value)
-    with pytest.raises(backend.public.ArgumentError, match="one that was loaded"):
+    with pytest.raises(backend.public.ArgumentError, match="loaded without"):
         loaded.more(10)
+    # What was read without the program is written whole; with it the fit goes on.
+    loaded.save(tmp_path / "again")
+    resumed = backend.public.load_fit(tmp_path / "again", model, *args)
+    assert str(resumed.verdict) == text
+    # The number of evaluations says which compiled program makes the next.
+    assert resumed.climbed.problem.evaluate.calls == fit.climbed.problem.evaluate.calls
     # More draws come after those that there are, chain by chain.
     before = {
         name: each.reshape(fit.num_chains, -1, *each.shape[1:])
@@ -54,6 +62,8 @@ def test_a_normal_posterior_is_exact(backend: Any, tmp_path: Path) -> None:
         assert after.shape[1] == length + 64 // fit.num_chains
         np.testing.assert_allclose(after[:, :length], before[name], rtol=1e-6)
     assert fit.history[-1].name == "more chains" and fit.history[-1].evaluations > 0
+    for name, each in numbers(backend, resumed.more(64)).items():
+        np.testing.assert_array_equal(each, numbers(backend, fit)[name])
 
 
 def test_arviz_has_chains_and_the_verdict(backend: Any) -> None:
@@ -132,8 +142,8 @@ def test_without_chains_the_best_is_corrected(backend: Any) -> None:
         fit.more(10)
 
 
-def test_many_rows_end_at_approximate(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ppl_ext.start.search.MOST_ROWS", 400)
+def rows_of_a_normal(backend: Any) -> tuple[Any, Any, float, float]:
+    """A mean with many rows in minibatches; its posterior mean and standard deviation."""
     host, dist = backend.host, backend.dist
     y = np.random.default_rng(0).normal(3.0, 1.0, 4_000)
 
@@ -142,9 +152,87 @@ def test_many_rows_end_at_approximate(backend: Any, monkeypatch: pytest.MonkeyPa
         with host.plate("rows", len(y), subsample_size=10) as rows:
             host.sample("y", dist.Normal(mean, 1.0), obs=y[rows])
 
-    fit = fit_of(backend, model, backend.array(y))
+    precision = 0.01 + len(y)
+    return model, backend.array(y), float(y.sum()) / precision, precision**-0.5
+
+
+def test_many_rows_are_all_taken_where_there_is_time(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A batch of a tenth has its mode some three standard deviations off.
+    monkeypatch.setattr("ppl_ext.start.search.MOST_ROWS", 400)
+    model, y, mean, deviation = rows_of_a_normal(backend)
+    fit = fit_of(backend, model, y)
+    assert fit.verdict.level == "exact"
+    assert "all rows" in [stage.name for stage in fit.history]
+    draws = numbers(backend, fit)["mean"]
+    assert abs(draws.mean() - mean) < 4.0 * deviation / math.sqrt(400)
+    assert draws.std() == pytest.approx(deviation, rel=4.0 / math.sqrt(2 * 400))
+
+
+def test_more_rows_than_there_is_time_for_are_fitted_by_an_engine(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppl_ext.start.search.MOST_ROWS", 400)
+    monkeypatch.setattr("ppl_ext.fit.policy.ROW_EVALUATIONS", 10**12)
+    model, y, mean, deviation = rows_of_a_normal(backend)
+    fit = fit_of(backend, model, y)
+    assert fit.verdict.level == "approximate" and not fit.verdict.trusted
+    text = str(fit.verdict)
+    assert "ProximalScoreVI with AutoMultivariateNormal settled after" in text
+    assert "Batches of rows were evaluated only" in text and "Chains were not run" in text
+    draws = numbers(backend, fit)["mean"]
+    assert abs(draws.mean() - mean) < 0.5 * deviation
+    assert draws.std() == pytest.approx(deviation, rel=0.3)
+
+
+def test_many_dimensions_are_fitted_by_an_engine(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppl_ext.fit.policy.MOST_DIMENSIONS", 1)
+    model, args, _ = from_zoo(backend, "gaussian_two_sites")
+    fit = fit_of(backend, model, *args)
     assert fit.verdict.level == "approximate"
-    assert any("batch of rows" in reason for reason in fit.verdict.reasons)
+    assert any("more than the 1 up to which" in reason for reason in fit.verdict.reasons)
+    check_moments("gaussian_two_sites", numbers(backend, fit), 0.3, 0.2)
+
+
+def test_local_latents_of_many_rows_want_all_of_them(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppl_ext.start.search.MOST_ROWS", 4)
+    monkeypatch.setattr("ppl_ext.fit.policy.ROW_EVALUATIONS", 10**12)
+    model, args, _ = from_zoo(backend, "local_latents")
+    fit = fit_of(backend, model, *args, subsample_size=2)
+    assert fit.verdict.level == "not trusted"
+    assert any("inside a subsampled plate" in reason for reason in fit.verdict.reasons)
+
+
+def test_a_guide_that_is_named_is_judged_by_chains(backend: Any) -> None:
+    guides = backend.autoguide
+    model, args, _ = from_zoo(backend, "gaussian_one_site")
+    right = fit_of(backend, model, *args, guide=guides.AutoMultivariateNormal)
+    assert right.verdict.level == "approximate" and right.verdict.trusted
+    assert right.num_chains == 1 and right.history[-1].name == "engine"
+    assert any("AutoMultivariateNormal settled" in reason for reason in right.verdict.reasons)
+    check_moments("gaussian_one_site", numbers(backend, right), 0.3, 0.2)
+    # Its sites are correlated, which a diagonal Normal cannot be.
+    wrong = fit_of(backend, model, *args, guide=guides.AutoDiagonalNormal)
+    assert wrong.verdict.level == "not trusted" and not wrong.verdict.trusted
+
+
+def test_an_engine_of_another_model_is_refused(backend: Any) -> None:
+    model, args, _ = from_zoo(backend, "conjugate_normal")
+    other, _, _ = from_zoo(backend, "gaussian_one_site")
+    guide = backend.autoguide.AutoMultivariateNormal
+    engine = backend.public.ProximalScoreVI(other, guide)
+    for options, match in (
+        ({"engine": engine}, "another model"),
+        ({"engine": guide}, "Expected engine to be an engine"),
+        ({"engine": engine, "guide": guide}, "found both"),
+    ):
+        with pytest.raises(backend.public.ArgumentError, match=match):
+            fit_of(backend, model, *args, **options)
 
 
 @pytest.mark.parametrize(
@@ -164,3 +252,51 @@ def test_damaged_files_are_refused(backend: Any, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(backend.public.ArgumentError, match="Expected a file saved"):
         backend.public.load_fit(path)
+
+
+def test_saved_fits_refuse_other_programs_and_data(backend: Any, tmp_path: Path) -> None:
+    host, dist = backend.host, backend.dist
+
+    def program(width: float, name: str = "mean") -> Any:
+        def model(y: Any) -> None:
+            mean = host.sample(name, dist.Normal(0.0, width))
+            with host.plate("rows", 4):
+                host.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+        return model
+
+    y = backend.array([0.5, 1.0, 1.5, 2.5])
+    fit_of(backend, program(2.0), y, budget=2_000).save(tmp_path / "fit")
+    load, refused = backend.public.load_fit, backend.public.ArgumentError
+    with pytest.raises(refused, match="found the sites other"):
+        load(tmp_path / "fit", program(2.0, "other"), y)
+    with pytest.raises(refused, match="other numbers in its arguments"):
+        load(tmp_path / "fit", program(2.0), y + 1.0)
+    with pytest.raises(refused, match="another density"):
+        load(tmp_path / "fit", program(3.0), y)
+    assert load(tmp_path / "fit", program(2.0), y).more(16).num_chains > 1
+
+
+GO_ON = """
+import sys
+import numpy as np
+from tests.backends import backend_of, from_zoo
+from tests.fit.test_fit import numbers
+
+backend = backend_of(sys.argv[1])
+model, args, _ = from_zoo(backend, "conjugate_normal")
+fit = backend.public.load_fit(sys.argv[2], model, *args)
+np.savez(sys.argv[3], **numbers(backend, fit.more(64)))
+"""
+
+
+@pytest.mark.slow
+def test_a_fit_goes_on_in_another_process(backend: Any, tmp_path: Path) -> None:
+    model, args, _ = from_zoo(backend, "conjugate_normal")
+    fit = fit_of(backend, model, *args)
+    fit.save(tmp_path / "fit")
+    command = [sys.executable, "-c", GO_ON, backend.name, tmp_path / "fit", tmp_path / "more.npz"]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
+    found = np.load(tmp_path / "more.npz")
+    for name, each in numbers(backend, fit.more(64)).items():
+        np.testing.assert_array_equal(found[name], each)

@@ -10,6 +10,7 @@ import pytest
 from ppl_ext.fit.policy import (
     Chained,
     Correction,
+    Engine,
     Evidence,
     Modes,
     Program,
@@ -24,6 +25,9 @@ WANTED = Wanted(target_ess=400.0, exact=True, seconds=600.0)
 MODES = Modes(number=1, last_new=0.0, shares=(1.0,))
 GOOD, FAIR, BAD = Correction(0.2, 0.8), Correction(0.65, 0.2), Correction(1.2, 0.01)
 RESTED = Chained(1.004, 600.0, 500.0, 0.03, (), 0.0, 0.0, 0.5, False, "mu")
+SETTLED = Engine("ProximalScoreVI with AutoNormal", steps=3_000, settled=True)
+MOVING = replace(SETTLED, settled=False, moving=0.3)
+BATCH = replace(PROGRAM, is_whole=False, seconds_with_all_rows=1.0)
 EVIDENCE = Evidence(PROGRAM, WANTED, MODES)
 
 
@@ -35,8 +39,14 @@ EVIDENCE = Evidence(PROGRAM, WANTED, MODES)
         ({"correction": BAD}, "chains"),
         ({"correction": GOOD, "chains": RESTED}, "end"),
         ({"correction": GOOD, "wanted": replace(WANTED, exact=False)}, "end"),
-        ({"correction": GOOD, "program": replace(PROGRAM, dim=100_000)}, "end"),
-        ({"correction": GOOD, "program": replace(PROGRAM, is_whole=False)}, "end"),
+        ({"program": replace(PROGRAM, dim=3_000)}, "engine"),
+        ({"program": replace(PROGRAM, is_whole=False, seconds_with_all_rows=1e-3)}, "all rows"),
+        ({"program": replace(PROGRAM, is_whole=False, seconds_with_all_rows=1.0)}, "engine"),
+        ({"program": replace(BATCH, has_engine=False)}, "end"),
+        ({"program": BATCH, "engine": SETTLED}, "end"),
+        ({"wanted": replace(WANTED, engine=True)}, "correct"),
+        ({"correction": GOOD, "wanted": replace(WANTED, engine=True)}, "chains"),
+        ({"wanted": replace(WANTED, engine=True, exact=False)}, "engine"),
         ({"correction": GOOD, "program": replace(PROGRAM, seconds_per_evaluation=1.0)}, "end"),
     ],
 )
@@ -45,7 +55,6 @@ def test_next_rung(changed: dict[str, Any], rung: str) -> None:
 
 
 INEXACT = replace(WANTED, exact=False)
-BATCH = replace(PROGRAM, is_whole=False)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +84,31 @@ BATCH = replace(PROGRAM, is_whole=False)
         ({"correction": GOOD, "wanted": INEXACT}, "corrected", "exact=False"),
         ({"correction": FAIR, "wanted": INEXACT}, "approximate", "k-hat 0.65"),
         ({"correction": BAD, "wanted": INEXACT}, "not trusted", "far from the posterior"),
-        ({"correction": GOOD, "program": BATCH}, "approximate", "batch of rows"),
-        ({"correction": BAD, "program": BATCH}, "approximate", "batch of rows"),
+        ({"program": BATCH, "engine": SETTLED}, "approximate", "settled after 3,000 steps"),
+        ({"program": BATCH, "engine": SETTLED}, "approximate", "with all rows a search would"),
+        ({"program": BATCH, "engine": SETTLED}, "approximate", "need all rows at every step"),
+        (
+            {"program": replace(PROGRAM, dim=3_000), "engine": SETTLED},
+            "approximate",
+            "3,000 unconstrained parameters",
+        ),
+        ({"engine": SETTLED, "wanted": INEXACT}, "approximate", "exact=False"),
+        (
+            {"program": BATCH, "engine": replace(MOVING, moving=0.7, figure="0.7 sd")},
+            "not trusted",
+            "had not settled after 3,000 steps (moving: 0.7 sd)",
+        ),
+        ({"program": BATCH, "engine": MOVING}, "approximate", "had not settled"),
+        (
+            {"program": replace(BATCH, has_engine=False), "correction": None},
+            "not trusted",
+            "inside a subsampled plate",
+        ),
+        (
+            {"chains": RESTED, "modes": replace(MODES, number=2, exchanged=("mean",))},
+            "exact",
+            "exchange of labels in 'mean'",
+        ),
     ],
 )
 def test_levels(changed: dict[str, Any], level: str, reason: str) -> None:

@@ -686,6 +686,20 @@ def _score() -> Iterator[Mutation]:
 
 
 def _sgmcmc() -> Iterator[Mutation]:
+    yield from numpyro(
+        "blocks of the metric in the order of the alphabet",
+        "warm_chains.py",
+        "names = target.layout.names",
+        "names = tuple(sorted(target.layout.names))",
+        "test_warm_chains",
+    )
+    yield from pyro(
+        "a flow's log determinant left out",
+        "warm_chains.py",
+        "found.log_density(target.likelihood_temperature) + log_det",
+        "found.log_density(target.likelihood_temperature) + 0.0 * log_det",
+        "test_warm_transport",
+    )
     yield from both(
         "Langevin noise without its factor two",
         "sgmcmc/dynamics.py",
@@ -848,6 +862,129 @@ def _diagnostics() -> Iterator[Mutation]:
     )
 
 
+def _fit() -> Iterator[Mutation]:
+    tests = "fit chains start check"
+    yield from neutral(
+        "kinetic energy left out of acceptance",
+        "chains/hamiltonian.py",
+        "gain = values - 0.5 * np.square(momenta).sum(-1) - before",
+        "gain = values - before",
+        tests,
+    )
+    yield from neutral(
+        "scores whitened by the transposed factor",
+        "chains/hamiltonian.py",
+        "return scores * factor if factor.ndim == 1 else scores @ factor",
+        "return scores * factor if factor.ndim == 1 else scores @ factor.T",
+        tests,
+    )
+    yield from neutral(
+        "jumps that forget where the chain is",
+        "chains/sampler.py",
+        "chains.values - log_density(chains.positions)",
+        "chains.values",
+        tests,
+    )
+    yield from neutral(
+        "importance ratios without the proposal's density",
+        "fit/ladder.py",
+        "log_ratios = values - proposal.log_density(drawn)",
+        "log_ratios = values",
+        tests,
+    )
+    yield from neutral(
+        "a batch of rows taken for all of them",
+        "fit/problem.py",
+        "evaluate=self.of_all_rows,",
+        "evaluate=self.evaluate,",
+        tests,
+    )
+    yield from neutral(
+        "modes with exchanged labels compared entry by entry",
+        "fit/labels.py",
+        'np.argsort(each[0], kind="stable")',
+        "np.arange(each.shape[1])",
+        tests,
+    )
+    yield from neutral(
+        "an engine that has not settled is approximate",
+        "fit/policy.py",
+        'return "approximate" if is_near else "not trusted"',
+        'return "approximate" if True else "not trusted"',
+        tests,
+    )
+    yield from neutral(
+        "scores of the other sign in Stein's second identity",
+        "check/stein.py",
+        "(positions - positions.mean(0)) * scores + 1.0",
+        "(positions - positions.mean(0)) * -scores + 1.0",
+        tests,
+    )
+    yield from neutral(
+        "drift that is not paired with where chains started",
+        "check/drift.py",
+        "each[1:].mean(0) - each[0] for each in figures",
+        "each[1:].mean(0) - each[1] for each in figures",
+        tests,
+    )
+    yield from neutral(
+        "moments that importance weights correct the other way",
+        "check/ratios.py",
+        "(mean - raw_mean) / deviation",
+        "(raw_mean - mean) / deviation",
+        tests,
+    )
+    yield from neutral(
+        "draws that depend on each other count as independent",
+        "chains/effective.py",
+        "most / times, most)",
+        "most, most)",
+        tests,
+    )
+    yield from neutral(
+        "curvature of half the size",
+        "start/local_normal.py",
+        "curvature = (scores[dim:] - scores[:dim]) @ factor / (2.0 * step)",
+        "curvature = (scores[dim:] - scores[:dim]) @ factor / (4.0 * step)",
+        tests,
+    )
+    yield from neutral(
+        "natural gradients that go down",
+        "start/find.py",
+        "return Mode(mode.mean + mode.factor @ move, factor",
+        "return Mode(mode.mean - mode.factor @ move, factor",
+        tests,
+    )
+    yield from neutral(
+        "ends of paths by rounding believed",
+        "start/find.py",
+        "(first.spread > FALSE_END or len(path.values) > LONG)",
+        "first.spread > FALSE_END",
+        tests,
+    )
+    yield from neutral(
+        "draws given as a start taken in another order",
+        "start/given.py",
+        "return self.points[np.sort(chosen)]",
+        "return self.points[np.sort(chosen)[::-1]]",
+        tests,
+    )
+    yield from numpyro(
+        "guides that are not put to the start",
+        "score/guide_engine.py",
+        "parameters = density.set_start(parameters, plan.target.start.start)",
+        "parameters = dict(parameters)",
+        tests,
+    )
+    yield from pyro(
+        "guides that are not put to the start",
+        "score/guide_engine.py",
+        "plan.density.set_start(plan.parameters, plan.target.start.start)",
+        "dict(plan.parameters)",
+        tests,
+    )
+
+
 def _neutral() -> Iterator[Mutation]:
     yield from neutral(
         "bounds of options included that are excluded",
@@ -876,6 +1013,27 @@ def _neutral() -> Iterator[Mutation]:
         "next(filter(_readable, places), None)",
         "next(iter(places), None)",
         "stan",
+    )
+    yield from neutral(
+        "a saved fit goes on with other random numbers",
+        "fit/fit.py",
+        'bit_generator.state = rest["generator"]',
+        "bit_generator.advance(1)",
+        "test_fit",
+    )
+    yield from neutral(
+        "a saved fit's program is not compared with its density",
+        "fit/fit.py",
+        "if not np.abs(own - saved).max() <= allowed:",
+        "if not np.abs(own - saved).max() <= np.inf:",
+        "test_fit",
+    )
+    yield from neutral(
+        "the metric of several Normals regardless of their weights",
+        "fit/warm.py",
+        "np.tensordot(start.weights, np.stack(parts), 1)",
+        "np.mean(np.stack(parts), 0)",
+        "test_warm_chains",
     )
     yield from neutral(
         "checkpoints ten times as often",
@@ -914,6 +1072,25 @@ def _neutral() -> Iterator[Mutation]:
     )
 
 
+def _settling() -> Iterator[Mutation]:
+    for name, file, old, new in [
+        ("noise taken off a drift", "drift.py", "left) + MARGIN * error", "left) - MARGIN * error"),
+        ("error of a single part", "drift.py", ".mean(0) / PARTS", ".mean(0)"),
+        ("windows swapped", "drift.py", "size, before, earlier =", "before, size, earlier ="),
+        ("last window left out", "drift.py", "means[:-1] - means[1:]", "means[1:-1] - means[2:]"),
+        ("drifts that never slow down settle", "drift.py", ">= ENDLESS", ">= 2.0 * ENDLESS"),
+        ("skipped steps are rest", "settling.py", "2 * missed > taken", "missed > 2 * taken"),
+        ("means in wrong units", "settling.py", "= np.exp(looks[", "= np.exp(-looks["),
+        (
+            "settled at the first pass",
+            "settling.py",
+            "GROWTH, IN_A_ROW = 1.1, 3",
+            "GROWTH, IN_A_ROW = 1.1, 0",
+        ),
+    ]:
+        yield from neutral(name, file, old, new, "settling")
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     *_density(),
     *_gradients(),
@@ -926,5 +1103,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_sgmcmc(),
     *_engine(),
     *_diagnostics(),
+    *_fit(),
     *_neutral(),
+    *_settling(),
 )

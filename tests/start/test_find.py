@@ -12,7 +12,7 @@ import pytest
 from ppl_ext.start.find import find, improved, judged
 from ppl_ext.start.local_normal import local_factor
 from ppl_ext.start.paths import side_by_side
-from ppl_ext.start.search import WIDTH, in_pieces
+from ppl_ext.start.search import WIDTH, InPieces
 from ppl_ext.start.start import Mode, Start
 
 EPSILON = float(np.finfo(np.float64).eps)
@@ -139,6 +139,33 @@ def test_endless_paths_start_on_their_way() -> None:
         assert np.isfinite(start.modes[0].log_mass)
 
 
+def test_ends_by_rounding_are_no_modes() -> None:
+    """Eight schools, centred, in single precision: paths down the funnel end by rounding."""
+    y = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], np.float32)
+    error = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0], np.float32)
+
+    def density(z: np.ndarray) -> Any:
+        with np.errstate(all="ignore"):
+            z = z.astype(np.float32)
+            mu, log_tau, theta = z[:, :1], z[:, 1:2], z[:, 2:]
+            tau = np.exp(log_tau)
+            away, off = (theta - mu) / tau, (y - theta) / error
+            heavy = (tau / 5) ** 2
+            values = -(mu[:, 0] ** 2) / 50 - np.log1p(heavy[:, 0]) - 7 * log_tau[:, 0]
+            values -= 0.5 * (away**2 + off**2).sum(1)
+            by_mu = -mu / 25 + (away / tau).sum(1, keepdims=True)
+            by_tau = (away**2).sum(1, keepdims=True) - 7 - 2 * heavy / (1 + heavy)
+            scores = np.concatenate([by_mu, by_tau, off / error - away / tau], 1)
+        return values.astype(np.float64), scores.astype(np.float64)
+
+    for seed in range(6):
+        generator = np.random.default_rng(seed)
+        points = generator.uniform(-1.0, 1.0, (4, 10))
+        start = find(density, lambda number, points=points: points, generator, 1.2e-7)
+        # The paths end at -16 to -21.
+        assert start.mean[1] > -3.0 and start.modes[0].spread < 2.5
+
+
 def test_steps_improve_a_bad_normal_to_the_best_one() -> None:
     """From a Normal that is shifted and too wide: the bound's optimum is the density itself."""
     covariance = np.array([[1.0, 0.7], [0.7, 2.0]])
@@ -164,6 +191,21 @@ def test_curvature_of_any_sign_and_none() -> None:
     deviations = np.linalg.norm(factor, axis=1)
     np.testing.assert_allclose(deviations[:2], [0.5, 1 / 3], rtol=1e-3)
     assert np.isfinite(deviations[2]) and deviations[2] > 100.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_directions_of_very_unequal_width_have_a_factor(seed: int) -> None:
+    """As in the neck of a funnel, whose covariance is often indefinite by rounding."""
+    narrow = np.random.default_rng(seed).normal(size=(3, 2))
+    precision = 1e20 * narrow @ narrow.T
+
+    def neck(z: np.ndarray) -> Any:
+        return -0.5 * np.einsum("ni,ij,nj->n", z, precision, z), -z @ precision
+
+    factor = local_factor(neck, np.zeros(3), np.eye(3), EPSILON)
+    assert factor is not None
+    assert np.isfinite(factor).all() and (np.diag(factor) > 0.0).all()
+    np.testing.assert_array_equal(factor, np.tril(factor))
 
 
 def test_walls_of_the_density_are_walked_around() -> None:
@@ -195,14 +237,16 @@ def test_long_vectors_take_the_diagonal() -> None:
 
 
 def test_pieces_have_one_size_and_change_nothing() -> None:
-    density, sizes = Normal(np.zeros(2), np.eye(2)), set()
+    density, sizes, numbers = Normal(np.zeros(2), np.eye(2)), set(), []
 
-    def piece(z: np.ndarray) -> Any:
+    def piece(z: np.ndarray, before: int) -> Any:
         sizes.add(len(z))
+        numbers.append(before)
         return density(z)
 
     z = np.random.default_rng(0).normal(size=(19, 2))
-    values, scores = in_pieces(piece)(z)
+    evaluate = InPieces(piece, calls=3)
+    values, scores = evaluate(z)
     np.testing.assert_array_equal(scores, density(z)[1])
     np.testing.assert_array_equal(values, density(z)[0])
-    assert sizes == {WIDTH}
+    assert sizes == {WIDTH} and numbers == [3, 4] and evaluate.calls == 5

@@ -114,8 +114,46 @@ def test_mixtures_take_modes(backend: Any) -> None:
     np.testing.assert_allclose(weights, [0.4, 0.2, 0.4], rtol=1e-6)
 
 
-def test_guides_of_other_families_are_told(backend: Any) -> None:
-    guide = backend.public.AutoPlanarFlow(model_of(backend))
+@pytest.mark.parametrize("name", ["AutoPlanarFlow", "AutoLayerLowRankNormal"])
+def test_other_guides_take_place_and_scale(backend: Any, name: str) -> None:
+    density = guide_density(backend, getattr(backend.public, name)(model_of(backend)))
+    before = density.initial_parameters()
+    parameters = density.set_start(before, LONG)
+    random = backend.key(1)
+    drawn = backend.numpy(density.sample(parameters, random, 4_000))
+    # Flows and factors stay as they are, next to nothing.
+    assert (np.abs(drawn.mean(0) - MEAN) < 0.15 * SCALES).all()
+    np.testing.assert_allclose(drawn.std(0), SCALES, rtol=0.15)
+    kept = [each for each in before if not each.endswith(("loc", "scale", "scale_unconstrained"))]
+    assert kept
+    for each in kept:
+        # By way of the host's constraints.
+        np.testing.assert_allclose(
+            backend.numpy(parameters[each]), backend.numpy(before[each]), rtol=1e-6
+        )
+
+
+def test_guides_as_starts(backend: Any) -> None:
+    public, autoguide = backend.public, backend.autoguide
+    other = Mode(MEAN + 50.0, np.eye(DIM), np.log(0.25), 0.1)
+    for guide, start in (
+        (autoguide.AutoMultivariateNormal(model_of(backend)), FULL),
+        (autoguide.AutoDiagonalNormal(model_of(backend)), LONG),
+        (public.AutoGaussianMixture(model_of(backend), 2), Start((*FULL.modes, other), 100)),
+    ):
+        density = guide_density(backend, guide)
+        found = density.as_start(density.set_start(density.initial_parameters(), start))
+        np.testing.assert_allclose(found.weights, start.weights, rtol=1e-6)
+        for one, two in zip(found.modes, start.modes, strict=True):
+            np.testing.assert_allclose(one.mean, two.mean, rtol=1e-6)
+            np.testing.assert_allclose(one.factor, two.factor, rtol=1e-6, atol=1e-8)
+    flow = guide_density(backend, public.AutoPlanarFlow(model_of(backend)))
+    assert flow.as_start(flow.initial_parameters()) is None
+
+
+def test_guides_that_cannot_are_told(backend: Any) -> None:
+    guide = backend.public.AutoGaussianMixture(model_of(backend), 2, covariance="diag")
     density = guide_density(backend, guide)
-    with pytest.raises(backend.public.ArgumentError, match="cannot be put to a start"):
+    assert not density.takes_start
+    with pytest.raises(backend.public.ArgumentError, match="covariance='full'"):
         density.set_start(density.initial_parameters(), FULL)

@@ -1,0 +1,184 @@
+"""``check``: draws of any method on a NumPyro program, judged."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from numpyro.infer import MCMC, SVI
+
+from numpyro_ext.density import LogDensity
+from numpyro_ext.diagnostics.chains import Chains
+from numpyro_ext.diagnostics.fit import FittedGuide, fitted_guide, state_of_engine
+from numpyro_ext.diagnostics.host_fit import HostFit
+from numpyro_ext.diagnostics.predictive import predictive_distribution
+from numpyro_ext.engine import Engine
+from numpyro_ext.fit import ways_of
+from ppl_ext.check import check as shared
+from ppl_ext.check.check import CHECK_DOCUMENTATION, CHECK_ESS, Program
+from ppl_ext.check.predictions import told_of_predictions
+from ppl_ext.check.source import Source, number_of_draws, source_of
+from ppl_ext.documented import documented
+from ppl_ext.errors import ArgumentError, HeldParameterWarning
+from ppl_ext.fit.verdict import Verdict
+
+#: Draws that are unconstrained together; fewer are filled up, so that one program serves all.
+WIDTH = 500
+
+
+@documented(
+    CHECK_DOCUMENTATION,
+    host="NumPyro",
+    sources=(
+        "``(engine, result)`` of an engine's run, a fit, ``(svi, result)`` or ``(guide, params)`` "
+        "of the host's\n``SVI``, the host's ``MCMC`` after ``run``, or a mapping from latent sites "
+        "to constrained values,\nfirst axis = draws."
+    ),
+    randomness="rng_key : array\n        JAX random key.",
+)
+def check(
+    rng_key: Array,
+    draws: Any,
+    model: Callable[..., Any],
+    *args: Any,
+    held_out: tuple[Any, ...] | None = None,
+    budget: int | None = None,
+    seconds: float | None = None,
+    target_ess: float = CHECK_ESS,
+    progress_bar: bool = True,
+    **kwargs: Any,
+) -> Verdict:
+    """Whether draws of any method are the posterior's."""
+    of_source, rng_key = random.split(rng_key)
+    source = source_of(draws, lambda found: _of_host(found, model, args, kwargs, of_source))
+
+    def predictions() -> str:
+        predicted = predictive_distribution(
+            model, source.draws, *held_out or (), params=source.held or None
+        )
+        return told_of_predictions(predicted)
+
+    generator = np.random.default_rng(np.asarray(random.bits(rng_key, (4,))))
+    seed = int(random.bits(random.split(rng_key)[0]))
+    return shared.check(
+        source,
+        program_of(model, args, kwargs, seed, generator, source.held),
+        generator,
+        seed,
+        budget=budget,
+        seconds=seconds,
+        target_ess=target_ess,
+        progress_bar=progress_bar,
+        predictions=None if held_out is None else predictions,
+    )
+
+
+def program_of(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    seed: int,
+    generator: np.random.Generator,
+    held: Mapping[str, Any] | None = None,
+) -> Program:
+    """What a check asks of a NumPyro program, parameters without a prior as in ``held``."""
+    ways = ways_of(model, args, dict(kwargs), seed, generator, "check", held)
+    with warnings.catch_warnings():
+        # The verdict says it.
+        warnings.simplefilter("ignore", HeldParameterWarning)
+        written = next(ways)
+    target: LogDensity = written.target
+    data = target.bind(*args, **kwargs)
+
+    def unconstrain(draws: Mapping[str, Any]) -> np.ndarray:
+        values = {name: np.asarray(draws[name], target.dtype) for name in target.layout.names}
+        number = len(values[target.layout.names[0]])
+        pieces = []
+        for start in range(0, number, WIDTH):
+            rows = np.minimum(np.arange(start, start + WIDTH), number - 1)
+            some = {name: jnp.asarray(value[rows]) for name, value in values.items()}
+            pieces.append(np.asarray(target.unconstrain(some, data), np.float64))
+        return np.concatenate(pieces)[:number]
+
+    def parts(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        found = target.full_score_parts(jnp.asarray(positions, target.dtype), data)
+        return np.asarray(found.prior), np.asarray(found.likelihood)
+
+    def shapes() -> dict[str, tuple[int, ...]]:
+        zero = jnp.zeros((1, target.dim), target.dtype)
+        found = jax.eval_shape(lambda z: target.constrain(z, data), zero)
+        return {name: tuple(found[name].shape[1:]) for name in target.layout.names}
+
+    names = list(target.held)
+    return Program(written, lambda: [written, *ways], unconstrain, shapes, parts, names)
+
+
+def _of_host(
+    found: Any,
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    rng_key: Array,
+) -> Source | None:
+    """Draws of what NumPyro or this package has fitted."""
+    if isinstance(found, MCMC):
+        chains = Chains(found, args, kwargs)
+        fields = found.get_extra_fields(group_by_chain=True)
+        diverging, energy = fields.get("diverging"), fields.get("energy")
+        return Source(
+            type(found.sampler).__name__,
+            "Markov chains",
+            chains.get_samples(None),
+            chains.num_chains,
+            None if diverging is None else float(np.asarray(diverging).mean()),
+            None if energy is None else np.asarray(energy, np.float64).T,
+        )
+    if not isinstance(found, tuple) or len(found) != 2:
+        return None
+    fit, state = found
+    if isinstance(fit, Engine):
+        state = state_of_engine(fit, state)
+        if not hasattr(fit, "density") and not hasattr(fit, "approximation"):
+            return Source(type(fit).__name__, "particles", fit.get_samples(state))
+        guide = fitted_guide(fit, state, None, args, kwargs, rng_key)
+        return _of_guide(type(fit).__name__, guide, {})
+    if isinstance(fit, SVI):
+        is_state = not isinstance(state, Mapping) and not hasattr(state, "params")
+        fit, state = fit.guide, fit.get_params(state) if is_state else state
+    params = getattr(state, "params", state)
+    if not callable(fit) or not isinstance(params, Mapping):
+        raise ArgumentError(
+            "Expected (engine, result), (svi, result) or (guide, params), found "
+            f"({type(fit).__name__}, {type(state).__name__})."
+        )
+    host = HostFit(fit, params, model, args, kwargs)
+    if host.fitted is not None:
+        return _of_guide(type(fit).__name__, host.fitted, params)
+    drawn = host.get_samples(params, rng_key, number_of_draws(host.target.dim))
+    return Source("SVI", "independent draws", drawn, held=params)
+
+
+def _positions_and_density(
+    density: Any, parameters: Any, target: Any, data: Any, z: Array
+) -> tuple[Array, Array]:
+    return z, density.log_prob(parameters, z)
+
+
+def _of_guide(name: str, fitted: FittedGuide, held: Mapping[str, Any]) -> Source:
+    target = fitted.target
+    number = number_of_draws(target.dim)
+    positions, log_density = fitted.at_draws(number, None, _positions_and_density)
+    draws = target.constrain(jnp.asarray(positions, target.dtype), fitted.data)
+    return Source(
+        name,
+        "independent draws",
+        draws,
+        positions=positions.astype(np.float64),
+        log_density=log_density.astype(np.float64),
+        held=held,
+    )

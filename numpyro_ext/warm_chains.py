@@ -1,0 +1,134 @@
+"""``warm_chains``: NumPyro's NUTS in the coordinates of a start, a fit or draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.autoguide import AutoContinuous
+from numpyro.infer.reparam import NeuTraReparam
+
+from numpyro_ext.density import LogDensity
+from numpyro_ext.fit import seed_of, ways_of
+from numpyro_ext.guides.flat_density import check_has_flat_density, check_same_layout
+from numpyro_ext.start import GUIDE_FORM, is_guide, piece_of, started
+from ppl_ext.documented import documented
+from ppl_ext.fit import warm
+from ppl_ext.fit.fit import Fit
+from ppl_ext.fit.warm import WARM_DOCUMENTATION, WARMUP
+from ppl_ext.start.given import check_start
+from ppl_ext.start.search import InPieces
+from ppl_ext.start.start import Start
+
+#: Mean acceptance for which the step size is adapted.
+ACCEPTANCE = 0.6
+GIVEN = f"{GUIDE_FORM}, a pair (engine, result)"
+
+
+@documented(
+    WARM_DOCUMENTATION,
+    host="NumPyro",
+    randomness="rng_key : array\n        JAX random key.",
+    engine=", or of the pair (engine, result)",
+    guide="a pair (guide, params) of a guide and its parameters, as ``SVI`` has fitted them",
+    neutra="by the host's ``NeuTraReparam``",
+    acceptance="Default: 0.6, with which a trajectory of NUTS through a Normal has three steps; "
+    "with the host's 0.8 it often has seven.",
+    mcmc="numpyro.infer.MCMC",
+)
+def warm_chains(
+    rng_key: Array,
+    model: Callable[..., Any],
+    start_or_fit: Any,
+    *args: Any,
+    num_samples: int = 1_000,
+    num_chains: int = 4,
+    num_warmup: int = WARMUP,
+    target_accept_prob: float = ACCEPTANCE,
+    progress_bar: bool = True,
+    **kwargs: Any,
+) -> MCMC:
+    """NUTS in the coordinates of what is known of the posterior; chains side by side."""
+    warm.check_options(
+        num_samples, num_chains, num_warmup, target_accept_prob, progress_bar=progress_bar
+    )
+    keys = random.split(rng_key, 3)
+    generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
+    target, start = _meet(model, start_or_fit, args, kwargs, keys[1], generator)
+    data = target.bind(*args, **kwargs)
+    evaluate = InPieces(piece_of(target, data, None))
+    points = warm.first_points(start, num_chains, evaluate, generator)
+    split = target.layout.split(jnp.asarray(points, target.dtype))
+    covariance = jnp.asarray(warm.covariance_of(start), target.dtype)
+    # Blocks are in the order of the names in their key; by themselves names would be sorted.
+    names = target.layout.names
+    kernel = NUTS(
+        target.model,
+        inverse_mass_matrix={names: covariance},
+        dense_mass=[names] if covariance.ndim == 2 else [],
+        adapt_mass_matrix=False,
+        target_accept_prob=target_accept_prob,
+    )
+    mcmc = MCMC(
+        kernel,
+        num_warmup=num_warmup,
+        num_samples=num_samples,
+        num_chains=num_chains,
+        chain_method="vectorized",
+        progress_bar=progress_bar,
+    )
+    first = {name: value if num_chains > 1 else value[0] for name, value in split.items()}
+    fields = ("num_steps", "accept_prob")
+    mcmc.run(keys[2], *args, init_params=first, extra_fields=fields, **kwargs)
+    return mcmc
+
+
+def _meet(
+    model: Callable[..., Any],
+    source: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    rng_key: Array,
+    generator: np.random.Generator,
+) -> tuple[LogDensity, Start]:
+    """The program that chains run on, and what is known of its posterior."""
+    check_start(source, is_given, GIVEN)
+    ways = ways_of(model, args, kwargs, seed_of(rng_key), generator, "warm_chains")
+    way = next(ways)
+    target: LogDensity = way.own
+    warm.check_whole(target.plates)
+    if isinstance(source, Fit) and source.has_program:
+        return warm.way_of(source, [way, *ways]).own, warm.of_fit(source)
+    transport = _transport(source, target)
+    if transport is not None:
+        moved = transport.reparam(model)
+        own = LogDensity(moved, rng_key, args, kwargs, check=False, engine="warm_chains")
+        return own, warm.standard(own.dim)
+    if isinstance(source, tuple) and not is_guide(source):
+        source = source[0].get_samples(getattr(source[1], "state", source[1]))
+    found = started(target, rng_key, target.bind(*args, **kwargs), source)
+    return target, warm.known(found)
+
+
+def is_given(source: Any) -> bool:
+    """Whether this is a guide with its parameters, or an engine with its result."""
+    is_pair = isinstance(source, tuple) and len(source) == 2
+    return is_guide(source) or (is_pair and hasattr(source[0], "get_samples"))
+
+
+def _transport(source: Any, target: LogDensity) -> NeuTraReparam | None:
+    """What carries chains into the coordinates of a flow; None of anything else."""
+    guide = source[0] if is_guide(source) else None
+    if not isinstance(guide, AutoContinuous) or guide.prototype_trace is None:
+        return None
+    if getattr(check_has_flat_density(guide), "covariance_structure", None) is not None:
+        return None
+    check_same_layout(guide, target.layout)
+    try:
+        return NeuTraReparam(guide, getattr(source[1], "params", source[1]))
+    except ValueError:
+        return None

@@ -1,0 +1,558 @@
+"""``check``: draws of any method, by every witness that can be afforded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from tqdm import tqdm
+
+from ppl_ext.chains.convergence import in_chains
+from ppl_ext.chains.effective import effective_number
+from ppl_ext.check.comparison import Columns, Comparison, compared, flat_columns, with_further
+from ppl_ext.check.drift import Drift, drift
+from ppl_ext.check.own_chains import own_chains
+from ppl_ext.check.ratios import importance_ratios
+from ppl_ext.check.source import Source
+from ppl_ext.check.stein import Stein, stein_identities
+from ppl_ext.check.touched import untouched
+from ppl_ext.fit import policy
+from ppl_ext.fit.fit import BUDGET, SECONDS, Fit, fit
+from ppl_ext.fit.problem import Meter, Positions, Problem
+from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
+from ppl_ext.options import check_choice, check_count, check_number
+from ppl_ext.start.paths import Evaluate
+
+#: Effective draws of the chains unless told otherwise.
+CHECK_ESS = 2_000
+#: Draws that scores are taken at, numbers that they may be together, and the fewest that tell.
+SCORES, MOST_NUMBERS, LEAST_DRAWS = 2_000, 20_000_000, 20
+#: Beyond so many parameters even marginals are not looked at.
+MOST_COORDINATES = 100_000
+#: Draws that short chains start from at first, where something is suspicious or nothing else can
+#: tell, and their transitions.
+FEW_CHAINS, MANY_CHAINS, FEW_TRANSITIONS, MANY_TRANSITIONS = 256, 1_000, 4, 20
+#: Share of budget and seconds that scores may take.
+FOR_SCORES = 0.1
+#: Share of what is left that a fit may take, so that something is left where it cannot tell.
+FOR_FIT = 0.75
+#: Evaluations of a transition, about.
+EACH_TRANSITION = 8
+#: Share of the draws outside of the support from which on they are wrong.
+OUTSIDE = 0.01
+#: Rounding of log densities, as a share of their standard deviation, up to which they are compared.
+ROUNDING = 0.02
+#: Draws at which rounding is measured, and the length of steps for it, in standard deviations.
+STEPPED, STEP = 64, 0.01
+#: Nested R-hat at which short chains have forgotten where they started.
+FORGOTTEN = 1.1
+
+CHECK_DOCUMENTATION = """
+    Witnesses are heard, the cheap ones first, and what one of them refuses is refused. Figures of
+    the draws themselves: R-hat, effective draws, divergences and E-BFMI of Markov chains, Pareto
+    k-hat and reweighted moments of guides, Stein's identities of the scores. Then short
+    Hamiltonian chains from the draws, which leave the posterior as it is: whatever shifts is not
+    the posterior's. At last a fit, made anew as by :func:`fit`: means, standard deviations, tails
+    and whole marginals are compared with its chains' own, coordinate by coordinate, with allowance
+    for chance.
+
+    Parameters
+    ----------
+    $randomness
+    draws
+        $sources
+        Of a guide 2,000 draws are made, fewer in very high dimension.
+    model : callable
+        $host program.
+    *args, **kwargs
+        Its arguments, with all rows.
+    held_out : tuple, optional
+        The same arguments with other rows, observations among them: the calibration of the draws'
+        predictions for these is told, which is all that there is for large programs.
+    budget, seconds, target_ess, progress_bar
+        Of the whole check and of the chains; see :func:`fit`.
+
+    Returns
+    -------
+    Verdict
+        "approximate" and trusted where the draws agree with chains that agree; "not trusted" with
+        what speaks against them; else "approximate" and not trusted, with what was not done. By
+        site, bounds on the errors of means and standard deviations.
+
+    Raises
+    ------
+    ModelCheckError
+        The model cannot be fitted.
+    ArgumentError
+        The draws are not of this model.
+
+    Notes
+    -----
+    The draws are judged as the posterior's of the model as it is: those of an engine with a
+    tempered likelihood are not. The right draws of a posterior are refused in about 1 % of checks.
+    A mode that neither the draws nor the fit's search have found is seen by nobody.
+
+    References
+    ----------
+    Importance ratios: A. Vehtari and others, "Pareto smoothed importance sampling" (2024). Nested
+    R-hat: C. Margossian and others, "Nested R-hat" (2024).
+"""
+
+
+@dataclass
+class Program:
+    """What a check asks of a program.
+
+    Attributes
+    ----------
+    written : Problem
+        As it is written.
+    ways : callable
+        All ways to write it, for a fit.
+    unconstrain : callable
+        From draws by site to positions (S, D).
+    shapes : callable
+        Shapes of the latent sites' values.
+    parts : callable
+        From positions to scores of the prior and of the likelihood.
+    held : sequence of str
+        Parameters without a prior.
+    """
+
+    written: Problem
+    ways: Callable[[], Sequence[Problem]]
+    unconstrain: Callable[[Mapping[str, Any]], Positions]
+    shapes: Callable[[], dict[str, tuple[int, ...]]]
+    parts: Callable[[Positions], tuple[Positions, Positions]]
+    held: Sequence[str] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """Of each unconstrained coordinate."""
+        found = []
+        for name, where in self.written.coordinates.items():
+            size = where.stop - where.start
+            found += [f"{name}[{k}]" for k in range(size)] if size > 1 else [name]
+        return found
+
+
+@dataclass
+class _Hearing:
+    """What was found so far."""
+
+    meter: Meter
+    against: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count what a stage costs."""
+        before, started = self.meter.evaluations, time.perf_counter()
+        if self.meter.bar is not None:
+            self.meter.bar.set_description(f"check: {name}")
+        yield
+        spent = self.meter.evaluations - before
+        self.stages.append(Stage(name, spent, time.perf_counter() - started))
+
+    def verdict(
+        self,
+        sites: Mapping[str, SiteFigures],
+        *more: str,
+        confirmed: bool = False,
+        cost: Sequence[Stage] = (),
+    ) -> Verdict:
+        """The verdict; "not trusted" where anything speaks against the draws."""
+        level: Any = "not trusted" if self.against else "approximate"
+        reasons = (*self.against, *more, *self.told)
+        stages = (*self.stages, *cost)
+        return Verdict(level, reasons, sites, stages, confirmed and not self.against)
+
+
+@np.errstate(all="ignore")
+def check(
+    source: Source,
+    program: Program,
+    generator: np.random.Generator,
+    seed: int = 0,
+    *,
+    budget: int | None = None,
+    seconds: float | None = None,
+    target_ess: float = CHECK_ESS,
+    progress_bar: bool = True,
+    predictions: Callable[[], str] | None = None,
+    reference: Callable[[], Fit] | None = None,
+) -> Verdict:
+    """The verdict on draws; see the packages' ``check``.
+
+    Parameters
+    ----------
+    source : Source
+    program : Program
+    generator : numpy.random.Generator
+    seed : int
+        Of a fit's way to write the program.
+    budget, seconds, target_ess, progress_bar
+        See the packages' ``check``.
+    predictions : callable, optional
+        What is to be said of held-out predictions.
+    reference : callable, optional
+        Gives the fit that draws are held against, in place of one that is made.
+    """
+    check_count("budget", budget, optional=True)
+    check_number("seconds", seconds, optional=True)
+    check_number("target_ess", target_ess)
+    check_choice("progress_bar", progress_bar, (True, False))
+    with tqdm(desc="check", unit=" scores", disable=not progress_bar) as bar:
+        meter = Meter(budget or BUDGET, seconds or SECONDS, bar)
+        hearing = _Hearing(meter)
+        if predictions is not None:
+            with hearing.stage("held-out predictions"):
+                hearing.told.append(predictions())
+
+        def made() -> Fit:
+            left = max(1, int(FOR_FIT * (meter.budget - meter.evaluations)))
+            time_left = max(1.0, FOR_FIT * (meter.seconds - meter.elapsed))
+            return fit(
+                program.ways,
+                generator,
+                seed,
+                budget=left,
+                seconds=time_left,
+                target_ess=target_ess,
+                exact=True,
+                progress_bar=False,
+            )
+
+        found = _heard(source, program, generator, hearing, reference or made)
+        bar.set_description("agrees" if found.trusted else found.level)
+    return found
+
+
+def _heard(
+    source: Source,
+    program: Program,
+    generator: np.random.Generator,
+    hearing: _Hearing,
+    reference: Callable[[], Fit],
+) -> Verdict:
+    written, meter = program.written, hearing.meter
+    if written.dim > MOST_COORDINATES:
+        many = f"Marginals and scores were not looked at: {written.dim:,} are too many."
+        return hearing.verdict({}, many)
+    columns = flat_columns(source.draws, program.shapes(), source.chains)
+    columns = replace(columns, is_spread=source.kind == "particles")
+    if program.held:
+        names = ", ".join(f"'{name}'" for name in program.held)
+        hearing.told.append(f"Parameters without a prior were held at their values: {names}.")
+    broken = ~np.isfinite(columns.values)
+    if broken.any():
+        worst = columns.names[int(broken.sum(0).argmax())]
+        hearing.against.append(
+            f"{broken.any(1).mean():.1%} of the draws are not finite, most in '{worst}'."
+        )
+        return hearing.verdict({})
+    numbers = effective_number(in_chains(columns.values, columns.chains))
+    if source.kind == "Markov chains":
+        split = in_chains(columns.values, columns.chains)
+        if len(split) > 3:
+            own = own_chains(split, columns.names, source.divergent, source.energy)
+            hearing.against += own.against
+            hearing.told.append(own.told)
+    sites = _by_site(columns, numbers)
+    if hearing.against:
+        return hearing.verdict(sites)
+    if not written.is_whole:
+        many = "The program's rows are too many for exact densities, so no chains were run."
+        return hearing.verdict(sites, many)
+    with hearing.stage("scores"):
+        positions = source.positions
+        if positions is None:
+            positions = program.unconstrain(source.draws)
+        finite = np.isfinite(positions).all(1)
+        if np.isnan(positions).any(1).mean() > OUTSIDE:
+            share = np.isnan(positions).any(1).mean()
+            hearing.against.append(f"{share:.1%} of the draws lie outside of their supports.")
+            return hearing.verdict(sites)
+        is_chain = source.kind in ("Markov chains", "draws")
+        worth = float(min(numbers)) if is_chain else float(len(positions))
+        rows = _rows(np.flatnonzero(finite), written.dim, worth)
+        witness = _Witness(program, positions[rows], hearing, generator)
+        if len(rows) >= LEAST_DRAWS:
+            witness.scores(None if source.log_density is None else source.log_density[rows])
+    if hearing.against or (witness.unknown and witness.stein is None):
+        return hearing.verdict(sites, *filter(None, [witness.unknown]))
+    if len(rows) < LEAST_DRAWS:
+        worst = columns.names[int(numbers.argmin())]
+        few = f"The draws are worth {worth:.0f} independent ones, in '{worst}': too few to tell."
+        return hearing.verdict(sites, few)
+    with hearing.stage("drift"):
+        suspicious = witness.stein is not None and witness.stein.is_off
+        first = witness.drift(MANY_CHAINS if suspicious else FEW_CHAINS, FEW_TRANSITIONS)
+    if hearing.against or witness.unknown:
+        return hearing.verdict(sites, *filter(None, [witness.unknown]))
+    wanted = policy.Wanted(CHECK_ESS, True, meter.seconds - meter.elapsed)
+    refused = policy.chains_refused(policy.Evidence(witness.figures, wanted))
+    left = meter.budget - meter.evaluations
+    if refused is None and left < policy.CHAIN_EVALUATIONS:
+        refused = f"No fit was made: {max(0, left):,} evaluations of the budget were left for it."
+    if refused is None:
+        theirs = reference()
+        meter.evaluations += theirs.verdict.evaluations
+        cost = theirs.verdict.cost
+        if theirs.verdict.level == "exact":
+            with hearing.stage("comparison"):
+                found = _compared(columns, positions, witness, theirs, program)
+            return _agreed(found, witness, hearing, cost)
+        refused = " ".join(("Chains could not tell:", *theirs.verdict.reasons))
+    else:
+        cost = ()
+    # What is left is a closer look at whether the draws stay where they are.
+    if first is not None and suspicious:
+        hearing.told.append("The draws are not known to be wrong, but scores speak against them.")
+    if cost and meter.allows():
+        with hearing.stage("longer drift"):
+            last = witness.drift(MANY_CHAINS, MANY_TRANSITIONS)
+        if last is not None and not hearing.against and not last.nested_r_hat < FORGOTTEN:
+            hearing.against.append(
+                "Neither chains that start anew nor those from the draws come to rest."
+            )
+    elif suspicious and first is None:
+        hearing.against.append("Scores speak against the draws.")
+    return hearing.verdict(sites, refused, cost=cost)
+
+
+def rounding_noise(
+    evaluate: Evaluate,
+    positions: Positions,
+    values: Float[np.ndarray, " R"],
+    scores: Positions,
+    generator: np.random.Generator,
+) -> float:
+    """What rounding does to log densities, in nats: what is left of small steps without the slope.
+
+    Terms that cancel leave more of it than the size of their sum tells.
+    """
+    z, values, scores = positions[:STEPPED], values[:STEPPED], scores[:STEPPED]
+    step = STEP * positions.std(0) * generator.normal(size=z.shape) / np.sqrt(z.shape[1])
+    further, slopes = evaluate(z + step)
+    left = further - values - 0.5 * (step * (scores + slopes)).sum(1)
+    # Its middle: where the density bends sharply a step is not small.
+    return float(np.median(np.abs(left[np.isfinite(left)]))) if np.isfinite(left).any() else 0.0
+
+
+def _rows(finite: Float[np.ndarray, " S"], dim: int, worth: float) -> Float[np.ndarray, " R"]:
+    """Rows of draws that are about independent, spread evenly."""
+    most = int(min(SCORES, worth, MOST_NUMBERS // dim, len(finite)))
+    return finite[np.linspace(0, len(finite) - 1, most).astype(int)] if most else finite[:0]
+
+
+def _by_site(columns: Columns, numbers: Float[np.ndarray, " K"]) -> dict[str, SiteFigures]:
+    found = {}
+    for site in dict.fromkeys(columns.sites):
+        of_site = [n for n, name in zip(numbers, columns.sites, strict=True) if name == site]
+        least = float(min(of_site))
+        found[site] = SiteFigures(least, least, float("nan"))
+    return found
+
+
+class _Witness:
+    """The density's testimony on independent draws."""
+
+    def __init__(
+        self,
+        program: Program,
+        positions: Positions,
+        hearing: _Hearing,
+        generator: np.random.Generator,
+    ) -> None:
+        self.program, self.positions, self.generator = program, positions, generator
+        self.hearing = hearing
+        self.evaluate = hearing.meter.of(program.written.evaluate)
+        self.names = program.names
+        self.stein: Stein | None = None
+        self.unknown = ""
+        self.noise = 0.0
+        self.values: Float[np.ndarray, " R"] = np.zeros(0)
+        self.figures = policy.Program(program.written.dim, True, 0.0, 0.0)
+
+    @property
+    def sees_density(self) -> bool:
+        """Whether log densities are exact enough to be compared.
+
+        Draws of a density that is rounded differ from those of the exact one.
+        """
+        return self.noise < ROUNDING * float(np.std(self.values))
+
+    def scores(self, log_density: Float[np.ndarray, " R"] | None) -> None:
+        """Importance ratios, Stein's identities, rounding, and latents without data."""
+        hearing, written, z = self.hearing, self.program.written, self.positions
+        self.evaluate(z[:1])
+        began = time.perf_counter()  # the first compiles
+        self.evaluate(z[:LEAST_DRAWS])
+        each = (time.perf_counter() - began) / LEAST_DRAWS
+        meter = hearing.meter
+        left = (FOR_SCORES * (meter.seconds - meter.elapsed)) / max(each, 1e-9)
+        most = int(min(len(z), left, FOR_SCORES * (meter.budget - meter.evaluations)))
+        if most < LEAST_DRAWS:
+            self.unknown = "Scores of the draws were too dear."
+            return
+        chosen = np.linspace(0, len(z) - 1, most).astype(int)
+        self.positions = z = z[chosen]
+        log_density = None if log_density is None else log_density[chosen]
+        began = time.perf_counter()
+        self.values, scores = self.evaluate(z)
+        each = (time.perf_counter() - began) / len(z)
+        finite = np.isfinite(self.values) & np.isfinite(scores).all(1)
+        zero = np.isneginf(self.values).mean()
+        if zero > OUTSIDE:
+            hearing.against.append(f"The posterior's density is zero at {zero:.1%} of the draws.")
+            return
+        if (~finite).mean() > OUTSIDE:
+            # What is left are draws of the posterior where it can be computed.
+            self.unknown = (
+                f"Log density or score could not be computed at {(~finite).mean():.1%} of the "
+                "draws. Use double precision."
+            )
+            if finite.sum() < LEAST_DRAWS:
+                return
+        deviations = np.maximum(z.std(0), 1e-300)
+        self.figures = policy.Program(
+            written.dim,
+            written.is_whole,
+            each,
+            written.epsilon * float(np.median(np.abs(self.values[finite]))),
+            written.epsilon * float(np.max(np.abs(z.mean(0)) / deviations)),
+        )
+        hearing.against += policy.of_rounding(self.figures)
+        self.noise = rounding_noise(
+            self.evaluate, z[finite], self.values[finite], scores[finite], self.generator
+        )
+        if self.noise > policy.ROUNDING:
+            hearing.told.append(
+                f"Rounding moves log densities by {self.noise:.2g} nats, so they were not compared."
+            )
+        if log_density is not None:
+            ratios = importance_ratios(z, self.values, log_density, written.epsilon, self.names)
+            if ratios is not None:
+                (hearing.against if ratios.is_off else hearing.told).append(ratios.told)
+        self.stein = stein_identities(z[finite], scores[finite], self.names)
+        hearing.told.append(self.stein.told)
+        alone = untouched(self.program.parts, written.coordinates, z[finite])
+        if alone and len(alone) < len(written.coordinates):
+            names = ", ".join(f"'{name}'" for name in alone)
+            hearing.told.append(f"The data do not touch {names}: the prior alone tells of them.")
+
+    def drift(self, chains: int, transitions: int) -> Drift | None:
+        """Short chains from the draws, as far as they can be afforded."""
+        meter = self.hearing.meter
+        chains = min(chains, len(self.positions))
+        cost = chains * transitions * EACH_TRANSITION
+        left = min(
+            0.5 * (meter.budget - meter.evaluations),
+            0.5 * (meter.seconds - meter.elapsed) / max(self.figures.seconds_per_evaluation, 1e-9),
+        )
+        chains = int(min(chains, chains * left / cost))
+        if chains < LEAST_DRAWS:
+            self.hearing.told.append("Short chains from the draws were too dear.")
+            return None
+        found = drift(
+            self.evaluate,
+            self.positions,
+            self.generator,
+            self.names,
+            chains=chains,
+            transitions=transitions,
+            sees_density=self.sees_density,
+            has_budget=meter.allows,
+        )
+        if found is not None:
+            (self.hearing.against if found.is_adrift else self.hearing.told).append(found.told)
+        return found
+
+
+def _compared(
+    columns: Columns,
+    positions: Positions,
+    witness: _Witness,
+    reference: Fit,
+    program: Program,
+) -> tuple[Comparison, Comparison]:
+    """Sites' values and coordinates, and the log density, beside those of the reference."""
+    chains = reference.num_chains
+    theirs = flat_columns(reference.draws, program.shapes(), chains)
+    of_theirs = program.unconstrain(reference.draws)
+    new = [
+        (k, site)
+        for k, site in enumerate(_sites_of(program))
+        if not _is_written(k, site, program, columns, positions)
+        and np.isfinite(positions[:, k]).all()
+        and np.isfinite(of_theirs[:, k]).all()
+    ]
+    rows = [k for k, _ in new]
+    names = [f"unconstrained {program.names[k]}" for k in rows]
+    sites = [site for _, site in new]
+    own = with_further(columns, names, sites, positions[:, rows])
+    theirs = with_further(theirs, names, sites, of_theirs[:, rows])
+    spread = in_chains(of_theirs, chains)
+    step = max(1, len(spread) * chains // SCORES)
+    some = spread[::step].transpose(1, 0, 2).reshape(-1, spread.shape[2])
+    values, _ = witness.evaluate(some)
+    finite = np.isfinite(witness.values)
+    densities = compared(
+        Columns(["log density"], [""], witness.values[finite][:, None]),
+        Columns(
+            ["log density"],
+            [""],
+            np.where(np.isfinite(values), values, values.min())[:, None],
+            chains,
+        ),
+        program.written.dim,
+    )
+    return compared(own, theirs, program.written.dim), densities
+
+
+def _sites_of(program: Program) -> list[str]:
+    where = program.written.coordinates
+    return [name for name, part in where.items() for _ in range(part.stop - part.start)]
+
+
+def _is_written(
+    k: int, site: str, program: Program, columns: Columns, positions: Positions
+) -> bool:
+    """Whether a coordinate is one of the site's values, which are compared anyway."""
+    own = [j for j, name in enumerate(columns.sites) if name == site]
+    place = k - program.written.coordinates[site].start
+    if place >= len(own):
+        return False
+    return bool(np.allclose(columns.values[:, own[place]], positions[:, k], rtol=1e-4, atol=1e-6))
+
+
+def _agreed(
+    found: tuple[Comparison, Comparison],
+    witness: _Witness,
+    hearing: _Hearing,
+    cost: Sequence[Stage],
+) -> Verdict:
+    sites, density = found
+    if sites.wrong:
+        hearing.against.append(
+            f"{sites.wrong} of {len(sites.found)} marginals are off by more than chance and "
+            "tolerance allow."
+        )
+    if density.wrong and witness.sees_density:
+        off = density.worst
+        hearing.against.append(
+            "Log densities of the draws are not the posterior's: Kolmogorov distance "
+            f"{off.distance:.2f}."
+        )
+    told = f"Against chains, {sites.worst.told}"
+    return hearing.verdict(sites.by_site, told, confirmed=True, cost=cost)
+
+
+__all__ = ["CHECK_DOCUMENTATION", "CHECK_ESS", "Program", "check"]

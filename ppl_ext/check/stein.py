@@ -1,0 +1,96 @@
+"""Stein's identities: what scores must be at draws of their own density.
+
+C. Stein, "A bound for the error in the normal approximation" (1972). With scores s at draws z of a
+density that is smooth and vanishes far out, E[s] = 0 and E[(z - c) s^T] = -I. Each costs one score
+a draw, and each has an error that the draws themselves tell. A density with jumps does not keep
+them, so that they are grounds for suspicion, which an exact kernel has to confirm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import stdtrit
+
+#: Probability of suspicion of right draws, over all coordinates and both identities.
+LEVEL = 1e-3
+#: What the identities may be off: the mean score in units of 1 over the standard deviation, and
+#: the diagonal of the second, which is 1 in size.
+MEAN, DIAGONAL = 0.1, 0.2
+
+
+@dataclass(frozen=True)
+class Stein:
+    """How far the identities are off.
+
+    Attributes
+    ----------
+    mean : array (D,)
+        Mean scores times the coordinates' standard deviations.
+    mean_error : array (D,)
+        Their standard errors.
+    diagonal : array (D,)
+        Means of (z - mean) s + 1.
+    diagonal_error : array (D,)
+    number : float
+        Effective draws.
+    names : sequence of str
+        Of the coordinates.
+    """
+
+    mean: Float[np.ndarray, " D"]
+    mean_error: Float[np.ndarray, " D"]
+    diagonal: Float[np.ndarray, " D"]
+    diagonal_error: Float[np.ndarray, " D"]
+    number: float
+    names: Sequence[str]
+
+    def _shares(self) -> Float[np.ndarray, "2 D"]:
+        """Each as a share of what chance and tolerance allow."""
+        quantile = -float(stdtrit(max(1.0, self.number - 1.0), LEVEL / (4 * len(self.mean))))
+        allowed = (
+            np.hypot(MEAN, quantile * self.mean_error),
+            np.hypot(DIAGONAL, quantile * self.diagonal_error),
+        )
+        return np.stack([np.abs(self.mean) / allowed[0], np.abs(self.diagonal) / allowed[1]])
+
+    @property
+    def is_off(self) -> bool:
+        """Whether one is off by more than chance and tolerance allow."""
+        return bool(not (self._shares() <= 1.0).all())
+
+    @property
+    def told(self) -> str:
+        """The worst figure of each, with its error."""
+        first, second = self._shares().argmax(1)
+        return (
+            f"Stein's identities: mean score {self.mean[first]:+.2f} ± {self.mean_error[first]:.2f}"
+            f" / sd in '{self.names[first]}' (0 for right draws), -E[z s] "
+            f"{1.0 - self.diagonal[second]:.2f} ± {self.diagonal_error[second]:.2f} in "
+            f"'{self.names[second]}' (1)."
+        )
+
+
+@np.errstate(all="ignore")
+def stein_identities(
+    positions: Float[np.ndarray, "S D"],
+    scores: Float[np.ndarray, "S D"],
+    names: Sequence[str],
+    effective: float | None = None,
+) -> Stein:
+    """The identities at draws (S, D) with scores (S, D), worth ``effective`` independent ones."""
+    number = float(len(positions)) if effective is None else effective
+    scale = positions.std(0)
+    units = scores * scale
+    products = (positions - positions.mean(0)) * scores + 1.0
+    return Stein(
+        units.mean(0),
+        units.std(0, ddof=1) / np.sqrt(number),
+        products.mean(0),
+        products.std(0, ddof=1) / np.sqrt(number),
+        number,
+        names,
+    )

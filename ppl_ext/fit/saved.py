@@ -1,0 +1,52 @@
+"""A climb as a tree of names, numbers and arrays for a file, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from ppl_ext.chains.hamiltonian import Chains
+from ppl_ext.chains.proposal import Proposal
+from ppl_ext.chains.sampler import Kernel, Sampled, Window
+from ppl_ext.fit import policy
+from ppl_ext.fit.verdict import Stage
+from ppl_ext.start.start import Mode
+
+#: What a climb is made of, by name.
+_PARTS = {
+    part.__name__: part
+    for part in (
+        *(Mode, Proposal, Chains, Kernel, Window, Sampled, Stage),
+        *(policy.Program, policy.Wanted, policy.Modes, policy.Correction, policy.Chained),
+        *(policy.Engine, policy.Evidence),
+    )
+}
+
+
+def as_tree(value: Any) -> Any:
+    """Dataclasses as dictionaries of their fields; functions are left out."""
+    if is_dataclass(value) and not isinstance(value, type):
+        pairs = ((each.name, getattr(value, each.name)) for each in fields(value))
+        own = {name: as_tree(part) for name, part in pairs if not _is_function(part)}
+        return {"part": type(value).__name__, "fields": own}
+    if isinstance(value, list | tuple):
+        return type(value)(as_tree(each) for each in value)
+    return value
+
+
+def _is_function(value: Any) -> bool:
+    # A kernel is one as well.
+    return callable(value) and not is_dataclass(value)
+
+
+def from_tree(tree: Any, given: Mapping[str, Any]) -> Any:
+    """What :func:`as_tree` was of; the fields that it left out are ``given``."""
+    if isinstance(tree, dict):
+        part, own = _PARTS[tree["part"]], tree["fields"]
+        names = {each.name for each in fields(part)}
+        missing = {name: given[name] for name in names - own.keys() if name in given}
+        return part(**{name: from_tree(each, given) for name, each in own.items()}, **missing)
+    if isinstance(tree, list | tuple):
+        return type(tree)(from_tree(each, given) for each in tree)
+    return tree

@@ -1,0 +1,290 @@
+"""Warm chains: the metric and the first points that a start, a fit or draws give to chains.
+
+Chains in coordinates in which the density is near a standard Normal need neither a long warm-up
+nor long trajectories. What is known before gives those coordinates once and for all; the chains
+leave the density exactly as it is, however wrong that is, and only the step size is adapted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy.linalg import solve_triangular
+
+from ppl_ext.chains.hamiltonian import LENGTH, Chains, Factor, Positions, trajectory
+from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.fit import Fit
+from ppl_ext.fit.problem import Problem
+from ppl_ext.options import check_choice, check_count, check_number
+from ppl_ext.start.given import DrawnStart, Started, normal_of
+from ppl_ext.start.paths import Evaluate
+from ppl_ext.start.start import Mode, Start
+
+#: Transitions that adapt the step size, unless told otherwise.
+WARMUP = 150
+#: How often first points are drawn again where the density or its score is not finite.
+TRIES = 20
+#: Gain of each correction of the step size.
+GAIN = 1.5
+
+Covariance = Float[np.ndarray, "D D"] | Float[np.ndarray, " D"]
+
+WARM_DOCUMENTATION = """
+    Chains in known coordinates need neither a long warm-up nor long trajectories. The metric is
+    that of the start, the fit or the draws, and stays as it is; the first transitions adapt the
+    step size alone. The chains leave the posterior exactly as it is, however wrong the start.
+
+    Parameters
+    ----------
+    $randomness
+    model : callable
+        $host program, which evaluates all rows.
+    start_or_fit : Start, Fit, or another fit
+        What is known of the posterior:
+
+        - a :class:`Start` of :func:`find_start`, or "search" to have one found;
+        - a :class:`Fit`, whose chains give the metric; where it was fitted with sites non-centred,
+          so do the chains move, and draws are of the sites as written as well;
+        - draws, a mapping of every latent site to values (draws, ...), or what gives them by
+          ``get_samples()``, such as a run of the host's ``MCMC``$engine;
+        - $guide. Of a Normal its covariance counts, of a mixture the mean covariance of its
+          components, and a flow carries the chains into its own coordinates ($neutra).
+
+        Beyond 600 dimensions, and of few draws, variances alone.
+    *args, **kwargs
+        The model's arguments, with all rows. They may be newer than the start.
+    num_samples : int
+        Draws of each chain.
+    num_chains : int
+    num_warmup : int
+        Transitions before these, which adapt the step size. Default: 150.
+    target_accept_prob : float
+        Mean acceptance for which the step size is adapted. $acceptance
+    progress_bar : bool
+
+    Returns
+    -------
+    $mcmc
+        After ``run``. Look at its R-hat: chains do not go from mode to mode.
+
+    Raises
+    ------
+    ModelCheckError
+        The model cannot be fitted.
+    ArgumentError
+        The start is of another model, has no finite density near it, or is no start; the model
+        subsamples; or an option has no meaning.
+
+    References
+    ----------
+    A flow's coordinates: M. Hoffman and others, "NeuTra-lizing bad geometry in Hamiltonian Monte
+    Carlo using neural transport" (2019).
+"""
+
+
+def known(found: Started | None) -> Start:
+    """The start that was found.
+
+    Raises
+    ------
+    ArgumentError
+        It is the host's, which knows nothing of the posterior.
+    """
+    if found is None:
+        raise ArgumentError(
+            "Expected a start that knows of the posterior, found the host's own. Pass find_start "
+            "of this model, a fit, or draws."
+        )
+    return found.start
+
+
+def covariance_of(start: Start) -> Covariance:
+    """The mean covariance of a start's Normals; variances where one has no more."""
+    factors = [mode.factor for mode in start.modes]
+    if any(each.ndim == 1 for each in factors):
+        parts = [np.square(mode.deviations) for mode in start.modes]
+    else:
+        parts = [each @ each.T for each in factors]
+    found: Covariance = np.tensordot(start.weights, np.stack(parts), 1)
+    return found
+
+
+def of_fit(fit: Fit) -> Start:
+    """The draws of a fit, with the covariance of its chains."""
+    climbed = fit.climbed
+    flat = climbed.positions.reshape(-1, climbed.positions.shape[2])
+    modes, sampled = climbed.evidence.modes, climbed.sampled
+    if sampled is None or modes is None or modes.number == 1:
+        return DrawnStart((normal_of(flat),), 0, points=flat)
+    # Covariances about separate modes: that of all draws is of the distances between them.
+    kernel = sampled.kernel
+    each = zip(kernel.proposal.modes, kernel.factors, np.log(kernel.weights), strict=True)
+    normals = (Mode(mode.mean, factor, float(weight), 0.0) for mode, factor, weight in each)
+    return DrawnStart(tuple(normals), 0, points=flat)
+
+
+def standard(dim: int) -> Start:
+    """A standard Normal, to which a flow leads."""
+    return Start((Mode(np.zeros(dim), np.ones(dim), 0.0, 0.0),), 0)
+
+
+def first_points(
+    start: Start, number: int, evaluate: Evaluate, generator: np.random.Generator
+) -> Positions:
+    """So many first points with finite density and score.
+
+    Raises
+    ------
+    ArgumentError
+        There are none near the start.
+    """
+    found = np.zeros((0, len(start.mean)))
+    for _ in range(TRIES):
+        drawn = start.draw(number, int(generator.integers(2**62)))
+        values, scores = evaluate(drawn)
+        finite = np.isfinite(values) & np.isfinite(scores).all(-1)
+        found = np.concatenate([found, drawn[finite]])[:number]
+        if len(found) == number:
+            return found
+    raise ArgumentError(
+        "Expected a start near which density and score of the model are finite, found "
+        f"{len(found)} such points of {TRIES * number}. Pass find_start of this model and data."
+    )
+
+
+def check_options(
+    num_samples: int,
+    num_chains: int,
+    num_warmup: int,
+    target_accept_prob: float,
+    *,
+    progress_bar: bool,
+) -> None:
+    """See that options have a meaning.
+
+    Raises
+    ------
+    ArgumentError
+        One has none.
+    """
+    check_count("num_samples", num_samples)
+    check_count("num_chains", num_chains)
+    check_count("num_warmup", num_warmup)
+    check_number("target_accept_prob", target_accept_prob, most=0.999)
+    check_choice("progress_bar", progress_bar, (True, False))
+
+
+def check_whole(plates: Mapping[str, Any]) -> None:
+    """See that a model evaluates all rows.
+
+    Raises
+    ------
+    ArgumentError
+        It subsamples.
+    """
+    if plates:
+        raise ArgumentError(
+            f"Expected a model that evaluates all rows, found minibatches of plate "
+            f"{', '.join(map(repr, plates))}. Chains are exact on all rows alone: leave "
+            "subsample_size out, or use SGLD or SGHMC."
+        )
+
+
+def way_of(fit: Fit, ways: Iterable[Problem]) -> Problem:
+    """The way to write a program in which it was fitted.
+
+    Raises
+    ------
+    ArgumentError
+        There is none: the fit is another program's.
+    """
+    own = fit.climbed.problem
+    for way in ways:
+        if way.name == own.name and way.own.layout.shapes == own.own.layout.shapes:
+            return way
+    raise ArgumentError(
+        f"Expected a fit of this model, found one {own.name} with the sites "
+        f"{own.own.layout.shapes}. Pass a fit of this model, or draws of its sites."
+    )
+
+
+class Tuned:
+    """Hamiltonian chains in fixed coordinates; step size and length of trajectories are adapted.
+
+    Parameters
+    ----------
+    evaluate : callable
+        Log densities (M,) and scores (M, D).
+    factor : array (D, D) or (D,)
+        Root of the covariance of the coordinates.
+    positions : array (M, D)
+    warmup : int
+        Transitions that adapt the step size, to the mean of its logarithm over their last quarter,
+        and, where the density is wider than its coordinates say, the length.
+    acceptance : float
+        For which the step size is adapted.
+    generator : numpy.random.Generator
+    """
+
+    def __init__(
+        self,
+        evaluate: Evaluate,
+        factor: Factor,
+        positions: Positions,
+        warmup: int,
+        acceptance: float,
+        generator: np.random.Generator,
+    ) -> None:
+        self._evaluate, self._factor, self._generator = evaluate, factor, generator
+        self._warmup, self._acceptance = warmup, acceptance
+        self.chains = Chains.at(positions, evaluate)
+        self.step_size, self.length = 1.0 / positions.shape[1] ** 0.25, LENGTH
+        self.transitions = 0
+        self._window: list[Positions] = []
+        self._logs: list[float] = []
+
+    def __call__(self) -> tuple[Float[np.ndarray, " M"], np.ndarray]:
+        """One transition: probabilities of acceptance (M,), and which diverged (M,)."""
+        with np.errstate(all="ignore"):
+            self.chains, chance, divergent = trajectory(
+                self._evaluate,
+                self.chains,
+                self._factor,
+                self.step_size,
+                self._generator,
+                self.length,
+            )
+        self.transitions += 1
+        if self.transitions <= self._warmup:
+            self._adapt(float(chance.mean()))
+        return chance, divergent
+
+    def _adapt(self, chance: float) -> None:
+        gain = GAIN / math.sqrt(self.transitions) * (chance - self._acceptance)
+        # Without bound: in coordinates that are too narrow one long step is a trajectory.
+        self.step_size *= math.exp(gain)
+        self._window.append(self.chains.positions)
+        quarter = max(1, self._warmup // 4)
+        if self.transitions in (quarter, 2 * quarter, 3 * quarter):
+            self.length = LENGTH * max(1.0, self._width())
+            self._window = []
+        if self.transitions > self._warmup - quarter:
+            self._logs.append(math.log(self.step_size))
+        if self.transitions == self._warmup:
+            self.step_size = math.exp(sum(self._logs) / len(self._logs))
+
+    def _width(self) -> float:
+        """Standard deviation of the latest draws in their widest direction, less chance."""
+        drawn = np.concatenate(self._window)
+        centred = drawn - drawn.mean(0)
+        if self._factor.ndim == 1:
+            white = centred / self._factor
+            return float(white.std(0).max())
+        white = solve_triangular(self._factor, centred.T, lower=True)
+        # Where the largest eigenvalue of a sample's covariance ends; neighbours are alike.
+        chance = 1.0 + math.sqrt(2.0 * len(white) / len(drawn))
+        return float(np.linalg.norm(white, 2)) / math.sqrt(len(drawn)) / chance

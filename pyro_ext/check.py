@@ -1,0 +1,144 @@
+"""``check``: draws of any method on a Pyro program, judged."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from pyro.infer import MCMC, SVI
+from torch import Tensor
+
+from ppl_ext.check import check as shared
+from ppl_ext.check.check import CHECK_DOCUMENTATION, CHECK_ESS, Program
+from ppl_ext.check.predictions import told_of_predictions
+from ppl_ext.check.source import Source, number_of_draws, source_of
+from ppl_ext.documented import documented
+from ppl_ext.errors import HeldParameterWarning
+from ppl_ext.fit.verdict import Verdict
+from pyro_ext.density import LogDensity
+from pyro_ext.diagnostics.chains import Chains
+from pyro_ext.diagnostics.fit import FittedGuide, fitted_guide
+from pyro_ext.diagnostics.host_fit import HostFit
+from pyro_ext.diagnostics.predictive import predictive_distribution
+from pyro_ext.engine import Engine
+from pyro_ext.fit import ways_of
+
+
+@documented(
+    CHECK_DOCUMENTATION,
+    host="Pyro",
+    sources=(
+        "An engine that has run, a fit, the host's ``SVI`` or its guide, the host's ``MCMC`` "
+        "after ``run``,\nor a mapping from latent sites to constrained values, first axis = draws."
+    ),
+    randomness="seed : int\n        Of the random numbers; see below.",
+)
+def check(
+    draws: Any,
+    model: Callable[..., Any],
+    *args: Any,
+    held_out: tuple[Any, ...] | None = None,
+    seed: int = 0,
+    budget: int | None = None,
+    seconds: float | None = None,
+    target_ess: float = CHECK_ESS,
+    progress_bar: bool = True,
+    **kwargs: Any,
+) -> Verdict:
+    """Whether draws of any method are the posterior's."""
+    source = source_of(draws, lambda found: _of_host(found, model, args, kwargs, seed))
+
+    def predictions() -> str:
+        return told_of_predictions(predictive_distribution(model, source.draws, *held_out or ()))
+
+    generator = np.random.default_rng(seed)
+    return shared.check(
+        source,
+        program_of(model, args, kwargs, seed, generator),
+        generator,
+        seed,
+        budget=budget,
+        seconds=seconds,
+        target_ess=target_ess,
+        progress_bar=progress_bar,
+        predictions=None if held_out is None else predictions,
+    )
+
+
+def program_of(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    seed: int,
+    generator: np.random.Generator,
+) -> Program:
+    """What a check asks of a Pyro program."""
+    ways = ways_of(model, args, dict(kwargs), seed, generator)
+    with warnings.catch_warnings():
+        # The verdict says it.
+        warnings.simplefilter("ignore", HeldParameterWarning)
+        written = next(ways)
+    target: LogDensity = written.target
+    data = target.bind(*args, **kwargs)
+
+    def unconstrain(draws: Mapping[str, Any]) -> np.ndarray:
+        values = {
+            name: torch.as_tensor(draws[name]).detach().to(target.dtype)
+            for name in target.layout.names
+        }
+        found: np.ndarray = target.unconstrain(values, data).detach().double().cpu().numpy()
+        return found
+
+    def parts(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        found = target.full_score_parts(torch.as_tensor(positions, dtype=target.dtype), data)
+        return found.prior.detach().cpu().numpy(), found.likelihood.detach().cpu().numpy()
+
+    def shapes() -> dict[str, tuple[int, ...]]:
+        zero = written.values(np.zeros((1, target.dim)))
+        return {name: tuple(value.shape[1:]) for name, value in zero.items()}
+
+    return Program(written, lambda: [written, *ways], unconstrain, shapes, parts, target.held)
+
+
+def _of_host(
+    found: Any,
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    seed: int,
+) -> Source | None:
+    """Draws of what Pyro or this package has fitted."""
+    if isinstance(found, MCMC):
+        chains = Chains(found, args, kwargs)
+        draws = chains.get_samples()
+        number = len(next(iter(draws.values())))
+        diverging = chains.sample_statistics(torch.zeros(number, 0)).get("diverging")
+        divergent = None if diverging is None else float(diverging.double().mean())
+        name = type(found.kernel).__name__
+        return Source(name, "Markov chains", draws, chains.num_chains, divergent)
+    if isinstance(found, Engine):
+        if not hasattr(found, "density") and not hasattr(found, "approximation"):
+            return Source(type(found).__name__, "particles", found.get_samples())
+        return _of_guide(type(found).__name__, fitted_guide(found, None, args, kwargs, seed))
+    guide = found.guide if isinstance(found, SVI) else found
+    if isinstance(guide, type) or not callable(guide) or hasattr(guide, "get_samples"):
+        return None
+    fit = HostFit(guide, model, args, kwargs, seed)
+    if fit.fitted is not None:
+        return _of_guide(type(guide).__name__, fit.fitted)
+    drawn = fit.get_samples(number_of_draws(fit.target.dim))
+    return Source("SVI", "independent draws", drawn)
+
+
+def _of_guide(name: str, fitted: FittedGuide) -> Source:
+    def both(density: Any, parameters: Any, target: Any, data: Any, z: Tensor) -> tuple[Any, Any]:
+        return z, density.log_prob(parameters, z)
+
+    target = fitted.target
+    positions, log_density = fitted.at_draws(number_of_draws(target.dim), None, both)
+    with torch.no_grad():
+        draws = target.constrain(torch.as_tensor(positions, dtype=target.dtype), fitted.data)
+    return Source(name, "independent draws", draws, positions=positions, log_density=log_density)

@@ -1,0 +1,256 @@
+"""``warm_chains``: Hamiltonian chains in the coordinates of a start, a fit or draws."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from pyro.infer import MCMC as HostMCMC
+from pyro.infer.autoguide import AutoContinuous
+from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
+from torch import Tensor
+
+from ppl_ext.documented import documented
+from ppl_ext.fit import warm
+from ppl_ext.fit.fit import Fit
+from ppl_ext.fit.warm import WARM_DOCUMENTATION, WARMUP, Tuned
+from ppl_ext.start.given import check_start
+from ppl_ext.start.search import Piece
+from ppl_ext.start.start import Start
+from pyro_ext.density import Data, LogDensity
+from pyro_ext.fit import ways_of
+from pyro_ext.guides.flat_density import check_has_flat_density, check_same_layout
+from pyro_ext.sgmcmc import MCMC
+from pyro_ext.start import GUIDE_FORM, is_guide, piece_of, started
+
+#: Mean acceptance for which the step size is adapted.
+ACCEPTANCE = 0.8
+
+
+@documented(
+    WARM_DOCUMENTATION,
+    host="Pyro",
+    randomness="seed : int\n        Of the random numbers; see below.",
+    engine=" or an engine that has run",
+    guide="a guide that the host's ``SVI`` or an engine has fitted",
+    neutra="its ``get_transform``, as in the host's ``NeuTraReparam``",
+    acceptance="Default: 0.8.",
+    mcmc="pyro_ext.MCMC, which is a pyro.infer.MCMC",
+)
+def warm_chains(
+    model: Callable[..., Any],
+    start_or_fit: Any,
+    *args: Any,
+    seed: int = 0,
+    num_samples: int = 1_000,
+    num_chains: int = 4,
+    num_warmup: int = WARMUP,
+    target_accept_prob: float = ACCEPTANCE,
+    progress_bar: bool = True,
+    **kwargs: Any,
+) -> HostMCMC:
+    """Hamiltonian chains in the coordinates of what is known of the posterior, side by side.
+
+    Pyro's own NUTS takes one chain after another, operation by operation. Here all chains take a
+    step in one evaluation, and trajectories have random lengths about a quarter of a period.
+    """
+    warm.check_options(
+        num_samples, num_chains, num_warmup, target_accept_prob, progress_bar=progress_bar
+    )
+    kernel = WarmHMC(model, start_or_fit, target_accept_prob=target_accept_prob, seed=seed)
+    mcmc = MCMC(
+        kernel, num_samples, num_warmup, num_chains=num_chains, disable_progbar=not progress_bar
+    )
+    mcmc.run(*args, **kwargs)
+    return mcmc
+
+
+class WarmState(NamedTuple):
+    """Where chains are.
+
+    Parameters
+    ----------
+    z : tensor (C, D)
+    """
+
+    z: Float[Tensor, "C D"]
+
+
+class WarmHMC(MCMCKernel):
+    """Hamiltonian transitions in fixed coordinates, for :class:`~pyro_ext.MCMC`.
+
+    Parameters
+    ----------
+    model : callable
+        Pyro program.
+    start_or_fit
+        See :func:`warm_chains`.
+    target_accept_prob : float
+    seed : int
+    """
+
+    #: Draws come out in the supports of their sites: there is nothing for ``MCMC`` to transform.
+    transforms: Mapping[str, Any] = {}
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        start_or_fit: Any,
+        *,
+        target_accept_prob: float = ACCEPTANCE,
+        seed: int = 0,
+    ) -> None:
+        self.model, self._source = model, start_or_fit
+        self._acceptance, self._seed = target_accept_prob, seed
+        #: Evaluations of the score so far, one for each position.
+        self.evaluations = 0
+
+    def setup(self, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
+        """As :meth:`setup_chains`, for one chain."""
+        self.setup_chains(1, warmup_steps, *args, **kwargs)
+
+    def setup_chains(self, num_chains: int, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
+        """Check the model and the start with these arguments, and start the chains.
+
+        Raises
+        ------
+        ModelCheckError, ArgumentError
+            See :func:`warm_chains`.
+        """
+        generator = np.random.default_rng(self._seed)
+        met = _Met.of(self.model, self._source, args, kwargs, self._seed, generator)
+        self.target, self.values = met.target, met.values
+
+        def evaluate(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            self.evaluations += len(z)
+            value, score = met.piece(z, 0)
+            return np.asarray(value, np.float64), np.asarray(score, np.float64)
+
+        points = warm.first_points(met.start, num_chains, evaluate, generator)
+        covariance = warm.covariance_of(met.start)
+        factor = np.sqrt(covariance) if covariance.ndim == 1 else np.linalg.cholesky(covariance)
+        self._chains = Tuned(evaluate, factor, points, warmup_steps, self._acceptance, generator)
+        self._warmup = warmup_steps
+        self._figures: dict[str, list[Any]] = {"acceptance_rate": [], "diverging": []}
+
+    def draw(self) -> WarmState:
+        """All chains one transition on."""
+        chance, divergent = self._chains()
+        if self._chains.transitions > self._warmup:
+            self._figures["acceptance_rate"].append(chance)
+            self._figures["diverging"].append(divergent)
+        return WarmState(torch.as_tensor(self._chains.chains.positions, dtype=self.target.dtype))
+
+    @property
+    def initial_params(self) -> dict[str, Tensor]:
+        """The first chain's position, as draws are: latent sites in their supports."""
+        first = torch.as_tensor(self._chains.chains.positions[:1], dtype=self.target.dtype)
+        return {name: value[0] for name, value in self.values(first).items()}
+
+    @initial_params.setter
+    def initial_params(self, params: Any) -> None:
+        """Chains start where the start says."""
+
+    def sample(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The next draw of the first chain: latent sites in their supports."""
+        self.draw()
+        return self.initial_params
+
+    def diagnostics(self, chain: int = 0) -> dict[str, Any]:
+        """Of a chain's draws: those that diverged, and probabilities of acceptance."""
+        diverging = self._figures["diverging"]
+        return {
+            "divergences": [number for number, each in enumerate(diverging) if each[chain]],
+            "acceptance_rate": [float(each[chain]) for each in self._figures["acceptance_rate"]],
+        }
+
+    def logging(self) -> OrderedDict[str, str]:
+        """The step size, for the progress bar."""
+        return OrderedDict([("step size", f"{self._chains.step_size:.2e}")])
+
+
+class _Met(NamedTuple):
+    """A program with what is known of its posterior."""
+
+    #: The program that chains run on, or the one that a flow leads to.
+    target: LogDensity
+    piece: Piece
+    #: Of positions: the sites as written, and those of the program that chains run on.
+    values: Callable[[Tensor], dict[str, Tensor]]
+    start: Start
+
+    @classmethod
+    def of(
+        cls,
+        model: Callable[..., Any],
+        source: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        seed: int,
+        generator: np.random.Generator,
+    ) -> _Met:
+        """Of a start, a fit, draws, a guide or an engine."""
+        check_start(source, is_guide, GUIDE_FORM)
+        ways = ways_of(model, args, kwargs, seed, generator)
+        way = next(ways)
+        target: LogDensity = way.own
+        warm.check_whole(target.plates)
+        data = target.bind(*args, **kwargs)
+        if isinstance(source, Fit) and source.has_program:
+            chosen = warm.way_of(source, [way, *ways])
+            own: LogDensity = chosen.own
+            own_data = own.bind(*args, **kwargs)
+
+            def both(z: Tensor) -> dict[str, Tensor]:
+                return {**own.constrain(z, own_data), **chosen.values(z.numpy())}
+
+            return cls(own, piece_of(own, own_data, None), both, warm.of_fit(source))
+        transport = _transport(source, target)
+        if transport is not None:
+            return cls(
+                target,
+                _through(transport, target, data),
+                lambda u: target.constrain(transport(u).detach(), data),
+                warm.standard(target.dim),
+            )
+        found = started(target, torch.Generator().manual_seed(seed), data, source)
+        return cls(
+            target,
+            piece_of(target, data, None),
+            lambda z: target.constrain(z, data),
+            warm.known(found),
+        )
+
+
+def _transport(source: Any, target: LogDensity) -> Any:
+    """What carries chains into the coordinates of a flow; None of anything else."""
+    if not isinstance(source, AutoContinuous) or source.prototype_trace is None:
+        return None
+    if getattr(check_has_flat_density(source), "covariance_structure", None) is not None:
+        return None
+    check_same_layout(source, target.layout)
+    try:
+        return source.get_transform()
+    except (AssertionError, AttributeError, NotImplementedError, TypeError):
+        return None
+
+
+def _through(transport: Any, target: LogDensity, data: Data) -> Piece:
+    """Log densities and scores in the coordinates that a flow leads from."""
+
+    def piece(positions: np.ndarray, _: int) -> tuple[Any, Any]:
+        u = torch.as_tensor(positions, dtype=target.dtype).requires_grad_()
+        with torch.enable_grad():
+            z = transport(u)
+            log_det = transport.log_abs_det_jacobian(u, z)
+        found = target.full_score(z.detach(), data)
+        ones = torch.ones_like(log_det)
+        (score,) = torch.autograd.grad((z, log_det), u, (found.score.detach(), ones))
+        value = found.log_density(target.likelihood_temperature) + log_det
+        return value.detach(), score
+
+    return piece

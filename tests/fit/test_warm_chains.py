@@ -1,0 +1,243 @@
+"""``warm_chains``: the host's chains in the coordinates of what is known, in both packages."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ppl_ext.chains.convergence import convergence
+from ppl_ext.fit.warm import Tuned, covariance_of
+from ppl_ext.start.start import Mode, Start
+from tests.fit.test_fit import fit_of
+
+#: Two sites against their alphabetical order, of very different widths and nearly in line.
+SLOPE, WIDTH, NOISE = 30.0, 5.0, 1.5
+
+
+def in_line(backend: Any) -> Any:
+    host, dist = backend.host, backend.dist
+
+    def model() -> None:
+        wide = host.sample("z", dist.Normal(backend.array([1.0, 2.0]), WIDTH).to_event(1))
+        host.sample("a", dist.Normal(SLOPE * wide[0], NOISE))
+
+    return model
+
+
+def covariance() -> np.ndarray:
+    factor = np.diag([WIDTH, WIDTH, NOISE])
+    factor[2, 0] = SLOPE * WIDTH
+    return factor @ factor.T
+
+
+def chains_of(
+    backend: Any, model: Any, start: Any, *args: Any, seed: int = 0, **options: Any
+) -> Any:
+    """Warm chains of a program, and draws of each site, (chains, draws, ...)."""
+    options = {"progress_bar": False, "num_samples": 250, **options}
+    if backend.is_pyro:
+        mcmc = backend.public.warm_chains(model, start, *args, seed=seed, **options)
+    else:
+        mcmc = backend.public.warm_chains(backend.key(seed), model, start, *args, **options)
+    draws = mcmc.get_samples(group_by_chain=True)
+    return mcmc, {name: backend.numpy(value) for name, value in draws.items()}
+
+
+def check_in_line(draws: dict[str, np.ndarray]) -> None:
+    """Means and deviations to five errors of the chains, which move well."""
+    flat = np.concatenate([draws["z"], draws["a"][..., None]], -1)
+    found = convergence(flat.transpose(1, 0, 2))
+    # Independent draws are 1,000; a metric in another order leaves fewer than 30.
+    assert found.ess_bulk.min() > 300
+    errors = 5.0 / np.sqrt(found.ess_bulk)
+    deviations = np.sqrt(np.diag(covariance()))
+    means = np.array([1.0, 2.0, SLOPE])
+    assert (np.abs(flat.mean((0, 1)) - means) / deviations < errors).all()
+    assert (np.abs(flat.std((0, 1)) / deviations - 1.0) < errors).all()
+
+
+def test_a_start_gives_metric_and_first_points(backend: Any) -> None:
+    model = in_line(backend)
+    mode = Mode(np.array([1.0, 2.0, SLOPE]), np.linalg.cholesky(covariance()), 0.0, 0.0)
+    mcmc, draws = chains_of(backend, model, Start((mode,), 0))
+    assert isinstance(mcmc, backend.host.infer.MCMC)
+    assert draws["z"].shape == (4, 250, 2)
+    check_in_line(draws)
+    # Trajectories are short: a few evaluations for each transition.
+    if backend.is_pyro:
+        assert mcmc.kernel.evaluations < 4 * 400 * 4
+    else:
+        assert float(mcmc.get_extra_fields()["num_steps"].mean()) < 8.0
+    tree = backend.public.to_arviz(mcmc)
+    assert tree["posterior"]["z"].shape == (4, 250, 2)
+    assert not tree["sample_stats"]["diverging"].any()
+    predictive = backend.host.infer.Predictive(model, posterior_samples=mcmc.get_samples())
+    again = predictive() if backend.is_pyro else predictive(backend.key(1))
+    assert set(again) <= {"z", "a"}
+
+
+def test_draws_and_one_chain(backend: Any) -> None:
+    generator = np.random.default_rng(0)
+    drawn = generator.multivariate_normal([1.0, 2.0, SLOPE], covariance(), 500)
+    given = {"a": backend.array(drawn[:, 2]), "z": backend.array(drawn[:, :2])}
+    options = {"num_chains": 1, "num_samples": 1_000}
+    _, draws = chains_of(backend, in_line(backend), given, **options)
+    check_in_line({name: each.reshape(4, 250, *each.shape[2:]) for name, each in draws.items()})
+
+
+def test_a_fit_that_is_non_centred(backend: Any) -> None:
+    host, dist = backend.host, backend.dist
+    y = backend.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+    error = backend.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
+
+    def model(y: Any) -> None:
+        mu = host.sample("mu", dist.Normal(0.0, 5.0))
+        tau = host.sample("tau", dist.HalfCauchy(backend.array(5.0)))
+        with host.plate("schools", 8):
+            theta = host.sample("theta", dist.Normal(mu, tau))
+            host.sample("y", dist.Normal(theta, error), obs=y)
+
+    fit = fit_of(backend, model, y, exact=False)
+    mcmc, draws = chains_of(backend, model, fit, y)
+    assert {"mu", "tau", "theta", "theta_decentered"} <= set(draws)
+    assert draws["theta"].shape == (4, 250, 8)
+    for name, mean, deviation in (("mu", 4.4, 3.3), ("tau", 3.6, 3.2)):
+        size = convergence(draws[name].T[..., None]).ess_bulk.min()
+        assert abs(draws[name].mean() - mean) < (0.05 + 5.0 / math.sqrt(size)) * deviation
+    moved = draws["mu"][..., None] + draws["tau"][..., None] * draws["theta_decentered"]
+    np.testing.assert_allclose(draws["theta"], moved, rtol=1e-3, atol=1e-3)
+    posterior = backend.public.to_arviz(mcmc, y, sample_stats=False)["posterior"]
+    assert posterior["theta"].shape == (4, 250, 8)
+
+
+def correlated(backend: Any) -> Any:
+    host, dist = backend.host, backend.dist
+    factor = backend.array([[3.0, 0.0], [2.7, 0.4]])
+
+    def model() -> None:
+        mean = backend.array([1.0, -1.0])
+        host.sample("x", dist.MultivariateNormal(mean, scale_tril=factor))
+
+    return model
+
+
+def check_correlated(draws: dict[str, np.ndarray]) -> None:
+    flat = draws["x"]
+    size = convergence(flat.transpose(1, 0, 2)).ess_bulk.min()
+    assert size > 150
+    deviations = np.array([3.0, math.hypot(2.7, 0.4)])
+    assert (np.abs(flat.mean((0, 1)) - [1.0, -1.0]) / deviations < 5.0 / math.sqrt(size)).all()
+    assert (np.abs(flat.std((0, 1)) / deviations - 1.0) < 5.0 / math.sqrt(size)).all()
+
+
+@pytest.mark.parametrize("family", ["AutoMultivariateNormal", "AutoGaussianMixture"])
+def test_guides_and_engines_give_metrics(backend: Any, family: str) -> None:
+    model = correlated(backend)
+    check_correlated(chains_of(backend, model, fitted_by_engine(backend, model, family))[1])
+
+
+def test_a_flow_carries_chains(backend: Any) -> None:
+    """Through a flow that is not fitted, which no chain may notice in the end."""
+    model, flow = correlated(backend), backend.public.AutoPlanarFlow
+    guide = flow(model, 2)
+    if backend.is_pyro:
+        guide()
+        given: Any = guide
+    else:
+        svi = backend.host.infer.SVI(
+            model, guide, backend.host.optim.Adam(0.02), backend.host.infer.Trace_ELBO()
+        )
+        given = (guide, svi.get_params(svi.init(backend.key(0))))
+    _, draws = chains_of(backend, model, given, num_samples=500)
+    flat = draws["x"]
+    size = convergence(flat.transpose(1, 0, 2)).ess_bulk.min()
+    assert size > 100
+    deviations = np.array([3.0, math.hypot(2.7, 0.4)])
+    assert (np.abs(flat.mean((0, 1)) - [1.0, -1.0]) / deviations < 5.0 / math.sqrt(size)).all()
+    assert (np.abs(flat.std((0, 1)) / deviations - 1.0) < 5.0 / math.sqrt(size)).all()
+
+
+def fitted_by_engine(backend: Any, model: Any, family: str) -> Any:
+    """A guide that an engine has fitted, or the engine, as warm_chains takes them."""
+    if family == "AutoGaussianMixture":
+        guide = backend.public.AutoGaussianMixture(model, 2)
+    else:
+        guide = getattr(backend.autoguide, family)(model)
+    engine = backend.public.ProximalScoreVI(model, guide)
+    is_guide = family == "AutoMultivariateNormal"
+    if backend.is_pyro:
+        engine.run(50, progress_bar=False)
+        return guide if is_guide else engine
+    result = engine.run(backend.key(0), 50, progress_bar=False)
+    return (guide, engine.get_params(result.state)) if is_guide else (engine, result)
+
+
+def test_what_is_no_start_is_refused(backend: Any) -> None:
+    model, refused = correlated(backend), backend.public.ArgumentError
+    good = Start((Mode(np.zeros(2), np.eye(2), 0.0, 0.0),), 0)
+    short = Start((Mode(np.zeros(3), np.eye(3), 0.0, 0.0),), 0)
+    named = Start(good.modes, 0, {"other": 2})
+    far = Start((Mode(np.full(2, np.inf), np.eye(2), 0.0, 0.0),), 0)
+    for start, options, told in (
+        (short, {}, "found one of 3"),
+        (named, {}, "found one of {'other': 2}"),
+        (far, {}, "are finite, found 0"),
+        ({"y": np.zeros((20, 2))}, {}, "'x'"),
+        ("host", {}, "knows of the posterior"),
+        (3.0, {}, "found 3.0"),
+        (good, {"num_samples": 0}, "num_samples"),
+        (good, {"num_chains": 0}, "num_chains"),
+        (good, {"num_warmup": -1}, "num_warmup"),
+        (good, {"target_accept_prob": 1.5}, "target_accept_prob"),
+    ):
+        with pytest.raises(refused, match=told):
+            chains_of(backend, model, start, **options)
+    with pytest.raises(refused, match="evaluates all rows"):
+        chains_of(backend, subsampling(backend), good, backend.array(np.zeros(40)))
+
+
+def subsampling(backend: Any) -> Any:
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any) -> None:
+        mean = host.sample("mean", dist.Normal(0.0, 1.0))
+        with host.plate("rows", 40, subsample_size=10) as rows:
+            host.sample("y", dist.Normal(mean, 1.0), obs=y[rows])
+
+    return model
+
+
+def test_a_fit_of_another_model_is_refused(backend: Any) -> None:
+    fit = fit_of(backend, correlated(backend), exact=False)
+    with pytest.raises(backend.public.ArgumentError, match="a fit of this model"):
+        chains_of(backend, in_line(backend), fit)
+
+
+def test_step_sizes_are_adapted_and_then_stay() -> None:
+    """Of a Normal ten times as wide as it is taken for; acceptance to chance and adaptation."""
+    generator, scale = np.random.default_rng(0), np.array([0.1, 0.2, 0.1])
+
+    def density(z: np.ndarray) -> Any:
+        return -0.5 * np.square(z / (10.0 * scale)).sum(-1), -z / np.square(10.0 * scale)
+
+    chains = Tuned(density, scale, generator.normal(size=(8, 3)) * scale, 200, 0.7, generator)
+    for _ in range(200):
+        chains()
+    step, chances = chains.step_size, [chains()[0].mean() for _ in range(200)]
+    assert chains.step_size == step
+    assert np.mean(chances) == pytest.approx(0.7, abs=0.1)
+    # A quarter of the period that the density has, not of that which it was taken to have.
+    assert 5.0 < chains.length / (math.pi / 2) < 20.0
+
+
+def test_metrics_of_several_normals_are_local() -> None:
+    """Their own widths, by weight, and not the distance between them."""
+    near = Mode(np.zeros(2), np.array([[2.0, 0.0], [1.0, 1.0]]), math.log(3.0), 0.0)
+    far = Mode(np.full(2, 50.0), 4.0 * np.eye(2), 0.0, 0.0)
+    found = covariance_of(Start((near, far), 0))
+    np.testing.assert_allclose(found, [[7.0, 1.5], [1.5, 5.5]])
+    flat = Mode(np.zeros(2), np.ones(2), 0.0, 0.0)
+    np.testing.assert_allclose(covariance_of(Start((near, flat), 0)), [3.25, 1.75])
