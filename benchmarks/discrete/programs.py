@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -89,11 +90,15 @@ class Written:
         """Steps that depend on the one before, each with its row of ``xs``."""
         if self.is_pyro:
             for t in self.backend.host.markov(range(len(xs))):
-                state = step(lambda site, t=t: f"{site}_{t}", state, xs[t])
+                state = step(partial(_numbered, t), state, xs[t])
             return
         from numpyro.contrib.control_flow import scan
 
         scan(lambda state, x: (step(lambda site: site, state, x), None), state, xs)
+
+
+def _numbered(t: int, site: str) -> str:
+    return f"{site}_{t}"
 
 
 def program(

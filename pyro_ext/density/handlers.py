@@ -236,7 +236,7 @@ class SiteHandler(Messenger):
         Constrained value of each latent site.
     recorded : dict of str to tensor
         Value of each deterministic site.
-    factors : list of Factor
+    summed : list of Factor
         Sites with dimensions of discrete latent sites, which :meth:`sum_out` sums.
     """
 
@@ -255,7 +255,7 @@ class SiteHandler(Messenger):
         self.log_likelihood: Any = 0.0
         self.values: dict[str, Tensor] = {}
         self.recorded: dict[str, Tensor] = {}
-        self.factors: list[Factor] = []
+        self.summed: list[Factor] = []
         self.validate = False
 
     def unconstrained_value(self, msg: Any, transform: Transform) -> Tensor:
@@ -305,7 +305,7 @@ class SiteHandler(Messenger):
         log_prob = msg["fn"].log_prob(msg["value"])
         factor = factor_of(msg, log_prob)
         if factor is not None:
-            self.factors.append(factor)
+            self.summed.append(factor)
             log_det = msg["infer"].get("_log_det")
             if log_det is not None:
                 if factor_of(msg, log_det) is not None:
@@ -333,8 +333,8 @@ class SiteHandler(Messenger):
 
     def sum_out(self) -> None:
         """Add what factors with discrete sites sum to, after the model's run."""
-        if self.factors:
-            self.log_likelihood = self.log_likelihood + log_marginal(self.factors)
+        if self.summed:
+            self.log_likelihood = self.log_likelihood + log_marginal(self.summed)
 
     def _leave_normal(self, msg: Any) -> bool:
         name, value = msg["name"], msg["value"]
