@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.faults.table import RUNS, Trial, fault
+from tests.stein_support import optimizer
 
 Y = np.linspace(-1.0, 2.0, 6)
 
@@ -110,3 +111,16 @@ def sequential(trial: Trial) -> None:
         target, data = trial.backend.target(model, (y, how))
         values.append(trial.backend.numpy(target.log_density(trial.backend.array([[0.3]]), data)))
     np.testing.assert_array_equal(*values)
+
+
+@fault(GROUP, "an engine that takes the curvature of what is observed: `SVN`, `LaplaceGGN`")
+def takes_curvature(trial: Trial) -> None:
+    prior = trial.backend.dist.Bernoulli(trial.backend.array(0.5))
+    model, y = shifted(trial.backend, prior, lambda z: 1.0 * z), trial.backend.array(Y)
+    engines = (
+        trial.engine("SVN", model, num_particles=3),
+        trial.engine("LaplaceGGN", model, optimizer(trial.backend, "adam", 0.05)),
+    )
+    for engine in engines:
+        with trial.refused("'z' are summed out.*MixtureSameFamily", "ModelCheckError"):
+            trial.run(engine, 2, y)
