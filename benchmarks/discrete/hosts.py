@@ -109,8 +109,8 @@ class Host:
             import jax
 
             found = self.public.fit(jax.random.key(0), model, *args, progress_bar=False)
-        draws = found.get_samples()
-        return str(found.verdict.name), {name: np.asarray(value) for name, value in draws.items()}
+        draws = found.draws
+        return str(found.verdict.level), {name: np.asarray(value) for name, value in draws.items()}
 
     def engine(
         self, model: Any, args: Any, options: Any, steps: int

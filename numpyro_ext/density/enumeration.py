@@ -224,10 +224,10 @@ def posterior_values(
         numbers = {name: jnp.argmax(_own_last(summed, name, found[name]), -1) for name in names}
     else:
         # By the rule of chains, one site after another, and one step after another.
-        timed = {name for name in names if _times(summed[name])}
+        timed = {name for name in names if _is_timed(summed[name])}
         for name in sorted(names, key=lambda name: name in timed):
             rng_key, key = random.split(rng_key)
-            steps = evidence[name].shape[_times(summed[name])[0]] if name in timed else 1
+            steps = evidence[name].shape[0] if name in timed else 1
 
             def step(t: Any, state: Any, name: str = name, key: Array = key) -> Any:
                 evidence, held = state
@@ -254,6 +254,8 @@ def posterior_values(
     values: dict[str, Array] = {}
     for name, shape in shapes.items():
         parts = [each for each in names if each.replace(_BEFORE, "") == name]
+        if not parts:
+            continue  # of one value
         support = values_of(summed[parts[0]]["fn"])
         # Steps before the first come with longer names.
         parts.sort(key=len, reverse=True)
@@ -288,10 +290,9 @@ def _own_last(summed: Mapping[str, Site], name: str, array: Array) -> Array:
     return jnp.moveaxis(array.sum(others, keepdims=True), array.ndim + dims[name], -1)
 
 
-def _times(site: Site) -> list[int]:
-    """The dimension of steps, if there is one, which is the first."""
-    found = [d for d, name in site["infer"]["dim_to_name"].items() if name.startswith(_TIME)]
-    return [dim + len(site["fn"].batch_shape) for dim in found] and [0]
+def _is_timed(site: Site) -> bool:
+    """Whether a site has a dimension of steps, which then is the first."""
+    return any(name.startswith(_TIME) for name in site["infer"]["dim_to_name"].values())
 
 
 def _components(summed: Mapping[str, Site]) -> list[list[Site]]:

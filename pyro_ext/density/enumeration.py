@@ -237,6 +237,8 @@ def posterior_values(
     most : bool
         The most probable ones together, in place of a joint draw.
     """
+    if not factors:
+        return {}
     with torch.enable_grad():
         leaves = [each.log_prob.detach().clone().requires_grad_() for each in factors]
         moved = [replace(each, log_prob=leaf) for each, leaf in zip(factors, leaves, strict=True)]
