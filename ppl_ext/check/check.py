@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from ppl_ext.fit.problem import Meter, Positions, Problem
 from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.start.paths import Evaluate
+from ppl_ext.start.search import WIDTH
 
 #: Effective draws of the chains unless told otherwise.
 CHECK_ESS = 2_000
@@ -268,8 +270,12 @@ def _heard(
     if hearing.against:
         return hearing.verdict(sites)
     if not written.is_whole:
-        many = "The program's rows are too many for exact densities, so no chains were run."
-        return hearing.verdict(sites, many)
+        with hearing.stage("batch of rows"):
+            refused = _rows_refused(program, source, hearing)
+        if refused is not None:
+            return hearing.verdict(sites, refused)
+        written = written.with_all_rows(written.starting_points)
+        program = replace(program, written=written)
     with hearing.stage("scores"):
         positions = source.positions
         if positions is None:
@@ -325,6 +331,26 @@ def _heard(
     elif suspicious and first is None:
         hearing.against.append("Scores speak against the draws.")
     return hearing.verdict(sites, refused, cost=cost)
+
+
+def _rows_refused(program: Program, source: Source, hearing: _Hearing) -> str | None:
+    """Why densities are not evaluated with all of very many rows, or None."""
+    written, meter = program.written, hearing.meter
+    one = {name: value[:1] for name, value in source.draws.items()}
+    position = program.unconstrain(one)
+    if np.isfinite(position).all():
+        evaluate = meter.of(written.evaluate)
+        evaluate(position)
+        began = time.perf_counter()  # the second compiles nothing
+        evaluate(position)
+        each = (time.perf_counter() - began) / WIDTH
+    else:
+        each = math.inf
+    figures = policy.Program(
+        written.dim, False, each, 0.0, seconds_with_all_rows=each * written.times_all_rows
+    )
+    wanted = policy.Wanted(CHECK_ESS, True, meter.seconds - meter.elapsed)
+    return policy.rows_refused(policy.Evidence(figures, wanted))
 
 
 def rounding_noise(

@@ -29,7 +29,7 @@ from ppl_ext.fit.problem import Problem
 from ppl_ext.fit.verdict import SiteFigures, Verdict
 from ppl_ext.start.search import InPieces
 from tests.backends import from_zoo
-from tests.fit.test_fit import fit_of
+from tests.fit.test_fit import fit_of, rows_of_a_normal
 
 DIM = 5
 NAMES = [f"x[{k}]" for k in range(DIM)]
@@ -266,7 +266,7 @@ def test_chains_that_could_not_tell_are_said() -> None:
 
 
 def test_what_cannot_be_afforded_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is evaluated of huge programs and of batches, and a small budget is kept."""
+    """Nothing is evaluated of huge programs, or with too many rows; a small budget is kept."""
     generator = np.random.default_rng(12)
 
     def never(*_: Any) -> Any:
@@ -275,11 +275,14 @@ def test_what_cannot_be_afforded_is_not_tried(monkeypatch: pytest.MonkeyPatch) -
     source = Source("draws", "draws", {"x": right(generator, 400)})
     given: dict[str, Any] = {"progress_bar": False, "reference": lambda: never(0)}
     said: dict[str, Any] = {"predictions": lambda: "Held-out rows: fine."}
-    batch = program(never)
-    batch.written = replace(batch.written, of_all_rows=InPieces(never))
+    batch = program()
+    batch.written = replace(batch.written, of_all_rows=InPieces(never), times_all_rows=1e12)
     verdict = check(source, batch, generator, **given, **said)
-    assert verdict.level == "approximate" and not verdict.trusted and verdict.evaluations == 0
-    assert "rows" in verdict.reasons[0] and "Held-out rows: fine." in verdict.reasons
+    assert verdict.level == "approximate" and not verdict.trusted and verdict.evaluations < 40
+    assert (
+        "with all rows a search would take" in verdict.reasons[0]
+        and "Held-out rows: fine." in verdict.reasons
+    )
     monkeypatch.setattr(module, "MOST_COORDINATES", 4)
     verdict = check(source, program(never), generator, **given)
     assert verdict.level == "approximate" and "too many" in verdict.reasons[0]
@@ -289,6 +292,20 @@ def test_what_cannot_be_afforded_is_not_tried(monkeypatch: pytest.MonkeyPatch) -
     verdict = check(source, program(), generator, budget=5_000, **given)
     assert not verdict.trusted and verdict.level == "approximate" and verdict.evaluations < 6_000
     assert "budget" in verdict.reasons[0]
+
+
+def test_many_rows_are_all_taken_where_there_is_time(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppl_ext.start.search.MOST_ROWS", 400)
+    model, y, mean, deviation = rows_of_a_normal(backend)
+    exact = mean + deviation * np.random.default_rng(1).normal(size=2_000)
+    key = () if backend.is_pyro else (backend.key(6),)
+    found = backend.public.check(*key, {"mean": exact}, model, y, progress_bar=False)
+    assert found.trusted
+    shifted = {"mean": exact + 0.4 * deviation}
+    found = backend.public.check(*key, shifted, model, y, progress_bar=False)
+    assert found.level == "not trusted"
 
 
 def test_a_program_is_checked(backend: Any) -> None:
