@@ -24,6 +24,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "time Newton steps and Gauss-Newton matrices, write out/",
     ),
     "demo": ("benchmarks.demo", "fit three models on both backends, compare with NUTS, write out/"),
+    "discrete": (
+        "benchmarks.discrete",
+        "programs with discrete latent sites: gradients, fits and large data, write out/",
+    ),
     "first-result": (
         "benchmarks.first_result",
         "how long the first answer takes, beside SVI and NUTS, write out/",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from jaxtyping import Float, Int
@@ -30,6 +30,10 @@ class BoundModelShell(ABC, Generic[Array]):
         add to it.
     local_sites, observed_sites : tuple of str
         Latent sites inside a subsampled plate, and observed sites other than factors.
+    enumerated : tuple of str
+        Discrete latent sites, which are summed out.
+    nesting : int
+        Plates that are open at once, at most.
     held
         Values of parameters, and in NumPyro of ``mutable`` sites.
     """
@@ -41,6 +45,8 @@ class BoundModelShell(ABC, Generic[Array]):
     local_sites: tuple[str, ...]
     observed_sites: tuple[str, ...]
     held: Any
+    enumerated: tuple[str, ...] = field(default=(), kw_only=True)
+    nesting: int = field(default=0, kw_only=True)
 
     @property
     def parameter_sites(self) -> tuple[str, ...]:

@@ -69,6 +69,7 @@ EFFECT_MODULES = {
 # Files that one package has and the other need not, with the reason.
 ONE_SIDED = {
     "pyro_ext/density/graph.py": "JAX traces by itself; torch needs a traced graph",
+    "pyro_ext/density/log_einsum.py": "funsor has sums of logarithms with gradients that JAX takes",
     "pyro_ext/density/simplify.py": "XLA simplifies by itself; a traced graph is replayed as it is",
     "pyro_ext/density/numpy_graph.py": "XLA makes one program of a graph, however small",
     "pyro_ext/score/regression/small.py": "XLA makes one program of a step, however small",

@@ -159,6 +159,8 @@ def model(x, y):
         numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 """,
     },
+    ("discrete", "px"): {},
+    ("discrete", "nx"): {},
     ("fit", "nx"): {},
     ("warm-chains", "px"): {0: WHOLE["px"]},
     ("warm-chains", "nx"): {0: WHOLE["nx"]},

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 from numpyro import handlers
 
-from numpyro_ext.density.bound_model import BoundModel, prior_and_likelihood
+from numpyro_ext.density.bound_model import BoundModel
 from numpyro_ext.density.check import closure_error, raise_row_mismatch, structure_of_model
 from numpyro_ext.density.fingerprint import check_repeatable, fingerprint
 from numpyro_ext.density.first_run import InitStrategy, Structure
@@ -22,14 +22,17 @@ from numpyro_ext.density.handlers import (
     KeyRecorder,
     PlateRecorder,
     Trace,
-    run_trace,
     unconstraining,
 )
 from numpyro_ext.density.index_use import index_use
 from numpyro_ext.density.layout import Data, DataPlate, Indices
 from ppl_ext.density import check_call
+from ppl_ext.discrete import enumeration_error, steering_error
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 from ppl_ext.fingerprint import Fingerprint
+
+#: What JAX says where Python asks an array of many values for one.
+_ONE_VALUE = ("truth value of an array", "Only scalar arrays", "Only integer scalar arrays")
 
 #: Kinds of arguments whose programs are remembered.
 MAX_PROGRAMS = 256
@@ -78,7 +81,7 @@ class Arguments:
         ModelCheckError
             The density cannot be traced either way.
         """
-        errors = (TypeError, ValueError, IndexError, AssertionError)
+        errors = (TypeError, ValueError, IndexError, AssertionError, NotImplementedError)
         try:
             self._look_twice(data)
         except ModelCheckError:
@@ -170,7 +173,7 @@ class Arguments:
         bound = self.bound
 
         def look(position: Array, data: Data) -> tuple[Array, Array]:
-            return prior_and_likelihood(run(position, data, bound.first_rows()), bound.dtype)
+            return bound.prior_and_likelihood(run(position, data, bound.first_rows()))
 
         jax.eval_shape(look, jax.ShapeDtypeStruct((bound.layout.dim,), bound.dtype), data)
 
@@ -201,6 +204,11 @@ class Arguments:
                 f"The model needs the concrete value of a latent site ({text}). Shapes, loop "
                 "lengths and Python conditions may only depend on the model's arguments."
             )
+        if self.bound.enumerated:
+            if any(words in text for words in _ONE_VALUE):
+                return steering_error(self.bound.enumerated, "jnp.where", text)
+            indexing = "numpyro.ops.indexing.Vindex(array)[..., z]"
+            return enumeration_error(self.bound.enumerated, indexing, error)
         return error
 
     def as_evaluated(self, data: Data) -> Data:
@@ -275,7 +283,7 @@ class Arguments:
 
         def log_joint(rows: Indices, position: Array, data: Data) -> tuple[Array, Array]:
             trace = bound.trace(position, data, {**bound.first_rows(), **rows}, sizes)
-            return prior_and_likelihood(trace, bound.dtype)
+            return bound.prior_and_likelihood(trace)
 
         rows = {name: np.arange(count) for name, (_, count) in plates.items()}
         position = jax.ShapeDtypeStruct((bound.layout.dim,), bound.dtype)
@@ -290,7 +298,7 @@ class Arguments:
             values = bound.layout.split(position)
             substitution = unconstraining(values, rows, set(), bound.observed_sites)
             model = handlers.substitute(recorder, substitute_fn=substitution)
-            return run_trace(model, data.args, data.kwargs)
+            return bound.run(model, data)
 
         self._trace(run, data)
         return recorder

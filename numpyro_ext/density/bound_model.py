@@ -13,6 +13,7 @@ from jax import Array
 from jaxtyping import Float, Int
 from numpyro import handlers
 
+from numpyro_ext.density.enumeration import enumerated_trace, log_marginal, summed_sites
 from numpyro_ext.density.handlers import (
     FixedKey,
     PlateControl,
@@ -78,7 +79,7 @@ class BoundModel(BoundModelShell[Array]):
         values = self.layout.split(position)
         substitution = unconstraining(values, indices, seen, self.observed_sites)
         model = handlers.substitute(self.controlled(indices, sizes), substitute_fn=substitution)
-        trace = run_trace(model, data.args, data.kwargs)
+        trace = self.run(model, data)
         missing = [name for name in self.layout.names if name not in seen]
         if missing:
             raise ModelCheckError(
@@ -88,6 +89,30 @@ class BoundModel(BoundModelShell[Array]):
                 "control flow."
             )
         return trace
+
+    def prior_and_likelihood(self, trace: Trace) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """Log prior and log likelihood of a trace, scales, masks and Jacobians applied.
+
+        Factors that are summed over discrete latent sites belong to the likelihood.
+        """
+        summed = summed_sites(trace) if self.enumerated else {}
+        prior = likelihood = jnp.zeros((), self.dtype)
+        for name, site in trace.items():
+            if site["type"] != "sample" or name in summed:
+                continue
+            if belongs_to_prior(site):
+                prior = prior + site_log_prob(site)
+            else:
+                likelihood = likelihood + site_log_prob(site)
+        if summed:
+            likelihood = likelihood + log_marginal(summed).astype(self.dtype)
+        return prior, likelihood
+
+    def run(self, model: Callable[..., Any], data: Data) -> Trace:
+        """The trace of this model under handlers, discrete latent sites with all their values."""
+        if self.enumerated:
+            return enumerated_trace(model, data.args, data.kwargs, self.nesting)
+        return run_trace(model, data.args, data.kwargs)
 
     def unconstrained(self, trace: Trace) -> Float[Array, " D"]:
         """The flat position of a trace.
@@ -136,16 +161,3 @@ class BoundModel(BoundModelShell[Array]):
             everything = rows.shape[-1] == self.plates[name].size
             checked[name] = jnp.sort(rows) if everything else rows
         return checked
-
-
-def prior_and_likelihood(trace: Trace, dtype: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Log prior and log likelihood of a trace, scales, masks and Jacobians applied."""
-    prior = likelihood = jnp.zeros((), dtype)
-    for site in trace.values():
-        if site["type"] != "sample":
-            continue
-        if belongs_to_prior(site):
-            prior = prior + site_log_prob(site)
-        else:
-            likelihood = likelihood + site_log_prob(site)
-    return prior, likelihood

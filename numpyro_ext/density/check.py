@@ -21,6 +21,7 @@ from numpyro import distributions as dist
 from numpyro import handlers
 from numpyro.infer.util import helpful_support_errors
 
+from numpyro_ext.density.enumeration import check_funsor
 from numpyro_ext.density.first_run import (
     FirstRun,
     InitStrategy,
@@ -34,6 +35,7 @@ from numpyro_ext.density.handlers import (
     OneRow,
     PlateControl,
     Trace,
+    is_enumerated,
     is_latent,
     run_trace,
     site_log_prob,
@@ -43,6 +45,7 @@ from numpyro_ext.density.index_use import index_use
 from numpyro_ext.density.layout import Data, Indices
 from ppl_ext.arguments import nonfinite_arguments
 from ppl_ext.density import check_not_empty
+from ppl_ext.discrete import check_plated, infinite_support_error, only_discrete_error
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 from ppl_ext.process import swapped
 
@@ -126,6 +129,8 @@ def structure_of_model(
             observed = {name: run.trace[name]["value"] for name in structure.observed_sites}
             check_not_empty({name: jnp.size(value) for name, value in observed.items()})
         if checked and not structure.layout.dim:
+            if structure.enumerated:
+                raise only_discrete_error(engine, structure.enumerated)
             raise ModelCheckError(
                 f"{engine} found no latent variables; every sample site is observed or has no "
                 "entries. Add a latent numpyro.sample site, for example a prior over a parameter "
@@ -232,9 +237,8 @@ def raise_first_error(
             "'with numpyro.plate(...) as indices:' and write the body for whole arrays, or "
             "numpyro.contrib.control_flow.scan for steps that depend on each other."
         ) from error
-    discrete = "Continuous inference cannot handle" in text
-    if isinstance(error, ValueError) and discrete:
-        raise ModelCheckError(f"{text} {_support_advice(text)}".rstrip()) from error
+    if isinstance(error, ValueError) and "Continuous inference cannot handle" in text:
+        raise ModelCheckError(text) from error
     if run.plates.sizes and isinstance(error, ValueError | TypeError | IndexError):
         raise_row_mismatch(model, data, error, init_strategy)
     if run.plates.requested and isinstance(error, ValueError | TypeError | IndexError):
@@ -363,16 +367,6 @@ def _check_networks(run: FirstRun) -> None:
             ) from run.error
 
 
-def _support_advice(text: str) -> str:
-    if "discrete" in text:
-        return (
-            "Sum the site out by hand (for example dist.MixtureSameFamily in place of a mixture "
-            "indicator), replace it by a continuous relaxation, or use NumPyro's DiscreteHMCGibbs "
-            "or enumeration."
-        )
-    return ""
-
-
 def _check_support(site: dict[str, Any]) -> None:
     name, fn = site["name"], site["fn"]
     base = fn
@@ -384,12 +378,11 @@ def _check_support(site: dict[str, Any]) -> None:
             "this value to the trace instead."
         )
     if fn.support is not None and fn.support.is_discrete:
-        text = f"Continuous inference cannot handle discrete sample site '{name}'."
-        raise ModelCheckError(f"{text} {_support_advice(text)}")
+        raise infinite_support_error(name, type(base).__name__)
     try:
         transform_of(site)
     except ValueError as error:
-        raise ModelCheckError(f"{error} {_support_advice(str(error))}".rstrip()) from error
+        raise ModelCheckError(str(error)) from error
     except NotImplementedError as error:
         raise ModelCheckError(
             f"Sample site '{name}' has support {fn.support!r}, for which NumPyro has no map from "
@@ -404,6 +397,10 @@ def _check_supports(run: FirstRun) -> None:
     for site in run.trace.values():
         if is_latent(site):
             _check_support(site)
+        elif is_enumerated(site):
+            check_funsor(site["name"])
+            if not site.get("_control_flow_done", False):
+                check_plated(site["name"], site["fn"].batch_shape, site["cond_indep_stack"])
 
 
 def _check_scans(run: FirstRun) -> None:
@@ -494,7 +491,8 @@ def resolve_plates(
     def log_joint(indices: Indices, latents: dict[str, Array], data: Data) -> Array:
         values = {**structure.held, **latents}
         controlled = PlateControl(handlers.substitute(FixedKey(model), data=values), indices, sizes)
-        trace = run_trace(controlled, data.args, data.kwargs)
+        # Discrete sites take any values: which rows are looked up does not depend on them.
+        trace = run_trace(handlers.seed(controlled, jax.random.key(0)), data.args, data.kwargs)
         terms = [site_log_prob(site) for site in trace.values() if site["type"] == "sample"]
         return jnp.stack([jnp.asarray(term, float) for term in terms])
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float
 
-from numpyro_ext.density.bound_model import BoundModel, prior_and_likelihood
+from numpyro_ext.density.bound_model import BoundModel
 from numpyro_ext.density.layout import Data, Indices
 from ppl_ext.density import Score, ScoreParts, tempered
 from ppl_ext.errors import ArgumentError
@@ -39,7 +39,7 @@ class Evaluation:
         self, data: Data, indices: Indices, position: Float[Array, " D"]
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Log prior and log likelihood at one position."""
-        return prior_and_likelihood(self.bound.trace(position, data, indices), position.dtype)
+        return self.bound.prior_and_likelihood(self.bound.trace(position, data, indices))
 
     def log_density(
         self, data: Data, indices: Indices, position: Float[Array, " D"]

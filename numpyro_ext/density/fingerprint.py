@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from numpyro_ext.density.bound_model import BoundModel, prior_and_likelihood
+from numpyro_ext.density.bound_model import BoundModel
 from numpyro_ext.density.handlers import Trace, is_observation
 from numpyro_ext.density.layout import Data, Indices
 from ppl_ext.fingerprint import Digest, Fingerprint, check_repeats, digest_of
@@ -79,7 +79,7 @@ def fingerprint(bound: BoundModel, data: Data) -> Fingerprint | None:
     """What the model computes now, of arguments of this form; None while it is traced itself."""
 
     def density(position: Array, data: Data, rows: Indices) -> tuple[Array, Array]:
-        return prior_and_likelihood(bound.trace(position, data, rows), bound.dtype)
+        return bound.prior_and_likelihood(bound.trace(position, data, rows))
 
     position = jax.ShapeDtypeStruct((bound.layout.dim,), bound.dtype)
     program = jax.make_jaxpr(density)(position, data, bound.first_rows())

@@ -28,6 +28,7 @@ from numpyro_ext.density.handlers import (
     Trace,
     belongs_to_prior,
     handling,
+    is_enumerated,
     is_latent,
     is_observation,
     site_log_prob,
@@ -152,6 +153,10 @@ class Structure:
         Observed sites other than factors.
     has_likelihood : bool
         Whether there are observed sites or factors inside a plate.
+    enumerated : tuple of str
+        Discrete latent sites, which are summed out.
+    nesting : int
+        Plates that are open at once, at most.
     held : dict
         Values of ``param`` and ``mutable`` sites.
     states : tuple of str
@@ -169,6 +174,8 @@ class Structure:
     batch_plates: dict[str, DataPlate] = field(default_factory=dict)
     latent_values: dict[str, jax.ShapeDtypeStruct] = field(default_factory=dict)
     has_likelihood: bool = True
+    enumerated: tuple[str, ...] = ()
+    nesting: int = 0
 
 
 def structure_of(run: FirstRun) -> Structure:
@@ -220,6 +227,12 @@ def structure_of(run: FirstRun) -> Structure:
         latent_values=latent_values,
         has_likelihood=any(
             site["type"] == "sample" and not belongs_to_prior(site) for site in run.trace.values()
+        ),
+        enumerated=tuple(name for name, site in run.trace.items() if is_enumerated(site)),
+        nesting=max(
+            0,
+            *(-dim for dim in dims.values() if dim is not None),
+            *(len(s["fn"].batch_shape) for s in run.trace.values() if s["type"] == "sample"),
         ),
     )
 

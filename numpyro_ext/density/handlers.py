@@ -159,6 +159,35 @@ class KeyRecorder(Messenger):
         self.met |= msg["type"] == "prng_key"
 
 
+class WithoutDiscrete(Messenger):
+    """Hides discrete latent sites, at some values, and what is observed where there are any.
+
+    So a host guide sees the continuous sites alone. Whether it starts where the density is finite
+    is for the target to say, which sums the discrete sites out.
+    """
+
+    met = False
+
+    def __enter__(self) -> WithoutDiscrete:
+        self.met = False
+        entered: WithoutDiscrete = super().__enter__()
+        return entered
+
+    def process_message(self, msg: Site) -> None:
+        """Hide a site."""
+        if msg["type"] != "sample":
+            return
+        if is_enumerated(msg):
+            self.met = True
+            msg["stop"] = True
+            if msg["value"] is None:
+                msg["value"] = msg["fn"].sample(
+                    random.key(0), msg["kwargs"].get("sample_shape", ())
+                )
+        elif self.met and msg["is_observed"]:
+            msg["stop"] = True
+
+
 def missing_observations(name: str) -> ArgumentError:
     """The error for a site that was observed at set-up and is not in a later call."""
     return ArgumentError(
@@ -169,7 +198,18 @@ def missing_observations(name: str) -> ArgumentError:
 
 
 def is_latent(site: Site) -> bool:
-    """Whether a trace entry is a latent sample site."""
+    """Whether a trace entry is a latent sample site that has a position."""
+    return _is_unobserved(site) and not is_enumerated(site)
+
+
+def is_enumerated(site: Site) -> bool:
+    """Whether a trace entry is a latent site with finitely many values, which are summed over."""
+    if not _is_unobserved(site) or site["fn"].support is None:
+        return False
+    return bool(site["fn"].support.is_discrete and site["fn"].has_enumerate_support)
+
+
+def _is_unobserved(site: Site) -> bool:
     return site["type"] == "sample" and not site["is_observed"]
 
 

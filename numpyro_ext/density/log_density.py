@@ -36,6 +36,7 @@ from numpyro_ext.density.start import Attempt, StartingPositions, numbers_of_key
 from numpyro_ext.density.sweep import sum_over_rows
 from numpyro_ext.programs import Program
 from ppl_ext.arguments import check_callable
+from ppl_ext.discrete import check_curvature
 from ppl_ext.errors import ArgumentError
 from ppl_ext.log_density import LogDensityShell, warn_of_held_parameters
 from ppl_ext.options import check_count
@@ -142,6 +143,8 @@ class LogDensity(LogDensityShell[Array, Data]):
             structure.local_sites,
             structure.observed_sites,
             structure.held,
+            enumerated=structure.enumerated,
+            nesting=structure.nesting,
         )
         self._assemble(Arguments(bound, self.init_strategy).traced_or_constant(data))
         self._check_options(structure.has_likelihood)
@@ -294,12 +297,14 @@ class LogDensity(LogDensityShell[Array, Data]):
 
         There is no ``vmap`` inside: the caller adds its own.
         """
+        check_curvature(self.bound.enumerated)
         trace = self._trace(z, data, indices)
         return {name: output_of(site) for name, site in trace.items() if is_observation(site)}
 
     def likelihood_factors(
         self, z: Float[Array, " D"], data: Data, indices: Mapping[str, Array] | None = None
     ) -> tuple[str, ...]:
+        check_curvature(self.bound.enumerated)
         trace = self._trace(z, data, indices)
         return tuple(
             name

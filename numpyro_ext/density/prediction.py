@@ -20,7 +20,7 @@ from numpyro.distributions import (
 )
 from numpyro.primitives import Messenger
 
-from numpyro_ext.density.handlers import Site, is_latent
+from numpyro_ext.density.handlers import Site, is_enumerated, is_latent
 from numpyro_ext.density.outputs import joint_mask, unwrap
 from ppl_ext.outputs import prediction_terms
 
@@ -34,22 +34,28 @@ class ObserveMissing(Messenger):
     ----------
     missing : list of str
         Those sites, in the order in which they were met.
+    finite : list of str
+        Those of them with finitely many values, which may be discrete latent sites.
     """
 
     def __init__(self, fn: Callable[..., Any], given: Collection[str]) -> None:
         self.given = frozenset(given)
         self.missing: list[str] = []
+        self.finite: list[str] = []
         super().__init__(fn)
 
     def process_message(self, msg: Site) -> None:
         """Observe a site for which nobody has a value."""
-        if msg["type"] != "sample" or not is_latent(msg) or msg["value"] is not None:
+        latent = is_latent(msg) or is_enumerated(msg)
+        if not latent or msg["value"] is not None:
             return
         name = msg["name"]
         if name in self.given:
             return
         if name not in self.missing:
             self.missing.append(name)
+            if is_enumerated(msg):
+                self.finite.append(name)
         msg["value"] = msg["fn"].sample(random.key(0), msg["kwargs"].get("sample_shape", ()))
         msg["is_observed"] = True
 

@@ -19,10 +19,17 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.primitives import Messenger
 
+from numpyro_ext.density.enumeration import (
+    RowTerms,
+    log_likelihood_of_rows,
+    posterior_values,
+)
 from numpyro_ext.density.handlers import (
     FixedKey,
     PlateControl,
     Site,
+    Trace,
+    is_enumerated,
     is_factor,
     is_latent,
     is_observation,
@@ -36,6 +43,7 @@ from numpyro_ext.density.prediction import prediction_of
 from numpyro_ext.programs import Program
 from ppl_ext.diagnostics.replay import (
     DATA_CHUNK,
+    DISCRETE,
     DRAW_CHUNK,
     GROUPS,
     PASS_ALL_ROWS,
@@ -51,6 +59,7 @@ from ppl_ext.diagnostics.replay import (
     plates_of_axes,
 )
 from ppl_ext.documented import documented
+from ppl_ext.options import check_choice
 
 # Folded into a key, so that new observations have not the numbers of draws with the same key. With
 # JAX's default setting ``fold_in(key, 1)`` is ``split(key)[1]``: a small number would not do.
@@ -107,11 +116,13 @@ def _new_observation(site: Site, rng_key: jax.Array) -> jax.Array:
     return value
 
 
-def _setting(values: Mapping[str, jax.Array], indices: dict[str, Any]) -> Callable[[Site], Any]:
+def _setting(
+    values: Mapping[str, jax.Array], indices: dict[str, Any], enumerated: bool
+) -> Callable[[Site], Any]:
     """A ``substitute_fn`` that sets latent sites to constrained values at full length."""
 
     def substitute(site: Site) -> jax.Array | None:
-        if not is_latent(site):
+        if not is_latent(site) and not (is_enumerated(site) and site["name"] in values):
             return None
         if site["name"] not in values:
             raise missing_observations(site["name"])
@@ -123,7 +134,8 @@ def _setting(values: Mapping[str, jax.Array], indices: dict[str, Any]) -> Callab
             if frame.name in indices:
                 axis = frame.dim - fn.event_dim
                 value = jnp.take(value, indices[frame.name], axis=axis, mode="clip")
-        if step is None:
+        # With all values of a discrete site a distribution has more dimensions than its site.
+        if step is None and not enumerated:
             own = (*site["kwargs"].get("sample_shape", ()), *fn.shape())
             check_draw_shape(site["name"], jnp.shape(value), own)
         return value
@@ -159,14 +171,15 @@ def _run(
     values: Mapping[str, jax.Array],
     indices: dict[str, Any],
     resample: Any = None,
+    prior: Any = None,
 ) -> dict[str, Site]:
-    """Trace of the model with its latent sites at ``values`` and these rows of its plates."""
-    # Always part of a program that is traced: as NumPy arrays they compile nothing by themselves.
-    indices = {name: jnp.asarray(rows) for name, rows in indices.items()}
-    held = handlers.substitute(FixedKey(target.model), data=target.held)
-    sizes = {name: plate.size for name, plate in target.plates.items()}
-    model = _FirstRows(PlateControl(held, indices, sizes))
-    model = handlers.substitute(model, substitute_fn=_setting(values, indices))
+    """Trace of the model with its latent sites at ``values`` and these rows of its plates.
+
+    Discrete latent sites without values come from their prior, by the key ``prior``.
+    """
+    model = _model_at(target, values, indices, False)
+    if target.bound.enumerated:
+        model = handlers.seed(model, random.key(0) if prior is None else prior)
     if resample is None:
         return run_trace(model, data.args, data.kwargs)
     outer = _Resample(model, resample)
@@ -178,12 +191,39 @@ def _run(
     return trace
 
 
+def _run_enumerated(
+    target: LogDensity, data: Data, values: Mapping[str, jax.Array], indices: dict[str, Any]
+) -> Trace:
+    """The same with all values of discrete latent sites at once."""
+    return target.bound.run(_model_at(target, values, indices, True), data)
+
+
+def _model_at(
+    target: LogDensity,
+    values: Mapping[str, jax.Array],
+    indices: dict[str, Any],
+    enumerated: bool,
+) -> Callable[..., Any]:
+    """The model with its latent sites at ``values`` and these rows of its plates."""
+    # Always part of a program that is traced: as NumPy arrays they compile nothing by themselves.
+    indices = {name: jnp.asarray(rows) for name, rows in indices.items()}
+    held = handlers.substitute(FixedKey(target.model), data=target.held)
+    sizes = {name: plate.size for name, plate in target.plates.items()}
+    model = _FirstRows(PlateControl(held, indices, sizes))
+    set_model: Callable[..., Any] = handlers.substitute(
+        model, substitute_fn=_setting(values, indices, enumerated)
+    )
+    return set_model
+
+
 def _kind(site: Site) -> str | None:
     if site["type"] == "deterministic":
         return "deterministic" if hasattr(site["value"], "shape") else None
     if site["type"] != "sample" or is_factor(site):
         return None
-    return "observed" if site["is_observed"] else "latent"
+    if site["is_observed"]:
+        return "observed"
+    return "discrete" if is_enumerated(site) else "latent"
 
 
 def _value_shape(site: Site) -> tuple[int, ...]:
@@ -210,12 +250,20 @@ def _shapes(
             if kind is None:
                 continue
             shape, frames = _value_shape(site), site["cond_indep_stack"]
+            for frame in frames:
+                # Plates inside scan are not in the trace.
+                plates.setdefault(frame.name, frame.size)
             event_dim = site["fn"].event_dim if site["type"] == "sample" else None
             shapes = SiteShapes(kind, shape, plates_of_axes(shape, event_dim, frames))
             if kind == "observed":
                 shapes.batch_shape = tuple(jnp.shape(site["fn"].log_prob(site["value"])))
                 shapes.batch_plates = plates_of_axes(shapes.batch_shape, 0, frames)
             found[name] = shapes
+        if target.bound.enumerated:
+            trace = _run_enumerated(target, data, values, indices)
+            for name, terms in log_likelihood_of_rows(trace).items():
+                shapes = found.setdefault(name, SiteShapes("marginal", (), []))
+                shapes.sum_out(tuple(terms.values.shape), terms.axes)
 
     jax.eval_shape(look, values, data)
     return found, plates
@@ -252,6 +300,7 @@ def replay(
     data: Data,
     *,
     groups: Collection[str] = GROUPS,
+    discrete: str = "sample",
     all_rows: bool = True,
     draw_chunk: int | None = None,
     data_chunk: int | None = None,
@@ -259,6 +308,7 @@ def replay(
 ) -> Replay:
     """Run the model at every draw, on all rows of its data."""
     check_draws(target.layout.names, draws)
+    check_choice("discrete", discrete, DISCRETE)
     # The draws leave the device once, and go back in chunks of one size.
     values = {name: np.asarray(draws[name]) for name in target.layout.names}
     one = {name: value[0] for name, value in values.items()}
@@ -271,7 +321,8 @@ def replay(
     if groups:
         key = random.key(0) if rng_key is None else rng_key
         rows = data_chunk or target.data_chunk or DATA_CHUNK
-        _record(recorder, target, data, values, draw_chunk or DRAW_CHUNK, rows, key)
+        most = discrete == "most probable"
+        _record(recorder, target, data, values, draw_chunk or DRAW_CHUNK, rows, key, most)
     return recorder.replayed(sizes)
 
 
@@ -283,6 +334,7 @@ def _record(
     draw_chunk: int,
     data_chunk: int,
     rng_key: jax.Array,
+    most: bool,
 ) -> None:
     num_draws = len(next(iter(values.values())))
     # Chunks of one size, for which one program is compiled: the last is filled up.
@@ -290,7 +342,7 @@ def _record(
     observed = tuple(site.name for site in recorder.observed_sites)
     deterministic = tuple(site.name for site in recorder.deterministic_sites)
     quick = is_quick(num_draws, target, data)
-    run = _compiled_chunk(target, recorder.groups, observed, deterministic, quick)
+    run = _compiled_chunk(target, recorder.groups, observed, deterministic, quick, most)
     for chunk, (_, rows) in enumerate(target.sweep(data_chunk)):
         places_of_rows = {name: np.asarray(places) for name, places in rows.items()}
         for start in range(0, num_draws if recorder.per_draw else 1, size):
@@ -337,6 +389,7 @@ def _compiled_chunk(
     observed: tuple[str, ...],
     deterministic: tuple[str, ...],
     quick: bool,
+    most: bool,
 ) -> Program:
     """What is wanted at some draws, and the observations, on one chunk of rows."""
     # New values of an observed site change what the model computes after it.
@@ -345,16 +398,31 @@ def _compiled_chunk(
     def at_draw(
         values: Mapping[str, jax.Array], key: jax.Array, data: Data, indices: dict[str, Any]
     ) -> Computed:
-        trace = _run(target, data, values, indices)
+        trace = _run(target, data, values, indices, prior=random.fold_in(key, 1))
+        # Of sites with a likelihood of their own; of others in ``marginals``.
+        marginals: dict[str, RowTerms] = {}
+        given = trace
+        enumerated = target.bound.enumerated
+        if enumerated and groups & {"log_likelihood", "discrete", "deterministic"}:
+            every = _run_enumerated(target, data, values, indices)
+        if enumerated and "log_likelihood" in groups:
+            marginals = log_likelihood_of_rows(every)
+        if enumerated and ("discrete" in groups or deterministic):
+            shapes = {name: tuple(trace[name]["value"].shape) for name in enumerated}
+            chosen = posterior_values(every, shapes, None if most else random.fold_in(key, 2))
+            given = _run(target, data, {**values, **chosen}, indices)
         computed: Computed = {
-            "deterministic": {name: trace[name]["value"] for name in deterministic},
+            "deterministic": {name: given[name]["value"] for name in deterministic},
+            "discrete": {name: given[name]["value"] for name in enumerated if "discrete" in groups},
+            "log_likelihood": {name: terms.values for name, terms in marginals.items()},
             _OUTSIDE: {name: _is_outside(trace[name]) for name in target.layout.names},
         }
         for name in observed:
             site = trace[name]
-            if "log_likelihood" in groups:
+            together = any(name in terms.sites for terms in marginals.values())
+            if "log_likelihood" in groups and not together:
                 log_prob = site["fn"].log_prob(site["value"])
-                computed.setdefault("log_likelihood", {})[name] = log_prob
+                computed["log_likelihood"][name] = log_prob
             if "prediction" in groups:
                 for term, value in prediction_of(site).items():
                     computed.setdefault(term, {})[name] = value

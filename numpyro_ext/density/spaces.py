@@ -10,7 +10,6 @@ from jaxtyping import Float
 from numpyro import handlers
 
 from numpyro_ext.density.bound_model import BoundModel
-from numpyro_ext.density.handlers import run_trace
 from numpyro_ext.density.layout import Data
 
 
@@ -23,7 +22,7 @@ def constrain(bound: BoundModel, data: Data, position: Float[Array, " D"]) -> di
 def unconstrain(bound: BoundModel, data: Data, values: Mapping[str, Array]) -> Float[Array, " D"]:
     """The flat position of latent sites in their supports."""
     model = handlers.substitute(bound.controlled(bound.rows_for_values()), data=dict(values))
-    return bound.unconstrained(run_trace(model, data.args, data.kwargs))
+    return bound.unconstrained(bound.run(model, data))
 
 
 def check_values(bound: BoundModel, values: Mapping[str, Array]) -> dict[str, Array]:

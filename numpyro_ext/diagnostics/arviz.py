@@ -84,6 +84,7 @@ def to_arviz(
     observed_data: bool = True,
     sample_stats: bool = True,
     constant_data: Mapping[str, Any] | bool = True,
+    discrete: str | None = None,
     losses: Any = None,
     result: RunResult | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
@@ -130,7 +131,10 @@ def to_arviz(
         target,
         draws,
         data,
-        groups=groups_to_replay(posterior_predictive, log_likelihood, observed_data, constant_data),
+        groups=groups_to_replay(
+            posterior_predictive, log_likelihood, observed_data, constant_data, discrete
+        ),
+        discrete=discrete or "sample",
         draw_chunk=draw_chunk,
         data_chunk=data_chunk,
         rng_key=key,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,11 @@ import numpy as np
 from numpyro_ext.density.prediction import ObserveMissing
 from numpyro_ext.density.replay import replay
 from numpyro_ext.diagnostics.fit import target_of_model
-from ppl_ext.diagnostics.predictive_data import PREDICTIVE_DOCUMENTATION, predicted_site
+from ppl_ext.diagnostics.predictive_data import (
+    PREDICTIVE_DOCUMENTATION,
+    discrete_latents,
+    predicted_site,
+)
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.documented import documented
 from ppl_ext.options import check_count
@@ -52,9 +56,17 @@ def predictive_distribution(
         check_count(name, chunk, optional=True)
     draws = {name: np.asarray(value) for name, value in draws.items()}
     check_numbers_of_draws(draws)
-    observing = ObserveMissing(model, draws)
-    target, data = target_of_model(
-        observing, args, kwargs, held=params, all_rows=False, owner="predictive_distribution"
-    )
+
+    def observed(given: Collection[str]) -> tuple[Any, Any, ObserveMissing]:
+        observing = ObserveMissing(model, given)
+        found = target_of_model(
+            observing, args, kwargs, held=params, all_rows=False, owner="predictive_distribution"
+        )
+        return *found, observing
+
+    target, data, observing = observed(draws)
+    latents = discrete_latents(site, target.observed_sites, observing.finite)
+    if latents:
+        target, data, observing = observed({*draws, *latents})
     at_draws = partial(replay, target, data=data, draw_chunk=draw_chunk, data_chunk=data_chunk)
     return predicted_site(site, target, observing.missing, draws, at_draws)

@@ -23,7 +23,7 @@ from numpyro.distributions.transforms import Transform
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.primitives import Messenger
 
-from numpyro_ext.density.handlers import handling
+from numpyro_ext.density.handlers import WithoutDiscrete, handling
 from numpyro_ext.density.layout import Data
 from numpyro_ext.programs import Program
 
@@ -86,8 +86,13 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data) -> None:
 
 
 def _host_set_up(guide: AutoGuide, rng_key: Array, data: Data) -> None:
-    with handling(), handlers.seed(rng_seed=rng_key):
-        guide._setup_prototype(*data.args, **data.kwargs)
+    model = guide.model
+    guide.model = WithoutDiscrete(model)
+    try:
+        with handling(), handlers.seed(rng_seed=rng_key):
+            guide._setup_prototype(*data.args, **data.kwargs)
+    finally:
+        guide.model = model
 
 
 class _OrderOfTrace(AutoGuide):

@@ -18,8 +18,9 @@ from ppl_ext.diagnostics.inference_data import (
     leading_plate,
     named_arguments,
 )
-from ppl_ext.diagnostics.replay import Replay, told_of_outside
+from ppl_ext.diagnostics.replay import DISCRETE, Replay, told_of_outside
 from ppl_ext.errors import ArgumentError, DivergenceWarning
+from ppl_ext.options import check_choice
 
 Array = NDArray[Any]
 Group = dict[str, Variable]
@@ -48,6 +49,11 @@ ARVIZ_DOCUMENTATION = """
     posterior_predictive, log_likelihood, observed_data, sample_stats : bool
         Groups to include. ``log_likelihood`` is pointwise, without the scales of plates and of
         ``$scale``; observations that are masked out have 0.
+    discrete : {"sample", "most probable"}, optional
+        Add the discrete latent sites to the posterior, as integers: given each draw of all other
+        sites and the data, drawn jointly, or the most probable ones together. They are summed out
+        of everything else; deterministic sites that depend on them have these values, or drawn
+        ones.
     constant_data : mapping of str to array, or bool
         Arrays for the group of that name. True takes the model's array arguments that are not
         observations.
@@ -118,10 +124,13 @@ def groups_to_replay(
     log_likelihood: bool,
     observed_data: bool,
     constant_data: Mapping[str, Any] | bool,
+    discrete: str | None,
 ) -> list[str]:
     """What of the model has to be computed again; constants are told from observations."""
+    check_choice("discrete", discrete, (*DISCRETE, None))
     wanted = {
         "deterministic": True,
+        "discrete": discrete is not None,
         "predictive": posterior_predictive,
         "log_likelihood": log_likelihood,
         "observed": observed_data or bool(constant_data),
@@ -159,6 +168,10 @@ def site_groups(
             group[name] = Variable(draws[name], site.plates)
         elif site.kind == "deterministic":
             posterior[name] = Variable(replayed.deterministic[name], site.plates)
+        elif name in replayed.discrete:
+            # Pyro's Bernoulli has values in floating point.
+            numbers = replayed.discrete[name].astype(np.int64)
+            posterior[name] = Variable(numbers, site.plates)
 
     def variables(values: Mapping[str, Array]) -> Group:
         return {name: Variable(value, sites[name].plates) for name, value in values.items()}
@@ -168,7 +181,7 @@ def site_groups(
         "unconstrained_posterior": unconstrained,
         "posterior_predictive": variables(replayed.predictive),
         "log_likelihood": {
-            name: Variable(value, sites[name].batch_plates)
+            name: Variable(value, sites[name].likelihood[1])
             for name, value in replayed.log_likelihood.items()
         },
         "observed_data": variables(replayed.observed),

@@ -23,7 +23,7 @@ over the elements of one observation (``to_event``), which its log density adds 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -106,6 +106,22 @@ def predicted_site(
         replayed.log_likelihood.get(site),
         replayed.observed.get(site),
     )
+
+
+def discrete_latents(site: str | None, observed: Sequence[str], finite: Sequence[str]) -> set[str]:
+    """Which sites without observations are discrete latent ones, and none to predict.
+
+    Parameters
+    ----------
+    site : str or None
+        What the caller named.
+    observed : sequence of str
+        Sites without draws, observed or not.
+    finite : sequence of str
+        Those of them that are not observed and have finitely many values.
+    """
+    others = set(observed) - set(finite)
+    return set(finite) - {site} if others or site in finite else set()
 
 
 def site_to_predict(site: str | None, observed: tuple[str, ...], missing: list[str]) -> str:

@@ -25,7 +25,9 @@ Shape = tuple[int, ...]
 Plates = tuple[str | None, ...]
 
 #: What a replay can compute.
-GROUPS = ("deterministic", "predictive", "log_likelihood", "observed", "prediction")
+GROUPS = ("deterministic", "discrete", "predictive", "log_likelihood", "observed", "prediction")
+#: Which values of the discrete latent sites, given each draw of the others.
+DISCRETE = ("sample", "most probable")
 #: What the distributions of observed sites may say of values that are yet to be seen.
 TERMS = ("probabilities", "mean", "variance", "cdf", "mask")
 
@@ -44,6 +46,10 @@ REPLAY_DOCUMENTATION = """
         The model's arguments, from ``target.bind``, holding the full data.
     groups : collection of str
         What to compute, from ``GROUPS``; with none the sites are described only.
+    discrete : {"sample", "most probable"}
+        Which values the discrete latent sites have in the groups "discrete" and "deterministic",
+        given a draw of all others and the data: drawn jointly, or the most probable ones
+        together. New observations and predictions have values of their prior.
     all_rows : bool
         Refuse arguments that hold only some rows of a plate. Predictions on new rows take those
         that there are.
@@ -75,13 +81,16 @@ class SiteDescription:
     Parameters
     ----------
     name : str
-    kind : {"latent", "observed", "deterministic"}
+    kind : {"latent", "discrete", "observed", "deterministic", "marginal"}
+        A marginal one is of observed sites that share discrete ones, which are summed out.
     shape : tuple of int
         Shape of the value, without draws.
     plates : tuple of str or None
         Plate that each axis of the value belongs to.
     batch_shape, batch_plates
         The same for the pointwise log density of the site.
+    marginal_shape, marginal_plates : optional
+        The same for its log likelihood where discrete latent sites are summed out of that.
     """
 
     name: str
@@ -90,6 +99,15 @@ class SiteDescription:
     plates: Plates
     batch_shape: Shape = ()
     batch_plates: Plates = ()
+    marginal_shape: Shape | None = None
+    marginal_plates: Plates = ()
+
+    @property
+    def likelihood(self) -> tuple[Shape, Plates]:
+        """Shape and plates of its log likelihood."""
+        if self.marginal_shape is None:
+            return self.batch_shape, self.batch_plates
+        return self.marginal_shape, self.marginal_plates
 
 
 @dataclass(frozen=True)
@@ -102,11 +120,12 @@ class Replay:
         Latent, observed and deterministic sites, in trace order.
     plate_sizes : dict of str to int
         Full size of every plate.
-    deterministic, predictive : dict of str to array (S, *site shape)
-        Values of the deterministic sites, and new values of the observed sites.
+    deterministic, discrete, predictive : dict of str to array (S, *site shape)
+        Values of the deterministic and of the discrete latent sites, and new values of the
+        observed sites.
     log_likelihood : dict of str to array (S, *batch shape)
-        Log density of each observation; plate scales and those of ``scale`` handlers are left out,
-        and observations that are masked out have 0.
+        Log density of each observation, with discrete latent sites summed out; plate scales and
+        those of ``scale`` handlers are left out, and observations that are masked out have 0.
     observed : dict of str to array
         Values of the observed sites.
     outside : dict of str to bool array (S,)
@@ -120,6 +139,7 @@ class Replay:
     sites: dict[str, SiteDescription]
     plate_sizes: dict[str, int]
     deterministic: dict[str, Array] = field(default_factory=dict)
+    discrete: dict[str, Array] = field(default_factory=dict)
     predictive: dict[str, Array] = field(default_factory=dict)
     log_likelihood: dict[str, Array] = field(default_factory=dict)
     observed: dict[str, Array] = field(default_factory=dict)
@@ -139,6 +159,14 @@ class SiteShapes:
     plates: list[str | None]
     batch_shape: Shape = ()
     batch_plates: list[str | None] = field(default_factory=list)
+    marginal_shape: Shape | None = None
+    marginal_plates: list[str | None] = field(default_factory=list)
+
+    def sum_out(self, shape: Shape, axes: Mapping[str, int]) -> None:
+        """Note the shape of a log likelihood with discrete sites summed out, and its plates."""
+        self.marginal_shape, self.marginal_plates = shape, [None] * len(shape)
+        for plate, axis in axes.items():
+            self.marginal_plates[axis] = plate
 
 
 def plates_of_axes(shape: Shape, event_dim: int | None, frames: Sequence[Any]) -> list[str | None]:
@@ -207,6 +235,10 @@ def describe_sites(
             tuple(site.plates),
             full(site.batch_shape, site.batch_plates),
             tuple(site.batch_plates),
+            None
+            if site.marginal_shape is None
+            else full(site.marginal_shape, site.marginal_plates),
+            tuple(site.marginal_plates),
         )
         for name, site in sites.items()
     }
@@ -340,8 +372,8 @@ class Recorder:
 
     Attributes
     ----------
-    observed_sites, deterministic_sites : list of SiteDescription
-        The latter only if their values are wanted.
+    observed_sites, discrete_sites, deterministic_sites : list of SiteDescription
+        The last only if their values are wanted.
     apart : bool
         New observations need a run of their own: with several observed sites, new values of one
         change what the model computes after it.
@@ -365,14 +397,16 @@ class Recorder:
         self._arrays: dict[str, dict[str, Array]] = {group: {} for group in (*GROUPS[:-1], *TERMS)}
         of_kind = {
             kind: [site for site in sites.values() if site.kind == kind]
-            for kind in ("observed", "deterministic")
+            for kind in ("observed", "deterministic", "discrete")
         }
         self.observed_sites = of_kind["observed"]
         self.deterministic_sites = (
             of_kind["deterministic"] if "deterministic" in self.groups else []
         )
+        self.discrete_sites = of_kind["discrete"]
         self.apart = len(self.observed_sites) > 1
-        self.per_draw = bool(self.deterministic_sites) or bool(
+        at_draws = self.deterministic_sites or ("discrete" in groups and self.discrete_sites)
+        self.per_draw = bool(at_draws) or bool(
             self.observed_sites and {"predictive", "log_likelihood", "prediction"} & self.groups
         )
         self.uncertain: set[str] = set()
@@ -396,7 +430,7 @@ class Recorder:
         site = self._sites[name]
         shape, plates = site.shape, site.plates
         if group == "log_likelihood":
-            shape, plates = site.batch_shape, site.batch_plates
+            shape, plates = site.likelihood
         elif group == "probabilities":
             shape, plates = (*shape, values.shape[-1]), (*plates, None)
         arrays = self._arrays[group]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ppl_ext.bound_model import BoundModelShell
-from pyro_ext.density.handlers import (
-    plate_shape_error,
-    running,
-)
+from pyro_ext.density.enumeration import enumerating
+from pyro_ext.density.handlers import SiteHandler, plate_shape_error, running
 from pyro_ext.density.layout import Indices, Layout, with_own_containers
 
 
@@ -38,17 +37,23 @@ class BoundModel(BoundModelShell[Tensor]):
         """Row numbers as a tensor."""
         return torch.arange(rows.start, rows.stop, device=self.device)
 
-    def run(self, handler: Any, arguments: Any) -> dict[str, tuple[int, int]]:
+    def run(
+        self, handler: Any, arguments: Any, *, enumerated: bool = True
+    ) -> dict[str, tuple[int, int]]:
         """Run the model once under ``handler``, with (args, kwargs, row indices).
 
+        Discrete latent sites have all their values, or are drawn where not ``enumerated``.
         Returns the size of each subsampled plate, and the number of rows that it asks for.
         """
         args, kwargs = with_own_containers(*arguments[:2])
-        with running(self.held, arguments[2]) as control, handler:
+        every = enumerating(self.nesting) if self.enumerated and enumerated else nullcontext()
+        with running(self.held, arguments[2]) as control, every, handler:
             try:
                 self.model(*args, **kwargs)
             except ValueError as error:
                 raise plate_shape_error(error) or error from error
+        if isinstance(handler, SiteHandler):
+            handler.sum_out()
         return control.plates
 
     def check_indices(self, indices: Indices | None) -> dict[str, Int[Tensor, "*P B"]]:

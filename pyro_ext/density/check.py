@@ -16,16 +16,25 @@ import torch
 from torch import Tensor
 
 from ppl_ext.density import check_not_empty, repeated_plates_error
+from ppl_ext.discrete import enumeration_error, only_discrete_error, steering_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.families import family_of
+from pyro_ext.density.bound_model import BoundModel
+from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.first_run import Derived, Run, Structure, run_once
 from pyro_ext.density.handlers import (
     DiscoveryHandler,
+    SiteHandler,
+    global_generator,
     is_deterministic,
     is_factor,
     plate_frames,
+    without_host_checks,
 )
-from pyro_ext.density.layout import DataPlate, Layout
+from pyro_ext.density.layout import Data, DataPlate, Layout
+
+#: What torch says where Python asks a tensor of many values for one.
+_ONE_VALUE = ("Boolean value of Tensor", "to Python scalar", "to Scalar", "to an index")
 
 
 def check_model(
@@ -67,7 +76,10 @@ def check_model(
     with Derived((args, kwargs)) as derived:
         first = run_once(model, args, kwargs, {}, 0, 0.1, parameters, dtype=dtype)
     handler, control = first.handler, first.control
+    enumerated = tuple(name for name, site in handler.sites.items() if is_enumerated(site))
     if not sum(math.prod(shape) for shape in handler.shapes.values()):
+        if enumerated:
+            raise only_discrete_error(_name(model), enumerated)
         raise ModelCheckError(
             f"{_name(model)} found no latent variables. Expected at least one sample site without "
             "obs= that has entries; check that sites are not observed or hidden by poutine.block."
@@ -94,7 +106,7 @@ def check_model(
     local_sites = tuple(
         name
         for name, site in handler.sites.items()
-        if not site["is_observed"] and any(f.name in control.plates for f in plate_frames(site))
+        if name in handler.shapes and any(f.name in control.plates for f in plate_frames(site))
     )
     if local_sites and batch_arguments:
         raise ModelCheckError(
@@ -150,7 +162,41 @@ def check_model(
         parameters=first.parameters,
         parameter_names=tuple(dict.fromkeys(handler.parameter_names)),
         device=_device(handler),
+        enumerated=enumerated,
+        nesting=max(
+            0,
+            *(-dim for dim in dims.values()),
+            *(len(site["fn"].batch_shape) for site in handler.sites.values()),
+        ),
     )
+
+
+def check_enumeration(bound: BoundModel, data: Data) -> None:
+    """See that the model runs with all values of its discrete latent sites, and that these sum.
+
+    Raises
+    ------
+    ModelCheckError
+        They steer Python, meet operations that do not broadcast, or are shared by rows of which
+        there is a batch.
+    """
+    if not bound.enumerated:
+        return
+    number = torch.arange(bound.layout.dim, dtype=bound.dtype, device=bound.device)
+    rows = bound.first_rows()
+    handler = SiteHandler(bound.layout.split(0.1 * torch.cos(number)), rows)
+    try:
+        with torch.no_grad(), global_generator(0), without_host_checks():
+            bound.run(handler, (data.args, data.kwargs, rows))
+    except (ModelCheckError, ArgumentError):
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+        text = str(error).strip().split("\n")[0]
+        if any(words in text for words in _ONE_VALUE):
+            raise steering_error(bound.enumerated, "torch.where", text) from error
+        raise enumeration_error(
+            bound.enumerated, "pyro.ops.indexing.Vindex(array)[..., z]", error
+        ) from error
 
 
 def _stated(derived: Derived, end: Any) -> Any:

@@ -25,7 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ppl_ext.arguments import named_arrays, nonfinite_arguments
 from ppl_ext.density import check_observations
+from ppl_ext.discrete import check_plated, infinite_support_error
 from ppl_ext.errors import ModelCheckError
+from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.handlers import (
     DiscoveryHandler,
     SubsampleControl,
@@ -53,6 +55,8 @@ class Structure:
     parameters: Any
     parameter_names: tuple[str, ...]
     device: torch.device
+    enumerated: tuple[str, ...] = ()
+    nesting: int = 0
 
 
 class Derived(TorchDispatchMode):
@@ -118,6 +122,10 @@ class CheckHandler(DiscoveryHandler):
                 UserWarning,
                 stacklevel=2,
             )
+        if is_enumerated(msg):
+            check_plated(msg["name"], msg["fn"].batch_shape, plate_frames(msg))
+        elif _is_discrete(msg["fn"]):
+            raise infinite_support_error(name, type(fn).__name__)
         frames = plate_frames(msg)
         module = self.modules[-1] if self.modules else None
         if frames and module is not None and _is_network_layer(module):
@@ -141,6 +149,13 @@ class CheckHandler(DiscoveryHandler):
             ) from error
         if msg["is_observed"] and not site_is_subsample(msg):
             check_observations(msg["name"], msg["fn"], msg["value"].shape, plate_frames(msg))
+
+
+def _is_discrete(fn: Any) -> bool:
+    try:
+        return bool(fn.support.is_discrete)
+    except NotImplementedError:
+        return False
 
 
 def _contents(

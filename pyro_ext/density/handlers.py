@@ -29,8 +29,10 @@ from torch.distributions import Distribution, Independent, Normal, biject_to
 from torch.distributions.transforms import ComposeTransform, IndependentTransform, Transform
 
 from ppl_ext.density import check_subsample_size
+from ppl_ext.discrete import support_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.process import handling, swapping
+from pyro_ext.density.enumeration import Factor, factor_of, is_enumerated, log_marginal
 from pyro_ext.density.layout import Indices
 
 #: Entries of a latent site from which on its prior's gradient is worth adding in place.
@@ -234,6 +236,8 @@ class SiteHandler(Messenger):
         Constrained value of each latent site.
     recorded : dict of str to tensor
         Value of each deterministic site.
+    summed : list of Factor
+        Sites with dimensions of discrete latent sites, which :meth:`sum_out` sums.
     """
 
     def __init__(
@@ -251,6 +255,7 @@ class SiteHandler(Messenger):
         self.log_likelihood: Any = 0.0
         self.values: dict[str, Tensor] = {}
         self.recorded: dict[str, Tensor] = {}
+        self.summed: list[Factor] = []
         self.validate = False
 
     def unconstrained_value(self, msg: Any, transform: Transform) -> Tensor:
@@ -275,7 +280,7 @@ class SiteHandler(Messenger):
             return
         if not self.validate:
             msg["fn"] = without_validation(msg["fn"])
-        if msg["is_observed"] or msg["value"] is not None:
+        if msg["is_observed"] or msg["value"] is not None or is_enumerated(msg):
             return
         transform = transform_to_support(msg)
         unconstrained = self.unconstrained_value(msg, transform)
@@ -298,6 +303,17 @@ class SiteHandler(Messenger):
         if self.leave_normals and self._leave_normal(msg):
             return
         log_prob = msg["fn"].log_prob(msg["value"])
+        factor = factor_of(msg, log_prob)
+        if factor is not None:
+            self.summed.append(factor)
+            log_det = msg["infer"].get("_log_det")
+            if log_det is not None:
+                if factor_of(msg, log_det) is not None:
+                    raise support_error(msg["name"])
+                self._add_jacobian(msg, log_det)
+            if not msg["is_observed"] and factor.own is None:
+                self.values[msg["name"]] = msg["value"]
+            return
         log_prob = scale_and_mask(log_prob, msg["scale"], msg["mask"]).sum()
         if msg["is_observed"]:
             if is_factor(msg) and not plate_frames(msg):
@@ -308,9 +324,17 @@ class SiteHandler(Messenger):
         self.log_prior = self.log_prior + log_prob
         log_det = msg["infer"].get("_log_det")
         if log_det is not None:
-            log_det = scale_and_mask(log_det, msg["scale"], msg["mask"])
-            self.log_prior = self.log_prior + log_det.sum()
+            self._add_jacobian(msg, log_det)
         self.values[msg["name"]] = msg["value"]
+
+    def _add_jacobian(self, msg: Any, log_det: Tensor) -> None:
+        log_det = scale_and_mask(log_det, msg["scale"], msg["mask"])
+        self.log_prior = self.log_prior + log_det.sum()
+
+    def sum_out(self) -> None:
+        """Add what factors with discrete sites sum to, after the model's run."""
+        if self.summed:
+            self.log_likelihood = self.log_likelihood + log_marginal(self.summed)
 
     def _leave_normal(self, msg: Any) -> bool:
         name, value = msg["name"], msg["value"]
@@ -341,7 +365,7 @@ class UnconstrainHandler(SiteHandler):
         if site_is_subsample(msg):
             return
         msg["fn"] = without_validation(msg["fn"])
-        if msg["is_observed"] or msg["value"] is not None:
+        if msg["is_observed"] or msg["value"] is not None or is_enumerated(msg):
             return
         value = self.constrained[msg["name"]]
         self.positions[msg["name"]] = transform_to_support(msg).inv(value)
@@ -361,6 +385,8 @@ class InitializationHandler(SiteHandler):
 
     def _pyro_sample(self, msg: Any) -> None:
         if site_is_subsample(msg) or msg["is_observed"] or msg["value"] is not None:
+            return
+        if is_enumerated(msg):
             return
         with helpful_support_errors(msg):
             value = self.strategy(msg)

@@ -25,13 +25,14 @@ from torch import Tensor
 
 from ppl_ext.arguments import check_callable
 from ppl_ext.density import tempered
+from ppl_ext.discrete import check_curvature
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fingerprint import Fingerprint
 from ppl_ext.log_density import LogDensityShell, warn_of_held_parameters
 from ppl_ext.options import check_count
 from pyro_ext.density.arguments import as_data, partial_plates
 from pyro_ext.density.bound_model import BoundModel
-from pyro_ext.density.check import check_model
+from pyro_ext.density.check import check_enumeration, check_model
 from pyro_ext.density.evaluation import Evaluation, differentiated
 from pyro_ext.density.fingerprint import fingerprint, repeatable_fingerprint
 from pyro_ext.density.graph import MAX_GRAPHS, BatchedFunction, Inputs, as_arguments
@@ -123,7 +124,10 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             structure.parameters,
             torch.get_default_dtype() if dtype is None else dtype,
             structure.device,
+            enumerated=structure.enumerated,
+            nesting=structure.nesting,
         )
+        check_enumeration(bound, data)
         self._set_model(bound)
         self._check_options(structure.has_likelihood)
         self.layout: Layout = bound.layout
@@ -199,6 +203,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             )
             if not self.bound.has_structure(structure):
                 return False
+            check_enumeration(self.bound, data)
             if len(self._known) == MAX_GRAPHS:
                 del self._known[next(iter(self._known))]
             self._known[inputs.key] = inputs, repeatable_fingerprint(self.bound, data)
@@ -279,6 +284,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
     def likelihood_factors(
         self, z: Float[Tensor, " D"], data: Data, indices: Indices | None = None
     ) -> tuple[str, ...]:
+        check_curvature(self.bound.enumerated)
         arguments = self._arguments(data, indices)
         handler = OutputHandler(self.layout.split(z), arguments[2])
         with without_host_checks():
@@ -297,6 +303,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         some of them. Under ``torch.func`` transforms return the tensors that are needed, not the
         outputs.
         """
+        check_curvature(self.bound.enumerated)
         arguments = self._arguments(data, indices)
         sites = z if isinstance(z, Mapping) else self.layout.split(z)
         handler = OutputHandler(sites, arguments[2])

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
 from ppl_ext.outputs import prediction_terms
+from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.handlers import global_generator
 from pyro_ext.density.outputs import joint_mask, unwrap
 
@@ -32,12 +33,15 @@ class ObserveMissing(Messenger):
     ----------
     missing : list of str
         Those sites, in the order in which they were met.
+    finite : list of str
+        Those of them with finitely many values, which may be discrete latent sites.
     """
 
     def __init__(self, given: Collection[str]) -> None:
         super().__init__()
         self.given = frozenset(given)
         self.missing: list[str] = []
+        self.finite: list[str] = []
 
     def over(self, model: Callable[..., Any]) -> Callable[..., Any]:
         """The model, run under this handler; its signature stays."""
@@ -60,6 +64,8 @@ class ObserveMissing(Messenger):
             return
         if name not in self.missing:
             self.missing.append(name)
+            if is_enumerated(msg):
+                self.finite.append(name)
         with global_generator(0), torch.no_grad():
             msg["value"] = msg["fn"].sample()
         msg["is_observed"] = True

@@ -16,6 +16,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from ppl_ext.diagnostics.replay import (
+    DISCRETE,
     GROUPS,
     PASS_ALL_ROWS,
     REPLAY_DOCUMENTATION,
@@ -32,6 +33,15 @@ from ppl_ext.diagnostics.replay import (
 )
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_choice
+from pyro_ext.density.enumeration import (
+    Factor,
+    RowTerms,
+    factor_of,
+    is_enumerated,
+    log_likelihood_of_rows,
+    posterior_values,
+)
 from pyro_ext.density.handlers import (
     global_generator,
     is_deterministic,
@@ -59,17 +69,28 @@ class _ReplayHandler(Messenger):
         values: Mapping[str, Tensor],
         indices: Indices,
         resample: bool = False,
+        enumerated: bool = False,
+        chosen: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
+        self.chosen = chosen or {}
+        self.enumerated = enumerated
         self.values = values
         self.indices = indices
         self.resample = resample
         self.sites: dict[str, dict[str, Any]] = {}
+        # Of sites with dimensions of discrete ones: without scales, and with them.
+        self.factors: list[Factor] = []
+        self.scaled: list[Factor] = []
 
     def _pyro_sample(self, msg: Any) -> None:
         if site_is_subsample(msg):
             return
         msg["fn"] = without_validation(msg["fn"])
+        if is_enumerated(msg):
+            # Of these rows already; without a value it is drawn from its prior.
+            msg["value"] = self.chosen.get(msg["name"], msg["value"])
+            return
         if not msg["is_observed"] and msg["value"] is None:
             value = self.values.get(msg["name"])
             if value is None:
@@ -82,7 +103,9 @@ class _ReplayHandler(Messenger):
                 if frame.name in self.indices:
                     axis = value.dim() - msg["fn"].event_dim + frame.dim
                     value = value.index_select(axis, self.indices[frame.name])
-            check_draw_shape(msg["name"], tuple(value.shape), tuple(msg["fn"].shape()))
+            if not self.enumerated:
+                # With all values of a discrete site a distribution has more dimensions.
+                check_draw_shape(msg["name"], tuple(value.shape), tuple(msg["fn"].shape()))
             msg["value"] = value
         elif self.resample and _kind(msg) == "observed" and not is_factor(msg):
             msg["value"] = _new_observation(msg)
@@ -90,12 +113,20 @@ class _ReplayHandler(Messenger):
     def _pyro_post_sample(self, msg: Any) -> None:
         if not site_is_subsample(msg) and not is_factor(msg):
             self.sites[msg["name"]] = msg
+        if self.enumerated and not site_is_subsample(msg) and not is_deterministic(msg):
+            log_prob = msg["fn"].log_prob(msg["value"])
+            factor, scaled = factor_of(msg, log_prob, False), factor_of(msg, log_prob)
+            if factor is not None and scaled is not None:
+                self.factors.append(factor)
+                self.scaled.append(scaled)
 
 
 def _kind(site: Mapping[str, Any]) -> str:
     if is_deterministic(site):
         return "deterministic"
-    return "observed" if site["is_observed"] else "latent"
+    if site["is_observed"]:
+        return "observed"
+    return "discrete" if is_enumerated(site) else "latent"
 
 
 def _value_shape(site: Mapping[str, Any]) -> tuple[int, ...]:
@@ -141,10 +172,35 @@ def _run(
     values: Mapping[str, Tensor],
     indices: Indices,
     resample: bool = False,
+    chosen: Mapping[str, Tensor] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    handler = _ReplayHandler(values, indices, resample)
-    target.run(handler, (data.args, data.kwargs, dict(indices)))
+    handler = _ReplayHandler(values, indices, resample, chosen=chosen)
+    arguments = (data.args, data.kwargs, dict(indices))
+    target.bound.run(handler, arguments, enumerated=False)
     return handler.sites
+
+
+def _run_enumerated(
+    target: LogDensity, data: Data, values: Mapping[str, Tensor], indices: Indices
+) -> _ReplayHandler:
+    """The handler of a run with all values of discrete latent sites at once."""
+    handler = _ReplayHandler(values, indices, enumerated=True)
+    target.bound.run(handler, (data.args, data.kwargs, dict(indices)))
+    return handler
+
+
+def _look(
+    target: LogDensity, data: Data, values: Mapping[str, Tensor], indices: Indices
+) -> tuple[dict[str, dict[str, Any]], dict[str, SiteShapes]]:
+    """Sites of a run, and their shapes."""
+    sites = _run(target, data, values, indices)
+    found = _shapes(sites)
+    if target.bound.enumerated:
+        handler = _run_enumerated(target, data, values, indices)
+        for name, terms in log_likelihood_of_rows(handler.factors).items():
+            shapes = found.setdefault(name, SiteShapes("marginal", (), []))
+            shapes.sum_out(tuple(terms.values.shape), terms.axes)
+    return sites, found
 
 
 def _shapes(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, SiteShapes]:
@@ -166,7 +222,7 @@ def _describe(
     """Shapes and plates of every site, and the sizes of plates, on all rows."""
     owned = target.plates
     first = target.first_rows()
-    sites = _run(target, data, values, first)
+    sites, shapes = _look(target, data, values, first)
     sizes = {
         frame.name: frame.full_size if frame.name in owned else frame.size
         for site in sites.values()
@@ -175,9 +231,9 @@ def _describe(
     probes = {}
     for name, plate in owned.items():
         rows = torch.arange(plate.subsample_size + 1, device=target.device)
-        probes[name] = _shapes(_run(target, data, values, {**first, name: rows}))
+        probes[name] = _look(target, data, values, {**first, name: rows})[1]
     full = {name: plate.size for name, plate in owned.items()}
-    return describe_sites(_shapes(sites), probes, full), sizes
+    return describe_sites(shapes, probes, full), sizes
 
 
 def _host(value: Tensor) -> Array:
@@ -198,12 +254,14 @@ def replay(
     data: Data,
     *,
     groups: Collection[str] = GROUPS,
+    discrete: str = "sample",
     all_rows: bool = True,
     data_chunk: int | None = None,
     seed: int = 0,
 ) -> Replay:
     """Run the model at every draw, on all rows of its data."""
     check_draws(target.layout.names, draws)
+    check_choice("discrete", discrete, DISCRETE)
     values = {
         name: torch.as_tensor(draws[name], dtype=target.dtype, device=target.device)
         for name in target.layout.names
@@ -218,7 +276,7 @@ def replay(
         if groups:
             if all_rows:
                 target.require_all_rows(data, PASS_ALL_ROWS)
-            _record(recorder, target, data, values, data_chunk)
+            _record(recorder, target, data, values, data_chunk, discrete == "most probable")
     return recorder.replayed(sizes)
 
 
@@ -228,6 +286,7 @@ def _record(
     data: Data,
     values: Mapping[str, Tensor],
     data_chunk: int | None,
+    most: bool,
 ) -> None:
     num_draws, groups = len(next(iter(values.values()))), recorder.groups
     for chunk, (_, indices) in enumerate(target.sweep(data_chunk)):
@@ -250,13 +309,30 @@ def _record(
             for name in target.layout.names:
                 flags = np.asarray([_is_outside(sites[name])])
                 recorder.note_outside(name, flags, slice(draw, draw + 1))
+            # Of sites with a likelihood of their own; of others in ``marginals``.
+            marginals: dict[str, RowTerms] = {}
+            given, names = sites, target.bound.enumerated
+            if names and groups & {"log_likelihood", "discrete", "deterministic"}:
+                every = _run_enumerated(target, data, one, indices)
+            if names and "log_likelihood" in groups:
+                marginals = log_likelihood_of_rows(every.factors)
+            if names and ("discrete" in groups or recorder.deterministic_sites):
+                shapes = {name: tuple(sites[name]["value"].shape) for name in names}
+                fns = {name: sites[name]["fn"] for name in names}
+                chosen = posterior_values(every.scaled, fns, shapes, most)
+                given = _run(target, data, one, indices, chosen=chosen)
+            for site in recorder.discrete_sites if "discrete" in groups else ():
+                put("discrete", site.name, given[site.name]["value"])
             for site in recorder.deterministic_sites:
-                put("deterministic", site.name, sites[site.name]["value"])
+                put("deterministic", site.name, given[site.name]["value"])
+            for name, terms in marginals.items():
+                put("log_likelihood", name, terms.values)
+            together = {name for terms in marginals.values() for name in terms.sites}
             for name in (site.name for site in recorder.observed_sites):
                 message = sites[name]
                 if "observed" in groups and draw == 0:
                     recorder.put("observed", name, _host(message["value"]), chunk, rows)
-                if "log_likelihood" in groups:
+                if "log_likelihood" in groups and name not in together:
                     put("log_likelihood", name, _log_prob(message))
                 if "prediction" in groups:
                     for term, value in prediction_of(message).items():

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ppl_ext.diagnostics.predictive_data import PREDICTIVE_DOCUMENTATION, predicted_site
+from ppl_ext.diagnostics.predictive_data import (
+    PREDICTIVE_DOCUMENTATION,
+    discrete_latents,
+    predicted_site,
+)
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.documented import documented
 from ppl_ext.options import check_count
@@ -42,8 +46,16 @@ def predictive_distribution(
     check_count("data_chunk", data_chunk, optional=True)
     draws = {name: torch.as_tensor(value).detach() for name, value in draws.items()}
     check_numbers_of_draws(draws)
-    observing = ObserveMissing(draws)
     dtype = next((value.dtype for value in draws.values() if value.is_floating_point()), None)
-    target, data = target_of_model(observing.over(model), args, kwargs, dtype=dtype, all_rows=False)
+
+    def observed(given: Collection[str]) -> tuple[Any, Any, ObserveMissing]:
+        observing = ObserveMissing(given)
+        known = observing.over(model)
+        return *target_of_model(known, args, kwargs, dtype=dtype, all_rows=False), observing
+
+    target, data, observing = observed(draws)
+    latents = discrete_latents(site, target.observed_sites, observing.finite)
+    if latents:
+        target, data, observing = observed({*draws, *latents})
     at_draws = partial(replay, target, data=data, data_chunk=data_chunk)
     return predicted_site(site, target, observing.missing, draws, at_draws)

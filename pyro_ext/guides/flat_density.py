@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from jaxtyping import Float
+from pyro import poutine
 from pyro.infer import autoguide
+from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.infer.autoguide.structured import AutoStructured
 from torch import Generator, Tensor, nn
 from torch.distributions import biject_to
@@ -16,6 +18,8 @@ from torch.distributions import biject_to
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guides import flat_density as shared
 from ppl_ext.guides.registry import PER_SITE, FlatDensityRegistry, check_same_sites
+from ppl_ext.process import swapping
+from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.handlers import LARGE_SITE, global_generator, isolated_parameters
 from pyro_ext.density.layout import Layout
 
@@ -179,7 +183,8 @@ def flat_density(
     with isolated_parameters(), alone:
         if guide.prototype_trace is None:
             try:
-                guide._setup_prototype(*args, **dict(kwargs or {}))
+                with _without_discrete(guide):
+                    guide._setup_prototype(*args, **dict(kwargs or {}))
             except NotImplementedError as error:
                 raise ArgumentError(
                     f"Pyro's {type(guide).__name__} could not be set up: "
@@ -192,6 +197,24 @@ def flat_density(
         check_same_layout(guide, layout)
     _release_prototype(guide)
     return density
+
+
+@swapping
+@contextmanager
+def _without_discrete(guide: Any) -> Iterator[None]:
+    """Hide discrete latent sites from the guide, for its set-up: the target sums them out.
+
+    The host puts its initial values around the model when it makes the guide.
+    """
+    held, initialise = guide._model, InitMessenger._pyro_sample
+    guide._model = (poutine.block(held[0], hide_fn=is_enumerated),)
+    InitMessenger._pyro_sample = lambda self, msg: (
+        None if is_enumerated(msg) else initialise(self, msg)
+    )
+    try:
+        yield
+    finally:
+        guide._model, InitMessenger._pyro_sample = held, initialise
 
 
 def _release_prototype(guide: Any) -> None:

@@ -16,14 +16,6 @@ from tests.density_support import host_words, our_words, rows
 Build = Callable[[Any], Callable[..., None]]
 
 
-def discrete(backend: Any) -> Callable[..., None]:
-    def model() -> None:
-        backend.host.sample("w", backend.dist.Normal(0.0, 1.0))
-        backend.host.sample("z", backend.dist.Bernoulli(0.5))
-
-    return model
-
-
 def count(backend: Any) -> Callable[..., None]:
     return lambda: backend.host.sample("z", backend.dist.Poisson(3.0))
 
@@ -59,7 +51,6 @@ def nothing_latent(backend: Any) -> Callable[..., None]:
 DISCRETE = "Continuous inference cannot handle discrete sample site 'z'."
 #: Model, leading words in either package, and what each adds.
 FAULTS: dict[str, tuple[Build, str, str, str]] = {
-    "discrete": (discrete, DISCRETE, "enumerat", "MixtureSameFamily"),
     "count": (count, DISCRETE, "enumerat", "MixtureSameFamily"),
     "sphere": (
         sphere,

@@ -99,6 +99,34 @@ def _density() -> Iterator[Mutation]:
         tests,
     )
     yield from numpyro(
+        "sums over discrete sites without the scale of a batch",
+        "density/enumeration.py",
+        "total = total + scale * _contracted(sites).data",
+        "total = total + _contracted(sites).data",
+        "discrete",
+    )
+    yield from pyro(
+        "sums over discrete sites without the scale of a batch",
+        "density/enumeration.py",
+        "total = total + math.prod(scales[name] for name in plates) * term.sum()",
+        "total = total + term.sum()",
+        "discrete",
+    )
+    yield from numpyro(
+        "steps of a chain drawn apart",
+        "density/enumeration.py",
+        "return {**evidence, name: new.astype(evidence[name].dtype)}, number",
+        "return evidence, number",
+        "discrete",
+    )
+    yield from pyro(
+        "the largest term in place of one drawn",
+        "density/log_einsum.py",
+        "if not context.largest:",
+        "if False:",
+        "discrete",
+    )
+    yield from numpyro(
         "prior counted twice",
         "density/bound_model.py",
         "prior = prior + site_log_prob(site)",

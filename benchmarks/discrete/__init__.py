@@ -1,0 +1,34 @@
+"""Programs with discrete latent sites: what a gradient costs, whether fits are right, large data.
+
+Three parts: a gradient of each program beside the host's own potential, at one position and at
+64; ``fit`` beside the host's NUTS with enumeration; and a mixture of ten components with many
+rows in minibatches, beside the host's SVI with ``TraceEnum_ELBO``. A record of every run and a
+table are written to the output folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks.arguments import count
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `python -m benchmarks discrete`."""
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
+    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
+    parser.add_argument(
+        "--parts", nargs="+", choices=("gradient", "fit", "large"), default=["gradient", "large"]
+    )
+    parser.add_argument("--programs", nargs="+", metavar="NAME", help="default: all")
+    parser.add_argument("--rows", type=count, default=1_000_000, help="rows of the large mixture")
+    parser.add_argument("--steps", type=count, default=3000, help="steps on the large mixture")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run the parts."""
+    # Imported here so that the command line's help does not wait for what it imports.
+    from benchmarks.discrete import comparison
+
+    return comparison.run(arguments)

@@ -1,0 +1,179 @@
+"""What the parts need of either host: its words, potentials, fits, and samplers."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+
+class Host:
+    """A host and the package for it, as programs and parts know them."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.is_pyro = name, name == "pyro"
+        self.host = importlib.import_module(name)
+        self.dist = importlib.import_module(f"{name}.distributions")
+        self.handlers = importlib.import_module(
+            "pyro.poutine" if self.is_pyro else f"{name}.handlers"
+        )
+        self.xp = importlib.import_module("torch" if self.is_pyro else "jax.numpy")
+        self.public = importlib.import_module(f"{name}_ext")
+
+    def array(self, value: Any) -> Any:
+        """The framework's array, floats in its default precision."""
+        array = np.asarray(value)
+        if not self.is_pyro:
+            return self.xp.asarray(array)
+        dtype = self.xp.get_default_dtype() if array.dtype.kind == "f" else None
+        return self.xp.as_tensor(array, dtype=dtype)
+
+    def target(self, model: Any, args: Any) -> tuple[Any, Any]:
+        """Our log density, and its data."""
+        keys = () if self.is_pyro else (importlib.import_module("jax").random.key(0),)
+        target = self.public.LogDensity(model, *keys, args)
+        return target, target.bind(*args)
+
+    def gradients(self, model: Any, args: Any, num: int) -> dict[str, Callable[[], Any]]:
+        """A gradient of ours at one position and at ``num``, and of the host's potential at one."""
+        target, data = self.target(model, args)
+        z = self.array(np.random.default_rng(0).uniform(-1.0, 1.0, (num, target.dim)))
+        if self.is_pyro:
+            return self._pyro_gradients(model, args, target, data, z)
+        import jax
+        from numpyro import handlers
+        from numpyro.contrib.funsor import config_enumerate, enum
+        from numpyro.infer.util import _guess_max_plate_nesting, potential_energy
+
+        seeded = handlers.seed(model, 0)
+        nesting = _guess_max_plate_nesting(handlers.trace(seeded).get_trace(*args))
+        every = enum(config_enumerate(seeded), -nesting - 1)
+
+        def potential(position: Any, args: Any) -> Any:
+            return potential_energy(every, args, {}, target.layout.split(position), enum=True)
+
+        of_host = jax.jit(jax.value_and_grad(potential))
+        ours = jax.jit(lambda z, data: target.full_score(z, data))
+        return {
+            "ours": lambda: jax.block_until_ready(ours(z[:1], data)),
+            "many": lambda: jax.block_until_ready(ours(z, data)),
+            "host": lambda: jax.block_until_ready(of_host(z[0], args)),
+        }
+
+    @staticmethod
+    def _pyro_gradients(model: Any, args: Any, target: Any, data: Any, z: Any) -> Any:
+        import torch
+        from pyro.infer.mcmc.util import initialize_model
+
+        _, potential, _, _ = initialize_model(model, args)
+
+        def of_host() -> Any:
+            flat = z[0].clone().requires_grad_()
+            return torch.autograd.grad(potential(target.layout.split(flat)), flat)
+
+        return {
+            "ours": lambda: target.full_score(z[:1], data),
+            "many": lambda: target.full_score(z, data),
+            "host": of_host,
+        }
+
+    def nuts(self, model: Any, args: Any, draws: int) -> dict[str, np.ndarray]:
+        """Draws by the host's NUTS, which sums discrete sites out as well."""
+        if self.is_pyro:
+            from pyro.infer import MCMC, NUTS
+
+            self.host.set_rng_seed(0)
+            sampler: Any = MCMC(
+                NUTS(model), num_samples=draws, warmup_steps=500, disable_progbar=True
+            )
+            sampler.run(*args)
+            return {name: value.numpy() for name, value in sampler.get_samples().items()}
+        import jax
+        from numpyro import infer
+
+        sampler = infer.MCMC(
+            infer.NUTS(model), num_warmup=500, num_samples=draws, progress_bar=False
+        )
+        sampler.run(jax.random.key(0), *args)
+        return {name: np.asarray(value) for name, value in sampler.get_samples().items()}
+
+    def fit(self, model: Any, args: Any) -> tuple[str, dict[str, np.ndarray]]:
+        """Our ``fit``: its verdict and draws."""
+        if self.is_pyro:
+            found = self.public.fit(model, *args, progress_bar=False)
+        else:
+            import jax
+
+            found = self.public.fit(jax.random.key(0), model, *args, progress_bar=False)
+        draws = found.draws
+        return str(found.verdict.level), {name: np.asarray(value) for name, value in draws.items()}
+
+    def engine(
+        self, model: Any, args: Any, options: Any, steps: int
+    ) -> tuple[dict[str, Any], float]:
+        """Points and seconds of ``SVGD`` with one particle in minibatches: the mode."""
+        started = time.perf_counter()
+        if self.is_pyro:
+            from pyro.optim import Adam
+
+            engine = self.public.SVGD(model, Adam({"lr": 0.02}), num_particles=8, seed=0)
+            engine.run(steps, *args, progress_bar=False, **options)
+            found = engine.get_samples()
+        else:
+            import jax
+            from numpyro.optim import Adam as OfJax
+
+            engine = self.public.SVGD(model, OfJax(0.02), num_particles=8)
+            result = engine.run(jax.random.key(0), steps, *args, progress_bar=False, **options)
+            found = engine.get_samples(result.state)
+        points = {name: np.asarray(value) for name, value in found.items()}
+        return points, time.perf_counter() - started
+
+    def svi(self, model: Any, args: Any, options: Any, steps: int) -> tuple[dict[str, Any], float]:
+        """Points and seconds of the host's SVI with ``TraceEnum_ELBO`` and a normal guide."""
+        started = time.perf_counter()
+        if self.is_pyro:
+            from pyro import poutine
+            from pyro.infer import SVI, TraceEnum_ELBO, autoguide, config_enumerate
+            from pyro.optim import Adam
+
+            self.host.clear_param_store()
+            self.host.set_rng_seed(0)
+            guide: Any = autoguide.AutoNormal(poutine.block(model, hide=["z"]))
+            svi: Any = SVI(
+                config_enumerate(model),
+                guide,
+                Adam({"lr": 0.02}),
+                TraceEnum_ELBO(max_plate_nesting=1),
+            )
+            for _ in range(steps):
+                svi.step(*args, **options)
+            found = guide.median(*args)
+            points = {name: value.detach().numpy()[None] for name, value in found.items()}
+            return points, time.perf_counter() - started
+        import jax
+        from numpyro import handlers
+        from numpyro.contrib.funsor import config_enumerate as of_funsor
+        from numpyro.infer import SVI as OfJax
+        from numpyro.infer import TraceEnum_ELBO as Enumerated
+        from numpyro.infer import autoguide as guides
+        from numpyro.optim import Adam as OfOptim
+
+        # The guide's own set-up wants a key for what is hidden.
+        hidden = handlers.block(handlers.seed(model, 0), hide=["z"])
+        guide = guides.AutoNormal(hidden)
+        svi = OfJax(of_funsor(model), guide, OfOptim(0.02), Enumerated(max_plate_nesting=1))
+        result = svi.run(jax.random.key(0), steps, *args, progress_bar=False, **options)
+        found = guide.median(result.params)
+        points = {name: np.asarray(value)[None] for name, value in found.items()}
+        return points, time.perf_counter() - started
+
+
+@cache
+def host_of(name: str) -> Host:
+    """The host of this name."""
+    return Host(name)

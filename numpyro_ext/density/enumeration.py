@@ -1,0 +1,430 @@
+"""Discrete latent sites summed out, by NumPyro's own enumeration (``numpyro.contrib.funsor``).
+
+A site with finitely many values gets a dimension of its own, which holds all of them, and factors
+that have such a dimension are multiplied and summed by funsor. What is here besides is the scale
+of minibatches: it multiplies the logarithm of the sum over a row's values, not the terms in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax, random
+from jaxtyping import Float
+from numpyro.distributions.util import is_identically_one
+from numpyro.primitives import Messenger
+
+from numpyro_ext.density.handlers import (
+    LOG_DETERMINANT,
+    Site,
+    Trace,
+    handling,
+    is_enumerated,
+    is_observation,
+)
+from ppl_ext.discrete import joined_name, shared_rows_error, support_error
+from ppl_ext.errors import ModelCheckError
+
+#: How funsor's names for values of earlier steps, for time itself, and for other dimensions begin.
+_BEFORE, _TIME, _UNPLATED = "_PREV_", "_time", "_pyro_dim_"
+
+
+def enumerated_trace(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], nesting: int
+) -> Trace:
+    """The trace of a model whose discrete latent sites have all their values at once.
+
+    Parameters
+    ----------
+    model : callable
+    args, kwargs
+        Its arguments.
+    nesting : int
+        Plates that are open at once, at most; dimensions to their left are free.
+    """
+    from numpyro.contrib.funsor import enum
+    from numpyro.contrib.funsor.enum_messenger import trace
+    from numpyro.contrib.funsor.infer_util import plate_to_enum_plate
+
+    with handling(), plate_to_enum_plate():
+        every = enum(_InParallel(model), first_available_dim=-nesting - 1)
+        found: Trace = trace(_OwnValues(every)).get_trace(*args, **kwargs)
+    return found
+
+
+class _InParallel(Messenger):
+    """Asks for all values of every discrete latent site at once.
+
+    Other annotations ask the host for other estimates of the same sum.
+    """
+
+    def process_message(self, msg: Site) -> None:
+        """Mark a site."""
+        if msg["type"] == "sample" and is_enumerated(msg):
+            infer = {**msg["infer"], "enumerate": "parallel", "expand": False}
+            infer.pop("num_samples", None)
+            msg["infer"] = infer
+
+
+class _OwnValues(Messenger):
+    """Gives enumerated sites the values of their supports; NumPyro counts from zero."""
+
+    def process_message(self, msg: Site) -> None:
+        """Replace numbers of values by values."""
+        if msg["type"] == "sample" and is_enumerated(msg) and msg["value"] is not None:
+            msg["value"] = values_of(msg["fn"])[msg["value"]]
+
+
+def values_of(fn: Any) -> Array:
+    """The values of a distribution of finitely many, shape (n,) and its event's."""
+    support = fn.enumerate_support(expand=False)
+    found: Array = support.reshape(support.shape[:1] + tuple(fn.event_shape))
+    return found
+
+
+def check_funsor(site: str) -> None:
+    """See that funsor is there, by which NumPyro sums discrete latent sites out.
+
+    Raises
+    ------
+    ImportError
+        It is not.
+    """
+    if find_spec("funsor") is None:
+        raise ImportError(
+            f"Discrete latent site '{site}' is summed out by funsor, which is not installed. "
+            "Install it with `pip install funsor`."
+        )
+
+
+def summed_sites(trace: Trace) -> dict[str, Site]:
+    """Trace entries with a dimension of a discrete latent site, or of steps of one."""
+    names = {name for name, site in trace.items() if is_enumerated(site)}
+    found = {}
+    for name, site in trace.items():
+        own = set(site["infer"].get("dim_to_name", {}).values()) if "infer" in site else set()
+        if own & names or any(each.startswith((_BEFORE, _TIME)) for each in own):
+            found[name] = site
+    return found
+
+
+def log_marginal(summed: Mapping[str, Site]) -> Float[Array, ""]:
+    """Log of the sum, over all values of discrete sites, of the factors that have them.
+
+    Parameters
+    ----------
+    summed : dict
+        Of :func:`summed_sites`.
+
+    Raises
+    ------
+    ModelCheckError
+        A plate holds a batch of rows that share a discrete site.
+    """
+    groups: dict[frozenset[tuple[str, float]], list[Site]] = defaultdict(list)
+    owners: dict[str, frozenset[tuple[str, float]]] = {}
+    for site in summed.values():
+        if LOG_DETERMINANT in site["infer"]:
+            raise support_error(site["infer"][LOG_DETERMINANT])
+        plates = frozenset(_scales(site).items())
+        groups[plates].append(site)
+        for name in site["infer"]["dim_to_name"].values():
+            name = name.replace(_BEFORE, "")
+            if name not in summed or owners.setdefault(name, plates) == plates:
+                continue
+            batched = sorted(each for each, _ in plates ^ owners[name])
+            raise shared_rows_error([name], batched)
+    total = jnp.zeros(())
+    for plates, sites in groups.items():
+        scale = math.prod(each for _, each in plates)
+        total = total + scale * _contracted(sites).data
+    return total
+
+
+class RowTerms(NamedTuple):
+    """Log likelihood of observed sites together, by row.
+
+    Parameters
+    ----------
+    values : array
+        One for each row of the plates around the discrete sites.
+    axes : dict of str to int
+        Those plates, and their axes.
+    sites : tuple of str
+        The observed sites.
+    """
+
+    values: Array
+    axes: dict[str, int]
+    sites: tuple[str, ...]
+
+
+def log_likelihood_of_rows(trace: Trace) -> dict[str, RowTerms]:
+    """Log likelihood of what is observed with discrete sites, these summed out.
+
+    Observed sites that share discrete sites have one. Scales are left out.
+
+    Returns
+    -------
+    dict of str to RowTerms
+        By names of observed sites, joined.
+    """
+    found = {}
+    for sites in _components(summed_sites(trace)):
+        others = [site for site in sites if not is_observation(site)]
+        names = dict.fromkeys(
+            site["name"].replace(_BEFORE, "") for site in sites if is_observation(site)
+        )
+        if not names:
+            continue
+        kept = _shared_plates(sites)
+        rows = tuple(sorted(kept, key=lambda plate: kept[plate]))
+        # Locals that are not discrete have densities of their own in the sums.
+        total = _contracted(sites, kept=rows, scaled=False)
+        total = total - _contracted(others, kept=rows, scaled=False)
+        axes = {plate: axis for axis, plate in enumerate(rows)}
+        sizes = {f.name: f.size for site in sites for f in site["cond_indep_stack"]}
+        shape = tuple(sizes[plate] for plate in rows)
+        inside = tuple(plate for plate in rows if plate in total.inputs)
+        array = total.align(inside).data if inside else total.data
+        array = array.reshape(
+            tuple(n if p in inside else 1 for p, n in zip(rows, shape, strict=True))
+        )
+        terms = RowTerms(jnp.broadcast_to(array, shape), axes, tuple(names))
+        found[joined_name(terms.sites)] = terms
+    return found
+
+
+def posterior_values(
+    trace: Trace, shapes: Mapping[str, tuple[int, ...]], rng_key: Array | None
+) -> dict[str, Array]:
+    """Values of the discrete sites under their posterior, given everything else.
+
+    Parameters
+    ----------
+    trace : dict
+        Of :func:`enumerated_trace`.
+    shapes : mapping of str to tuple of int
+        Shape of each discrete site's value.
+    rng_key : array, optional
+        Draws jointly; without it the values are the most probable ones together.
+    """
+    summed = summed_sites(trace)
+    names = [name for name, site in summed.items() if is_enumerated(site)]
+    evidence = {name: jnp.zeros(_log_prob(summed[name], False).shape) for name in names}
+    numbers: dict[str, Array] = {}
+    if rng_key is None:
+        found = jax.grad(_total)(evidence, summed, True)
+        numbers = {name: jnp.argmax(_own_last(summed, name, found[name]), -1) for name in names}
+    else:
+        # By the rule of chains, one site after another, and one step after another.
+        timed = {name for name in names if _is_timed(summed[name])}
+        for name in sorted(names, key=lambda name: name in timed):
+            rng_key, key = random.split(rng_key)
+            steps = evidence[name].shape[0] if name in timed else 1
+
+            def step(t: Any, state: Any, name: str = name, key: Array = key) -> Any:
+                evidence, held = state
+                # Weights may be zero where the rest of the density has no value.
+                weight = _own_last(summed, name, jax.grad(_total)(evidence, summed, False)[name])
+                number = random.categorical(
+                    random.fold_in(key, t), jnp.log(jnp.maximum(weight, 1e-30)), -1
+                )
+                if name in timed:
+                    here = jnp.arange(weight.shape[0]) == t
+                    here = here.reshape((-1,) + (1,) * (number.ndim - 1))
+                    number = jnp.where(here, number, held)
+                else:
+                    here = jnp.ones((1,) * number.ndim, bool)
+                chosen = jax.nn.one_hot(number, weight.shape[-1], dtype=bool)
+                against = jnp.where(chosen | ~here[..., None], 0.0, -1e9)
+                own = summed[name]["infer"]["name_to_dim"][name]
+                against = jnp.moveaxis(against, -1, evidence[name].ndim + own)
+                new = evidence[name] + against
+                return {**evidence, name: new.astype(evidence[name].dtype)}, number
+
+            first = jnp.zeros(_own_last(summed, name, evidence[name]).shape[:-1], int)
+            evidence, numbers[name] = lax.fori_loop(0, steps, step, (evidence, first))
+    values: dict[str, Array] = {}
+    for name, shape in shapes.items():
+        parts = [each for each in names if each.replace(_BEFORE, "") == name]
+        if not parts:
+            continue  # of one value
+        support = values_of(summed[parts[0]]["fn"])
+        # Steps before the first come with longer names.
+        parts.sort(key=len, reverse=True)
+        rest = shape[1:] if len(parts) > 1 or parts[0] != name else None
+        pieces = [
+            support[numbers[each]].reshape(shape if rest is None else (-1, *rest)) for each in parts
+        ]
+        values[name] = pieces[0] if rest is None else jnp.concatenate(pieces)
+    return values
+
+
+def _total(evidence: Mapping[str, Array], summed: Mapping[str, Site], most: bool) -> Array:
+    """Log of the sum, or of the largest term, with evidence on the discrete sites' values.
+
+    The gradient by the evidence is the posterior of the sites, or one at the largest term.
+    """
+    parts = [
+        _contracted(sites, evidence=evidence, largest=most).data for sites in _components(summed)
+    ]
+    return sum(parts, jnp.zeros(()))
+
+
+def _own_last(summed: Mapping[str, Site], name: str, array: Array) -> Array:
+    """An array of a discrete site's factor with its own values last, others summed up."""
+    dims = summed[name]["infer"]["name_to_dim"]
+    names = {each for each, site in summed.items() if is_enumerated(site)}
+    others = tuple(
+        dim
+        for each, dim in dims.items()
+        if each != name and (each in names or each.startswith(_BEFORE))
+    )
+    return jnp.moveaxis(array.sum(others, keepdims=True), array.ndim + dims[name], -1)
+
+
+def _is_timed(site: Site) -> bool:
+    """Whether a site has a dimension of steps, which then is the first."""
+    return any(name.startswith(_TIME) for name in site["infer"]["dim_to_name"].values())
+
+
+def _components(summed: Mapping[str, Site]) -> list[list[Site]]:
+    """Sites that have discrete sites, or steps of them, in common, in the order of the trace."""
+    found: list[tuple[set[str], list[str]]] = []
+    discrete = {name for name, site in summed.items() if is_enumerated(site)}
+    for name, site in summed.items():
+        own = {
+            each.replace(_BEFORE, "")
+            for each in site["infer"]["dim_to_name"].values()
+            if each in discrete or each.startswith((_BEFORE, _TIME))
+        }
+        own |= {name.replace(_BEFORE, "")} if name.startswith(_BEFORE) else set()
+        joined = [each for each in found if each[0] & own]
+        found = [each for each in found if not each[0] & own]
+        dims = own.union(*(each[0] for each in joined))
+        found.append((dims, [*(n for each in joined for n in each[1]), name]))
+    order = {name: place for place, name in enumerate(summed)}
+    return [[summed[name] for name in sorted(names, key=order.__getitem__)] for _, names in found]
+
+
+def _shared_plates(sites: list[Site]) -> dict[str, int]:
+    """Plates around every discrete site, and their dimensions."""
+    stacks = [
+        {f.name: f.dim for f in site["cond_indep_stack"] if f.dim is not None}
+        for site in sites
+        if is_enumerated(site)
+    ]
+    return {name: dim for name, dim in stacks[0].items() if all(name in each for each in stacks)}
+
+
+def _scales(site: Site) -> dict[str, float]:
+    """By how much the plates around a site multiply it, of those that hold a batch of rows."""
+    return {name: scale for name, scale in site.get("plate_to_scale", {}).items() if name}
+
+
+def _log_prob(site: Site, scaled: bool) -> Array:
+    """Log probability with the scales of handlers, not with those of plates."""
+    log_prob: Array = site["fn"].log_prob(site["value"])
+    scale = site["scale"]
+    if scaled and scale is not None and not is_identically_one(scale):
+        log_prob = (scale / math.prod(_scales(site).values())) * log_prob
+    return log_prob
+
+
+def _contracted(
+    sites: list[Site],
+    *,
+    kept: tuple[str, ...] = (),
+    scaled: bool = True,
+    evidence: Mapping[str, Array] | None = None,
+    largest: bool = False,
+) -> Any:
+    """Log of the sum over all discrete values of the product of these factors.
+
+    Parameters
+    ----------
+    sites : list of dict
+    kept : tuple of str
+        Plates that are dimensions of the result; all others multiply.
+    scaled : bool
+        With the scales of handlers.
+    evidence : mapping of str to array, optional
+        Added to the log probability of discrete sites.
+    largest : bool
+        The largest term in place of the sum.
+    """
+    import funsor
+    from numpyro.contrib.funsor.infer_util import _get_shift, _shift_name, compute_markov_factors
+
+    add = funsor.ops.max if largest else funsor.ops.logaddexp
+    factors: list[Any] = []
+    of_time: dict[Any, list[Any]] = defaultdict(list)
+    before: dict[Any, frozenset[str]] = defaultdict(frozenset)
+    summed: frozenset[str] = frozenset()
+    multiplied: frozenset[str] = frozenset()
+    history = 0
+    names = {site["name"]: site["infer"]["dim_to_name"] for site in sites}
+    for site in sites:
+        log_prob = _log_prob(site, scaled)
+        if evidence is not None and site["name"] in evidence:
+            log_prob = log_prob + evidence[site["name"]]
+        dims = dict(site["infer"]["dim_to_name"])
+        for dim in [dim for dim, name in dims.items() if name.startswith(_UNPLATED)]:
+            # Entries without a plate are one joint observation.
+            log_prob = log_prob.sum(dim, keepdims=True)
+            del dims[dim]
+        if not dims and all(size == 1 for size in log_prob.shape):
+            log_prob = log_prob.squeeze()
+        factor = funsor.to_funsor(log_prob, output=funsor.Real, dim_to_name=OrderedDict(dims))
+        times = [(dim, name) for dim, name in dims.items() if name.startswith(_TIME)]
+        if times:
+            dim, name = times[0]
+            time = funsor.Variable(name, funsor.Bint[log_prob.shape[dim]])
+            history = max(history, *(_get_shift(each) for each in dims.values()))
+            before[time] |= frozenset(n for n in dims.values() if n.startswith(_BEFORE))
+            of_time[time].append(factor)
+        else:
+            factors.append(factor)
+        if is_enumerated(site):
+            summed |= {site["name"]}
+        multiplied |= {frame.name for frame in site["cond_indep_stack"] if frame.dim is not None}
+    chained = {}
+    for time, earlier in before.items():
+        if history == 0:
+            factors += of_time.pop(time)
+            multiplied |= {time.name}
+        dims_of = [names[_shift_name(each, -_get_shift(each))] for each in earlier]
+        chained[time] = frozenset(
+            name
+            for each, dims in zip(earlier, dims_of, strict=True)
+            if each in dims.values()
+            for name in dims.values()
+        )
+    if of_time:
+        factors += compute_markov_factors(
+            of_time, before, chained, summed, multiplied, history, add, funsor.ops.add
+        )
+    with funsor.interpretations.lazy:
+        lazy = funsor.sum_product.sum_product(
+            add,
+            funsor.ops.add,
+            factors,
+            eliminate=summed | (multiplied - frozenset(kept)),
+            plates=multiplied,
+        )
+    found = funsor.optimizer.apply_optimizer(lazy)
+    left = sorted({name.split("__BOUND")[0] for name in found.inputs if name not in kept})
+    if left:
+        raise ModelCheckError(
+            f"The discrete latent sites could not be summed out: dimensions of {left} are left. "
+            "Give every dimension of a discrete site a plate, and steps that depend on each other "
+            "numpyro.contrib.control_flow.scan."
+        )
+    return found

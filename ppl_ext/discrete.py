@@ -1,0 +1,170 @@
+"""What is refused of programs with discrete latent sites, in words of both packages.
+
+A site with finitely many values is summed out of the density; the rest cannot be, and is told
+before any work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ppl_ext.errors import ModelCheckError
+
+
+def _named(sites: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in sites)
+
+
+def joined_name(sites: Sequence[str]) -> str:
+    """One name for observed sites that share discrete sites: theirs, or of the first and last."""
+    return ", ".join(sites if len(sites) < 4 else (sites[0], "...", sites[-1]))
+
+
+def infinite_support_error(site: str, distribution: str) -> ModelCheckError:
+    """A discrete latent site has infinitely many values.
+
+    Parameters
+    ----------
+    site, distribution : str
+        Its name, and its distribution's.
+    """
+    return ModelCheckError(
+        f"Continuous inference cannot handle discrete sample site '{site}'. Its distribution "
+        f"{distribution} has no finite list of values (has_enumerate_support is False), so it "
+        "cannot be enumerated and summed out. Expected a discrete latent of finitely many values: "
+        "truncate it to a Categorical whose logits are the log probabilities of 0, ..., n - 1, or "
+        "sum it by hand, as dist.MixtureSameFamily does a mixture's assignment and "
+        "dist.GammaPoisson a Poisson's rate, or use a continuous approximation."
+    )
+
+
+def only_discrete_error(model: str, sites: Iterable[str]) -> ModelCheckError:
+    """All latent sites are summed out, and none is left to infer.
+
+    Parameters
+    ----------
+    model : str
+        How the model is called.
+    sites : iterable of str
+    """
+    return ModelCheckError(
+        f"{model} found no latent variables beside the discrete ones ({_named(sites)}), which are "
+        "summed out. Expected at least one continuous latent site that has entries; the posterior "
+        "of the discrete sites alone is exact by the host's infer_discrete."
+    )
+
+
+def steering_error(sites: Iterable[str], where: str, text: str) -> ModelCheckError:
+    """Python needs one value of a discrete latent site, which has all of them at once.
+
+    Parameters
+    ----------
+    sites : iterable of str
+        The program's discrete latent sites.
+    where : str
+        The host's function that chooses by an array.
+    text : str
+        What the host says.
+    """
+    return ModelCheckError(
+        f"A discrete latent site (of {_named(sites)}) steers Python, by if, int() or a loop, and "
+        "cannot be enumerated: all its values are there at once, as one array. Write the choice "
+        f"with {where}, or by indexing an array with the site's value. The host says: {text}"
+    )
+
+
+def check_plated(site: str, shape: Sequence[int], plates: Sequence[Any]) -> None:
+    """See that a discrete latent site has a plate around every dimension.
+
+    Parameters
+    ----------
+    site : str
+    shape : sequence of int
+        Its batch shape.
+    plates : sequence of frame
+        The vectorized plates around it, each with its axis ``dim`` (negative).
+
+    Raises
+    ------
+    ModelCheckError
+        It has a dimension without.
+    """
+    axes = {frame.dim for frame in plates}
+    if all(size == 1 or axis - len(shape) in axes for axis, size in enumerate(shape)):
+        return
+    raise ModelCheckError(
+        f"Discrete latent site '{site}' has batch shape {tuple(shape)} and no plate around some of "
+        "it, so that all combinations of its entries' values would have to be summed. Expected a "
+        "plate around every dimension: `with plate(name, size): ...`."
+    )
+
+
+def enumeration_error(sites: Iterable[str], indexing: str, error: Exception) -> ModelCheckError:
+    """The model runs with one value of each discrete site, and not with all of them.
+
+    Parameters
+    ----------
+    sites : iterable of str
+        The program's discrete latent sites.
+    indexing : str
+        How an array is indexed by a discrete site, in the host's way.
+    error : Exception
+        What the model says.
+    """
+    return ModelCheckError(
+        f"The model fails when discrete latent sites {_named(sites)} have all their values at "
+        "once: enumeration gives a site's value a dimension to the left of all plates. Expected "
+        "a plate around every dimension of a discrete site, and operations that broadcast: count "
+        f"dimensions from the right, and index by {indexing}. "
+        f"{type(error).__name__}: {str(error).strip()}"
+    )
+
+
+def support_error(site: str) -> ModelCheckError:
+    """The support of a continuous site depends on a discrete latent site."""
+    return ModelCheckError(
+        f"The support of latent site '{site}' depends on a discrete latent site, so that one "
+        "unconstrained value has another meaning for each of its values. Expected a support that "
+        "does not: sample the site between 0 and 1 and scale it by where or by indexing."
+    )
+
+
+def shared_rows_error(sites: Iterable[str], plates: Iterable[str]) -> ModelCheckError:
+    """A plate holds a batch of rows that share a discrete site.
+
+    Parameters
+    ----------
+    sites : iterable of str
+        Discrete sites outside of the plates.
+    plates : iterable of str
+        Plates whose rows they touch.
+    """
+    return ModelCheckError(
+        f"Discrete latent site {_named(sites)} is shared by all rows of subsampled plate "
+        f"{_named(plates)}, of which a batch cannot tell its values: the logarithm of a sum over "
+        "them is no sum over rows. Expected a site inside that plate, or all rows: leave "
+        "subsample_size out."
+    )
+
+
+def check_curvature(sites: Sequence[str]) -> None:
+    """See that no discrete site is summed out where distributions of observed sites are asked for.
+
+    Parameters
+    ----------
+    sites : sequence of str
+        The program's discrete latent sites.
+
+    Raises
+    ------
+    ModelCheckError
+        Some are.
+    """
+    if sites:
+        raise ModelCheckError(
+            f"Discrete latent sites {_named(sites)} are summed out, so that what is observed has "
+            "no distribution of one family, whose Fisher information is known. Expected none for "
+            "curvature: write a mixture as dist.MixtureSameFamily, or use an engine that takes "
+            "scores alone, such as SVGD, ProximalScoreVI, GSM, BaM or fit."
+        )

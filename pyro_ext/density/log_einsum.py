@@ -1,0 +1,83 @@
+"""``einsum`` of logarithms, as a backend of ``opt_einsum``: sums of products become log-sum-exps.
+
+Pyro's own (``pyro.ops.einsum.torch_log``) has a gradient that ``torch.func`` cannot take, and
+loses products that underflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import local
+from typing import Any
+
+import torch
+from pyro.ops.einsum.util import Tensordot
+from torch import Tensor
+
+
+def transpose(a: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """The tensor with its axes in this order."""
+    return a.permute(axes)
+
+
+def einsum(equation: str, *operands: Tensor) -> Tensor:
+    """Log of ``torch.einsum(equation, ...)`` of exponentials."""
+    inputs, output = equation.split("->")
+    summed = "".join(sorted(set(inputs) - set(output) - {","}))
+    total: Tensor | None = None
+    for dims, operand in zip(inputs.split(","), operands, strict=True):
+        order = sorted(dims, key=(output + summed).index)
+        aligned = operand.permute([dims.index(name) for name in order])
+        shape = iter(aligned.shape)
+        aligned = aligned.reshape([next(shape) if name in dims else 1 for name in output + summed])
+        total = aligned if total is None else total + aligned
+    assert total is not None
+    if not summed:
+        return total.clone() if len(operands) == 1 else total
+    how = getattr(_PICKING, "how", None)
+    if how is not None:
+        picked: Tensor = _Picked.apply(total.flatten(len(output)), how == "largest")
+        return picked
+    return torch.logsumexp(total, tuple(range(len(output), len(output + summed))))
+
+
+_PICKING = local()
+
+
+@contextmanager
+def picking(how: str) -> Iterator[None]:
+    """Context in which the gradient of a sum is that of one term of it.
+
+    Parameters
+    ----------
+    how : {"sample", "largest"}
+        A term at random, by its share of the sum, or the largest, which then is the sum's value.
+    """
+    _PICKING.how = how
+    try:
+        yield
+    finally:
+        _PICKING.how = None
+
+
+class _Picked(torch.autograd.Function):
+    """The logarithm of a sum along the last dimension, with the gradient of one term."""
+
+    @staticmethod
+    def forward(context: Any, terms: Tensor, largest: bool) -> Tensor:
+        context.save_for_backward(terms)
+        context.largest = largest
+        return terms.amax(-1) if largest else terms.logsumexp(-1)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (terms,) = context.saved_tensors
+        if not context.largest:
+            # The largest after noise of Gumbel's is a draw.
+            terms = terms - torch.empty_like(terms).exponential_().log()
+        one = torch.nn.functional.one_hot(terms.argmax(-1), terms.shape[-1])
+        return gradient.unsqueeze(-1) * one, None
+
+
+tensordot = Tensordot(einsum)

@@ -1,0 +1,191 @@
+"""The density of programs with discrete latent sites, in float64: the marginal one.
+
+Tolerances are float64 rounding of sums of a few hundred terms.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from benchmarks.discrete.programs import PROGRAMS, SERIES, K, Program, Written
+from ppl_ext.errors import EvaluationWarning
+from tests.backends import use_float64
+from tests.density_support import positions, rows
+
+use_float64()
+
+ROUNDING = {"rtol": 1e-10, "atol": 1e-9}
+SUBSAMPLED = ["mixture", "item_difficulty", "topics"]
+
+
+def target_of(backend: Any, each: Program, *, full: bool = True, **options: Any) -> Any:
+    """Target and data of a program, on all rows or with minibatches."""
+    kwargs = {} if full else each.options
+    args = backend.arrays(each.arrays)
+    return backend.target(each.build(backend), args, kwargs, **options)
+
+
+def of_pyro(model: Callable[..., None], args: Any, split: Any, z: np.ndarray) -> Any:
+    """Log density and gradient by Pyro's own potential."""
+    import torch
+    from pyro.infer.mcmc.util import initialize_model
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        _, potential, _, _ = initialize_model(model, args)
+    values, gradients = [], []
+    for row in torch.tensor(z):
+        flat = row.clone().requires_grad_()
+        value = -potential(split(flat))
+        values.append(value.item())
+        gradients.append(torch.autograd.grad(value, flat)[0].numpy())
+    return np.array(values), np.array(gradients)
+
+
+def of_numpyro(model: Callable[..., None], args: Any, split: Any, z: np.ndarray) -> Any:
+    """Log density and gradient by NumPyro's own potential, as one compiled program."""
+    import jax
+    from numpyro import handlers
+    from numpyro.contrib.funsor import config_enumerate, enum
+    from numpyro.infer.util import _guess_max_plate_nesting, potential_energy
+
+    seeded = handlers.seed(model, 0)
+    nesting = _guess_max_plate_nesting(handlers.trace(seeded).get_trace(*args))
+    every = enum(config_enumerate(seeded), -nesting - 1)
+
+    def log_density(position: Any) -> Any:
+        return -potential_energy(every, args, {}, split(position), enum=True)
+
+    values, gradients = jax.jit(jax.vmap(jax.value_and_grad(log_density)))(z)
+    return np.asarray(values), np.asarray(gradients)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_log_density_and_score_agree_with_the_hosts_potential(backend: Any, name: str) -> None:
+    each = PROGRAMS[name]
+    target, data = target_of(backend, each)
+    z = positions(target)
+    if backend.is_pyro and name == "hidden_number":
+        # Pyro reads a binomial's number of trials, which a graph cannot.
+        with pytest.warns(EvaluationWarning, match="could not be traced"):
+            target.full_score(backend.array(z), data)
+    found = [backend.numpy(part) for part in target.full_score(backend.array(z), data)]
+    host = of_pyro if backend.is_pyro else of_numpyro
+    args = backend.arrays(each.arrays)
+    values, gradients = host(each.build(backend), args, target.layout.split, z)
+    np.testing.assert_allclose(found[1] + found[2], values, **ROUNDING)
+    np.testing.assert_allclose(found[0], gradients, **ROUNDING)
+
+
+@pytest.mark.parametrize("name", SUBSAMPLED)
+def test_minibatches_average_to_the_full_data(backend: Any, name: str) -> None:
+    each = PROGRAMS[name]
+    (plate, size), batch = next(iter(each.plates.items())), each.options["subsample_size"]
+    full, everything = target_of(backend, each)
+    target, data = target_of(backend, each, full=False, data_chunk=2)
+    z = positions(target)
+    flat = backend.array(z)
+    expected = [backend.numpy(part) for part in full.full_score_parts(flat, everything)]
+    # Two rows at a time leave a ragged last chunk of most plates.
+    for part, whole in zip(target.full_score_parts(flat, data), expected, strict=True):
+        np.testing.assert_allclose(backend.numpy(part), whole, **ROUNDING)
+    batches = []
+    for start in range(size):
+        some = rows(backend, **{plate: (start + np.arange(batch)) % size})
+        parts = target.score_parts(flat, data, some)
+        batches.append([backend.numpy(part) for part in parts])
+    assert np.std([one[1] for one in batches], axis=0).max() > 1e-3, "the batches must differ"
+    for part, whole in enumerate(expected):
+        average = np.mean([one[part] for one in batches], axis=0)
+        np.testing.assert_allclose(average, whole, **ROUNDING)
+
+
+def test_what_is_summed_belongs_to_the_likelihood(backend: Any) -> None:
+    target, data = target_of(backend, PROGRAMS["mixture"])
+    z = positions(target)
+    prior, likelihood = target.full_log_prior_and_likelihood(backend.array(z), data)
+    values = target.constrain(backend.array(z), data)
+    w, location, scale = (backend.numpy(values[name]) for name in ("weights", "location", "scale"))
+    terms = np.log(w)[:, None] + stats.norm.logpdf(
+        SERIES[:, None], location[:, None], scale[:, None]
+    )
+    expected = special.logsumexp(terms, -1).sum(-1)
+    np.testing.assert_allclose(backend.numpy(likelihood), expected, **ROUNDING)
+    warm, data = target_of(backend, PROGRAMS["mixture"], likelihood_temperature=4.0)
+    tempered = backend.numpy(warm.log_density(backend.array(z), data))
+    np.testing.assert_allclose(tempered, backend.numpy(prior) + expected / 4.0, **ROUNDING)
+
+
+def test_many_positions_at_once_are_each_its_own(backend: Any) -> None:
+    target, data = target_of(backend, PROGRAMS["mixture"])
+    z = positions(target, 4)
+    together = backend.numpy(target.full_score(backend.array(z), data).score)
+    alone = [backend.numpy(target.full_score(backend.array(one[None]), data).score) for one in z]
+    np.testing.assert_allclose(together, np.concatenate(alone), **ROUNDING)
+
+
+def test_values_are_those_of_the_support(backend: Any) -> None:
+    # NumPyro's own enumeration counts from zero.
+    h = Written(backend)
+
+    def model() -> None:
+        mean = h.sample("mean", h.dist.Normal(0.0, 1.0))
+        if backend.is_pyro:
+            number = 2 + h.sample("number", h.dist.Categorical(h.full(K, 1.0 / K)))
+        else:
+            number = h.sample("number", h.dist.DiscreteUniform(2, K + 1))
+        h.sample("y", h.dist.Normal(mean * number, 1.0), obs=h.full((), 1.5))
+
+    target, data = backend.target(model)
+    z = positions(target)
+    _, found = target.full_log_prior_and_likelihood(backend.array(z), data)
+    terms = stats.norm.logpdf(1.5, z * np.arange(2, K + 2), 1.0) - np.log(K)
+    np.testing.assert_allclose(backend.numpy(found), special.logsumexp(terms, -1), **ROUNDING)
+
+
+def test_observations_without_a_plate_are_one(backend: Any) -> None:
+    h = Written(backend)
+    numbers = np.array([0.5, -1.0])
+
+    def model(y: Any) -> None:
+        share = h.sample("share", h.dist.Normal(0.0, 1.0))
+        z = h.sample("z", h.dist.Bernoulli(logits=share))
+        h.sample("y", h.dist.Normal(h.number(z), h.full(2)), obs=y)
+
+    target, data = backend.target(model, (backend.array(numbers),))
+    z = positions(target)
+    _, found = target.full_log_prior_and_likelihood(backend.array(z), data)
+    terms = [
+        np.log(special.expit(sign * z[:, 0])) + stats.norm.logpdf(numbers, mean).sum()
+        for sign, mean in ((-1.0, 0.0), (1.0, 1.0))
+    ]
+    np.testing.assert_allclose(backend.numpy(found), np.logaddexp(*terms), **ROUNDING)
+
+
+def test_a_sum_over_all_assignments_of_two_sites(backend: Any) -> None:
+    # One site over all rows and one of each row, which have no closed form of einsum to lean on.
+    h = Written(backend)
+    numbers = np.array([0.3, -0.7, 1.1])
+
+    def model(y: Any) -> None:
+        mean = h.sample("mean", h.dist.Normal(0.0, 1.0))
+        a = h.sample("a", h.dist.Bernoulli(h.full((), 0.3)))
+        with h.plate("rows", len(y)):
+            b = h.sample("b", h.dist.Bernoulli(0.2 + 0.5 * a))
+            h.sample("y", h.dist.Normal(mean + a - 2.0 * b, 1.0), obs=y)
+
+    target, data = backend.target(model, (backend.array(numbers),))
+    z = positions(target)
+    _, found = target.full_log_prior_and_likelihood(backend.array(z), data)
+    terms = []
+    for a, *bs in itertools.product((0, 1), repeat=4):
+        b = np.array(bs)
+        term = stats.bernoulli.logpmf(a, 0.3) + stats.bernoulli.logpmf(b, 0.2 + 0.5 * a).sum()
+        terms.append(term + stats.norm.logpdf(numbers, z + a - 2.0 * b, 1.0).sum(-1))
+    np.testing.assert_allclose(backend.numpy(found), special.logsumexp(terms, 0), **ROUNDING)

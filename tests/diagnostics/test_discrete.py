@@ -1,0 +1,140 @@
+"""Discrete latent sites after the fit, in float64: their posterior given draws of the others."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from benchmarks.discrete.programs import PROGRAMS, SERIES, K, Written
+from tests.backends import use_float64
+
+use_float64()
+
+DRAWS = 400
+
+
+def at_one_place(backend: Any, name: str, num: int) -> tuple[Any, Any, dict[str, np.ndarray]]:
+    """Target and data of a program, and the same draw many times."""
+    each = PROGRAMS[name]
+    target, data = backend.target(each.build(backend), backend.arrays(each.arrays), each.options)
+    z = np.random.default_rng(2).uniform(-1.0, 1.0, (1, target.dim))
+    values = target.constrain(backend.array(z), data)
+    return target, data, {k: np.repeat(backend.numpy(v), num, 0) for k, v in values.items()}
+
+
+def replayed(backend: Any, name: str, num: int, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """What a program computes at the draw, and the draw."""
+    target, data, draws = at_one_place(backend, name, num)
+    found = backend.room("density.replay").replay(target, draws, data, **options)
+    return found, {site: value[0] for site, value in draws.items()}
+
+
+def logits(at: dict[str, Any]) -> np.ndarray:
+    """Log joint density of each row and its component."""
+    each = stats.norm.logpdf(SERIES[:, None], at["location"], at["scale"])
+    return np.asarray(np.log(at["weights"]) + each)
+
+
+def assert_shares(found: np.ndarray, expected: np.ndarray) -> None:
+    """See that means of indicators are shares, to five standard errors."""
+    error = np.sqrt(expected * (1.0 - expected) / DRAWS)
+    assert np.all(np.abs(found - expected) < 5.0 * error + 1e-3), (found, expected)
+
+
+def test_assignments_of_a_mixture(backend: Any) -> None:
+    found, at = replayed(backend, "mixture", DRAWS, groups=("discrete", "log_likelihood"))
+    terms = logits(at)
+    drawn = np.stack([(found.discrete["z"] == value).mean(0) for value in range(K)], -1)
+    assert_shares(drawn, special.softmax(terms, -1))
+    np.testing.assert_allclose(found.log_likelihood["y"][0], special.logsumexp(terms, -1))
+    assert found.sites["y"].likelihood == ((len(SERIES),), ("rows",))
+    options = {"groups": ("discrete",), "discrete": "most probable"}
+    best, _ = replayed(backend, "mixture", 1, **options)
+    np.testing.assert_array_equal(best.discrete["z"][0], terms.argmax(-1))
+
+
+def test_paths_of_a_hidden_markov_model(backend: Any) -> None:
+    def path(found: Any) -> np.ndarray:
+        if not backend.is_pyro:
+            return np.asarray(found.discrete["z"])
+        return np.stack([found.discrete[f"z_{t}"] for t in range(len(SERIES))], -1)
+
+    found, at = replayed(backend, "hidden_markov", DRAWS, groups=("discrete", "log_likelihood"))
+    moves, emissions = np.log(at["transitions"]), logits({**at, "scale": 1.0, "weights": 1.0})
+    paths = np.array(list(itertools.product(range(K), repeat=len(SERIES))))
+    terms = sum(
+        moves[paths[:, t - 1] if t else 0, paths[:, t]] + emissions[t, paths[:, t]]
+        for t in range(len(SERIES))
+    )
+    (log_likelihood,) = found.log_likelihood.values()
+    np.testing.assert_allclose(log_likelihood[0], special.logsumexp(terms))
+    weights, drawn = special.softmax(terms), path(found)
+    # Pairs of neighbours, so that a draw of each step by itself would show.
+    for t in range(1, len(SERIES)):
+        for a, b in itertools.product(range(K), repeat=2):
+            expected = weights @ ((paths[:, t - 1] == a) & (paths[:, t] == b))
+            share = ((drawn[:, t - 1] == a) & (drawn[:, t] == b)).mean()
+            assert_shares(np.asarray(share), np.asarray(expected))
+    options = {"groups": ("discrete",), "discrete": "most probable"}
+    best, _ = replayed(backend, "hidden_markov", 1, **options)
+    np.testing.assert_array_equal(path(best)[0], paths[np.argmax(terms)])
+
+
+def test_to_arviz_has_them_as_integers(backend: Any) -> None:
+    each = PROGRAMS["mixture"]
+    args = backend.arrays(each.arrays)
+    fit = backend.fit(
+        "SVGD",
+        each.build(backend),
+        backend.adam(0.05),
+        num_particles=4,
+        steps=2,
+        args=args,
+        kwargs=each.options,
+    )
+    state = () if backend.is_pyro else (fit.state,)
+    plain = backend.public.to_arviz(fit.engine, *state, *args, **each.options)
+    assert "z" not in plain.posterior
+    assert plain.log_likelihood["y"].dims == ("chain", "draw", "rows")
+    found = backend.public.to_arviz(
+        fit.engine, *state, *args, discrete="most probable", **each.options
+    )
+    z = found.posterior["z"]
+    assert z.dims == ("chain", "draw", "rows") and z.dtype.kind == "i"
+    draw = {name: fit.samples[name][3] for name in ("weights", "location", "scale")}
+    np.testing.assert_array_equal(z.values[0, 3], logits(draw).argmax(-1))
+    with pytest.raises(backend.public.ArgumentError, match="discrete to be one of 'sample'"):
+        backend.public.to_arviz(fit.engine, *state, *args, discrete="all", **each.options)
+
+
+def test_predictions_average_over_the_prior_of_discrete_sites(backend: Any) -> None:
+    # Rows are yet to be seen: z and y are both without values.
+    h = Written(backend)
+
+    def model(y: Any = None) -> None:
+        share = h.sample("share", h.dist.Beta(1.0, 1.0))
+        with h.plate("rows", 3):
+            z = h.sample("z", h.dist.Bernoulli(share))
+            h.sample("y", h.dist.Normal(2.0 * z, 1.0), obs=y)
+
+    draws = {"share": backend.array(np.full(DRAWS, 0.3))}
+    found = backend.public.predictive_distribution(model, draws)
+    means = found["mean"].values
+    assert set(np.unique(means)) == {0.0, 2.0}
+    assert_shares((means == 2.0).mean(0), np.full(3, 0.3))
+
+
+def test_a_discrete_observation_is_still_what_is_predicted(backend: Any) -> None:
+    h = Written(backend)
+
+    def guess() -> None:
+        share = h.sample("share", h.dist.Beta(1.0, 1.0))
+        with h.plate("rows", 3):
+            h.sample("y", h.dist.Bernoulli(share))
+
+    found = backend.public.predictive_distribution(guess, {"share": backend.array([0.3, 0.6])})
+    np.testing.assert_allclose(found["probabilities"].values[..., 1], [[0.3] * 3, [0.6] * 3])
