@@ -230,9 +230,11 @@ def structure_of(run: FirstRun) -> Structure:
         ),
         enumerated=tuple(name for name, site in run.trace.items() if is_enumerated(site)),
         nesting=max(
-            0,
-            *(-dim for dim in dims.values() if dim is not None),
-            *(len(s["fn"].batch_shape) for s in run.trace.values() if s["type"] == "sample"),
+            [
+                0,
+                *(-dim for dim in dims.values() if dim is not None),
+                *(len(s["fn"].batch_shape) for s in run.trace.values() if s["type"] == "sample"),
+            ]
         ),
     )
 
