@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 #: Draws of a mode that its values are told from.
 DRAWS = 64
@@ -21,7 +21,7 @@ Values = Mapping[str, Float[np.ndarray, "S ..."]]
 Figures = Float[np.ndarray, "2 K"]
 
 
-def exchanged(modes: Sequence[Values]) -> tuple[str, ...]:
+def exchanged(modes: Sequence[Values]) -> dict[str, tuple[int, ...]]:
     """Sites whose entries change places between the first mode and another that is the same.
 
     Entries change places within a site, and scalar sites with each other.
@@ -30,17 +30,28 @@ def exchanged(modes: Sequence[Values]) -> tuple[str, ...]:
     ----------
     modes : sequence of mappings
         Of each mode, the one of most mass first: site to constrained draws (S, ...).
+
+    Returns
+    -------
+    dict of str to tuple of int
+        By site, where on its first axis entries change places; (0,) of a scalar site.
     """
-    found: dict[str, None] = {}
+    found: dict[str, set[int]] = {}
     first, *others = [{name: _figures(draws) for name, draws in mode.items()} for mode in modes]
     for other in others:
-        moved = [name for name in first if _has_moved(first[name], other[name])]
-        if moved and all(map(_is_same, _in_groups(first), _in_groups(other))):
-            found |= dict.fromkeys(moved)
-    return tuple(found)
+        moved = {name: _moved(first[name], other[name]) for name in first}
+        is_same = all(map(_is_same, _in_groups(first), _in_groups(other)))
+        for name, entries in moved.items():
+            if is_same and entries.any():
+                length = modes[0][name].shape[1] if modes[0][name].ndim > 1 else 1
+                places = entries.reshape(length, -1).any(1)
+                found.setdefault(name, set()).update(map(int, np.flatnonzero(places)))
+    return {name: tuple(sorted(places)) for name, places in found.items()}
 
 
-def orders(draws: Sequence[Float[np.ndarray, "S ..."]]) -> tuple[int, int]:
+def orders(
+    draws: Mapping[str, Float[np.ndarray, "S ..."]], places: Mapping[str, Sequence[int]]
+) -> tuple[int, int]:
     """Different orders of the labels in draws, and how many there are.
 
     Where labels can be exchanged, all orders are alike, and draws of the posterior have each as
@@ -48,15 +59,17 @@ def orders(draws: Sequence[Float[np.ndarray, "S ..."]]) -> tuple[int, int]:
 
     Parameters
     ----------
-    draws : sequence of array (S, ...)
-        Of the sites whose entries change places, along their first axis; scalar sites with each
-        other.
+    draws : mapping of str to array (S, ...)
+    places : mapping of str to sequence of int
+        Of :func:`exchanged`.
     """
-    simplest = min(draws, key=lambda each: each.ndim)
-    if simplest.ndim == 1:
-        values = np.stack([each for each in draws if each.ndim == 1], axis=1)
+    scalars = [draws[name] for name in places if draws[name].ndim == 1]
+    if scalars:
+        values = np.stack(scalars, axis=1)
     else:
-        values = simplest.reshape(*simplest.shape[:2], -1)[:, :, 0]
+        name = min(places, key=lambda each: draws[each].ndim)
+        own = draws[name].reshape(*draws[name].shape[:2], -1)
+        values = own[:, list(places[name]), 0]
     seen = {tuple(row) for row in np.argsort(values, axis=1)}
     return len(seen), math.factorial(values.shape[1])
 
@@ -73,8 +86,10 @@ def _in_groups(mode: Mapping[str, Figures]) -> list[Figures]:
     return [*others, np.concatenate(scalars, 1)] if scalars else others
 
 
-def _has_moved(one: Figures, other: Figures) -> bool:
-    return bool((np.abs(one[0] - other[0]) > MOVED * np.maximum(one[1], other[1])).any())
+def _moved(one: Figures, other: Figures) -> Bool[np.ndarray, " K"]:
+    """Which entries lie elsewhere."""
+    found: Bool[np.ndarray, " K"] = np.abs(one[0] - other[0]) > MOVED * np.maximum(one[1], other[1])
+    return found
 
 
 def _is_same(one: Figures, other: Figures) -> bool:

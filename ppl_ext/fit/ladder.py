@@ -165,7 +165,7 @@ def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
     chained = replace(_chained(figures, sampled.window, climbed.problem), endless=_endless(values))
     evidence, modes = climbed.evidence, climbed.evidence.modes
     if modes is not None and modes.exchanged:
-        orders = labels.orders([values[name] for name in modes.exchanged])
+        orders = labels.orders(values, dict(modes.exchanged))
         evidence = replace(evidence, modes=replace(modes, orders=orders))
     found.evidence = replace(evidence, chains=chained)
     return found
@@ -265,13 +265,16 @@ def _other_modes(
     return kept, policy.Modes(len(kept.modes), new, tuple(map(float, kept.weights)))
 
 
-def _labels(problem: Problem, start: Start, generator: np.random.Generator) -> tuple[str, ...]:
-    """Sites whose entries change places from one mode to another."""
+def _labels(
+    problem: Problem, start: Start, generator: np.random.Generator
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Sites whose entries change places from one mode to another, and where."""
     noise = generator.normal(size=(labels.DRAWS, problem.dim))
     values = [problem.values(mode.at(noise)) for mode in start.modes]
-    return labels.exchanged(
+    found = labels.exchanged(
         [{name: np.asarray(value) for name, value in each.items()} for each in values]
     )
+    return tuple(found.items())
 
 
 def _ratios(

@@ -69,14 +69,15 @@ class Program:
 class Modes:
     """What the search found: separate modes, and the share of the last paths that found more.
 
-    ``exchanged`` names sites whose entries change places from one mode to another; ``orders`` of
-    their labels are those that draws have, and all that there are.
+    ``exchanged`` names sites whose entries change places from one mode to another, and where they
+    do on the first axis; ``orders`` of their labels are those that draws have, and all that there
+    are.
     """
 
     number: int
     last_new: float
     shares: tuple[float, ...]
-    exchanged: tuple[str, ...] = ()
+    exchanged: tuple[tuple[str, tuple[int, ...]], ...] = ()
     orders: tuple[int, int] = (1, 1)
 
 
@@ -281,7 +282,7 @@ def words_of(engine: Engine) -> str:
 def _of_labels(evidence: Evidence) -> list[str]:
     if evidence.modes is None or not evidence.modes.exchanged:
         return []
-    names = ", ".join(f"'{name}'" for name in evidence.modes.exchanged)
+    names = ", ".join(f"'{name}'" for name, _ in evidence.modes.exchanged)
     return [
         f"Modes differ by an exchange of labels in {names}: read figures that do not depend on "
         "labels, or order them in the model."

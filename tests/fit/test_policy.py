@@ -105,7 +105,10 @@ INEXACT = replace(WANTED, exact=False)
             "inside a subsampled plate",
         ),
         (
-            {"chains": RESTED, "modes": replace(MODES, exchanged=("mean",), orders=(23, 24))},
+            {
+                "chains": RESTED,
+                "modes": replace(MODES, exchanged=(("mean", (0, 1)),), orders=(23, 24)),
+            },
             "not trusted",
             "23 of the 24 orders",
         ),
@@ -115,7 +118,7 @@ INEXACT = replace(WANTED, exact=False)
             "Draws of 'scale' come near the largest numbers",
         ),
         (
-            {"chains": RESTED, "modes": replace(MODES, number=2, exchanged=("mean",))},
+            {"chains": RESTED, "modes": replace(MODES, number=2, exchanged=(("mean", (0, 1)),))},
             "exact",
             "exchange of labels in 'mean'",
         ),
