@@ -27,6 +27,13 @@ from numpyro_ext.score.guide_engine import GuideEngine
 from numpyro_ext.start import piece_of
 from ppl_ext.documented import documented
 from ppl_ext.fit import fit as shared
+from ppl_ext.fit.engine import (
+    check_own_engine,
+    epoch_of,
+    in_rounds,
+    name_of,
+    number_of_draws,
+)
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.policy import guide_for
 from ppl_ext.fit.problem import (
@@ -34,11 +41,6 @@ from ppl_ext.fit.problem import (
     Approximated,
     Meter,
     Problem,
-    check_own_engine,
-    epoch_of,
-    in_rounds,
-    name_of,
-    number_of_draws,
     problem_of,
 )
 from ppl_ext.settling import Settling

@@ -7,9 +7,27 @@ before any work.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ppl_ext.errors import ModelCheckError
+
+
+class RowTerms(NamedTuple):
+    """Log likelihood of observed sites together, by row.
+
+    Parameters
+    ----------
+    values : array
+        One for each row of the plates around the discrete sites.
+    axes : dict of str to int
+        Those plates, and their axes.
+    sites : tuple of str
+        The observed sites.
+    """
+
+    values: Any
+    axes: dict[str, int]
+    sites: tuple[str, ...]
 
 
 def _named(sites: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from numpyro_ext.density.handlers import (
     is_enumerated,
     is_observation,
 )
-from ppl_ext.discrete import joined_name, shared_rows_error, support_error
+from ppl_ext.discrete import RowTerms, joined_name, shared_rows_error, support_error
 from ppl_ext.errors import ModelCheckError
 
 #: How funsor's names for values of earlier steps, for time itself, and for other dimensions begin.
@@ -145,24 +145,6 @@ def log_marginal(summed: Mapping[str, Site]) -> Float[Array, ""]:
         scale = math.prod(each for _, each in plates)
         total = total + scale * _contracted(sites).data
     return total
-
-
-class RowTerms(NamedTuple):
-    """Log likelihood of observed sites together, by row.
-
-    Parameters
-    ----------
-    values : array
-        One for each row of the plates around the discrete sites.
-    axes : dict of str to int
-        Those plates, and their axes.
-    sites : tuple of str
-        The observed sites.
-    """
-
-    values: Array
-    axes: dict[str, int]
-    sites: tuple[str, ...]
 
 
 def log_likelihood_of_rows(trace: Trace) -> dict[str, RowTerms]:

@@ -20,7 +20,6 @@ from numpyro.distributions import constraints
 from numpyro.primitives import Messenger
 
 from numpyro_ext.density.enumeration import (
-    RowTerms,
     log_likelihood_of_rows,
     posterior_values,
 )
@@ -58,6 +57,7 @@ from ppl_ext.diagnostics.replay import (
     is_outside,
     plates_of_axes,
 )
+from ppl_ext.discrete import RowTerms
 from ppl_ext.documented import documented
 from ppl_ext.options import check_choice
 

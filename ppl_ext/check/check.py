@@ -24,11 +24,11 @@ from ppl_ext.check.stein import Stein, stein_identities
 from ppl_ext.check.touched import untouched
 from ppl_ext.fit import policy
 from ppl_ext.fit.fit import BUDGET, SECONDS, Fit, fit
-from ppl_ext.fit.problem import Meter, Positions, Problem
+from ppl_ext.fit.ladder import staged
+from ppl_ext.fit.problem import Meter, Positions, Problem, timed
 from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.start.paths import Evaluate
-from ppl_ext.start.search import WIDTH
 
 #: Effective draws of the chains unless told otherwise.
 CHECK_ESS = 2_000
@@ -155,12 +155,8 @@ class _Hearing:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Count what a stage costs."""
-        before, started = self.meter.evaluations, time.perf_counter()
-        if self.meter.bar is not None:
-            self.meter.bar.set_description(f"check: {name}")
-        yield
-        spent = self.meter.evaluations - before
-        self.stages.append(Stage(name, spent, time.perf_counter() - started))
+        with staged(self.stages, self.meter, name, f"check: {name}"):
+            yield
 
     def verdict(
         self,
@@ -338,14 +334,8 @@ def _rows_refused(program: Program, source: Source, hearing: _Hearing) -> str | 
     written, meter = program.written, hearing.meter
     one = {name: value[:1] for name, value in source.draws.items()}
     position = program.unconstrain(one)
-    if np.isfinite(position).all():
-        evaluate = meter.of(written.evaluate)
-        evaluate(position)
-        began = time.perf_counter()  # the second compiles nothing
-        evaluate(position)
-        each = (time.perf_counter() - began) / WIDTH
-    else:
-        each = math.inf
+    is_finite = bool(np.isfinite(position).all())
+    each = timed(meter.of(written.evaluate), position[0])[1] if is_finite else math.inf
     figures = policy.Program(
         written.dim, False, each, 0.0, seconds_with_all_rows=each * written.times_all_rows
     )

@@ -17,7 +17,7 @@ from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Sampled, Window, sample
 from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
 from ppl_ext.fit import labels, policy
-from ppl_ext.fit.problem import Meter, Problem
+from ppl_ext.fit.problem import Meter, Problem, timed
 from ppl_ext.fit.verdict import Stage, Verdict
 from ppl_ext.start.find import find, more_modes
 from ppl_ext.start.paths import Evaluate
@@ -82,11 +82,16 @@ class Climbed:
 
 
 @contextmanager
-def staged(stages: list[Stage], meter: Meter, name: str) -> Iterator[list[str]]:
-    """Add a part of the work to the stages, with what is noted on the way."""
+def staged(
+    stages: list[Stage], meter: Meter, name: str, shown: str | None = None
+) -> Iterator[list[str]]:
+    """Add a part of the work to the stages, with what is noted on the way.
+
+    The progress bar shows its name, or what is to be ``shown``.
+    """
     before, started, notes = meter.evaluations, time.perf_counter(), list[str]()
     if meter.bar is not None:
-        meter.bar.set_description(name)
+        meter.bar.set_description(shown or name)
     yield notes
     spent = meter.evaluations - before
     stages.append(Stage(name, spent, time.perf_counter() - started, "; ".join(notes)))
@@ -222,16 +227,12 @@ def _program(problem: Problem, start: Start | None, meter: Meter) -> policy.Prog
     has_engine = problem.approximate is not None
     if start is None:
         return policy.Program(problem.dim, problem.is_whole, 0.0, 0.0, has_engine=has_engine)
-    evaluate = meter.of(problem.evaluate)
-    value, _ = evaluate(start.mean[None].repeat(CHAINS, 0))
-    began = time.perf_counter()  # the second compiles nothing
-    evaluate(start.mean[None].repeat(CHAINS, 0))
-    each = (time.perf_counter() - began) / CHAINS
+    value, each = timed(meter.of(problem.evaluate), start.mean)
     return policy.Program(
         problem.dim,
         problem.is_whole,
         each,
-        problem.epsilon * float(np.abs(value[0])),
+        problem.epsilon * abs(value),
         problem.epsilon * float(np.max(np.abs(start.mean) / start.modes[0].deviations)),
         each * problem.times_all_rows,
         has_engine,

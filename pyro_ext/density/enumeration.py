@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from opt_einsum import get_symbol, shared_intermediates
@@ -27,7 +27,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from ppl_ext.discrete import joined_name, shared_rows_error
+from ppl_ext.discrete import RowTerms, joined_name, shared_rows_error
 from pyro_ext.density.log_einsum import picking
 
 
@@ -199,24 +199,6 @@ def log_likelihood_of_rows(factors: list[Factor]) -> dict[str, RowTerms]:
         axes = {plate: axis for axis, plate in enumerate(kept)}
         found[joined_name(names)] = RowTerms(values, axes, names)
     return found
-
-
-class RowTerms(NamedTuple):
-    """Log likelihood of observed sites together, by row.
-
-    Parameters
-    ----------
-    values : tensor
-        One for each row of the plates around the discrete sites.
-    axes : dict of str to int
-        Those plates, and their axes.
-    sites : tuple of str
-        The observed sites.
-    """
-
-    values: Tensor
-    axes: dict[str, int]
-    sites: tuple[str, ...]
 
 
 def posterior_values(

@@ -31,12 +31,12 @@ from ppl_ext.diagnostics.replay import (
     is_outside,
     plates_of_axes,
 )
+from ppl_ext.discrete import RowTerms
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_choice
 from pyro_ext.density.enumeration import (
     Factor,
-    RowTerms,
     factor_of,
     is_enumerated,
     log_likelihood_of_rows,

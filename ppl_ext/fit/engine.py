@@ -1,0 +1,85 @@
+"""Engines in a fit: which may be named, how long they run, and how many draws are made of them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ppl_ext.errors import ArgumentError, UnsettledWarning
+from ppl_ext.fit.problem import Meter
+from ppl_ext.layouts import DataPlate
+from ppl_ext.options import described
+from ppl_ext.process import swapped
+from ppl_ext.settling import Settling
+
+#: Steps of an engine's first run, and of all; each run is twice as long as the one before.
+FIRST_STEPS, MOST_STEPS = 2_000, 200_000
+#: Share of what a fit may spend that an engine may take, and its draws: fewer where so many numbers
+#: do not hold them.
+ENGINE_SHARE, ENGINE_DRAWS, ENGINE_NUMBERS = 0.8, 1_000, 20_000_000
+
+
+def in_rounds(
+    run: Callable[[int, Callable[..., bool]], tuple[int, Settling]], meter: Meter
+) -> tuple[int, Settling]:
+    """Runs of an engine, one after the other, until it has settled or has spent what it may.
+
+    Engines have schedules over a run, which one that is cut short does not come to the end of.
+
+    Parameters
+    ----------
+    run : callable
+        Of a number of steps, and of a callback that tells whether to stop: a run from where the
+        engine is, the steps that it took and how settled it is.
+    meter : Meter
+    """
+    taken, length = 0, FIRST_STEPS
+    with swapped(warnings.catch_warnings()):
+        # The verdict says it.
+        warnings.simplefilter("ignore", UnsettledWarning)
+        while True:
+            steps, settling = run(length, lambda *_: not meter.allows(ENGINE_SHARE))
+            taken, length = taken + steps, 2 * length
+            if settling.settled or taken >= MOST_STEPS or not meter.allows(ENGINE_SHARE):
+                return taken, settling
+
+
+def number_of_draws(dim: int) -> int:
+    """Draws of an engine in so many dimensions."""
+    return max(4, min(ENGINE_DRAWS, ENGINE_NUMBERS // dim))
+
+
+def name_of(engine: Any) -> str:
+    """An engine in words, with the guide that it fits."""
+    name, guide = type(engine).__name__, getattr(engine, "guide", None)
+    return name if guide is None else f"{name} with {type(guide).__name__}"
+
+
+def epoch_of(plates: Mapping[str, DataPlate]) -> int:
+    """Steps that an engine takes to see all rows once."""
+    return max(math.ceil(plate.size / plate.subsample_size) for plate in plates.values())
+
+
+def check_own_engine(model: Any, guide: Any, engine: Any, engine_class: Any) -> None:
+    """See that an engine, or a guide, that a user names can be a fit's.
+
+    Raises
+    ------
+    ArgumentError
+        Both are named, or the engine is none, or has another model.
+    """
+    if engine is None:
+        return
+    if guide is not None:
+        raise ArgumentError("Expected guide or engine, found both. Give the engine the guide.")
+    if not isinstance(engine, engine_class):
+        raise ArgumentError(
+            f"Expected engine to be an engine of this package, such as SVGD(model, optim), found "
+            f"{described(engine)}."
+        )
+    if engine.model is not model:
+        raise ArgumentError(
+            "Expected an engine of the model that is fitted, found one of another model."
+        )
