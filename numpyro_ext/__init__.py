@@ -50,7 +50,17 @@ from numpyro_ext.guides import (
     local_reparameterization,
     register_flat_density,
 )
-from numpyro_ext.kernels import IMQ, RBF, Graphical, Kernel, Linear, Preconditioned, RandomFeature
+from numpyro_ext.kernels import (
+    IMQ,
+    RBF,
+    Additive,
+    Graphical,
+    Kernel,
+    Linear,
+    Preconditioned,
+    RandomFeature,
+    SemiExact,
+)
 from numpyro_ext.laplace import LaplaceGGN
 from numpyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
 from numpyro_ext.sgmcmc import (
@@ -126,11 +136,13 @@ __all__ = [
     # kernels
     "IMQ",
     "RBF",
+    "Additive",
     "Graphical",
     "Kernel",
     "Linear",
     "Preconditioned",
     "RandomFeature",
+    "SemiExact",
     "Regression",
     # score estimators
     "BatchArguments",

@@ -70,7 +70,17 @@ from pyro_ext.guides import (
     local_reparameterization,
     register_flat_density,
 )
-from pyro_ext.kernels import IMQ, RBF, Graphical, Kernel, Linear, Preconditioned, RandomFeature
+from pyro_ext.kernels import (
+    IMQ,
+    RBF,
+    Additive,
+    Graphical,
+    Kernel,
+    Linear,
+    Preconditioned,
+    RandomFeature,
+    SemiExact,
+)
 from pyro_ext.laplace import LaplaceGGN
 from pyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
 from pyro_ext.sgmcmc import (
@@ -127,11 +137,13 @@ __all__ = [
     # kernels
     "IMQ",
     "RBF",
+    "Additive",
     "Graphical",
     "Kernel",
     "Linear",
     "Preconditioned",
     "RandomFeature",
+    "SemiExact",
     "Regression",
     # score estimators
     "BatchArguments",

@@ -4,6 +4,7 @@ from numpyro_ext.kernels.bandwidth import Bandwidth, bandwidth
 from numpyro_ext.kernels.classes import (
     IMQ,
     RBF,
+    Additive,
     ByParticleCount,
     Graphical,
     Kernel,
@@ -12,6 +13,7 @@ from numpyro_ext.kernels.classes import (
     Preconditioned,
     RandomFeature,
     Scaled,
+    SemiExact,
     Sum,
     default_kernel,
     mixture,
@@ -21,6 +23,7 @@ from ppl_ext.kernels.base import Interactions, KernelState
 from ppl_ext.kernels.rules import BANDWIDTH_RULES, METRICS, ProductMetric
 
 __all__ = [
+    "Additive",
     "ByParticleCount",
     "BANDWIDTH_RULES",
     "IMQ",
@@ -38,6 +41,7 @@ __all__ = [
     "ProductMetric",
     "RandomFeature",
     "Scaled",
+    "SemiExact",
     "Sum",
     "as_kernel",
     "bandwidth",

@@ -6,6 +6,7 @@ from pyro_ext.kernels.bandwidth import Bandwidth, bandwidth
 from pyro_ext.kernels.classes import (
     IMQ,
     RBF,
+    Additive,
     ByParticleCount,
     Graphical,
     Kernel,
@@ -14,6 +15,7 @@ from pyro_ext.kernels.classes import (
     Preconditioned,
     RandomFeature,
     Scaled,
+    SemiExact,
     Sum,
     default_kernel,
     mixture,
@@ -21,6 +23,7 @@ from pyro_ext.kernels.classes import (
 from pyro_ext.kernels.host import HostKernel, as_kernel
 
 __all__ = [
+    "Additive",
     "ByParticleCount",
     "BANDWIDTH_RULES",
     "IMQ",
@@ -38,6 +41,7 @@ __all__ = [
     "ProductMetric",
     "RandomFeature",
     "Scaled",
+    "SemiExact",
     "Sum",
     "as_kernel",
     "bandwidth",

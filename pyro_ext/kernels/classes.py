@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.kernels import (
+    additive,
     base,
     default,
     graphical,
@@ -19,6 +20,7 @@ from ppl_ext.kernels import (
     preconditioned,
     random_feature,
     rbf,
+    semi_exact,
 )
 from ppl_ext.kernels.base import KernelState
 from ppl_ext.kernels.rules import ProductMetric
@@ -57,6 +59,14 @@ class IMQ(imq.IMQ, Kernel):
 
 class Linear(linear.Linear, Kernel):
     pass
+
+
+class Additive(additive.Additive, Kernel):
+    pass
+
+
+class SemiExact(semi_exact.SemiExact, Kernel):
+    linear = Linear
 
 
 class Preconditioned(preconditioned.Preconditioned, Kernel):

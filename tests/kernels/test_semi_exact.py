@@ -1,0 +1,155 @@
+"""The additive and the semi-exact kernel by their definitions, and Stein's equations at rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ppl_ext.errors import ArgumentError
+from tests.backends import use_float64
+from tests.kernel_support import Value, cloud, direction, imq, linear, stein_direction
+
+use_float64()
+
+
+def additive(weights: np.ndarray, width: float = 2.0, exponent: float = -0.5) -> Value:
+    """The mean over coordinates of (1 + w_d (x_d - y_d)^2 / h)^exponent."""
+    return lambda x, y: ((1.0 + weights * (x - y) ** 2 / width) ** exponent).mean()
+
+
+def projected(kernel: Value, particles: np.ndarray, ridge: float = 0.0) -> Value:
+    """The kernel without the affine part in either argument, by least squares."""
+    num, dim = particles.shape
+    mean, variances = particles.mean(0), particles.var(0)
+    penalty = num * ridge * np.diag([0.0, *variances])
+
+    def features(x: Any) -> Any:
+        return np.concatenate([np.ones(1), x - mean])
+
+    design = np.array([features(x) for x in particles])
+    fit = np.linalg.solve(design.T @ design + penalty, design.T)
+
+    def value(x: Any, y: Any) -> Any:
+        at_x, at_y = features(x) @ fit, features(y) @ fit
+        pairs = np.array([[kernel(a, b) for b in particles] for a in particles])
+        rows = np.array([kernel(x, b) for b in particles])
+        columns = np.array([kernel(a, y) for a in particles])
+        return kernel(x, y) - at_x @ columns - at_y @ rows + at_x @ pairs @ at_y
+
+    return value
+
+
+def semi_exact(kernel: Value, particles: np.ndarray, ridge: float = 0.0) -> Value:
+    """The semi-exact kernel by its definition."""
+    line = linear(np.diag(1 / particles.var(0)), particles.mean(0))
+    rest = projected(kernel, particles, ridge)
+    return lambda x, y: 0.5 * line(x, y) + 0.5 * rest(x, y)
+
+
+@pytest.mark.parametrize(("num", "ridge"), [(7, None), (7, 0.3), (4, None), (3, 0.2)])
+def test_directions_by_definition(backend, kernels, num, ridge):
+    particles, scores = cloud(num, 3)
+    particles = particles + 5.0
+    weights = 1 / particles.var(0)
+    used = ridge if ridge is not None else (0.0 if num > 4 else 0.1)
+    made = {
+        kernels.Additive(): additive(weights),
+        kernels.Additive(0.7, exponent=-0.8): additive(weights, 0.7, -0.8),
+        kernels.SemiExact(kernels.IMQ(1.5), ridge): semi_exact(
+            imq(np.eye(3), 1.5), particles, used
+        ),
+        kernels.SemiExact(kernels.Additive(), ridge): semi_exact(
+            additive(weights), particles, used
+        ),
+    }
+
+    def every(z: Any, s: Any) -> Any:
+        return [
+            (k.direction(k.init(z), z, s)[0], k.gram(k.init(z), z), k.interactions(z).gram)
+            + (k.interactions(z).direction(s),)
+            for k in made
+        ]
+
+    found = backend.compiled(every)(backend.array(particles), backend.array(scores))
+    for (kernel, value), results in zip(made.items(), found, strict=True):
+        phi, gram = stein_direction(value, particles, scores)
+        for result, expected in zip(results, (phi, gram, gram, phi), strict=True):
+            np.testing.assert_allclose(
+                backend.numpy(result), expected, rtol=1e-8, atol=1e-9, err_msg=repr(kernel)
+            )
+
+
+@pytest.mark.parametrize("inner", ["IMQ", "RBF", "Additive"])
+def test_moments_of_a_correlated_normal_are_exact(backend, kernels, inner):
+    # With plain gradient steps, no optimizer stands between the direction and rest.
+    mean = np.array([1.0, -2.0, 0.5])
+    root = np.array([[1.0, 0.0, 0.0], [0.6, 0.5, 0.0], [-0.4, 0.3, 0.8]])
+    covariance = root @ root.T
+    precision = backend.array(np.linalg.inv(covariance))
+    kernel = kernels.SemiExact(getattr(kernels, inner)())
+    centre = backend.array(mean)
+
+    def step(z: Any) -> Any:
+        for _ in range(20):
+            z = z + 0.3 * kernel.direction(kernel.init(z), z, (centre - z) @ precision)[0]
+        return z
+
+    compiled = backend.compiled(step)
+    z = backend.array(np.random.default_rng(0).normal(size=(12, 3)))
+    for _ in range(60):
+        z = compiled(z)
+    found = backend.numpy(z)
+    np.testing.assert_allclose(found.mean(0), mean, atol=1e-6)
+    np.testing.assert_allclose(np.cov(found.T, bias=True), covariance, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_particles_that_agree(backend, kernels, dtype):
+    particles, scores = cloud(6, 3)
+    particles = particles + 1e3
+    kernel = kernels.SemiExact(kernels.Additive())
+    for equal in (2, 5, 6):
+        together = particles.copy()
+        together[:equal] = together[0]
+        assert np.isfinite(direction(backend, kernel, together, scores, dtype)).all()
+    particles[:, 1] = 7.0
+    assert np.isfinite(direction(backend, kernel, particles, scores, dtype)).all()
+
+
+def test_of_a_host_kernel_and_of_groups(backend, kernels):
+    particles, scores = cloud(8, 3)
+    variances = 1 / particles.var(0)
+    grouped = kernels.SemiExact(kernels.Graphical(kernels.IMQ(1.5)))
+    phi = direction(
+        backend, grouped.with_sites({"a": slice(0, 1), "b": slice(1, 3)}), particles, scores
+    )
+    one = np.zeros_like(particles)
+    for columns in (slice(0, 1), slice(1, 3)):
+        # The kernel of a group sees its coordinates; affine functions are of all.
+        def seen(x: Any, y: Any, columns: slice = columns) -> Any:
+            return imq(np.eye(len(x[columns])), 1.5)(x[columns], y[columns])
+
+        rest = stein_direction(projected(seen, particles), particles, scores)[0]
+        one[:, columns] = 0.5 * rest[:, columns]
+    line = linear(np.diag(variances), particles.mean(0))
+    one += 0.5 * stein_direction(line, particles, scores)[0]
+    np.testing.assert_allclose(phi, one, rtol=1e-8, atol=1e-9)
+
+
+def test_refused(kernels):
+    with pytest.raises(ArgumentError, match="not semi-exact itself"):
+        kernels.SemiExact(kernels.SemiExact(kernels.RBF()))
+    for ridge in (-1.0, 0.0, float("nan"), "small"):
+        with pytest.raises(ArgumentError, match="ridge"):
+            kernels.SemiExact(kernels.RBF(), ridge)
+    with pytest.raises(ArgumentError, match="HostKernel"):
+        kernels.SemiExact("rbf")
+    for width in (0.0, -1.0, "median"):
+        with pytest.raises(ArgumentError, match="bandwidth"):
+            kernels.Additive(width)
+    with pytest.raises(ArgumentError, match="exponent"):
+        kernels.Additive(exponent=0.5)
+
+
