@@ -79,17 +79,6 @@ class KernelJaxArrays(KernelArrays):
     ) -> Float[Array, " D"]:
         return lax.map(function, points.T)
 
-    def sum_over_coordinates(
-        self, function: Callable[[Array], tuple[Array, Array]], points: Float[Array, "P D"]
-    ) -> tuple[Float[Array, "P P"], Float[Array, "P D"]]:
-        def add(total: Array, column: Array) -> tuple[Array, Array]:
-            values, own = function(column[:, None])
-            return total + values, own[:, 0]
-
-        nothing = jnp.zeros((len(points), len(points)), points.dtype)
-        total, own = lax.scan(add, nothing, points.T)
-        return total, own.T
-
 
 def order_statistic(values: Float[Array, " n"], rank: int | Int[Array, ""]) -> Float[Array, ""]:
     """Value of the given rank (from 0, ascending) among non-negative floats, exactly.

@@ -2,94 +2,93 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from jaxtyping import Float
 
 from ppl_ext.kernels.base import Interactions, Kernel, KernelState
 from ppl_ext.kernels.coordinates import Coordinates, CoordinatesByMetric, coordinates
-from ppl_ext.kernels.rules import check_exponent
 from ppl_ext.options import check_number
+
+#: Standard deviations from the mean between which the features lie.
+REACH = 3.0
 
 
 @dataclass(frozen=True, repr=False)
 class Additive(Kernel):
-    """Mean over coordinates of an inverse multiquadric kernel of that coordinate alone.
+    """Mean over coordinates of a Gaussian kernel of that coordinate alone, by features.
 
-    k(x, y) = 1/D sum_d (1 + (x_d - y_d)^2 / (v_d h))^exponent, with v_d the particles' variance: an
-    additive kernel (Duvenaud, Nickisch and Rasmussen 2011, https://arxiv.org/abs/1112.4394, with
-    interactions of first order). In many dimensions a kernel of distances sees all particles
-    equally far apart, and particles may crowd in one coordinate while they are apart in the others.
-    This kernel spreads them in every coordinate, so that marginals come out smooth. On what several
-    coordinates do together it asks little by itself: take it in a sum, or in
-    :class:`~ppl_ext.kernels.semi_exact.SemiExact`, which takes care of the covariance.
+    k(x, y) = 1/D sum_d k_1(u_d, v_d), an additive kernel (Duvenaud, Nickisch and Rasmussen 2011,
+    https://arxiv.org/abs/1112.4394, with interactions of first order), where u and v are x and y in
+    units of the particles' deviations, from their mean, and
 
-    A step costs O(D P^2).
+        k_1(u, v) = pi^(-1/2) sum_m f((u - t_m) / w) f((v - t_m) / w),    f(r) = exp(-r^2 / 2),
+
+    with knots t_m at distances w = sqrt(h) / 2 from -3 to 3. Between them this is
+    exp(-(u - v)^2 / h) to within a hundredth of a per cent; further out it falls to zero.
+
+    In many dimensions a kernel of distances sees all particles equally far apart, and particles may
+    crowd in one coordinate while they are apart in the others. This kernel spreads them in every
+    coordinate, so that marginals come out smooth. On what several coordinates do together it asks
+    little by itself: take it in a sum, and in :class:`~ppl_ext.kernels.semi_exact.SemiExact`, which
+    takes care of mean and covariance.
+
+    A step costs O(M D P^2), most of it one product of matrices, and makes an array of shape
+    (P, M D), with M the number of knots, nine by default.
 
     Parameters
     ----------
     bandwidth : float, default 2.0
         h, in units of a coordinate's variance.
-    exponent : float, default -0.5
-        Between -1 and 0, both excluded.
 
     Raises
     ------
     ArgumentError
-        The bandwidth is not positive and finite, or the exponent lies outside (-1, 0).
+        The bandwidth is not positive and finite.
     """
 
     bandwidth: float = 2.0
-    exponent: float = -0.5
 
     def __post_init__(self) -> None:
         check_number("bandwidth", self.bandwidth)
-        check_exponent(self.exponent)
 
-    def _pairs(self, column: Float[Any, "P C"]) -> tuple[Any, Any, Any]:
-        """Values, slopes and differences of all pairs in some coordinates, (P, P, C) each.
-
-        The gradient of the value with respect to the first point is -(2 / h) slope difference.
-        """
-        apart = column[:, None] - column
-        base = 1.0 + apart**2 / self.bandwidth
-        # A power of any other exponent takes a logarithm and an exponential.
-        usual = self.exponent == -0.5
-        values = self.arrays.inverse_root(base) if usual else base**self.exponent
-        return values, values / base * (-self.exponent), apart
-
-    def _sums(self, particles: Float[Any, "P D"]) -> tuple[Any, Any, Coordinates]:
-        """The Gram matrix (P, P), and sum_j grad_{z_j} k(z_j, z_i) in units of deviations."""
+    def _features(self, particles: Float[Any, "P D"]) -> tuple[Any, Any, Coordinates]:
+        """f at all knots, its derivative, (P, D, M) each, and the coordinates u."""
+        functions = self.arrays.functions
         frame = coordinates(self.arrays, "variance", particles)
-        dim = particles.shape[1]
-
-        def one(column: Float[Any, "P C"]) -> tuple[Any, Any]:
-            values, slopes, apart = self._pairs(column)
-            return values.sum(axis=-1), (slopes * apart).sum(axis=0)
-
-        gram, away = self.arrays.sum_over_coordinates(one, frame.points)
-        return gram / dim, away * (-2.0 / (self.bandwidth * dim)), frame
+        width = 0.5 * math.sqrt(self.bandwidth)
+        number = math.ceil(REACH / width)
+        knots = self.arrays.as_array(width * np.arange(-number, number + 1.0), frame.points)
+        apart = (frame.points[:, :, None] - knots) / width
+        weight = (math.sqrt(math.pi) * particles.shape[1]) ** -0.5
+        values = weight * functions.exp(-0.5 * apart**2)
+        return values, -apart / width * values, frame
 
     def direction(
         self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
     ) -> tuple[Float[Any, "P D"], KernelState]:
-        gram, away, frame = self._sums(particles)
-        return (gram @ scores + frame.pulled_back(away)) / len(particles), state
-
-    @property
-    def translation_invariant(self) -> bool:
-        """Yes."""
-        return True
+        values, slopes, frame = self._features(particles)
+        num = len(particles)
+        flat = values.reshape(num, -1)
+        if flat.shape[1] < num:
+            drift = flat @ (flat.T @ scores)
+        else:
+            drift = (flat @ flat.T) @ scores
+        away = (slopes.sum(axis=0) * values).sum(axis=-1)
+        return (drift + frame.pulled_back(away)) / num, state
 
     def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         """Values and gradients at all pairs; the gradients take (P, P, D)."""
-        frame, _ = points.of("variance")
-        dim = frame.points.shape[1]
-        values, slopes, apart = self._pairs(frame.points)
-        coefficients = slopes * apart * (-2.0 / (self.bandwidth * dim))
-        identity = self.arrays.identity(dim, frame.points)
-        return Interactions(values.sum(axis=-1) / dim, coefficients, frame.pulled_back(identity))
+        functions = self.arrays.functions
+        values, slopes, frame = self._features(points.particles)
+        coefficients = functions.einsum("jdm,idm->jid", slopes, values)
+        identity = self.arrays.identity(values.shape[1], frame.points)
+        flat = values.reshape(len(values), -1)
+        return Interactions(flat @ flat.T, coefficients, frame.pulled_back(identity))
 
     def gram(self, state: KernelState, particles: Float[Any, "P D"]) -> Float[Any, "P P"]:
-        return self._sums(particles)[0]
+        flat = self._features(particles)[0].reshape(len(particles), -1)
+        return flat @ flat.T

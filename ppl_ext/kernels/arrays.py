@@ -90,15 +90,6 @@ class KernelArrays(Documented, abc.ABC):
         All of them at once would take (P, P, D).
         """
 
-    @abc.abstractmethod
-    def sum_over_coordinates(
-        self, function: Callable[[Any], tuple[Any, Any]], points: Float[Any, "P D"]
-    ) -> tuple[Float[Any, "P P"], Float[Any, "P D"]]:
-        """Values of a function of some coordinates (P, C): (P, P), summed, and (P, C), side by side.
-
-        A few coordinates at a time: all of them at once would take (P, P, D).
-        """
-
 
 def centre(particles: Float[Any, "P D"]) -> Float[Any, "P D"]:
     """Particles (P, D) minus their mean.

@@ -13,10 +13,6 @@ from torch import Tensor
 
 from ppl_ext.kernels.arrays import KernelArrays
 
-#: Entries of an array for some coordinates of all pairs: calls cost more than their arithmetic for
-#: fewer, and the cache is left for more.
-PAIRS_AT_ONCE = 2**17
-
 
 class KernelTensors(KernelArrays):
     package, functions = "pyro_ext", torch
@@ -88,13 +84,6 @@ class KernelTensors(KernelArrays):
         self, function: Callable[[Tensor], Tensor], points: Float[Tensor, "P D"]
     ) -> Float[Tensor, " D"]:
         return torch.stack([function(coordinate) for coordinate in points.unbind(dim=1)])
-
-    def sum_over_coordinates(
-        self, function: Callable[[Tensor], tuple[Tensor, Tensor]], points: Float[Tensor, "P D"]
-    ) -> tuple[Float[Tensor, "P P"], Float[Tensor, "P D"]]:
-        at_once = max(1, PAIRS_AT_ONCE // len(points) ** 2)
-        values, own = zip(*map(function, points.split(at_once, dim=1)), strict=True)
-        return sum(values[1:], values[0]), torch.cat(own, dim=1)
 
 
 @functools.lru_cache(maxsize=16)

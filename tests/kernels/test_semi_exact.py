@@ -14,9 +14,21 @@ from tests.kernel_support import Value, cloud, direction, imq, linear, stein_dir
 use_float64()
 
 
-def additive(weights: np.ndarray, width: float = 2.0, exponent: float = -0.5) -> Value:
-    """The mean over coordinates of (1 + w_d (x_d - y_d)^2 / h)^exponent."""
-    return lambda x, y: ((1.0 + weights * (x - y) ** 2 / width) ** exponent).mean()
+def additive(particles: np.ndarray, width: float = 2.0) -> Value:
+    """The mean over coordinates of the sum over knots of products of bumps."""
+    mean, deviations = particles.mean(0), particles.std(0)
+    spacing = np.sqrt(width) / 2.0
+    number = int(np.ceil(3.0 / spacing))
+    knots = [m * spacing for m in range(-number, number + 1)]
+
+    def value(x: Any, y: Any) -> Any:
+        u, v = (x - mean) / deviations, (y - mean) / deviations
+        return sum(
+            np.exp(-(((u - t) / spacing) ** 2 + ((v - t) / spacing) ** 2) / 2.0).mean()
+            for t in knots
+        ) / np.sqrt(np.pi)
+
+    return value
 
 
 def projected(kernel: Value, particles: np.ndarray, ridge: float = 0.0) -> Value:
@@ -52,16 +64,15 @@ def semi_exact(kernel: Value, particles: np.ndarray, ridge: float = 0.0) -> Valu
 def test_directions_by_definition(backend, kernels, num, ridge):
     particles, scores = cloud(num, 3)
     particles = particles + 5.0
-    weights = 1 / particles.var(0)
     used = ridge if ridge is not None else (0.0 if num > 4 else 0.1)
     made = {
-        kernels.Additive(): additive(weights),
-        kernels.Additive(0.7, exponent=-0.8): additive(weights, 0.7, -0.8),
+        kernels.Additive(): additive(particles),
+        kernels.Additive(0.7): additive(particles, 0.7),
         kernels.SemiExact(kernels.IMQ(1.5), ridge): semi_exact(
             imq(np.eye(3), 1.5), particles, used
         ),
         kernels.SemiExact(kernels.Additive(), ridge): semi_exact(
-            additive(weights), particles, used
+            additive(particles), particles, used
         ),
     }
 
@@ -79,6 +90,14 @@ def test_directions_by_definition(backend, kernels, num, ridge):
             np.testing.assert_allclose(
                 backend.numpy(result), expected, rtol=1e-8, atol=1e-9, err_msg=repr(kernel)
             )
+
+
+def test_additive_kernel_is_a_mean_of_gaussian_ones(backend, kernels):
+    particles = np.random.default_rng(0).normal(size=(9, 2))
+    gram = backend.compiled(lambda z: kernels.Additive(1.5).gram({}, z))(backend.array(particles))
+    u = (particles - particles.mean(0)) / particles.std(0)
+    expected = np.exp(-((u[:, None] - u) ** 2) / 1.5).mean(-1)
+    np.testing.assert_allclose(backend.numpy(gram), expected, atol=5e-3)
 
 
 @pytest.mark.parametrize("inner", ["IMQ", "RBF", "Additive"])
@@ -149,7 +168,5 @@ def test_refused(kernels):
     for width in (0.0, -1.0, "median"):
         with pytest.raises(ArgumentError, match="bandwidth"):
             kernels.Additive(width)
-    with pytest.raises(ArgumentError, match="exponent"):
-        kernels.Additive(exponent=0.5)
 
 
