@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.faults.table import REFUSED_AT_ONCE, RUNS, Trial, fault
+from tests.faults.figures import REFUSED_AT_ONCE
+from tests.faults.table import RUNS, Trial, fault
 from tests.stein_support import optimizer
 
 Y = np.linspace(-1.0, 2.0, 6)
