@@ -40,10 +40,8 @@ def ran(cases: list[tuple[str, ...]], folder: Path, processes: int = 1, **option
         with socket.socket() as free:
             free.bind(("localhost", 0))
             options |= {"processes": processes, "port": free.getsockname()[1]}
-    started = [
-        start({**options, "process": i} if processes > 1 else options, folder / "state.npz", devices)
-        for i, devices in enumerate([4 // processes] * processes)
-    ]
+    file, devices = folder / "state.npz", 4 // processes
+    started = [start({**options, "process": i}, file, devices) for i in range(processes)]
     told = [each.communicate(timeout=900) for each in started]
     assert all(each.returncode == 0 for each in started), told
     lines = [json.loads(line) for line in told[0][0].splitlines() if line.startswith("{")]
