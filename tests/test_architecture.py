@@ -48,12 +48,13 @@ MAY_IMPORT = {
     "fit": {"density", "engine", "gradients", "score", "start"},
     "check": {"density", "diagnostics", "engine", "fit"},
     "programs": set(),
+    "sharding": set(),
     "_clash": set(),
     "draws": set(),
 }
 
 #: Rooms that every room may import.
-EVERYWHERE = {"draws", "programs"}
+EVERYWHERE = {"draws", "programs", "sharding"}
 
 # Where the hosts' program effects (handlers, traces, plates) are handled; nowhere else.
 EFFECT_ROOMS = {"density", "guides"}

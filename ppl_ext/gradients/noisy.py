@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,6 +50,13 @@ class Noisy(GradientEstimator):
     @abstractmethod
     def inner(self, target: Any) -> Any:
         """The estimator that the scores come from."""
+
+    @property
+    def position_axes(self) -> Mapping[str, int] | None:
+        """As the other estimator."""
+        found: Mapping[str, int] | None
+        found = {} if self.estimator is None else self.estimator.position_axes
+        return found
 
     def needs_new_arguments(self, target: Any) -> bool:
         """As the other estimator."""
