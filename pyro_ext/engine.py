@@ -634,7 +634,7 @@ class Engine(EngineShell, ABC):
         """
         check_num_steps(num_steps, "the first argument of run")
         sharding = self.sharding
-        is_first = sharding is None or sharding.is_first
+        is_first = sharding is None or sharding.writes
         self._check_run(
             progress_bar,
             checkpoint if is_first else None,

@@ -71,6 +71,34 @@ class _Links:
 
 
 class Sharding(ShardingShell):
+    """How positions and rows are split over the processes of a ``torch.distributed`` mesh.
+
+    An argument of every engine, of ``fit``, ``predictive_distribution`` and ``to_arviz``. All
+    processes run the same program, with the same arguments, all rows among them, and one seed;
+    they are compared when a run starts. Losses, draws and figures are the same in all.
+
+    Parameters
+    ----------
+    mesh : DeviceMesh
+        With named dimensions, such as
+        ``init_device_mesh("cpu", (2, 4), mesh_dim_names=("p", "d"))``.
+    particles : str, optional
+        Dimension over which particles, chains and draws are split.
+    rows : str, optional
+        Dimension over which the rows of plates are split that the model subsamples itself.
+    exchange : {"all-gather", "all-to-all"}
+        How a kernel gets to see all particles; see :mod:`ppl_ext.sharding`.
+    timeout : float, default 50
+        Seconds that a process waits for the others in a collective before it ends with
+        :class:`~ppl_ext.errors.RankLostError`. Longer than a checkpoint takes to write.
+
+    Raises
+    ------
+    ArgumentError
+        There is no process group, the mesh is none or has no such dimension, neither dimension is
+        named, or the mesh has another with several processes.
+    """
+
     _host = "Pyro"
     _mesh_form = (
         "a DeviceMesh of torch.distributed with named dimensions, such as "
@@ -132,8 +160,8 @@ class Sharding(ShardingShell):
     # -- this process ---------------------------------------------------------------------------
 
     @property
-    def is_first(self) -> bool:
-        """Whether this is the process that writes files and shows how a run goes."""
+    def writes(self) -> bool:
+        """Whether this is the first process, which writes files and shows how a run goes."""
         return self._number("particles") == self._number("rows") == 0
 
     @property
@@ -309,8 +337,10 @@ class Sharding(ShardingShell):
         RankLostError
             A process does not come.
         """
-        own = [int.from_bytes(numbers_of(each).tobytes(), "little", signed=True)
-               for each in digests.values()]
+        own = [
+            int.from_bytes(numbers_of(each).tobytes(), "little", signed=True)
+            for each in digests.values()
+        ]
         found = self.of_all(torch.tensor(own, dtype=torch.int64))
         differing = {
             name: (column != column[0]).nonzero()[:, 0].tolist()
@@ -327,7 +357,7 @@ class Sharding(ShardingShell):
             It has failed; the first process has the error itself.
         """
         failure: BaseException | None = None
-        if self.is_first:
+        if self.writes:
             try:
                 work()
             except Exception as error:  # noqa: BLE001 raised below
@@ -341,7 +371,7 @@ class Sharding(ShardingShell):
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """Context in which the first process alone gives this package's warnings."""
-        if self.is_first:
+        if self.writes:
             yield
             return
         with swapped(warnings.catch_warnings()):
@@ -349,9 +379,7 @@ class Sharding(ShardingShell):
                 warnings.simplefilter("ignore", category)
             yield
 
-    def _collect(
-        self, kind: str, option: str, number: int, start: Callable[[Any], Any]
-    ) -> None:
+    def _collect(self, kind: str, option: str, number: int, start: Callable[[Any], Any]) -> None:
         """Take part in a collective over a dimension, which moves so many numbers."""
         if self._links.lost is not None:
             raise RankLostError(self._links.lost)

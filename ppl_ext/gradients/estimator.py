@@ -92,8 +92,8 @@ class GradientEstimator(Documented, ABC):
         """Score at positions z (P, D), and the next state."""
 
     @property
-    def position_axes(self) -> Mapping[str, int] | None:
-        """Entries of a state with something for each position, and along which axis of arrays.
+    def position_axes(self) -> tuple[tuple[str, int], ...] | None:
+        """Entries of a state with something for each position, each with the axis of positions.
 
         None where that is not known, as of estimators of one's own.
         """

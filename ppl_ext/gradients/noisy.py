@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,10 +51,10 @@ class Noisy(GradientEstimator):
         """The estimator that the scores come from."""
 
     @property
-    def position_axes(self) -> Mapping[str, int] | None:
+    def position_axes(self) -> tuple[tuple[str, int], ...] | None:
         """As the other estimator."""
-        found: Mapping[str, int] | None
-        found = {} if self.estimator is None else self.estimator.position_axes
+        found: tuple[tuple[str, int], ...] | None
+        found = () if self.estimator is None else self.estimator.position_axes
         return found
 
     def needs_new_arguments(self, target: Any) -> bool:

@@ -283,9 +283,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         """What is wanted at all positions, from those and the rows of each process."""
         assert self.sharding is not None
         own = self.sharding.own(self.bound.check_positions(z))
-        found = sum_over_rows(
-            chunks, lambda rows: self._evaluation.batch(what, own, data, rows)
-        )
+        found = sum_over_rows(chunks, lambda rows: self._evaluation.batch(what, own, data, rows))
         if split:
             found = self.sharding.summed(found)
         return self.sharding.gathered_tree(found, len(z))

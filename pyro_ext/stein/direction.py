@@ -181,7 +181,7 @@ class DirectionEngine(ParticleEngine):
         """An estimator's state with a function of what it has for each position."""
         if not self._state.split:
             return state
-        axes = self.plan.estimator.position_axes
+        axes = dict(self.plan.estimator.position_axes)
 
         def changed(leaf: Any, axis: int) -> Any:
             if not isinstance(leaf, Tensor):
@@ -199,7 +199,9 @@ class DirectionEngine(ParticleEngine):
     def _algorithm_state(self, state: DirectionState) -> dict[str, Any]:
         own = {"optimizer": state.optimizer.state_dict(), "direction": state.direction}
         found = {**super()._algorithm_state(state), **own}
-        return self._of_shape(found, state.particles.shape, self._gathered) if state.split else found
+        return (
+            self._of_shape(found, state.particles.shape, self._gathered) if state.split else found
+        )
 
     @staticmethod
     def _of_shape(state: Any, shape: torch.Size, function: Callable[[Tensor], Tensor]) -> Any:
