@@ -75,6 +75,7 @@ ONE_SIDED = {
     "pyro_ext/density/simplify.py": "XLA simplifies by itself; a traced graph is replayed as it is",
     "pyro_ext/density/numpy_graph.py": "XLA makes one program of a graph, however small",
     "pyro_ext/score/regression/small.py": "XLA makes one program of a step, however small",
+    "pyro_ext/sharding.py": "NumPyro's is to come",
     "pyro_ext/sgmcmc/mcmc.py": "NumPyro's MCMC has chain_method='vectorized'; Pyro's has no such",
     "numpyro_ext/draws.py": "torch compiles no programs of its generator",
     "numpyro_ext/sharding.py": "Pyro's is to come",
