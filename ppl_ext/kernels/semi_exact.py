@@ -169,7 +169,7 @@ class SemiExact(Kernel):
         swapped = found.coefficients.swapaxes(0, 1).reshape(num, -1)
         own = affine.removed(swapped).reshape(num, num, -1).swapaxes(0, 1)
         # grad w_m is the same everywhere, S^-1 (z_m - c) / P.
-        shared = functions.broadcast_to(-once[None] / num, (num, num, num))
+        shared = functions.broadcast_to(-once.T[None] / num, (num, num, num))
         return Interactions(
             0.5 * (linear.gram + gram),
             0.5 * functions.concatenate([linear.coefficients, own, shared], axis=-1),
