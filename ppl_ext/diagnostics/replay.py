@@ -9,7 +9,7 @@ together in the order of the rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -148,6 +148,19 @@ class Replay:
     observed: dict[str, Array] = field(default_factory=dict)
     outside: dict[str, Array] = field(default_factory=dict)
     prediction: dict[str, dict[str, Array]] = field(default_factory=dict)
+
+    def with_draws(self, function: Callable[[Array], Array]) -> Replay:
+        """The same with a function of each array that has draws."""
+
+        def of_each(arrays: Mapping[str, Array]) -> dict[str, Array]:
+            return {name: function(value) for name, value in arrays.items()}
+
+        groups = ("deterministic", "discrete", "predictive", "log_likelihood", "outside")
+        return replace(
+            self,
+            prediction={term: of_each(each) for term, each in self.prediction.items()},
+            **{group: of_each(getattr(self, group)) for group in groups},
+        )
 
 
 # -- sites and their axes -------------------------------------------------------------------------
