@@ -110,6 +110,11 @@ class ShardingShell(ABC):
         """Number of parts that rows are split into."""
         return 1 if self.rows is None else self._sizes[self.rows]
 
+    @property
+    def writes(self) -> bool:
+        """Whether this process is the one that writes files."""
+        return True
+
     def check_positions(self, number: int, option: str = "num_particles") -> None:
         """See that so many particles, chains or draws, given by an option, split evenly.
 

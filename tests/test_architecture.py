@@ -78,6 +78,7 @@ ONE_SIDED = {
     "pyro_ext/sharding.py": "NumPyro's is to come",
     "pyro_ext/sgmcmc/mcmc.py": "NumPyro's MCMC has chain_method='vectorized'; Pyro's has no such",
     "numpyro_ext/draws.py": "torch compiles no programs of its generator",
+    "numpyro_ext/sharding.py": "Pyro's is to come",
     "numpyro_ext/density/index_use.py": "JAX clamps a row that is out of range without a word",
     "numpyro_ext/gradients/permutation.py": "torch.randperm takes no longer than a step or two",
     "numpyro_ext/guides/set_up.py": "Pyro's guides run the model once, and nothing is compiled",
