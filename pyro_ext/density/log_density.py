@@ -295,6 +295,12 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             found = self.sharding.summed(found)
         return self.sharding.gathered_tree(found, len(z))
 
+    def with_sharding(self, sharding: Sharding | None) -> LogDensity:
+        """The same target with its positions and rows split so."""
+        other = copy.copy(self)
+        other.sharding = sharding
+        return other
+
     def of_own_positions(self, number: int) -> LogDensity:
         """The same target for the positions of one process, of so many in all."""
         assert self.sharding is not None
