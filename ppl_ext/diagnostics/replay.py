@@ -155,11 +155,14 @@ class Replay:
         def of_each(arrays: Mapping[str, Array]) -> dict[str, Array]:
             return {name: function(value) for name, value in arrays.items()}
 
-        groups = ("deterministic", "discrete", "predictive", "log_likelihood", "outside")
         return replace(
             self,
+            deterministic=of_each(self.deterministic),
+            discrete=of_each(self.discrete),
+            predictive=of_each(self.predictive),
+            log_likelihood=of_each(self.log_likelihood),
+            outside=of_each(self.outside),
             prediction={term: of_each(each) for term, each in self.prediction.items()},
-            **{group: of_each(getattr(self, group)) for group in groups},
         )
 
 
