@@ -37,6 +37,7 @@ from numpyro_ext.density.handlers import (
     transform_of,
 )
 from numpyro_ext.density.layout import Data
+from numpyro_ext.density.linearized import linearized
 from numpyro_ext.density.log_density import LogDensity
 from numpyro_ext.density.prediction import prediction_of
 from numpyro_ext.programs import Program
@@ -304,6 +305,7 @@ def replay(
     all_rows: bool = True,
     draw_chunk: int | None = None,
     data_chunk: int | None = None,
+    around: jax.Array | None = None,
     rng_key: jax.Array | None = None,
 ) -> Replay:
     """Run the model at every draw, on all rows of its data."""
@@ -322,7 +324,8 @@ def replay(
         key = random.key(0) if rng_key is None else rng_key
         rows = data_chunk or target.data_chunk or DATA_CHUNK
         most = discrete == "most probable"
-        _record(recorder, target, data, values, draw_chunk or DRAW_CHUNK, rows, key, most)
+        size = draw_chunk or DRAW_CHUNK
+        _record(recorder, target, data, values, size, rows, key, most, around)
     return recorder.replayed(sizes)
 
 
@@ -335,20 +338,27 @@ def _record(
     data_chunk: int,
     rng_key: jax.Array,
     most: bool,
+    around: jax.Array | None,
 ) -> None:
     num_draws = len(next(iter(values.values())))
+    linear = around is not None
+    # Without a position to be linear around there are none to move from.
+    moves = np.zeros((num_draws, 0))
+    if around is not None:
+        moves = np.asarray(target.unconstrain(values, data) - around)
     # Chunks of one size, for which one program is compiled: the last is filled up.
     size = -(-num_draws // -(-num_draws // draw_chunk)) if recorder.per_draw else 1
     observed = tuple(site.name for site in recorder.observed_sites)
     deterministic = tuple(site.name for site in recorder.deterministic_sites)
     quick = is_quick(num_draws, target, data)
-    run = _compiled_chunk(target, recorder.groups, observed, deterministic, quick, most)
+    run = _compiled_chunk(target, recorder.groups, observed, deterministic, quick, most, linear)
     for chunk, (_, rows) in enumerate(target.sweep(data_chunk)):
         places_of_rows = {name: np.asarray(places) for name, places in rows.items()}
         for start in range(0, num_draws if recorder.per_draw else 1, size):
             places = np.minimum(np.arange(start, start + size), num_draws - 1)
             some = {name: value[places] for name, value in values.items()}
-            computed, observations = run(some, rng_key, chunk, places, data, rows)
+            at = around, moves[places]
+            computed, observations = run(some, rng_key, chunk, places, data, rows, at)
             draws = slice(start, min(start + size, num_draws))
             count = draws.stop - draws.start
             for name, each in computed.pop(_OUTSIDE).items():
@@ -390,15 +400,24 @@ def _compiled_chunk(
     deterministic: tuple[str, ...],
     quick: bool,
     most: bool,
+    linear: bool,
 ) -> Program:
     """What is wanted at some draws, and the observations, on one chunk of rows."""
     # New values of an observed site change what the model computes after it.
     apart = len(observed) > 1
 
     def at_draw(
-        values: Mapping[str, jax.Array], key: jax.Array, data: Data, indices: dict[str, Any]
+        values: Mapping[str, jax.Array],
+        key: jax.Array,
+        data: Data,
+        indices: dict[str, Any],
+        around: jax.Array,
+        move: jax.Array,
     ) -> Computed:
         trace = _run(target, data, values, indices, prior=random.fold_in(key, 1))
+        if linear:
+            for name, fn in linearized(target, around, data, indices)(move).items():
+                trace[name]["fn"] = fn
         # Of sites with a likelihood of their own; of others in ``marginals``.
         marginals: dict[str, RowTerms] = {}
         given = trace
@@ -440,12 +459,14 @@ def _compiled_chunk(
         draws: jax.Array,
         data: Data,
         indices: dict[str, Any],
+        at: tuple[jax.Array, jax.Array],
     ) -> tuple[Computed, dict[str, jax.Array]]:
         # A loop over keys compiles in a fraction of the time that a vectorised generator takes.
         keys = lax.map(
             lambda draw: random.fold_in(random.fold_in(rng_key, _STREAM - number), draw), draws
         )
-        computed = jax.vmap(at_draw, (0, 0, None, None))(values, keys, data, indices)
+        in_axes = (0, 0, None, None, None, 0)
+        computed = jax.vmap(at_draw, in_axes)(values, keys, data, indices, *at)
         if "observed" not in groups:
             return computed, {}
         trace = _run(target, data, {name: value[0] for name, value in values.items()}, indices)

@@ -56,6 +56,9 @@ REPLAY_DOCUMENTATION = """
     $draw_chunk
     data_chunk : int, optional
         Rows evaluated at once in models with subsampled plates. Default: that of the target.
+    around : array (D,), optional
+        Position at which the observed distributions are made linear, see
+        :mod:`ppl_ext.linearized`. Default: the model as it is.
     $randomness
 
     Returns

@@ -52,6 +52,7 @@ from pyro_ext.density.handlers import (
     without_validation,
 )
 from pyro_ext.density.layout import Data
+from pyro_ext.density.linearized import linearized
 from pyro_ext.density.log_density import LogDensity
 from pyro_ext.density.prediction import prediction_of
 
@@ -257,6 +258,7 @@ def replay(
     discrete: str = "sample",
     all_rows: bool = True,
     data_chunk: int | None = None,
+    around: Tensor | None = None,
     seed: int = 0,
 ) -> Replay:
     """Run the model at every draw, on all rows of its data."""
@@ -276,7 +278,8 @@ def replay(
         if groups:
             if all_rows:
                 target.require_all_rows(data, PASS_ALL_ROWS)
-            _record(recorder, target, data, values, data_chunk, discrete == "most probable")
+            most = discrete == "most probable"
+            _record(recorder, target, data, values, data_chunk, most, around)
     return recorder.replayed(sizes)
 
 
@@ -287,9 +290,12 @@ def _record(
     values: Mapping[str, Tensor],
     data_chunk: int | None,
     most: bool,
+    around: Tensor | None,
 ) -> None:
     num_draws, groups = len(next(iter(values.values()))), recorder.groups
+    moves = None if around is None else target.unconstrain(values, data) - around
     for chunk, (_, indices) in enumerate(target.sweep(data_chunk)):
+        moved = None if around is None else linearized(target, around, data, indices)
         rows = {name: _host(places) for name, places in indices.items()}
         for draw in range(num_draws if recorder.per_draw else 1):
             one = {name: value[draw] for name, value in values.items()}
@@ -328,6 +334,9 @@ def _record(
             for name, terms in marginals.items():
                 put("log_likelihood", name, terms.values)
             together = {name for terms in marginals.values() for name in terms.sites}
+            if moved is not None and moves is not None:
+                for name, fn in moved(moves[draw]).items():
+                    sites[name] = {**sites[name], "fn": without_validation(fn), "mask": None}
             for name in (site.name for site in recorder.observed_sites):
                 message = sites[name]
                 if "observed" in groups and draw == 0:
