@@ -46,7 +46,9 @@ class Linearized:
         A parameter has no such scale.
     """
 
-    def __init__(self, output: ObservedOutput[Any], scale_of: Callable[[Any], Scale | None]) -> None:
+    def __init__(
+        self, output: ObservedOutput[Any], scale_of: Callable[[Any], Scale | None]
+    ) -> None:
         self.output = output
         self.scales: dict[str, Scale] = {}
         for name in output.parameters:

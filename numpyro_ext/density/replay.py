@@ -56,6 +56,7 @@ from ppl_ext.diagnostics.replay import (
     check_draws,
     describe_sites,
     is_outside,
+    one_draw,
     plates_of_axes,
 )
 from ppl_ext.discrete import RowTerms
@@ -305,7 +306,7 @@ def replay(
     all_rows: bool = True,
     draw_chunk: int | None = None,
     data_chunk: int | None = None,
-    around: jax.Array | None = None,
+    around: Mapping[str, Any] | None = None,
     rng_key: jax.Array | None = None,
 ) -> Replay:
     """Run the model at every draw, on all rows of its data."""
@@ -329,6 +330,14 @@ def replay(
     return recorder.replayed(sizes)
 
 
+def _ways(
+    target: LogDensity, data: Data, values: Mapping[str, Any], around: Mapping[str, Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """A position (D,) of constrained values, and the ways (S, D) from there to draws."""
+    (centre,) = target.unconstrain(one_draw(around), data)
+    return np.asarray(centre), np.asarray(target.unconstrain(values, data) - centre)
+
+
 def _record(
     recorder: Recorder,
     target: LogDensity,
@@ -338,14 +347,13 @@ def _record(
     data_chunk: int,
     rng_key: jax.Array,
     most: bool,
-    around: jax.Array | None,
+    around: Mapping[str, Any] | None,
 ) -> None:
     num_draws = len(next(iter(values.values())))
     linear = around is not None
-    # Without a position to be linear around there are none to move from.
-    moves = np.zeros((num_draws, 0))
+    centre, moves = np.zeros(0), np.zeros((num_draws, 0))
     if around is not None:
-        moves = np.asarray(target.unconstrain(values, data) - around)
+        centre, moves = _ways(target, data, values, around)
     # Chunks of one size, for which one program is compiled: the last is filled up.
     size = -(-num_draws // -(-num_draws // draw_chunk)) if recorder.per_draw else 1
     observed = tuple(site.name for site in recorder.observed_sites)
@@ -357,8 +365,8 @@ def _record(
         for start in range(0, num_draws if recorder.per_draw else 1, size):
             places = np.minimum(np.arange(start, start + size), num_draws - 1)
             some = {name: value[places] for name, value in values.items()}
-            at = around, moves[places]
-            computed, observations = run(some, rng_key, chunk, places, data, rows, at)
+            linear_at = centre, moves[places]
+            computed, observations = run(some, rng_key, chunk, places, data, rows, linear_at)
             draws = slice(start, min(start + size, num_draws))
             count = draws.stop - draws.start
             for name, each in computed.pop(_OUTSIDE).items():
@@ -411,12 +419,12 @@ def _compiled_chunk(
         key: jax.Array,
         data: Data,
         indices: dict[str, Any],
-        around: jax.Array,
+        centre: jax.Array,
         move: jax.Array,
     ) -> Computed:
         trace = _run(target, data, values, indices, prior=random.fold_in(key, 1))
         if linear:
-            for name, fn in linearized(target, around, data, indices)(move).items():
+            for name, fn in linearized(target, centre, data, indices)(move).items():
                 trace[name]["fn"] = fn
         # Of sites with a likelihood of their own; of others in ``marginals``.
         marginals: dict[str, RowTerms] = {}
@@ -459,14 +467,14 @@ def _compiled_chunk(
         draws: jax.Array,
         data: Data,
         indices: dict[str, Any],
-        at: tuple[jax.Array, jax.Array],
+        linear_at: tuple[jax.Array, jax.Array],
     ) -> tuple[Computed, dict[str, jax.Array]]:
         # A loop over keys compiles in a fraction of the time that a vectorised generator takes.
         keys = lax.map(
             lambda draw: random.fold_in(random.fold_in(rng_key, _STREAM - number), draw), draws
         )
         in_axes = (0, 0, None, None, None, 0)
-        computed = jax.vmap(at_draw, in_axes)(values, keys, data, indices, *at)
+        computed = jax.vmap(at_draw, in_axes)(values, keys, data, indices, *linear_at)
         if "observed" not in groups:
             return computed, {}
         trace = _run(target, data, {name: value[0] for name, value in values.items()}, indices)

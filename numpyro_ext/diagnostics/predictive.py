@@ -81,12 +81,11 @@ def predictive_distribution(
     latents = discrete_latents(site, target.observed_sites, observing.finite)
     if latents:
         target, data, observing = observed({*draws, *latents})
-    around = None
     if at is not None:
-        values = {name: np.asarray(value)[None] for name, value in at.items()}
-        around = target.unconstrain(values, data)[0]
-    chunks = {"draw_chunk": draw_chunk, "data_chunk": data_chunk}
-    at_draws = partial(replay, target, data=data, around=around, **chunks)
+        at = {name: np.asarray(value) for name, value in at.items()}
+    at_draws = partial(
+        replay, target, data=data, draw_chunk=draw_chunk, data_chunk=data_chunk, around=at
+    )
     return predicted_site(site, target, observing.missing, draws, at_draws)
 
 

@@ -14,6 +14,9 @@ from ppl_ext.linearized import Linearized, Scale, identity
 from pyro_ext.density.layout import Data, Indices
 from pyro_ext.density.log_density import LogDensity
 
+#: Moves whose products with the Jacobian are taken at once.
+MOVES = 16
+
 
 def scale_of(constraint: Any) -> Scale | None:
     """The scale without bounds of parameters under a constraint; None for counts.
@@ -39,11 +42,16 @@ def _log(probabilities: Tensor) -> Tensor:
 
 
 def linearized(
-    target: LogDensity, around: Float[Tensor, " D"], data: Data, indices: Indices
-) -> Callable[[Float[Tensor, " D"]], dict[str, Any]]:
-    """Observed distributions, by site, as a function of the move (D,) from a position (D,).
+    target: LogDensity,
+    around: Float[Tensor, " D"],
+    moves: Float[Tensor, "S D"],
+    data: Data,
+    indices: Indices,
+) -> Callable[[int], dict[str, Any]]:
+    """Observed distributions, by site, as a function of the number of a move.
 
-    Each call takes one product of the Jacobian with the move, by forward derivatives.
+    Each move (D,) away from a position (D,) takes one product of the Jacobian with it, by forward
+    derivatives, some of them at once.
     """
 
     def outputs(z: Tensor) -> dict[str, Linearized]:
@@ -53,14 +61,26 @@ def linearized(
     def natural(z: Tensor) -> dict[str, dict[str, Tensor]]:
         return {name: each.natural() for name, each in outputs(z).items()}
 
+    def slope(move: Tensor) -> dict[str, dict[str, Tensor]]:
+        found: dict[str, dict[str, Tensor]] = torch.func.jvp(natural, (around,), (move,))[1]
+        return found
+
     # Outside of the derivative, for what has none: counts, masks and the kinds of distributions.
     sites = outputs(around)
+    values = {name: site.natural() for name, site in sites.items()}
+    # A model without observations draws some to run on, which do not matter.
+    slopes = torch.func.vmap(slope, randomness="different")
+    kept: dict[int, dict[str, dict[str, Tensor]]] = {}
 
-    def moved(move: Tensor) -> dict[str, Any]:
-        value, slope = torch.func.jvp(natural, (around,), (move,))
+    def moved(number: int) -> dict[str, Any]:
+        first = number - number % MOVES
+        if first not in kept:
+            kept.clear()
+            kept[first] = slopes(moves[first : first + MOVES])
+        along = kept[first]
         return {
             name: site.distribution(
-                {key: value[name][key] + slope[name][key] for key in site.scales}
+                {key: values[name][key] + along[name][key][number - first] for key in site.scales}
             )
             for name, site in sites.items()
         }

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
@@ -29,6 +30,7 @@ from ppl_ext.diagnostics.replay import (
     check_draws,
     describe_sites,
     is_outside,
+    one_draw,
     plates_of_axes,
 )
 from ppl_ext.discrete import RowTerms
@@ -42,6 +44,7 @@ from pyro_ext.density.enumeration import (
     log_likelihood_of_rows,
     posterior_values,
 )
+from pyro_ext.density.graph import as_arguments
 from pyro_ext.density.handlers import (
     global_generator,
     is_deterministic,
@@ -52,9 +55,10 @@ from pyro_ext.density.handlers import (
     without_validation,
 )
 from pyro_ext.density.layout import Data
-from pyro_ext.density.linearized import linearized
+from pyro_ext.density.linearized import MOVES, linearized
 from pyro_ext.density.log_density import LogDensity
 from pyro_ext.density.prediction import prediction_of
+from pyro_ext.density.spaces import check_values, unconstrain
 
 Indices = Mapping[str, Tensor]
 
@@ -258,7 +262,7 @@ def replay(
     discrete: str = "sample",
     all_rows: bool = True,
     data_chunk: int | None = None,
-    around: Tensor | None = None,
+    around: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> Replay:
     """Run the model at every draw, on all rows of its data."""
@@ -283,6 +287,19 @@ def replay(
     return recorder.replayed(sizes)
 
 
+def _positions(target: LogDensity, data: Data, values: Mapping[str, Any]) -> Float[Tensor, "S D"]:
+    """The unconstrained positions of draws."""
+    layout, flat = check_values(target.bound, values)
+    arguments = as_arguments(data.args, data.kwargs, target.bound.rows_for_values())
+
+    def position(values: Tensor) -> Tensor:
+        return unconstrain(target.bound, values, (layout, arguments))
+
+    # Observations that are missing are drawn; what they are does not matter.
+    found: Tensor = torch.func.vmap(position, randomness="different", chunk_size=MOVES)(flat)
+    return found
+
+
 def _record(
     recorder: Recorder,
     target: LogDensity,
@@ -290,12 +307,15 @@ def _record(
     values: Mapping[str, Tensor],
     data_chunk: int | None,
     most: bool,
-    around: Tensor | None,
+    around: Mapping[str, Any] | None,
 ) -> None:
     num_draws, groups = len(next(iter(values.values()))), recorder.groups
-    moves = None if around is None else target.unconstrain(values, data) - around
+    if around is not None:
+        (centre,) = _positions(target, data, one_draw(around))
+        moves = _positions(target, data, values) - centre
     for chunk, (_, indices) in enumerate(target.sweep(data_chunk)):
-        moved = None if around is None else linearized(target, around, data, indices)
+        if around is not None:
+            linear = linearized(target, centre, moves, data, indices)
         rows = {name: _host(places) for name, places in indices.items()}
         for draw in range(num_draws if recorder.per_draw else 1):
             one = {name: value[draw] for name, value in values.items()}
@@ -334,8 +354,8 @@ def _record(
             for name, terms in marginals.items():
                 put("log_likelihood", name, terms.values)
             together = {name for terms in marginals.values() for name in terms.sites}
-            if moved is not None and moves is not None:
-                for name, fn in moved(moves[draw]).items():
+            if around is not None:
+                for name, fn in linear(draw).items():
                     sites[name] = {**sites[name], "fn": without_validation(fn), "mask": None}
             for name in (site.name for site in recorder.observed_sites):
                 message = sites[name]

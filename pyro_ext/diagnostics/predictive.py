@@ -65,9 +65,7 @@ def predictive_distribution(
     latents = discrete_latents(site, target.observed_sites, observing.finite)
     if latents:
         target, data, observing = observed({*draws, *latents})
-    around = None
     if at is not None:
-        values = {name: torch.as_tensor(value).detach()[None] for name, value in at.items()}
-        around = target.unconstrain(values, data)[0]
-    at_draws = partial(replay, target, data=data, data_chunk=data_chunk, around=around)
+        at = {name: torch.as_tensor(value).detach() for name, value in at.items()}
+    at_draws = partial(replay, target, data=data, data_chunk=data_chunk, around=at)
     return predicted_site(site, target, observing.missing, draws, at_draws)
