@@ -43,11 +43,24 @@ class Host(Protocol):
     def deterministic(self, name: str, value: Any) -> Any:
         """A deterministic site."""
 
-    def filled(self, parameter: Parameter, number: float) -> Any:
-        """A number as an array () of the parameter's dtype, where the parameter is."""
+    def filled(self, parameter: Parameter, number: Any) -> Any:
+        """A number, or a latent one, as an array () of the parameter's dtype, where it is."""
 
     def array(self, parameter: Parameter, values: Any) -> Any:
         """Values of the parameter's shape as an array of its dtype, where the parameter is."""
+
+
+def check_scale(name: str, value: Any) -> None:
+    """See that an option is a positive number, or the value of a latent site without dimensions.
+
+    Raises
+    ------
+    ArgumentError
+        It is not.
+    """
+    if getattr(value, "shape", None) == ():
+        return
+    check_number(name, value)
 
 
 class Prior(ABC):
@@ -64,9 +77,9 @@ class ScaledNormal(Prior):
 
     Parameters
     ----------
-    scale : float
+    scale : float or array ()
         1 keeps the size of linear layers' outputs; sqrt(2) that of layers with ReLU. Biases have
-        this standard deviation itself.
+        this standard deviation itself. It may be the value of a latent site of the model.
 
     Notes
     -----
@@ -78,10 +91,10 @@ class ScaledNormal(Prior):
     https://doi.org/10.1007/978-1-4612-0745-0.
     """
 
-    scale: float = 1.0
+    scale: Any = 1.0
 
     def __post_init__(self) -> None:
-        check_number("scale", self.scale, above=0)
+        check_scale("scale", self.scale)
 
     def value(self, site: str, parameter: Parameter, host: Host) -> Any:
         number = self.scale / math.sqrt(parameter.fan_in)
@@ -97,7 +110,7 @@ class ScaledStudentT(Prior):
     ----------
     df : float
         Degrees of freedom; the variance is finite above 2.
-    scale : float
+    scale : float or array ()
         As of ``ScaledNormal``.
 
     Notes
@@ -111,11 +124,11 @@ class ScaledStudentT(Prior):
     """
 
     df: float = 3.0
-    scale: float = 1.0
+    scale: Any = 1.0
 
     def __post_init__(self) -> None:
-        check_number("df", self.df, above=0)
-        check_number("scale", self.scale, above=0)
+        check_number("df", self.df)
+        check_scale("scale", self.scale)
 
     def value(self, site: str, parameter: Parameter, host: Host) -> Any:
         number = self.scale / math.sqrt(parameter.fan_in)
@@ -130,7 +143,7 @@ class Pretrained(Prior):
 
     Parameters
     ----------
-    scale : float
+    scale : float or array ()
         Standard deviation of every entry.
     values : mapping of str to array, optional
         The weights by parameter name. Default: those of the module. Large ones are better passed
@@ -142,11 +155,11 @@ class Pretrained(Prior):
     One site: ``net.layer1.weight``.
     """
 
-    scale: float
+    scale: Any
     values: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        check_number("scale", self.scale, above=0)
+        check_scale("scale", self.scale)
 
     def value(self, site: str, parameter: Parameter, host: Host) -> Any:
         values = parameter.value
@@ -215,7 +228,7 @@ class GroupScales(Grouped):
 
     Parameters
     ----------
-    scale : float
+    scale : float or array ()
         As of ``ScaledNormal``.
     group : {"input", "unit", "weight"}
         Which weights of a layer share a scale.
@@ -230,11 +243,11 @@ class GroupScales(Grouped):
     determination), https://doi.org/10.1007/978-1-4612-0745-0.
     """
 
-    scale: float = 1.0
+    scale: Any = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("scale", self.scale)
+        check_scale("scale", self.scale)
 
     def scales(self, site: str, parameter: Parameter, groups: tuple[int, ...], host: Host) -> Any:
         scale = host.filled(parameter, self.scale / math.sqrt(parameter.fan_in))
