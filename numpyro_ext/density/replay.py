@@ -133,7 +133,8 @@ def _setting(
         if step is not None and jnp.ndim(value) > len(fn.shape()):
             value = value[step]
         for frame in site["cond_indep_stack"]:
-            if frame.name in indices:
+            # Values of discrete sites are of these rows already.
+            if frame.name in indices and not is_enumerated(site):
                 axis = frame.dim - fn.event_dim
                 value = jnp.take(value, indices[frame.name], axis=axis, mode="clip")
         # With all values of a discrete site a distribution has more dimensions than its site.
@@ -303,6 +304,7 @@ def replay(
     *,
     groups: Collection[str] = GROUPS,
     discrete: str = "sample",
+    missing: Collection[str] = (),
     all_rows: bool = True,
     draw_chunk: int | None = None,
     data_chunk: int | None = None,
@@ -325,8 +327,8 @@ def replay(
         key = random.key(0) if rng_key is None else rng_key
         rows = data_chunk or target.data_chunk or DATA_CHUNK
         most = discrete == "most probable"
-        size = draw_chunk or DRAW_CHUNK
-        _record(recorder, target, data, values, size, rows, key, most, around)
+        unseen, size = frozenset(missing), draw_chunk or DRAW_CHUNK
+        _record(recorder, target, data, values, size, rows, key, most, unseen, around)
     return recorder.replayed(sizes)
 
 
@@ -347,10 +349,10 @@ def _record(
     data_chunk: int,
     rng_key: jax.Array,
     most: bool,
+    missing: frozenset[str],
     around: Mapping[str, Any] | None,
 ) -> None:
     num_draws = len(next(iter(values.values())))
-    linear = around is not None
     centre, moves = np.zeros(0), np.zeros((num_draws, 0))
     if around is not None:
         centre, moves = _ways(target, data, values, around)
@@ -359,13 +361,18 @@ def _record(
     observed = tuple(site.name for site in recorder.observed_sites)
     deterministic = tuple(site.name for site in recorder.deterministic_sites)
     quick = is_quick(num_draws, target, data)
-    run = _compiled_chunk(target, recorder.groups, observed, deterministic, quick, most, linear)
+    run = _compiled_chunk(
+        target, recorder.groups, observed, deterministic, quick, most, missing, around is not None
+    )
     for chunk, (_, rows) in enumerate(target.sweep(data_chunk)):
         places_of_rows = {name: np.asarray(places) for name, places in rows.items()}
         for start in range(0, num_draws if recorder.per_draw else 1, size):
             places = np.minimum(np.arange(start, start + size), num_draws - 1)
             some = {name: value[places] for name, value in values.items()}
-            linear_at = centre, moves[places]
+            some_moves = moves[places]
+            if target.sharding is not None:
+                some, some_moves = target.sharding.split((some, some_moves))
+            linear_at = centre, some_moves
             computed, observations = run(some, rng_key, chunk, places, data, rows, linear_at)
             draws = slice(start, min(start + size, num_draws))
             count = draws.stop - draws.start
@@ -408,11 +415,14 @@ def _compiled_chunk(
     deterministic: tuple[str, ...],
     quick: bool,
     most: bool,
+    missing: frozenset[str],
     linear: bool,
 ) -> Program:
     """What is wanted at some draws, and the observations, on one chunk of rows."""
     # New values of an observed site change what the model computes after it.
     apart = len(observed) > 1
+    # Predictions are then given the values of the discrete sites.
+    at_values = "discrete" in groups
 
     def at_draw(
         values: Mapping[str, jax.Array],
@@ -436,7 +446,8 @@ def _compiled_chunk(
             marginals = log_likelihood_of_rows(every)
         if enumerated and ("discrete" in groups or deterministic):
             shapes = {name: tuple(trace[name]["value"].shape) for name in enumerated}
-            chosen = posterior_values(every, shapes, None if most else random.fold_in(key, 2))
+            seen = {name: site for name, site in every.items() if name not in missing}
+            chosen = posterior_values(seen, shapes, None if most else random.fold_in(key, 2))
             given = _run(target, data, {**values, **chosen}, indices)
         computed: Computed = {
             "deterministic": {name: given[name]["value"] for name in deterministic},
@@ -451,7 +462,7 @@ def _compiled_chunk(
                 log_prob = site["fn"].log_prob(site["value"])
                 computed["log_likelihood"][name] = log_prob
             if "prediction" in groups:
-                for term, value in prediction_of(site).items():
+                for term, value in prediction_of((given if at_values else trace)[name]).items():
                     computed.setdefault(term, {})[name] = value
             if "predictive" in groups and not apart:
                 computed["predictive"] = {name: _new_observation(site, key)}

@@ -260,6 +260,7 @@ def replay(
     *,
     groups: Collection[str] = GROUPS,
     discrete: str = "sample",
+    missing: Collection[str] = (),
     all_rows: bool = True,
     data_chunk: int | None = None,
     around: Mapping[str, Any] | None = None,
@@ -283,7 +284,8 @@ def replay(
             if all_rows:
                 target.require_all_rows(data, PASS_ALL_ROWS)
             most = discrete == "most probable"
-            _record(recorder, target, data, values, data_chunk, most, around)
+            unseen = frozenset(missing)
+            _record(recorder, target, data, values, data_chunk, most, unseen, around)
     return recorder.replayed(sizes)
 
 
@@ -307,6 +309,7 @@ def _record(
     values: Mapping[str, Tensor],
     data_chunk: int | None,
     most: bool,
+    missing: frozenset[str],
     around: Mapping[str, Any] | None,
 ) -> None:
     num_draws, groups = len(next(iter(values.values()))), recorder.groups
@@ -345,7 +348,8 @@ def _record(
             if names and ("discrete" in groups or recorder.deterministic_sites):
                 shapes = {name: tuple(sites[name]["value"].shape) for name in names}
                 fns = {name: sites[name]["fn"] for name in names}
-                chosen = posterior_values(every.scaled, fns, shapes, most)
+                seen = [factor for factor in every.scaled if factor.site not in missing]
+                chosen = posterior_values(seen, fns, shapes, most)
                 given = _run(target, data, one, indices, chosen=chosen)
             for site in recorder.discrete_sites if "discrete" in groups else ():
                 put("discrete", site.name, given[site.name]["value"])
@@ -364,7 +368,8 @@ def _record(
                 if "log_likelihood" in groups and name not in together:
                     put("log_likelihood", name, _log_prob(message))
                 if "prediction" in groups:
-                    for term, value in prediction_of(message).items():
+                    at = given[name] if "discrete" in groups else message
+                    for term, value in prediction_of(at).items():
                         put(term, name, value)
             if "predictive" in groups and recorder.observed_sites:
                 apart = recorder.apart

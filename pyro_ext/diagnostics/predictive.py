@@ -34,6 +34,10 @@ if TYPE_CHECKING:
         num_samples : int, optional
             Draws that an engine in their place gives. Default: the engine's.
         """,
+    randomness="""
+        seed : int
+            Seed of the values of discrete sites.
+        """,
     draw_chunk="",
     one_by_one=" Draws are evaluated one after another.",
 )
@@ -43,11 +47,13 @@ def predictive_distribution(
     *args: Any,
     site: str | None = None,
     linearize: bool | Mapping[str, Any] = False,
+    discrete: str | None = None,
     num_samples: int | None = None,
     data_chunk: int | None = None,
+    seed: int = 0,
     **kwargs: Any,
 ) -> Dataset:
-    """The observed site's distribution at every draw and row; nothing is sampled."""
+    """The observed site's distribution at every draw and row; no observation is sampled."""
     for name, count in (("num_samples", num_samples), ("data_chunk", data_chunk)):
         check_count(name, count, optional=True)
     draws, at = draws_of_fit(draws, linearize, num_samples=num_samples)
@@ -67,5 +73,5 @@ def predictive_distribution(
         target, data, observing = observed({*draws, *latents})
     if at is not None:
         at = {name: torch.as_tensor(value).detach() for name, value in at.items()}
-    at_draws = partial(replay, target, data=data, data_chunk=data_chunk, around=at)
-    return predicted_site(site, target, observing.missing, draws, at_draws)
+    at_draws = partial(replay, target, data=data, data_chunk=data_chunk, around=at, seed=seed)
+    return predicted_site(site, target, observing.missing, draws, discrete, at_draws)
