@@ -17,9 +17,11 @@ from ppl_ext.diagnostics.predictive_data import (
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.documented import documented
 from ppl_ext.options import check_count
+from ppl_ext.sharding import check_sharding
 from pyro_ext.density.prediction import ObserveMissing
 from pyro_ext.density.replay import replay
 from pyro_ext.diagnostics.fit import target_of_model
+from pyro_ext.sharding import Sharding
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -51,6 +53,7 @@ def predictive_distribution(
     num_samples: int | None = None,
     data_chunk: int | None = None,
     seed: int = 0,
+    sharding: Sharding | None = None,
     **kwargs: Any,
 ) -> Dataset:
     """The observed site's distribution at every draw and row; no observation is sampled."""
@@ -58,6 +61,7 @@ def predictive_distribution(
         check_count(name, count, optional=True)
     draws, at = draws_of_fit(draws, linearize, num_samples=num_samples)
     check_draws_are_mapping(draws)
+    check_sharding(sharding, Sharding)
     draws = {name: torch.as_tensor(value).detach() for name, value in draws.items()}
     check_numbers_of_draws(draws)
     dtype = next((value.dtype for value in draws.values() if value.is_floating_point()), None)
@@ -73,5 +77,6 @@ def predictive_distribution(
         target, data, observing = observed({*draws, *latents})
     if at is not None:
         at = {name: torch.as_tensor(value).detach() for name, value in at.items()}
-    at_draws = partial(replay, target, data=data, data_chunk=data_chunk, around=at, seed=seed)
+    options = {"data_chunk": data_chunk, "around": at, "seed": seed, "sharding": sharding}
+    at_draws = partial(replay, target, data=data, **options)
     return predicted_site(site, target, observing.missing, draws, discrete, at_draws)
