@@ -12,6 +12,7 @@ run in all of them.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Self
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -208,15 +210,21 @@ class Sharding(ShardingShell):
         """All of so many entries, from those of each process: inverse of :meth:`own`."""
         if not self.splits(number):
             return part
-        parts = self.particle_parts
-        whole = part.new_empty((parts * len(part), *part.shape[1:]))
-        pieces = list(whole.chunk(parts))
+        return self._gathered("all-gather", "particles", part)[:number]
+
+    def _gathered(self, kind: str, option: str, part: Tensor) -> Tensor:
+        """Tensors (n, ...) of the processes along a dimension, one after the other."""
+        if self._dim(option) is None:
+            return part
+        number, given = self._sizes[getattr(self, option)], part.contiguous()
+        whole = given.new_empty((number * len(given), *given.shape[1:]))
+        pieces = list(whole.chunk(number))
 
         def start(group: Any) -> Any:
-            return dist.all_gather(pieces, part.contiguous(), group=group, async_op=True)
+            return dist.all_gather(pieces, given, group=group, async_op=True)
 
-        self._collect("all-gather", "particles", whole.numel(), start)
-        return whole[:number]
+        self._collect(kind, option, whole.numel(), start)
+        return whole
 
     def gathered_tree(self, tree: Any, number: int) -> Any:
         """The same of the tensors in a tuple: vectors travel together, others by themselves."""
@@ -292,22 +300,33 @@ class Sharding(ShardingShell):
         place, parts = self._number("rows"), self.row_parts
         return number * place // parts, number * (place + 1) // parts
 
+    # -- draws after a fit ----------------------------------------------------------------------
+
+    def own_draws(self, number: int) -> list[int]:
+        """Places of those of so many draws that this process evaluates, of all in the mesh.
+
+        As many as of any process; where draws do not split evenly the last one comes again.
+        """
+        place = self._number("particles") * self.row_parts + self._number("rows")
+        size = -(-number // (self.particle_parts * self.row_parts))
+        return [min(each, number - 1) for each in range(place * size, (place + 1) * size)]
+
+    def arrays_of_all(self, own: np.ndarray, number: int) -> np.ndarray:
+        """Arrays of so many draws (S, ...), from those of each process."""
+        found = torch.from_numpy(np.ascontiguousarray(own).reshape(len(own), -1).view(np.uint8))
+        found = found.to(self.mesh.device_type)
+        for option in ("rows", "particles"):
+            found = self._gathered("of all", option, found)
+        whole = found.cpu().numpy().view(own.dtype)
+        return whole.reshape(-1, *own.shape[1:])[:number]
+
     # -- all processes --------------------------------------------------------------------------
 
     def of_all(self, values: Tensor) -> Tensor:
-        """A vector (n,) of each process, in the order of their ranks: (processes, n)."""
-        values = values.to(self.mesh.device_type)
-        found = values[None]
-        for option in ("particles", "rows"):
-            name = self._dim(option)
-            if name is not None:
-                pieces = [torch.empty_like(found) for _ in range(self._sizes[name])]
-
-                def start(group: Any, found: Tensor = found, to: list[Tensor] = pieces) -> Any:
-                    return dist.all_gather(to, found.contiguous(), group=group, async_op=True)
-
-                self._collect("of all", option, found.numel() * len(pieces), start)
-                found = torch.cat(pieces)
+        """A vector (n,) of each process, in the order of the mesh: (processes, n)."""
+        found = values.to(self.mesh.device_type)[None]
+        for option in ("rows", "particles"):
+            found = self._gathered("of all", option, found)
         return found.cpu()
 
     def of_first(self, values: Tensor) -> Tensor:
@@ -322,6 +341,10 @@ class Sharding(ShardingShell):
 
                 self._collect("of first", option, whole.numel(), start)
         return whole.to(values.device)
+
+    def clock(self) -> float:
+        """Seconds by the first process's clock, by which all decide alike."""
+        return float(self.of_first(torch.tensor([time.perf_counter()], dtype=torch.float64)))
 
     def any(self, truth: Any) -> bool:
         """Whether something is true in any process."""
