@@ -18,8 +18,10 @@ from typing import Any
 
 from benchmarks.records import Record
 
-ENGINES = ("SVGD", "WGD", "DeepEnsemble", "SVN", "ProximalScoreVI", "FisherVI", "GSM", "BaM")
-ENGINES += ("LaplaceGGN",)
+ENGINES = (
+    *("SVGD", "WGD", "DeepEnsemble", "SVN"),
+    *("ProximalScoreVI", "FisherVI", "GSM", "BaM", "LaplaceGGN"),
+)
 #: Steps of a run that is killed again and again, and seconds from its first step to a kill at most.
 STEPS, LONGEST = 150, 4.0
 #: Seconds within which the other process has to end by itself.
@@ -111,8 +113,8 @@ def _pair(path: Path, until: float | None, moments: random.Random) -> dict[str, 
             each.kill()
             each.wait()
     said = [_read(each) for each in outputs]
-    for each in outputs:
-        each.close()
+    for output in outputs:
+        output.close()
     ends = [line[4:] for text in said for line in text.splitlines() if line.startswith("end ")]
     if not seen["killed"] and len(ends) == 2 and ends[0] == ends[1]:
         seen["end"] = ends[0]
