@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from ppl_ext.sharding import ShardingShell
 from tests.faults.programs import Y, mean
-from tests.faults.table import Trial, fault
+from tests.faults.table import REFUSED, RUNS, Trial, fault
 
 GROUP = "Devices"
 
@@ -103,3 +106,55 @@ def _no_rows(trial: Trial) -> None:
         trial.refused("Expected arguments of the model with rows to split over axis 'd'"),
     ):
         trial.run(trial.svgd(lambda: inner(y), sharding=sharding), 3)
+
+
+@fault(
+    GROUP,
+    "`rows=` and a model without a plate that it subsamples",
+    numpyro=None,
+)
+def _no_plate(trial: Trial) -> None:
+    def model(y: Any) -> None:
+        host, dist = trial.backend.host, trial.backend.dist
+        mu = host.sample("mu", dist.Normal(0.0, 1.0))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    with (
+        pretended(trial, 2, rows="d") as sharding,
+        # The processes that it is said to have are not there to compare arguments with.
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(sharding, "agree", lambda digests: None)
+        patch.setattr(sharding, "of_first", lambda values: values)
+        with trial.refused("Expected a model whose rows can be split over 'd', found no plate"):
+            trial.run(trial.svgd(model, sharding=sharding), 3, trial.backend.array(Y))
+
+
+@fault(GROUP, "a `Sharding` without a process group", numpyro=None)
+def _no_group(trial: Trial) -> None:
+    with mesh(trial) as grid:
+        pass
+    with trial.refused("Expected a process group, found none. Start the program by torchrun"):
+        trial.public.Sharding(grid, particles="p")
+
+
+@fault(GROUP, "`exchange='all-to-all'`", RUNS, pyro=REFUSED)
+def _other_exchange(trial: Trial) -> None:
+    with mesh(trial) as grid:
+        if not trial.is_pyro:
+            trial.public.Sharding(grid, particles="p", exchange="all-to-all")
+            return
+        with trial.refused("Expected exchange='all-gather', found 'all-to-all'"):
+            trial.public.Sharding(grid, particles="p", exchange="all-to-all")
+
+
+@fault(GROUP, "an engine with a `Sharding` that is pickled", RUNS, pyro="refused")
+def _pickled(trial: Trial) -> None:
+    with mesh(trial) as grid:
+        sharding = trial.public.Sharding(grid, particles="p")
+        if not trial.is_pyro:
+            assert repr(pickle.loads(pickle.dumps(sharding))) == repr(sharding)
+            return
+        with trial.refused("Expected an engine without a Sharding to be pickled"):
+            pickle.dumps(sharding)
