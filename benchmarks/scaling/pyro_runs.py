@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import random
 import signal
@@ -122,23 +123,20 @@ class _Group:
 
     def next(self, seconds: float) -> Any:
         """What a process tells next; None when all have ended."""
-        from multiprocessing.connection import wait
-
         while self.pipes:
-            ready = wait(self.pipes, seconds)
+            ready: list[Any] = multiprocessing.connection.wait(self.pipes, seconds)
             if not ready:
                 raise RuntimeError(f"expected a word within {seconds:g} s, found none")
             try:
-                return ready[0].recv()  # type: ignore[union-attr]
+                return ready[0].recv()
             except EOFError:
-                self.pipes.remove(ready[0])  # type: ignore[arg-type]
+                self.pipes.remove(ready[0])
         return None
 
     def wait(self, seconds: float) -> None:
         """Let so many seconds pass, or until a process ends."""
-        from multiprocessing.connection import wait
-
-        wait([process.sentinel for process in self.processes], seconds)
+        sentinels = [process.sentinel for process in self.processes]
+        multiprocessing.connection.wait(sentinels, seconds)
 
     def kill(self, rank: int) -> bool:
         """Kill a process; whether all were still there."""
