@@ -21,12 +21,12 @@ The first summand lies in the span of U, the second is orthogonal to it. Where p
 and phi_l = 0 says, with more particles than dimensions, that the mean score is zero and that the
 mean of score times deviation is minus the identity. On a Normal target these are its mean and its
 covariance. For integrals this is the idea of semi-exact control functionals (South, Karvonen, Nemeth,
-Girolami and Oates 2022, https://arxiv.org/abs/2002.00033).
+Girolami and Oates 2022,
+https://arxiv.org/abs/2002.00033).
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
@@ -169,7 +169,7 @@ class SemiExact(Kernel):
         swapped = found.coefficients.swapaxes(0, 1).reshape(num, -1)
         own = affine.removed(swapped).reshape(num, num, -1).swapaxes(0, 1)
         # grad w_m is the same everywhere, S^-1 (z_m - c) / P.
-        shared = functions.broadcast_to(-once.T[None] / num, (num, num, num))
+        shared = functions.broadcast_to(-once[None] / num, (num, num, num))
         return Interactions(
             0.5 * (linear.gram + gram),
             0.5 * functions.concatenate([linear.coefficients, own, shared], axis=-1),

@@ -168,5 +168,3 @@ def test_refused(kernels):
     for width in (0.0, -1.0, "median"):
         with pytest.raises(ArgumentError, match="bandwidth"):
             kernels.Additive(width)
-
-

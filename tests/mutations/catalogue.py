@@ -384,11 +384,15 @@ def _kernels() -> Iterator[Mutation]:
         tests,
     )
     for fault, old, new in (
-        ("slopes of the affine part left out", "removed(scores) - affine.slopes", "removed(scores)"),
+        (
+            "slopes of the affine part left out",
+            "removed(scores) - affine.slopes",
+            "removed(scores)",
+        ),
         ("slopes with the wrong sign", "removed(scores) - affine", "removed(scores) + affine"),
         ("direction not projected", "0.5 * affine.removed(phi), state", "0.5 * phi, state"),
         ("mean left in", "centred = values - values.mean(axis=0)", "centred = values"),
-        ("shared gradients with the wrong sign", "(-once.T[None] / num", "(once.T[None] / num"),
+        ("shared gradients with the wrong sign", "(-once[None] / num", "(once[None] / num"),
     ):
         yield from neutral(
             f"semi-exact kernel: {fault}", "kernels/semi_exact.py", old, new, "semi_exact"
