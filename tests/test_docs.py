@@ -166,6 +166,8 @@ def model(x, y):
     ("warm-chains", "nx"): {0: WHOLE["nx"]},
     ("stan", "px"): {0: STAN},
     ("stan", "nx"): {0: STAN},
+    ("networks", "px"): {},
+    ("networks", "nx"): {},
     ("uncertainty", "px"): {},
     ("uncertainty", "nx"): {
         0: """
@@ -199,6 +201,8 @@ LEFT: dict[tuple[str, str], str] = {
     ),
     ("stan", "px"): "draws['theta'].shape == (100, 8)",
     ("stan", "nx"): "draws['theta'].shape == (100, 8)",
+    ("networks", "px"): "predictive.sizes['draw'] == 100",
+    ("networks", "nx"): "predictive.sizes['draw'] == 100",
     ("uncertainty", "px"): "predictive.sizes['draw'] == 50",
     ("uncertainty", "nx"): "predictive.sizes['draw'] == 50",
 }

@@ -78,7 +78,8 @@ class LaplaceShell(EngineShell):
     sites at the mode.
 
     Draws of all the weights of a network, put through the network itself, predict worse than its
-    mode: the Gauss-Newton matrix is that of the network made linear at the mode. With
+    mode: the Gauss-Newton matrix is that of the network made linear at the mode.
+    ``predictive_distribution(model, engine, ..., linearize=True)`` predicts with that. With
     ``curvature=GaussNewton(sites=...)`` of the last layer the outputs are linear in what is drawn.
 
     References
