@@ -78,7 +78,7 @@ class Prior(ABC):
 
 @dataclass(frozen=True)
 class ScaledNormal(Prior):
-    """Normal with variance ``scale``² / fan-in.
+    """Normal with standard deviation ``scale`` / sqrt(fan-in).
 
     Parameters
     ----------
