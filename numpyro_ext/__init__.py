@@ -52,6 +52,7 @@ from numpyro_ext.guides import (
 )
 from numpyro_ext.kernels import IMQ, RBF, Graphical, Kernel, Linear, Preconditioned, RandomFeature
 from numpyro_ext.laplace import LaplaceGGN
+from numpyro_ext.networks import random_module
 from numpyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
 from numpyro_ext.sgmcmc import (
     PSGLD,
@@ -61,6 +62,7 @@ from numpyro_ext.sgmcmc import (
     cosine_cycles,
     polynomial_decay,
 )
+from numpyro_ext.sharding import Sharding
 from numpyro_ext.start import find_start
 from numpyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
 from numpyro_ext.warm_chains import warm_chains
@@ -75,12 +77,14 @@ from ppl_ext.errors import (
     ModelCheckError,
     NoisyScoreWarning,
     NonFiniteError,
+    RankLostError,
     ResumeWarning,
     StartWarning,
     UnsettledWarning,
 )
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.verdict import Verdict
+from ppl_ext.networks import priors
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 from ppl_ext.score import GradientSteps, Regression
 from ppl_ext.settling import Settled, Settling
@@ -112,6 +116,9 @@ __all__ = [
     # when runs stop
     "Settled",
     "Settling",
+    # many devices
+    "RankLostError",
+    "Sharding",
     # parts of Newton's method
     "GaussNewton",
     "LevenbergMarquardt",
@@ -172,6 +179,9 @@ __all__ = [
     "plot_reliability",
     "plot_selective_prediction",
     "plot_uncertainty",
+    # networks as programs
+    "priors",
+    "random_module",
     # Stan programs
     "stan",
     # errors and warnings

@@ -17,12 +17,14 @@ from ppl_ext.errors import (
     ModelCheckError,
     NoisyScoreWarning,
     NonFiniteError,
+    RankLostError,
     ResumeWarning,
     StartWarning,
     UnsettledWarning,
 )
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.verdict import Verdict
+from ppl_ext.networks import priors
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 from ppl_ext.score import GradientSteps, Regression
 from ppl_ext.settling import Settled, Settling
@@ -72,6 +74,7 @@ from pyro_ext.guides import (
 )
 from pyro_ext.kernels import IMQ, RBF, Graphical, Kernel, Linear, Preconditioned, RandomFeature
 from pyro_ext.laplace import LaplaceGGN
+from pyro_ext.networks import random_module
 from pyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
 from pyro_ext.sgmcmc import (
     MCMC,
@@ -82,6 +85,7 @@ from pyro_ext.sgmcmc import (
     cosine_cycles,
     polynomial_decay,
 )
+from pyro_ext.sharding import Sharding
 from pyro_ext.start import find_start
 from pyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
 from pyro_ext.warm_chains import warm_chains
@@ -112,6 +116,8 @@ __all__ = [
     # when runs stop
     "Settled",
     "Settling",
+    # many processes
+    "Sharding",
     # parts of Newton's method
     "GaussNewton",
     "LevenbergMarquardt",
@@ -173,6 +179,9 @@ __all__ = [
     "plot_reliability",
     "plot_selective_prediction",
     "plot_uncertainty",
+    # networks as programs
+    "priors",
+    "random_module",
     # Stan programs
     "stan",
     # errors and warnings
@@ -185,6 +194,7 @@ __all__ = [
     "NoisyScoreWarning",
     "NonFiniteError",
     "LostFitWarning",
+    "RankLostError",
     "ResumeWarning",
     "UnsettledWarning",
 ]
