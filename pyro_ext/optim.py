@@ -24,6 +24,18 @@ MakeOptimizer: TypeAlias = Callable[[list[Tensor]], torch.optim.Optimizer]
 #: What an optimizer does at one step: the options of each of its groups, learning rates included.
 Settings: TypeAlias = list[dict[str, Any]]
 
+#: Optimizers that treat each entry alone, so that a process may own some of the particles.
+ENTRYWISE = (
+    torch.optim.Adadelta,
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.Adamax,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.SGD,
+)
 #: Options of torch's Adam that make another step of it.
 _VARIANTS = ("amsgrad", "maximize", "weight_decay")
 
@@ -206,6 +218,13 @@ class EngineOptimizer:
             return names[0]
         return "; ".join(
             f"{pattern}: {name}" for pattern, name in zip(self._patterns, names, strict=True)
+        )
+
+    @property
+    def entrywise(self) -> bool:
+        """Whether every optimizer is one of ``ENTRYWISE`` and clips nothing."""
+        return all(type(optimizer) in ENTRYWISE for optimizer in self._optimizers) and not any(
+            self._clips
         )
 
     @property
