@@ -286,11 +286,15 @@ class EngineOptimizer:
     def adam_moments(self, part: Part) -> dict[str, tuple[Tensor, Tensor]]:
         """First and second moments of a part's tensors, of plain Adam; zeros before any step."""
         hold()
-        state, found = self._optimizers[part.owner].state, {}
+        optimizer = self._optimizers[part.owner]
+        state, found = optimizer.state, {}
+        fused = any(group.get("fused") for group in optimizer.param_groups)
         for name, tensor in part.tensors.items():
             entries = state[tensor]
             if not entries:
-                entries["step"] = torch.zeros((), dtype=torch.float32)
+                # Where torch's own step looks for it.
+                device = tensor.device if fused else None
+                entries["step"] = torch.zeros((), dtype=torch.float32, device=device)
                 entries["exp_avg"] = torch.zeros_like(tensor.detach())
                 entries["exp_avg_sq"] = torch.zeros_like(tensor.detach())
             found[name] = entries["exp_avg"], entries["exp_avg_sq"]
@@ -304,9 +308,9 @@ class EngineOptimizer:
         """
         optimizer = self._optimizers[part.owner]
         settings = plan.settings[number][part.owner] if plan.settings else _settings(optimizer)
-        taken = optimizer.state[next(iter(part.tensors.values()))]["step"]
+        tensor = next(iter(part.tensors.values()))
         return AdamStep(
-            taken.detach().clone() + (number + 1),
+            optimizer.state[tensor]["step"].to(tensor.device) + (number + 1),
             float(settings[0]["lr"]),
             (float(settings[0]["betas"][0]), float(settings[0]["betas"][1])),
             float(settings[0]["eps"]),
