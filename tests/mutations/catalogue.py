@@ -662,6 +662,50 @@ def _guides() -> Iterator[Mutation]:
     )
 
 
+def _long_vectors() -> Iterator[Mutation]:
+    for name, file, old, new, tests in [
+        ("pieces share their noise", "guides/normal.py", "seed + number", "seed", "pieces"),
+        (
+            "results in another order",
+            "pieces.py",
+            "found[number] =",
+            "found[-1 - number] =",
+            "pieces",
+        ),
+        (
+            "long vectors: gradient of the scale with the wrong sign",
+            "score/long_vectors.py",
+            "slope.mul_(-2.0)",
+            "slope.mul_(2.0)",
+            "gradient_steps",
+        ),
+        (
+            "long vectors: weights of the target swapped",
+            "score/long_vectors.py",
+            "present, weight / (1.0 + weight), out",
+            "present, 1.0 / (1.0 + weight), out",
+            "gradient_steps",
+        ),
+        (
+            "long vectors: proximal weight left out of later steps",
+            "score/long_vectors.py",
+            "2.0 * (1.0 + weight) / count",
+            "2.0 / count",
+            "gradient_steps",
+        ),
+        ("Adam counts from 0", "optim.py", "+ (number + 1)", "+ number", "gradient_steps"),
+        ("Adam forgets steps", "optim.py", '["step"] += num_steps', '["step"] += 1', "gradient"),
+    ]:
+        yield from pyro(name, file, old, new, tests)
+    yield from numpyro(
+        "derivative of softplus at the other sign",
+        "guides/normal.py",
+        "jnp.where(unconstrained < 0.0, small, 1.0)",
+        "jnp.where(unconstrained < 0.0, 1.0, small)",
+        "flat_density",
+    )
+
+
 def _score() -> Iterator[Mutation]:
     yield from neutral(
         "proximal term dropped",
@@ -1260,6 +1304,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_laplace(),
     *_guides(),
     *_score(),
+    *_long_vectors(),
     *_sgmcmc(),
     *_engine(),
     *_diagnostics(),
