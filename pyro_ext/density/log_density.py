@@ -31,6 +31,7 @@ from ppl_ext.fingerprint import Fingerprint
 from ppl_ext.log_density import LogDensityShell, warn_of_held_parameters
 from ppl_ext.options import check_count
 from pyro_ext.density.arguments import as_data, partial_plates
+from pyro_ext.density.batches import batches_of, sum_over_batches
 from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.check import check_enumeration, check_model
 from pyro_ext.density.evaluation import Evaluation, differentiated
@@ -235,6 +236,11 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             log_prior, log_likelihood = self._full("value", z, data)
             return tempered(log_prior, log_likelihood, self.likelihood_temperature)
         z, function = self.bound.check_positions(z), self._evaluation.functions[what]
+        if self.passes is not None:
+            return sum_over_batches(
+                batches_of(self.passes, self.bound, data),
+                lambda data, rows: function(z, as_arguments(data.args, data.kwargs, rows)),
+            )
         if not self.plates:
             return function(z, as_arguments(data.args, data.kwargs, {}))
         return sum_over_rows(
