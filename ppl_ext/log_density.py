@@ -261,6 +261,23 @@ class LogDensityShell(ABC, Generic[Array, Data]):
         other.passes = passes
         return other
 
+    def plates_of_batches(self, data: Data) -> dict[str, int]:
+        """All rows of each plate that a batch is part of; the rows of the batch where none is.
+
+        Raises
+        ------
+        ArgumentError
+            There are several, of other sizes.
+        """
+        found = {name: size for name, (size, _) in self.partial_plates(data).items()}
+        if len(set(found.values())) != 1:
+            raise ArgumentError(
+                "Expected batches of one plate, found "
+                f"{found or 'none: the first batch has all rows of each plate'}. Pass the arrays "
+                "of all rows as arguments."
+            )
+        return found
+
     # -- spaces and starting points -----------------------------------------------------------
 
     @abstractmethod

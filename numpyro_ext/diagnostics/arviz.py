@@ -19,7 +19,7 @@ its losses.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -29,11 +29,14 @@ from numpy.typing import NDArray
 from numpyro.infer import MCMC
 
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.batches import place
 from numpyro_ext.density.replay import is_quick, replay
 from numpyro_ext.diagnostics.chains import Chains
 from numpyro_ext.diagnostics.host_fit import HostFit
 from numpyro_ext.engine import Engine, RunResult
 from numpyro_ext.programs import Program
+from ppl_ext.batches.passes import Passes
+from ppl_ext.diagnostics.fit import rows_of_loader
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
     Group,
@@ -47,6 +50,7 @@ from ppl_ext.diagnostics.fit_groups import (
     warn_of_draws,
 )
 from ppl_ext.diagnostics.inference_data import Variable, inference_data
+from ppl_ext.diagnostics.replay import Replay, joined
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
@@ -93,6 +97,7 @@ def to_arviz(
     data_chunk: int | None = None,
     rng_key: Any = None,
     model: Callable[..., Any] | None = None,
+    batches: Iterable[Any] | None = None,
     **kwargs: Any,
 ) -> Any:
     """Convert a fitted engine, a run of the host's ``MCMC``, or a guide fitted by its ``SVI``."""
@@ -106,12 +111,14 @@ def to_arviz(
     if isinstance(engine, Fit):
         args, state = args if state is None else (state, *args), None
         check_no_num_samples(num_samples)
+    some, named, passes = rows_of_loader(batches, args, kwargs, place)
+    args, kwargs = some or (), dict(named or {})
     check_fit(engine, model, "to_arviz(engine, result, *args)")
     if model is not None:
         # The host's result has the losses of its run.
         losses = getattr(state, "losses", None) if losses is None else losses
         state = getattr(state, "params", state)
-        engine = HostFit(engine, state, model, args, kwargs)
+        engine = HostFit(engine, state, model, args, kwargs, passes)
     if isinstance(state, RunResult):
         result = state if result is None else result
         state = state.state
@@ -127,7 +134,8 @@ def to_arviz(
     options = {} if num_samples is None else {"num_samples": num_samples}
     given = engine.get_samples(state, rng_key=key, **options)
     draws = {name: np.asarray(given[name]) for name in target.layout.names if name in given}
-    replayed = replay(
+    replayed = _replayed(
+        passes,
         target,
         draws,
         data,
@@ -143,9 +151,13 @@ def to_arviz(
     if not observed_data:
         groups.pop("observed_data")
     if sample_stats:
-        groups["sample_stats"] = _sample_statistics(engine, state, draws, data, draw_chunk)
+        groups["sample_stats"] = _sample_statistics(
+            engine, target.over(passes), state, draws, data, draw_chunk
+        )
     warn_of_draws(replayed, groups.get("sample_stats", {}))
     signature = inspect.signature(target.model)
+    if passes is not None and constant_data is True:
+        constant_data = False  # the arrays are those of one batch
     groups["constant_data"] = constant_group(
         constant_data, signature, args, kwargs, replayed, _as_array
     )
@@ -160,19 +172,51 @@ def to_arviz(
     )
 
 
+def _replayed(
+    passes: Passes | None,
+    target: LogDensity,
+    draws: Mapping[str, Array],
+    data: Data,
+    *,
+    rng_key: Any,
+    **options: Any,
+) -> Replay:
+    """The replay on the rows of the arguments, or on those of all batches of a loader."""
+    if passes is None:
+        return replay(target, draws, data, rng_key=rng_key, **options)
+    sizes = target.over(passes).plates_of_batches(data)
+    found = [
+        replay(
+            target,
+            draws,
+            target.bind(*args, **{**data.kwargs, **own}),
+            all_rows=False,
+            rng_key=jax.random.fold_in(rng_key, number),
+            **options,
+        )
+        for number, (args, own) in enumerate(passes.batches(place, next(iter(sizes.values()))))
+    ]
+    return joined(found, sizes)
+
+
 def _as_array(value: Any) -> Array | None:
     return np.asarray(value) if isinstance(value, (jax.Array, np.ndarray)) else None
 
 
 def _sample_statistics(
-    engine: Any, state: Any, draws: Mapping[str, Array], data: Data, draw_chunk: int | None
+    engine: Any,
+    target: LogDensity,
+    state: Any,
+    draws: Mapping[str, Array],
+    data: Data,
+    draw_chunk: int | None,
 ) -> Group:
     """Log densities of the model and, where the engine knows it, of the fit."""
     number = len(next(iter(draws.values())))
     hook = getattr(engine, "sample_statistics", None)
     # What the engines compute of positions is part of the program; others may not be traceable.
     inside = hook if isinstance(engine, (Engine, HostFit)) else None
-    evaluate = _compiled_log_densities(engine.target, inside, is_quick(number, engine.target, data))
+    evaluate = _compiled_log_densities(target, inside, is_quick(number, target, data))
     # Chunks of one size, for which one program is compiled: the last is filled up.
     size = -(-number // -(-number // (draw_chunk or number)))
     pieces: dict[str, list[Array]] = {}
@@ -183,7 +227,7 @@ def _sample_statistics(
             pieces.setdefault(name, []).append(np.asarray(found))
     statistics = {name: np.concatenate(found)[:number] for name, found in pieces.items()}
     if hook is not None and inside is None:
-        positions = engine.target.unconstrain(draws, data)
+        positions = target.unconstrain(draws, data)
         statistics.update(
             {name: np.asarray(value) for name, value in hook(state, positions).items()}
         )

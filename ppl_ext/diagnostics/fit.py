@@ -7,13 +7,15 @@ chunks of draws, so that neither many rows nor many draws of a network take much
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
+from ppl_ext.batches.passes import Passes, Place
+from ppl_ext.batches.stream import check_no_arguments
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count, check_number
 
@@ -23,7 +25,9 @@ DRAW_ELEMENTS = 2**24
 #: Draws of a host's fit unless told otherwise.
 HOST_DRAWS = 1000
 #: What to do about a batch.
-PASS_ALL_ROWS = "Pass all rows, as args=(...) and kwargs={...}."
+PASS_ALL_ROWS = (
+    "Pass all rows, as args=(...) and kwargs={...}, or a loader of all, as batches=loader."
+)
 
 #: Of a guide's density, its parameters, the target, its data and a chunk of draws (S, D): arrays
 #: whose first axis is the draws.
@@ -56,14 +60,18 @@ def target_of_engine(
     model: Callable[..., Any] | None,
     args: tuple[Any, ...] | None,
     kwargs: Mapping[str, Any] | None,
+    passes: Passes | None = None,
 ) -> tuple[Any, Any]:
-    """An engine's target, and the model's arguments with all rows: by default the last ones."""
+    """An engine's target, and the model's arguments with all rows: by default the last ones.
+
+    With ``passes`` its sweeps pass over a loader.
+    """
     check_arguments(args, kwargs)
     if model is not None:
         raise ArgumentError(
             f"Expected no model with {type(engine).__name__}, which has one. Leave model out."
         )
-    target = engine.target
+    target = engine.target.over(passes)
     if args is None and kwargs is None:
         target.require_all_rows(engine.data, PASS_ALL_ROWS)
         return target, engine.data
@@ -75,6 +83,28 @@ def all_rows(target: Any, args: tuple[Any, ...] | None, kwargs: Mapping[str, Any
     data = target.bind(*(args or ()), **dict(kwargs or {}))
     target.require_all_rows(data, PASS_ALL_ROWS)
     return data
+
+
+def rows_of_loader(
+    batches: Iterable[Any] | None,
+    args: tuple[Any, ...] | None,
+    kwargs: Mapping[str, Any] | None,
+    place: Place,
+) -> tuple[tuple[Any, ...] | None, Mapping[str, Any] | None, Passes | None]:
+    """Arguments by which a model is met, and passes over a loader with all rows, if there is one.
+
+    Raises
+    ------
+    ArgumentError
+        There are positional arguments besides, or the loader ends after one pass.
+    """
+    if batches is None:
+        return args, kwargs, None
+    check_arguments(args, kwargs)
+    check_no_arguments(args or ())
+    passes = Passes(batches)
+    first = passes.first(place)
+    return first.args, {**(kwargs or {}), **first.kwargs}, passes
 
 
 def chunk_sizes(num: int, dim: int, draw_chunk: int | None) -> list[int]:
