@@ -749,7 +749,8 @@ class Engine(EngineShell, ABC):
         )
         rule = rule_of(until)
         self._check_start(start, has_state=init_state is not None)
-        stream = batches if isinstance(batches, Stream) else None
+        given: Any = batches
+        stream: Stream | None = given
         if stream is not None:
             args, own = stream.first()
             kwargs = {**kwargs, **own}

@@ -20,7 +20,7 @@ from ppl_ext.batches.passes import Passes, total_rows
 
 def on_host(leaf: Any) -> np.ndarray:
     """An array of a loader as one of NumPy's of its own, in JAX's precision."""
-    array = np.array(leaf.detach().cpu() if hasattr(leaf, "detach") else leaf)
+    array = np.array(np.asarray(leaf.detach().cpu() if hasattr(leaf, "detach") else leaf))
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 

@@ -207,7 +207,7 @@ def _sample_statistics(
     engine: Any,
     target: LogDensity,
     state: Any,
-    draws: Mapping[str, Array],
+    draws: Mapping[str, Any],
     data: Data,
     draw_chunk: int | None,
 ) -> Group:

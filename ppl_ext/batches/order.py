@@ -36,7 +36,7 @@ class Order:
                 "Expected batches to be an iterable of tuples, one for each batch, such as a "
                 f"DataLoader, found {described(loader)}. Write [(x, y)] for one batch of all rows."
             )
-        self.loader = loader
+        self.loader: Any = loader
         #: Whether it can be iterated over once only.
         self.one_pass = isinstance(loader, Iterator)
         self._has_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
@@ -60,6 +60,7 @@ class Order:
         """The batches of an epoch, from its first."""
         if not self._has_state:
             self._before = [each.get_state() for each in self._generators]
+        each: Any
         for each in (self.loader, getattr(self.loader, "sampler", None)):
             if hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
@@ -68,17 +69,22 @@ class Order:
     def state(self, iterator: Iterator[Any]) -> Any:
         """What the loader itself says of the place; None where it says nothing."""
         if self._has_state:
-            return {"loader": copy.deepcopy(self.loader.state_dict())}  # type: ignore[attr-defined]
+            own = copy.deepcopy(self.loader.state_dict())
+            # torchdata's holds the generator of the present epoch, but not of those to come.
+            return {"loader": own, "now": [each.get_state() for each in self._generators]}
         if hasattr(iterator, "get_state") and hasattr(iterator, "set_state"):
             return {"iterator": copy.deepcopy(iterator.get_state())}
         return {"generators": list(self._before)} if self._before else None
 
     def at(self, epoch: int, batches: int, state: Any) -> tuple[Iterator[Any], int]:
         """The batches of an epoch from a place on, and how many are still to be read before it."""
-        kind, saved = next(iter(state.items())) if state else ("", None)
+        kind, saved = next(iter(dict(state or {"": []}).items()))
         if kind == "loader" and self._has_state:
-            self.loader.load_state_dict(saved)  # type: ignore[attr-defined]
-            return iter(self.loader), 0
+            self.loader.load_state_dict(saved)
+            iterator = iter(self.loader)
+            for generator, each in zip(self._generators, state["now"], strict=True):
+                generator.set_state(each)
+            return iterator, 0
         if kind == "generators" and len(saved) == len(self._generators):
             for generator, each in zip(self._generators, saved, strict=True):
                 generator.set_state(each)

@@ -317,9 +317,9 @@ def check_no_arguments(args: tuple[Any, ...]) -> None:
     """
     if args:
         raise ArgumentError(
-            f"Expected either batches or the model's arguments, found both: batches and {len(args)} "
-            "arguments. The batches are the arguments, one for each step; what is the same for all "
-            "steps goes by keyword."
+            "Expected either batches or the model's arguments, found both: batches and "
+            f"{len(args)} arguments. The batches are the arguments, one for each step; what is the "
+            "same for all steps goes by keyword."
         )
 
 

@@ -77,7 +77,7 @@ class GradientEstimator(Documented, ABC):
     _num_rows: ClassVar[Callable[..., int]]
     _exact_score: ClassVar[Callable[..., Any]]
     #: Makes an array of a loader one of the package's.
-    _place: ClassVar[Callable[[Any], Any]]
+    _place: ClassVar[Callable[..., Any]]
 
     @abstractmethod
     def init(self, *args: Any) -> Any:

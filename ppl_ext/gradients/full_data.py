@@ -42,7 +42,7 @@ def batches_of(full_data: FullData, num_rows: NumRows) -> tuple[Batch, ...]:
     return batches
 
 
-def rows_of(full_data: FullData, num_rows: NumRows) -> list[Batch] | Passes:
+def rows_of(full_data: Any, num_rows: NumRows) -> list[Batch] | Passes:
     """All rows: batches in memory, or a loader that is passed over again and again.
 
     Raises
@@ -50,6 +50,8 @@ def rows_of(full_data: FullData, num_rows: NumRows) -> list[Batch] | Passes:
     ArgumentError
         As of :func:`batches_of`.
     """
+    if isinstance(full_data, Passes):
+        return full_data
     lasts = hasattr(full_data, "__iter__") and not isinstance(full_data, Iterator)
     if lasts and not isinstance(full_data, tuple | list):
         return Passes(full_data)

@@ -126,9 +126,10 @@ class SVRG(_Anchored):
             object.__setattr__(self, "full_data", rows_of(self.full_data, self._num_rows))
 
     def _batches(self) -> tuple[Batch, ...] | Passes:
-        if isinstance(self.full_data, Passes):
-            return self.full_data
-        return () if self.full_data is None else tuple(self.full_data)
+        full_data: Any = self.full_data
+        if isinstance(full_data, Passes):
+            return full_data
+        return () if full_data is None else tuple(full_data)
 
     def with_own_rows(self, target: Any) -> Any:
         """The same, with minibatches drawn for each position apart.
