@@ -43,6 +43,10 @@ class BatchWarning(UserWarning):
     """Steps of some batches of a loader were not finite and were skipped."""
 
 
+class RankLostError(RuntimeError):
+    """A process of a run with several was killed, has failed or has stalled."""
+
+
 class ConvergenceWarning(UserWarning):
     """What is held from here on was found before it had settled."""
 
