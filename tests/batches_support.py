@@ -115,7 +115,8 @@ def of_torch(seed: int | None = 1, size: int = BATCH, **options: Any) -> Any:
     from torch.utils.data import DataLoader, TensorDataset
 
     generator = None if seed is None else torch.Generator().manual_seed(seed)
-    data = TensorDataset(torch.as_tensor(X), torch.as_tensor(Y))
+    dtype = torch.get_default_dtype()
+    data = TensorDataset(torch.as_tensor(X, dtype=dtype), torch.as_tensor(Y, dtype=dtype))
     return DataLoader(data, size, **{"shuffle": True, "generator": generator, **options})
 
 
@@ -126,7 +127,8 @@ def of_torchdata(seed: int | None = 1) -> Any:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     generator = None if seed is None else torch.Generator().manual_seed(seed)
-    data = TensorDataset(torch.as_tensor(X), torch.as_tensor(Y))
+    dtype = torch.get_default_dtype()
+    data = TensorDataset(torch.as_tensor(X, dtype=dtype), torch.as_tensor(Y, dtype=dtype))
     return StatefulDataLoader(data, 10, shuffle=True, generator=generator)
 
 
