@@ -48,15 +48,25 @@ class _Reader:
         return [leaf for _, leaf in found.leaves()]
 
 
-def sum_over_batches(
-    passes: Passes, arguments: Arguments, data: Data, function: Callable[[Data], Any]
-) -> Any:
-    """Weighted sum of a function of arguments over batches that hold all rows once.
+def scan_over_batches(
+    passes: Passes,
+    arguments: Arguments,
+    data: Data,
+    step: Callable[[Any, float, Data, Array], tuple[Any, Any]],
+    carry: Any,
+) -> tuple[Any, list[Any]]:
+    """As ``lax.scan``, over batches that hold all rows once.
 
-    The function returns a pytree of arrays. It is compiled for batches of one size, into which a
-    pass is cut, and for the rows that are left; a callback reads them. A batch of n of N rows is
-    evaluated with the plate's scale N/n and weighted n/N, as a chunk of a sweep is. Keyword
-    arguments of ``data`` that no batch has are those of all.
+    ``step`` takes a carry, the weight and the arguments of a batch, and its number. It is compiled
+    for batches of one size, into which a pass is cut, and for the rows that are left; a callback
+    reads them. A batch of n of N rows is evaluated with the plate's scale N/n and weighted n/N, as
+    a chunk of a sweep is. Keyword arguments of ``data`` that no batch has are those of all.
+
+    Returns
+    -------
+    tuple of (pytree, list of pytree)
+        The last carry, and what the steps give besides: one tree for whole batches, with these
+        along the first axis, and one for the rest if there is one.
     """
     first = passes.first(on_host)
     rows = first.rows
@@ -64,28 +74,45 @@ def sum_over_batches(
     whole, left = divmod(size, rows)
     reader = _Reader(passes, size, rows)
 
-    def part(number: Array, rows: int) -> Any:
+    def part(carry: Any, number: Array, rows: int) -> tuple[Any, Any]:
         shapes = [
             jax.ShapeDtypeStruct((rows, *leaf.shape[1:]) if leaf.ndim else (), leaf.dtype)
             for _, leaf in first.leaves()
         ]
         leaves = iter(io_callback(reader, shapes, number))
         batch = first.map(lambda leaf: next(leaves))
-        found = function(arguments.bind(batch.args, {**data.kwargs, **batch.kwargs}))
-        return jax.tree.map(lambda leaf: leaf * (rows / size), found)
+        bound = arguments.bind(batch.args, {**data.kwargs, **batch.kwargs})
+        return step(carry, rows / size, bound, number)
 
-    def add(carry: tuple[Array, Any], _: None) -> tuple[tuple[Array, Any], None]:
-        number, total = carry
-        return (number + 1, jax.tree.map(jnp.add, total, part(number, rows))), None
+    def one(carry: tuple[Array, Any], _: None) -> tuple[tuple[Array, Any], Any]:
+        following, output = part(carry[1], carry[0], rows)
+        return (carry[0] + 1, following), output
 
-    shapes = jax.eval_shape(partial(part, rows=rows), jax.ShapeDtypeStruct((), jnp.int32))
+    (number, carry), outputs = lax.scan(one, (jnp.asarray(0, jnp.int32), carry), None, whole)
+    if not left:
+        return carry, [outputs]
+    # Read after the others: the number waits for their sum.
+    number, carry = lax.optimization_barrier((number, carry))
+    carry, output = part(carry, number, left)
+    return carry, [outputs, jax.tree.map(lambda leaf: leaf[None], output)]
+
+
+def sum_over_batches(
+    passes: Passes, arguments: Arguments, data: Data, function: Callable[[Data], Any]
+) -> Any:
+    """Weighted sum of a function of arguments, a pytree, over batches that hold all rows once."""
+
+    def weighted(weight: float, data: Data) -> Any:
+        return jax.tree.map(lambda leaf: leaf * weight, function(data))
+
+    def add(total: Any, weight: float, data: Data, number: Array) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, weighted(weight, data)), None
+
+    first = passes.first(place)
+    bound = arguments.bind(first.args, {**data.kwargs, **first.kwargs})
+    shapes = jax.eval_shape(partial(weighted, 1.0), bound)
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    number, total = lax.scan(add, (jnp.asarray(0, jnp.int32), zero), None, length=whole)[0]
-    if left:
-        # Read after the others: the number waits for their sum.
-        number, total = lax.optimization_barrier((number, total))
-        total = jax.tree.map(jnp.add, total, part(number, left))
-    return total
+    return scan_over_batches(passes, arguments, data, add, zero)[0]
 
 
 def _plates(first: Batch, arguments: Arguments, data: Data) -> Any:

@@ -35,8 +35,7 @@ from numpyro_ext.diagnostics.chains import Chains
 from numpyro_ext.diagnostics.host_fit import HostFit
 from numpyro_ext.engine import Engine, RunResult
 from numpyro_ext.programs import Program
-from ppl_ext.batches.passes import Passes
-from ppl_ext.diagnostics.fit import rows_of_loader
+from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
     Group,

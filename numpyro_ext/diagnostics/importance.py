@@ -13,7 +13,7 @@ from jax import Array
 
 from numpyro_ext.density.batches import place
 from numpyro_ext.diagnostics.fit import RNG_KEY, STATE, fitted_guide
-from ppl_ext.diagnostics.fit import rows_of_loader
+from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.importance import (
     ELBO,
     ELBO_DOCUMENTATION,

@@ -19,7 +19,8 @@ from numpyro_ext.diagnostics.fit import (
     state_of_engine,
     target_of_model,
 )
-from ppl_ext.diagnostics.fit import rows_of_loader, target_of_engine
+from ppl_ext.batches.passes import rows_of_loader
+from ppl_ext.diagnostics.fit import target_of_engine
 from ppl_ext.diagnostics.stein_discrepancy import (
     BLOCK,
     KSD_DOCUMENTATION,

@@ -10,6 +10,7 @@ import numpy as np
 from ppl_ext.batches.batch import Batch, as_batch, check_form
 from ppl_ext.batches.order import Order
 from ppl_ext.batches.prefetch import prefetched
+from ppl_ext.batches.stream import check_no_arguments
 from ppl_ext.errors import ArgumentError
 
 #: What makes an array of a loader one of a package's.
@@ -117,6 +118,27 @@ class Passes:
                 kept = [_part(whole, rows, rows + number)] if number else []
         if number:
             yield _joined(kept)
+
+
+def rows_of_loader(
+    batches: Iterable[Any] | None,
+    args: tuple[Any, ...] | None,
+    kwargs: Mapping[str, Any] | None,
+    place: Place,
+) -> tuple[tuple[Any, ...] | None, Mapping[str, Any] | None, Passes | None]:
+    """Arguments by which a model is met, and passes over a loader with all rows, if there is one.
+
+    Raises
+    ------
+    ArgumentError
+        There are positional arguments besides, or the loader ends after one pass.
+    """
+    if batches is None:
+        return args, kwargs, None
+    check_no_arguments(args or ())
+    passes = Passes(batches)
+    first = passes.first(place)
+    return first.args, {**(kwargs or {}), **first.kwargs}, passes
 
 
 def check_not_shared(loader: Any, passes: Any) -> None:

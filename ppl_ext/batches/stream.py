@@ -72,7 +72,7 @@ class Stream:
     # -- reading -------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        start = self._start()
+        start = self._resumed()
         self._items = prefetched(self._read(*start))
         try:
             item = next(self._items)
@@ -99,7 +99,7 @@ class Stream:
                 stacklevel=3,
             )
 
-    def _start(self) -> tuple[Iterator[Any], int, int, int]:
+    def _resumed(self) -> tuple[Iterator[Any], int, int, int]:
         """The batches from the place on where the earlier run was, and that place."""
         order = self.order
         if self._saved is None:

@@ -7,15 +7,14 @@ chunks of draws, so that neither many rows nor many draws of a network take much
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.batches.passes import Passes, Place
-from ppl_ext.batches.stream import check_no_arguments
+from ppl_ext.batches.passes import Passes
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count, check_number
 
@@ -83,28 +82,6 @@ def all_rows(target: Any, args: tuple[Any, ...] | None, kwargs: Mapping[str, Any
     data = target.bind(*(args or ()), **dict(kwargs or {}))
     target.require_all_rows(data, PASS_ALL_ROWS)
     return data
-
-
-def rows_of_loader(
-    batches: Iterable[Any] | None,
-    args: tuple[Any, ...] | None,
-    kwargs: Mapping[str, Any] | None,
-    place: Place,
-) -> tuple[tuple[Any, ...] | None, Mapping[str, Any] | None, Passes | None]:
-    """Arguments by which a model is met, and passes over a loader with all rows, if there is one.
-
-    Raises
-    ------
-    ArgumentError
-        There are positional arguments besides, or the loader ends after one pass.
-    """
-    if batches is None:
-        return args, kwargs, None
-    check_arguments(args, kwargs)
-    check_no_arguments(args or ())
-    passes = Passes(batches)
-    first = passes.first(place)
-    return first.args, {**(kwargs or {}), **first.kwargs}, passes
 
 
 def chunk_sizes(num: int, dim: int, draw_chunk: int | None) -> list[int]:

@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from pyro.infer import MCMC
 from pyro.infer.mcmc import StreamingMCMC
 
-from ppl_ext.batches.passes import Passes
-from ppl_ext.diagnostics.fit import rows_of_loader
+from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
     Group,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ppl_ext.diagnostics.fit import rows_of_loader
+from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.importance import (
     ELBO,
     ELBO_DOCUMENTATION,

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppl_ext.diagnostics.fit import rows_of_loader, target_of_engine
+from ppl_ext.batches.passes import rows_of_loader
+from ppl_ext.diagnostics.fit import target_of_engine
 from ppl_ext.diagnostics.stein_discrepancy import (
     BLOCK,
     KSD_DOCUMENTATION,

@@ -288,3 +288,19 @@ def test_every_engine_of_particles_takes_a_loader(backend: Any, name: str) -> No
     mean = np.linalg.solve(precision, X.T @ Y)
     error = np.abs(points(backend, engine, state).mean(0) - mean)
     assert (error < 4.0 * np.sqrt(np.diag(np.linalg.inv(precision)) / np.sqrt(20))).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("structure", ["full", "diag", "kfac", "low_rank"])
+def test_the_curvature_over_a_loader_is_that_of_all_rows(backend: Any, structure: str) -> None:
+    model, seeds = by_argument(backend), {"seed": 0} if backend.is_pyro else {}
+    engine = backend.public.LaplaceGGN(model, backend.adam(0.05), curvature=structure, **seeds)
+    state, _ = Loaded(backend, Again).run(engine, 20, start="host")
+    held = () if backend.is_pyro else (state,)
+    with pytest.raises(ArgumentError, match="or batches=loader"):
+        engine.fit_curvature(*held)
+    found = engine.fit_curvature(*held, batches=Again(size=10))
+    ours = backend.numpy(found.log_determinant()), float(engine.log_marginal_likelihood(*held))
+    found = engine.fit_curvature(*held, *backend.arrays((X, Y)))
+    theirs = backend.numpy(found.log_determinant()), float(engine.log_marginal_likelihood(*held))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-10)

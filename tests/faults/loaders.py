@@ -81,7 +81,9 @@ REFUSED_LOADERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], str]] 
 }
 
 
-def _refused(loader: Callable[[], Any], model: Callable[[Any], Any], words: str, trial: Trial) -> None:
+def _refused(
+    loader: Callable[[], Any], model: Callable[[Any], Any], words: str, trial: Trial
+) -> None:
     with trial.refused(words):
         trial.run(trial.svgd(model(trial.backend)), 5, batches=loader())
 
@@ -94,7 +96,10 @@ for _given, (_loader, _model, _words) in REFUSED_LOADERS.items():
 def _both(trial: Trial) -> None:
     with trial.refused("found both: batches and 2 arguments"):
         trial.run(
-            trial.svgd(by_argument(trial.backend)), 5, *map(trial.backend.array, (X, Y)), batches=Floats()
+            trial.svgd(by_argument(trial.backend)),
+            5,
+            *map(trial.backend.array, (X, Y)),
+            batches=Floats(),
         )
 
 
@@ -162,7 +167,7 @@ def _sizes(trial: Trial) -> None:
     GROUP,
     "NaN in a batch",
     "`NonFiniteError` at that step, whose note names the batch; the state before it is kept. With "
-    "`on_nonfinite=\"skip\"`: `BatchWarning` at the end of the run, which names the batch",
+    '`on_nonfinite="skip"`: `BatchWarning` at the end of the run, which names the batch',
 )
 def _nan(trial: Trial) -> None:
     x = X.astype(np.float32)
