@@ -35,6 +35,7 @@ from numpyro_ext.diagnostics.chains import Chains
 from numpyro_ext.diagnostics.host_fit import HostFit
 from numpyro_ext.engine import Engine, RunResult
 from numpyro_ext.programs import Program
+from numpyro_ext.sharding import Sharding, on_own_axes
 from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
@@ -53,6 +54,7 @@ from ppl_ext.diagnostics.replay import Replay, joined
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
+from ppl_ext.sharding import check_sharding
 
 Array = NDArray[Any]
 
@@ -77,6 +79,7 @@ Array = NDArray[Any]
             Key of the posterior and posterior predictive draws. Default: ``jax.random.key(0)``.
         """,
 )
+@on_own_axes
 def to_arviz(
     engine: Any,
     state: Any = None,
@@ -97,6 +100,7 @@ def to_arviz(
     rng_key: Any = None,
     model: Callable[..., Any] | None = None,
     batches: Iterable[Any] | None = None,
+    sharding: Sharding | None = None,
     **kwargs: Any,
 ) -> Any:
     """Convert a fitted engine, a run of the host's ``MCMC``, or a guide fitted by its ``SVI``."""
@@ -127,7 +131,8 @@ def to_arviz(
         )
     traces = {} if result is None else {"loss": result.losses, **result.info}
     steps = step_group(traces, losses, _as_array)
-    target = engine.target
+    check_sharding(sharding, Sharding)
+    target = engine.target if sharding is None else engine.target.with_sharding(sharding)
     data = target.bind(*args, **kwargs)
     key = jax.random.key(0) if rng_key is None else rng_key
     options = {} if num_samples is None else {"num_samples": num_samples}

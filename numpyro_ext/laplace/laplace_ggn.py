@@ -22,7 +22,7 @@ from numpyro_ext.engine import EngineState, Plan, key_of_draws
 from numpyro_ext.laplace.gaussian import Precision, precision_of
 from numpyro_ext.laplace.likelihood import LikelihoodCurvature
 from numpyro_ext.laplace.prior import ConditionalPrior
-from numpyro_ext.programs import concretely
+from numpyro_ext.programs import Program, concretely
 from numpyro_ext.stein import DirectionEngine
 from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.laplace.laplace_ggn import (
@@ -47,6 +47,8 @@ class LaplacePlan(Plan):
 
 class LaplaceGGN(LaplaceShell, DirectionEngine):
     _fit_call = "fit_curvature(state, *args)"
+    _positions_option = None
+    _sees_all = False
 
     def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> LaplacePlan:
         estimator = super()._plan(target, rng_key, data).estimator
@@ -220,7 +222,7 @@ class _Posterior(PosteriorShell):
             prior,
             likelihood,
             Coordinates(target, hyperparameters).numbers,
-            jax.jit(partial(_factorised, prior, likelihood)),
+            Program(partial(_factorised, prior, likelihood)),
             jax.jit(draws, static_argnums=3),
         )
 
@@ -228,7 +230,7 @@ class _Posterior(PosteriorShell):
         other: _Posterior = super().over(passes)
         if passes is None:
             return other
-        precision = jax.jit(partial(_factorised, self.prior, other.likelihood))
+        precision = Program(partial(_factorised, self.prior, other.likelihood))
         return replace(other, precision=precision)
 
     def precision_at(self, position: Array, data: Data) -> Precision:

@@ -307,14 +307,19 @@ class Stream:
         return {"epoch": str(self._latest.epoch), "rows": f"{self._latest.rows:,}{of}"}
 
 
-def check_no_arguments(args: tuple[Any, ...]) -> None:
-    """See that a run with batches has no positional arguments of the model.
+def check_no_arguments(args: tuple[Any, ...], sharding: Any = None) -> None:
+    """See that a run with batches has no positional arguments of the model, and no sharding.
 
     Raises
     ------
     ArgumentError
         It has.
     """
+    if sharding is not None:
+        raise ArgumentError(
+            "Expected no sharding with batches, found both: the rows of a loader are not divided "
+            "among devices. Pass the arrays of all rows, or leave sharding out."
+        )
     if args:
         raise ArgumentError(
             "Expected either batches or the model's arguments, found both: batches and "
