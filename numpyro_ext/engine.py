@@ -678,15 +678,15 @@ class Engine(EngineShell, ABC):
         if (remembers or bound.plan is not known.plan) and not _is_tracer(state.step):
             state = self._with_its_data(bound, state)
         self._bound = bound
-        place, state = state.batches, state._replace(batches=None)
-        found: _Step = bound.update(state, data)
+        # Its length changes from state to state: no program has it.
+        found: _Step = bound.update(state._replace(batches=None), data)
         if (
             self.on_nonfinite == "raise"
             and not isinstance(found.finite, jax.core.Tracer)
             and not bool(found.finite)
         ):
-            raise self._nonfinite_error(int(state.step) + 1, state._replace(batches=place))
-        return found.state._replace(batches=place), found.loss
+            raise self._nonfinite_error(int(state.step) + 1, state)
+        return found.state._replace(batches=state.batches), found.loss
 
     @_reading
     @on_own_axes
@@ -816,7 +816,6 @@ class Engine(EngineShell, ABC):
             callback is not None,
             checkpoint is not None,
         )
-        # Its length changes from state to state: no program has it.
         reached, state = state.batches, state._replace(batches=None)
         # The compiled loop takes its state over, so it gets one that nobody else holds.
         state = self._copied(bound.plan, state, np.int32(cadence.last))
