@@ -42,9 +42,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "images": ("benchmarks.images", "classify images from few, ADVI against ours, write out/"),
     "kernels": ("benchmarks.kernels", "compare Stein kernels on known targets, write out/"),
+    "horseshoe": (
+        "benchmarks.networks.horseshoe",
+        "networks that find the inputs that matter, write out/",
+    ),
     "kills": (
         "benchmarks.process.kills",
         "kill and interrupt runs at random moments, see what is lost, write out/",
+    ),
+    "linearized": (
+        "benchmarks.networks.linearized",
+        "linearised Laplace against the mode and draws of all weights, write out/",
     ),
     "logistic": (
         "benchmarks.logistic",
@@ -61,6 +69,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "row-noise": (
         "benchmarks.row_noise",
         "variance of gradients with flipout and the local reparameterisation, write out/",
+    ),
+    "scaling": (
+        "benchmarks.scaling",
+        "engines over many devices: equality, bytes of a step, predicted efficiency, write out/",
     ),
     "score-vi": ("benchmarks.score_vi", "minibatch scores, ours against ADVI, write out/"),
     "sgmcmc": ("benchmarks.sgmcmc", "stochastic gradient MCMC: speed, bias, modes, write out/"),

@@ -73,7 +73,11 @@ class Stream:
 
     def __enter__(self) -> Self:
         start = self._resumed()
-        self._items = prefetched(self._read(*start))
+        items = self._read(*start)
+        # Processes of a DataLoader read ahead by themselves. They must not be forked by a thread
+        # while another one computes, whose locks they would hold for ever.
+        forks = bool(getattr(self.order.loader, "num_workers", 0))
+        self._items = items if forks else prefetched(items)
         try:
             item = next(self._items)
             encoded(item.state)  # what cannot be saved is told before there is anything to lose

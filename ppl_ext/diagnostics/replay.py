@@ -59,6 +59,9 @@ REPLAY_DOCUMENTATION = """
     $draw_chunk
     data_chunk : int, optional
         Rows evaluated at once in models with subsampled plates. Default: that of the target.
+    around : mapping of str to array, optional
+        Constrained values of the latent sites at which the observed distributions are made linear,
+        see :mod:`ppl_ext.linearized`. Default: the model as it is.
     $randomness
 
     Returns
@@ -148,6 +151,22 @@ class Replay:
     observed: dict[str, Array] = field(default_factory=dict)
     outside: dict[str, Array] = field(default_factory=dict)
     prediction: dict[str, dict[str, Array]] = field(default_factory=dict)
+
+    def with_draws(self, function: Callable[[Array], Array]) -> Replay:
+        """The same with a function of each array that has draws."""
+
+        def of_each(arrays: Mapping[str, Array]) -> dict[str, Array]:
+            return {name: function(value) for name, value in arrays.items()}
+
+        return replace(
+            self,
+            deterministic=of_each(self.deterministic),
+            discrete=of_each(self.discrete),
+            predictive=of_each(self.predictive),
+            log_likelihood=of_each(self.log_likelihood),
+            outside=of_each(self.outside),
+            prediction={term: of_each(each) for term, each in self.prediction.items()},
+        )
 
 
 def joined(replays: Sequence[Replay], plates: Mapping[str, int]) -> Replay:
@@ -355,6 +374,11 @@ def check_numbers_of_draws(draws: Mapping[str, Any]) -> None:
             "Expected draws of every site, as many as of the others, along the first axis, found "
             f"{numbers}. Pass the dict that get_samples returns."
         )
+
+
+def one_draw(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of sites as one draw of them."""
+    return {name: value[None] for name, value in values.items()}
 
 
 def check_draw_shape(name: str, found: Shape, expected: Shape) -> None:

@@ -139,6 +139,13 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         check_enumeration(bound, data)
         self._set_model(bound)
         self._check_options(structure.has_likelihood)
+        if sharding is not None and sharding.row_parts > 1 and not self.plates:
+            raise ArgumentError(
+                f"Expected a model whose rows can be split over '{sharding.rows}', found no plate "
+                "that it subsamples itself and whose rows it looks up. Write the data plate as "
+                f"`{self._data_plate}` with B < N, and index the data by rows; estimator=Full() "
+                "takes all rows in every step. Or leave rows out of the Sharding."
+            )
         self.layout: Layout = bound.layout
         self.dtype = bound.dtype
         self.device = bound.device
@@ -158,7 +165,8 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             bound, self.likelihood_temperature, particle_chunk, evaluation
         )
         self._start = StartingPositions(self._evaluation, init_strategy)
-        self._constrain = self.lift(differentiated(partial(constrain, bound)))
+        constrained = self._evaluation.shortened(partial(constrain, bound))
+        self._constrain = self._evaluation.lift(differentiated(constrained), constrained)
         self._unconstrain = BatchedFunction(
             differentiated(partial(unconstrain, bound)), "handlers", particle_chunk
         )
@@ -293,6 +301,12 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         if split:
             found = self.sharding.summed(found)
         return self.sharding.gathered_tree(found, len(z))
+
+    def with_sharding(self, sharding: Sharding | None) -> LogDensity:
+        """The same target with its positions and rows split so."""
+        other = copy.copy(self)
+        other.sharding = sharding
+        return other
 
     def of_own_positions(self, number: int) -> LogDensity:
         """The same target for the positions of one process, of so many in all."""

@@ -6,10 +6,12 @@ Results go to host memory draw by draw, see :mod:`ppl_ext.diagnostics.replay`.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
@@ -29,6 +31,7 @@ from ppl_ext.diagnostics.replay import (
     check_draws,
     describe_sites,
     is_outside,
+    one_draw,
     plates_of_axes,
 )
 from ppl_ext.discrete import RowTerms
@@ -42,6 +45,7 @@ from pyro_ext.density.enumeration import (
     log_likelihood_of_rows,
     posterior_values,
 )
+from pyro_ext.density.graph import as_arguments
 from pyro_ext.density.handlers import (
     global_generator,
     is_deterministic,
@@ -52,8 +56,11 @@ from pyro_ext.density.handlers import (
     without_validation,
 )
 from pyro_ext.density.layout import Data
+from pyro_ext.density.linearized import MOVES, linearized
 from pyro_ext.density.log_density import LogDensity
 from pyro_ext.density.prediction import prediction_of
+from pyro_ext.density.spaces import check_values, unconstrain
+from pyro_ext.sharding import Sharding
 
 Indices = Mapping[str, Tensor]
 
@@ -258,7 +265,9 @@ def replay(
     missing: Collection[str] = (),
     all_rows: bool = True,
     data_chunk: int | None = None,
+    around: Mapping[str, Any] | None = None,
     seed: int = 0,
+    sharding: Sharding | None = None,
 ) -> Replay:
     """Run the model at every draw, on all rows of its data."""
     check_draws(target.layout.names, draws)
@@ -273,13 +282,40 @@ def replay(
         for name, value in one.items():
             check_draw_shape(name, tuple(value.shape), described[name].shape)
         num_draws = len(next(iter(values.values())))
-        recorder = Recorder(described, groups, num_draws, target.plates)
+        places = list(range(num_draws))
+        if sharding is not None:
+            places = sharding.own_draws(num_draws)
+            values = {name: value[places] for name, value in values.items()}
+        recorder = Recorder(described, groups, len(places), target.plates)
         if groups:
             if all_rows:
                 target.require_all_rows(data, PASS_ALL_ROWS)
             most = discrete == "most probable"
-            _record(recorder, target, data, values, data_chunk, most, frozenset(missing))
-    return recorder.replayed(sizes)
+            unseen = frozenset(missing)
+            seeds = [[seed % 2**64, place] for place in places]
+            _record(recorder, target, data, values, data_chunk, most, unseen, seeds, around)
+    found = recorder.replayed(sizes)
+    if sharding is None:
+        return found
+    for name in target.layout.names:
+        found.outside.setdefault(name, np.zeros(len(places), bool))
+    joined = found.with_draws(lambda own: sharding.arrays_of_all(own, num_draws))
+    return replace(
+        joined, outside={name: flags for name, flags in joined.outside.items() if flags.any()}
+    )
+
+
+def _positions(target: LogDensity, data: Data, values: Mapping[str, Any]) -> Float[Tensor, "S D"]:
+    """The unconstrained positions of draws."""
+    layout, flat = check_values(target.bound, values)
+    arguments = as_arguments(data.args, data.kwargs, target.bound.rows_for_values())
+
+    def position(values: Tensor) -> Tensor:
+        return unconstrain(target.bound, values, (layout, arguments))
+
+    # Observations that are missing are drawn; what they are does not matter.
+    found: Tensor = torch.func.vmap(position, randomness="different", chunk_size=MOVES)(flat)
+    return found
 
 
 def _record(
@@ -290,12 +326,22 @@ def _record(
     data_chunk: int | None,
     most: bool,
     missing: frozenset[str],
+    seeds: list[list[int]],
+    around: Mapping[str, Any] | None,
 ) -> None:
     num_draws, groups = len(next(iter(values.values()))), recorder.groups
+    if around is not None:
+        (centre,) = _positions(target, data, one_draw(around))
+        moves = _positions(target, data, values) - centre
     for chunk, (_, indices) in enumerate(target.sweep(data_chunk)):
+        if around is not None:
+            linear = linearized(target, centre, moves, data, indices)
         rows = {name: _host(places) for name, places in indices.items()}
         for draw in range(num_draws if recorder.per_draw else 1):
             one = {name: value[draw] for name, value in values.items()}
+            # A draw has its own random numbers, however draws are split over processes.
+            numbers = np.random.SeedSequence([*seeds[draw], chunk])
+            torch.manual_seed(int(numbers.generate_state(1, np.uint64)[0] >> 1))
 
             def put(
                 group: str,
@@ -332,6 +378,9 @@ def _record(
             for name, terms in marginals.items():
                 put("log_likelihood", name, terms.values)
             together = {name for terms in marginals.values() for name in terms.sites}
+            if around is not None:
+                for name, fn in linear(draw).items():
+                    sites[name] = {**sites[name], "fn": without_validation(fn), "mask": None}
             for name in (site.name for site in recorder.observed_sites):
                 message = sites[name]
                 if "observed" in groups and draw == 0:

@@ -45,12 +45,14 @@ from ppl_ext.diagnostics.replay import Replay, joined
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
+from ppl_ext.sharding import check_sharding
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.density.replay import replay
 from pyro_ext.diagnostics.chains import Chains
 from pyro_ext.diagnostics.host_fit import HostFit
 from pyro_ext.engine import RunResult
+from pyro_ext.sharding import Sharding
 
 Array = NDArray[Any]
 
@@ -89,6 +91,7 @@ def to_arviz(
     seed: int = 0,
     model: Callable[..., Any] | None = None,
     batches: Iterable[Any] | None = None,
+    sharding: Sharding | None = None,
     **kwargs: Any,
 ) -> Any:
     """Convert a fitted engine, a run of the host's ``MCMC``, or a guide fitted by its ``SVI``."""
@@ -109,7 +112,9 @@ def to_arviz(
     check_fit(engine, model, "to_arviz(engine, *args)")
     if model is not None:
         engine = HostFit(engine, model, args, kwargs, seed, passes)
-    target = engine.target
+    check_sharding(sharding, Sharding)
+    target = engine.target if sharding is None else engine.target.with_sharding(sharding)
+    sharding = target.sharding
     data = target.bind(*args, **kwargs)
     given = engine.get_samples() if num_samples is None else engine.get_samples(num_samples)
     draws = {
@@ -126,6 +131,7 @@ def to_arviz(
         discrete=discrete or "sample",
         data_chunk=data_chunk,
         seed=seed,
+        sharding=sharding,
     )
     arrays = {name: value.cpu().numpy() for name, value in draws.items()}
     groups = site_groups(replayed, arrays, target.parameter_sites)

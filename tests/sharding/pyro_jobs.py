@@ -265,3 +265,53 @@ def lost(rank: int, folder: Path, how: str, timeout: float = 5.0) -> dict[str, f
             "said": float("last checkpoint" in str(error)),
         }
     return {"seconds": math.inf}
+
+
+def after_the_fit(rank: int, folder: Path, layout: str) -> dict[str, Any]:
+    """Draws with what a model computes of them, on a layout and in one process."""
+    x, y = arrays()
+    engine = px.DeepEnsemble(regression, adam(), num_particles=5, seed=3, dtype=torch.float64)
+    engine.run(2, x, y, start="host", progress_bar=False)
+    draws = engine.get_samples()
+
+    def figures(sharding: px.Sharding | None) -> dict[str, torch.Tensor]:
+        tree = px.to_arviz(engine, x, y, sharding=sharding, data_chunk=16)
+        names = {
+            "posterior_predictive": "y",
+            "log_likelihood": "y",
+            "sample_stats": "log_p",
+        }
+        found = {group: np.array(tree[group][name]) for group, name in names.items()}
+        predicted = px.predictive_distribution(regression, draws, x, y, sharding=sharding)
+        found |= {f"predicted {name}": np.array(predicted[name]) for name in predicted.data_vars}
+        return {name: torch.as_tensor(each) for name, each in found.items()}
+
+    return {"sharded": figures(sharding_of(layout)), "alone": figures(None)}
+
+
+def chains(rank: int, folder: Path, layout: str) -> dict[str, Any]:
+    """Draws of chains that are run as one, on a layout and in one process."""
+
+    def draws(sharding: px.Sharding | None) -> dict[str, torch.Tensor]:
+        # Processes of a sharding take the first one's random numbers; it starts alike here.
+        torch.manual_seed(5 + (rank if sharding is not None else 0))
+        kernel = px.SGLD(regression, 1e-4, dtype=torch.float64, sharding=sharding)
+        mcmc = px.MCMC(kernel, 4, 2, num_chains=3, disable_progbar=True)
+        mcmc.run(*arrays())
+        return dict(mcmc.get_samples(group_by_chain=True))
+
+    return {"sharded": draws(sharding_of(layout)), "alone": draws(None)}
+
+
+def whole_fit(rank: int, folder: Path, layout: str) -> dict[str, Any]:
+    """Draws of ``fit``, on a layout and in one process."""
+
+    def draws(sharding: px.Sharding | None) -> dict[str, torch.Tensor]:
+        found = px.fit(regression, *arrays(), progress_bar=False, sharding=sharding)
+        return {**found.get_samples(), "level": torch.tensor(len(found.verdict.level))}
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        return {"sharded": draws(sharding_of(layout)), "alone": draws(None)}
+    finally:
+        torch.set_default_dtype(torch.float32)
