@@ -53,7 +53,7 @@ def rows_of(full_data: Any, num_rows: NumRows) -> list[Batch] | Passes:
     if isinstance(full_data, Passes):
         return full_data
     lasts = hasattr(full_data, "__iter__") and not isinstance(full_data, Iterator)
-    if lasts and not isinstance(full_data, tuple | list):
+    if lasts and not isinstance(full_data, tuple | list) and not hasattr(full_data, "shape"):
         return Passes(full_data)
     # An iterable may be good for one pass only.
     return list(batches_of(full_data, num_rows))

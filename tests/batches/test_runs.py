@@ -273,11 +273,11 @@ def test_a_loader_of_torch_that_shuffles_goes_on_to_the_bit(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["SVGD", "SVN", "WGD", "DeepEnsemble", "SVGDVR"])
+@pytest.mark.parametrize("name", ["SVGD", "WGD", "DeepEnsemble", "SVGDVR"])
 def test_every_engine_of_particles_takes_a_loader(backend: Any, name: str) -> None:
     """And finds the posterior of a linear regression, a Normal, where its kernel lets it."""
     seeds = {"seed": 0} if backend.is_pyro else {}
-    optim = () if name == "SVN" else (backend.adam(0.02),)
+    optim = (backend.adam(0.02),)
     model = by_argument(backend)
     options: dict[str, Any] = {"anchor_every": 6, "full_data": Again()} if "VR" in name else {}
     engine = getattr(backend.public, name)(model, *optim, num_particles=20, **seeds, **options)
