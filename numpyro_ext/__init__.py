@@ -69,6 +69,7 @@ from numpyro_ext.warm_chains import warm_chains
 from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import (
     ArgumentError,
+    BatchWarning,
     ConvergenceWarning,
     DivergenceWarning,
     EvaluationWarning,
@@ -186,6 +187,7 @@ __all__ = [
     "stan",
     # errors and warnings
     "ArgumentError",
+    "BatchWarning",
     "ConvergenceWarning",
     "DivergenceWarning",
     "EvaluationWarning",
