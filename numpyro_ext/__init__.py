@@ -52,6 +52,7 @@ from numpyro_ext.guides import (
 )
 from numpyro_ext.kernels import IMQ, RBF, Graphical, Kernel, Linear, Preconditioned, RandomFeature
 from numpyro_ext.laplace import LaplaceGGN
+from numpyro_ext.networks import random_module
 from numpyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
 from numpyro_ext.sgmcmc import (
     PSGLD,
@@ -81,6 +82,7 @@ from ppl_ext.errors import (
 )
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.verdict import Verdict
+from ppl_ext.networks import priors
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 from ppl_ext.score import GradientSteps, Regression
 from ppl_ext.settling import Settled, Settling
@@ -172,6 +174,9 @@ __all__ = [
     "plot_reliability",
     "plot_selective_prediction",
     "plot_uncertainty",
+    # networks as programs
+    "priors",
+    "random_module",
     # Stan programs
     "stan",
     # errors and warnings

@@ -15,6 +15,7 @@ from ppl_ext.errors import ArgumentError, NonFiniteError
 from ppl_ext.options import check_choice, decisions, describe, described, options_of
 from ppl_ext.run import Cadence, Piece, check_callback
 from ppl_ext.settling import Settled, SettlingWatch
+from ppl_ext.sharding import ShardingShell, check_sharding
 from ppl_ext.start.given import HOST, SEARCH, check_start
 from ppl_ext.start.start import Start
 from ppl_ext.state_files import check_can_save
@@ -38,6 +39,8 @@ class EngineShell(Documented):
     on_nonfinite : {"raise", "skip"}
     first_verbs : str
         The calls with which an engine meets the model's arguments.
+    sharding : Sharding, optional
+        How positions and rows are split over devices.
     """
 
     #: What models are written in.
@@ -48,6 +51,8 @@ class EngineShell(Documented):
     _usual_start: ClassVar[str] = SEARCH
     #: How a guide of the host is given as a start.
     _guide_form: ClassVar[str]
+    #: What says how positions and rows are split over devices.
+    _sharding_class: ClassVar[type[ShardingShell]]
 
     def __init__(
         self,
@@ -61,6 +66,7 @@ class EngineShell(Documented):
         data_chunk: int | None,
         on_nonfinite: str,
         first_verbs: str,
+        sharding: Any = None,
     ) -> None:
         check_callable(model, self._host)
         check_choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
@@ -69,7 +75,10 @@ class EngineShell(Documented):
                 "Expected estimator to be a GradientEstimator, such as Minibatch() or Full(), "
                 f"found {described(estimator)}."
             )
+        if sharding is not None:
+            check_sharding(sharding, self._sharding_class)
         self.model = model
+        self.sharding: Any = sharding
         self.estimator: Any = estimator
         self.init_strategy = init_strategy
         self.likelihood_temperature = likelihood_temperature

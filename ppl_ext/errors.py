@@ -39,6 +39,10 @@ class NonFiniteError(RuntimeError):
         self.best: Any = None
 
 
+class RankLostError(RuntimeError):
+    """A process of a run with several was killed, has failed or has stalled."""
+
+
 class ConvergenceWarning(UserWarning):
     """What is held from here on was found before it had settled."""
 

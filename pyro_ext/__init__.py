@@ -23,6 +23,7 @@ from ppl_ext.errors import (
 )
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.verdict import Verdict
+from ppl_ext.networks import priors
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 from ppl_ext.score import GradientSteps, Regression
 from ppl_ext.settling import Settled, Settling
@@ -72,6 +73,7 @@ from pyro_ext.guides import (
 )
 from pyro_ext.kernels import IMQ, RBF, Graphical, Kernel, Linear, Preconditioned, RandomFeature
 from pyro_ext.laplace import LaplaceGGN
+from pyro_ext.networks import random_module
 from pyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
 from pyro_ext.sgmcmc import (
     MCMC,
@@ -173,6 +175,9 @@ __all__ = [
     "plot_reliability",
     "plot_selective_prediction",
     "plot_uncertainty",
+    # networks as programs
+    "priors",
+    "random_module",
     # Stan programs
     "stan",
     # errors and warnings

@@ -43,6 +43,7 @@ MAY_IMPORT = {
     "sgmcmc": {"density", "gradients"},
     "diagnostics": {"density", "engine", "guides"},
     "stan": set(),
+    "networks": set(),
     "start": {"density", "guides"},
     "warm_chains": {"density", "fit", "guides", "sgmcmc", "start"},
     "fit": {"density", "engine", "gradients", "score", "start"},

@@ -131,7 +131,8 @@ def _setting(
         if step is not None and jnp.ndim(value) > len(fn.shape()):
             value = value[step]
         for frame in site["cond_indep_stack"]:
-            if frame.name in indices:
+            # Values of discrete sites are of these rows already.
+            if frame.name in indices and not is_enumerated(site):
                 axis = frame.dim - fn.event_dim
                 value = jnp.take(value, indices[frame.name], axis=axis, mode="clip")
         # With all values of a discrete site a distribution has more dimensions than its site.
@@ -301,6 +302,7 @@ def replay(
     *,
     groups: Collection[str] = GROUPS,
     discrete: str = "sample",
+    missing: Collection[str] = (),
     all_rows: bool = True,
     draw_chunk: int | None = None,
     data_chunk: int | None = None,
@@ -322,7 +324,8 @@ def replay(
         key = random.key(0) if rng_key is None else rng_key
         rows = data_chunk or target.data_chunk or DATA_CHUNK
         most = discrete == "most probable"
-        _record(recorder, target, data, values, draw_chunk or DRAW_CHUNK, rows, key, most)
+        unseen = frozenset(missing)
+        _record(recorder, target, data, values, draw_chunk or DRAW_CHUNK, rows, key, most, unseen)
     return recorder.replayed(sizes)
 
 
@@ -335,6 +338,7 @@ def _record(
     data_chunk: int,
     rng_key: jax.Array,
     most: bool,
+    missing: frozenset[str],
 ) -> None:
     num_draws = len(next(iter(values.values())))
     # Chunks of one size, for which one program is compiled: the last is filled up.
@@ -342,7 +346,7 @@ def _record(
     observed = tuple(site.name for site in recorder.observed_sites)
     deterministic = tuple(site.name for site in recorder.deterministic_sites)
     quick = is_quick(num_draws, target, data)
-    run = _compiled_chunk(target, recorder.groups, observed, deterministic, quick, most)
+    run = _compiled_chunk(target, recorder.groups, observed, deterministic, quick, most, missing)
     for chunk, (_, rows) in enumerate(target.sweep(data_chunk)):
         places_of_rows = {name: np.asarray(places) for name, places in rows.items()}
         for start in range(0, num_draws if recorder.per_draw else 1, size):
@@ -390,10 +394,13 @@ def _compiled_chunk(
     deterministic: tuple[str, ...],
     quick: bool,
     most: bool,
+    missing: frozenset[str],
 ) -> Program:
     """What is wanted at some draws, and the observations, on one chunk of rows."""
     # New values of an observed site change what the model computes after it.
     apart = len(observed) > 1
+    # Predictions are then given the values of the discrete sites.
+    at_values = "discrete" in groups
 
     def at_draw(
         values: Mapping[str, jax.Array], key: jax.Array, data: Data, indices: dict[str, Any]
@@ -409,7 +416,8 @@ def _compiled_chunk(
             marginals = log_likelihood_of_rows(every)
         if enumerated and ("discrete" in groups or deterministic):
             shapes = {name: tuple(trace[name]["value"].shape) for name in enumerated}
-            chosen = posterior_values(every, shapes, None if most else random.fold_in(key, 2))
+            seen = {name: site for name, site in every.items() if name not in missing}
+            chosen = posterior_values(seen, shapes, None if most else random.fold_in(key, 2))
             given = _run(target, data, {**values, **chosen}, indices)
         computed: Computed = {
             "deterministic": {name: given[name]["value"] for name in deterministic},
@@ -424,7 +432,7 @@ def _compiled_chunk(
                 log_prob = site["fn"].log_prob(site["value"])
                 computed["log_likelihood"][name] = log_prob
             if "prediction" in groups:
-                for term, value in prediction_of(site).items():
+                for term, value in prediction_of((given if at_values else trace)[name]).items():
                     computed.setdefault(term, {})[name] = value
             if "predictive" in groups and not apart:
                 computed["predictive"] = {name: _new_observation(site, key)}

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
             Values of ``param`` and ``mutable`` sites, such as the weights of a module without
             priors.
         """,
+    randomness="""
+        rng_key : array, optional
+            Key of the values of discrete sites. Default: ``jax.random.key(0)``.
+        """,
     draw_chunk="""
         draw_chunk : int, optional
             At most this many draws are evaluated at once. Default: 128.
@@ -45,12 +49,14 @@ def predictive_distribution(
     draws: Mapping[str, Any],
     *args: Any,
     site: str | None = None,
+    discrete: str | None = None,
     params: Mapping[str, Any] | None = None,
     draw_chunk: int | None = None,
     data_chunk: int | None = None,
+    rng_key: Any = None,
     **kwargs: Any,
 ) -> Dataset:
-    """The observed site's distribution at every draw and row; nothing is sampled."""
+    """The observed site's distribution at every draw and row; no observation is sampled."""
     check_draws_are_mapping(draws)
     for name, chunk in (("draw_chunk", draw_chunk), ("data_chunk", data_chunk)):
         check_count(name, chunk, optional=True)
@@ -68,5 +74,12 @@ def predictive_distribution(
     latents = discrete_latents(site, target.observed_sites, observing.finite)
     if latents:
         target, data, observing = observed({*draws, *latents})
-    at_draws = partial(replay, target, data=data, draw_chunk=draw_chunk, data_chunk=data_chunk)
-    return predicted_site(site, target, observing.missing, draws, at_draws)
+    at_draws = partial(
+        replay,
+        target,
+        data=data,
+        draw_chunk=draw_chunk,
+        data_chunk=data_chunk,
+        rng_key=rng_key,
+    )
+    return predicted_site(site, target, observing.missing, draws, discrete, at_draws)

@@ -13,11 +13,13 @@ variable            dimensions                    meaning
 ``mean``            draw, row [, output]          mean of the distribution
 ``variance``        draw, row [, output]          its variance
 ``cdf``             draw, row [, output]          distribution function at the observed value
+a discrete site     draw, row, or its own         its values, where they were asked for
 ==================  ============================  ============================================
 
 A dataset has either ``probabilities`` (classification) or ``mean`` and ``variance`` (regression);
-``log_likelihood``, ``observed`` and ``cdf`` are there when the observations are. ``output`` runs
-over the elements of one observation (``to_event``), which its log density adds up.
+``log_likelihood``, ``observed`` and ``cdf`` are there when the observations are;
+``log_likelihood`` is not where rows share a discrete latent site, which is summed out. ``output``
+runs over the elements of one observation (``to_event``), which its log density adds up.
 """
 
 from __future__ import annotations
@@ -30,18 +32,28 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 from numpy.typing import NDArray
 
-from ppl_ext.diagnostics.replay import Replay, told_of_outside
+from ppl_ext.diagnostics.replay import DISCRETE, Replay, told_of_outside
 from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_choice
 
 if TYPE_CHECKING:
     from xarray import Dataset
 
 Array = NDArray[Any]
 
+#: Variables and dimensions of a dataset.
+NAMES = (
+    *("log_likelihood", "observed", "probabilities", "mean", "variance", "cdf"),
+    *("draw", "row", "output", "class"),
+)
 
 PREDICTIVE_DOCUMENTATION = """
     The model runs with each draw on the rows of its arguments, test rows as a rule, as $host's
     ``Predictive`` runs it. A model that subsamples a plate is evaluated on all rows of it.
+
+    Discrete latent sites, which draws do not hold, have values of their prior, as those of rows
+    yet to be seen do. With ``discrete`` they have values of their posterior given the draw and
+    what is observed, as with the host's ``infer_discrete``, and these are in the result.
 
     Parameters
     ----------
@@ -56,7 +68,12 @@ PREDICTIVE_DOCUMENTATION = """
     site : str, optional
         Name of the site to predict. Default: the only observed site, or the only one that has no
         draws.
+    discrete : {"sample", "most probable"}, optional
+        Draw discrete latent sites jointly from their posterior, or take the most probable values
+        together. Distributions are then given these; the log likelihood stays that with discrete
+        sites summed out.
     $params
+    $randomness
     $draw_chunk
     data_chunk : int, optional
         At most this many rows of a subsampled plate are evaluated at once. Default: 2048. Rows of
@@ -67,14 +84,17 @@ PREDICTIVE_DOCUMENTATION = """
     -------
     Dataset
         With the dimensions draw, row and class, see
-        :mod:`ppl_ext.diagnostics.predictive_data`. Rows that a mask hides are left out.
+        :mod:`ppl_ext.diagnostics.predictive_data`. Rows that a mask hides are left out. With
+        ``discrete`` also every discrete latent site under its name, by row where its plates are
+        those of the predicted site.
 
     Raises
     ------
     ArgumentError
         A latent site has no draws, sites differ in their number of draws, a draw has the wrong
         shape, draws are NaN, infinite or outside of their sites' supports, several sites could be
-        meant, or the site has neither classes nor moments.
+        meant, the site has neither classes nor moments, or a discrete site bears a name of the
+        dataset.
     ModelCheckError
         The model cannot be run with its latent sites set.
 """
@@ -85,13 +105,21 @@ def predicted_site(
     target: Any,
     missing: list[str],
     draws: Mapping[str, Any],
+    discrete: str | None,
     replay: Callable[..., Replay],
 ) -> Dataset:
-    """The dataset of the site that is meant; ``replay`` takes draws, groups and ``all_rows``."""
+    """The dataset of the site that is meant; ``replay`` is the package's, of this target."""
+    check_choice("discrete", discrete, (None, *DISCRETE))
     site = site_to_predict(site, target.observed_sites, missing)
     replayed = replay(
         draws={name: draws[name] for name in target.layout.names},
-        groups=("prediction", *(() if site in missing else ("log_likelihood", "observed"))),
+        groups=(
+            "prediction",
+            *(() if site in missing else ("log_likelihood", "observed")),
+            *(() if discrete is None else ("discrete",)),
+        ),
+        discrete=discrete or DISCRETE[0],
+        missing=missing,
         all_rows=False,
     )
     if replayed.outside:
@@ -105,7 +133,34 @@ def predicted_site(
         {term: found[site] for term, found in replayed.prediction.items() if site in found},
         replayed.log_likelihood.get(site),
         replayed.observed.get(site),
+        _in_rows(replayed, site),
     )
+
+
+def _in_rows(replayed: Replay, site: str) -> dict[str, tuple[tuple[str, ...], Array]]:
+    """Values of discrete latent sites and their dimensions.
+
+    Raises
+    ------
+    ArgumentError
+        One bears the name of something else.
+    """
+    found: dict[str, tuple[tuple[str, ...], Array]] = {}
+    rows = replayed.sites[site]
+    for name, values in replayed.discrete.items():
+        if name in NAMES:
+            raise ArgumentError(
+                f"Expected discrete latent sites with names of their own, found '{name}', which "
+                "the dataset has for something else. Rename the site, or take its values from "
+                "to_arviz(..., discrete=...)."
+            )
+        own = replayed.sites[name]
+        if own.shape == rows.batch_shape and own.plates == rows.batch_plates and own.shape:
+            found[name] = (("draw", "row"), values.reshape(len(values), -1))
+        else:
+            dims = (f"{name}_dim_{axis}" for axis in range(len(own.shape)))
+            found[name] = (("draw", *dims), values)
+    return found
 
 
 def discrete_latents(site: str | None, observed: Sequence[str], finite: Sequence[str]) -> set[str]:
@@ -178,6 +233,7 @@ def predictive_dataset(
     prediction: Mapping[str, Array],
     log_likelihood: Float[Array, "S ..."] | None,
     observed: Shaped[Array, "*shape"] | None,
+    discrete: Mapping[str, tuple[tuple[str, ...], Array]] | None = None,
 ) -> Dataset:
     """The dataset of one observed site.
 
@@ -190,7 +246,10 @@ def predictive_dataset(
         Probabilities (S, *shape, K), or mean, variance and cdf (S, *shape); ``mask`` (S, *shape)
         where some rows do not count.
     log_likelihood : array (S, *batch shape), optional
+        In another shape it is not of rows, and is left out.
     observed : array (shape), optional
+    discrete : mapping, optional
+        Of discrete latent sites their dimensions and values.
 
     Raises
     ------
@@ -217,12 +276,15 @@ def predictive_dataset(
             f"Expected the distribution of site '{site}' to be Bernoulli or categorical, or to "
             "have a mean and a variance, found neither. Predict another site with site=..."
         )
-    if log_likelihood is not None and observed is not None:
+    # Rows that share a discrete site have one likelihood together, and none each.
+    if log_likelihood is not None and log_likelihood.shape[1:] == batch_shape:
         flat = log_likelihood.reshape(len(log_likelihood), rows)
         variables["log_likelihood"] = (("draw", "row"), flat)
+    if observed is not None:
         split = observed.shape != batch_shape
         shape = (rows, outputs) if split else (rows,)
         variables["observed"] = (("row", "output") if split else ("row",), observed.reshape(shape))
+    variables.update(discrete or {})
     attributes: dict[str, Any] = {"site": site}
     if len(batch_shape) > 1:
         attributes["row_shape"] = list(batch_shape)
@@ -285,6 +347,12 @@ def mixture_log_likelihood(predictive: Dataset) -> Float[Array, " N"]:
     It is the logarithm of the draws' mean density, and not the mean of their log densities.
     """
     require_observed(predictive, "the log likelihood")
+    if "log_likelihood" not in predictive:
+        raise ArgumentError(
+            f"Expected rows of site '{predictive.attrs.get('site')}' with a log likelihood each, "
+            "found rows that share a discrete latent site. to_arviz has their log likelihood "
+            "together."
+        )
     log_likelihood = draws_first(predictive, "log_likelihood").astype(np.float64)
     return np.asarray(np.logaddexp.reduce(log_likelihood, axis=0) - np.log(len(log_likelihood)))
 
@@ -356,5 +424,6 @@ def to_original_units(
     if "observed" in predictive:
         result["observed"] = predictive["observed"] * factor + shift
         lost = float(np.log(np.broadcast_to(scale, (outputs,))).sum())
-        result["log_likelihood"] = predictive["log_likelihood"] - lost
+        if "log_likelihood" in predictive:
+            result["log_likelihood"] = predictive["log_likelihood"] - lost
     return result

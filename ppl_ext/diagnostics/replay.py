@@ -49,7 +49,10 @@ REPLAY_DOCUMENTATION = """
     discrete : {"sample", "most probable"}
         Which values the discrete latent sites have in the groups "discrete" and "deterministic",
         given a draw of all others and the data: drawn jointly, or the most probable ones
-        together. New observations and predictions have values of their prior.
+        together. New observations have values of their prior. So have predictions, unless the
+        group "discrete" is there, whose values they then have.
+    missing : collection of str
+        Observed sites whose values are none, of which discrete sites are to know nothing.
     all_rows : bool
         Refuse arguments that hold only some rows of a plate. Predictions on new rows take those
         that there are.

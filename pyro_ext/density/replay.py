@@ -255,6 +255,7 @@ def replay(
     *,
     groups: Collection[str] = GROUPS,
     discrete: str = "sample",
+    missing: Collection[str] = (),
     all_rows: bool = True,
     data_chunk: int | None = None,
     seed: int = 0,
@@ -276,7 +277,8 @@ def replay(
         if groups:
             if all_rows:
                 target.require_all_rows(data, PASS_ALL_ROWS)
-            _record(recorder, target, data, values, data_chunk, discrete == "most probable")
+            most = discrete == "most probable"
+            _record(recorder, target, data, values, data_chunk, most, frozenset(missing))
     return recorder.replayed(sizes)
 
 
@@ -287,6 +289,7 @@ def _record(
     values: Mapping[str, Tensor],
     data_chunk: int | None,
     most: bool,
+    missing: frozenset[str],
 ) -> None:
     num_draws, groups = len(next(iter(values.values()))), recorder.groups
     for chunk, (_, indices) in enumerate(target.sweep(data_chunk)):
@@ -319,7 +322,8 @@ def _record(
             if names and ("discrete" in groups or recorder.deterministic_sites):
                 shapes = {name: tuple(sites[name]["value"].shape) for name in names}
                 fns = {name: sites[name]["fn"] for name in names}
-                chosen = posterior_values(every.scaled, fns, shapes, most)
+                seen = [factor for factor in every.scaled if factor.site not in missing]
+                chosen = posterior_values(seen, fns, shapes, most)
                 given = _run(target, data, one, indices, chosen=chosen)
             for site in recorder.discrete_sites if "discrete" in groups else ():
                 put("discrete", site.name, given[site.name]["value"])
@@ -335,7 +339,8 @@ def _record(
                 if "log_likelihood" in groups and name not in together:
                     put("log_likelihood", name, _log_prob(message))
                 if "prediction" in groups:
-                    for term, value in prediction_of(message).items():
+                    at = given[name] if "discrete" in groups else message
+                    for term, value in prediction_of(at).items():
                         put(term, name, value)
             if "predictive" in groups and recorder.observed_sites:
                 apart = recorder.apart

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     kinds=", a function or a module",
     state="",
     params="",
+    randomness="""
+        seed : int
+            Seed of the values of discrete sites.
+        """,
     draw_chunk="",
     one_by_one=" Draws are evaluated one after another.",
 )
@@ -38,10 +42,12 @@ def predictive_distribution(
     draws: Mapping[str, Any],
     *args: Any,
     site: str | None = None,
+    discrete: str | None = None,
     data_chunk: int | None = None,
+    seed: int = 0,
     **kwargs: Any,
 ) -> Dataset:
-    """The observed site's distribution at every draw and row; nothing is sampled."""
+    """The observed site's distribution at every draw and row; no observation is sampled."""
     check_draws_are_mapping(draws)
     check_count("data_chunk", data_chunk, optional=True)
     draws = {name: torch.as_tensor(value).detach() for name, value in draws.items()}
@@ -57,5 +63,5 @@ def predictive_distribution(
     latents = discrete_latents(site, target.observed_sites, observing.finite)
     if latents:
         target, data, observing = observed({*draws, *latents})
-    at_draws = partial(replay, target, data=data, data_chunk=data_chunk)
-    return predicted_site(site, target, observing.missing, draws, at_draws)
+    at_draws = partial(replay, target, data=data, data_chunk=data_chunk, seed=seed)
+    return predicted_site(site, target, observing.missing, draws, discrete, at_draws)

@@ -39,9 +39,9 @@ def logits(at: dict[str, Any]) -> np.ndarray:
     return np.asarray(np.log(at["weights"]) + each)
 
 
-def assert_shares(found: np.ndarray, expected: np.ndarray) -> None:
+def assert_shares(found: np.ndarray, expected: np.ndarray, draws: int = DRAWS) -> None:
     """See that means of indicators are shares, to five standard errors."""
-    error = np.sqrt(expected * (1.0 - expected) / DRAWS)
+    error = np.sqrt(expected * (1.0 - expected) / draws)
     assert np.all(np.abs(found - expected) < 5.0 * error + 1e-3), (found, expected)
 
 
@@ -138,3 +138,80 @@ def test_a_discrete_observation_is_still_what_is_predicted(backend: Any) -> None
 
     found = backend.public.predictive_distribution(guess, {"share": backend.array([0.3, 0.6])})
     np.testing.assert_allclose(found["probabilities"].values[..., 1], [[0.3] * 3, [0.6] * 3])
+
+
+#: Components between which rows are in doubt, of different widths.
+DOUBT = {
+    "weights": np.array([0.3, 0.3, 0.4]),
+    "location": np.array([-3.0, -2.5, 2.0]),
+    "scale": np.array([1.0, 0.4, 0.7]),
+}
+
+
+def predicted(backend: Any, num: int, **options: Any) -> Any:
+    """Predictions of the mixture's own rows, in chunks, at these components many times."""
+    each = PROGRAMS["mixture"]
+    draws = {name: backend.array(np.repeat(v[None], num, 0)) for name, v in DOUBT.items()}
+    args = backend.arrays(each.arrays)
+    return backend.public.predictive_distribution(
+        each.build(backend), draws, *args, data_chunk=5, **each.options, **options
+    )
+
+
+def test_predictions_given_values_drawn_from_the_posterior(backend: Any) -> None:
+    found, terms = predicted(backend, 150, discrete="sample"), logits(DOUBT)
+    z = found["z"]
+    assert z.dims == ("draw", "row") and z.dtype.kind == "i"
+    drawn = np.stack([(z.values == value).mean(0) for value in range(K)], -1)
+    assert_shares(drawn, special.softmax(terms, -1), 150)
+    np.testing.assert_allclose(found["mean"].values, DOUBT["location"][z.values])
+    np.testing.assert_allclose(found["variance"].values, DOUBT["scale"][z.values] ** 2)
+    # That of a row, whatever its component.
+    likelihood = np.broadcast_to(special.logsumexp(terms, -1), z.shape)
+    np.testing.assert_allclose(found["log_likelihood"].values, likelihood)
+
+
+def test_predictions_given_the_most_probable_values(backend: Any) -> None:
+    found = predicted(backend, 2, discrete="most probable")
+    best = logits(DOUBT).argmax(-1)
+    assert len(set(best)) == K
+    np.testing.assert_array_equal(found["z"].values, [best, best])
+
+
+def test_what_is_observed_tells_of_what_is_not(backend: Any) -> None:
+    # A row's first observation is there, its second is to be predicted.
+    h = Written(backend)
+    first, seen = backend.array(np.array([0.3, 1.9])), np.array([0.3, 1.9])
+
+    def model(first: Any, second: Any = None) -> None:
+        share = h.sample("share", h.dist.Beta(1.0, 1.0))
+        with h.plate("rows", 2):
+            z = h.sample("z", h.dist.Bernoulli(share))
+            h.sample("first", h.dist.Normal(2.0 * z, 1.0), obs=first)
+            h.sample("second", h.dist.Normal(5.0 - 3.0 * z, 1.0), obs=second)
+
+    draws = {"share": backend.array(np.full(DRAWS, 0.3))}
+    found = backend.public.predictive_distribution(
+        model, draws, first, site="second", discrete="sample"
+    )
+    odds = 0.3 / 0.7 * np.exp(stats.norm.logpdf(seen, 2.0) - stats.norm.logpdf(seen, 0.0))
+    assert_shares(found["z"].values.mean(0), odds / (1.0 + odds))
+    np.testing.assert_allclose(found["mean"].values, 5.0 - 3.0 * found["z"].values)
+
+
+def test_values_without_a_row_of_their_own(backend: Any) -> None:
+    each = PROGRAMS["change_point"]
+    counts = backend.arrays(each.arrays)
+    draws = {"before": backend.array([1.0, 6.0]), "after": backend.array([6.0, 1.0])}
+    model = each.build(backend)
+    found = backend.public.predictive_distribution(model, draws, *counts, discrete="most probable")
+    at = np.arange(len(each.arrays[0]))
+    is_before = at < at[:, None]
+    rates = np.stack([np.where(is_before, a, b) for a, b in ((1.0, 6.0), (6.0, 1.0))])
+    terms = stats.poisson.logpmf(each.arrays[0], rates).sum(-1)
+    assert found["when"].dims == ("draw",)
+    # All rows have one likelihood together.
+    assert "log_likelihood" not in found and "observed" in found
+    with pytest.raises(backend.public.ArgumentError, match="rows that share a discrete"):
+        backend.public.predictive_metrics(found)
+    np.testing.assert_array_equal(found["when"].values, terms.argmax(-1))

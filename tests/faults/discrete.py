@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.faults.figures import REFUSED_AT_ONCE
 from tests.faults.table import RUNS, Trial, fault
 from tests.stein_support import optimizer
 
@@ -124,3 +125,29 @@ def takes_curvature(trial: Trial) -> None:
     for engine in engines:
         with trial.refused("'z' are summed out.*MixtureSameFamily", "ModelCheckError"):
             trial.run(engine, 2, y)
+
+
+@fault(
+    GROUP, "predictions with a discrete latent that bears a name of their dataset", REFUSED_AT_ONCE
+)
+def bears_a_name(trial: Trial) -> None:
+    host, dist = trial.backend.host, trial.backend.dist
+
+    def model(y: Any) -> None:
+        share = host.sample("share", dist.Beta(1.0, 1.0))
+        with host.plate("rows", len(y)):
+            z = host.sample("class", dist.Bernoulli(share))
+            host.sample("y", dist.Normal(1.0 * z, 1.0), obs=y)
+
+    draws, y = {"share": trial.backend.array(np.full(2, 0.3))}, trial.backend.array(Y)
+    with trial.refused("names of their own, found 'class'"):
+        trial.public.predictive_distribution(model, draws, y, discrete="sample")
+
+
+@fault(GROUP, "predictions given discrete latents in a way that there is not", REFUSED_AT_ONCE)
+def no_such_values(trial: Trial) -> None:
+    y, draws = trial.backend.array(Y), {"mean": trial.backend.array(np.zeros(2))}
+    prior = trial.backend.dist.Bernoulli(trial.backend.array(0.5))
+    model = shifted(trial.backend, prior, lambda z: 1.0 * z)
+    with trial.refused("discrete to be"):
+        trial.public.predictive_distribution(model, draws, y, discrete="all")

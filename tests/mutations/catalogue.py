@@ -113,6 +113,32 @@ def _density() -> Iterator[Mutation]:
         "discrete",
     )
     yield from numpyro(
+        "values of discrete sites taken for those of all rows",
+        "density/replay.py",
+        "if frame.name in indices and not is_enumerated(site):",
+        "if frame.name in indices:",
+        "diagnostics/test_discrete",
+    )
+    yield from both(
+        "discrete sites told by what has no value",
+        "density/replay.py",
+        "for name, site in every.items() if name not in missing",
+        "for name, site in every.items()",
+        "diagnostics/test_discrete",
+        pyro=(
+            "for factor in every.scaled if factor.site not in missing",
+            "for factor in every.scaled",
+        ),
+    )
+    yield from both(
+        "predictions given discrete sites of the prior",
+        "density/replay.py",
+        "(given if at_values else trace)[name]",
+        "trace[name]",
+        "diagnostics/test_discrete",
+        pyro=('given[name] if "discrete" in groups else message', "message"),
+    )
+    yield from numpyro(
         "steps of a chain drawn apart",
         "density/enumeration.py",
         "return {**evidence, name: new.astype(evidence[name].dtype)}, number",

@@ -1,0 +1,144 @@
+"""``random_module`` without a framework: what it takes, and the walk over the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ppl_ext.errors import ArgumentError
+from ppl_ext.networks.parameters import Parameter, prior_by_pattern
+from ppl_ext.networks.priors import Host, Prior
+from ppl_ext.options import described
+
+DOCUMENTATION = """
+    Call it inside of the model and outside of every plate. It draws the parameters and returns the
+    module with these, to be called on the rows. The module itself stays as it is.
+
+    Parameters
+    ----------
+    name : str
+        Sites are named by it and by the parameter's path in the module, with dots:
+        ``$example``.
+    module : $module
+        It must treat every row by itself and draw nothing at random: batch normalisation and
+        dropout have to be in evaluation mode ($evaluation).
+    prior
+        Of the parameters, one of
+
+        - a distribution of $host, for each entry of all parameters;
+        - a ready one of ``priors``, such as ``priors.ScaledNormal()``, for all;
+        - a function of a parameter's name, without that of the random module, and its shape that
+          returns any of these, or None;
+        - a dictionary from names, or patterns such as "head.*" and "*.bias", to any of these or
+          None. A name itself comes before patterns, the first that fits before others.
+
+        Parameters whose prior is None are constants with the module's values.
+    $initial
+
+    Returns
+    -------
+    callable
+        The module with the drawn parameters.
+
+    Raises
+    ------
+    ArgumentError
+        The name or the prior is none, a parameter has no prior, a pattern fits no parameter, or
+        the call stands inside of a plate.
+    ModelCheckError
+        A layer uses the statistics of the batch, or draws at random.
+"""
+
+
+def check_name(name: Any) -> None:
+    """See that the module's name is one.
+
+    Raises
+    ------
+    ArgumentError
+        It is not.
+    """
+    if not isinstance(name, str) or not name:
+        raise ArgumentError(
+            f"Expected name to be a text that names the module's sites, such as 'net', found "
+            f"{described(name)}."
+        )
+
+
+def draw_parameters(
+    name: str,
+    parameters: Mapping[str, Parameter],
+    prior: Any,
+    host: Host,
+    is_distribution: Callable[[Any], bool],
+) -> dict[str, Any]:
+    """Values of all parameters that have a prior, drawn at sites in their order.
+
+    Parameters
+    ----------
+    name : str
+        Of the random module.
+    parameters : mapping of str to Parameter
+    prior
+        As ``random_module`` takes it.
+    host : Host
+    is_distribution : callable
+        Whether something is a distribution of the host.
+
+    Raises
+    ------
+    ArgumentError
+        See ``random_module``.
+    """
+    check_name(name)
+    if not parameters:
+        raise ArgumentError("Expected a module with parameters, found one without.")
+    given = prior_by_pattern(prior, parameters) if isinstance(prior, Mapping) else {}
+    values = {}
+    for path, parameter in parameters.items():
+        chosen = given.get(path) if isinstance(prior, Mapping) else prior
+        if callable(chosen) and not is_distribution(chosen) and not isinstance(chosen, type):
+            chosen = chosen(path, parameter.shape)
+        site = f"{name}.{path}"
+        if chosen is None and prior is not None:
+            continue
+        if isinstance(chosen, Prior):
+            value = chosen.value(site, parameter, host)
+        elif is_distribution(chosen):
+            value = host.sample(site, chosen, parameter.shape)
+        else:
+            raise ArgumentError(
+                f"Expected the prior of parameter '{path}' to be a distribution, one of priors, or "
+                f"None for none, found {described(chosen)}."
+            )
+        if tuple(value.shape) != parameter.shape:
+            raise ArgumentError(
+                f"Expected a value of shape {parameter.shape} at site '{site}', found "
+                f"{tuple(value.shape)}. Call random_module outside of every plate, before the "
+                "rows, and let nothing run the model with several draws at once by further "
+                "dimensions, as vectorize_particles and Predictive(parallel=True) do."
+            )
+        values[path] = value
+    return values
+
+
+def expandable(distribution: Any, shape: tuple[int, ...], site: str) -> tuple[int, ...]:
+    """The batch shape that a distribution needs for values of a shape.
+
+    Raises
+    ------
+    ArgumentError
+        There is none.
+    """
+    event = tuple(distribution.event_shape)
+    batch = shape[: len(shape) - len(event)]
+    own = tuple(distribution.batch_shape)
+    fits = len(event) <= len(shape) and shape[len(batch) :] == event and len(own) <= len(batch)
+    pairs = zip(reversed(own), reversed(batch), strict=False)
+    if not fits or any(size not in (1, wanted) for size, wanted in pairs):
+        raise ArgumentError(
+            f"Expected a prior that can be expanded to the shape {shape} of site '{site}', found "
+            f"batch shape {own} and event shape {event}. Give one without dimensions, or one for "
+            "each parameter by a function or a dictionary."
+        )
+    return batch

@@ -1,0 +1,65 @@
+"""``random_module``: a torch module whose parameters are latent sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from ppl_ext.documented import documented
+from ppl_ext.networks.parameters import Parameter
+from ppl_ext.networks.random_module import DOCUMENTATION, draw_parameters, expandable
+from pyro_ext.networks.modules import take_apart
+
+
+@documented(
+    DOCUMENTATION,
+    example="net.layer1.weight",
+    module="torch.nn.Module",
+    evaluation="``module.eval()``",
+    host="Pyro",
+    initial="",
+)
+def random_module(name: str, module: torch.nn.Module, prior: Any) -> Callable[..., Any]:
+    """A torch module as a program: its parameters are latent sites."""
+    parameters, with_values = take_apart(module)
+    found: Callable[..., Any] = with_values(
+        draw_parameters(name, parameters, prior, Host(), _is_distribution)
+    )
+    return found
+
+
+def _is_distribution(value: Any) -> bool:
+    # Those of Pyro are made by a metaclass of their own, and all derive from torch's.
+    return isinstance(value, torch.distributions.Distribution)
+
+
+class Host:
+    """See :class:`ppl_ext.networks.priors.Host`."""
+
+    dist = dist
+
+    def sample(self, name: str, distribution: Any, shape: tuple[int, ...]) -> Tensor:
+        """See :class:`ppl_ext.networks.priors.Host`."""
+        expanded = distribution.expand(expandable(distribution, shape, name))
+        # Without a number, to_event() would leave a site without dimensions as it is as well.
+        value: Tensor = pyro.sample(name, expanded.to_event(len(expanded.batch_shape)))
+        return value
+
+    def deterministic(self, name: str, value: Tensor) -> Tensor:
+        """See :class:`ppl_ext.networks.priors.Host`."""
+        site: Tensor = pyro.deterministic(name, value, event_dim=value.dim())
+        return site
+
+    def filled(self, parameter: Parameter, number: float) -> Tensor:
+        """See :class:`ppl_ext.networks.priors.Host`."""
+        filled: Tensor = parameter.value.new_tensor(number)
+        return filled
+
+    def array(self, parameter: Parameter, values: Any) -> Tensor:
+        """See :class:`ppl_ext.networks.priors.Host`."""
+        return torch.as_tensor(values).to(parameter.value).detach()

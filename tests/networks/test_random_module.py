@@ -1,0 +1,157 @@
+"""Networks as programs: densities by hand in float64, names, and the prior of each parameter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from ppl_ext.errors import ArgumentError
+from ppl_ext.networks import priors
+from ppl_ext.networks.parameters import Parameter, prior_by_pattern
+from tests.backends import use_float64
+from tests.networks import networks
+
+use_float64()
+
+X = np.random.default_rng(1).normal(size=(6, 3))
+Y = np.random.default_rng(2).normal(size=6)
+
+
+def normal(value: np.ndarray, centre: Any, scale: float) -> float:
+    return float(stats.norm.logpdf(value, centre, scale).sum())
+
+
+def density_of(values: dict[str, np.ndarray], library: str, rule: str) -> float:
+    """The log density of the prior at values, by hand."""
+    found, given = 0.0, networks.weights(library)
+    for name, value in values.items():
+        fan_in = 1 if value.ndim == 1 else value.size // (4 if len(value.ravel()) == 12 else 1)
+        scale = 1.5 / np.sqrt(fan_in)
+        if rule == "normal":
+            found += normal(value, 0.0, scale)
+        elif rule == "student":
+            found += float(stats.t.logpdf(value, 4.0, 0.0, scale).sum())
+        elif rule == "pretrained":
+            found += normal(value, given[name], 0.3)
+        else:
+            found += normal(value, 0.0, 2.0)
+    return found
+
+
+def priors_of(backend: Any) -> dict[str, Any]:
+    return {
+        "normal": priors.ScaledNormal(1.5),
+        "student": priors.ScaledStudentT(4.0, 1.5),
+        "pretrained": priors.Pretrained(0.3),
+        "distribution": backend.dist.Normal(0.0, 2.0),
+        "function": lambda name, shape: (
+            None if name.endswith("bias") else backend.dist.Normal(0, 2.0)
+        ),
+    }
+
+
+# All priors in each package's first library, and one in the others: they share all but the walk.
+CASES = [
+    pytest.param(library, rule, id=f"{library}-{rule}")
+    for library, rules in {
+        "torch": ("normal", "student", "pretrained", "distribution", "function"),
+        "nnx": ("normal", "student", "pretrained", "function"),
+        "linen": ("normal", "function"),
+        "equinox": ("normal", "function"),
+    }.items()
+    for rule in rules
+]
+
+
+@pytest.mark.parametrize(("library", "rule"), CASES)
+def test_the_density_is_that_of_prior_and_network(backend: Any, library: str, rule: str) -> None:
+    if library not in networks.LIBRARIES[backend.name]:
+        return
+    model = networks.program(backend, library, priors_of(backend)[rule])
+    target, data = backend.target(model, backend.arrays((X, Y)))
+    drawn = [name for name in networks.weights(library) if rule != "function" or "bias" not in name]
+    assert sorted(target.layout.names) == sorted(f"net.{name}" for name in drawn)
+    z = np.random.default_rng(3).normal(size=(1, target.dim))
+    found = backend.compiled(target.log_density)(backend.array(z), data)
+    sites = {
+        name.removeprefix("net."): backend.numpy(value)[0]
+        for name, value in target.constrain(backend.array(z), data).items()
+    }
+    values = {**networks.weights(library), **sites}
+    expected = density_of(sites, library, rule)
+    expected += normal(Y, networks.output(values, library, X), 0.5)
+    np.testing.assert_allclose(backend.numpy(found)[0], expected, rtol=1e-10)
+
+
+def parameters(*names: str) -> dict[str, Parameter]:
+    return {name: Parameter(name, (2,), (), (), 0.0, None) for name in names}
+
+
+def test_patterns_go_by_name_then_by_order() -> None:
+    found = prior_by_pattern(
+        {"*.bias": 1, "head.*": 2, "head.bias": 3, "*": None},
+        parameters("body.weight", "body.bias", "head.weight", "head.bias"),
+    )
+    assert found == {"body.weight": None, "body.bias": 1, "head.weight": 2, "head.bias": 3}
+
+
+def test_patterns_without_parameters_and_parameters_without_patterns_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"found \['tail.\*'\], which fit none"):
+        prior_by_pattern({"tail.*": 1, "*": 2}, parameters("head.weight"))
+    with pytest.raises(ArgumentError, match=r"none for \['head.bias'\].*'\*': None"):
+        prior_by_pattern({"*.weight": 1}, parameters("head.weight", "head.bias"))
+
+
+def test_fan_in_and_centres(backend: Any) -> None:
+    """Of every layer: inputs that a unit sums, and 1 where a scale of normalisation is."""
+    found = {name: (each.fan_in, each.centre) for name, each in layers(backend).items()}
+    weight, scale = ("weight", "weight") if backend.is_pyro else ("kernel", "scale")
+    assert found.pop(f"convolution.{weight}") == (3 * 5 * 5, 0.0)
+    assert found.pop("convolution.bias") == (1, 0.0)
+    assert found.pop(f"linear.{weight}") == (6, 0.0)
+    assert found.pop("linear.bias") == (1, 0.0)
+    assert found.pop(f"norm.{scale}") == (1, 1.0)
+    assert found.pop("norm.bias") == (1, 0.0)
+    if backend.is_pyro:
+        assert found.pop("embedding.weight") == (1, 0.0)
+        assert found.pop("attention.in_proj_weight") == (8, 0.0)
+        assert found.pop("attention.in_proj_bias") == (1, 0.0)
+        assert found.pop("attention.out_proj.weight") == (8, 0.0)
+    else:
+        assert found.pop("embedding.embedding") == (1, 0.0)
+        for name in ("query", "key", "value", "out"):
+            assert found.pop(f"attention.{name}.kernel") == (8, 0.0)
+    assert {figures for name, figures in found.items() if name.endswith("bias")} <= {(1, 0.0)}
+    assert [name for name in found if not name.endswith("bias")] == []
+
+
+def layers(backend: Any) -> dict[str, Parameter]:
+    """Parameters of a module that has a layer of each kind."""
+    take_apart = backend.room("networks.modules").take_apart
+    if backend.is_pyro:
+        from torch import nn
+
+        made = nn.ModuleDict(
+            {
+                "convolution": nn.Conv2d(3, 7, 5),
+                "linear": nn.Linear(6, 2),
+                "norm": nn.LayerNorm(6),
+                "embedding": nn.Embedding(10, 6),
+                "attention": nn.MultiheadAttention(8, 2),
+            }
+        )
+        return dict(take_apart(made)[0])
+    from flax import nnx
+
+    class Module(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.convolution = nnx.Conv(3, 7, (5, 5), rngs=rngs)
+            self.linear = nnx.Linear(6, 2, rngs=rngs)
+            self.norm = nnx.LayerNorm(6, rngs=rngs)
+            self.embedding = nnx.Embed(10, 6, rngs=rngs)
+            self.attention = nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)
+
+    return dict(take_apart(Module(nnx.Rngs(0)), None, None)[0])
