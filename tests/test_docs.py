@@ -16,7 +16,7 @@ import pytest
 from tests import arviz_support, stan_support
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted([*DOCS.glob("*.md"), *DOCS.glob("howto/*.md")])
 BLOCK = re.compile(r"(<!-- not run: needs [^>]+ -->\n+)?^```python\n(.*?)^```", re.S | re.M)
 #: The page's blocks have tests of their own, which run them.
 ELSEWHERE = {"own-engine": "tests/test_own_engine.py"}
@@ -119,6 +119,8 @@ sigma = [15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0]
 
 #: What stands before the block of that number: a page and a package for each that has blocks.
 GRANTED: dict[tuple[str, str], dict[int, str]] = {
+    ("index", "px"): {0: WHOLE["px"]},
+    ("index", "nx"): {0: WHOLE["nx"]},
     ("examples-uncertainty", "nx"): {},
     ("starts", "px"): {0: LOGISTIC["px"]},
     ("starts", "nx"): {0: LOGISTIC["nx"]},
@@ -183,6 +185,8 @@ def classifier(x, y=None):
 
 #: What the blocks leave behind has to hold.
 LEFT: dict[tuple[str, str], str] = {
+    ("index", "px"): "fit.verdict.trusted and idata.posterior['w'].shape[-1] == 3",
+    ("index", "nx"): "fit.verdict.trusted and idata.posterior['w'].shape[-1] == 3",
     ("starts", "px"): "abs(vi.start.mean - engine.particles.numpy().mean(0)).max() < 0.1",
     ("starts", "nx"): "engine.start is start and vi.start.factor.shape == (3, 3)",
     ("getting-started", "px"): "engine.num_steps_taken == 10_000",
@@ -215,10 +219,10 @@ def blocks(page: str) -> Iterator[tuple[str, str]]:
 
 def test_every_page_with_blocks_is_known() -> None:
     found = {
-        (page.stem, package)
-        for page in PAGES
-        if page.stem not in ELSEWHERE
-        for package, _ in blocks(page.stem)
+        (page, package)
+        for page in (str(path.relative_to(DOCS).with_suffix("")) for path in PAGES)
+        if page not in ELSEWHERE
+        for package, _ in blocks(page)
     }
     assert found == set(GRANTED)
     assert all(f"{page}.md" in Path(test).read_text() for page, test in ELSEWHERE.items())
