@@ -1,1 +1,1 @@
-"""Pictures of the pages that no benchmark draws, each by a command: `python -m docs.pictures.NAME`."""
+"""Pictures that no benchmark draws, each by a command: `python -m docs.pictures.NAME`."""
