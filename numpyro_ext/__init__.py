@@ -62,6 +62,7 @@ from numpyro_ext.sgmcmc import (
     cosine_cycles,
     polynomial_decay,
 )
+from numpyro_ext.sharding import Sharding
 from numpyro_ext.start import find_start
 from numpyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
 from numpyro_ext.warm_chains import warm_chains
@@ -76,6 +77,7 @@ from ppl_ext.errors import (
     ModelCheckError,
     NoisyScoreWarning,
     NonFiniteError,
+    RankLostError,
     ResumeWarning,
     StartWarning,
     UnsettledWarning,
@@ -114,6 +116,9 @@ __all__ = [
     # when runs stop
     "Settled",
     "Settling",
+    # many devices
+    "RankLostError",
+    "Sharding",
     # parts of Newton's method
     "GaussNewton",
     "LevenbergMarquardt",

@@ -37,7 +37,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,16 +51,18 @@ from numpyro_ext.draws import check_key
 from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.optim import as_optimizer, kind_and_settings
 from numpyro_ext.programs import Loop, Program
+from numpyro_ext.sharding import Sharding, on_own_axes
 from numpyro_ext.start import GUIDE_FORM, is_guide, started
 from ppl_ext import state_files
 from ppl_ext.best import Best, warn_if_lost
 from ppl_ext.engine import EngineShell
-from ppl_ext.errors import ArgumentError, HeldParameterWarning
+from ppl_ext.errors import ArgumentError, HeldParameterWarning, RankLostError
 from ppl_ext.fingerprint import Digest, numbers_of
 from ppl_ext.options import described
 from ppl_ext.process import hold, release, swapped
 from ppl_ext.run import LARGEST_PIECE, Cadence, Piece, check_num_steps, take_steps
 from ppl_ext.settling import Settled, Settling, rule_of, warn_if_unsettled
+from ppl_ext.sharding import lost_rank
 from ppl_ext.start.given import HOST
 
 
@@ -247,6 +249,9 @@ class Engine(EngineShell, ABC):
         What to do about a step whose loss or state is not finite. The state before the step is
         kept either way: ``"raise"`` ends the run with an error that carries it, ``"skip"`` goes
         on with the next minibatch.
+    sharding : Sharding, optional
+        How particles, draws and rows are split over devices; see the page "Many devices". It is
+        no part of what a saved state belongs to.
 
     Raises
     ------
@@ -256,6 +261,9 @@ class Engine(EngineShell, ABC):
 
     _host = "NumPyro"
     _guide_form = GUIDE_FORM
+    _sharding_class = Sharding
+    # The option that says at how many positions a step asks for scores; None where they are one.
+    _positions_option: ClassVar[str | None] = "num_particles"
     # Whether latent sites inside a subsampled plate can be carried.
     allow_local_latents = True
     # Steps of a usual run: in fewer, time that is saved in compiling must not be lost.
@@ -272,6 +280,7 @@ class Engine(EngineShell, ABC):
         particle_chunk: int | None = None,
         data_chunk: int | None = None,
         on_nonfinite: str = "raise",
+        sharding: Sharding | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -283,6 +292,7 @@ class Engine(EngineShell, ABC):
             data_chunk=data_chunk,
             on_nonfinite=on_nonfinite,
             first_verbs="init, run or load",
+            sharding=sharding,
         )
         self.optim: Any = None if optim is None else as_optimizer(optim)
 
@@ -298,6 +308,9 @@ class Engine(EngineShell, ABC):
 
     def _settings(self) -> dict[str, str]:
         return {**super()._settings(), "optimizer": kind_and_settings(self.optim)[0]}
+
+    def _target_options(self) -> dict[str, Any]:
+        return {**super()._target_options(), "sharding": self.sharding}
 
     def _tuning(self) -> dict[str, str]:
         return {"settings of the optimizer": kind_and_settings(self.optim)[1]}
@@ -415,6 +428,16 @@ class Engine(EngineShell, ABC):
             memory = self._memory_numbers(plan, data)
         return replace(known, data=data, memory=memory), data
 
+    def _laid(self, plan: Plan, state: Any) -> Any:
+        """A state, or a part of one, as it lies on devices between steps."""
+        if self.sharding is None:
+            return state
+        return self.sharding.split(state, self._num_positions(plan))
+
+    def _whole(self, tree: Any) -> Any:
+        """Figures that every process is to read."""
+        return tree if self.sharding is None else self.sharding.whole(tree)
+
     def _memory_numbers(self, plan: Plan, data: Data) -> np.ndarray:
         digest = Digest()
         digest.add(self._rows(plan), self._memory(plan, data))
@@ -431,16 +454,19 @@ class Engine(EngineShell, ABC):
 
     def _bound_to(self, target: LogDensity, rng_key: Array, data: Data, signature: Any) -> _Bound:
         plan = self._plan(target, rng_key, data)
-        update = Program(partial(self._advance, plan))
+        if self.sharding is not None and self._positions_option is not None:
+            self.sharding.check_positions(self._num_positions(plan), self._positions_option)
+        update = Program(partial(self._advance, plan), whole=False)
+        chunk = partial(self._chunk, plan, update)
         return _Bound(
             plan,
             data,
             signature,
-            Program(partial(self._initial_state, plan), rarely=True),
+            Program(partial(self._initial_state, plan), rarely=True, whole=False),
             update,
-            Loop(partial(self._chunk, plan, update), self._usual_steps, donate_argnums=(0,)),
-            Program(partial(self._get_params, plan), rarely=True),
-            Program(partial(self._fresh_estimator, plan), rarely=True),
+            Loop(chunk, self._usual_steps, donate_argnums=(0,), whole=False),
+            Program(partial(self._params, plan), rarely=True, whole=False),
+            Program(partial(self._fresh_estimator, plan), rarely=True, whole=False),
             np.zeros(2, np.uint32) if _traced(data) else self._memory_numbers(plan, data),
             state_files.digest(self._header(plan)),
         )
@@ -453,7 +479,7 @@ class Engine(EngineShell, ABC):
         state: EngineState = bound.init(start, keys.estimator, keys.steps, data)
         if not isinstance(state.step, jax.core.Tracer):
             bound.plan.estimator.check(state.estimator)
-            state = state._replace(data=jax.device_put(bound.memory))
+            state = state._replace(data=self._whole(jax.device_put(bound.memory)))
         return state
 
     def _started(self, plan: Plan, rng_key: Array, data: Data, given: Any) -> Plan:
@@ -474,7 +500,8 @@ class Engine(EngineShell, ABC):
             return state
         estimator = bound.estimator(state, bound.data)
         bound.plan.estimator.check(estimator)
-        return state._replace(estimator=estimator, data=jax.device_put(bound.memory))
+        memory = self._whole(jax.device_put(bound.memory))
+        return state._replace(estimator=estimator, data=memory)
 
     def _initial_state(
         self, plan: Plan, start: Any, estimator_key: Array, rng_key: Array, data: Data
@@ -490,14 +517,19 @@ class Engine(EngineShell, ABC):
             belongs_to=jnp.asarray(state_files.digest(self._header(plan))),
             data=jnp.zeros(2, jnp.uint32),
         )
-        return jax.tree.map(_strong, state)
+        return self._laid(plan, jax.tree.map(_strong, state))
+
+    def _params(self, plan: Plan, state: EngineState, data: Data) -> dict[str, Any]:
+        found: dict[str, Any] = self._laid(plan, self._get_params(plan, state, data))
+        return found
 
     def _fresh_estimator(self, plan: Plan, state: EngineState, data: Data) -> Any:
         """State of an estimator that begins anew in the midst of a run."""
         # With JAX's default setting ``fold_in(key, 1)`` is ``split(key)[1]``: no small number does.
         key = random.fold_in(state.rng_key, 2**31 - 5)
         number = self._num_positions(plan)
-        return jax.tree.map(_strong, plan.estimator.init(plan.target, data, key, number))
+        fresh = plan.estimator.init(plan.target, data, key, number)
+        return self._laid(plan, jax.tree.map(_strong, fresh))
 
     # -- one step -----------------------------------------------------------------------------
 
@@ -523,7 +555,8 @@ class Engine(EngineShell, ABC):
             belongs_to=state.belongs_to,
             data=state.data,
         )
-        return _Step(advanced, jnp.where(finite, loss, jnp.nan), info, finite)
+        figures = self._whole((jnp.where(finite, loss, jnp.nan), info, finite))
+        return _Step(self._laid(plan, advanced), *figures)
 
     def _chunk(
         self,
@@ -566,10 +599,13 @@ class Engine(EngineShell, ABC):
 
         start = _Steps(jnp.asarray(0, jnp.int32), state, losses, info, jnp.asarray(True))
         found: _Steps = lax.while_loop(unfinished, step, start)
-        return found
+        figures = (found.taken, found.losses, found.info, found.finite)
+        taken, losses, info, finite = self._whole(figures)
+        return _Steps(taken, self._laid(plan, found.state), losses, info, finite)
 
     # -- verbs --------------------------------------------------------------------------------
 
+    @on_own_axes
     def init(self, rng_key: Array, *args: Any, start: Any = None, **kwargs: Any) -> EngineState:
         """Check the model with these arguments and return the state before the first step.
 
@@ -598,6 +634,7 @@ class Engine(EngineShell, ABC):
         self._bound, data = self._bind(keys, args, kwargs)
         return self._first_state(self._bound, keys, data, start)
 
+    @on_own_axes
     def update(
         self, state: EngineState, *args: Any, **kwargs: Any
     ) -> tuple[EngineState, Float[Array, ""]]:
@@ -627,6 +664,7 @@ class Engine(EngineShell, ABC):
             raise self._nonfinite_error(int(state.step) + 1, state)
         return found.state, found.loss
 
+    @on_own_axes
     def run(
         self,
         rng_key: Array,
@@ -719,7 +757,7 @@ class Engine(EngineShell, ABC):
             else:
                 bound, _ = self._bind_again(self._bound, args, kwargs)
             self._check_state_of(bound, init_state)
-            state = self._with_its_data(bound, init_state)
+            state = self._with_its_data(bound, self._laid(bound.plan, init_state))
             self._bound = bound
         bound = self._require_bound()
         cadence = Cadence.of(
@@ -731,14 +769,24 @@ class Engine(EngineShell, ABC):
             checkpoint is not None,
         )
         # The compiled loop takes its state over, so it gets one that nobody else holds.
-        state = _copy(state, np.int32(cadence.last))
+        state = self._copied(bound.plan, state, np.int32(cadence.last))
+        position = int(state.step)
 
         def take(count: int) -> Piece:
-            nonlocal state
+            nonlocal state, position
+            if self.sharding is not None:
+                # Processes that are not equally quick would cut a run in other places.
+                count = int(self.sharding.agreed(count, f"step {position}"))
             hold()
             try:
-                found: _Steps = bound.chunk(int(state.step), count, state, bound.data)
-                state, done = found.state, int(found.taken)
+                found: _Steps = bound.chunk(position, count, state, bound.data)
+                done = int(found.taken)
+                state, position = found.state, position + done
+            except jax.errors.JaxRuntimeError as error:
+                if self.sharding is None or not self.sharding.has_processes:
+                    raise
+                told = lost_rank(f"step {position + count}", self.sharding.timeout, error)
+                raise RankLostError(told) from error
             finally:
                 release()
             if not bool(found.finite) and self.on_nonfinite == "raise":
@@ -755,10 +803,11 @@ class Engine(EngineShell, ABC):
             # A copy, because the loop will take the state over again.
             if callback is None:
                 return None
-            return callback(position, _copy(state, state.horizon), figures)
+            return callback(position, self._copied(bound.plan, state, state.horizon), figures)
 
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        watch = self._watch(keep_best, size, lambda: _copy(state, state.horizon))
+        keep = lambda: self._copied(bound.plan, state, state.horizon)  # noqa: E731
+        watch = self._watch(keep_best, size, keep)
         settling = self._until(rule, cadence, lambda: self._positions(bound.plan, state))
         found = take_steps(
             type(self).__name__,
@@ -781,6 +830,10 @@ class Engine(EngineShell, ABC):
         params = bound.params(state, bound.data)
         return RunResult(params, state, found.losses, found.info, best, settled)
 
+    def _copied(self, plan: Plan, state: EngineState, horizon: Any) -> EngineState:
+        return self._laid(plan, _copy(state, horizon))
+
+    @on_own_axes
     def get_params(self, state: EngineState) -> dict[str, Any]:
         """The parameters in a state: what the engine has fitted."""
         known = self._require_bound()
@@ -788,6 +841,7 @@ class Engine(EngineShell, ABC):
         params: dict[str, Any] = known.params(state, known.data)
         return params
 
+    @on_own_axes
     def get_samples(
         self, state: EngineState, rng_key: Array | None = None, num_samples: int | None = None
     ) -> dict[str, Array]:
@@ -836,6 +890,7 @@ class Engine(EngineShell, ABC):
 
     # -- saving -------------------------------------------------------------------------------
 
+    @on_own_axes
     def save(self, path: str | os.PathLike[str], state: EngineState) -> None:
         """Save a state; the file is complete or absent, never half written.
 
@@ -847,8 +902,16 @@ class Engine(EngineShell, ABC):
         plan = self.plan
         self.check_state(state)
         trees = {"state": _by_path(state), "held": _by_path(plan.target.held)}
-        state_files.save(path, self._header(plan), trees, _as_numpy)
+        if self.sharding is None:
+            state_files.save(path, self._header(plan), trees, _as_numpy)
+            return
+        # Every process has a part of what is written, and none goes on before it is.
+        trees = jax.tree.map(self.sharding.on_host, trees)
+        if self.sharding.writes:
+            state_files.save(path, self._header(plan), trees, _as_numpy)
+        self.sharding.agreed(0, f"the saving of step {int(state.step)}")
 
+    @on_own_axes
     def load(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> EngineState:
         """Read a saved state; a run with ``init_state`` goes on from it exactly.
 
@@ -898,7 +961,7 @@ class Engine(EngineShell, ABC):
         with state_files.reading(path):
             state: EngineState = _in_place("state", leaves, template)
         self._bound = bound
-        return state
+        return self._laid(bound.plan, state)
 
 
 # -- helpers ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from numpyro_ext.engine import Engine
 from numpyro_ext.gradients import SVRG
 from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.score.guide_engine import GuideEngine
+from numpyro_ext.sharding import Sharding, on_own_axes
 from numpyro_ext.start import piece_of
 from ppl_ext.documented import documented
 from ppl_ext.fit import fit as shared
@@ -44,6 +46,7 @@ from ppl_ext.fit.problem import (
     problem_of,
 )
 from ppl_ext.settling import Settling
+from ppl_ext.sharding import check_sharding
 from ppl_ext.start.start import Start
 
 #: The Normals that fits of many dimensions or rows fit.
@@ -63,6 +66,7 @@ EngineOf = Callable[[Callable[..., Any], LogDensity], "Engine | None"]
     engine="Engine",
     randomness="rng_key : array\n        JAX random key.",
 )
+@on_own_axes
 def fit(
     rng_key: Array,
     model: Callable[..., Any],
@@ -74,11 +78,13 @@ def fit(
     guide: Any = None,
     engine: Engine | None = None,
     progress_bar: bool = True,
+    sharding: Sharding | None = None,
     **kwargs: Any,
 ) -> Fit:
     """Draws of a program's posterior that may be trusted, or a clear no."""
     check_own_engine(model, guide, engine, Engine)
     check_key(rng_key)
+    check_sharding(sharding, Sharding)
     keys = random.split(rng_key)
     generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
     seed = seed_of(keys[1])
@@ -88,10 +94,13 @@ def fit(
             return engine  # guides have no local latents
         estimator = SVRG(epoch_of(target.plates)) if target.plates else None
         chosen = guide or GUIDES[guide_for(target.dim)]
-        return ProximalScoreVI(program, chosen, estimator=estimator)
+        rows = None if sharding is None else sharding.of_rows_alone()
+        return ProximalScoreVI(program, chosen, estimator=estimator, sharding=rows)
 
     return shared.fit(
-        lambda: list(ways_of(model, args, kwargs, seed, generator, engine_of=engine_of)),
+        lambda: list(
+            ways_of(model, args, kwargs, seed, generator, engine_of=engine_of, sharding=sharding)
+        ),
         generator,
         seed,
         budget=budget,
@@ -100,6 +109,7 @@ def fit(
         exact=exact,
         progress_bar=progress_bar,
         has_engine=guide is not None or engine is not None,
+        clock=time.perf_counter if sharding is None else sharding.clock,
     )
 
 
@@ -130,13 +140,14 @@ def ways_of(
     engine: str = "fit",
     held: Mapping[str, Any] | None = None,
     engine_of: EngineOf | None = None,
+    sharding: Sharding | None = None,
 ) -> Iterator[Problem]:
     """A program as what a fit asks of it: as written first, then with sites non-centred.
 
     Parameters without a prior are held as in ``held`` where they are there.
     """
     key, strategy_key = random.split(random.key(seed))
-    target = LogDensity(model, key, args, kwargs, engine=engine)
+    target = LogDensity(model, key, args, kwargs, engine=engine, sharding=sharding)
     fitted = {name: value for name, value in (held or {}).items() if name in target.held}
     if fitted:
         target = target.with_held({**target.held, **fitted})
@@ -151,7 +162,7 @@ def ways_of(
     other = None if target.plates else noncentered(target, data)
     if other is None:
         return
-    moved = LogDensity(other[0], key, args, kwargs, engine=engine, check=False)
+    moved = LogDensity(other[0], key, args, kwargs, engine=engine, check=False, sharding=sharding)
     moved_data = moved.bind(*args, **kwargs)
 
     def of_sites(z: np.ndarray) -> dict[str, Array]:

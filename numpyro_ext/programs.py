@@ -19,7 +19,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import get_opaque_trace_state
+from jax.sharding import NamedSharding, PartitionSpec
+
+from numpyro_ext.sharding import is_tracing, mesh_of, on_mesh
 
 #: XLA spends most of a small program's compile time on making it fast. On processors these make
 #: it about five times shorter, and some programs several times slower to run.
@@ -54,27 +56,20 @@ _kept: OrderedDict[Hashable, Any] = OrderedDict()
 _lock = threading.Lock()
 
 
-def _trace_state() -> Any:
-    return get_opaque_trace_state(convention="numpyro_ext")
-
-
-_NO_TRACE = _trace_state()
-
-
 def concretely() -> AbstractContextManager[Any]:
     """A context in which values are computed at once, whether or not something is being traced.
 
     Outside of traces it does nothing: JAX would compute every operation without tracers one by one
     there, also those of the functions that are traced inside.
     """
-    inside = _trace_state() != _NO_TRACE
-    return jax.ensure_compile_time_eval() if inside else nullcontext()
+    return jax.ensure_compile_time_eval() if is_tracing() else nullcontext()
 
 
 class Program:
     """A function under ``jax.jit`` whose compiled program others find as well.
 
     Called while something is being traced it is part of that, as any function under ``jax.jit``.
+    Where one of its arguments lies on a mesh, all do, and every value is whole on every device.
 
     Parameters
     ----------
@@ -84,6 +79,8 @@ class Program:
         Whether it will run a few times only, so that time to compile counts and not time to run.
     donate_argnums : tuple of int
         As for ``jax.jit``.
+    whole : bool
+        Leave it out where the function itself says how its values lie on a mesh.
     """
 
     def __init__(
@@ -92,27 +89,36 @@ class Program:
         *,
         rarely: bool = False,
         donate_argnums: tuple[int, ...] = (),
+        whole: bool = True,
     ) -> None:
-        self._function, self._donated = function, donate_argnums
+        self._function, self._donated, self._whole = function, donate_argnums, whole
         # Arguments that are not used would not be seen in the text.
         self._traced = jax.jit(function, keep_unused=True, donate_argnums=donate_argnums)
         self._rarely = rarely
         self._compiled: dict[Hashable, Any] = {}
+        self._meshes: dict[Hashable, Any] = {}
 
     def __call__(self, *args: Any) -> Any:
         """The function's value."""
-        if _trace_state() != _NO_TRACE or _is_debugging():
+        if is_tracing() or _is_debugging():
             return self._traced(*args)
         signature = _signature(args)
         compiled = self._compiled.get(signature)
         if compiled is None:
-            compiled = self._compiled[signature] = self._find(signature, args)
-        return compiled(*args)
+            mesh = self._meshes[signature] = mesh_of(jax.tree.leaves(args))
+            found = self._find(signature, self._placed(signature, args), mesh)
+            compiled = self._compiled[signature] = found
+        return compiled(*self._placed(signature, args))
+
+    def _placed(self, signature: Hashable, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        mesh = self._meshes[signature]
+        return args if mesh is None else on_mesh(args, mesh)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Program:
         """A copy that finds its programs again: compiled ones cannot be copied."""
         function = copy.deepcopy(self._function, memo)
-        return Program(function, rarely=self._rarely, donate_argnums=self._donated)
+        donated, whole = self._donated, self._whole
+        return Program(function, rarely=self._rarely, donate_argnums=donated, whole=whole)
 
     def traced(self, *args: Any) -> Any:
         """The program before it is lowered and compiled, which JAX keeps."""
@@ -121,23 +127,30 @@ class Program:
     def optimised(self) -> Program:
         """The same function, traced once for both, as a program that runs often."""
         other = copy.copy(self)
-        other._rarely, other._compiled = False, {}
+        other._rarely, other._compiled, other._meshes = False, {}, {}
         return other
 
-    def _find(self, signature: Hashable, args: tuple[Any, ...]) -> Any:
-        traced = self._traced.trace(*args)
+    def _find(self, signature: Hashable, args: tuple[Any, ...], mesh: Any) -> Any:
+        jitted: Any = self._traced
+        layout: dict[str, Any] = {}
+        if mesh is not None and self._whole:
+            layout = {"out_shardings": NamedSharding(mesh, PartitionSpec())}
+            jitted = jax.jit(
+                self._function, keep_unused=True, donate_argnums=self._donated, **layout
+            )
+        traced = jitted.trace(*args)
         lowered = traced.lower()
         text = lowered.as_text()
         inputs = text.partition("@main(")[2].partition(") ->")[0].count("%arg")
         if inputs != len(jax.tree.leaves(args)):
             # Constants that became arguments, whose values the text does not say; or values kept
             # from another trace, of which the function says better than the program what is wrong.
-            return self._traced
+            return jitted
         if "callback" in text:
             # It does not say to what. It can fail halfway, and must not have taken over by then
             # what the caller would go on from.
             if self._donated:
-                lowered = jax.jit(self._function, keep_unused=True).lower(*args)
+                lowered = jax.jit(self._function, keep_unused=True, **layout).lower(*args)
             return _compile(lowered, self._rarely)
         if len(text) > MAX_LENGTH:
             return _compile(lowered, self._rarely)
@@ -173,15 +186,21 @@ class Loop:
     usual : int
         Steps of a usual run. Where the time saved would be lost earlier, all steps are taken by
         the optimised program.
-    donate_argnums : tuple of int
-        As for ``jax.jit``.
+    donate_argnums, whole
+        As for :class:`Program`.
     """
 
     def __init__(
-        self, function: Callable[..., Any], usual: int, *, donate_argnums: tuple[int, ...] = ()
+        self,
+        function: Callable[..., Any],
+        usual: int,
+        *,
+        donate_argnums: tuple[int, ...] = (),
+        whole: bool = True,
     ) -> None:
         self._usual = usual
-        self._quick = Program(function, rarely=True, donate_argnums=donate_argnums)
+        options: Any = {"donate_argnums": donate_argnums, "whole": whole}
+        self._quick = Program(function, rarely=True, **options)
         self._optimised = self._quick.optimised()
         self._switches: dict[Hashable, int] = {}
 

@@ -210,7 +210,7 @@ class EngineShell(Documented):
         given |= {"progress_bar": not progress_bar, "checkpoint": checkpoint is not None}
         check_own_names(self.model, given)
         check_callback(others.get("callback"))
-        if checkpoint is not None:
+        if checkpoint is not None and (self.sharding is None or self.sharding.writes):
             check_can_save(checkpoint)
 
     def _watch(self, keep_best: bool | None, size: int, keep: Callable[[], Any]) -> Watch:

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from tqdm.auto import tqdm
 
 from ppl_ext.best import LEAST_APART, LOOKS, Watch
-from ppl_ext.errors import ArgumentError, NonFiniteError
+from ppl_ext.errors import ArgumentError, NonFiniteError, RankLostError
 from ppl_ext.options import check_count, described, is_count
 from ppl_ext.process import between_steps
 from ppl_ext.settling import SettlingWatch
@@ -228,7 +228,7 @@ def take_steps(
 
 def _hand_over(error: BaseException, steps: int, state: Any) -> None:
     """Let the exception that ends a run say where the state is that it has reached."""
-    if isinstance(error, NonFiniteError):
+    if isinstance(error, NonFiniteError | RankLostError):
         return
     where = "engine" if state is None else "exception's attribute `state`"
     go_on = "run" if state is None else "run(..., init_state=error.state)"
@@ -264,7 +264,10 @@ def _taken(
             except BaseException as error:
                 if isinstance(error, NonFiniteError):
                     error.best = watch.end()
-                if cadence.checkpoint_every and not isinstance(error, KeyboardInterrupt):
+                # What other processes hold is lost with them.
+                if cadence.checkpoint_every and not isinstance(
+                    error, KeyboardInterrupt | RankLostError
+                ):
                     save()
                 raise
             elapsed = time.perf_counter() - started

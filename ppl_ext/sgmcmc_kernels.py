@@ -20,6 +20,7 @@ from ppl_ext.sgmcmc import (
     check_preconditioner,
     cosine_cycles,
 )
+from ppl_ext.sharding import ShardingShell, check_sharding
 
 #: Mean of a coordinate's scores over the warm-up, in units of their root mean square, above which
 #: the chain is on its way in that coordinate. That of n independent draws is about 1 / sqrt(n).
@@ -53,6 +54,8 @@ class StochasticGradientShell(Documented):
         The likelihood part of the log density is divided by this.
     data_chunk : int, optional
         Bound on the rows evaluated at once in a sweep over all.
+    sharding : Sharding, optional
+        How chains that are run as one, and rows, are split over devices.
     evaluation : {"graph", "inductor", "handlers", "loop"}
         In Pyro, how scores are evaluated; see :class:`pyro_ext.density.LogDensity`.
     dtype : torch.dtype, optional
@@ -67,6 +70,8 @@ class StochasticGradientShell(Documented):
     estimator_class: ClassVar[type]
     #: What models are written in.
     _host: ClassVar[str]
+    #: What says how chains and rows are split over devices.
+    _sharding_class: ClassVar[type[ShardingShell]]
 
     def __init__(
         self,
@@ -77,6 +82,7 @@ class StochasticGradientShell(Documented):
         init_strategy: Callable[..., Any] | None = None,
         likelihood_temperature: float = 1.0,
         data_chunk: int | None = None,
+        sharding: Any = None,
     ) -> None:
         check_callable(model, self._host)
         if estimator is not None and not isinstance(estimator, self.estimator_class):
@@ -92,6 +98,10 @@ class StochasticGradientShell(Documented):
             "likelihood_temperature": likelihood_temperature,
             "data_chunk": data_chunk,
         }
+        if sharding is not None:
+            check_sharding(sharding, self._sharding_class)
+            self._target_options["sharding"] = sharding
+        self.sharding = sharding
         self._target: Any = None
         self._signature: Any = None
 

@@ -16,7 +16,7 @@ scores and gives the moves back, 3 P D / n numbers, and never holds more of them
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from ppl_ext.errors import ArgumentError
@@ -26,7 +26,7 @@ from ppl_ext.options import check_choice, check_number, described
 Exchange = Literal["all-gather", "all-to-all"]
 EXCHANGES = ("all-gather", "all-to-all")
 #: Seconds that a rank is waited for, between pieces of a run and in savings.
-TIMEOUT = 60.0
+TIMEOUT = 50.0
 
 
 class ShardingShell(ABC):
@@ -110,6 +110,11 @@ class ShardingShell(ABC):
         """Number of parts that rows are split into."""
         return 1 if self.rows is None else self._sizes[self.rows]
 
+    @property
+    def writes(self) -> bool:
+        """Whether this process is the one that writes files."""
+        return True
+
     def check_positions(self, number: int, option: str = "num_particles") -> None:
         """See that so many particles, chains or draws, given by an option, split evenly.
 
@@ -172,6 +177,30 @@ def check_sharding(sharding: Any, own: type[ShardingShell]) -> None:
             f"{sharding._host}'s. {form}"
         )
     raise ArgumentError(f"Expected sharding to be a Sharding, found {described(sharding)}. {form}")
+
+
+def check_agreement(differing: Mapping[str, Sequence[int]]) -> None:
+    """See that all processes of a run were given the same.
+
+    Parameters
+    ----------
+    differing : mapping of str to sequence of int
+        What differs, and in which processes from the first.
+
+    Raises
+    ------
+    ArgumentError
+        Something does.
+    """
+    if differing:
+        found = ", ".join(
+            f"another {name} in {list(numbers)[:8]}" for name, numbers in differing.items()
+        )
+        raise ArgumentError(
+            "Expected all processes of a run to be given the same, found that processes, counted "
+            f"along the mesh, differ from the first: {found}. Start the same program everywhere, "
+            "with all rows and one seed; the Sharding splits them."
+        )
 
 
 def lost_rank(reached: str, timeout: float, cause: object) -> str:

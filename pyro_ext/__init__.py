@@ -17,6 +17,7 @@ from ppl_ext.errors import (
     ModelCheckError,
     NoisyScoreWarning,
     NonFiniteError,
+    RankLostError,
     ResumeWarning,
     StartWarning,
     UnsettledWarning,
@@ -84,6 +85,7 @@ from pyro_ext.sgmcmc import (
     cosine_cycles,
     polynomial_decay,
 )
+from pyro_ext.sharding import Sharding
 from pyro_ext.start import find_start
 from pyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
 from pyro_ext.warm_chains import warm_chains
@@ -114,6 +116,8 @@ __all__ = [
     # when runs stop
     "Settled",
     "Settling",
+    # many processes
+    "Sharding",
     # parts of Newton's method
     "GaussNewton",
     "LevenbergMarquardt",
@@ -190,6 +194,7 @@ __all__ = [
     "NoisyScoreWarning",
     "NonFiniteError",
     "LostFitWarning",
+    "RankLostError",
     "ResumeWarning",
     "UnsettledWarning",
 ]

@@ -27,11 +27,12 @@ import copy
 import functools
 import math
 import os
+import sys
 import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -44,8 +45,8 @@ from torch.utils._pytree import tree_leaves
 from ppl_ext import state_files
 from ppl_ext.best import Best, warn_if_lost
 from ppl_ext.engine import EngineShell
-from ppl_ext.errors import ArgumentError, HeldParameterWarning
-from ppl_ext.options import described, is_count
+from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError
+from ppl_ext.options import describe, described, is_count
 from ppl_ext.process import between_steps, hold, release, swapped
 from ppl_ext.run import Cadence, Piece, check_num_steps, take_steps
 from ppl_ext.settling import Settled, Settling, rule_of, warn_if_unsettled
@@ -55,6 +56,7 @@ from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.handlers import isolated_parameters
 from pyro_ext.gradients import GradientEstimator, ScoreEstimate, default_estimator
 from pyro_ext.optim import OptimizerLike
+from pyro_ext.sharding import Sharding
 from pyro_ext.start import GUIDE_FORM, is_guide, started
 
 Callback = Callable[[int, "Engine", Mapping[str, float]], bool | None]
@@ -191,9 +193,12 @@ class Engine(EngineShell, ABC):
         Seed of all the engine's randomness. Default: drawn from torch's global generator.
     dtype : torch.dtype, optional
         Default: torch's default dtype.
+    sharding : Sharding, optional
+        How positions and rows are split over processes, which must all do the same.
     """
 
     _host = "Pyro"
+    _sharding_class = Sharding
     _guide_form = GUIDE_FORM
     #: Whether latents inside a subsampled plate are accepted.
     allow_local_latents = True
@@ -212,6 +217,7 @@ class Engine(EngineShell, ABC):
         on_nonfinite: str = "raise",
         seed: int | None = None,
         dtype: torch.dtype | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -223,6 +229,7 @@ class Engine(EngineShell, ABC):
             data_chunk=data_chunk,
             on_nonfinite=on_nonfinite,
             first_verbs="run, step or setup (also after load)",
+            sharding=sharding,
         )
         self.optim = optim
         self.num_steps_taken = 0
@@ -338,6 +345,21 @@ class Engine(EngineShell, ABC):
         computes and at the numbers of the data, which takes a run of the model.
         """
         known = self._known()
+        agrees = look or known is None
+        if agrees:
+            self._agree_on_arguments(args, kwargs)
+        self._meet_known(known, args, kwargs, look, start)
+        if agrees:
+            self._agree_on_model()
+
+    def _meet_known(
+        self,
+        known: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        look: bool,
+        start: Any,
+    ) -> None:
         if known is None:
             self._meet_anew(args, kwargs, start)
             return
@@ -352,6 +374,53 @@ class Engine(EngineShell, ABC):
             if memory != known.memory:
                 self._estimator_state = plan.estimator.init(plan.target, data, self._generator)
         self._bound = _Bound(plan, data, memory, seen)
+
+    def _agree_on_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See that all processes have the same arguments, and let them have the same randomness.
+
+        Raises
+        ------
+        ArgumentError
+            They have others.
+        """
+        sharding = self.sharding
+        if sharding is None:
+            return
+        if self.seed is None and self._bound is None:
+            for generator in (self._generator, self._draws):
+                generator.set_state(sharding.of_first(generator.get_state()))
+        # Models and guides may draw from torch's own.
+        torch.set_rng_state(sharding.of_first(torch.get_rng_state()))
+        randomness = self._generator.get_state(), self._draws.get_state()
+        sharding.agree(
+            {
+                "engine": self._digest([type(self).__name__, self.num_steps_taken]),
+                "arguments": self._digest((args, kwargs)),
+                "seed": self._digest(randomness),
+            }
+        )
+
+    def _agree_on_model(self) -> None:
+        """See that all processes have the same program, settings and state.
+
+        Raises
+        ------
+        ArgumentError
+            They have others.
+        """
+        if self.sharding is not None:
+            target = self.target
+            self.sharding.agree(
+                {
+                    "program": target.identity(self.data),
+                    "settings": self._digest(describe(self._header(self.plan))),
+                    "state": self._digest(self._replicated_state()),
+                }
+            )
+
+    def _replicated_state(self) -> Any:
+        """What of the algorithm's state every process has, as a tree of tensors."""
+        return self._algorithm_state(self._state)
 
     def _meet_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any], start: Any = None) -> None:
         known, generator = self._bound, self._generator.get_state()
@@ -368,6 +437,7 @@ class Engine(EngineShell, ABC):
                     evaluation=self.evaluation,
                     dtype=self.dtype,
                     held=None if known is None else known.plan.target.bound.held,
+                    sharding=self.sharding,
                 )
             if known is not None:
                 self._check_same_latents(known.plan.target, target)
@@ -432,8 +502,9 @@ class Engine(EngineShell, ABC):
                 "second: they would share its state. Make an engine for each thread, or a copy: "
                 "copy.deepcopy(engine)."
             )
+        quiet = nullcontext() if self.sharding is None else self.sharding.quiet()
         try:
-            with torch.inference_mode(False):
+            with torch.inference_mode(False), quiet:
                 yield
         finally:
             del self._thread["of"]
@@ -562,9 +633,11 @@ class Engine(EngineShell, ABC):
             A step was not finite and ``on_nonfinite="raise"``; it carries the best state.
         """
         check_num_steps(num_steps, "the first argument of run")
+        sharding = self.sharding
+        is_first = sharding is None or sharding.writes
         self._check_run(
             progress_bar,
-            checkpoint,
+            checkpoint if is_first else None,
             callback=callback,
             callback_every=callback_every,
             checkpoint_every=checkpoint_every,
@@ -583,7 +656,11 @@ class Engine(EngineShell, ABC):
         )
         # Schedules over a run need its end; a resumed run ends where the first one would have.
         self._horizon = cadence.last
+        if sharding is not None:
+            asked = (tuple(cadence), keep_best, described(until))
+            sharding.agree({"options of the run": self._digest([describe(asked)])})
         self._meet(args, kwargs, start=start)
+        outside = sys.exception()
 
         def take(count: int) -> Piece:
             before = self.num_steps_taken
@@ -593,11 +670,16 @@ class Engine(EngineShell, ABC):
             return Piece(figures.pop("loss"), figures, self.num_skipped)
 
         def save() -> None:
-            if checkpoint is not None:
+            # Processes that fail do so at different places, and have no state in common.
+            failed = sharding is not None and sys.exception() is not outside
+            if checkpoint is not None and not (
+                failed and not isinstance(sys.exception(), NonFiniteError)
+            ):
                 self.save(checkpoint)
 
         def call_back(position: int, figures: Mapping[str, float]) -> bool | None:
-            return None if callback is None else callback(position, self, figures)
+            ends = None if callback is None else callback(position, self, figures)
+            return ends if sharding is None else sharding.any(ends)
 
         fitted = tree_leaves((self._state, self._estimator_state, vars(self.plan)))
         size = sum(each.nbytes for each in fitted if isinstance(each, Tensor))
@@ -612,7 +694,7 @@ class Engine(EngineShell, ABC):
             until=settling,
             save=save,
             call_back=call_back,
-            progress_bar=progress_bar,
+            progress_bar=progress_bar and is_first,
         )
         best = watch.end()
         warn_if_lost(type(self).__name__, best, "engine.load(result.best.state) goes back to it.")
@@ -653,7 +735,15 @@ class Engine(EngineShell, ABC):
             name: torch.tensor(values, dtype=torch.float64)
             for name, values in found.state["history"].items()
         }
-        state_files.save(path, found.header, {**found.state, "history": history}, _as_numpy)
+        state = {**found.state, "history": history}
+
+        def write() -> None:
+            state_files.save(path, found.header, state, _as_numpy)
+
+        if self.sharding is None:
+            write()
+        else:
+            self.sharding.by_first(write)
 
     def _present_state(self) -> SavedState:
         """The present state, in part in tensors that the next step moves."""
@@ -662,7 +752,7 @@ class Engine(EngineShell, ABC):
             "skipped": self.num_skipped,
             "gradient_evaluations": self.gradient_evaluations,
             "history": dict(self.history),
-            "estimator": self._estimator_state,
+            "estimator": self._estimator_of_all(),
             "generator": self._generator.get_state(),
             "draws": self._draws.get_state(),
             "algorithm": self._algorithm_state(self._state),
@@ -670,6 +760,14 @@ class Engine(EngineShell, ABC):
             "rows": self._rows(self.plan),
         }
         return SavedState(self._header(self.plan), state)
+
+    def _estimator_of_all(self) -> Any:
+        """The estimator's state for the positions of all processes."""
+        return self._estimator_state
+
+    def _estimator_of_own(self, state: Any) -> Any:
+        """Inverse of :meth:`_estimator_of_all`."""
+        return state
 
     def _kept_state(self) -> SavedState:
         return _of_its_own(self._present_state())
@@ -732,7 +830,7 @@ class Engine(EngineShell, ABC):
         self._generator.set_state(state["generator"])
         # An order of other rows is of no use.
         self._estimator_state = (
-            state["estimator"]
+            self._estimator_of_own(state["estimator"])
             if state["rows"] == self._rows(plan)
             else plan.estimator.init(plan.target, bound.data, self._generator)
         )

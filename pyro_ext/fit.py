@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,7 +34,9 @@ from ppl_ext.fit.problem import (
     Problem,
     problem_of,
 )
+from ppl_ext.options import describe
 from ppl_ext.settling import Settling
+from ppl_ext.sharding import check_sharding
 from ppl_ext.start.start import Start
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.fingerprint import digest_of_arguments
@@ -43,6 +46,7 @@ from pyro_ext.engine import Engine
 from pyro_ext.gradients import SVRG
 from pyro_ext.score import ProximalScoreVI
 from pyro_ext.score.guide_engine import GuideEngine
+from pyro_ext.sharding import Sharding
 from pyro_ext.start import piece_of
 
 #: The Normals that fits of many dimensions or rows fit.
@@ -73,10 +77,20 @@ def fit(
     guide: Any = None,
     engine: Engine | None = None,
     progress_bar: bool = True,
+    sharding: Sharding | None = None,
     **kwargs: Any,
 ) -> Fit:
     """Draws of a program's posterior that may be trusted, or a clear no."""
     check_own_engine(model, guide, engine, Engine)
+    check_sharding(sharding, Sharding)
+    if sharding is not None:
+        asked = describe((seed, budget, seconds, target_ess, exact))
+        sharding.agree(
+            {
+                "arguments": digest_of_arguments((args, kwargs)),
+                "options of the fit": digest_of_arguments(asked),
+            }
+        )
     generator = np.random.default_rng(seed)
 
     def engine_of(program: Callable[..., Any], target: LogDensity) -> Engine | None:
@@ -84,17 +98,20 @@ def fit(
             return engine  # guides have no local latents
         estimator = SVRG(epoch_of(target.plates)) if target.plates else None
         chosen = guide or GUIDES[guide_for(target.dim)]
-        return ProximalScoreVI(program, chosen, estimator=estimator, seed=seed)
+        return ProximalScoreVI(program, chosen, estimator=estimator, seed=seed, sharding=sharding)
 
     return shared.fit(
-        lambda: list(ways_of(model, args, kwargs, seed, generator, engine_of=engine_of)),
+        lambda: list(
+            ways_of(model, args, kwargs, seed, generator, engine_of=engine_of, sharding=sharding)
+        ),
         generator,
         seed,
         budget=budget,
         seconds=seconds,
         target_ess=target_ess,
         exact=exact,
-        progress_bar=progress_bar,
+        progress_bar=progress_bar and (sharding is None or sharding.writes),
+        clock=time.perf_counter if sharding is None else sharding.clock,
         has_engine=guide is not None or engine is not None,
     )
 
@@ -119,10 +136,11 @@ def ways_of(
     seed: int,
     generator: np.random.Generator,
     engine_of: EngineOf | None = None,
+    sharding: Sharding | None = None,
 ) -> Iterator[Problem]:
     """A program as what a fit asks of it: as written first, then with sites non-centred."""
     rng = torch.Generator().manual_seed(seed)
-    target = LogDensity(model, args, kwargs)
+    target = LogDensity(model, args, kwargs, sharding=sharding)
     data = target.bind(*args, **kwargs)
 
     def as_written(z: np.ndarray) -> dict[str, Tensor]:
@@ -134,7 +152,7 @@ def ways_of(
     other = None if target.plates else noncentered(target, data)
     if other is None:
         return
-    moved = LogDensity(other[0], args, kwargs)
+    moved = LogDensity(other[0], args, kwargs, sharding=sharding)
     moved_data = moved.bind(*args, **kwargs)
 
     def of_sites(z: np.ndarray) -> dict[str, Tensor]:

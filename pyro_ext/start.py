@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -98,6 +99,7 @@ def started(
         GUIDE_FORM,
         InPieces(piece_of(target, data, rows_of(target.plates, generator))),
         torch.finfo(target.dtype).eps,
+        time.perf_counter if target.sharding is None else target.sharding.clock,
     )
     return begin(given, space, generator, by_strategy, has_strategy=has_strategy)
 

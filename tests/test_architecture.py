@@ -49,12 +49,13 @@ MAY_IMPORT = {
     "fit": {"density", "engine", "gradients", "score", "start"},
     "check": {"density", "diagnostics", "engine", "fit"},
     "programs": set(),
+    "sharding": set(),
     "_clash": set(),
     "draws": set(),
 }
 
 #: Rooms that every room may import.
-EVERYWHERE = {"draws", "programs"}
+EVERYWHERE = {"draws", "programs", "sharding"}
 
 # Where the hosts' program effects (handlers, traces, plates) are handled; nowhere else.
 EFFECT_ROOMS = {"density", "guides"}
@@ -74,8 +75,10 @@ ONE_SIDED = {
     "pyro_ext/density/simplify.py": "XLA simplifies by itself; a traced graph is replayed as it is",
     "pyro_ext/density/numpy_graph.py": "XLA makes one program of a graph, however small",
     "pyro_ext/score/regression/small.py": "XLA makes one program of a step, however small",
+    "pyro_ext/sharding.py": "NumPyro's is to come",
     "pyro_ext/sgmcmc/mcmc.py": "NumPyro's MCMC has chain_method='vectorized'; Pyro's has no such",
     "numpyro_ext/draws.py": "torch compiles no programs of its generator",
+    "numpyro_ext/sharding.py": "Pyro's is to come",
     "numpyro_ext/density/index_use.py": "JAX clamps a row that is out of range without a word",
     "numpyro_ext/gradients/permutation.py": "torch.randperm takes no longer than a step or two",
     "numpyro_ext/guides/set_up.py": "Pyro's guides run the model once, and nothing is compiled",

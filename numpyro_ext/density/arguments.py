@@ -65,6 +65,8 @@ class Arguments:
     programs : dict
         What the model computes of arguments of each signature, a cache that :meth:`follows` and
         :meth:`constants` fill.
+    rows : dict
+        Numbers of rows in arguments of each signature, a cache that :meth:`row_sizes` fills.
     """
 
     bound: BoundModel
@@ -72,6 +74,7 @@ class Arguments:
     constants_reason: str | None = None
     known_forms: set[Any] = field(default_factory=set)
     programs: dict[Any, Fingerprint | None] = field(default_factory=dict)
+    rows: dict[Any, set[int]] = field(default_factory=dict)
 
     def traced_or_constant(self, data: Data) -> Arguments:
         """Trace the density once; hold the arguments as constants when tracing them fails.
@@ -302,6 +305,28 @@ class Arguments:
 
         self._trace(run, data)
         return recorder
+
+    def row_sizes(self, data: Data) -> set[int]:
+        """Numbers of rows that arguments hold: of plates, and of observed sites in none."""
+        data = self.as_evaluated(data)
+        found: set[int] = set()
+        signature = data.signature()
+        if signature in self.rows:
+            return self.rows[signature]
+
+        def look(position: Array, data: Data) -> None:
+            trace = self.bound.trace(position, data, self.bound.first_rows())
+            for name in self.bound.observed_sites:
+                if not trace[name]["cond_indep_stack"]:
+                    found.update(np.shape(trace[name]["value"])[:1])
+
+        jax.eval_shape(look, jax.ShapeDtypeStruct((self.bound.layout.dim,), self.bound.dtype), data)
+        for name, (size, rows) in self._recorded(data).sizes.items():
+            found.add(size if name in self.bound.plates else rows)
+        if len(self.rows) == MAX_PROGRAMS:
+            del self.rows[next(iter(self.rows))]
+        self.rows[signature] = found
+        return found
 
     def partial_plates(self, data: Data) -> dict[str, tuple[int, int]]:
         """Plates that arguments hold a batch of: name to all rows, and those that are held."""

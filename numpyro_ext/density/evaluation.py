@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from numpyro_ext.density.bound_model import BoundModel
 from numpyro_ext.density.layout import Data, Indices
+from numpyro_ext.sharding import Sharding
 from ppl_ext.density import Score, ScoreParts, tempered
 from ppl_ext.errors import ArgumentError
 
@@ -29,11 +30,14 @@ class Evaluation:
         The log likelihood is divided by it.
     particle_chunk : int or None
         How many positions are evaluated at once.
+    sharding : Sharding or None
+        How positions and rows are split over devices.
     """
 
     bound: BoundModel
     temperature: float = 1.0
     particle_chunk: int | None = None
+    sharding: Sharding | None = None
 
     def value(
         self, data: Data, indices: Indices, position: Float[Array, " D"]
@@ -89,6 +93,19 @@ class Evaluation:
         ArgumentError
             Some plates have rows for each position and some for all.
         """
+        if self.sharding is not None:
+            positions, indices = self.sharding.split(positions), self.sharding.split_rows(indices)
+            found = self._batch(one, positions, data, indices)
+            return self.sharding.split(found)
+        return self._batch(one, positions, data, indices)
+
+    def _batch(
+        self,
+        one: Callable[..., Any],
+        positions: Float[Array, "P D"],
+        data: Data,
+        indices: Indices,
+    ) -> Any:
         ranks = {rows.ndim for rows in indices.values()}
         if ranks <= {1}:
             return self.over_particles(partial(one, data, indices), positions)

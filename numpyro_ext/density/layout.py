@@ -193,6 +193,10 @@ class Data:
         # Not by jnp.asarray, which compiles a program for each new shape.
         return jax.tree.map(lambda leaf: leaf if _is_jax(leaf) else jax.device_put(leaf), self)
 
+    def with_arrays(self, arrays: tuple[Any, ...]) -> Data:
+        """The same arguments with other arrays of the same shapes."""
+        return Data.tree_unflatten(self._auxiliary, arrays)
+
     @property
     def may_change(self) -> bool:
         """Whether an argument is an object that may change without being seen from outside."""

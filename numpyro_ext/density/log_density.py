@@ -35,6 +35,7 @@ from numpyro_ext.density.spaces import check_values, constrain, unconstrain
 from numpyro_ext.density.start import Attempt, StartingPositions, numbers_of_key
 from numpyro_ext.density.sweep import sum_over_rows
 from numpyro_ext.programs import Program
+from numpyro_ext.sharding import Sharding
 from ppl_ext.arguments import check_callable
 from ppl_ext.discrete import check_curvature
 from ppl_ext.errors import ArgumentError
@@ -76,6 +77,8 @@ class LogDensity(LogDensityShell[Array, Data]):
         Whether latent sites inside a subsampled plate are accepted.
     engine : str
         Name of the engine, for messages.
+    sharding : Sharding, optional
+        How positions and rows are split over devices.
 
     Attributes
     ----------
@@ -121,12 +124,14 @@ class LogDensity(LogDensityShell[Array, Data]):
         check: bool = True,
         allow_local_latents: bool = True,
         engine: str = "LogDensity",
+        sharding: Sharding | None = None,
     ) -> None:
         check_callable(model, "NumPyro")
         self._set_options(
             as_init_strategy(init_strategy), likelihood_temperature, particle_chunk, data_chunk
         )
-        data = as_data(model, args, dict(kwargs or {}))
+        self.sharding = sharding
+        data = self._on_automatic_axes(as_data(model, args, dict(kwargs or {})))
         structure = structure_of_model(model, rng_key, data, init_strategy, engine, checked=check)
         structure = resolve_plates(
             model,
@@ -165,7 +170,9 @@ class LogDensity(LogDensityShell[Array, Data]):
     def _assemble(self, arguments: Arguments) -> None:
         self.arguments = arguments
         self.bound = bound = arguments.bound
-        self._evaluation = Evaluation(bound, self.likelihood_temperature, self.particle_chunk)
+        self._evaluation = Evaluation(
+            bound, self.likelihood_temperature, self.particle_chunk, self.sharding
+        )
         self._start = StartingPositions(self._evaluation, self.init_strategy)
         self._programs: dict[Any, Program] = {}
         self._set_model(bound)
@@ -189,13 +196,27 @@ class LogDensity(LogDensityShell[Array, Data]):
         other._assemble(replace(self.arguments, bound=bound, programs={}))
         return other
 
+    def with_sharding(self, sharding: Sharding | None) -> LogDensity:
+        """The same target with positions and rows split over devices in this way."""
+        other = copy.copy(self)
+        other.sharding = sharding
+        other._assemble(self.arguments)
+        return other
+
     # -- arguments ----------------------------------------------------------------------------
 
     def bind(self, *args: Any, **kwargs: Any) -> Data:
-        return self.arguments.bind(args, kwargs)
+        if self.sharding is None:
+            return self.arguments.bind(args, kwargs)
+        data = self.arguments.bind(*self._on_automatic_axes((args, kwargs)))
+        sizes = self.arguments.row_sizes(data) if self.sharding.rows is not None else ()
+        return data.with_arrays(self.sharding.of_rows(data.arrays, sizes))
+
+    def _on_automatic_axes(self, tree: Any) -> Any:
+        return tree if self.sharding is None else self.sharding.rehomed(tree)
 
     def follows(self, data: Data, look: bool = True) -> bool:
-        return self.arguments.follows(data, look)
+        return self.arguments.follows(self._on_automatic_axes(data), look)
 
     def constants(self, data: Data) -> str:
         return self.arguments.constants(data)

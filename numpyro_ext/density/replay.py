@@ -352,6 +352,8 @@ def _record(
         for start in range(0, num_draws if recorder.per_draw else 1, size):
             places = np.minimum(np.arange(start, start + size), num_draws - 1)
             some = {name: value[places] for name, value in values.items()}
+            if target.sharding is not None:
+                some = target.sharding.split(some)
             computed, observations = run(some, rng_key, chunk, places, data, rows)
             draws = slice(start, min(start + size, num_draws))
             count = draws.stop - draws.start

@@ -34,6 +34,7 @@ from numpyro_ext.diagnostics.chains import Chains
 from numpyro_ext.diagnostics.host_fit import HostFit
 from numpyro_ext.engine import Engine, RunResult
 from numpyro_ext.programs import Program
+from numpyro_ext.sharding import Sharding, on_own_axes
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
     Group,
@@ -50,6 +51,7 @@ from ppl_ext.diagnostics.inference_data import Variable, inference_data
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
+from ppl_ext.sharding import check_sharding
 
 Array = NDArray[Any]
 
@@ -74,6 +76,7 @@ Array = NDArray[Any]
             Key of the posterior and posterior predictive draws. Default: ``jax.random.key(0)``.
         """,
 )
+@on_own_axes
 def to_arviz(
     engine: Any,
     state: Any = None,
@@ -93,6 +96,7 @@ def to_arviz(
     data_chunk: int | None = None,
     rng_key: Any = None,
     model: Callable[..., Any] | None = None,
+    sharding: Sharding | None = None,
     **kwargs: Any,
 ) -> Any:
     """Convert a fitted engine, a run of the host's ``MCMC``, or a guide fitted by its ``SVI``."""
@@ -121,7 +125,8 @@ def to_arviz(
         )
     traces = {} if result is None else {"loss": result.losses, **result.info}
     steps = step_group(traces, losses, _as_array)
-    target = engine.target
+    check_sharding(sharding, Sharding)
+    target = engine.target if sharding is None else engine.target.with_sharding(sharding)
     data = target.bind(*args, **kwargs)
     key = jax.random.key(0) if rng_key is None else rng_key
     options = {} if num_samples is None else {"num_samples": num_samples}
@@ -143,7 +148,7 @@ def to_arviz(
     if not observed_data:
         groups.pop("observed_data")
     if sample_stats:
-        groups["sample_stats"] = _sample_statistics(engine, state, draws, data, draw_chunk)
+        groups["sample_stats"] = _sample_statistics(engine, target, state, draws, data, draw_chunk)
     warn_of_draws(replayed, groups.get("sample_stats", {}))
     signature = inspect.signature(target.model)
     groups["constant_data"] = constant_group(
@@ -165,14 +170,19 @@ def _as_array(value: Any) -> Array | None:
 
 
 def _sample_statistics(
-    engine: Any, state: Any, draws: Mapping[str, Array], data: Data, draw_chunk: int | None
+    engine: Any,
+    target: LogDensity,
+    state: Any,
+    draws: Mapping[str, Array],
+    data: Data,
+    draw_chunk: int | None,
 ) -> Group:
     """Log densities of the model and, where the engine knows it, of the fit."""
     number = len(next(iter(draws.values())))
     hook = getattr(engine, "sample_statistics", None)
     # What the engines compute of positions is part of the program; others may not be traceable.
     inside = hook if isinstance(engine, (Engine, HostFit)) else None
-    evaluate = _compiled_log_densities(engine.target, inside, is_quick(number, engine.target, data))
+    evaluate = _compiled_log_densities(target, inside, is_quick(number, target, data))
     # Chunks of one size, for which one program is compiled: the last is filled up.
     size = -(-number // -(-number // (draw_chunk or number)))
     pieces: dict[str, list[Array]] = {}

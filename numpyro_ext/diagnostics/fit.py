@@ -27,6 +27,7 @@ from numpyro_ext.guides.flat_density import (
     flat_density,
 )
 from numpyro_ext.programs import Program
+from numpyro_ext.sharding import Sharding
 from ppl_ext.diagnostics import fit as shared
 from ppl_ext.diagnostics.fit import (
     Evaluate,
@@ -186,6 +187,7 @@ def target_of_model(
     allow_local_latents: bool = True,
     all_rows: bool = True,
     owner: str = "LogDensity",
+    sharding: Sharding | None = None,
 ) -> tuple[LogDensity, Data]:
     """A target for a model without an engine, with parameters of the model as in ``held``.
 
@@ -202,6 +204,7 @@ def target_of_model(
             kwargs,
             allow_local_latents=allow_local_latents,
             engine=owner,
+            sharding=sharding,
         )
     fitted = {name: held[name] for name in target.held if held and name in held}
     for warning in caught:

@@ -11,6 +11,7 @@ import numpy as np
 from numpyro_ext.density.prediction import ObserveMissing
 from numpyro_ext.density.replay import replay
 from numpyro_ext.diagnostics.fit import target_of_model
+from numpyro_ext.sharding import Sharding, on_own_axes
 from ppl_ext.diagnostics.predictive_data import (
     PREDICTIVE_DOCUMENTATION,
     discrete_latents,
@@ -19,6 +20,7 @@ from ppl_ext.diagnostics.predictive_data import (
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.documented import documented
 from ppl_ext.options import check_count
+from ppl_ext.sharding import check_sharding
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
         """,
     one_by_one="",
 )
+@on_own_axes
 def predictive_distribution(
     model: Callable[..., Any],
     draws: Mapping[str, Any],
@@ -54,9 +57,11 @@ def predictive_distribution(
     draw_chunk: int | None = None,
     data_chunk: int | None = None,
     rng_key: Any = None,
+    sharding: Sharding | None = None,
     **kwargs: Any,
 ) -> Dataset:
     """The observed site's distribution at every draw and row; no observation is sampled."""
+    check_sharding(sharding, Sharding)
     check_draws_are_mapping(draws)
     for name, chunk in (("draw_chunk", draw_chunk), ("data_chunk", data_chunk)):
         check_count(name, chunk, optional=True)
@@ -66,7 +71,13 @@ def predictive_distribution(
     def observed(given: Collection[str]) -> tuple[Any, Any, ObserveMissing]:
         observing = ObserveMissing(model, given)
         found = target_of_model(
-            observing, args, kwargs, held=params, all_rows=False, owner="predictive_distribution"
+            observing,
+            args,
+            kwargs,
+            held=params,
+            all_rows=False,
+            owner="predictive_distribution",
+            sharding=sharding,
         )
         return *found, observing
 

@@ -20,7 +20,7 @@ from numpyro_ext.engine import EngineState, Plan, key_of_draws
 from numpyro_ext.laplace.gaussian import Precision, precision_of
 from numpyro_ext.laplace.likelihood import LikelihoodCurvature
 from numpyro_ext.laplace.prior import ConditionalPrior
-from numpyro_ext.programs import concretely
+from numpyro_ext.programs import Program, concretely
 from numpyro_ext.stein import DirectionEngine
 from ppl_ext.laplace.laplace_ggn import (
     DRAWS,
@@ -44,6 +44,8 @@ class LaplacePlan(Plan):
 
 class LaplaceGGN(LaplaceShell, DirectionEngine):
     _fit_call = "fit_curvature(state, *args)"
+    _positions_option = None
+    _sees_all = False
 
     def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> LaplacePlan:
         estimator = super()._plan(target, rng_key, data).estimator
@@ -220,7 +222,7 @@ class _Posterior(PosteriorShell):
             prior,
             likelihood,
             Coordinates(target, hyperparameters).numbers,
-            jax.jit(precision),
+            Program(precision),
             jax.jit(draws, static_argnums=3),
         )
 

@@ -94,6 +94,7 @@ class GuidePlan(Plan):
 class GuideEngine(GuideShell, Engine):
     _host_guide = AutoGuide
     _check_flat_density = staticmethod(check_has_flat_density)
+    _positions_option = "num_samples"
 
     @staticmethod
     def _host_optimizer(optim: Any) -> Any:

@@ -24,6 +24,7 @@ from numpyro.util import is_prng_key
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.programs import concretely
+from numpyro_ext.sharding import Sharding
 from ppl_ext.errors import ArgumentError
 from ppl_ext.sgmcmc import check_first_step_size
 from ppl_ext.sgmcmc_kernels import StochasticGradientShell
@@ -74,6 +75,7 @@ class KernelState(NamedTuple):
 class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     estimator_class = GradientEstimator
     _host = "NumPyro"
+    _sharding_class = Sharding
 
     # -- hooks --------------------------------------------------------------------------------
 
@@ -145,6 +147,8 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         single = is_prng_key(rng_key)
         keys = rng_key[None] if single else rng_key
         num_chains = keys.shape[0]
+        if self.sharding is not None:
+            self.sharding.check_positions(num_chains, "num_chains of chain_method='vectorized'")
         # Keys may be traced (chains in parallel); what is learnt about the model must not be.
         with concretely():
             check_first_step_size(self.step_size(0))

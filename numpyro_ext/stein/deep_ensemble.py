@@ -39,6 +39,7 @@ class DeepEnsemble(DirectionEngine):
 
     _answers_apart = True
     _usual_start = HOST
+    _sees_all = False
 
     def _init_direction(self, plan: Plan, particles: Array) -> dict[str, Array]:
         return {}

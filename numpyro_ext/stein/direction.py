@@ -99,9 +99,9 @@ class DirectionEngine(ParticleEngine):
         score, estimator = plan.estimator.estimate(target, state.estimator, particles, data)
         log_density = score.log_density(target.likelihood_temperature)
         loss = -log_density.mean()
-        phi, direction = self._direction(
-            plan, state.algorithm.direction, particles, score.score, state.step
-        )
+        seen, scores = self._exchanged((particles, score.score))
+        phi, direction = self._direction(plan, state.algorithm.direction, seen, scores, state.step)
+        phi = self._laid(plan, self._exchanged(phi))
         optimizer = self.optim.update(-phi, state.algorithm.optimizer, value=loss)
         force_norm = jnp.sqrt((phi**2).sum(axis=1).mean())
         # An optimizer may turn a phi that is not finite into finite particles, as clipping does;

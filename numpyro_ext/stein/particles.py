@@ -49,6 +49,14 @@ class ParticleEngine(Engine):
     def _settings(self) -> dict[str, str]:
         return {"num_particles": repr(self.num_particles), **super()._settings()}
 
+    # Whether the move of a particle depends on all of them.
+    _sees_all = True
+
+    def _exchanged(self, tree: Any) -> Any:
+        """Particles or scores (P, D) as moves are found from, where devices have parts of them."""
+        split = self.sharding is not None and self._sees_all
+        return self.sharding.exchanged(tree) if split else tree
+
     @abstractmethod
     def particles(self, state: EngineState) -> Float[Array, "P D"]:
         """Particles of a state in unconstrained space, shape (P, D)."""

@@ -282,13 +282,15 @@ class SVN(ParticleEngine):
         curvature, age = self._curvature(plan, before, score.indices, data, curvature_key)
         scale = damping_scale(curvature.diagonals())
 
-        interactions = self._kernel_of(curvature).interactions(particles[:, where])
-        scores, damping = score.score[:, where], before.damping * scale
+        seen, scores = self._exchanged((particles[:, where], score.score[:, where]))
+        interactions = self._kernel_of(curvature).interactions(seen)
+        damping = before.damping * scale
         system = LinearSystem(interactions, curvature, scores, damping, self.system)
         solution = system.solve(plan.solver)
         phi = interactions.direction(scores)
+        found = self._laid(plan, self._exchanged(solution.moves))
 
-        moves, optimizer = self._moves(before, solution.moves, scale, loss, state.step)
+        moves, optimizer = self._moves(before, found, scale, loss, state.step)
         judgement = self._judge(plan, before, data, score, curvature, moves, solution.solved)
         moved = particles.at[:, where].add(jnp.where(judgement.accepted[:, None], moves, 0.0))
         if self.curvature.sites is not None:
@@ -381,7 +383,9 @@ class SVN(ParticleEngine):
     ) -> tuple[Array, Any]:
         """The coordinates of other sites, moved along SVGD's direction by the optimizer."""
         kernel, points = default_kernel(), before.particles[:, plan.others]
-        phi, _ = kernel.direction(kernel.init(points), points, scores[:, plan.others])
+        points, scores = self._exchanged((points, scores[:, plan.others]))
+        phi, _ = kernel.direction(kernel.init(points), points, scores)
+        phi = self._laid(plan, self._exchanged(phi))
         optimizer = self.optim.update(-phi, before.optimizer, value=loss)
         return self.optim.get_params(optimizer), optimizer
 

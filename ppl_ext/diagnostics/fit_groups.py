@@ -71,6 +71,8 @@ ARVIZ_DOCUMENTATION = """
     $randomness
     model : callable, optional
         The model of a guide; not with an engine.
+    sharding : Sharding, optional
+        How draws and rows are split over devices. Default: as the engine's.
 
     Returns
     -------

@@ -79,6 +79,8 @@ PREDICTIVE_DOCUMENTATION = """
         At most this many rows of a subsampled plate are evaluated at once. Default: 2048. Rows of
         a model without one can be passed in parts, and the results joined by
         ``xarray.concat(parts, "row")``.$one_by_one
+    sharding : Sharding, optional
+        How draws and rows are split over devices.
 
     Returns
     -------

@@ -9,7 +9,7 @@ together in the order of the rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -148,6 +148,22 @@ class Replay:
     observed: dict[str, Array] = field(default_factory=dict)
     outside: dict[str, Array] = field(default_factory=dict)
     prediction: dict[str, dict[str, Array]] = field(default_factory=dict)
+
+    def with_draws(self, function: Callable[[Array], Array]) -> Replay:
+        """The same with a function of each array that has draws."""
+
+        def of_each(arrays: Mapping[str, Array]) -> dict[str, Array]:
+            return {name: function(value) for name, value in arrays.items()}
+
+        return replace(
+            self,
+            deterministic=of_each(self.deterministic),
+            discrete=of_each(self.discrete),
+            predictive=of_each(self.predictive),
+            log_likelihood=of_each(self.log_likelihood),
+            outside=of_each(self.outside),
+            prediction={term: of_each(each) for term, each in self.prediction.items()},
+        )
 
 
 # -- sites and their axes -------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -63,6 +64,9 @@ FIT_DOCUMENTATION = """
         which runs until it has settled.
     progress_bar : bool
         Show what is done and what is found.
+    sharding : Sharding, optional
+        How chains, other positions and rows are split over devices; of an engine that the fit
+        makes, the rows. An engine that is given has its own.
 
     Returns
     -------
@@ -363,10 +367,12 @@ def fit(
     exact: bool,
     progress_bar: bool,
     has_engine: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Fit:
     """Fit what ``problems`` makes of a program; see the packages' ``fit``.
 
-    ``has_engine`` tells whether the draws are to be those of the problems' own engine.
+    ``has_engine`` tells whether the draws are to be those of the problems' own engine, and
+    ``clock`` by which seconds are counted, where several processes have to decide alike.
     """
     check_count("budget", budget, optional=True)
     check_number("seconds", seconds, optional=True)
@@ -374,7 +380,7 @@ def fit(
     for name, flag in (("exact", exact), ("progress_bar", progress_bar)):
         check_choice(name, flag, (True, False))
     with tqdm(desc="fit", unit=" scores", disable=not progress_bar) as bar:
-        meter = Meter(budget or BUDGET, seconds or SECONDS, bar)
+        meter = Meter(budget or BUDGET, seconds or SECONDS, bar, clock=clock)
         wanted = policy.Wanted(float(target_ess), exact, meter.seconds, has_engine)
         ways = problems()
         found = Fit.of(climb(ways, generator, wanted, meter), generator, seed)

@@ -227,7 +227,7 @@ def _program(problem: Problem, start: Start | None, meter: Meter) -> policy.Prog
     has_engine = problem.approximate is not None
     if start is None:
         return policy.Program(problem.dim, problem.is_whole, 0.0, 0.0, has_engine=has_engine)
-    value, each = timed(meter.of(problem.evaluate), start.mean)
+    value, each = timed(meter.of(problem.evaluate), start.mean, meter.clock)
     return policy.Program(
         problem.dim,
         problem.is_whole,

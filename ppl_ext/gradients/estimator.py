@@ -91,6 +91,14 @@ class GradientEstimator(Documented, ABC):
     def estimate(self, *args: Any) -> tuple[ScoreEstimate, Any]:
         """Score at positions z (P, D), and the next state."""
 
+    @property
+    def position_axes(self) -> tuple[tuple[str, int], ...] | None:
+        """Entries of a state with something for each position, each with the axis of positions.
+
+        None where that is not known, as of estimators of one's own.
+        """
+        return None
+
     def needs_new_arguments(self, target: Any) -> bool:
         """Whether every step wants another batch as the model's arguments."""
         return bool(target.batch_arguments)

@@ -50,6 +50,13 @@ class Noisy(GradientEstimator):
     def inner(self, target: Any) -> Any:
         """The estimator that the scores come from."""
 
+    @property
+    def position_axes(self) -> tuple[tuple[str, int], ...] | None:
+        """As the other estimator."""
+        found: tuple[tuple[str, int], ...] | None
+        found = () if self.estimator is None else self.estimator.position_axes
+        return found
+
     def needs_new_arguments(self, target: Any) -> bool:
         """As the other estimator."""
         return bool(self.inner(target).needs_new_arguments(target))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,6 +52,8 @@ class Space:
         Log densities and scores at positions.
     epsilon : float
         Machine epsilon of the target's precision.
+    clock : callable
+        The seconds that a search is bounded by, where several processes have to decide alike.
     """
 
     dim: int
@@ -61,6 +64,7 @@ class Space:
     guide_form: str
     evaluate: Evaluate
     epsilon: float
+    clock: Callable[[], float] = time.perf_counter
 
 
 @dataclass(frozen=True)

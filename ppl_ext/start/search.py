@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -88,17 +87,17 @@ class TooLongError(Exception):
     """A search has taken too long."""
 
 
-def within(evaluate: Evaluate, seconds: float) -> Evaluate:
+def within(evaluate: Evaluate, seconds: float, clock: Callable[[], float]) -> Evaluate:
     """The same evaluations, which end so long after the first, the one that compiles."""
     began: list[float] = []
 
     def limited(
         positions: Float[np.ndarray, "P D"],
     ) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, "P D"]]:
-        if began and time.perf_counter() - began[0] > seconds:
+        if began and clock() - began[0] > seconds:
             raise TooLongError
         found = evaluate(positions)
-        began[:] = began or [time.perf_counter()]
+        began[:] = began or [clock()]
         return found
 
     return limited
@@ -153,7 +152,8 @@ def begin(
     unasked = given is None
     if not unasked and not isinstance(given, str):
         return Started(start_from(given, space, generator))
-    counted = Counted(within(space.evaluate, SECONDS) if unasked else space.evaluate)
+    limited = within(space.evaluate, SECONDS, space.clock)
+    counted = Counted(limited if unasked else space.evaluate)
     points = starting_points(counted, space.dim, generator, by_strategy, has_strategy=has_strategy)
     try:
         most_full = MOST_FULL if unasked else MOST_DIMENSIONS

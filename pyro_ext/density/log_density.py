@@ -14,6 +14,7 @@ so that a minibatch log density is an unbiased estimate of the full one.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -27,14 +28,14 @@ from ppl_ext.arguments import check_callable
 from ppl_ext.density import tempered
 from ppl_ext.discrete import check_curvature
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fingerprint import Fingerprint
+from ppl_ext.fingerprint import Fingerprint, digest_of
 from ppl_ext.log_density import LogDensityShell, warn_of_held_parameters
 from ppl_ext.options import check_count
 from pyro_ext.density.arguments import as_data, partial_plates
 from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.check import check_enumeration, check_model
 from pyro_ext.density.evaluation import Evaluation, differentiated
-from pyro_ext.density.fingerprint import fingerprint, repeatable_fingerprint
+from pyro_ext.density.fingerprint import as_numpy, fingerprint, repeatable_fingerprint
 from pyro_ext.density.graph import MAX_GRAPHS, BatchedFunction, Inputs, as_arguments
 from pyro_ext.density.handlers import without_host_checks
 from pyro_ext.density.layout import Data, Indices, Layout
@@ -42,6 +43,7 @@ from pyro_ext.density.outputs import Output, OutputHandler
 from pyro_ext.density.spaces import check_values, constrain, unconstrain
 from pyro_ext.density.start import StartingPositions
 from pyro_ext.density.sweep import sum_over_rows
+from pyro_ext.sharding import Sharding
 
 
 class LogDensity(LogDensityShell[Tensor, Data]):
@@ -72,6 +74,8 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         Whether latents inside a subsampled plate are accepted.
     held : optional
         State of the parameter store to hold parameters at. Default: the store's present one.
+    sharding : Sharding, optional
+        How positions and rows are split over processes, which must all ask for the same.
 
     Raises
     ------
@@ -80,6 +84,8 @@ class LogDensity(LogDensityShell[Tensor, Data]):
     """
 
     bound: BoundModel
+    #: Where it sees the positions of one process: how they are split, and how many there are.
+    share: tuple[Sharding, int] | None = None
     _data_plate = "with pyro.plate(name, N, subsample_size=B) as rows:"
 
     def __init__(
@@ -96,7 +102,9 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         evaluation: str = "graph",
         allow_local_latents: bool = True,
         held: Any = None,
+        sharding: Sharding | None = None,
     ) -> None:
+        self.sharding = sharding
         self._set_options(init_strategy, likelihood_temperature, particle_chunk, data_chunk)
         floats = isinstance(dtype, torch.dtype) and dtype.is_floating_point
         if dtype is not None and not floats:
@@ -130,6 +138,13 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         check_enumeration(bound, data)
         self._set_model(bound)
         self._check_options(structure.has_likelihood)
+        if sharding is not None and sharding.row_parts > 1 and not self.plates:
+            raise ArgumentError(
+                f"Expected a model whose rows can be split over '{sharding.rows}', found no plate "
+                "that it subsamples itself and whose rows it looks up. Write the data plate as "
+                f"`{self._data_plate}`, with subsample_size=N for all rows in every step, and "
+                "index the data by rows; or leave rows out of the Sharding."
+            )
         self.layout: Layout = bound.layout
         self.dtype = bound.dtype
         self.device = bound.device
@@ -216,6 +231,11 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         known = self._known.get(Inputs((data.args, data.kwargs, {})).key)
         return known[1].constants if known is not None and known[1] is not None else ""
 
+    def identity(self, data: Data) -> str:
+        """Digest of what the model computes of arguments of this form, and closes over."""
+        known = self._known.get(Inputs((data.args, data.kwargs, {})).key)
+        return digest_of([] if known is None else [str(known[1])], as_numpy)
+
     # -- values and scores --------------------------------------------------------------------
 
     def evaluate(
@@ -228,18 +248,78 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         return as_arguments(data.args, data.kwargs, self.bound.check_indices(indices))
 
     def _batch(self, what: str, z: Tensor, data: Data, indices: Any) -> Any:
-        return self._evaluation.batch(what, z, data, indices)
+        if self.sharding is None:
+            return self._evaluation.batch(what, z, data, indices)
+        if what == "log_density":
+            log_prior, log_likelihood = self._batch("value", z, data, indices)
+            return tempered(log_prior, log_likelihood, self.likelihood_temperature)
+        whole = self.bound.check_indices(indices)
+        # Rows of each position go with it.
+        own = {
+            name: self.sharding.own(rows) if rows.dim() == 2 else rows
+            for name, rows in whole.items()
+        }
+        return self._sharded(what, z, data, *self.sharding.own_rows(own))
 
     def _full(self, what: str, z: Tensor, data: Data) -> Any:
         if what == "log_density":
             log_prior, log_likelihood = self._full("value", z, data)
             return tempered(log_prior, log_likelihood, self.likelihood_temperature)
+        if self.sharding is not None:
+            ranges, split = self.sharding.own_ranges(self.plates, self.data_chunk)
+            chunks = [
+                (weight, {name: self.bound.row_numbers(rows) for name, rows in each.items()})
+                for weight, each in ranges
+            ]
+            return self._sharded(what, z, data, chunks, split)
         z, function = self.bound.check_positions(z), self._evaluation.functions[what]
         if not self.plates:
             return function(z, as_arguments(data.args, data.kwargs, {}))
         return sum_over_rows(
             self.sweep(), lambda rows: function(z, as_arguments(data.args, data.kwargs, rows))
         )
+
+    def _sharded(
+        self,
+        what: str,
+        z: Tensor,
+        data: Data,
+        chunks: list[tuple[float, dict[str, Tensor]]],
+        split: bool,
+    ) -> list[Tensor]:
+        """What is wanted at all positions, from those and the rows of each process."""
+        assert self.sharding is not None
+        own = self.sharding.own(self.bound.check_positions(z))
+        found = sum_over_rows(chunks, lambda rows: self._evaluation.batch(what, own, data, rows))
+        if split:
+            found = self.sharding.summed(found)
+        return self.sharding.gathered_tree(found, len(z))
+
+    def with_sharding(self, sharding: Sharding | None) -> LogDensity:
+        """The same target with its positions and rows split so."""
+        other = copy.copy(self)
+        other.sharding = sharding
+        return other
+
+    def of_own_positions(self, number: int) -> LogDensity:
+        """The same target for the positions of one process, of so many in all."""
+        assert self.sharding is not None
+        other = copy.copy(self)
+        other.sharding, other.share = self.sharding.of_rows_alone(), (self.sharding, number)
+        return other
+
+    def noise_like(
+        self, positions: Float[Tensor, "P D"], generator: torch.Generator
+    ) -> Float[Tensor, "P D"]:
+        """Standard Normal noise for positions, the same however they are split."""
+        number = len(positions) if self.share is None else self.share[1]
+        shape = (number, *positions.shape[1:])
+        noise = torch.randn(
+            shape, generator=generator, dtype=positions.dtype, device=generator.device
+        )
+        if self.share is not None:
+            noise = self.share[0].own(noise)
+        return noise.to(positions.device)
 
     # -- spaces -------------------------------------------------------------------------------
 

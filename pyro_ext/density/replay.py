@@ -6,6 +6,7 @@ Results go to host memory draw by draw, see :mod:`ppl_ext.diagnostics.replay`.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ from pyro_ext.density.handlers import (
 from pyro_ext.density.layout import Data
 from pyro_ext.density.log_density import LogDensity
 from pyro_ext.density.prediction import prediction_of
+from pyro_ext.sharding import Sharding
 
 Indices = Mapping[str, Tensor]
 
@@ -259,6 +261,7 @@ def replay(
     all_rows: bool = True,
     data_chunk: int | None = None,
     seed: int = 0,
+    sharding: Sharding | None = None,
 ) -> Replay:
     """Run the model at every draw, on all rows of its data."""
     check_draws(target.layout.names, draws)
@@ -273,13 +276,26 @@ def replay(
         for name, value in one.items():
             check_draw_shape(name, tuple(value.shape), described[name].shape)
         num_draws = len(next(iter(values.values())))
-        recorder = Recorder(described, groups, num_draws, target.plates)
+        places = list(range(num_draws))
+        if sharding is not None:
+            places = sharding.own_draws(num_draws)
+            values = {name: value[places] for name, value in values.items()}
+        recorder = Recorder(described, groups, len(places), target.plates)
         if groups:
             if all_rows:
                 target.require_all_rows(data, PASS_ALL_ROWS)
             most = discrete == "most probable"
-            _record(recorder, target, data, values, data_chunk, most, frozenset(missing))
-    return recorder.replayed(sizes)
+            seeds = [[seed % 2**64, place] for place in places]
+            _record(recorder, target, data, values, data_chunk, most, frozenset(missing), seeds)
+    found = recorder.replayed(sizes)
+    if sharding is None:
+        return found
+    for name in target.layout.names:
+        found.outside.setdefault(name, np.zeros(len(places), bool))
+    joined = found.with_draws(lambda own: sharding.arrays_of_all(own, num_draws))
+    return replace(
+        joined, outside={name: flags for name, flags in joined.outside.items() if flags.any()}
+    )
 
 
 def _record(
@@ -290,12 +306,16 @@ def _record(
     data_chunk: int | None,
     most: bool,
     missing: frozenset[str],
+    seeds: list[list[int]],
 ) -> None:
     num_draws, groups = len(next(iter(values.values()))), recorder.groups
     for chunk, (_, indices) in enumerate(target.sweep(data_chunk)):
         rows = {name: _host(places) for name, places in indices.items()}
         for draw in range(num_draws if recorder.per_draw else 1):
             one = {name: value[draw] for name, value in values.items()}
+            # A draw has its own random numbers, however draws are split over processes.
+            numbers = np.random.SeedSequence([*seeds[draw], chunk])
+            torch.manual_seed(int(numbers.generate_state(1, np.uint64)[0] >> 1))
 
             def put(
                 group: str,

@@ -43,10 +43,12 @@ from ppl_ext.diagnostics.inference_data import Variable, inference_data
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
+from ppl_ext.sharding import check_sharding
 from pyro_ext.density.replay import replay
 from pyro_ext.diagnostics.chains import Chains
 from pyro_ext.diagnostics.host_fit import HostFit
 from pyro_ext.engine import RunResult
+from pyro_ext.sharding import Sharding
 
 Array = NDArray[Any]
 
@@ -84,6 +86,7 @@ def to_arviz(
     data_chunk: int | None = None,
     seed: int = 0,
     model: Callable[..., Any] | None = None,
+    sharding: Sharding | None = None,
     **kwargs: Any,
 ) -> Any:
     """Convert a fitted engine, a run of the host's ``MCMC``, or a guide fitted by its ``SVI``."""
@@ -102,7 +105,9 @@ def to_arviz(
     check_fit(engine, model, "to_arviz(engine, *args)")
     if model is not None:
         engine = HostFit(engine, model, args, kwargs, seed)
-    target = engine.target
+    check_sharding(sharding, Sharding)
+    target = engine.target if sharding is None else engine.target.with_sharding(sharding)
+    sharding = target.sharding
     data = target.bind(*args, **kwargs)
     given = engine.get_samples() if num_samples is None else engine.get_samples(num_samples)
     draws = {
@@ -118,13 +123,14 @@ def to_arviz(
         discrete=discrete or "sample",
         data_chunk=data_chunk,
         seed=seed,
+        sharding=sharding,
     )
     arrays = {name: value.cpu().numpy() for name, value in draws.items()}
     groups = site_groups(replayed, arrays, target.parameter_sites)
     if not observed_data:
         groups.pop("observed_data")
     if sample_stats:
-        groups["sample_stats"] = _sample_statistics(engine, draws, data, draw_chunk)
+        groups["sample_stats"] = _sample_statistics(engine, target, draws, data, draw_chunk)
     warn_of_draws(replayed, groups.get("sample_stats", {}))
     groups["constant_data"] = constant_group(
         constant_data, _signature(target.model), args, kwargs, replayed, _as_array
@@ -153,9 +159,8 @@ def _signature(model: Any) -> inspect.Signature:
 
 
 def _sample_statistics(
-    engine: Any, draws: Mapping[str, Any], data: Any, draw_chunk: int | None
+    engine: Any, target: Any, draws: Mapping[str, Any], data: Any, draw_chunk: int | None
 ) -> Group:
-    target = engine.target
     positions = target.unconstrain(draws, data)
     log_p = [
         torch.stack(target.full_log_prior_and_likelihood(part, data)).sum(0)

@@ -16,9 +16,11 @@ from ppl_ext.diagnostics.predictive_data import (
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.documented import documented
 from ppl_ext.options import check_count
+from ppl_ext.sharding import check_sharding
 from pyro_ext.density.prediction import ObserveMissing
 from pyro_ext.density.replay import replay
 from pyro_ext.diagnostics.fit import target_of_model
+from pyro_ext.sharding import Sharding
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -45,10 +47,12 @@ def predictive_distribution(
     discrete: str | None = None,
     data_chunk: int | None = None,
     seed: int = 0,
+    sharding: Sharding | None = None,
     **kwargs: Any,
 ) -> Dataset:
     """The observed site's distribution at every draw and row; no observation is sampled."""
     check_draws_are_mapping(draws)
+    check_sharding(sharding, Sharding)
     check_count("data_chunk", data_chunk, optional=True)
     draws = {name: torch.as_tensor(value).detach() for name, value in draws.items()}
     check_numbers_of_draws(draws)
@@ -63,5 +67,7 @@ def predictive_distribution(
     latents = discrete_latents(site, target.observed_sites, observing.finite)
     if latents:
         target, data, observing = observed({*draws, *latents})
-    at_draws = partial(replay, target, data=data, data_chunk=data_chunk, seed=seed)
+    at_draws = partial(
+        replay, target, data=data, data_chunk=data_chunk, seed=seed, sharding=sharding
+    )
     return predicted_site(site, target, observing.missing, draws, discrete, at_draws)

@@ -15,6 +15,8 @@ from pyro_ext.gradients.minibatch import shuffled
 
 
 class BatchArguments(minibatch.BatchArguments, GradientEstimator):
+    position_axes = ()
+
     def init(self, target: LogDensity, data: Data, generator: torch.Generator) -> EstimatorState:
         batches = tuple(self.batches)
         check_rows(target, data, batches, num_rows)

@@ -18,6 +18,7 @@ from pyro_ext.gradients.minibatch import Minibatch
 
 
 class ControlVariate(reduced_variance.ControlVariate, GradientEstimator):
+    position_axes = ()
     _minibatches, _batch_arguments = Minibatch, BatchArguments
 
     def init(self, target: LogDensity, data: Data, generator: torch.Generator) -> EstimatorState:

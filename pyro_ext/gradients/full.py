@@ -7,4 +7,4 @@ from pyro_ext.gradients.estimator import GradientEstimator
 
 
 class Full(estimator.Full, GradientEstimator):
-    pass
+    position_axes = ()

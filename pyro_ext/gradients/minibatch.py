@@ -13,6 +13,8 @@ from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator
 
 
 class Minibatch(minibatch.Minibatch, GradientEstimator):
+    position_axes = ()
+
     def init(self, target: LogDensity, data: Data, generator: torch.Generator) -> EstimatorState:
         self._check_plates(target)
         if self.sampling == "replacement":

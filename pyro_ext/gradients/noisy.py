@@ -31,10 +31,8 @@ class Noisy(noisy.Noisy, GradientEstimator):
     ) -> tuple[ScoreEstimate, EstimatorState]:
         found, state = self.inner(target).estimate(target, state, z, data, generator)
         score = found.score
-        noise = torch.randn(
-            score.shape, generator=generator, dtype=score.dtype, device=generator.device
-        )
+        noise = target.noise_like(score, generator)
         # Whoever differentiates scores gets the derivative of the score itself: with noise that
         # follows the parameters the derivative would not be unbiased.
         size = score.detach().abs().amax(-1, keepdim=True)
-        return found._replace(score=score + self.level * size * noise.to(score.device)), state
+        return found._replace(score=score + self.level * size * noise), state

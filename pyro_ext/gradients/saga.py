@@ -15,6 +15,7 @@ from pyro_ext.gradients.minibatch import Minibatch
 
 
 class SAGA(reduced_variance.SAGA, GradientEstimator):
+    position_axes = (("table", 1), ("sum", 0), ("gradient", 1))
     _minibatches = Minibatch
 
     def init(self, target: LogDensity, data: Data, generator: torch.Generator) -> EstimatorState:

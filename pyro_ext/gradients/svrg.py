@@ -18,6 +18,7 @@ from pyro_ext.gradients.minibatch import Minibatch
 
 
 class SVRG(reduced_variance.SVRG, GradientEstimator):
+    position_axes = (("anchor", 0), ("exact", 0))
     _minibatches = Minibatch
 
     def init(self, target: LogDensity, data: Data, generator: torch.Generator) -> EstimatorState:

@@ -27,7 +27,9 @@ from ppl_ext.options import describe
 from ppl_ext.sgmcmc import Schedule, check_first_step_size, warn_of_broken_steps
 from ppl_ext.sgmcmc_kernels import StochasticGradientShell
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.gradients import GradientEstimator, default_estimator
+from pyro_ext.sharding import Sharding
 
 
 class KernelState(NamedTuple):
@@ -68,6 +70,7 @@ class KernelState(NamedTuple):
 
 class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     estimator_class = GradientEstimator
+    _sharding_class = Sharding
     _host = "Pyro"
 
     #: Draws come out in the supports of their sites: there is nothing for ``MCMC`` to transform.
@@ -134,13 +137,22 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
 
     def setup_chains(self, num_chains: int, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
         """As :meth:`setup`, for chains that are run as one."""
+        if self.sharding is not None:
+            asked = digest_of_arguments([type(self).__name__, num_chains, warmup_steps])
+            self.sharding.agree(
+                {"arguments": digest_of_arguments((args, kwargs)), "options of the run": asked}
+            )
         target = self._target_of(args, kwargs)
         self._data = data = target.bind(*args, **kwargs)
         estimator = default_estimator(target) if self._estimator is None else self._estimator
         self._check_not_one_batch(estimator, "pyro.plate")
         self._score_estimator = estimator if num_chains == 1 else estimator.with_own_rows(target)
         self._generator = torch.Generator()
-        self._generator.manual_seed(int(torch.randint(2**62, ())))
+        seed = torch.randint(2**62, (1,))
+        if self.sharding is not None:
+            seed = self.sharding.of_first(seed)
+            torch.set_rng_state(self.sharding.of_first(torch.get_rng_state()))
+        self._generator.manual_seed(int(seed))
         check_first_step_size(self.step_size(0))
         self._warmup_draws, self._draws, self._figures = warmup_steps, 0, {"divergences": []}
         if self._pending is not None:

@@ -93,11 +93,13 @@ class MCMC(infer.MCMC):
         kernel.setup_chains(self.num_chains, warmup, *args, **kwargs)
         self._args, self._kwargs = args, kwargs
         target = kernel.target
+        sharding = getattr(kernel, "sharding", None)
+        hidden = self._disable_progbar or not (sharding is None or sharding.writes)
         total = warmup + self.num_samples * self.thinning
         shape = (self.num_samples, self.num_chains, target.dim)
         positions = torch.empty(shape, dtype=target.dtype, device=target.device)
         name = type(kernel).__name__
-        with tqdm(total=total, desc="Warmup", disable=self._disable_progbar) as bar:
+        with tqdm(total=total, desc="Warmup", disable=hidden) as bar:
             for number in range(total):
                 state = kernel.draw()
                 kept, rest = divmod(number - warmup + 1, self.thinning)
@@ -105,7 +107,7 @@ class MCMC(infer.MCMC):
                     positions[kept - 1] = state.z
                 if number == warmup:
                     bar.set_description(name, refresh=False)
-                if not self._disable_progbar:
+                if not hidden:
                     bar.set_postfix(kernel.logging(), refresh=False)
                     bar.update()
                 if self._hook is not None:

@@ -38,6 +38,7 @@ class DeepEnsemble(DirectionEngine):
 
     _usual_start = HOST
     _answers_apart = True
+    _sees_all = False
 
     def _direction(
         self, plan: Plan, state: None, particles: Tensor, scores: Tensor

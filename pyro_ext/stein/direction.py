@@ -1,7 +1,8 @@
 """Particles that follow a direction by a host optimizer.
 
 A step is a chain of functions on a (P, D) array: score of the particles by the estimator, the
-engine's direction phi, and the optimizer's descent along -phi.
+engine's direction phi, and the optimizer's descent along -phi. Where particles are split over
+processes, each keeps its own with their optimizer, and a direction that sees all gathers them.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from pyro_ext.density import Data
 from pyro_ext.engine import Update
@@ -33,11 +36,14 @@ class DirectionState(NamedTuple):
     optimizer : EngineOptimizer
     direction : any
         State of the direction, such as the kernel's: tensors and plain values in containers.
+    split : bool
+        Whether particles and optimizer are those of one process.
     """
 
     particles: Float[Tensor, "P D"]
     optimizer: EngineOptimizer
     direction: Any
+    split: bool = False
 
 
 class DirectionEngine(ParticleEngine):
@@ -60,6 +66,9 @@ class DirectionEngine(ParticleEngine):
     ArgumentError
         The number of particles is not a positive integer, or ``optim`` is no optimizer.
     """
+
+    #: Whether the direction of a particle depends on the others.
+    _sees_all = True
 
     def __init__(
         self,
@@ -85,21 +94,41 @@ class DirectionEngine(ParticleEngine):
     def _initialize(self, plan: Any, data: Data) -> DirectionState:
         particles = super()._initialize(plan, data).particles
         optimizer = self._new_optimizer(particles)
-        return DirectionState(particles, optimizer, self._init_direction(plan, particles.detach()))
+        direction = self._init_direction(plan, particles.detach())
+        sharding = self.sharding
+        split = (
+            sharding is not None
+            and sharding.splits(self.num_particles)
+            # What looks at all particles, such as a bound on a norm, has to have them.
+            and optimizer.entrywise
+            and plan.estimator.position_axes is not None
+        )
+        if split:
+            particles = sharding.own(particles.detach()).clone()
+            optimizer = self._new_optimizer(particles)
+        return DirectionState(particles, optimizer, direction, split)
 
     def _new_optimizer(self, particles: Float[Tensor, "P D"]) -> EngineOptimizer:
         assert self.optim is not None
         return EngineOptimizer(self.optim, {_NAME: particles})
 
     def _update(self, plan: Any, state: DirectionState, data: Data) -> Update:
-        particles, optimizer = state.particles.detach(), state.optimizer
-        score = self._score(particles, data)
+        particles, optimizer, sharding = state.particles.detach(), state.optimizer, self.sharding
+        if state.split:
+            own = plan.target.of_own_positions(self.num_particles)
+            score = self._score(particles, data, own, cost=float(sharding.particle_parts))
+        else:
+            score = self._score(particles, data)
         with torch.no_grad():
             log_density = score.log_density(plan.target.likelihood_temperature)
-            phi, direction = self._direction(plan, state.direction, particles, score.score)
+            phi, direction = self._moves(plan, state, particles, score.score)
             figures = torch.stack(
-                [-log_density.mean(), phi.square().sum(dim=1).mean().sqrt(), phi.abs().amax()]
+                [-log_density.mean(), phi.square().sum(dim=1).mean(), phi.abs().amax()]
             )
+            if state.split:
+                every = sharding.of_all(figures)
+                figures = torch.cat([every[:, :2].mean(dim=0), every[:, 2:].amax(dim=0)])
+            figures[1].sqrt_()
         # One transfer from the device for all figures of the step.
         loss, force_norm, largest = figures.tolist()
         # Optimizers keep squares of what they are given. A finite phi whose square is not
@@ -111,16 +140,84 @@ class DirectionEngine(ParticleEngine):
                 optimizer.step({_NAME: -phi})
                 # A finite direction can still be multiplied to infinity by the learning rate.
                 finite = bool(torch.isfinite(particles).all())
+                if state.split:
+                    finite = not sharding.any(not finite)
                 if not finite:
                     undo()
         following = state._replace(direction=direction)
         return Update(loss, {"force_norm": force_norm}, finite, following)
 
+    def _moves(
+        self, plan: Any, state: DirectionState, particles: Tensor, scores: Tensor
+    ) -> tuple[Tensor, Any]:
+        """The direction of these particles, and its next state."""
+        if not (state.split and self._sees_all):
+            return self._direction(plan, state.direction, particles, scores)
+        every = (self.sharding.gathered(each, self.num_particles) for each in (particles, scores))
+        phi, direction = self._direction(plan, state.direction, *every)
+        return self.sharding.own(phi), direction
+
+    # -- particles of all processes, and of one -------------------------------------------------
+
+    @property
+    def particles(self) -> Float[Tensor, "P D"]:
+        """Present particles in unconstrained space, shape (P, D); a copy.
+
+        Where they are split over processes, all have to ask for them.
+        """
+        own = super().particles
+        return self.sharding.gathered(own, self.num_particles) if self._state.split else own
+
+    def _replicated_state(self) -> Any:
+        return self._state.direction if self._state.split else super()._replicated_state()
+
+    def _estimator_of_all(self) -> Any:
+        return self._along_positions(self._estimator_state, self._gathered)
+
+    def _estimator_of_own(self, state: Any) -> Any:
+        return self._along_positions(state, self.sharding.own) if self._state.split else state
+
+    def _along_positions(self, state: Any, function: Callable[[Tensor], Tensor]) -> Any:
+        """An estimator's state with a function of what it has for each position."""
+        if not self._state.split:
+            return state
+        axes = dict(self.plan.estimator.position_axes)
+
+        def changed(leaf: Any, axis: int) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            return function(leaf.movedim(axis, 0)).movedim(0, axis).contiguous()
+
+        return {
+            name: tree_map(partial(changed, axis=axes[name]), each) if name in axes else each
+            for name, each in state.items()
+        }
+
+    def _gathered(self, own: Tensor) -> Tensor:
+        return self.sharding.gathered(own, self.num_particles)
+
     def _algorithm_state(self, state: DirectionState) -> dict[str, Any]:
         own = {"optimizer": state.optimizer.state_dict(), "direction": state.direction}
-        return {**super()._algorithm_state(state), **own}
+        found = {**super()._algorithm_state(state), **own}
+        return (
+            self._of_shape(found, state.particles.shape, self._gathered) if state.split else found
+        )
+
+    @staticmethod
+    def _of_shape(state: Any, shape: torch.Size, function: Callable[[Tensor], Tensor]) -> Any:
+        """A state with a function of the tensors of this shape, which are those of particles."""
+
+        def changed(leaf: Any) -> Any:
+            matches = isinstance(leaf, Tensor) and leaf.shape == shape
+            return function(leaf) if matches else leaf
+
+        own = ("particles", "optimizer")
+        return {name: tree_map(changed, e) if name in own else e for name, e in state.items()}
 
     def _load_algorithm_state(self, plan: Any, state: DirectionState, saved: dict[str, Any]) -> Any:
+        if state.split:
+            shape = torch.Size((self.num_particles, plan.target.dim))
+            saved = self._of_shape(saved, shape, lambda each: self.sharding.own(each).clone())
         super()._load_algorithm_state(plan, state, saved)
         state.optimizer.load_state_dict(saved["optimizer"])
         return state._replace(direction=saved["direction"])

@@ -57,6 +57,8 @@ class ParticleEngine(Engine):
             EngineOptimizer(optim, {"particles": torch.zeros(1, 1)})
         super().__init__(model, optim, **options)
         self.num_particles = int(num_particles)
+        if self.sharding is not None and self.num_particles > 1:
+            self.sharding.check_positions(self.num_particles)
 
     def _settings(self) -> dict[str, str]:
         return {"num_particles": repr(self.num_particles), **super()._settings()}

@@ -1,0 +1,415 @@
+"""How positions and rows are split over processes by ``torch.distributed`` (:class:`Sharding`).
+
+Every process runs the same program. An engine's target evaluates the positions and the rows of its
+own process, and plain collectives on the engine's tensors put the results together: an all-gather
+over positions, an all-reduce over rows. What follows from them is computed by every process, from
+the same random numbers, and is the same in all. Particles that follow a direction, their optimizer
+and their scores are kept by the process that they belong to.
+
+Collectives are waited for with a timeout, so that a process that was killed or has stalled ends the
+run in all of them.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from ppl_ext import errors
+from ppl_ext.errors import ArgumentError, RankLostError
+from ppl_ext.fingerprint import numbers_of
+from ppl_ext.layouts import DataPlate, sweep_ranges
+from ppl_ext.process import swapped
+from ppl_ext.sharding import ShardingShell, check_agreement, lost_rank
+
+#: Warnings that the first process alone gives.
+_OWN_WARNINGS = tuple(
+    each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, Warning)
+)
+
+
+@dataclass
+class Traffic:
+    """What the collectives of one process have moved.
+
+    Attributes
+    ----------
+    numbers : dict of str to int
+        By kind of collective, the numbers that its result holds.
+    calls : dict of str to int
+    """
+
+    numbers: dict[str, int] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+
+    def add(self, kind: str, number: int) -> None:
+        """Count one collective."""
+        self.numbers[kind] = self.numbers.get(kind, 0) + number
+        self.calls[kind] = self.calls.get(kind, 0) + 1
+
+    def clear(self) -> None:
+        """Count anew."""
+        self.numbers.clear()
+        self.calls.clear()
+
+
+@dataclass
+class _Links:
+    """What copies of one sharding share: what was moved, and whether a process is lost."""
+
+    traffic: Traffic = field(default_factory=Traffic)
+    lost: str | None = None
+
+
+class Sharding(ShardingShell):
+    """How positions and rows are split over the processes of a ``torch.distributed`` mesh.
+
+    An argument of every engine, of ``fit``, ``predictive_distribution`` and ``to_arviz``. All
+    processes run the same program, with the same arguments, all rows among them, and one seed;
+    they are compared when a run starts. Losses, draws and figures are the same in all.
+
+    Parameters
+    ----------
+    mesh : DeviceMesh
+        With named dimensions, such as
+        ``init_device_mesh("cpu", (2, 4), mesh_dim_names=("p", "d"))``.
+    particles : str, optional
+        Dimension over which particles, chains and draws are split.
+    rows : str, optional
+        Dimension over which the rows of plates are split that the model subsamples itself.
+    exchange : {"all-gather", "all-to-all"}
+        How a kernel gets to see all particles; see :mod:`ppl_ext.sharding`.
+    timeout : float, default 50
+        Seconds that a process waits for the others in a collective before it ends with
+        :class:`~ppl_ext.errors.RankLostError`. Longer than a checkpoint takes to write.
+
+    Raises
+    ------
+    ArgumentError
+        There is no process group, the mesh is none or has no such dimension, neither dimension is
+        named, or the mesh has another with several processes.
+    """
+
+    _host = "Pyro"
+    _mesh_form = (
+        "a DeviceMesh of torch.distributed with named dimensions, such as "
+        "init_device_mesh('cpu', (2,), mesh_dim_names=('p',))"
+    )
+
+    def __init__(
+        self,
+        mesh: DeviceMesh,
+        particles: str | None = None,
+        rows: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(mesh, particles, rows, **options)
+        if not dist.is_initialized():
+            raise ArgumentError(
+                "Expected a process group, found none. Start the program by torchrun, and call "
+                "torch.distributed.init_process_group() before the mesh is made."
+            )
+        apart = {
+            name: size
+            for name, size in self._sizes.items()
+            if size > 1 and name not in (particles, rows)
+        }
+        if apart:
+            raise ArgumentError(
+                f"Expected each dimension of the mesh to split particles or rows, found {apart} "
+                "besides. Name them, or take the part of the mesh that is named: mesh['p', 'd']."
+            )
+        if mesh.get_coordinate() is None:
+            raise ArgumentError(
+                f"Expected a process of the mesh, found that rank {dist.get_rank()} is not among "
+                f"its ranks, {mesh.mesh.flatten().tolist()}."
+            )
+        self._links = _Links()
+
+    @staticmethod
+    def _axes_of(mesh: Any) -> Mapping[str, int] | None:
+        if not isinstance(mesh, DeviceMesh):
+            return None
+        return dict(zip(mesh.mesh_dim_names or (), mesh.mesh.shape, strict=False))
+
+    def __copy__(self) -> Self:
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        return other
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        # Copies of an engine belong to the same processes.
+        return self
+
+    def __reduce__(self) -> Any:
+        raise ArgumentError(
+            "Expected an engine without a Sharding to be pickled, found one with it: its process "
+            "groups are of this process. Write engine.save(path), and load it with an engine of "
+            "any layout."
+        )
+
+    # -- this process ---------------------------------------------------------------------------
+
+    @property
+    def writes(self) -> bool:
+        """Whether this is the first process, which writes files and shows how a run goes."""
+        return self._number("particles") == self._number("rows") == 0
+
+    @property
+    def traffic(self) -> Traffic:
+        """What the collectives of this process have moved so far."""
+        return self._links.traffic
+
+    def of_rows_alone(self) -> Self:
+        """The same split of rows, with positions that are not split."""
+        other = self.__copy__()
+        other.particles = None
+        return other
+
+    def _dim(self, option: str) -> str | None:
+        name: str | None = getattr(self, option)
+        return name if name is not None and self._sizes[name] > 1 else None
+
+    def _number(self, option: str) -> int:
+        name = self._dim(option)
+        return 0 if name is None else self.mesh.get_local_rank(name)
+
+    # -- positions ------------------------------------------------------------------------------
+
+    def splits(self, number: int) -> bool:
+        """Whether so many positions are split: fewer than there are processes are not."""
+        return number >= self.particle_parts > 1
+
+    def own(self, whole: Tensor) -> Tensor:
+        """The entries along the first axis of this process, as many as of any.
+
+        Where they do not split evenly the last one is repeated.
+        """
+        number, parts = len(whole), self.particle_parts
+        if not self.splits(number):
+            return whole
+        size = -(-number // parts)
+        first = self._number("particles") * size
+        if number % parts == 0:
+            return whole[first : first + size]
+        places = torch.arange(first, first + size, device=whole.device).clamp_(max=number - 1)
+        return whole[places]
+
+    def gathered(self, part: Tensor, number: int) -> Tensor:
+        """All of so many entries, from those of each process: inverse of :meth:`own`."""
+        if not self.splits(number):
+            return part
+        return self._gathered("all-gather", "particles", part)[:number]
+
+    def _gathered(self, kind: str, option: str, part: Tensor) -> Tensor:
+        """Tensors (n, ...) of the processes along a dimension, one after the other."""
+        if self._dim(option) is None:
+            return part
+        number, given = self._sizes[getattr(self, option)], part.contiguous()
+        whole = given.new_empty((number * len(given), *given.shape[1:]))
+        pieces = list(whole.chunk(number))
+
+        def start(group: Any) -> Any:
+            return dist.all_gather(pieces, given, group=group, async_op=True)
+
+        self._collect(kind, option, whole.numel(), start)
+        return whole
+
+    def gathered_tree(self, tree: Any, number: int) -> Any:
+        """The same of the tensors in a tuple: vectors travel together, others by themselves."""
+        if not self.splits(number):
+            return tree
+        short = [each for each in tree if each.dim() == 1]
+        found = iter(self.gathered(torch.stack(short, 1), number).unbind(1)) if short else iter(())
+        every = [
+            next(found) if each.dim() == 1 else self.gathered(each.contiguous(), number)
+            for each in tree
+        ]
+        return every
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    def summed(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Sums over the processes' rows: vectors travel together, others by themselves."""
+        if self._dim("rows") is None:
+            return list(parts)
+        short = [each for each in parts if each.dim() == 1]
+        found = iter(self._sum(torch.stack(short, 1)).unbind(1)) if short else iter(())
+        return [next(found) if each.dim() == 1 else self._sum(each) for each in parts]
+
+    def _sum(self, part: Tensor) -> Tensor:
+        whole = part.clone(memory_format=torch.contiguous_format)
+
+        def start(group: Any) -> Any:
+            return dist.all_reduce(whole, group=group, async_op=True)
+
+        self._collect("all-reduce", "rows", whole.numel(), start)
+        return whole
+
+    def own_rows(
+        self, indices: Mapping[str, Tensor]
+    ) -> tuple[list[tuple[float, dict[str, Tensor]]], bool]:
+        """The rows of a batch that are this process's, with their weight; and if rows are split.
+
+        A batch is split where it is longest. The weights of all processes sum to one, as in a sweep
+        over all rows.
+        """
+        lengths = {name: rows.shape[-1] for name, rows in indices.items()}
+        name = max(lengths, key=lambda each: lengths[each], default="")
+        parts = self.row_parts
+        if parts == 1 or lengths.get(name, 0) < parts:
+            return [(1.0, dict(indices))], False
+        first, last = self._range(lengths[name])
+        own = {**indices, name: indices[name][..., first:last]}
+        return [((last - first) / lengths[name], own)], True
+
+    def own_ranges(
+        self, plates: Mapping[str, DataPlate], chunk: int | None
+    ) -> tuple[list[tuple[float, dict[str, range]]], bool]:
+        """The same of all rows, in chunks; see :func:`~ppl_ext.layouts.sweep_ranges`."""
+        name = max(plates, key=lambda each: plates[each].size, default="")
+        parts = self.row_parts
+        if parts == 1 or name not in plates or plates[name].size < parts:
+            return sweep_ranges(plates, chunk), False
+        size = plates[name].size
+        first, last = self._range(size)
+        own = {**plates, name: replace(plates[name], size=last - first)}
+        return [
+            (
+                weight * (last - first) / size,
+                {
+                    each: range(rows.start + first, rows.stop + first) if each == name else rows
+                    for each, rows in ranges.items()
+                },
+            )
+            for weight, ranges in sweep_ranges(own, chunk)
+        ], True
+
+    def _range(self, number: int) -> tuple[int, int]:
+        place, parts = self._number("rows"), self.row_parts
+        return number * place // parts, number * (place + 1) // parts
+
+    # -- draws after a fit ----------------------------------------------------------------------
+
+    def own_draws(self, number: int) -> list[int]:
+        """Places of those of so many draws that this process evaluates, of all in the mesh.
+
+        As many as of any process; where draws do not split evenly the last one comes again.
+        """
+        place = self._number("particles") * self.row_parts + self._number("rows")
+        size = -(-number // (self.particle_parts * self.row_parts))
+        return [min(each, number - 1) for each in range(place * size, (place + 1) * size)]
+
+    def arrays_of_all(self, own: np.ndarray, number: int) -> np.ndarray:
+        """Arrays of so many draws (S, ...), from those of each process."""
+        found = torch.from_numpy(np.ascontiguousarray(own).reshape(len(own), -1).view(np.uint8))
+        found = found.to(self.mesh.device_type)
+        for option in ("rows", "particles"):
+            found = self._gathered("of all", option, found)
+        whole = found.cpu().numpy().view(own.dtype)
+        return whole.reshape(-1, *own.shape[1:])[:number]
+
+    # -- all processes --------------------------------------------------------------------------
+
+    def of_all(self, values: Tensor) -> Tensor:
+        """A vector (n,) of each process, in the order of the mesh: (processes, n)."""
+        found = values.to(self.mesh.device_type)[None]
+        for option in ("rows", "particles"):
+            found = self._gathered("of all", option, found)
+        return found.cpu()
+
+    def of_first(self, values: Tensor) -> Tensor:
+        """The first process's tensor, of the same shape in all."""
+        whole = values.to(self.mesh.device_type, copy=True)
+        for option in ("particles", "rows"):
+            if self._dim(option) is not None:
+
+                def start(group: Any) -> Any:
+                    source = dist.get_global_rank(group, 0)
+                    return dist.broadcast(whole, source, group=group, async_op=True)
+
+                self._collect("of first", option, whole.numel(), start)
+        return whole.to(values.device)
+
+    def clock(self) -> float:
+        """Seconds by the first process's clock, by which all decide alike."""
+        return float(self.of_first(torch.tensor([time.perf_counter()], dtype=torch.float64)))
+
+    def any(self, truth: Any) -> bool:
+        """Whether something is true in any process."""
+        return bool(self.of_all(torch.tensor([float(bool(truth))])).any())
+
+    def agree(self, digests: Mapping[str, str]) -> None:
+        """See that all processes have the same digests.
+
+        Raises
+        ------
+        ArgumentError
+            They have not; every process says so.
+        RankLostError
+            A process does not come.
+        """
+        own = [
+            int.from_bytes(numbers_of(each).tobytes(), "little", signed=True)
+            for each in digests.values()
+        ]
+        found = self.of_all(torch.tensor(own, dtype=torch.int64))
+        differing = {
+            name: (column != column[0]).nonzero()[:, 0].tolist()
+            for name, column in zip(digests, found.T, strict=True)
+        }
+        check_agreement({name: ranks for name, ranks in differing.items() if ranks})
+
+    def by_first(self, work: Callable[[], None]) -> None:
+        """Let the first process do something; all go on when it is done.
+
+        Raises
+        ------
+        ArgumentError
+            It has failed; the first process has the error itself.
+        """
+        failure: BaseException | None = None
+        if self.writes:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 raised below
+                failure = error
+        failed = self.any(failure is not None)
+        if failure is not None:
+            raise failure
+        if failed:
+            raise ArgumentError("Expected the first process to write the file, found it failed.")
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Context in which the first process alone gives this package's warnings."""
+        if self.writes:
+            yield
+            return
+        with swapped(warnings.catch_warnings()):
+            for category in _OWN_WARNINGS:
+                warnings.simplefilter("ignore", category)
+            yield
+
+    def _collect(self, kind: str, option: str, number: int, start: Callable[[Any], Any]) -> None:
+        """Take part in a collective over a dimension, which moves so many numbers."""
+        if self._links.lost is not None:
+            raise RankLostError(self._links.lost)
+        group = self.mesh.get_group(getattr(self, option))
+        try:
+            start(group).wait(timedelta(seconds=self.timeout))
+        except RuntimeError as error:
+            self._links.lost = lost_rank("the next collective", self.timeout, error)
+            raise RankLostError(self._links.lost) from error
+        self.traffic.add(kind, number)

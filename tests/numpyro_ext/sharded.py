@@ -1,0 +1,246 @@
+"""Engines on forced host devices, against one device; run as a module, in a process of its own.
+
+    XLA_FLAGS=--xla_force_host_platform_device_count=4 python -m tests.numpyro_ext.sharded \\
+        '{"cases": [["SVGD", "full", "pd"]]}'
+
+prints a line of JSON for each case. With ``process``, ``processes`` and ``port`` it is one of
+several processes, of which the first prints.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType
+from numpyro.infer import MCMC
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
+
+import numpyro_ext as nx
+
+P, N, STEPS = 8, 64, 6
+
+
+def whole(X: Any, y: Any) -> None:
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+    s = numpyro.sample("s", dist.HalfNormal(1.0))
+    numpyro.sample("y", dist.Normal(X @ w, s), obs=y)
+
+
+def batches(X: Any, y: Any) -> None:
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+    s = numpyro.sample("s", dist.HalfNormal(1.0))
+    with numpyro.plate("rows", X.shape[0], subsample_size=16) as i:
+        numpyro.sample("y", dist.Normal(X[i] @ w, s), obs=y[i])
+
+
+def sgd() -> Any:
+    return optax.adam(0.01)
+
+
+Make = Callable[..., Any]
+ENGINES: dict[str, Make] = {
+    "SVGD": lambda m, **k: nx.SVGD(m, sgd(), num_particles=P, **k),
+    "SVGDVR": lambda m, **k: nx.SVGDVR(m, sgd(), num_particles=P, anchor_every=4, **k),
+    "SVN": lambda m, **k: nx.SVN(m, num_particles=P, **k),
+    "WGD": lambda m, **k: nx.WGD(m, sgd(), num_particles=P, **k),
+    "DeepEnsemble": lambda m, **k: nx.DeepEnsemble(m, sgd(), num_particles=P, **k),
+    "ProximalScoreVI": lambda m, **k: nx.ProximalScoreVI(
+        m, AutoDiagonalNormal, solver=nx.Regression(num_samples=P), **k
+    ),
+    "ProximalScoreVI, gradient": lambda m, **k: nx.ProximalScoreVI(
+        m, AutoDiagonalNormal, solver=nx.GradientSteps(num_samples=P), **k
+    ),
+    "GSM": lambda m, **k: nx.GSM(m, AutoMultivariateNormal, num_samples=P, **k),
+    "BaM": lambda m, **k: nx.BaM(m, AutoMultivariateNormal, num_samples=P, **k),
+    "FisherVI": lambda m, **k: nx.FisherVI(m, AutoDiagonalNormal, num_samples=P, **k),
+    "LaplaceGGN": lambda m, **k: nx.LaplaceGGN(m, sgd(), **k),
+}
+MODELS = {"full": whole, "batches": batches}
+EXACT = ("GSM", "BaM", "FisherVI")
+#: Shape and axes of the mesh, whether its axes are explicit, and options of the Sharding.
+LAYOUTS: dict[str, tuple[tuple[int, ...], str, bool, dict[str, str]]] = {
+    "p": ((4,), "p", True, {"particles": "p"}),
+    "p automatic": ((4,), "p", False, {"particles": "p"}),
+    "d": ((4,), "d", True, {"rows": "d"}),
+    "d automatic": ((4,), "d", False, {"rows": "d"}),
+    "pd": ((2, 2), "pd", True, {"particles": "p", "rows": "d"}),
+    "pd automatic": ((2, 2), "pd", False, {"particles": "p", "rows": "d"}),
+    "pd all-to-all": (
+        (2, 2),
+        "pd",
+        True,
+        {"particles": "p", "rows": "d", "exchange": "all-to-all"},
+    ),
+}
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    kind = jnp.zeros(()).dtype
+    X = rng.normal(size=(N, 3)).astype(kind)
+    return X, (X @ [1.0, -2.0, 0.5] + rng.normal(size=N)).astype(kind)
+
+
+def sharding(layout: str) -> nx.Sharding:
+    shape, names, explicit, options = LAYOUTS[layout]
+    kind = AxisType.Explicit if explicit else AxisType.Auto
+    mesh = jax.make_mesh(shape, tuple(names), axis_types=(kind,) * len(shape))
+    return nx.Sharding(mesh, **options)
+
+
+def on_host(leaf: Any) -> np.ndarray:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    if not leaf.is_fully_addressable:
+        return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+    return np.asarray(leaf)
+
+
+def distance(found: Any, expected: Any) -> float:
+    """The largest difference of two trees of arrays, relative where numbers are larger than 1."""
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    apart = [0.0]
+    for one, two in pairs:
+        a, b = on_host(one).astype(float), on_host(two).astype(float)
+        apart.append(float(np.max(np.abs(a - b) / np.maximum(np.abs(b), 1.0), initial=0.0)))
+    return max(apart) if all(np.isfinite(apart)) else np.inf
+
+
+def run(name: str, model: str, **options: Any) -> tuple[Any, Any]:
+    engine = ENGINES[name](MODELS[model], **options)
+    result = engine.run(jax.random.key(0), STEPS, *data(), progress_bar=False, start="host")
+    return engine, result
+
+
+def of_engine(name: str, model: str, layout: str) -> dict[str, Any]:
+    """Parameters, losses and draws of a run, against one device's."""
+    one, expected = _alone(name, model)
+    engine, result = run(name, model, sharding=sharding(layout))
+    laid = [leaf.sharding.spec for leaf in jax.tree.leaves(result.params)]
+    return {
+        "params": distance(result.params, expected.params),
+        "losses": distance(jnp.asarray(result.losses), jnp.asarray(expected.losses)),
+        "draws": distance(engine.get_samples(result.state), one.get_samples(expected.state)),
+        "split": any("p" in str(spec) for spec in laid),
+    }
+
+
+_runs: dict[Any, Any] = {}
+
+
+def _alone(name: str, model: str) -> Any:
+    if (name, model) not in _runs:
+        _runs[name, model] = run(name, model)
+    return _runs[name, model]
+
+
+def of_after(name: str, model: str, layout: str) -> dict[str, Any]:
+    """Data that lie on the mesh, a state that goes to a file and back, and what comes after."""
+    split = sharding(layout)
+    one, expected = _alone(name, model)
+    X, y = data()
+    named = jax.sharding.NamedSharding(split.mesh, jax.sharding.PartitionSpec(split.rows))
+    engine = ENGINES[name](MODELS[model], sharding=split)
+    with jax.set_mesh(split.mesh):
+        X_there, y_there = jax.device_put(X, named), jax.device_put(y, named)
+        key = jax.random.key(0)
+        path = sys.argv[2]
+        options: dict[str, Any] = {"progress_bar": False, "start": "host"}
+        half = engine.run(key, STEPS // 2, X_there, y_there, **options)
+        engine.save(path, half.state)
+        again = ENGINES[name](MODELS[model], sharding=split)
+        loaded = again.load(path, X_there, y_there)
+        options = {"progress_bar": False}
+        last = again.run(key, STEPS, X_there, y_there, init_state=loaded, **options)
+        own = engine.run(key, STEPS, X_there, y_there, init_state=half.state, **options)
+    alone = ENGINES[name](MODELS[model])
+    back = alone.run(key, STEPS, X, y, init_state=alone.load(path, X, y), **options)
+    draws = one.get_samples(expected.state)
+    found = nx.to_arviz(one, expected.state, X, y, sharding=split, rng_key=key)
+    plain = nx.to_arviz(one, expected.state, X, y, rng_key=key)
+    predicted = nx.predictive_distribution(MODELS[model], draws, X, y, sharding=split)
+    without = nx.predictive_distribution(MODELS[model], draws, X, y)
+    return {
+        "same layout": distance(last.params, own.params),
+        "other layout": distance(last.params, back.params),
+        "log_likelihood": distance(
+            jnp.asarray(found.log_likelihood["y"].values),
+            jnp.asarray(plain.log_likelihood["y"].values),
+        ),
+        "predicted": distance(
+            jnp.asarray(predicted["mean"].values), jnp.asarray(without["mean"].values)
+        ),
+    }
+
+
+def of_chains(name: str, model: str, layout: str) -> dict[str, Any]:
+    """Chains of a kernel of stochastic gradient MCMC, against one device's."""
+
+    def draws(**options: Any) -> Any:
+        kernel = getattr(nx, name)(MODELS[model], 1e-3, **options)
+        mcmc = MCMC(
+            kernel,
+            num_warmup=3,
+            num_samples=5,
+            num_chains=P,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
+        mcmc.run(jax.random.key(0), *data())
+        return mcmc.get_samples(group_by_chain=True)
+
+    return {"draws": distance(draws(sharding=sharding(layout)), draws())}
+
+
+def of_fit(name: str, model: str, layout: str) -> dict[str, Any]:
+    """Draws of a fit, against one device's."""
+
+    def fitted(**options: Any) -> Any:
+        return nx.fit(jax.random.key(0), MODELS[model], *data(), progress_bar=False, **options)
+
+    found, expected = fitted(sharding=sharding(layout)), fitted()
+    return {
+        "draws": distance(
+            jax.tree.map(jnp.asarray, found.draws), jax.tree.map(jnp.asarray, expected.draws)
+        ),
+        "level": [found.verdict.level, expected.verdict.level],
+    }
+
+
+KINDS = {"engine": of_engine, "after": of_after, "chains": of_chains, "fit": of_fit}
+
+
+def main(options: dict[str, Any]) -> None:
+    """Run the cases; each is a kind, and what it is told."""
+    jax.config.update("jax_enable_x64", options.get("x64", True))
+    if "processes" in options:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(
+            f"localhost:{options['port']}",
+            options["processes"],
+            options["process"],
+            heartbeat_timeout_seconds=20,
+            shutdown_timeout_seconds=20,
+        )
+    for kind, *case in options["cases"]:
+        try:
+            found = KINDS[kind](*case)
+        except Exception as error:  # noqa: BLE001 - any is told to the test
+            found = {"error": f"{type(error).__name__}: {error}"}
+        if jax.process_index() == 0:
+            sys.stdout.write(json.dumps({"case": [kind, *case], **found}) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,128 @@
+"""`Sharding` on four forced host devices, in one process and in two, against one device.
+
+Devices are forced before JAX starts, so that all cases run in processes of their own
+(`tests/numpyro_ext/sharded.py`), the fast ones in one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.numpyro_ext.sharded import ENGINES, EXACT, LAYOUTS
+
+ROOT = Path(__file__).resolve().parents[2]
+Found = dict[tuple[str, ...], dict[str, Any]]
+
+
+def start(options: dict[str, Any], file: Path, devices: int = 4) -> subprocess.Popen[str]:
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.numpyro_ext.sharded", json.dumps(options), str(file)],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ran(cases: list[tuple[str, ...]], folder: Path, processes: int = 1, **options: Any) -> Found:
+    options["cases"] = cases
+    if processes > 1:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            options |= {"processes": processes, "port": free.getsockname()[1]}
+    file, devices = folder / "state.npz", 4 // processes
+    started = [start({**options, "process": i}, file, devices) for i in range(processes)]
+    told = [each.communicate(timeout=900) for each in started]
+    assert all(each.returncode == 0 for each in started), told
+    lines = [json.loads(line) for line in told[0][0].splitlines() if line.startswith("{")]
+    return {tuple(line.pop("case")): line for line in lines}
+
+
+FAST: list[tuple[str, ...]] = [
+    ("engine", "SVGD", "full", "pd"),
+    ("engine", "SVGD", "full", "p automatic"),
+    ("engine", "ProximalScoreVI", "full", "pd automatic"),
+    ("engine", "LaplaceGGN", "full", "d"),
+]
+AFTER: list[tuple[str, ...]] = [
+    ("after", "SVGD", "full", "pd all-to-all"),
+    ("after", "ProximalScoreVI", "full", "d"),
+    ("after", "LaplaceGGN", "full", "pd"),
+]
+OTHERS: list[tuple[str, ...]] = [
+    ("chains", "SGLD", "batches", "pd"),
+    ("chains", "SGHMC", "full", "p"),
+    ("fit", "-", "full", "pd"),
+]
+EVERY: list[tuple[str, ...]] = [
+    ("engine", engine, model, layout)
+    for engine in ENGINES
+    for model in ("full", "batches")
+    for layout in LAYOUTS
+    if not (engine in EXACT and model == "batches") and not (engine == "SVGDVR" and model == "full")
+]
+
+
+def check(found: dict[str, Any], most: float) -> None:
+    assert "error" not in found, found["error"]
+    apart = {name: value for name, value in found.items() if isinstance(value, float)}
+    assert apart and max(apart.values()) <= most, found
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return ran(FAST, tmp_path_factory.mktemp("fast"))
+
+
+@pytest.mark.parametrize("case", FAST, ids="-".join)
+def test_an_engine_of_each_kind_is_that_of_one_device(fast: Found, case: tuple[str, ...]) -> None:
+    check(fast[case], 1e-12)
+
+
+def test_particles_lie_where_they_were_put(fast: Found) -> None:
+    split = {case: fast[case]["split"] for case in FAST}
+    assert split == {case: case[1] == "SVGD" for case in FAST}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("x64", "most"), [(True, 1e-12), (False, 1e-6)], ids=["double", "single"])
+def test_every_engine_and_layout_is_that_of_one_device(
+    engine: str, x64: bool, most: float, tmp_path: Path
+) -> None:
+    cases = [case for case in EVERY if case[1] == engine]
+    found = ran(cases, tmp_path, x64=x64)
+    assert set(found) == set(cases)
+    for each in found.values():
+        check(each, most)
+
+
+@pytest.mark.slow
+def test_states_figures_chains_and_fits_are_those_of_one_device(tmp_path: Path) -> None:
+    for each in ran([*AFTER, *OTHERS], tmp_path).values():
+        same = each.pop("same layout", 0.0)
+        assert same == 0.0, "a state on the same layout goes on to the last bit"
+        level = each.pop("level", ["", ""])
+        assert level[0] == level[1]
+        check(each, 1e-10)
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_device(tmp_path: Path) -> None:
+    cases = [("engine", engine, "full", "pd") for engine in ENGINES if engine != "SVGDVR"]
+    cases += [("engine", "SVGDVR", "batches", "pd"), ("after", "SVGD", "full", "pd")]
+    found = ran(cases, tmp_path, processes=2)
+    assert set(found) == set(cases)
+    for each in found.values():
+        assert each.pop("same layout", 0.0) == 0.0
+        check(each, 1e-12)
