@@ -2,8 +2,8 @@
 
     python -m docs.pictures.front_page
 
-Writes `docs/images/front-page-light.png` and `front-page-dark.png`, for both looks of the pages.
-The level under each title is what `fit` and `check` said in the same run.
+Writes `docs/images/front-page-light.png` and `front-page-dark.png`, for both looks of the pages,
+and `front-page.txt`, what `fit` said. The levels in the titles are of the same run.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def figures() -> dict[str, tuple[str, dict[str, Any]]]:
     result = svi.run(keys[2], 10_000, ERROR, Y, progress_bar=False)
     mean_field = guide.sample_posterior(keys[3], result.params, sample_shape=(2000,))
     verdict = nx.check(keys[4], (svi, result), schools, ERROR, Y)
+    reasons = str(fit.verdict).partition("\n\n")[0]
+    (IMAGES / "front-page.txt").write_text(reasons + "\n", encoding="utf-8")
     return {
         "reference": ("", chains.get_samples()),
         "fit": (f"fit: {fit.verdict.level}", fit.draws),
