@@ -38,9 +38,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "images": ("benchmarks.images", "classify images from few, ADVI against ours, write out/"),
     "kernels": ("benchmarks.kernels", "compare Stein kernels on known targets, write out/"),
+    "horseshoe": (
+        "benchmarks.networks.horseshoe",
+        "networks that find the inputs that matter, write out/",
+    ),
     "kills": (
         "benchmarks.process.kills",
         "kill and interrupt runs at random moments, see what is lost, write out/",
+    ),
+    "linearized": (
+        "benchmarks.networks.linearized",
+        "linearised Laplace against the mode and draws of all weights, write out/",
     ),
     "logistic": (
         "benchmarks.logistic",

@@ -72,6 +72,9 @@ EFFECT_MODULES = {
 ONE_SIDED = {
     "pyro_ext/density/graph.py": "JAX traces by itself; torch needs a traced graph",
     "pyro_ext/density/log_einsum.py": "funsor has sums of logarithms with gradients that JAX takes",
+    "pyro_ext/density/elimination.py": "NumPyro's scan sums a chain in logarithmic depth",
+    "pyro_ext/density/joined_steps.py": "NumPyro's scan compiles one step of many",
+    "pyro_ext/density/shortened.py": "NumPyro's scan compiles one step of many",
     "pyro_ext/density/simplify.py": "XLA simplifies by itself; a traced graph is replayed as it is",
     "pyro_ext/density/numpy_graph.py": "XLA makes one program of a graph, however small",
     "pyro_ext/score/regression/small.py": "XLA makes one program of a step, however small",

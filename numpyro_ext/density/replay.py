@@ -37,6 +37,7 @@ from numpyro_ext.density.handlers import (
     transform_of,
 )
 from numpyro_ext.density.layout import Data
+from numpyro_ext.density.linearized import linearized
 from numpyro_ext.density.log_density import LogDensity
 from numpyro_ext.density.prediction import prediction_of
 from numpyro_ext.programs import Program
@@ -55,6 +56,7 @@ from ppl_ext.diagnostics.replay import (
     check_draws,
     describe_sites,
     is_outside,
+    one_draw,
     plates_of_axes,
 )
 from ppl_ext.discrete import RowTerms
@@ -306,6 +308,7 @@ def replay(
     all_rows: bool = True,
     draw_chunk: int | None = None,
     data_chunk: int | None = None,
+    around: Mapping[str, Any] | None = None,
     rng_key: jax.Array | None = None,
 ) -> Replay:
     """Run the model at every draw, on all rows of its data."""
@@ -324,9 +327,17 @@ def replay(
         key = random.key(0) if rng_key is None else rng_key
         rows = data_chunk or target.data_chunk or DATA_CHUNK
         most = discrete == "most probable"
-        unseen = frozenset(missing)
-        _record(recorder, target, data, values, draw_chunk or DRAW_CHUNK, rows, key, most, unseen)
+        unseen, size = frozenset(missing), draw_chunk or DRAW_CHUNK
+        _record(recorder, target, data, values, size, rows, key, most, unseen, around)
     return recorder.replayed(sizes)
+
+
+def _ways(
+    target: LogDensity, data: Data, values: Mapping[str, Any], around: Mapping[str, Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """A position (D,) of constrained values, and the ways (S, D) from there to draws."""
+    (centre,) = target.unconstrain(one_draw(around), data)
+    return np.asarray(centre), np.asarray(target.unconstrain(values, data) - centre)
 
 
 def _record(
@@ -339,22 +350,30 @@ def _record(
     rng_key: jax.Array,
     most: bool,
     missing: frozenset[str],
+    around: Mapping[str, Any] | None,
 ) -> None:
     num_draws = len(next(iter(values.values())))
+    centre, moves = np.zeros(0), np.zeros((num_draws, 0))
+    if around is not None:
+        centre, moves = _ways(target, data, values, around)
     # Chunks of one size, for which one program is compiled: the last is filled up.
     size = -(-num_draws // -(-num_draws // draw_chunk)) if recorder.per_draw else 1
     observed = tuple(site.name for site in recorder.observed_sites)
     deterministic = tuple(site.name for site in recorder.deterministic_sites)
     quick = is_quick(num_draws, target, data)
-    run = _compiled_chunk(target, recorder.groups, observed, deterministic, quick, most, missing)
+    run = _compiled_chunk(
+        target, recorder.groups, observed, deterministic, quick, most, missing, around is not None
+    )
     for chunk, (_, rows) in enumerate(target.sweep(data_chunk)):
         places_of_rows = {name: np.asarray(places) for name, places in rows.items()}
         for start in range(0, num_draws if recorder.per_draw else 1, size):
             places = np.minimum(np.arange(start, start + size), num_draws - 1)
             some = {name: value[places] for name, value in values.items()}
+            some_moves = moves[places]
             if target.sharding is not None:
-                some = target.sharding.split(some)
-            computed, observations = run(some, rng_key, chunk, places, data, rows)
+                some, some_moves = target.sharding.split((some, some_moves))
+            linear_at = centre, some_moves
+            computed, observations = run(some, rng_key, chunk, places, data, rows, linear_at)
             draws = slice(start, min(start + size, num_draws))
             count = draws.stop - draws.start
             for name, each in computed.pop(_OUTSIDE).items():
@@ -397,6 +416,7 @@ def _compiled_chunk(
     quick: bool,
     most: bool,
     missing: frozenset[str],
+    linear: bool,
 ) -> Program:
     """What is wanted at some draws, and the observations, on one chunk of rows."""
     # New values of an observed site change what the model computes after it.
@@ -405,9 +425,17 @@ def _compiled_chunk(
     at_values = "discrete" in groups
 
     def at_draw(
-        values: Mapping[str, jax.Array], key: jax.Array, data: Data, indices: dict[str, Any]
+        values: Mapping[str, jax.Array],
+        key: jax.Array,
+        data: Data,
+        indices: dict[str, Any],
+        centre: jax.Array,
+        move: jax.Array,
     ) -> Computed:
         trace = _run(target, data, values, indices, prior=random.fold_in(key, 1))
+        if linear:
+            for name, fn in linearized(target, centre, data, indices)(move).items():
+                trace[name]["fn"] = fn
         # Of sites with a likelihood of their own; of others in ``marginals``.
         marginals: dict[str, RowTerms] = {}
         given = trace
@@ -450,12 +478,14 @@ def _compiled_chunk(
         draws: jax.Array,
         data: Data,
         indices: dict[str, Any],
+        linear_at: tuple[jax.Array, jax.Array],
     ) -> tuple[Computed, dict[str, jax.Array]]:
         # A loop over keys compiles in a fraction of the time that a vectorised generator takes.
         keys = lax.map(
             lambda draw: random.fold_in(random.fold_in(rng_key, _STREAM - number), draw), draws
         )
-        computed = jax.vmap(at_draw, (0, 0, None, None))(values, keys, data, indices)
+        in_axes = (0, 0, None, None, None, 0)
+        computed = jax.vmap(at_draw, in_axes)(values, keys, data, indices, *linear_at)
         if "observed" not in groups:
             return computed, {}
         trace = _run(target, data, {name: value[0] for name, value in values.items()}, indices)

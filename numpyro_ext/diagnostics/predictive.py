@@ -11,15 +11,18 @@ import numpy as np
 from numpyro_ext.density.prediction import ObserveMissing
 from numpyro_ext.density.replay import replay
 from numpyro_ext.diagnostics.fit import target_of_model
+from numpyro_ext.engine import Engine
 from numpyro_ext.sharding import Sharding, on_own_axes
 from ppl_ext.diagnostics.predictive_data import (
     PREDICTIVE_DOCUMENTATION,
     discrete_latents,
+    draws_of_fit,
     predicted_site,
 )
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.documented import documented
-from ppl_ext.options import check_count
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count, described
 from ppl_ext.sharding import check_sharding
 
 if TYPE_CHECKING:
@@ -35,10 +38,14 @@ if TYPE_CHECKING:
         params : mapping of str to array, optional
             Values of ``param`` and ``mutable`` sites, such as the weights of a module without
             priors.
+        state, num_samples : optional
+            Of an engine in place of the draws: its state, or the result of its run, and how many
+            draws it gives.
         """,
     randomness="""
         rng_key : array, optional
-            Key of the values of discrete sites. Default: ``jax.random.key(0)``.
+            Key of an engine's draws, by default its own, and of the values of discrete sites, by
+            default ``jax.random.key(0)``.
         """,
     draw_chunk="""
         draw_chunk : int, optional
@@ -49,10 +56,13 @@ if TYPE_CHECKING:
 @on_own_axes
 def predictive_distribution(
     model: Callable[..., Any],
-    draws: Mapping[str, Any],
+    draws: Any,
     *args: Any,
     site: str | None = None,
+    linearize: bool | Mapping[str, Any] = False,
     discrete: str | None = None,
+    state: Any = None,
+    num_samples: int | None = None,
     params: Mapping[str, Any] | None = None,
     draw_chunk: int | None = None,
     data_chunk: int | None = None,
@@ -62,9 +72,12 @@ def predictive_distribution(
 ) -> Dataset:
     """The observed site's distribution at every draw and row; no observation is sampled."""
     check_sharding(sharding, Sharding)
+    counts = {"num_samples": num_samples, "draw_chunk": draw_chunk, "data_chunk": data_chunk}
+    for name, count in counts.items():
+        check_count(name, count, optional=True)
+    options = {"rng_key": rng_key, "num_samples": num_samples}
+    draws, at = draws_of_fit(draws, linearize, *_states(draws, state), **options)
     check_draws_are_mapping(draws)
-    for name, chunk in (("draw_chunk", draw_chunk), ("data_chunk", data_chunk)):
-        check_count(name, chunk, optional=True)
     draws = {name: np.asarray(value) for name, value in draws.items()}
     check_numbers_of_draws(draws)
 
@@ -85,12 +98,32 @@ def predictive_distribution(
     latents = discrete_latents(site, target.observed_sites, observing.finite)
     if latents:
         target, data, observing = observed({*draws, *latents})
+    if at is not None:
+        at = {name: np.asarray(value) for name, value in at.items()}
     at_draws = partial(
         replay,
         target,
         data=data,
         draw_chunk=draw_chunk,
         data_chunk=data_chunk,
+        around=at,
         rng_key=rng_key,
     )
     return predicted_site(site, target, observing.missing, draws, discrete, at_draws)
+
+
+def _states(draws: Any, state: Any) -> tuple[Any, ...]:
+    """The state of an engine, and nothing with draws.
+
+    Raises
+    ------
+    ArgumentError
+        An engine has none, or something else has one.
+    """
+    is_engine = isinstance(draws, Engine)
+    if is_engine != (state is not None):
+        raise ArgumentError(
+            "Expected state=... with an engine in place of the draws, and without one otherwise, "
+            f"found {'no state' if is_engine else described(draws)}."
+        )
+    return (getattr(state, "state", state),) if is_engine else ()

@@ -67,7 +67,7 @@ class Host:
         site: Array = numpyro.deterministic(name, value)
         return site
 
-    def filled(self, parameter: Parameter, number: float) -> Array:
+    def filled(self, parameter: Parameter, number: Any) -> Array:
         """See :class:`ppl_ext.networks.priors.Host`."""
         return jnp.asarray(number, parameter.value.dtype)
 

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from ppl_ext.diagnostics.replay import DISCRETE, Replay, told_of_outside
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_choice
+from ppl_ext.options import check_choice, described
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -59,15 +59,23 @@ PREDICTIVE_DOCUMENTATION = """
     ----------
     model : callable
         The $host program$kinds.
-    draws : mapping of str to array (S, *site shape)
+    draws : mapping of str to array (S, *site shape), or a fit
         Constrained values of the latent sites, as ``engine.get_samples($state)`` or
-        ``MCMC.get_samples()`` give them. Further names are left alone.
+        ``MCMC.get_samples()`` give them. Further names are left alone. Or an engine, or what
+        ``fit`` returns, whose draws are taken.
     *args, **kwargs
         The model's arguments. With the observations among them the result also has what needs
         these: log likelihood, observed values and distribution function.
     site : str, optional
         Name of the site to predict. Default: the only observed site, or the only one that has no
         draws.
+    linearize : bool or mapping of str to array
+        Whether the model is made linear in its parameters, at the mode of the engine in place of
+        the draws, or at given constrained values of the latent sites. Each draw moves the
+        parameters of the observed distributions by one product of their Jacobian with its way from
+        there, in unconstrained space: locations and logits as they are, probabilities by their
+        logits or logarithms, positive parameters by their logarithms. Draws of ``LaplaceGGN`` mean
+        this model; of the network itself they are worse.
     discrete : {"sample", "most probable"}, optional
         Draw discrete latent sites jointly from their posterior, or take the most probable values
         together. Distributions are then given these; the log likelihood stays that with discrete
@@ -96,10 +104,50 @@ PREDICTIVE_DOCUMENTATION = """
         A latent site has no draws, sites differ in their number of draws, a draw has the wrong
         shape, draws are NaN, infinite or outside of their sites' supports, several sites could be
         meant, the site has neither classes nor moments, or a discrete site bears a name of the
-        dataset.
+        dataset. With ``linearize``: there is no mode, or a parameter of an observed distribution
+        has no scale without bounds.
     ModelCheckError
         The model cannot be run with its latent sites set.
 """
+
+
+def draws_of_fit(draws: Any, linearize: Any, *given: Any, **options: Any) -> tuple[Any, Any]:
+    """Draws by site, and the constrained values that the model is made linear at, or None.
+
+    Parameters
+    ----------
+    draws : mapping, engine or fit
+    linearize : bool or mapping
+    *given
+        What ``mode`` of an engine takes.
+    **options
+        What ``get_samples`` takes besides.
+
+    Raises
+    ------
+    ArgumentError
+        There are no draws, or no values to be linear at.
+    """
+    at = linearize if isinstance(linearize, Mapping) else None
+    if at is None and not isinstance(linearize, bool):
+        raise ArgumentError(
+            "Expected linearize to be True, False or the constrained values of the latent sites to "
+            f"be linear at, found {described(linearize)}."
+        )
+    if linearize is True:
+        if not hasattr(draws, "mode"):
+            raise ArgumentError(
+                "Expected an engine with a mode, LaplaceGGN, in place of the draws to be linear "
+                f"at, found {described(draws)}. For other draws pass the values to be linear at, "
+                "such as a guide's median: linearize={'w': ...}."
+            )
+        at = draws.mode(*given)
+    if not isinstance(draws, Mapping):
+        if hasattr(draws, "draws"):
+            draws = draws.draws
+        elif hasattr(draws, "get_samples"):
+            draws = draws.get_samples(*given, **options)
+    return draws, at
 
 
 def predicted_site(

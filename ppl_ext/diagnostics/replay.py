@@ -59,6 +59,9 @@ REPLAY_DOCUMENTATION = """
     $draw_chunk
     data_chunk : int, optional
         Rows evaluated at once in models with subsampled plates. Default: that of the target.
+    around : mapping of str to array, optional
+        Constrained values of the latent sites at which the observed distributions are made linear,
+        see :mod:`ppl_ext.linearized`. Default: the model as it is.
     $randomness
 
     Returns
@@ -319,6 +322,11 @@ def check_numbers_of_draws(draws: Mapping[str, Any]) -> None:
             "Expected draws of every site, as many as of the others, along the first axis, found "
             f"{numbers}. Pass the dict that get_samples returns."
         )
+
+
+def one_draw(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of sites as one draw of them."""
+    return {name: value[None] for name, value in values.items()}
 
 
 def check_draw_shape(name: str, found: Shape, expected: Shape) -> None:

@@ -1,10 +1,15 @@
 """Priors that are ready for the parameters of networks.
 
 They go into ``random_module`` as the prior of all parameters, in a dictionary, or as what a
-function of the name and the shape returns. Scales are those of weights that sum ``fan_in`` inputs,
-so that the outputs of a layer keep their size whatever its width. What has no inputs, biases and
-the scales of normalisation, has a Normal prior with the centre that a layer needs (0, and 1 for
-scales of normalisation).
+function of the name and the shape returns. Scales are divided by the root of a weight's ``fan_in``,
+the number of inputs that its unit sums, so that the outputs of a layer keep their size whatever its
+width. What has no inputs, biases and the scales of normalisation, has a prior without groups around
+the centre that a layer needs (0, and 1 for scales of normalisation).
+
+Priors with scales of their own are written non-centred: ``net.layer1.weight`` is a deterministic
+site, the product of standard Normal ``net.layer1.weight.unscaled`` and of a scale for each group,
+made of the sites ``.local`` and, for a horseshoe, ``.global`` and ``.slab``. Of a layer that is
+sparse by inputs, an input that does not matter has small weights to all units.
 """
 
 from __future__ import annotations
@@ -12,12 +17,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.networks.parameters import Parameter
-from ppl_ext.options import check_number
+from ppl_ext.options import check_choice, check_count, check_number
+
+#: Which weights of a layer share a scale: those from one input, those into one unit, or none.
+Group = Literal["input", "unit", "weight"]
 
 
 class Host(Protocol):
@@ -32,11 +43,24 @@ class Host(Protocol):
     def deterministic(self, name: str, value: Any) -> Any:
         """A deterministic site."""
 
-    def filled(self, parameter: Parameter, number: float) -> Any:
-        """A number as an array () of the parameter's dtype, where the parameter is."""
+    def filled(self, parameter: Parameter, number: Any) -> Any:
+        """A number, or a latent one, as an array () of the parameter's dtype, where it is."""
 
     def array(self, parameter: Parameter, values: Any) -> Any:
         """Values of the parameter's shape as an array of its dtype, where the parameter is."""
+
+
+def check_scale(name: str, value: Any) -> None:
+    """See that an option is a positive number, or the value of a latent site without dimensions.
+
+    Raises
+    ------
+    ArgumentError
+        It is not.
+    """
+    if getattr(value, "shape", None) == ():
+        return
+    check_number(name, value)
 
 
 class Prior(ABC):
@@ -53,9 +77,9 @@ class ScaledNormal(Prior):
 
     Parameters
     ----------
-    scale : float
+    scale : float or array ()
         1 keeps the size of linear layers' outputs; sqrt(2) that of layers with ReLU. Biases have
-        this standard deviation itself.
+        this standard deviation itself. It may be the value of a latent site of the model.
 
     Notes
     -----
@@ -67,10 +91,10 @@ class ScaledNormal(Prior):
     https://doi.org/10.1007/978-1-4612-0745-0.
     """
 
-    scale: float = 1.0
+    scale: Any = 1.0
 
     def __post_init__(self) -> None:
-        check_number("scale", self.scale, above=0)
+        check_scale("scale", self.scale)
 
     def value(self, site: str, parameter: Parameter, host: Host) -> Any:
         number = self.scale / math.sqrt(parameter.fan_in)
@@ -86,7 +110,7 @@ class ScaledStudentT(Prior):
     ----------
     df : float
         Degrees of freedom; the variance is finite above 2.
-    scale : float
+    scale : float or array ()
         As of ``ScaledNormal``.
 
     Notes
@@ -100,11 +124,11 @@ class ScaledStudentT(Prior):
     """
 
     df: float = 3.0
-    scale: float = 1.0
+    scale: Any = 1.0
 
     def __post_init__(self) -> None:
-        check_number("df", self.df, above=0)
-        check_number("scale", self.scale, above=0)
+        check_number("df", self.df)
+        check_scale("scale", self.scale)
 
     def value(self, site: str, parameter: Parameter, host: Host) -> Any:
         number = self.scale / math.sqrt(parameter.fan_in)
@@ -119,7 +143,7 @@ class Pretrained(Prior):
 
     Parameters
     ----------
-    scale : float
+    scale : float or array ()
         Standard deviation of every entry.
     values : mapping of str to array, optional
         The weights by parameter name. Default: those of the module. Large ones are better passed
@@ -131,11 +155,11 @@ class Pretrained(Prior):
     One site: ``net.layer1.weight``.
     """
 
-    scale: float
+    scale: Any
     values: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        check_number("scale", self.scale, above=0)
+        check_scale("scale", self.scale)
 
     def value(self, site: str, parameter: Parameter, host: Host) -> Any:
         values = parameter.value
@@ -154,3 +178,203 @@ class Pretrained(Prior):
         location = host.array(parameter, values)
         distribution = host.dist.Normal(location, host.filled(parameter, self.scale))
         return host.sample(site, distribution, parameter.shape)
+
+
+@dataclass(frozen=True)
+class Grouped(Prior):
+    """Weights that are Normal, given a scale for each group of them.
+
+    Parameters
+    ----------
+    group : {"input", "unit", "weight"}
+        Which weights of a layer share a scale. Those of an input, whose scale goes to zero where
+        the input does not matter; those of a unit, which leaves units out; or none.
+    """
+
+    group: Group = field(default="input", kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_choice("group", self.group, get_args(Group))
+
+    @abstractmethod
+    def scales(self, site: str, parameter: Parameter, groups: tuple[int, ...], host: Host) -> Any:
+        """Scales in the shape ``groups``, of sites of their own."""
+
+    def value(self, site: str, parameter: Parameter, host: Host) -> Any:
+        if not parameter.inputs:
+            if len(parameter.shape) > 1:
+                raise ArgumentError(
+                    f"Expected weights of a layer, whose inputs and units are known, for "
+                    f"{type(self).__name__}, found parameter '{parameter.name}' of shape "
+                    f"{parameter.shape}. Give it a prior of its own: {{'{parameter.name}': "
+                    "priors.ScaledNormal(), '*': ...}."
+                )
+            return ScaledNormal().value(site, parameter, host)
+        every = tuple(range(len(parameter.shape)))
+        axes = {"input": parameter.inputs, "unit": parameter.units, "weight": every}[self.group]
+        sizes = tuple(parameter.shape[axis] for axis in axes)
+        scales = self.scales(site, parameter, sizes, host)
+        along = tuple(size if axis in axes else 1 for axis, size in enumerate(parameter.shape))
+        zero, one = host.filled(parameter, 0.0), host.filled(parameter, 1.0)
+        unscaled = host.sample(f"{site}.unscaled", host.dist.Normal(zero, one), parameter.shape)
+        return host.deterministic(site, unscaled * scales.reshape(along))
+
+
+@dataclass(frozen=True)
+class GroupScales(Grouped):
+    """Each group's scale is half-Cauchy with scale ``scale`` / sqrt(fan-in).
+
+    A group may be close to zero or large, without regard to the others.
+
+    Parameters
+    ----------
+    scale : float or array ()
+        As of ``ScaledNormal``.
+    group : {"input", "unit", "weight"}
+        Which weights of a layer share a scale.
+
+    Notes
+    -----
+    Sites: ``net.layer1.weight.local`` in the groups' shape, and ``.unscaled``.
+
+    References
+    ----------
+    R. M. Neal, "Bayesian learning for neural networks", 1996, section 1.2.3 (automatic relevance
+    determination), https://doi.org/10.1007/978-1-4612-0745-0.
+    """
+
+    scale: Any = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_scale("scale", self.scale)
+
+    def scales(self, site: str, parameter: Parameter, groups: tuple[int, ...], host: Host) -> Any:
+        scale = host.filled(parameter, self.scale / math.sqrt(parameter.fan_in))
+        return host.sample(f"{site}.local", host.dist.HalfCauchy(scale), groups)
+
+
+@dataclass(frozen=True)
+class Horseshoe(Grouped):
+    r"""Regularised horseshoe: most groups are next to zero, and a few have the scale of a slab.
+
+    The scale of group j is :math:`\tau \lambda_j c / \sqrt{c^2 + \tau^2 \lambda_j^2}` with
+    local scales :math:`\lambda_j \sim C^+(0, 1)`, the global scale
+    :math:`\tau \sim C^+(0, \tau_0)` and the slab
+    :math:`c^2 \sim \mathrm{InvGamma}(\nu / 2, \nu s^2 / 2)`.
+
+    Parameters
+    ----------
+    global_scale : float
+        :math:`\tau_0`, the smaller the fewer groups matter; see ``global_scale``.
+    slab_scale, slab_df : float
+        s and :math:`\nu`: a group that is not shrunk has Student-t weights of this scale.
+    group : {"input", "unit", "weight"}
+        Which weights of a layer share a scale.
+
+    Notes
+    -----
+    Sites: ``net.layer1.weight.local`` in the groups' shape, ``.global``, ``.slab`` (c²) and
+    ``.unscaled``.
+
+    References
+    ----------
+    J. Piironen and A. Vehtari, "Sparsity information and regularization in the horseshoe and other
+    shrinkage priors", 2017, equations 2.8 and 2.12, https://doi.org/10.1214/17-EJS1337SI; S. Ghosh,
+    J. Yao and F. Doshi-Velez, "Model selection in Bayesian neural networks via horseshoe priors",
+    2019, https://arxiv.org/abs/1705.10388.
+    """
+
+    global_scale: float
+    slab_scale: float = 2.0
+    slab_df: float = 4.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("global_scale", "slab_scale", "slab_df"):
+            check_number(name, getattr(self, name))
+
+    def scales(self, site: str, parameter: Parameter, groups: tuple[int, ...], host: Host) -> Any:
+        def filled(number: float) -> Any:
+            return host.filled(parameter, number)
+
+        shape, rate = 0.5 * self.slab_df, 0.5 * self.slab_df * self.slab_scale**2
+        spread = host.sample(f"{site}.global", host.dist.HalfCauchy(filled(self.global_scale)), ())
+        slab = host.sample(f"{site}.slab", host.dist.InverseGamma(filled(shape), filled(rate)), ())
+        local = host.sample(f"{site}.local", host.dist.HalfCauchy(filled(1.0)), groups)
+        return regularised(spread * local, slab)
+
+
+def regularised(scale: Any, slab: Any) -> Any:
+    """A horseshoe's scale, bounded by the slab's: c s / sqrt(c² + s²), ``slab`` being c²."""
+    return scale / (1.0 + scale * scale / slab) ** 0.5
+
+
+def global_scale(relevant: float, groups: int, rows: int, noise: float = 1.0) -> float:
+    """The scale of a horseshoe's global scale at which so many groups are expected to matter.
+
+    tau_0 = p_0 / (D - p_0) sigma / sqrt(n).
+
+    Parameters
+    ----------
+    relevant, groups : float, int
+        p_0, how many groups are expected to matter, of how many D.
+    rows : int
+        n, of the data.
+    noise : float
+        sigma, standard deviation of the noise; 2 for classes of about the same number.
+
+    Raises
+    ------
+    ArgumentError
+        Some are not positive, or ``relevant`` is not less than ``groups``.
+
+    References
+    ----------
+    J. Piironen and A. Vehtari, 2017, equation 3.12, https://doi.org/10.1214/17-EJS1337SI.
+    """
+    for name, value in {"relevant": relevant, "noise": noise}.items():
+        check_number(name, value)
+    check_count("groups", groups)
+    check_count("rows", rows)
+    if relevant >= groups:
+        raise ArgumentError(
+            f"Expected relevant less than groups={groups}, found {relevant:g}. Where most groups "
+            "matter take ScaledNormal or GroupScales."
+        )
+    return relevant / (groups - relevant) * noise / math.sqrt(rows)
+
+
+def group_scales(draws: Mapping[str, Any], parameter: str) -> NDArray[Any]:
+    """Scales of a parameter's groups in draws of a program: how much each group matters.
+
+    Parameters
+    ----------
+    draws : mapping of str to array (S, *site shape)
+        As ``get_samples`` gives them.
+    parameter : str
+        Site of the parameter: "net.layer1.weight".
+
+    Returns
+    -------
+    array (S, *groups)
+
+    Raises
+    ------
+    ArgumentError
+        The draws have no scales of this parameter.
+    """
+    found = {name: draws.get(f"{parameter}.{name}") for name in ("local", "global", "slab")}
+    if found["local"] is None:
+        there = sorted(name.removesuffix(".local") for name in draws if name.endswith(".local"))
+        raise ArgumentError(
+            f"Expected draws of scales of '{parameter}', found those of {there}. Name a parameter "
+            "with a prior of group scales or a horseshoe."
+        )
+    local = np.asarray(found["local"])
+    if found["global"] is None:
+        return local
+    along = (len(local),) + (1,) * (local.ndim - 1)
+    spread, slab = (np.asarray(found[name]).reshape(along) for name in ("global", "slab"))
+    scales: NDArray[Any] = regularised(spread * local, slab)
+    return scales

@@ -28,6 +28,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from ppl_ext.discrete import RowTerms, joined_name, shared_rows_error
+from pyro_ext.density.elimination import FEW, without_most
 from pyro_ext.density.log_einsum import picking
 
 
@@ -253,11 +254,19 @@ def _contracted(factors: list[Factor]) -> list[tuple[tuple[str, ...], Tensor]]:
     symbols = {name: get_symbol(number) for number, name in enumerate(names)}
     plain = {symbol: name for name, symbol in symbols.items()}
     summed = {symbol for name, symbol in symbols.items() if name.startswith(_NUMBER)}
-    tree: OrderedDict[frozenset[str], list[Tensor]] = OrderedDict()
+    terms = []
     for factor in factors:
-        plates = frozenset(symbols[name] for name in factor.plates)
         packed = pack(factor.log_prob, {dim: symbols[name] for dim, name in factor.dims.items()})
-        tree.setdefault(plates, []).append(packed)
+        plates = frozenset(symbols[name] for name in factor.plates)
+        terms.append((packed, packed._pyro_dims, plates))
+    if len(summed) > FEW:
+        order = {symbol: number for number, symbol in enumerate(symbols.values())}
+        sizes = {symbols[name]: size for factor in factors for name, size in factor.sizes.items()}
+        terms = without_most(terms, summed, order, sizes)
+    tree: OrderedDict[frozenset[str], list[Tensor]] = OrderedDict()
+    for tensor, dims, plates in terms:
+        tensor._pyro_dims = dims
+        tree.setdefault(plates, []).append(tensor)
     with shared_intermediates() as cache:
         contracted = contract_tensor_tree(tree, summed, ring=_LogRing(cache))
     return [

@@ -15,8 +15,9 @@ from ppl_ext.density import Score, ScoreParts, tempered
 from ppl_ext.errors import ArgumentError
 from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.graph import OWN_ROWS, BatchedFunction, as_arguments
-from pyro_ext.density.handlers import SiteHandler
+from pyro_ext.density.handlers import LARGE_SITE, SiteHandler
 from pyro_ext.density.layout import Data, Indices
+from pyro_ext.density.shortened import MANY_SITES, Shortened
 
 #: Coordinates that are worked on at once where a vector is too long for the processor's cache.
 CACHE_LENGTH = 2**16
@@ -42,9 +43,12 @@ class Evaluation:
         self.bound = bound
         self.temperature = temperature
         self._lifted = mode, particle_chunk
-        self.values = self.lift(differentiated(self.value))
-        self._scores = self.lift(self._score)
-        self._parts = self.lift(self._score_parts)
+        self._large = max(bound.layout.sizes.values()) >= LARGE_SITE
+        # Found once for all that is asked of it.
+        self._value = self.shortened(self._run)
+        self.values = self.lift(differentiated(self.value), self._value)
+        self._scores = self.lift(self._score, self._value)
+        self._parts = self.lift(self._score_parts, self._value)
         self.functions: dict[str, Callable[..., Any]] = {
             "value": self.values,
             "log_density": self.log_densities,
@@ -52,14 +56,27 @@ class Evaluation:
             "parts": self.parts,
         }
 
-    def lift(self, single: Callable[..., Any], *, drawing: bool = False) -> BatchedFunction:
+    def lift(
+        self, single: Callable[..., Any], inner: Any = None, *, drawing: bool = False
+    ) -> BatchedFunction:
         """A function of one position and (args, kwargs, row indices), for many positions.
 
         It is evaluated as the target is, by a traced graph unless told otherwise; one particle
-        after another where it is ``drawing`` random numbers.
+        after another where it is ``drawing`` random numbers. ``inner`` is a part of it, of
+        :meth:`shortened`.
         """
         mode, particle_chunk = self._lifted
-        return BatchedFunction(single, "loop" if drawing else mode, particle_chunk)
+        inner = inner if isinstance(inner, Shortened) else None
+        return BatchedFunction(single, "loop" if drawing else mode, particle_chunk, inner)
+
+    def shortened(self, function: Callable[[Tensor, Any], Any]) -> Callable[[Tensor, Any], Any]:
+        """The same function of one position, in short form where the program has many steps.
+
+        That costs a run of the model, so programs of few sites are left as they are.
+        """
+        bound = self.bound
+        sites = len(bound.layout.names) + len(bound.observed_sites) + len(bound.enumerated)
+        return Shortened(function) if sites >= MANY_SITES else function
 
     @property
     def mode(self) -> str:
@@ -84,6 +101,10 @@ class Evaluation:
         self, z: Float[Tensor, " D"], arguments: Any
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Log prior and log likelihood at one position."""
+        found: tuple[Tensor, Tensor] = self._value(z, arguments)
+        return found
+
+    def _run(self, z: Tensor, arguments: Any) -> tuple[Tensor, Tensor]:
         handler = SiteHandler(self.bound.layout.split(z), arguments[2])
         self.bound.run(handler, arguments)
         zero = z.new_zeros(())
@@ -95,12 +116,16 @@ class Evaluation:
         """Score and log density without the Normal priors of large sites, and those priors."""
 
         def log_density(z: Tensor) -> tuple[Tensor, Any]:
-            split = self.bound.layout.split(z)
-            handler = SiteHandler(split, arguments[2], leave_normals=True)
-            self.bound.run(handler, arguments)
-            zero = z.new_zeros(())
-            parts = handler.log_prior + zero, handler.log_likelihood + zero
-            return tempered(*parts, self.temperature), (*parts, handler.normals)
+            if not self._large:
+                parts, normals = self.value(z, arguments), {}
+            else:
+                split = self.bound.layout.split(z)
+                handler = SiteHandler(split, arguments[2], leave_normals=True)
+                self.bound.run(handler, arguments)
+                zero = z.new_zeros(())
+                parts = handler.log_prior + zero, handler.log_likelihood + zero
+                normals = handler.normals
+            return tempered(*parts, self.temperature), (*parts, normals)
 
         gradient, parts = torch.func.grad(log_density, has_aux=True)(z)
         return (gradient, *parts)

@@ -26,6 +26,7 @@ from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 from ppl_ext.process import swapped
 from pyro_ext.density.handlers import without_host_checks
 from pyro_ext.density.numpy_graph import numpy_replay
+from pyro_ext.density.shortened import Shortened
 from pyro_ext.density.simplify import replayed, simplify
 
 MODES = ("inductor", "graph", "handlers", "loop")
@@ -134,14 +135,23 @@ class BatchedFunction:
         :class:`~ppl_ext.errors.EvaluationWarning` that gives the reason.
     particle_chunk : int, optional
         Evaluate at most this many particles at once, which bounds memory.
+    inner : Shortened, optional
+        A part of ``single``, of a program of many steps.
     """
 
-    def __init__(self, single: Single, mode: str = "graph", particle_chunk: int | None = None):
+    def __init__(
+        self,
+        single: Single,
+        mode: str = "graph",
+        particle_chunk: int | None = None,
+        inner: Shortened | None = None,
+    ) -> None:
         if mode not in MODES:
             raise ArgumentError(f"Expected evaluation to be one of {MODES}, found {mode!r}.")
         self.single = single
         self.mode = mode
         self.particle_chunk = particle_chunk
+        self.inner = inner
         self.memory = Memory()
         self._graphs: dict[Hashable, tuple[Callable[..., Any], Inputs]] = {}
         self._told_many = False
@@ -151,6 +161,8 @@ class BatchedFunction:
     def retrace(self) -> None:
         """Forget the traced graphs, for example after changing a tensor the model closes over."""
         self._graphs.clear()
+        if self.inner is not None:
+            self.inner.forget()
 
     def __call__(self, z: Float[Tensor, "P D"], arguments: Any, in_dims: Any = None) -> Any:
         """Results at particles (P, D), each with a leading axis of P.
@@ -256,6 +268,21 @@ class BatchedFunction:
         return pytree.tree_map(lambda *pieces: torch.stack(pieces), *rows)
 
     def _trace(self, z: Tensor, inputs: Inputs, in_dims: Any) -> Callable[..., Any]:
+        if self.inner is None:
+            return self._traced(z, inputs, in_dims)
+        one = _part(inputs.rebuild(inputs.tensors), in_dims, 0)
+        with without_host_checks(), _without_batching_rule_warnings():
+            try:
+                plan = self.inner.plan(z[0], one, (z.dtype, z.device, Inputs(one).key))
+                with self.inner.using(plan):
+                    return self._traced(z, inputs, in_dims)
+            except (ModelCheckError, ArgumentError):
+                raise
+            except _LIFT_FAILURES:
+                # The short form is one way more; what the model itself does not allow comes here.
+                return self._traced(z, inputs, in_dims)
+
+    def _traced(self, z: Tensor, inputs: Inputs, in_dims: Any) -> Callable[..., Any]:
         def batched(z: Tensor, *tensors: Tensor) -> Any:
             return torch.func.vmap(self.single, in_dims=(0, in_dims))(z, inputs.rebuild(tensors))
 

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from pyro.distributions import Delta, Unit
 from pyro.distributions.util import scale_and_mask, sum_rightmost
 from pyro.infer.autoguide.utils import helpful_support_errors
+from pyro.ops.special import _SafeLog
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.subsample_messenger import SubsampleMessenger
@@ -353,6 +354,18 @@ class SiteHandler(Messenger):
         return True
 
 
+class ValuesHandler(SiteHandler):
+    """Sets every latent site and keeps the values, without densities."""
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if site_is_subsample(msg):
+            return
+        if is_deterministic(msg):
+            self.recorded[msg["name"]] = msg["value"]
+        elif not msg["is_observed"] and not is_enumerated(msg):
+            self.values[msg["name"]] = msg["value"]
+
+
 class UnconstrainHandler(SiteHandler):
     """Sets every latent site to a given constrained value and records the unconstrained one."""
 
@@ -469,6 +482,26 @@ def isolated_parameters(state: Any = None) -> Iterator[Any]:
         yield scoped
 
 
+def _safe_log(x: Tensor) -> Tensor:
+    """Logarithm with a gradient of zero at zero."""
+    zero = x == 0
+    return x.masked_fill(zero, 1.0).log().masked_fill(zero, -torch.inf)
+
+
+@contextmanager
+def _plain_safe_log() -> Iterator[None]:
+    """Context in which Pyro's ``safe_log`` consists of torch's own operations.
+
+    Pyro's is an operation with a gradient that ``torch.func`` cannot take, and that is wrong below
+    the precision of the numbers. ``DiscreteHMM`` and ``CoalescentTimes`` use it.
+    """
+    _SafeLog.apply = staticmethod(_safe_log)
+    try:
+        yield
+    finally:
+        del _SafeLog.apply
+
+
 @swapping
 @contextmanager
 def running(state: Any, indices: Indices | None) -> Iterator[SubsampleControl]:
@@ -476,6 +509,7 @@ def running(state: Any, indices: Indices | None) -> Iterator[SubsampleControl]:
     with (
         handling(_PYRO_STACK),
         isolated_parameters(state),
+        _plain_safe_log(),
         SubsampleControl(indices) as control,
     ):
         yield control

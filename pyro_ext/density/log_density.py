@@ -164,7 +164,8 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             bound, self.likelihood_temperature, particle_chunk, evaluation
         )
         self._start = StartingPositions(self._evaluation, init_strategy)
-        self._constrain = self.lift(differentiated(partial(constrain, bound)))
+        constrained = self._evaluation.shortened(partial(constrain, bound))
+        self._constrain = self._evaluation.lift(differentiated(constrained), constrained)
         self._unconstrain = BatchedFunction(
             differentiated(partial(unconstrain, bound)), "handlers", particle_chunk
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
@@ -30,6 +31,7 @@ from ppl_ext.diagnostics.replay import (
     check_draws,
     describe_sites,
     is_outside,
+    one_draw,
     plates_of_axes,
 )
 from ppl_ext.discrete import RowTerms
@@ -43,6 +45,7 @@ from pyro_ext.density.enumeration import (
     log_likelihood_of_rows,
     posterior_values,
 )
+from pyro_ext.density.graph import as_arguments
 from pyro_ext.density.handlers import (
     global_generator,
     is_deterministic,
@@ -53,8 +56,10 @@ from pyro_ext.density.handlers import (
     without_validation,
 )
 from pyro_ext.density.layout import Data
+from pyro_ext.density.linearized import MOVES, linearized
 from pyro_ext.density.log_density import LogDensity
 from pyro_ext.density.prediction import prediction_of
+from pyro_ext.density.spaces import check_values, unconstrain
 from pyro_ext.sharding import Sharding
 
 Indices = Mapping[str, Tensor]
@@ -260,6 +265,7 @@ def replay(
     missing: Collection[str] = (),
     all_rows: bool = True,
     data_chunk: int | None = None,
+    around: Mapping[str, Any] | None = None,
     seed: int = 0,
     sharding: Sharding | None = None,
 ) -> Replay:
@@ -285,8 +291,9 @@ def replay(
             if all_rows:
                 target.require_all_rows(data, PASS_ALL_ROWS)
             most = discrete == "most probable"
+            unseen = frozenset(missing)
             seeds = [[seed % 2**64, place] for place in places]
-            _record(recorder, target, data, values, data_chunk, most, frozenset(missing), seeds)
+            _record(recorder, target, data, values, data_chunk, most, unseen, seeds, around)
     found = recorder.replayed(sizes)
     if sharding is None:
         return found
@@ -298,6 +305,19 @@ def replay(
     )
 
 
+def _positions(target: LogDensity, data: Data, values: Mapping[str, Any]) -> Float[Tensor, "S D"]:
+    """The unconstrained positions of draws."""
+    layout, flat = check_values(target.bound, values)
+    arguments = as_arguments(data.args, data.kwargs, target.bound.rows_for_values())
+
+    def position(values: Tensor) -> Tensor:
+        return unconstrain(target.bound, values, (layout, arguments))
+
+    # Observations that are missing are drawn; what they are does not matter.
+    found: Tensor = torch.func.vmap(position, randomness="different", chunk_size=MOVES)(flat)
+    return found
+
+
 def _record(
     recorder: Recorder,
     target: LogDensity,
@@ -307,9 +327,15 @@ def _record(
     most: bool,
     missing: frozenset[str],
     seeds: list[list[int]],
+    around: Mapping[str, Any] | None,
 ) -> None:
     num_draws, groups = len(next(iter(values.values()))), recorder.groups
+    if around is not None:
+        (centre,) = _positions(target, data, one_draw(around))
+        moves = _positions(target, data, values) - centre
     for chunk, (_, indices) in enumerate(target.sweep(data_chunk)):
+        if around is not None:
+            linear = linearized(target, centre, moves, data, indices)
         rows = {name: _host(places) for name, places in indices.items()}
         for draw in range(num_draws if recorder.per_draw else 1):
             one = {name: value[draw] for name, value in values.items()}
@@ -352,6 +378,9 @@ def _record(
             for name, terms in marginals.items():
                 put("log_likelihood", name, terms.values)
             together = {name for terms in marginals.values() for name in terms.sites}
+            if around is not None:
+                for name, fn in linear(draw).items():
+                    sites[name] = {**sites[name], "fn": without_validation(fn), "mask": None}
             for name in (site.name for site in recorder.observed_sites):
                 message = sites[name]
                 if "observed" in groups and draw == 0:

@@ -10,13 +10,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_ext.density.bound_model import BoundModel
-from pyro_ext.density.handlers import SiteHandler, UnconstrainHandler
+from pyro_ext.density.handlers import UnconstrainHandler, ValuesHandler
 from pyro_ext.density.layout import Layout
 
 
 def constrain(bound: BoundModel, z: Float[Tensor, " D"], arguments: Any) -> dict[str, Tensor]:
     """Latent sites, and parameter sites, in their supports, at one position."""
-    handler = SiteHandler(bound.layout.split(z), arguments[2])
+    handler = ValuesHandler(bound.layout.split(z), arguments[2])
     bound.run(handler, arguments)
     values = {name: handler.values[name] for name in bound.layout.names}
     return values | {name: handler.recorded[name] for name in bound.parameter_sites}

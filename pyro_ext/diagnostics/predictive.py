@@ -11,6 +11,7 @@ import torch
 from ppl_ext.diagnostics.predictive_data import (
     PREDICTIVE_DOCUMENTATION,
     discrete_latents,
+    draws_of_fit,
     predicted_site,
 )
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
     host="Pyro",
     kinds=", a function or a module",
     state="",
-    params="",
+    params="""
+        num_samples : int, optional
+            Draws that an engine in their place gives. Default: the engine's.
+        """,
     randomness="""
         seed : int
             Seed of the values of discrete sites.
@@ -41,19 +45,23 @@ if TYPE_CHECKING:
 )
 def predictive_distribution(
     model: Callable[..., Any],
-    draws: Mapping[str, Any],
+    draws: Any,
     *args: Any,
     site: str | None = None,
+    linearize: bool | Mapping[str, Any] = False,
     discrete: str | None = None,
+    num_samples: int | None = None,
     data_chunk: int | None = None,
     seed: int = 0,
     sharding: Sharding | None = None,
     **kwargs: Any,
 ) -> Dataset:
     """The observed site's distribution at every draw and row; no observation is sampled."""
+    for name, count in (("num_samples", num_samples), ("data_chunk", data_chunk)):
+        check_count(name, count, optional=True)
+    draws, at = draws_of_fit(draws, linearize, num_samples=num_samples)
     check_draws_are_mapping(draws)
     check_sharding(sharding, Sharding)
-    check_count("data_chunk", data_chunk, optional=True)
     draws = {name: torch.as_tensor(value).detach() for name, value in draws.items()}
     check_numbers_of_draws(draws)
     dtype = next((value.dtype for value in draws.values() if value.is_floating_point()), None)
@@ -67,7 +75,8 @@ def predictive_distribution(
     latents = discrete_latents(site, target.observed_sites, observing.finite)
     if latents:
         target, data, observing = observed({*draws, *latents})
-    at_draws = partial(
-        replay, target, data=data, data_chunk=data_chunk, seed=seed, sharding=sharding
-    )
+    if at is not None:
+        at = {name: torch.as_tensor(value).detach() for name, value in at.items()}
+    options = {"data_chunk": data_chunk, "around": at, "seed": seed, "sharding": sharding}
+    at_draws = partial(replay, target, data=data, **options)
     return predicted_site(site, target, observing.missing, draws, discrete, at_draws)

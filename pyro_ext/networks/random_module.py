@@ -55,10 +55,9 @@ class Host:
         site: Tensor = pyro.deterministic(name, value, event_dim=value.dim())
         return site
 
-    def filled(self, parameter: Parameter, number: float) -> Tensor:
+    def filled(self, parameter: Parameter, number: Any) -> Tensor:
         """See :class:`ppl_ext.networks.priors.Host`."""
-        filled: Tensor = parameter.value.new_tensor(number)
-        return filled
+        return torch.as_tensor(number).to(parameter.value)
 
     def array(self, parameter: Parameter, values: Any) -> Tensor:
         """See :class:`ppl_ext.networks.priors.Host`."""

@@ -155,3 +155,82 @@ def layers(backend: Any) -> dict[str, Parameter]:
             self.attention = nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)
 
     return dict(take_apart(Module(nnx.Rngs(0)), None, None)[0])
+
+
+GROUPED = {
+    "horseshoe": priors.Horseshoe(0.3, slab_scale=1.5, slab_df=5.0),
+    "scales": priors.GroupScales(0.8, group="unit"),
+}
+
+
+@pytest.mark.parametrize("kind", GROUPED)
+def test_groups_have_scales_of_their_own(backend: Any, kind: str) -> None:
+    """The density of all sites and the network with unscaled weights times scales, by hand."""
+    library = networks.LIBRARIES[backend.name][0]
+    first = networks.LAYERS[library][0]
+    weight = networks.weight_name(library)
+    prior = {f"{first}.{weight}": GROUPED[kind], "*": None}
+    target, data = backend.target(networks.program(backend, library, prior), backend.arrays((X, Y)))
+    z = np.random.default_rng(3).normal(size=(1, target.dim))
+    found = backend.compiled(target.log_density)(backend.array(z), data)
+    sites = {
+        name.removeprefix(f"net.{first}.{weight}."): backend.numpy(value)[0]
+        for name, value in target.constrain(backend.array(z), data).items()
+    }
+    unscaled, local = sites.pop("unscaled"), sites["local"]
+    expected = normal(unscaled, 0.0, 1.0)
+    # The logarithm is the unconstrained space of all scales.
+    expected += float(sum(np.log(value).sum() for value in sites.values()))
+    if kind == "horseshoe":
+        slab = sites["slab"]
+        scales = sites["global"] * local * np.sqrt(slab)
+        scales /= np.sqrt(slab + sites["global"] ** 2 * local**2)
+        expected += float(stats.halfcauchy.logpdf(local).sum())
+        expected += float(stats.halfcauchy.logpdf(sites["global"], scale=0.3))
+        expected += float(stats.invgamma.logpdf(slab, 2.5, scale=2.5 * 1.5**2))
+        assert local.shape == (3,)
+    else:
+        scales = local
+        expected += float(stats.halfcauchy.logpdf(local, scale=0.8 / np.sqrt(3)).sum())
+        assert local.shape == (4,)
+    # Inputs are last in torch, units in flax.
+    last = (kind == "horseshoe") == backend.is_pyro
+    weights = unscaled * (scales if last else scales[:, None])
+    values = {**networks.weights(library), f"{first}.{weight}": weights}
+    expected += normal(Y, networks.output(values, library, X), 0.5)
+    np.testing.assert_allclose(backend.numpy(found)[0], expected, rtol=1e-10)
+    draws = {f"net.{first}.{weight}.{name}": value[None] for name, value in sites.items()}
+    ours = priors.group_scales(draws, f"net.{first}.{weight}")
+    np.testing.assert_allclose(ours[0], scales, rtol=1e-12)
+
+
+def test_the_global_scale_is_that_of_piironen_and_vehtari() -> None:
+    assert priors.global_scale(10, 100, 400, 0.5) == pytest.approx(10 / 90 * 0.5 / 20)
+
+
+def test_scales_may_be_latent(backend: Any) -> None:
+    library = networks.LIBRARIES[backend.name][0]
+    made, options = networks.module(backend, library)
+    host, dist = backend.host, backend.dist
+
+    def hierarchical(x: Any, y: Any) -> None:
+        scale = host.sample("scale", dist.LogNormal(backend.array(0.0), 1.0))
+        prior = {"*.bias": None, "*": priors.ScaledNormal(scale)}
+        net = backend.public.random_module("net", made, prior, **options)
+        with host.plate("rows", len(x)):
+            host.sample("y", dist.Normal(net(x)[:, 0], 0.5), obs=y)
+
+    target, data = backend.target(hierarchical, backend.arrays((X, Y)))
+    z = np.random.default_rng(3).normal(size=(1, target.dim))
+    found = backend.numpy(backend.compiled(target.log_density)(backend.array(z), data))[0]
+    sites = target.constrain(backend.array(z), data)
+    values = {name: backend.numpy(value)[0] for name, value in sites.items()}
+    scale = float(values.pop("scale"))
+    expected = normal(np.log(scale), 0.0, 1.0)
+    for value in values.values():
+        expected += normal(
+            value, 0.0, scale / np.sqrt(value.size // (4 if value.size == 12 else 1))
+        )
+    given = {name.removeprefix("net."): value for name, value in values.items()}
+    output = networks.output({**networks.weights(library), **given}, library, X)
+    np.testing.assert_allclose(found, expected + normal(Y, output, 0.5), rtol=1e-10)

@@ -1,0 +1,208 @@
+"""Linearised Laplace approximation against the mode and against draws of all weights.
+
+A network of one hidden layer of 50 ReLU units on eight UCI sets, its noise and the scale of its
+weights' prior found from the marginal likelihood of the training rows, and LeNet on Fashion-MNIST.
+One run of ``LaplaceGGN`` each is judged three times on held-out rows: at its mode, by draws of all
+weights put through the network, and by the same draws with the network made linear at the mode.
+Data are read from the folder that PPL_EXT_DATA names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import datasets, records
+from benchmarks.arguments import add_resume, count
+from benchmarks.images.training import Book, mean_and_spread, plus_minus
+from benchmarks.records import Record
+
+SETS = (
+    "yacht",
+    "energy",
+    "concrete",
+    "wine_red",
+    "kin8nm",
+    "power_plant",
+    "naval",
+    "protein",
+)
+IMAGES = "fashion_mnist"
+#: What is compared, by the figures' first word.
+PREDICTIONS = ("mode", "all weights", "linearised")
+#: Units of the hidden layer, share of the rows for the test where no splits are published, rows of
+#: a step, and those of steps between two curvatures, by the size of the set.
+HIDDEN, TEST_SHARE, BATCH = 50, 0.1, 256
+EVERY = {2_000: 50, 20_000: 250, 100_000: 500}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `python -m benchmarks linearized`."""
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
+    parser.add_argument(
+        "--sets",
+        nargs="+",
+        choices=(*SETS, IMAGES),
+        default=(*SETS, IMAGES),
+        metavar="NAME",
+        help=", ".join((*SETS, IMAGES)),
+    )
+    parser.add_argument("--splits", type=count, default=1, help="of each UCI set (1)")
+    parser.add_argument("--steps", type=count, default=3000, help="of Adam (3,000)")
+    parser.add_argument("--draws", type=count, default=100, help="of the weights (100)")
+    parser.add_argument("--images", type=count, default=2000, help="to train on (2,000)")
+    parser.add_argument("--test-images", type=count, default=2000, help="to judge by (2,000)")
+    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
+    add_resume(parser)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run the comparison and write `linearized.md` and `linearized.png`; the exit status."""
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    book = Book(arguments.out / "linearized.jsonl", arguments.resume, arguments.retry_failed)
+    backends = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
+    runs = []
+    for name in arguments.sets:
+        for backend in backends:
+            splits = range(1 if name == IMAGES else arguments.splits)
+            runs += [run(book, name, backend, split, arguments) for split in splits]
+            report(runs, arguments.out)
+    return int(all(each.failed for each in runs))
+
+
+def run(book: Book, name: str, backend: str, split: int, arguments: argparse.Namespace) -> Record:
+    """One fit with its three predictions."""
+    settings = {"steps": arguments.steps, "draws": arguments.draws}
+    if name == IMAGES:
+        settings |= {"images": arguments.images, "test images": arguments.test_images}
+    record = Record("linearized", "LaplaceGGN", backend, name, split, settings)
+
+    def work(record: Record) -> None:
+        networks = importlib.import_module(f"benchmarks.networks.{backend}_networks")
+        if name == IMAGES:
+            rows: Any = image_rows(arguments.images, arguments.test_images)
+            predictions = networks.images(*rows, arguments.steps, arguments.draws)
+            scaling = None
+        else:
+            rows, scaling = table_rows(name, split)
+            every = next(every for most, every in EVERY.items() if len(rows[0]) <= most)
+            predictions = networks.table(*rows, arguments.steps, arguments.draws, every, split)
+        package = importlib.import_module(f"{backend}_ext")
+        record.figures = judged(package, predictions, scaling)
+
+    record = book.run(record, work, go_on_after=(Exception,))
+    print(f"{name}, {backend}, split {split}: {record.error or record.figures}", flush=True)
+    return record
+
+
+def table_rows(name: str, index: int) -> tuple[tuple[Any, ...], tuple[float, float]]:
+    """Standardised training and test rows of a set, and the response's location and scale."""
+    data = datasets.external(name)
+    split = data.split(index) if data.splits else data.random_split(index, TEST_SHARE)
+    scaled = split.standardised(response=True)
+    rows = (scaled.x_train, scaled.y_train, scaled.x_test, scaled.y_test)
+    found = tuple(np.asarray(each, np.float32) for each in rows)
+    return found, (float(scaled.y_location), float(scaled.y_scale))
+
+
+def image_rows(train: int, test: int) -> tuple[Any, ...]:
+    """Scaled images and labels to train on, and to judge by."""
+    from benchmarks.images.lenet import make_problem
+
+    problem = make_problem(datasets.images(IMAGES), train, 0, seed=0)
+    return problem.x_train, problem.y_train, problem.x_test[:test], problem.y_test[:test]
+
+
+def judged(
+    package: Any, predictions: dict[str, Any], scaling: tuple[float, float] | None
+) -> dict[str, float]:
+    """Figures of each prediction on the test rows, in original units."""
+    found = {}
+    for name, predictive in predictions.items():
+        if scaling is not None:
+            predictive = package.to_original_units(predictive, *scaling)
+        metrics = package.predictive_metrics(predictive)
+        found[f"{name}: NLL"] = -float(metrics["log_likelihood"])
+        found[f"{name}: calibration error"] = float(metrics["calibration_error"])
+        error = "rmse" if scaling is not None else "accuracy"
+        found[f"{name}: {error}"] = float(metrics[error])
+    return found
+
+
+def report(runs: list[Record], out: Path) -> None:
+    """Write the table and the plot of all runs."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for each in runs:
+        if not each.failed:
+            groups.setdefault((each.model, each.backend), []).append(each)
+    table = []
+    for (name, backend), own in groups.items():
+        row: dict[str, Any] = {"set": name, "backend": backend, "splits": len(own)}
+        for figure in ("NLL", "calibration error"):
+            for prediction in PREDICTIONS:
+                values = [each.figures[f"{prediction}: {figure}"] for each in own]
+                row[f"{prediction}: {figure}"] = plus_minus(values, 3)
+        table.append(row)
+    failed = [f"{each.model}, {each.backend}: {each.error}" for each in runs if each.failed]
+    counts = "\n\n".join(wins(groups, backend) for backend in sorted({key[1] for key in groups}))
+    text = (
+        "# Linearised Laplace\n\nMade by `python -m benchmarks linearized`: test NLL and "
+        "calibration error of one fit, means over splits. The linearised predictions and those of "
+        "all weights have the same draws.\n\n"
+        f"{records.markdown_table(table)}\n\n{counts}\n"
+        + "".join(f"\nFailed: {each}\n" for each in failed)
+    )
+    records.write_text(out / "linearized.md", text)
+    if groups:
+        plot(groups, out / "linearized.png")
+
+
+def wins(groups: dict[tuple[str, str], list[Record]], backend: str) -> str:
+    """On how many sets each prediction has a lower mean NLL than the mode."""
+    own = {name: runs for (name, of), runs in groups.items() if of == backend}
+
+    def nll(prediction: str, runs: list[Record]) -> float:
+        return mean_and_spread([each.figures[f"{prediction}: NLL"] for each in runs])[0]
+
+    said = []
+    for prediction in PREDICTIONS[1:]:
+        better = [name for name, runs in own.items() if nll(prediction, runs) < nll("mode", runs)]
+        said.append(f"{prediction} beat the mode on {len(better)} of {len(own)}")
+    return f"{backend}: {', '.join(said)}."
+
+
+def plot(groups: dict[tuple[str, str], list[Record]], path: Path) -> None:
+    """How far each prediction's NLL is below that of the mode, by set."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    backends = sorted({backend for _, backend in groups})
+    names = list(dict.fromkeys(name for name, _ in groups))
+    figure, axes = plt.subplots(
+        1, len(backends), figsize=(5.0 * len(backends), 3.6), sharey=True, squeeze=False
+    )
+    for axis, backend in zip(axes[0], backends, strict=True):
+        for offset, prediction in ((-0.2, "all weights"), (0.2, "linearised")):
+            gains = []
+            for name in names:
+                own = groups.get((name, backend), [])
+                differences = [
+                    each.figures["mode: NLL"] - each.figures[f"{prediction}: NLL"] for each in own
+                ]
+                gains.append(float(np.mean(differences)) if differences else np.nan)
+            axis.bar(np.arange(len(names)) + offset, gains, 0.4, label=prediction)
+        axis.axhline(0.0, color="black", linewidth=0.8)
+        axis.set_yscale("symlog", linthresh=0.01)
+        axis.set_xticks(np.arange(len(names)), names, rotation=60, ha="right")
+        axis.set_title(backend)
+    axes[0, 0].set_ylabel("test NLL of the mode less theirs")
+    axes[0, 0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,88 @@
+"""Observed distributions made linear at one position; see :mod:`ppl_ext.linearized`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributions import biject_to, constraints
+
+from ppl_ext.linearized import Linearized, Scale, identity
+from pyro_ext.density.layout import Data, Indices
+from pyro_ext.density.log_density import LogDensity
+
+#: Moves whose products with the Jacobian are taken at once.
+MOVES = 16
+
+
+def scale_of(constraint: Any) -> Scale | None:
+    """The scale without bounds of parameters under a constraint; None for counts.
+
+    Raises
+    ------
+    NotImplementedError
+        There is none.
+    """
+    base = getattr(constraint, "base_constraint", constraint)
+    if base.is_discrete:
+        return None
+    if base is constraints.real:
+        return Scale(identity, identity)
+    if base is constraints.simplex:
+        return Scale(_log, lambda value: value.softmax(-1))
+    transform = biject_to(constraint)
+    return Scale(transform.inv, transform)
+
+
+def _log(probabilities: Tensor) -> Tensor:
+    return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
+
+
+def linearized(
+    target: LogDensity,
+    around: Float[Tensor, " D"],
+    moves: Float[Tensor, "S D"],
+    data: Data,
+    indices: Indices,
+) -> Callable[[int], dict[str, Any]]:
+    """Observed distributions, by site, as a function of the number of a move.
+
+    Each move (D,) away from a position (D,) takes one product of the Jacobian with it, by forward
+    derivatives, some of them at once.
+    """
+
+    def outputs(z: Tensor) -> dict[str, Linearized]:
+        found = target.outputs(z, data, indices)
+        return {name: Linearized(output, scale_of) for name, output in found.items()}
+
+    def natural(z: Tensor) -> dict[str, dict[str, Tensor]]:
+        return {name: each.natural() for name, each in outputs(z).items()}
+
+    def slope(move: Tensor) -> dict[str, dict[str, Tensor]]:
+        found: dict[str, dict[str, Tensor]] = torch.func.jvp(natural, (around,), (move,))[1]
+        return found
+
+    # Outside of the derivative, for what has none: counts, masks and the kinds of distributions.
+    sites = outputs(around)
+    values = {name: site.natural() for name, site in sites.items()}
+    # A model without observations draws some to run on, which do not matter.
+    slopes = torch.func.vmap(slope, randomness="different")
+    kept: dict[int, dict[str, dict[str, Tensor]]] = {}
+
+    def moved(number: int) -> dict[str, Any]:
+        first = number - number % MOVES
+        if first not in kept:
+            kept.clear()
+            kept[first] = slopes(moves[first : first + MOVES])
+        along = kept[first]
+        return {
+            name: site.distribution(
+                {key: values[name][key] + along[name][key][number - first] for key in site.scales}
+            )
+            for name, site in sites.items()
+        }
+
+    return moved
