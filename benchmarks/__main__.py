@@ -66,6 +66,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmarks.row_noise",
         "variance of gradients with flipout and the local reparameterisation, write out/",
     ),
+    "scaling": (
+        "benchmarks.scaling",
+        "engines over many devices: equality, bytes of a step, predicted efficiency, write out/",
+    ),
     "score-vi": ("benchmarks.score_vi", "minibatch scores, ours against ADVI, write out/"),
     "sgmcmc": ("benchmarks.sgmcmc", "stochastic gradient MCMC: speed, bias, modes, write out/"),
     "soak": (

@@ -48,20 +48,27 @@ class Traffic:
     numbers : dict of str to int
         By kind of collective, the numbers that its result holds.
     calls : dict of str to int
+    sent : float
+        Bytes that this process sends in a ring of the processes.
     """
 
     numbers: dict[str, int] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
+    sent: float = 0.0
 
-    def add(self, kind: str, number: int) -> None:
-        """Count one collective."""
+    def add(self, kind: str, number: int, size: int, processes: int) -> None:
+        """Count one collective, whose result has so many numbers of so many bytes."""
         self.numbers[kind] = self.numbers.get(kind, 0) + number
         self.calls[kind] = self.calls.get(kind, 0) + 1
+        # A sum goes round twice: the parts, and what they add up to.
+        times = 2 if kind == "all-reduce" else 1
+        self.sent += times * number * size * (processes - 1) / processes
 
     def clear(self) -> None:
         """Count anew."""
         self.numbers.clear()
         self.calls.clear()
+        self.sent = 0.0
 
 
 @dataclass
@@ -88,8 +95,8 @@ class Sharding(ShardingShell):
         Dimension over which particles, chains and draws are split.
     rows : str, optional
         Dimension over which the rows of plates are split that the model subsamples itself.
-    exchange : {"all-gather", "all-to-all"}
-        How a kernel gets to see all particles; see :mod:`ppl_ext.sharding`.
+    exchange : {"all-gather"}
+        How a kernel gets to see all particles; NumPyro has another, see :mod:`ppl_ext.sharding`.
     timeout : float, default 50
         Seconds that a process waits for the others in a collective before it ends with
         :class:`~ppl_ext.errors.RankLostError`. Longer than a checkpoint takes to write.
@@ -98,7 +105,7 @@ class Sharding(ShardingShell):
     ------
     ArgumentError
         There is no process group, the mesh is none or has no such dimension, neither dimension is
-        named, or the mesh has another with several processes.
+        named, the mesh has another with several processes, or the exchange is another.
     """
 
     _host = "Pyro"
@@ -129,6 +136,11 @@ class Sharding(ShardingShell):
             raise ArgumentError(
                 f"Expected each dimension of the mesh to split particles or rows, found {apart} "
                 "besides. Name them, or take the part of the mesh that is named: mesh['p', 'd']."
+            )
+        if self.exchange != "all-gather":
+            raise ArgumentError(
+                f"Expected exchange='all-gather', found {self.exchange!r}: Pyro's kernels see all "
+                "particles in one place. Leave exchange out, or use numpyro_ext."
             )
         if mesh.get_coordinate() is None:
             raise ArgumentError(
@@ -223,7 +235,7 @@ class Sharding(ShardingShell):
         def start(group: Any) -> Any:
             return dist.all_gather(pieces, given, group=group, async_op=True)
 
-        self._collect(kind, option, whole.numel(), start)
+        self._collect(kind, option, whole, start)
         return whole
 
     def gathered_tree(self, tree: Any, number: int) -> Any:
@@ -254,7 +266,7 @@ class Sharding(ShardingShell):
         def start(group: Any) -> Any:
             return dist.all_reduce(whole, group=group, async_op=True)
 
-        self._collect("all-reduce", "rows", whole.numel(), start)
+        self._collect("all-reduce", "rows", whole, start)
         return whole
 
     def own_rows(
@@ -316,7 +328,7 @@ class Sharding(ShardingShell):
         found = torch.from_numpy(np.ascontiguousarray(own).reshape(len(own), -1).view(np.uint8))
         found = found.to(self.mesh.device_type)
         for option in ("rows", "particles"):
-            found = self._gathered("of all", option, found)
+            found = self._gathered("figures", option, found)
         whole = found.cpu().numpy().view(own.dtype)
         return whole.reshape(-1, *own.shape[1:])[:number]
 
@@ -326,7 +338,7 @@ class Sharding(ShardingShell):
         """A vector (n,) of each process, in the order of the mesh: (processes, n)."""
         found = values.to(self.mesh.device_type)[None]
         for option in ("rows", "particles"):
-            found = self._gathered("of all", option, found)
+            found = self._gathered("figures", option, found)
         return found.cpu()
 
     def of_first(self, values: Tensor) -> Tensor:
@@ -339,7 +351,7 @@ class Sharding(ShardingShell):
                     source = dist.get_global_rank(group, 0)
                     return dist.broadcast(whole, source, group=group, async_op=True)
 
-                self._collect("of first", option, whole.numel(), start)
+                self._collect("broadcast", option, whole, start)
         return whole.to(values.device)
 
     def clock(self) -> float:
@@ -402,14 +414,16 @@ class Sharding(ShardingShell):
                 warnings.simplefilter("ignore", category)
             yield
 
-    def _collect(self, kind: str, option: str, number: int, start: Callable[[Any], Any]) -> None:
-        """Take part in a collective over a dimension, which moves so many numbers."""
+    def _collect(self, kind: str, option: str, whole: Tensor, start: Callable[[Any], Any]) -> None:
+        """Take part in a collective over a dimension, whose result is a tensor."""
         if self._links.lost is not None:
             raise RankLostError(self._links.lost)
-        group = self.mesh.get_group(getattr(self, option))
+        name = getattr(self, option)
         try:
-            start(group).wait(timedelta(seconds=self.timeout))
+            start(self.mesh.get_group(name)).wait(timedelta(seconds=self.timeout))
         except RuntimeError as error:
-            self._links.lost = lost_rank("the next collective", self.timeout, error)
+            # The host goes on with what is no help.
+            said = str(error).partition(". This is typically")[0]
+            self._links.lost = lost_rank("the next collective", self.timeout, said)
             raise RankLostError(self._links.lost) from error
-        self.traffic.add(kind, number)
+        self.traffic.add(kind, whole.numel(), whole.element_size(), self._sizes[name])

@@ -146,6 +146,7 @@ engine = nx.SVGD(model, optim)
 engine.run(key, 9_800, x, y, checkpoint=path, progress_bar=False)
 """
     },
+    ("devices", "nx"): {0: LOGISTIC["nx"]},
     ("guides", "px"): {},
     ("guides", "nx"): {},
     ("newton", "px"): {0: NETWORK["px"]},
@@ -207,6 +208,7 @@ LEFT: dict[tuple[str, str], str] = {
     ("warm-chains", "nx"): "draws['w'].shape == (2000, 3)",
     ("guides", "px"): "khat.num_samples == 200 and len(losses) == 100",
     ("guides", "nx"): "khat.num_samples == 200 and len(result.losses) == 100",
+    ("devices", "nx"): "predicted.sizes['draw'] == 8 * devices",
     ("newton", "px"): "all(len(values) == 500 for values in draws.values())",
     ("newton", "nx"): "all(len(values) == 500 for values in draws.values())",
     ("sgmcmc", "px"): "data.posterior['w'].shape == (4, 5000, 3)",

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from ppl_ext.errors import ArgumentError
+from ppl_ext.best import Watch
+from ppl_ext.errors import ArgumentError, RankLostError
+from ppl_ext.run import Cadence, Piece, take_steps
 from ppl_ext.sharding import ShardingShell, check_sharding, lost_rank
 
 
@@ -79,3 +81,25 @@ def test_what_is_no_sharding_of_the_package_is_refused() -> None:
 def test_a_lost_rank_is_told_with_what_to_do() -> None:
     told = lost_rank("step 120", 30.0, RuntimeError("DEADLINE\nmore"))
     assert "step 120" in told and "30 s (DEADLINE)" in told and "last checkpoint" in told
+
+
+def test_a_lost_rank_ends_a_run_without_saving_what_is_lost_with_it() -> None:
+    saved = []
+    lost = RankLostError("gone")
+
+    def take(count: int) -> Piece:
+        raise lost
+
+    with pytest.raises(RankLostError) as found:
+        take_steps(
+            "SVGD",
+            Cadence.of(0, 10, None, 1, False, True),
+            take,
+            state=lambda: (0, "state"),
+            watch=Watch(1, lambda piece: piece.losses, None),
+            until=None,
+            save=lambda: saved.append(1),
+            call_back=lambda step, figures: None,
+            progress_bar=False,
+        )
+    assert not saved and not hasattr(found.value, "state")

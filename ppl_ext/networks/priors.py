@@ -73,7 +73,7 @@ class Prior(ABC):
 
 @dataclass(frozen=True)
 class ScaledNormal(Prior):
-    """Normal with variance ``scale``² / fan-in.
+    """Normal with variance ``scale**2`` / fan-in.
 
     Parameters
     ----------

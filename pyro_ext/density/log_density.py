@@ -142,8 +142,8 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             raise ArgumentError(
                 f"Expected a model whose rows can be split over '{sharding.rows}', found no plate "
                 "that it subsamples itself and whose rows it looks up. Write the data plate as "
-                f"`{self._data_plate}`, with subsample_size=N for all rows in every step, and "
-                "index the data by rows; or leave rows out of the Sharding."
+                f"`{self._data_plate}` with B < N, and index the data by rows; estimator=Full() "
+                "takes all rows in every step. Or leave rows out of the Sharding."
             )
         self.layout: Layout = bound.layout
         self.dtype = bound.dtype

@@ -1145,6 +1145,54 @@ def _settling() -> Iterator[Mutation]:
         yield from neutral(name, file, old, new, "settling")
 
 
+def _sharding() -> Iterator[Mutation]:
+    for name, file, old, new in [
+        (
+            "the first process's particles in all",
+            "sharding.py",
+            "first = self._number(",
+            "first = 0 * self._number(",
+        ),
+        (
+            "rows of a batch count as all",
+            "sharding.py",
+            "[((last - first) / lengths[name], own)], True",
+            "[(1.0, own)], True",
+        ),
+        (
+            "rows of a sweep from the first on",
+            "sharding.py",
+            "range(rows.start + first, rows.stop + first)",
+            "range(rows.start, rows.stop)",
+        ),
+        (
+            "the same noise for each share",
+            "density/log_density.py",
+            "noise = self.share[0].own(noise)",
+            "noise = noise[: len(positions)]",
+        ),
+        (
+            "the optimizer of one process in a file",
+            "stein/direction.py",
+            'own = ("particles", "optimizer")',
+            'own = ("particles",)',
+        ),
+        (
+            "the loss of one process",
+            "stein/direction.py",
+            "[every[:, :2].mean(dim=0), every[:, 2:].amax(dim=0)]",
+            "[figures[:2], every[:, 2:].amax(dim=0)]",
+        ),
+        (
+            "arguments are not compared",
+            "engine.py",
+            '"arguments": self._digest((args, kwargs)),',
+            '"arguments": self._digest(()),',
+        ),
+    ]:
+        yield from pyro(name, file, old, new, "sharding")
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     *_density(),
     *_gradients(),
@@ -1160,4 +1208,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_fit(),
     *_neutral(),
     *_settling(),
+    *_sharding(),
 )

@@ -26,6 +26,7 @@ from numpyro.infer import MCMC
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
 
 import numpyro_ext as nx
+from benchmarks.scaling.collectives import collectives
 
 P, N, STEPS = 8, 64, 6
 
@@ -71,6 +72,7 @@ EXACT = ("GSM", "BaM", "FisherVI")
 LAYOUTS: dict[str, tuple[tuple[int, ...], str, bool, dict[str, str]]] = {
     "p": ((4,), "p", True, {"particles": "p"}),
     "p automatic": ((4,), "p", False, {"particles": "p"}),
+    "p all-to-all": ((4,), "p", False, {"particles": "p", "exchange": "all-to-all"}),
     "d": ((4,), "d", True, {"rows": "d"}),
     "d automatic": ((4,), "d", False, {"rows": "d"}),
     "pd": ((2, 2), "pd", True, {"particles": "p", "rows": "d"}),
@@ -217,7 +219,30 @@ def of_fit(name: str, model: str, layout: str) -> dict[str, Any]:
     }
 
 
-KINDS = {"engine": of_engine, "after": of_after, "chains": of_chains, "fit": of_fit}
+def of_step(name: str, model: str, layout: str) -> dict[str, Any]:
+    """Numbers that a step's collectives move, over P D, with many coordinates."""
+    columns = 400
+    X = np.random.default_rng(0).normal(size=(N, columns)).astype(np.float32)
+
+    def wide(X: Any, y: Any) -> None:
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([columns]).to_event(1))
+        numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+    engine = ENGINES[name](wide, sharding=sharding(layout))
+    state = engine.init(jax.random.key(0), X, X[:, 0], start="host")
+    bound = engine._require_bound()
+    text = bound.update.traced(state, bound.data).lower().compile().as_text()
+    found = collectives(text, 4)
+    return {"moved": sum(each.numbers for each in found) / (P * columns)}
+
+
+KINDS = {
+    "step": of_step,
+    "engine": of_engine,
+    "after": of_after,
+    "chains": of_chains,
+    "fit": of_fit,
+}
 
 
 def main(options: dict[str, Any]) -> None:

@@ -6,16 +6,20 @@ Devices are forced before JAX starts, so that all cases run in processes of thei
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
+import numpyro_ext as nx
 from tests.numpyro_ext.sharded import ENGINES, EXACT, LAYOUTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +58,13 @@ FAST: list[tuple[str, ...]] = [
     ("engine", "ProximalScoreVI", "full", "pd automatic"),
     ("engine", "LaplaceGGN", "full", "d"),
 ]
+#: Numbers that a step moves, over P D: particles and scores to every device; a third of each four
+#: times less, all to all; a sum of scores; and nothing.
+STEPS: dict[tuple[str, ...], float] = {
+    ("step", "SVGD", "full", "p"): 2.0,
+    ("step", "SVGD", "full", "p all-to-all"): 0.75,
+    ("step", "DeepEnsemble", "full", "d"): 1.0,
+}
 AFTER: list[tuple[str, ...]] = [
     ("after", "SVGD", "full", "pd all-to-all"),
     ("after", "ProximalScoreVI", "full", "d"),
@@ -81,7 +92,7 @@ def check(found: dict[str, Any], most: float) -> None:
 
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    return ran(FAST, tmp_path_factory.mktemp("fast"))
+    return ran([*FAST, *STEPS], tmp_path_factory.mktemp("fast"))
 
 
 @pytest.mark.parametrize("case", FAST, ids="-".join)
@@ -92,6 +103,18 @@ def test_an_engine_of_each_kind_is_that_of_one_device(fast: Found, case: tuple[s
 def test_particles_lie_where_they_were_put(fast: Found) -> None:
     split = {case: fast[case]["split"] for case in FAST}
     assert split == {case: case[1] == "SVGD" for case in FAST}
+
+
+@pytest.mark.parametrize("case", STEPS, ids="-".join)
+def test_a_step_moves_little_more_than_it_must(fast: Found, case: tuple[str, ...]) -> None:
+    assert 0.99 * STEPS[case] <= fast[case]["moved"] <= 1.1 * STEPS[case]
+
+
+def test_a_pickled_sharding_is_of_the_same_devices() -> None:
+    sharding = nx.Sharding(jax.make_mesh((1,), ("p",)), "p", exchange="all-to-all", timeout=7.0)
+    again = pickle.loads(pickle.dumps(sharding))
+    assert again.mesh == sharding.mesh and repr(again) == repr(sharding) and again.timeout == 7.0
+    assert copy.deepcopy(sharding) is sharding
 
 
 @pytest.mark.slow

@@ -1,0 +1,187 @@
+"""The table and the plot of `scaling`: what is measured, and apart from it what is predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import records
+from benchmarks.records import Record
+
+#: How far single precision may be from one device.
+APART = 1e-6
+#: Largest multiple of the least numbers that a step may move.
+MOST = 1.1
+
+
+def least(record: Record) -> float | None:
+    """Numbers that a step has to move in this layout, where that is known.
+
+    Particles that see each other move P D particles and P D scores to each device, or, all to
+    all, P D / n of particles, scores and moves; scores of rows are a sum of P D. Where particles
+    and rows are split, each device has P / m of the particles.
+    """
+    settings = record.settings
+    whole = settings["particles"] * settings["dim"]
+    engine, layout, n = settings["engine"], settings["layout"], settings["devices"]
+    if engine == "LaplaceGGN":
+        whole = settings["dim"]
+    gathers = engine in ("SVGD", "WGD")
+    by_layout: dict[str, Any] = {
+        "rows": whole,
+        "particles": 2 * whole if gathers else None,
+        "particles, all to all": 3 * whole / n,
+        "particles and rows": 2 * whole + 2 * whole / n if gathers else None,
+    }
+    if engine == "DeepEnsemble":
+        by_layout["particles and rows"] = 2 * whole / n
+    found: float | None = by_layout.get(layout)
+    return found
+
+
+def is_good(record: Record) -> bool:
+    """Whether a run is that of one device, and nobody was left waiting."""
+    figures = record.figures
+    if record.method == "kills":
+        return not any(figures.get(k) for k in ("late", "without a message", "not exact", "failed"))
+    return float(figures.get("difference from one device", 0.0)) <= APART
+
+
+def table(found: Sequence[Record]) -> str:
+    """Markdown tables of the records."""
+    parts = ["## Measured: the same as one device, and what a step moves\n", _measured(found)]
+    kills = [each for each in found if each.method == "kills"]
+    if kills:
+        parts += ["\n## Measured: one of two processes is killed\n", _kills(kills)]
+    predicted = [each for each in found if each.method == "predicted"]
+    if predicted:
+        parts += ["\n## Predicted, not measured: efficiency of accelerators\n"]
+        parts += [_stated(predicted[0]), _predicted(predicted)]
+    return "\n".join(parts)
+
+
+def _measured(found: Sequence[Record]) -> str:
+    rows = []
+    for each in found:
+        if each.method != "measured":
+            continue
+        settings, figures = each.settings, each.figures
+        fewest = None if each.failed else least(each)
+        moved = figures.get("numbers moved")
+        rows.append(
+            {
+                "package": each.backend,
+                "engine": settings.get("engine"),
+                "layout": settings.get("layout"),
+                "devices": settings.get("devices"),
+                "difference": each.error or figures.get("difference from one device"),
+                "numbers moved": moved,
+                "over the least": None if not fewest or moved is None else moved / fewest,
+                "kB sent by a device": _thousandth(figures.get("bytes sent by a device")),
+                "kB of workspace": _thousandth(figures.get("bytes of workspace")),
+                "operations": figures.get("operations of a device"),
+            }
+        )
+    return records.markdown_table(rows)
+
+
+def _thousandth(value: Any) -> float | None:
+    return None if value is None else float(value) / 1000
+
+
+def _kills(found: Sequence[Record]) -> str:
+    rows = []
+    for each in found:
+        figures = each.figures
+        seconds = sorted(figures.get("seconds until the other ends", []))
+        rows.append(
+            {
+                "package": each.backend,
+                "kills": figures.get("kills"),
+                "runs to the end": figures.get("ends"),
+                "not exact": each.error or figures.get("not exact"),
+                "without a message": figures.get("without a message"),
+                "seconds until the other ends, median": (
+                    seconds[len(seconds) // 2] if seconds else None
+                ),
+                "most": seconds[-1] if seconds else None,
+                "later than 60 s": figures.get("late"),
+            }
+        )
+    return records.markdown_table(rows)
+
+
+def _stated(record: Record) -> str:
+    settings = record.settings
+    return (
+        f"Stated: {settings['network']} with {settings['weights']:,} weights in single precision, "
+        f"{settings['particles']} particles, {settings['operations a second']:.3g} operations a "
+        f"second, {settings['bytes a second in a machine']:.3g} bytes a second among "
+        f"{settings['devices of a machine']} devices of a machine and "
+        f"{settings['bytes a second between machines']:.3g} between machines; nothing overlaps.\n"
+    )
+
+
+def _predicted(found: Sequence[Record]) -> str:
+    rows = [
+        {
+            "engine": each.settings["engine"],
+            "exchange": each.settings["exchange"],
+            "images of a batch": each.settings["images of a batch"],
+            **{f"{n} devices": value for n, value in each.figures["efficiency"].items()},
+        }
+        for each in found
+    ]
+    return records.markdown_table(rows)
+
+
+def plot(found: Sequence[Record], path: Path) -> None:
+    """Left, measured: bytes that a device sends a step. Right, predicted: efficiency."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for each in found:
+        settings, sent = each.settings, each.figures.get("bytes sent by a device")
+        if each.method != "measured" or each.failed or settings["devices"] < 2 or sent is None:
+            continue
+        if settings["engine"] in ("SVGD", "DeepEnsemble"):
+            name = f"{settings['engine']}, {settings['layout']} ({each.backend})"
+            whole = settings["particles"] * settings["dim"] * settings["bytes of a number"]
+            lines.setdefault(name, []).append((settings["devices"], max(sent / whole, 1e-3)))
+    for name, points in lines.items():
+        left.plot(*zip(*sorted(points), strict=True), marker="o", label=name)
+    left.set(
+        title="Measured: sent by a device each step",
+        xlabel="devices (forced, of one processor)",
+        ylabel="P D numbers",
+        xscale="log",
+        yscale="log",
+    )
+    left.set_xticks([2, 4, 8], ["2", "4", "8"])
+    left.minorticks_off()
+    left.legend(fontsize=7)
+    for each in found:
+        if each.method == "predicted":
+            points = [(int(n), value) for n, value in each.figures["efficiency"].items()]
+            settings = each.settings
+            label = f"{settings['engine']}, {settings['exchange']}, "
+            label += f"{settings['images of a batch']} images"
+            right.plot(*zip(*points, strict=True), "--", marker=".", label=label)
+    right.axhline(0.9, color="0.7", linewidth=0.8)
+    right.set(
+        title="Predicted: ViT-B/16, 64 particles",
+        xlabel="accelerators",
+        ylabel="efficiency",
+        xscale="log",
+        ylim=(0, 1.05),
+    )
+    right.set_xticks([8, 64, 512, 1024], ["8", "64", "512", "1024"])
+    right.minorticks_off()
+    right.legend(fontsize=7)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
