@@ -22,19 +22,21 @@ FIND_PYTHON312 = for p in $(PYTHON312) python3.12 "$$(pyenv prefix 3.12 2>/dev/n
 
 .DEFAULT_GOAL := help
 .PHONY: help install stan-headers demo test test-benchmarks test-docs test-slow test-mutations test-arviz1 \
-	lint types docs clean
+	lint types docs dist quick-start clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## make the environment and install everything into it
 
-# One pip call for all parts, so that the constraint on torch holds for whatever asks for it.
+# One pip call for all parts, so that the constraint on torch holds for whatever asks for it. The pip
+# that Python 3.11 brings knows no dependency groups, hence the first line.
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v >= (3, 11) else \
 	"ppl-ext needs Python 3.11 or newer, found %d.%d: name one with make PYTHON=..." % v)'
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[all]"
+	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[all]" --group dev
 	@touch $@
 
 # Only its files are used: Stan's headers and compiler, for a BRIDGESTAN folder without its own.
@@ -91,6 +93,18 @@ types: $(STAMP)  ## check types
 
 docs: $(STAMP)  ## build the documentation, warnings are errors
 	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
+
+dist: $(STAMP)  ## build the wheel and the source archive into dist/, and check them
+	rm -rf dist
+	$(PY) -m build --outdir dist .
+	$(PY) -m twine check --strict dist/*
+
+# HOST, VERSIONS (lowest or newest) and ARCHIVE (wheel or sdist) choose one of the eight.
+HOST ?= numpyro
+VERSIONS ?= newest
+ARCHIVE ?= wheel
+quick-start: dist  ## install from dist/ into an empty environment and run the quick start there
+	$(PYTHON) .ci/from_archive.py --host $(HOST) --versions $(VERSIONS) --archive $(ARCHIVE)
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) $(VENV_ARVIZ1) build dist docs/_build out .mypy_cache .pytest_cache .ruff_cache

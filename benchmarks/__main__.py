@@ -18,6 +18,10 @@ from collections.abc import Sequence
 
 # name on the command line -> (module, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
+    "batches": (
+        "benchmarks.batches",
+        "rows from a memory-mapped file: memory and speed of a fit, write out/",
+    ),
     "bnn": ("benchmarks.bnn", "networks by Stein Newton, Stein gradients, ensembles, write out/"),
     "curvature": (
         "benchmarks.curvature",

@@ -153,7 +153,7 @@ def shipped(name: str) -> Dataset:
     except ModuleNotFoundError as error:
         raise MissingDataError(
             f"the data set {name!r} is shipped with scikit-learn, which is not installed: "
-            "install it with pip install 'ppl-ext[bench]'."
+            "install it with pip install 'ppl-ext[plots]'."
         ) from error
     loader, task = SHIPPED[name]
     load: Callable[..., tuple[Any, Any]] = getattr(datasets, loader)
@@ -289,7 +289,7 @@ def _images_from_openml(name: str) -> Images:
     except ModuleNotFoundError as error:
         raise MissingDataError(
             f"{name} is fetched with scikit-learn, which is not installed: install it with "
-            "pip install 'ppl-ext[bench]'."
+            "pip install 'ppl-ext[plots]'."
         ) from error
     public = OPENML_IMAGES[name]
     try:

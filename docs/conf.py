@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import tomllib
@@ -15,15 +16,32 @@ from sphinx.domains.python import PythonDomain
 ROOT = Path(__file__).resolve().parent.parent
 # The sources beside this page are documented, whether or not they are installed.
 sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "docs" / "_extensions"))
+# Notebooks run in processes of their own, and pictures without a screen.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [*sys.path[:2], *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("PYTHONHASHSEED", "0")
 
 project = "ppl-ext"
 author = "the ppl-ext authors"
 copyright = f"2026, {author}"
-release = version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+release = version = PROJECT["version"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
+extensions = [
+    "host_tabs",
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
 exclude_patterns = ["_build"]
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 # A single backtick in a docstring is code here, as it is in Markdown.
 default_role = "literal"
@@ -35,7 +53,42 @@ napoleon_google_docstring = False
 # Attributes of a class stand once, in its field list, not as further entries of their own.
 napoleon_use_ivar = True
 
+# Tutorials are run when the pages are built, and again only when their code has changed:
+# `make clean` forgets what they gave.
+nb_execution_mode = "cache"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 600
+nb_merge_streams = True
+# Progress bars, and what hosts announce when they are imported.
+nb_output_stderr = "remove"
+
+# The hosts' own pages. Their lists of names are fetched where the pages are published; a build
+# without network has the same pages with fewer links.
+if os.environ.get("READTHEDOCS") or os.environ.get("PPL_EXT_INTERSPHINX"):
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "numpy": ("https://numpy.org/doc/stable", None),
+        "torch": ("https://docs.pytorch.org/docs/stable", None),
+        "pyro": ("https://docs.pyro.ai/en/stable", None),
+        "jax": ("https://docs.jax.dev/en/latest", None),
+        "numpyro": ("https://num.pyro.ai/en/stable", None),
+        "arviz": ("https://python.arviz.org/en/stable", None),
+    }
+
+# `make linkcheck`. The repository's own address is looked at when there is one.
+linkcheck_ignore = [PROJECT["urls"]["Homepage"] + ".*", PROJECT["urls"]["Documentation"] + ".*"]
+linkcheck_timeout = 20
+
+# Prompts and what follows them are no part of what is copied.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
 html_theme = "furo"
+html_theme_options = {
+    "source_repository": PROJECT["urls"]["Homepage"] + "/",
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
 html_title = f"{project} {release}"
 
 # ArviZ 0.23 announces 1.x on import; that is no fault of a page.

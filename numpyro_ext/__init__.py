@@ -79,6 +79,7 @@ from numpyro_ext.warm_chains import warm_chains
 from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import (
     ArgumentError,
+    BatchWarning,
     ConvergenceWarning,
     DivergenceWarning,
     EvaluationWarning,
@@ -198,6 +199,7 @@ __all__ = [
     "stan",
     # errors and warnings
     "ArgumentError",
+    "BatchWarning",
     "ConvergenceWarning",
     "DivergenceWarning",
     "EvaluationWarning",

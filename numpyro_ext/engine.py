@@ -34,18 +34,19 @@ from __future__ import annotations
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
-from jaxtyping import Bool, Float, Int, UInt32
+from jaxtyping import Bool, Float, Int, UInt8, UInt32
 
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.batches import place
 from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.draws import check_key
 from numpyro_ext.gradients import GradientEstimator, default_estimator
@@ -54,16 +55,34 @@ from numpyro_ext.programs import Loop, Program
 from numpyro_ext.sharding import Sharding, on_own_axes
 from numpyro_ext.start import GUIDE_FORM, is_guide, started
 from ppl_ext import state_files
+from ppl_ext.batches.passes import check_not_shared
+from ppl_ext.batches.stream import Stream, check_no_arguments
 from ppl_ext.best import Best, warn_if_lost
 from ppl_ext.engine import EngineShell
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, RankLostError
 from ppl_ext.fingerprint import Digest, numbers_of
 from ppl_ext.options import described
 from ppl_ext.process import hold, release, swapped
-from ppl_ext.run import LARGEST_PIECE, Cadence, Piece, check_num_steps, take_steps
+from ppl_ext.run import LARGEST_PIECE, Cadence, Piece, check_num_steps, joined, take_steps
 from ppl_ext.settling import Settled, Settling, rule_of, warn_if_unsettled
 from ppl_ext.sharding import lost_rank
 from ppl_ext.start.given import HOST
+
+
+def _reading(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """A run that may take its batches from a loader, which is read ahead while it lasts."""
+
+    @wraps(verb)
+    def reading(self: Engine, *args: Any, batches: Any = None, **options: Any) -> RunResult:
+        if batches is None:
+            return verb(self, *args, **options)
+        check_no_arguments(args[2:], self.sharding)
+        where = getattr(options.get("init_state"), "batches", None)
+        saved = None if where is None else bytes(where).decode()
+        with Stream(batches, place, saved) as stream:
+            return verb(self, *args, batches=stream, **options)
+
+    return reading
 
 
 class EngineState(NamedTuple):
@@ -91,6 +110,9 @@ class EngineState(NamedTuple):
         Digest of the rows that ``estimator`` draws from, and of the data that it knows something
         of; with others it begins anew. Zero when it is not known, as in a state that ``jax.jit``
         has made: an estimator that knows something then begins anew outside of it.
+    batches : uint8 array, optional
+        The place in the loader of a run's batches after the last one, as text; None where there
+        was none.
     """
 
     algorithm: Any
@@ -101,6 +123,7 @@ class EngineState(NamedTuple):
     horizon: Int[Array, ""]
     belongs_to: UInt32[Array, " 2"]
     data: UInt32[Array, " 2"]
+    batches: UInt8[np.ndarray, " text"] | None = None
 
 
 class _Step(NamedTuple):
@@ -655,21 +678,24 @@ class Engine(EngineShell, ABC):
         if (remembers or bound.plan is not known.plan) and not _is_tracer(state.step):
             state = self._with_its_data(bound, state)
         self._bound = bound
-        found: _Step = bound.update(state, data)
+        # Its length changes from state to state: no program has it.
+        found: _Step = bound.update(state._replace(batches=None), data)
         if (
             self.on_nonfinite == "raise"
             and not isinstance(found.finite, jax.core.Tracer)
             and not bool(found.finite)
         ):
             raise self._nonfinite_error(int(state.step) + 1, state)
-        return found.state, found.loss
+        return found.state._replace(batches=state.batches), found.loss
 
+    @_reading
     @on_own_axes
     def run(
         self,
         rng_key: Array,
         num_steps: int,
         *args: Any,
+        batches: Iterable[Any] | None = None,
         start: Any = None,
         progress_bar: bool = True,
         init_state: EngineState | None = None,
@@ -690,6 +716,11 @@ class Engine(EngineShell, ABC):
         num_steps : int
         *args, **kwargs
             Arguments of the model.
+        batches : iterable, optional
+            In place of ``args``: gives a tuple of the model's arguments, or a mapping from their
+            names, for each step, in epochs without end; such as a ``DataLoader``. The model's
+            plate scales a batch up to all rows, ``plate("N", N, subsample_size=len(x))``. A state
+            holds the place in it. See the page "Rows from iterators".
         start : optional
             Where a run without a state starts: "search" for Normals near the modes, "host" for the
             init strategy, a ``Start`` of ``find_start``, a fit, a dict from latent sites to
@@ -729,17 +760,24 @@ class Engine(EngineShell, ABC):
             The run ended far above its best.
         UnsettledWarning
             It was to go on until it has settled, and has not in ``num_steps``.
+        BatchWarning
+            Steps of some batches were skipped; it names them.
+        ResumeWarning
+            The run cannot go on where it was in ``batches``, and begins a new epoch.
 
         Raises
         ------
         NonFiniteError
             A step was not finite and ``on_nonfinite="raise"``; it carries the last finite state,
             and the best one.
+        ArgumentError
+            ``batches`` are none of these, end before the run does, or change their form.
         """
         check_num_steps(num_steps, "the second argument of run, after the key")
         self._check_run(
             progress_bar,
             checkpoint,
+            batches=batches,
             init_state=init_state,
             callback=callback,
             callback_every=callback_every,
@@ -749,6 +787,11 @@ class Engine(EngineShell, ABC):
         )
         rule = rule_of(until)
         self._check_start(start, has_state=init_state is not None)
+        given: Any = batches
+        stream: Stream | None = given
+        if stream is not None:
+            args, own = stream.first()
+            kwargs = {**kwargs, **own}
         if init_state is None:
             state = self.init(rng_key, *args, start=start, **kwargs)
         else:
@@ -760,6 +803,11 @@ class Engine(EngineShell, ABC):
             state = self._with_its_data(bound, self._laid(bound.plan, init_state))
             self._bound = bound
         bound = self._require_bound()
+        if stream is not None:
+            stream.check_target(self.target)
+            full_data = getattr(bound.plan.estimator, "full_data", None)
+            check_not_shared(stream.order.loader, full_data)
+        forms = {bound.data.signature()}
         cadence = Cadence.of(
             int(state.step),
             num_steps,
@@ -768,11 +816,30 @@ class Engine(EngineShell, ABC):
             callback is not None,
             checkpoint is not None,
         )
+        reached, state = state.batches, state._replace(batches=None)
         # The compiled loop takes its state over, so it gets one that nobody else holds.
         state = self._copied(bound.plan, state, np.int32(cadence.last))
         position = int(state.step)
 
-        def take(count: int) -> Piece:
+        def present() -> EngineState:
+            saved = None if stream is None else stream.saved()
+            text = reached if saved is None else np.frombuffer(saved.encode(), np.uint8)
+            return state._replace(batches=text)
+
+        def take_batch(stream: Stream) -> Piece:
+            nonlocal bound
+            args, own = stream.next()
+            data = Data(args, {**kwargs, **own})
+            if data.signature() in forms:
+                data = bound.plan.target.bind(*data.args, **data.kwargs)
+            else:
+                bound, _ = self._bind_again(bound, data.args, data.kwargs, look=False)
+                data = bound.data
+                forms.add(data.signature())
+            self._bound = bound = replace(bound, data=data)
+            return take_whole(1)
+
+        def take_whole(count: int) -> Piece:
             nonlocal state, position
             if self.sharding is not None:
                 # Processes that are not equally quick would cut a run in other places.
@@ -780,8 +847,12 @@ class Engine(EngineShell, ABC):
             hold()
             try:
                 found: _Steps = bound.chunk(position, count, state, bound.data)
-                done = int(found.taken)
-                state, position = found.state, position + done
+                done, finite = int(found.taken), bool(found.finite)
+                state = found.state
+                broken = not finite and self.on_nonfinite == "raise"
+                position += done
+                if stream is not None and not broken:
+                    stream.taken(finite)
             except jax.errors.JaxRuntimeError as error:
                 if self.sharding is None or not self.sharding.has_processes:
                     raise
@@ -789,36 +860,47 @@ class Engine(EngineShell, ABC):
                 raise RankLostError(told) from error
             finally:
                 release()
-            if not bool(found.finite) and self.on_nonfinite == "raise":
-                raise self._nonfinite_error(int(state.step) + 1, state)
+            if broken:
+                raise self._nonfinite_error(int(state.step) + 1, present())
             # Copies: views would keep the memory of the largest piece for each to the end.
             info = {name: np.asarray(value)[:done].copy() for name, value in found.info.items()}
             return Piece(np.asarray(found.losses)[:done].copy(), info, int(state.skipped))
 
+        def take(count: int) -> Piece:
+            if stream is None:
+                return take_whole(count)
+            try:
+                return joined([take_batch(stream) for _ in range(count)])
+            except BaseException as error:
+                stream.tell(error)
+                raise
+
         def save() -> None:
             if checkpoint is not None:
-                self.save(checkpoint, state)
+                self.save(checkpoint, present())
+
+        def handed_out() -> EngineState:
+            # A copy, because the loop will take the state over again.
+            copied = self._copied(bound.plan, state, state.horizon)
+            return copied._replace(batches=present().batches)
 
         def call_back(position: int, figures: Mapping[str, float]) -> bool | None:
-            # A copy, because the loop will take the state over again.
-            if callback is None:
-                return None
-            return callback(position, self._copied(bound.plan, state, state.horizon), figures)
+            return None if callback is None else callback(position, handed_out(), figures)
 
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        keep = lambda: self._copied(bound.plan, state, state.horizon)  # noqa: E731
-        watch = self._watch(keep_best, size, keep)
+        watch = self._watch(keep_best, size, handed_out)
         settling = self._until(rule, cadence, lambda: self._positions(bound.plan, state))
         found = take_steps(
             type(self).__name__,
             cadence,
             take,
-            state=lambda: (int(state.step), state),
+            state=lambda: (int(state.step), present()),
             watch=watch,
             until=settling,
             save=save,
             call_back=call_back,
             progress_bar=progress_bar,
+            shown=None if stream is None else stream.shown,
         )
         best = watch.end()
         how = "run(..., init_state=result.best.state) goes on from it."
@@ -828,7 +910,7 @@ class Engine(EngineShell, ABC):
             warn_if_unsettled(type(self).__name__, settled, num_steps)
         self._look_at_end(bound.plan, found)
         params = bound.params(state, bound.data)
-        return RunResult(params, state, found.losses, found.info, best, settled)
+        return RunResult(params, present(), found.losses, found.info, best, settled)
 
     def _copied(self, plan: Plan, state: EngineState, horizon: Any) -> EngineState:
         return self._laid(plan, _copy(state, horizon))
@@ -959,7 +1041,10 @@ class Engine(EngineShell, ABC):
             }
             leaves = {**leaves, **fresh}
         with state_files.reading(path):
+            where = leaves.pop(".batches", None)
             state: EngineState = _in_place("state", leaves, template)
+            if where is not None:
+                state = state._replace(batches=np.asarray(where, np.uint8))
         self._bound = bound
         return self._laid(bound.plan, state)
 

@@ -229,6 +229,13 @@ def _problem(
     def by_strategy(number: int) -> np.ndarray:
         return np.asarray(target.initial_positions(number, rng_key, data), np.float64)
 
+    def constrain(z: np.ndarray) -> dict[str, Array]:
+        return target.constrain(jnp.asarray(z, target.dtype), data)
+
+    def unconstrain(values: Mapping[str, np.ndarray]) -> Array:
+        given = {name: jnp.asarray(value, target.dtype) for name, value in values.items()}
+        return target.unconstrain(given, data)
+
     return problem_of(
         name,
         target,
@@ -239,5 +246,7 @@ def _problem(
         values,
         lambda: digest_of_arguments((data.args, data.kwargs)),
         generator,
+        constrain,
+        unconstrain,
         approximate,
     )

@@ -39,6 +39,10 @@ class NonFiniteError(RuntimeError):
         self.best: Any = None
 
 
+class BatchWarning(UserWarning):
+    """Steps of some batches of a loader were not finite and were skipped."""
+
+
 class RankLostError(RuntimeError):
     """A process of a run with several was killed, has failed or has stalled."""
 
@@ -64,7 +68,7 @@ class NoisyScoreWarning(UserWarning):
 
 
 class ResumeWarning(UserWarning):
-    """A saved state goes on with settings that are not those that it was saved with."""
+    """A saved state goes on with settings, or rows, that are not those that it was saved with."""
 
 
 class LostFitWarning(UserWarning):

@@ -11,6 +11,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from jaxtyping import Float, Int
 
+from ppl_ext.batches.passes import Passes
 from ppl_ext.bound_model import BoundModelShell
 from ppl_ext.density import Array, Score, ScoreParts
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
@@ -38,6 +39,8 @@ class LogDensityShell(ABC, Generic[Array, Data]):
     bound: BoundModelShell[Array]
     #: Where ``initial_positions`` are drawn; None is the init strategy.
     start: Started | None = None
+    #: All rows, where they come from a loader; None where arguments hold them.
+    passes: Passes | None = None
 
     def _set_options(
         self,
@@ -135,6 +138,8 @@ class LogDensityShell(ABC, Generic[Array, Data]):
         ArgumentError
             They hold a batch.
         """
+        if self.passes is not None:
+            return
         for name, (size, rows) in self.partial_plates(data).items():
             raise ArgumentError(
                 f"Expected the full data: plate '{name}' has {size} rows, found arguments with "
@@ -236,6 +241,42 @@ class LogDensityShell(ABC, Generic[Array, Data]):
             (weight, {name: self.bound.row_numbers(rows) for name, rows in ranges.items()})
             for weight, ranges in sweep_ranges(self.plates, chunk or self.data_chunk)
         ]
+
+    def over(self, passes: Passes | None) -> Self:
+        """The same target, whose full-data sweeps pass over a loader.
+
+        Raises
+        ------
+        ArgumentError
+            The model looks up its rows itself.
+        """
+        if passes is None:
+            return self
+        if self.plates:
+            raise ArgumentError(
+                "Expected no batches for all rows with a model that looks up its rows by a "
+                f"plate's indices, as {sorted(self.plates)}. Pass the arrays of all rows."
+            )
+        other = copy.copy(self)
+        other.passes = passes
+        return other
+
+    def plates_of_batches(self, data: Data) -> dict[str, int]:
+        """All rows of each plate that a batch is part of; the rows of the batch where none is.
+
+        Raises
+        ------
+        ArgumentError
+            There are several, of other sizes.
+        """
+        found = {name: size for name, (size, _) in self.partial_plates(data).items()}
+        if len(set(found.values())) != 1:
+            raise ArgumentError(
+                "Expected batches of one plate, found "
+                f"{found or 'none: the first batch has all rows of each plate'}. Pass the arrays "
+                "of all rows as arguments."
+            )
+        return found
 
     # -- spaces and starting points -----------------------------------------------------------
 

@@ -181,6 +181,7 @@ def take_steps(
     save: Callable[[], None],
     call_back: Callable[[int, Mapping[str, float]], bool | None],
     progress_bar: bool,
+    shown: Callable[[], Mapping[str, str]] | None = None,
 ) -> Piece:
     """Take the steps of a run, piece by piece.
 
@@ -202,6 +203,8 @@ def take_steps(
     call_back : callable
         Given the number of steps taken so far and the figures of the last; True ends the run.
     progress_bar : bool
+    shown : callable, optional
+        What the bar shows besides, such as rows and epochs.
 
     Returns
     -------
@@ -217,7 +220,7 @@ def take_steps(
     """
     with between_steps():
         try:
-            return _taken(name, cadence, take, watch, until, save, call_back, progress_bar)
+            return _taken(name, cadence, take, watch, until, save, call_back, progress_bar, shown)
         except BaseException as error:
             _hand_over(error, *state())
             # Ctrl-C comes in a step or between two.
@@ -246,6 +249,7 @@ def _taken(
     save: Callable[[], None],
     call_back: Callable[[int, Mapping[str, float]], bool | None],
     progress_bar: bool,
+    shown: Callable[[], Mapping[str, str]] | None = None,
 ) -> Piece:
     pieces: list[Piece] = []
     position, size = cadence.first, 1
@@ -285,12 +289,13 @@ def _taken(
             elif elapsed > 2 * PIECE_SECONDS and position > cadence.first + 1:
                 size = max(1, size // 2)
             if progress_bar:
-                shown = {each: f"{value:.4g}" for each, value in piece.latest().items()}
+                told = {each: f"{value:.4g}" for each, value in piece.latest().items()}
+                told |= {} if shown is None else shown()
                 if piece.skipped:
-                    shown["skipped"] = str(piece.skipped)
+                    told["skipped"] = str(piece.skipped)
                 if until is not None:
-                    shown["settling"] = str(until.found)
-                bar.set_postfix(shown, refresh=False)
+                    told["settling"] = str(until.found)
+                bar.set_postfix(told, refresh=False)
                 bar.update(count)
             saved = cadence.saves(position, ends)
             if saved:
@@ -301,10 +306,11 @@ def _taken(
                 break
     if cadence.checkpoint_every and not saved:
         save()
-    return _joined(pieces)
+    return joined(pieces)
 
 
-def _joined(pieces: list[Piece]) -> Piece:
+def joined(pieces: list[Piece]) -> Piece:
+    """The figures of all steps in several pieces."""
     names = dict.fromkeys(name for piece in pieces for name in piece.info)
     info = {}
     for name in names:

@@ -9,6 +9,7 @@
 from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import (
     ArgumentError,
+    BatchWarning,
     ConvergenceWarning,
     DivergenceWarning,
     EvaluationWarning,
@@ -198,6 +199,7 @@ __all__ = [
     "stan",
     # errors and warnings
     "ArgumentError",
+    "BatchWarning",
     "ConvergenceWarning",
     "DivergenceWarning",
     "EvaluationWarning",

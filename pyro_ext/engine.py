@@ -31,7 +31,7 @@ import sys
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -43,6 +43,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ppl_ext import state_files
+from ppl_ext.batches.passes import check_not_shared
+from ppl_ext.batches.stream import Stream, check_no_arguments
 from ppl_ext.best import Best, warn_if_lost
 from ppl_ext.engine import EngineShell
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError
@@ -52,6 +54,7 @@ from ppl_ext.run import Cadence, Piece, check_num_steps, take_steps
 from ppl_ext.settling import Settled, Settling, rule_of, warn_if_unsettled
 from ppl_ext.start.given import HOST
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.batches import placing
 from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.handlers import isolated_parameters
 from pyro_ext.gradients import GradientEstimator, ScoreEstimate, default_estimator
@@ -75,6 +78,26 @@ def _at_work(
             return verb(self, *args, **kwargs)
 
     return working
+
+
+def _reading(verb: Callable[..., RunResult]) -> Callable[..., RunResult]:
+    """A run that may take its batches from a loader, which is read ahead while it lasts."""
+
+    @functools.wraps(verb)
+    def reading(self: Engine, *args: Any, batches: Any = None, **options: Any) -> RunResult:
+        if batches is None:
+            return verb(self, *args, **options)
+        check_no_arguments(args[1:], self.sharding)
+        where = self._place if self._pending is None else self._pending[1].get("batches")
+        try:
+            with Stream(batches, placing(self.dtype), where) as self._stream:
+                return verb(self, *args, batches=batches, **options)
+        finally:
+            if self._stream is not None and self._pending is None:
+                self._place = self._stream.saved()
+            self._stream = None
+
+    return reading
 
 
 class Update(NamedTuple):
@@ -250,6 +273,9 @@ class Engine(EngineShell, ABC):
         # Which thread is using the state; a dictionary, since setting a default cannot be torn.
         self._thread: dict[str, int] = {}
         self._pending: tuple[dict[str, Any], dict[str, Any]] | None = None
+        # The batches of a run, and the place in their loader after the last one.
+        self._stream: Stream | None = None
+        self._place: str | None = None
         self._horizon: int | None = None
 
     @property
@@ -566,12 +592,16 @@ class Engine(EngineShell, ABC):
             values = self.history.setdefault(name, [math.nan] * self.num_steps_taken)
             values.append(figures.get(name, math.nan))
         self.num_steps_taken += 1
+        if self._stream is not None:
+            self._stream.taken(update.finite)
 
     @_at_work
+    @_reading
     def run(
         self,
         num_steps: int,
         *args: Any,
+        batches: Iterable[Any] | None = None,
         start: Any = None,
         progress_bar: bool = True,
         callback: Callback | None = None,
@@ -589,6 +619,11 @@ class Engine(EngineShell, ABC):
         num_steps : int
         *args, **kwargs
             Arguments of the model.
+        batches : iterable, optional
+            In place of ``args``: gives a tuple of the model's arguments, or a mapping from their
+            names, for each step, in epochs without end; such as a ``DataLoader``. The model's
+            plate scales a batch up to all rows, ``plate("N", N, subsample_size=len(x))``. A state
+            holds the place in it. See the page "Rows from iterators".
         start : optional
             Where a run without a state starts: "search" for Normals near the modes, "host" for the
             init strategy, a ``Start`` of ``find_start``, a fit, a dict from latent sites to
@@ -626,11 +661,17 @@ class Engine(EngineShell, ABC):
             The run ended far above its best.
         UnsettledWarning
             It was to go on until it has settled, and has not in ``num_steps``.
+        BatchWarning
+            Steps of some batches were skipped; it names them.
+        ResumeWarning
+            The run cannot go on where it was in ``batches``, and begins a new epoch.
 
         Raises
         ------
         NonFiniteError
             A step was not finite and ``on_nonfinite="raise"``; it carries the best state.
+        ArgumentError
+            ``batches`` are none of these, end before the run does, or change their form.
         """
         check_num_steps(num_steps, "the first argument of run")
         sharding = self.sharding
@@ -638,6 +679,7 @@ class Engine(EngineShell, ABC):
         self._check_run(
             progress_bar,
             checkpoint if is_first else None,
+            batches=batches,
             callback=callback,
             callback_every=callback_every,
             checkpoint_every=checkpoint_every,
@@ -659,13 +701,29 @@ class Engine(EngineShell, ABC):
         if sharding is not None:
             asked = (tuple(cadence), keep_best, described(until))
             sharding.agree({"options of the run": self._digest([describe(asked)])})
-        self._meet(args, kwargs, start=start)
+        stream = self._stream
+        if stream is not None:
+            args, own = stream.first()
+            self._meet(args, {**kwargs, **own}, start=start)
+            stream.check_target(self.target)
+            check_not_shared(batches, getattr(self.plan.estimator, "full_data", None))
+        else:
+            self._meet(args, kwargs, start=start)
         outside = sys.exception()
+
+        def step_on_batch(stream: Stream) -> None:
+            try:
+                args, own = stream.next()
+                self._meet(args, {**kwargs, **own}, look=False)
+                self._step_once()
+            except BaseException as error:
+                stream.tell(error)
+                raise
 
         def take(count: int) -> Piece:
             before = self.num_steps_taken
             for _ in range(count):
-                self._step_once()
+                self._step_once() if stream is None else step_on_batch(stream)
             figures = {name: np.asarray(each[before:]) for name, each in self.history.items()}
             return Piece(figures.pop("loss"), figures, self.num_skipped)
 
@@ -695,6 +753,7 @@ class Engine(EngineShell, ABC):
             save=save,
             call_back=call_back,
             progress_bar=progress_bar and is_first,
+            shown=None if stream is None else stream.shown,
         )
         best = watch.end()
         warn_if_lost(type(self).__name__, best, "engine.load(result.best.state) goes back to it.")
@@ -756,6 +815,7 @@ class Engine(EngineShell, ABC):
             "generator": self._generator.get_state(),
             "draws": self._draws.get_state(),
             "algorithm": self._algorithm_state(self._state),
+            "batches": self._place if self._stream is None else self._stream.saved(),
             "memory": self._require_bound().memory,
             "rows": self._rows(self.plan),
         }
@@ -773,7 +833,7 @@ class Engine(EngineShell, ABC):
         return _of_its_own(self._present_state())
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**super().__getstate__(), "_thread": {}}
+        state = {**super().__getstate__(), "_thread": {}, "_stream": None}
         if self._bound is not None:
             found = self._present_state()
             kept = {"_pending": (found.header, found.state), "_state": None}
@@ -827,6 +887,7 @@ class Engine(EngineShell, ABC):
         plan, bound = self.plan, self._require_bound()
         self._state = self._load_algorithm_state(plan, self._state, state["algorithm"])
         self._restore_counts(state)
+        self._place = state.get("batches")
         self._generator.set_state(state["generator"])
         # An order of other rows is of no use.
         self._estimator_state = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -214,6 +214,14 @@ def _problem(
     def by_strategy(number: int) -> np.ndarray:
         return target.initial_positions(number, rng, data).double().cpu().numpy()
 
+    def constrain(z: np.ndarray) -> dict[str, np.ndarray]:
+        found = target.constrain(torch.as_tensor(z, dtype=target.dtype), data)
+        return {name: value.detach().cpu().numpy() for name, value in found.items()}
+
+    def unconstrain(values: Mapping[str, np.ndarray]) -> np.ndarray:
+        given = {name: torch.as_tensor(value) for name, value in values.items()}
+        return target.unconstrain(given, data).detach().cpu().numpy()
+
     return problem_of(
         name,
         target,
@@ -224,5 +232,7 @@ def _problem(
         values,
         lambda: digest_of_arguments((data.args, data.kwargs)),
         generator,
+        constrain,
+        unconstrain,
         approximate,
     )

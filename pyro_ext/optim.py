@@ -24,8 +24,7 @@ MakeOptimizer: TypeAlias = Callable[[list[Tensor]], torch.optim.Optimizer]
 #: What an optimizer does at one step: the options of each of its groups, learning rates included.
 Settings: TypeAlias = list[dict[str, Any]]
 
-#: Optimizers that treat each entry alone and keep their state by tensor, so that the parts of a
-#: parameter may take their steps one after another.
+#: Optimizers that treat each entry alone, so that a process may own some of the particles.
 ENTRYWISE = (
     torch.optim.Adadelta,
     torch.optim.Adagrad,
@@ -37,6 +36,8 @@ ENTRYWISE = (
     torch.optim.RMSprop,
     torch.optim.SGD,
 )
+#: Options of torch's Adam that make another step of it.
+_VARIANTS = ("amsgrad", "maximize", "weight_decay")
 
 
 class Coordinates(NamedTuple):
@@ -49,13 +50,10 @@ class Coordinates(NamedTuple):
     axes : mapping of str to int
         For each parameter that has one, the axis (negative) along which the coordinates run.
         The other parameters belong to no site.
-    length : int, optional
-        Parts have at most this many coordinates. Default: as long as they come.
     """
 
     sites: Mapping[str, slice]
     axes: Mapping[str, int]
-    length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +95,23 @@ class PlannedSteps:
     settings: list[list[Settings]]
     schedules: list[dict[str, Any] | None]
     reach: float
+
+
+class AdamStep(NamedTuple):
+    """The numbers of one step of torch's Adam.
+
+    Parameters
+    ----------
+    number : tensor ()
+        Number of the step, from 1.
+    rate, epsilon : float
+    betas : (float, float)
+    """
+
+    number: Tensor
+    rate: float
+    betas: tuple[float, float]
+    epsilon: float
 
 
 class EngineOptimizer:
@@ -155,11 +170,7 @@ class EngineOptimizer:
             ]
         else:
             makers = [optim]
-            if coordinates is None or coordinates.length is None:
-                divided = [_whole(self.parameters, list(self.parameters), 0)]
-            else:
-                owners = dict.fromkeys(coordinates.sites, REST)
-                divided = _divide(self.parameters, coordinates, owners, [REST])
+            divided = [_whole(self.parameters, list(self.parameters), 0)]
         self.parts: tuple[Part, ...] = tuple(divided)
         self._optimizers: list[torch.optim.Optimizer] = []
         self._schedulers: list[Any] = []
@@ -216,6 +227,15 @@ class EngineOptimizer:
             self._clips
         )
 
+    @property
+    def is_plain_adam(self) -> bool:
+        """Whether every optimizer is torch's Adam without its variants, and clips nothing."""
+        return not any(self._clips) and all(
+            type(optimizer) is torch.optim.Adam
+            and not any(group[name] for group in optimizer.param_groups for name in _VARIANTS)
+            for optimizer in self._optimizers
+        )
+
     def _tensors(self, owner: int) -> list[Tensor]:
         parts = (part for part in self.parts if part.owner == owner)
         return [tensor for part in parts for tensor in part.tensors.values()]
@@ -241,7 +261,7 @@ class EngineOptimizer:
         self._advance()
 
     def plan(self, num_steps: int) -> PlannedSteps:
-        """What the next steps will be; nothing is changed. See :meth:`step_part`."""
+        """What the next steps will be; nothing is changed."""
         now = [_settings(optimizer) for optimizer in self._optimizers]
         if all(scheduler is None for scheduler in self._schedulers):
             reach = max(
@@ -263,34 +283,44 @@ class EngineOptimizer:
         )
         return PlannedSteps([*steps, after_settings], after, reach)
 
-    def step_part(
-        self, part: Part, gradients: Mapping[str, Tensor], plan: PlannedSteps, number: int
-    ) -> None:
-        """Step ``number`` (from 0) of a plan for one part alone.
-
-        Every part takes all steps of the plan, in any order, before :meth:`finish`.
-
-        Parameters
-        ----------
-        part : Part
-            One of ``parts``.
-        gradients : mapping of str to tensor
-            For each tensor of the part.
-        plan : PlannedSteps
-        number : int
-        """
+    def adam_moments(self, part: Part) -> dict[str, tuple[Tensor, Tensor]]:
+        """First and second moments of a part's tensors, of plain Adam; zeros before any step."""
         hold()
         optimizer = self._optimizers[part.owner]
-        if plan.settings:
-            _set(optimizer, plan.settings[number][part.owner])
+        state, found = optimizer.state, {}
+        fused = any(group.get("fused") for group in optimizer.param_groups)
         for name, tensor in part.tensors.items():
-            tensor.grad = gradients[name].contiguous()
-        optimizer.step()
-        for tensor in part.tensors.values():
-            tensor.grad = None
+            entries = state[tensor]
+            if not entries:
+                # Where torch's own step looks for it.
+                device = tensor.device if fused else None
+                entries["step"] = torch.zeros((), dtype=torch.float32, device=device)
+                entries["exp_avg"] = torch.zeros_like(tensor.detach())
+                entries["exp_avg_sq"] = torch.zeros_like(tensor.detach())
+            found[name] = entries["exp_avg"], entries["exp_avg_sq"]
+        return found
 
-    def finish(self, plan: PlannedSteps) -> None:
-        """End the steps of a plan: schedules stand after them."""
+    def adam_step(self, part: Part, plan: PlannedSteps, number: int) -> AdamStep:
+        """Step ``number`` (from 0) of a plan, of plain Adam.
+
+        For callers that take it for pieces of a part, one after another, and end all by
+        :meth:`finish`.
+        """
+        optimizer = self._optimizers[part.owner]
+        settings = plan.settings[number][part.owner] if plan.settings else _settings(optimizer)
+        tensor = next(iter(part.tensors.values()))
+        return AdamStep(
+            optimizer.state[tensor]["step"].to(tensor.device) + (number + 1),
+            float(settings[0]["lr"]),
+            (float(settings[0]["betas"][0]), float(settings[0]["betas"][1])),
+            float(settings[0]["eps"]),
+        )
+
+    def finish(self, plan: PlannedSteps, num_steps: int) -> None:
+        """End the steps of a plan that were taken by piece: counters and schedules go on."""
+        for part in self.parts:
+            for tensor in part.tensors.values():
+                self._optimizers[part.owner].state[tensor]["step"] += num_steps
         if plan.settings:
             self._set_schedules(plan.schedules, plan.settings[-1])
 
@@ -413,15 +443,13 @@ def _divide(
         else:
             ranges.append((where.start, where.stop, owners[name]))
     for first, last, pattern in ranges:
-        length = coordinates.length or last - first
-        for start in range(first, last, length):
-            where = slice(start, min(start + length, last))
-            indices: dict[str, Any] = {
-                name: (..., where, *(slice(None),) * (-axis - 1))
-                for name, axis in coordinates.axes.items()
-            }
-            tensors = {name: parameters[name].detach()[index] for name, index in indices.items()}
-            parts.append(Part(where, tensors, indices, patterns.index(pattern)))
+        where = slice(first, last)
+        indices: dict[str, Any] = {
+            name: (..., where, *(slice(None),) * (-axis - 1))
+            for name, axis in coordinates.axes.items()
+        }
+        tensors = {name: parameters[name].detach()[index] for name, index in indices.items()}
+        parts.append(Part(where, tensors, indices, patterns.index(pattern)))
     rest = [name for name in parameters if name not in coordinates.axes]
     if rest:
         if REST not in patterns:

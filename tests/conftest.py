@@ -55,23 +55,23 @@ import pytest  # noqa: E402  (the variables above come first)
 
 IN_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
 
-# import name -> the extra that installs it
+# import name -> what pip is told to install it: a user's extra, or a group for developers
+_DEVELOPERS = "--group dev"
 OPTIONAL = {
-    "torch": "pyro",
-    "pyro": "pyro",
-    "jax": "numpyro",
-    "numpyro": "numpyro",
-    "optax": "numpyro",
-    "bridgestan": "stan",
-    "posteriordb": "stan",
-    "blackjax": "bench",
-    "flax": "bench",
-    "matplotlib": "diagnostics",
-    "pandas": "bench",
-    "sklearn": "diagnostics",
-    "equinox": "dev",
-    "scipy": "dev",
-    "torchmetrics": "dev",
+    "torch": "'ppl-ext[pyro]'",
+    "pyro": "'ppl-ext[pyro]'",
+    "jax": "'ppl-ext[numpyro]'",
+    "numpyro": "'ppl-ext[numpyro]'",
+    "optax": "'ppl-ext[numpyro]'",
+    "bridgestan": "'ppl-ext[stan]'",
+    "posteriordb": "'ppl-ext[stan]'",
+    "matplotlib": "'ppl-ext[plots]'",
+    "sklearn": "'ppl-ext[plots]'",
+    "blackjax": _DEVELOPERS,
+    "equinox": _DEVELOPERS,
+    "flax": _DEVELOPERS,
+    "pandas": _DEVELOPERS,
+    "torchmetrics": _DEVELOPERS,
 }
 
 PRECISION = pytest.StashKey[dict[str, Any]]()
@@ -232,7 +232,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     _set_precision(before)
     part = missing_part(report.call.excinfo.value) if report.failed else None
     if part is not None and not IN_CI:
-        reason = f"{part} is not installed (pip install 'ppl-ext[{OPTIONAL[part]}]')"
+        reason = f"{part} is not installed (pip install {OPTIONAL[part]})"
         report.outcome = "skipped"
         report.longrepr = (str(collector.path), 0, f"Skipped: {reason}")
     return report
@@ -290,7 +290,7 @@ def backend(request: pytest.FixtureRequest) -> Any:
         part = missing_part(error)
         if part is None or IN_CI:
             raise
-        pytest.skip(f"{part} is not installed (pip install 'ppl-ext[{OPTIONAL[part]}]')")
+        pytest.skip(f"{part} is not installed (pip install {OPTIONAL[part]})")
 
 
 @pytest.fixture

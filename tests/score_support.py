@@ -123,7 +123,7 @@ def by_parts(face: Any, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
     """Have vectors longer than this updated by part."""
     steps = room(face, "score.gradient_steps")
     if face.name == "pyro":
-        monkeypatch.setattr(steps, "PART_LENGTH", length)
+        monkeypatch.setattr(room(face, "pieces"), "LENGTH", length)
         return
     monkeypatch.setattr(room(face, "guides.normal"), "LONG", length)
     monkeypatch.setattr(steps, "LONG", length)

@@ -49,13 +49,14 @@ MAY_IMPORT = {
     "fit": {"density", "engine", "gradients", "score", "start"},
     "check": {"density", "diagnostics", "engine", "fit"},
     "programs": set(),
+    "pieces": set(),
     "sharding": set(),
     "_clash": set(),
     "draws": set(),
 }
 
 #: Rooms that every room may import.
-EVERYWHERE = {"draws", "programs", "sharding"}
+EVERYWHERE = {"draws", "pieces", "programs", "sharding"}
 
 # Where the hosts' program effects (handlers, traces, plates) are handled; nowhere else.
 EFFECT_ROOMS = {"density", "guides"}
@@ -84,7 +85,7 @@ ONE_SIDED = {
     "numpyro_ext/gradients/permutation.py": "torch.randperm takes no longer than a step or two",
     "numpyro_ext/guides/set_up.py": "Pyro's guides run the model once, and nothing is compiled",
     "numpyro_ext/guides/threefry.py": "torch draws long vectors fast enough by itself",
-    "numpyro_ext/score/long_vectors.py": "in Pyro the optimiser works by part, see optim.py",
+    "pyro_ext/pieces.py": "XLA divides loops among threads by itself",
     "numpyro_ext/programs.py": "Pyro compiles nothing; its graphs are in density/graph.py",
     "numpyro_ext/_clash.py": "only the name numpyro_ext is used by another distribution",
 }

@@ -95,7 +95,7 @@ def test_missing_part_is_told_outside_ci_and_fails_inside(tmp_path: Path, ci: bo
         assert "No module named 'blackjax'" in output
     else:
         assert status == 0, output
-        assert "blackjax is not installed (pip install 'ppl-ext[bench]')" in output
+        assert "blackjax is not installed (pip install --group dev)" in output
         assert "1 passed, 1 skipped" in output
 
 

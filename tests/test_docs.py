@@ -16,7 +16,7 @@ import pytest
 from tests import arviz_support, stan_support
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted([*DOCS.glob("*.md"), *DOCS.glob("howto/*.md")])
 BLOCK = re.compile(r"(<!-- not run: needs [^>]+ -->\n+)?^```python\n(.*?)^```", re.S | re.M)
 #: The page's blocks have tests of their own, which run them.
 ELSEWHERE = {"own-engine": "tests/test_own_engine.py"}
@@ -119,6 +119,14 @@ sigma = [15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0]
 
 #: What stands before the block of that number: a page and a package for each that has blocks.
 GRANTED: dict[tuple[str, str], dict[int, str]] = {
+    ("index", "px"): {0: WHOLE["px"]},
+    ("index", "nx"): {0: WHOLE["nx"]},
+    ("howto/stop-and-resume", "px"): {0: WHOLE["px"]},
+    ("howto/stop-and-resume", "nx"): {0: WHOLE["nx"]},
+    ("howto/log-a-run", "px"): {0: WHOLE["px"]},
+    ("howto/log-a-run", "nx"): {0: WHOLE["nx"]},
+    ("howto/own-curvature", "px"): {},
+    ("howto/own-curvature", "nx"): {},
     ("examples-uncertainty", "nx"): {},
     ("starts", "px"): {0: LOGISTIC["px"]},
     ("starts", "nx"): {0: LOGISTIC["nx"]},
@@ -167,6 +175,8 @@ def model(x, y):
     ("warm-chains", "nx"): {0: WHOLE["nx"]},
     ("stan", "px"): {0: STAN},
     ("stan", "nx"): {0: STAN},
+    ("networks", "px"): {},
+    ("networks", "nx"): {},
     ("uncertainty", "px"): {},
     ("uncertainty", "nx"): {
         0: """
@@ -184,6 +194,14 @@ def classifier(x, y=None):
 
 #: What the blocks leave behind has to hold.
 LEFT: dict[tuple[str, str], str] = {
+    ("howto/stop-and-resume", "px"): "engine.num_steps_taken == 500",
+    ("howto/stop-and-resume", "nx"): "int(result.state.step) == 500",
+    ("howto/log-a-run", "px"): "history[-1].keys() == {'step', 'loss', 'force_norm'}",
+    ("howto/log-a-run", "nx"): "history[-1].keys() == {'step', 'loss', 'force_norm'}",
+    ("howto/own-curvature", "px"): "verdict.trusted and Rayleigh in px.curvature.fisher._ROOTS",
+    ("howto/own-curvature", "nx"): "verdict.trusted and Rayleigh in nx.curvature.fisher._ROOTS",
+    ("index", "px"): "fit.verdict.trusted and idata.posterior['w'].shape[-1] == 3",
+    ("index", "nx"): "fit.verdict.trusted and idata.posterior['w'].shape[-1] == 3",
     ("starts", "px"): "abs(vi.start.mean - engine.particles.numpy().mean(0)).max() < 0.1",
     ("starts", "nx"): "engine.start is start and vi.start.factor.shape == (3, 3)",
     ("getting-started", "px"): "engine.num_steps_taken == 10_000",
@@ -201,6 +219,8 @@ LEFT: dict[tuple[str, str], str] = {
     ),
     ("stan", "px"): "draws['theta'].shape == (100, 8)",
     ("stan", "nx"): "draws['theta'].shape == (100, 8)",
+    ("networks", "px"): "predictive.sizes['draw'] == 100",
+    ("networks", "nx"): "predictive.sizes['draw'] == 100",
     ("uncertainty", "px"): "predictive.sizes['draw'] == 50",
     ("uncertainty", "nx"): "predictive.sizes['draw'] == 50",
 }
@@ -217,13 +237,22 @@ def blocks(page: str) -> Iterator[tuple[str, str]]:
 
 def test_every_page_with_blocks_is_known() -> None:
     found = {
-        (page.stem, package)
-        for page in PAGES
-        if page.stem not in ELSEWHERE
-        for package, _ in blocks(page.stem)
+        (page, package)
+        for page in (str(path.relative_to(DOCS).with_suffix("")) for path in PAGES)
+        if page not in ELSEWHERE
+        for package, _ in blocks(page)
     }
     assert found == set(GRANTED)
     assert all(f"{page}.md" in Path(test).read_text() for page, test in ELSEWHERE.items())
+
+
+@pytest.mark.parametrize("package", ["pyro", "numpyro"])
+def test_names_on_the_pages_are_there(package: str) -> None:
+    module = pytest.importorskip(f"{package}_ext")
+    named = re.compile(rf"\b{'px' if package == 'pyro' else 'nx'}\.([A-Za-z]\w*)")
+    for page in [*PAGES, *DOCS.glob("tutorials/*.md"), DOCS.parent / "README.md"]:
+        for name in set(named.findall(page.read_text(encoding="utf-8"))):
+            assert hasattr(module, name), f"{page.name}: {package}_ext has no {name}"
 
 
 @pytest.mark.docs

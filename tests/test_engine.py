@@ -40,13 +40,13 @@ def test_a_run_in_many_pieces_keeps_the_figures_of_its_steps_alone(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not the memory of the longest piece for each of them, which is gigabytes in long runs."""
-    joined, seen = run._joined, []
+    joined, seen = run.joined, []
 
     def listen(pieces: list[run.Piece]) -> run.Piece:
         seen.extend(pieces)
         return joined(pieces)
 
-    monkeypatch.setattr(run, "_joined", listen)
+    monkeypatch.setattr(run, "joined", listen)
     shell.run(plain_of(shell), 6, callback=lambda *_: None, callback_every=2)
     assert len(seen) >= 3
     for piece in seen:

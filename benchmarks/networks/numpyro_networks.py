@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -31,13 +32,22 @@ from numpyro_ext import (
 def table(
     x: Any, y: Any, x_test: Any, y_test: Any, steps: int, draws: int, every: int, seed: int
 ) -> dict[str, Any]:
-    """Predictions of a regression network; see :mod:`benchmarks.networks.linearized`."""
-    rngs = nnx.Rngs(0)
-    layers = nnx.Linear(x.shape[1], HIDDEN, rngs=rngs), nnx.Linear(HIDDEN, 1, rngs=rngs)
-    module = nnx.Sequential(layers[0], jax.nn.relu, layers[1])
+    """Predictions of a regression network; see :mod:`benchmarks.networks.linearized`.
+
+    ``every`` is 0 where nothing is found from the marginal likelihood.
+    """
+    with jax.enable_x64(True):
+        return _table(x, y, x_test, y_test, steps, draws, every, seed)
+
+
+def _table(
+    x: Any, y: Any, x_test: Any, y_test: Any, steps: int, draws: int, every: int, seed: int
+) -> dict[str, Any]:
+    linear = partial(nnx.Linear, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    module = nnx.Sequential(linear(x.shape[1], HIDDEN), jax.nn.relu, linear(HIDDEN, 1))
 
     def regression(x: Any, y: Any = None) -> None:
-        scale = numpyro.sample("prior_scale", dist.LogNormal(0.0, 1.0))
+        scale = numpyro.sample("prior_scale", dist.LogNormal(0.0, 1.0)) if every else 1.0
         noise = numpyro.sample("noise", dist.LogNormal(-1.0, 1.0))
         net = random_module("net", module, priors.ScaledNormal(scale))
         with numpyro.plate("rows", len(x), subsample_size=min(BATCH, len(x))):
@@ -48,8 +58,8 @@ def table(
     engine = LaplaceGGN(
         regression,
         optax.adam(optax.cosine_decay_schedule(0.01, steps)),
-        hyperparameters=["prior_scale", "noise"],
-        hyperparameters_every=every,
+        hyperparameters=["prior_scale", "noise"] if every else None,
+        hyperparameters_every=every or 1,
         init_strategy=init_to_sample,
     )
     return fitted(engine, regression, (x, y), (x_test, y_test), steps, draws, seed)

@@ -16,6 +16,7 @@ from jax import Array
 from jaxtyping import Float
 
 from numpyro_ext.density.arguments import Arguments, as_data
+from numpyro_ext.density.batches import sum_over_batches
 from numpyro_ext.density.bound_model import BoundModel
 from numpyro_ext.density.check import (
     raise_invalid_parameters,
@@ -37,6 +38,7 @@ from numpyro_ext.density.sweep import sum_over_rows
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import Sharding
 from ppl_ext.arguments import check_callable
+from ppl_ext.batches.passes import Passes
 from ppl_ext.discrete import check_curvature
 from ppl_ext.errors import ArgumentError
 from ppl_ext.log_density import LogDensityShell, warn_of_held_parameters
@@ -231,7 +233,7 @@ class LogDensity(LogDensityShell[Array, Data]):
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         return self._evaluation.value(data, dict(indices or {}), z)
 
-    def _run(self, name: str, function: Callable[..., Any], *, rarely: bool = False) -> Program:
+    def _run(self, name: Any, function: Callable[..., Any], *, rarely: bool = False) -> Program:
         if name not in self._programs:
             self._programs[name] = Program(function, rarely=rarely)
         return self._programs[name]
@@ -242,15 +244,30 @@ class LogDensity(LogDensityShell[Array, Data]):
         return run(z, self.arguments.as_evaluated(data), indices)
 
     def _full(self, what: str, z: Array, data: Data) -> Any:
+        one = getattr(self._evaluation, what)
+        if self.passes is not None:
+            return self._over_batches(what, z, data, self.passes)
         if not self.plates:
             return self._batch(what, z, data, None)
-        one = getattr(self._evaluation, what)
 
         def sweep(z: Array, data: Data) -> Any:
             return self.sum_over_rows(lambda rows: self._evaluation.batch(one, z, data, rows))
 
         run = self._run(f"full_{what}", sweep)
         return run(self.bound.check_positions(z), self.arguments.as_evaluated(data))
+
+    def _over_batches(self, what: str, z: Array, data: Data, passes: Passes) -> Any:
+        one = getattr(self._evaluation, what)
+
+        def sweep(z: Array, data: Data) -> Any:
+            def of_batch(data: Data) -> Any:
+                return self._evaluation.batch(one, z, data, {})
+
+            return sum_over_batches(passes, self.arguments, data, of_batch)
+
+        # The program reads this loader.
+        run = self._run((what, id(passes)), sweep)
+        return run(self.bound.check_positions(z), data)
 
     def sum_over_rows(self, function: Callable[[Indices], Any]) -> Any:
         """Weighted sum of a function of row indices over every chunk of the full data.

@@ -19,7 +19,7 @@ its losses.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -29,12 +29,14 @@ from numpy.typing import NDArray
 from numpyro.infer import MCMC
 
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.batches import place
 from numpyro_ext.density.replay import is_quick, replay
 from numpyro_ext.diagnostics.chains import Chains
 from numpyro_ext.diagnostics.host_fit import HostFit
 from numpyro_ext.engine import Engine, RunResult
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import Sharding, on_own_axes
+from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
     Group,
@@ -48,6 +50,7 @@ from ppl_ext.diagnostics.fit_groups import (
     warn_of_draws,
 )
 from ppl_ext.diagnostics.inference_data import Variable, inference_data
+from ppl_ext.diagnostics.replay import Replay, joined
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
@@ -96,6 +99,7 @@ def to_arviz(
     data_chunk: int | None = None,
     rng_key: Any = None,
     model: Callable[..., Any] | None = None,
+    batches: Iterable[Any] | None = None,
     sharding: Sharding | None = None,
     **kwargs: Any,
 ) -> Any:
@@ -110,12 +114,14 @@ def to_arviz(
     if isinstance(engine, Fit):
         args, state = args if state is None else (state, *args), None
         check_no_num_samples(num_samples)
+    some, named, passes = rows_of_loader(batches, args, kwargs, place)
+    args, kwargs = some or (), dict(named or {})
     check_fit(engine, model, "to_arviz(engine, result, *args)")
     if model is not None:
         # The host's result has the losses of its run.
         losses = getattr(state, "losses", None) if losses is None else losses
         state = getattr(state, "params", state)
-        engine = HostFit(engine, state, model, args, kwargs)
+        engine = HostFit(engine, state, model, args, kwargs, passes)
     if isinstance(state, RunResult):
         result = state if result is None else result
         state = state.state
@@ -132,7 +138,8 @@ def to_arviz(
     options = {} if num_samples is None else {"num_samples": num_samples}
     given = engine.get_samples(state, rng_key=key, **options)
     draws = {name: np.asarray(given[name]) for name in target.layout.names if name in given}
-    replayed = replay(
+    replayed = _replayed(
+        passes,
         target,
         draws,
         data,
@@ -148,9 +155,13 @@ def to_arviz(
     if not observed_data:
         groups.pop("observed_data")
     if sample_stats:
-        groups["sample_stats"] = _sample_statistics(engine, target, state, draws, data, draw_chunk)
+        groups["sample_stats"] = _sample_statistics(
+            engine, target.over(passes), state, draws, data, draw_chunk
+        )
     warn_of_draws(replayed, groups.get("sample_stats", {}))
     signature = inspect.signature(target.model)
+    if passes is not None and constant_data is True:
+        constant_data = False  # the arrays are those of one batch
     groups["constant_data"] = constant_group(
         constant_data, signature, args, kwargs, replayed, _as_array
     )
@@ -165,6 +176,33 @@ def to_arviz(
     )
 
 
+def _replayed(
+    passes: Passes | None,
+    target: LogDensity,
+    draws: Mapping[str, Array],
+    data: Data,
+    *,
+    rng_key: Any,
+    **options: Any,
+) -> Replay:
+    """The replay on the rows of the arguments, or on those of all batches of a loader."""
+    if passes is None:
+        return replay(target, draws, data, rng_key=rng_key, **options)
+    sizes = target.over(passes).plates_of_batches(data)
+    found = [
+        replay(
+            target,
+            draws,
+            target.bind(*args, **{**data.kwargs, **own}),
+            all_rows=False,
+            rng_key=jax.random.fold_in(rng_key, number),
+            **options,
+        )
+        for number, (args, own) in enumerate(passes.batches(place, next(iter(sizes.values()))))
+    ]
+    return joined(found, sizes)
+
+
 def _as_array(value: Any) -> Array | None:
     return np.asarray(value) if isinstance(value, (jax.Array, np.ndarray)) else None
 
@@ -173,7 +211,7 @@ def _sample_statistics(
     engine: Any,
     target: LogDensity,
     state: Any,
-    draws: Mapping[str, Array],
+    draws: Mapping[str, Any],
     data: Data,
     draw_chunk: int | None,
 ) -> Group:
@@ -193,7 +231,7 @@ def _sample_statistics(
             pieces.setdefault(name, []).append(np.asarray(found))
     statistics = {name: np.concatenate(found)[:number] for name, found in pieces.items()}
     if hook is not None and inside is None:
-        positions = engine.target.unconstrain(draws, data)
+        positions = target.unconstrain(draws, data)
         statistics.update(
             {name: np.asarray(value) for name, value in hook(state, positions).items()}
         )

@@ -28,6 +28,7 @@ from numpyro_ext.guides.flat_density import (
 )
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import Sharding
+from ppl_ext.batches.passes import Passes
 from ppl_ext.diagnostics import fit as shared
 from ppl_ext.diagnostics.fit import (
     Evaluate,
@@ -95,6 +96,7 @@ def fitted_guide(
     args: tuple[Any, ...] | None,
     kwargs: Mapping[str, Any] | None,
     rng_key: Array | None,
+    passes: Passes | None = None,
 ) -> FittedGuide:
     """The guide of an engine, or a host autoguide with the model that it was fitted to.
 
@@ -109,6 +111,8 @@ def fitted_guide(
         The model of an autoguide.
     args, kwargs : optional
         The model's arguments, with all rows of the data. Default: those that the engine saw last.
+    passes : Passes, optional
+        All rows, from a loader.
     rng_key : array, optional
         Default: a key derived from the engine's state; ``jax.random.key(0)`` for an autoguide.
 
@@ -121,7 +125,7 @@ def fitted_guide(
     if hasattr(fit, "target"):
         check_fits_a_guide(fit)
         state = state_of_engine(fit, state)
-        target, data = target_of_engine(fit, model, args, kwargs)
+        target, data = target_of_engine(fit, model, args, kwargs, passes)
         key = state.rng_key if rng_key is None else rng_key
         if hasattr(fit, "approximation"):
             density, parameters = fit.approximation(state)
@@ -137,7 +141,13 @@ def fitted_guide(
     check_model(fit, model)
     assert model is not None
     target, data = target_of_model(
-        model, args, kwargs, held=params, allow_local_latents=False, owner=type(fit).__name__
+        model,
+        args,
+        kwargs,
+        held=params,
+        allow_local_latents=False,
+        owner=type(fit).__name__,
+        passes=passes,
     )
     density = _density(fit, target, data)
     missing = sorted(set(density.parameter_names) - set(params))
@@ -187,6 +197,7 @@ def target_of_model(
     allow_local_latents: bool = True,
     all_rows: bool = True,
     owner: str = "LogDensity",
+    passes: Passes | None = None,
     sharding: Sharding | None = None,
 ) -> tuple[LogDensity, Data]:
     """A target for a model without an engine, with parameters of the model as in ``held``.
@@ -214,6 +225,7 @@ def target_of_model(
             warnings.warn(warning.message, warning.category, stacklevel=2)
     if fitted:
         target = target.with_held({**target.held, **fitted})
+    target = target.over(passes)
     if all_rows:
         return target, shared.all_rows(target, args, kwargs)
     return target, target.bind(*args, **kwargs)

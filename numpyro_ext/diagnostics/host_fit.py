@@ -18,6 +18,7 @@ from numpyro_ext.density import Data
 from numpyro_ext.diagnostics.fit import FittedGuide, fitted_guide, target_of_model
 from numpyro_ext.guides.flat_density import Parameters, check_has_flat_density
 from numpyro_ext.programs import Program
+from ppl_ext.batches.passes import Passes
 from ppl_ext.diagnostics.fit import HOST_DRAWS, sites_of_guide
 from ppl_ext.errors import ArgumentError
 
@@ -35,6 +36,8 @@ class HostFit:
         Its model.
     args, kwargs
         The model's arguments, with all rows of the data.
+    passes : Passes, optional
+        All rows, from a loader.
 
     Raises
     ------
@@ -50,11 +53,12 @@ class HostFit:
         model: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
+        passes: Passes | None = None,
     ) -> None:
         self.guide = guide
         self.fitted: FittedGuide | None = None
         if _has_flat_density(guide):
-            self.fitted = fitted_guide(guide, params, model, args, kwargs, None)
+            self.fitted = fitted_guide(guide, params, model, args, kwargs, None, passes)
             self.target, self._data = self.fitted.target, self.fitted.data
             return
         if not isinstance(params, Mapping):
@@ -62,7 +66,7 @@ class HostFit:
                 f"Expected the guide's parameters, as svi.get_params(state) gives them, found "
                 f"{type(params).__name__}."
             )
-        self.target, self._data = target_of_model(model, args, kwargs, held=params)
+        self.target, self._data = target_of_model(model, args, kwargs, held=params, passes=passes)
 
     def get_samples(
         self, params: Mapping[str, Any], rng_key: Array | None = None, num_samples: int = HOST_DRAWS

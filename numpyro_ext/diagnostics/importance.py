@@ -6,12 +6,14 @@ space (so that log p includes the Jacobians), with log p over all rows of the da
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jax import Array
 
+from numpyro_ext.density.batches import place
 from numpyro_ext.diagnostics.fit import RNG_KEY, STATE, fitted_guide
+from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.importance import (
     ELBO,
     ELBO_DOCUMENTATION,
@@ -44,6 +46,7 @@ def elbo(
     model: Callable[..., Any] | None = None,
     args: tuple[Any, ...] | None = None,
     kwargs: Mapping[str, Any] | None = None,
+    batches: Iterable[Any] | None = None,
     num_samples: int = ELBO_SAMPLES,
     likelihood_temperature: float | None = 1.0,
     draw_chunk: int | None = None,
@@ -51,12 +54,15 @@ def elbo(
 ) -> ELBO:
     """Evidence lower bound E_q[log p(data, theta) - log q(theta)] of a fitted guide."""
     check_count("num_samples", num_samples, least=2)
-    fitted = fitted_guide(fit, state, model, args, kwargs, rng_key)
+    args, kwargs, passes = rows_of_loader(batches, args, kwargs, place)
+    fitted = fitted_guide(fit, state, model, args, kwargs, rng_key, passes)
     ratios = ratios_at_draws(fitted, num_samples, likelihood_temperature, draw_chunk)
     return evidence_lower_bound(ratios)
 
 
-@documented(KHAT_DOCUMENTATION, as_in_elbo="fit, state, model, args, kwargs, draw_chunk, rng_key")
+@documented(
+    KHAT_DOCUMENTATION, as_in_elbo="fit, state, model, args, kwargs, batches, draw_chunk, rng_key"
+)
 def psis_khat(
     fit: Any,
     state: Any,
@@ -64,6 +70,7 @@ def psis_khat(
     model: Callable[..., Any] | None = None,
     args: tuple[Any, ...] | None = None,
     kwargs: Mapping[str, Any] | None = None,
+    batches: Iterable[Any] | None = None,
     num_samples: int = KHAT_SAMPLES,
     likelihood_temperature: float | None = None,
     draw_chunk: int | None = None,
@@ -71,5 +78,6 @@ def psis_khat(
 ) -> ParetoKHat:
     """Pareto k-hat of the importance ratios p/q of a fitted guide."""
     check_count("num_samples", num_samples, least=LEAST_KHAT_SAMPLES)
-    fitted = fitted_guide(fit, state, model, args, kwargs, rng_key)
+    args, kwargs, passes = rows_of_loader(batches, args, kwargs, place)
+    fitted = fitted_guide(fit, state, model, args, kwargs, rng_key, passes)
     return pareto_khat(ratios_at_draws(fitted, num_samples, likelihood_temperature, draw_chunk))

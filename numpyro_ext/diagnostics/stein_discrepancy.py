@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from jax import Array
 
 from numpyro_ext.density import LogDensity
+from numpyro_ext.density.batches import place
 from numpyro_ext.diagnostics.fit import (
     RNG_KEY,
     STATE,
@@ -18,6 +19,7 @@ from numpyro_ext.diagnostics.fit import (
     state_of_engine,
     target_of_model,
 )
+from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.fit import target_of_engine
 from ppl_ext.diagnostics.stein_discrepancy import (
     BLOCK,
@@ -51,6 +53,7 @@ def ksd(
     model: Callable[..., Any] | None = None,
     args: tuple[Any, ...] | None = None,
     kwargs: Mapping[str, Any] | None = None,
+    batches: Iterable[Any] | None = None,
     num_samples: int | None = None,
     statistic: str | None = None,
     metric: Metric = "whitened",
@@ -62,6 +65,7 @@ def ksd(
     rng_key: Array | None = None,
 ) -> SteinDiscrepancy:
     """Kernelised Stein discrepancy between a fit and its target."""
+    args, kwargs, passes = rows_of_loader(batches, args, kwargs, place)
     options = {
         "statistic": statistic,
         "metric": metric,
@@ -76,7 +80,7 @@ def ksd(
                 "or model=..., and args=(...)."
             )
         target, data = target_of_positions(
-            fit, target, model, args, kwargs, num_samples, target_of_model
+            fit, target, model, args, kwargs, num_samples, target_of_model, passes
         )
         positions = np.asarray(fit, target.dtype)
         check_positions(positions.shape, target.dim)
@@ -84,12 +88,12 @@ def ksd(
         check_no_target(target, fit)
         particles = hasattr(fit, "target") and hasattr(fit, "particles")
         if not particles or hasattr(fit, "approximation"):
-            fitted = fitted_guide(fit, state, model, args, kwargs, rng_key)
+            fitted = fitted_guide(fit, state, model, args, kwargs, rng_key, passes)
             return discrepancy_of_guide(
                 fitted, num_samples, likelihood_temperature, draw_chunk, **options
             )
         check_not_particles(null, fit)
-        target, data = target_of_engine(fit, model, args, kwargs)
+        target, data = target_of_engine(fit, model, args, kwargs, passes)
         positions = np.asarray(fit.particles(state_of_engine(fit, state)))
         check_num_samples(num_samples, len(positions))
     return discrepancy_of_positions(

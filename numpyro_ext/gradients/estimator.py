@@ -13,6 +13,7 @@ from jax import Array
 from jaxtyping import Float
 
 from numpyro_ext.density import Data, LogDensity, Score, ScoreParts
+from numpyro_ext.density.batches import place
 from numpyro_ext.gradients.full_data import exact_score, num_rows
 from ppl_ext.gradients import estimator
 from ppl_ext.gradients.estimator import ScoreEstimate, corrected
@@ -23,6 +24,7 @@ EstimatorState = Any
 class GradientEstimator(estimator.GradientEstimator):
     _num_rows = staticmethod(num_rows)
     _exact_score = staticmethod(exact_score)
+    _place = staticmethod(place)
 
     @abstractmethod
     def init(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from jaxtyping import Bool, Float
 from numpyro_ext.curvature import Curvature, GaussNewton, row_structure
 from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.batches import place
 from numpyro_ext.draws import standard_normal
 from numpyro_ext.engine import EngineState, Plan, key_of_draws
 from numpyro_ext.laplace.gaussian import Precision, precision_of
@@ -22,6 +24,7 @@ from numpyro_ext.laplace.likelihood import LikelihoodCurvature
 from numpyro_ext.laplace.prior import ConditionalPrior
 from numpyro_ext.programs import Program, concretely
 from numpyro_ext.stein import DirectionEngine
+from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.laplace.laplace_ggn import (
     DRAWS,
     GaussianDensity,
@@ -115,16 +118,19 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
 
     # -- the Gaussian -------------------------------------------------------------------------
 
-    def fit_curvature(self, state: EngineState, *args: Any, **kwargs: Any) -> Precision:
+    def fit_curvature(
+        self, state: EngineState, *args: Any, batches: Iterable[Any] | None = None, **kwargs: Any
+    ) -> Precision:
         self.check_state(state)
-        if args or kwargs:
-            self._bound, _ = self._bind_again(self._require_bound(), args, kwargs)
-        return self._curvature_at(self.particles(state)[0])
+        some, named, passes = rows_of_loader(batches, args, kwargs, place)
+        if some or named:
+            self._bound, _ = self._bind_again(self._require_bound(), some or (), named or {})
+        return self._curvature_at(self.particles(state)[0], passes)
 
     def log_marginal_likelihood(self, state: EngineState) -> Float[Array, ""]:
         self.check_state(state)
         data, precision = self._fit(self.particles(state)[0])
-        value = self.target.full_log_density(self.particles(state), data)[0]
+        value = self._target_of_fit().full_log_density(self.particles(state), data)[0]
         return self._evidence(value, precision)
 
     def _draw(
@@ -205,12 +211,6 @@ class _Posterior(PosteriorShell):
         if hyperparameters:
             check_known_fisher(likelihood.drawn_sites(position, data))
 
-        def precision(position: Array, data: Data) -> _Factorised:
-            curvature = _curvature(prior, likelihood, position, data)
-            found = precision_of(curvature)
-            finite = jnp.isfinite(found.log_determinant())
-            return _Factorised(found, curvature, found.definite(), finite)
-
         def draws(precision: Precision, mode: Array, key: Array, number: int) -> Array:
             noise = standard_normal(key, (number, len(coordinates)), mode.dtype)
             moves = precision.draws(noise)
@@ -222,9 +222,16 @@ class _Posterior(PosteriorShell):
             prior,
             likelihood,
             Coordinates(target, hyperparameters).numbers,
-            Program(precision),
+            Program(partial(_factorised, prior, likelihood)),
             jax.jit(draws, static_argnums=3),
         )
+
+    def over(self, passes: Passes | None) -> _Posterior:
+        other: _Posterior = super().over(passes)
+        if passes is None:
+            return other
+        precision = Program(partial(_factorised, self.prior, other.likelihood))
+        return replace(other, precision=precision)
 
     def precision_at(self, position: Array, data: Data) -> Precision:
         found = self.precision(position, data)
@@ -240,6 +247,15 @@ class _Posterior(PosteriorShell):
 
         # Few inputs: forward derivatives, which keep nothing of the sweep over the rows.
         return jax.jacfwd(log_determinant)(position[self.held])
+
+
+def _factorised(
+    prior: ConditionalPrior, likelihood: LikelihoodCurvature, position: Array, data: Data
+) -> _Factorised:
+    curvature = _curvature(prior, likelihood, position, data)
+    found = precision_of(curvature)
+    finite = jnp.isfinite(found.log_determinant())
+    return _Factorised(found, curvature, found.definite(), finite)
 
 
 def _curvature(

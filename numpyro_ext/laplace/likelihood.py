@@ -15,8 +15,10 @@ from numpyro_ext.curvature import Curvature, jacobian_rows
 from numpyro_ext.curvature.fisher import needs_draws
 from numpyro_ext.curvature.kronecker import kronecker_factors
 from numpyro_ext.density import Data
+from numpyro_ext.density.batches import place, scan_over_batches
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.laplace.gaussian import Algebra
+from ppl_ext.batches.passes import total_rows
 from ppl_ext.laplace.likelihood import LikelihoodShell
 
 
@@ -85,12 +87,19 @@ class _Rows:
     ) -> None:
         self.curvature = curvature
         self.position, self.data, self.rng_key = position, data, rng_key
+        self.single: Array | None = None
+        passes, self.groups = curvature.target.passes, []
+        if passes is not None:
+            first = passes.first(place)
+            rows = jax.eval_shape(lambda: self._of_batch(1.0, first.args, first.kwargs, rng_key))
+            size = total_rows(curvature.target.batch_plates, first.rows) or first.rows
+            self.count = round(len(rows) * size / first.rows)
+            return
         groups: dict[tuple[int, ...], list[tuple[float, Indices]]] = {}
         for weight, indices in curvature.target.sweep():
             size = tuple(len(numbers) for numbers in indices.values())
             groups.setdefault(size, []).append((weight, indices))
         self.groups = list(groups.values())
-        self.single: Array | None = None
         if len(self.groups) == 1 and len(self.groups[0]) == 1:
             self.single = self._of_chunk(*self.groups[0][0], rng_key)
             self.count = len(self.single)
@@ -105,7 +114,20 @@ class _Rows:
         found = self.curvature.rows_of_batch(self.position, self.data, indices, rng_key)
         return math.sqrt(weight) * found
 
+    def _of_batch(self, weight: float, args: Any, own: Any, rng_key: Array) -> Array:
+        data = self.curvature.target.bind(*args, **{**self.data.kwargs, **own})
+        return math.sqrt(weight) * self.curvature.rows_of_batch(self.position, data, {}, rng_key)
+
     def _scan(self, step: Callable[[Any, Array], tuple[Any, Any]], carry: Any) -> tuple[Any, list]:
+        target = self.curvature.target
+        if target.passes is not None:
+
+            def batch(carry: Any, weight: float, data: Data, number: Array) -> tuple[Any, Any]:
+                key = random.fold_in(self.rng_key, number)
+                found = self.curvature.rows_of_batch(self.position, data, {}, key)
+                return step(carry, math.sqrt(weight) * found)
+
+            return scan_over_batches(target.passes, target.arguments, self.data, batch, carry)
         outputs = []
         for number, group in enumerate(self.groups):
             weight = group[0][0]

@@ -93,7 +93,8 @@ def steps_by_part(
         corner, shape = (0, start), (len(theta), PART)
         theta_part = lax.dynamic_slice(theta, corner, shape)
         score_part = lax.dynamic_slice(score, corner, shape)
-        mean, scale = density.moments(before[0])
+        mean = density.mean(before[0])
+        scale, _ = density.scale_and_slope(before[0])
         inverse = 1.0 / scale
         standard = (theta_part - mean) * inverse
         present = -standard * inverse

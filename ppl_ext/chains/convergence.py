@@ -24,6 +24,9 @@ LEVEL, LEAST_SHIFT = 1e-3, 0.05
 #: Error of a standard deviation from which on the tails are looked at, and the shape of a tail
 #: from which on the variance of squares is infinite or nearly so.
 UNCERTAIN, HEAVY = 0.03, 0.25
+#: Fourth moment, as a share of the squared variance, from which on a few draws make the variance: a
+#: Normal has 3, an exponential 9.
+FEW = 20.0
 
 Draws = Float[np.ndarray, "N M D"]
 
@@ -41,8 +44,8 @@ class Convergence:
     deviation_error : array (D,)
         Standard error of the standard deviation, as a share of it.
     is_heavy : bool array (D,)
-        Where the tails are so heavy that no number of draws makes a standard deviation certain;
-        quantiles tell what it cannot.
+        Where the tails are so heavy that no number of draws makes a standard deviation certain, or
+        that a few draws make it; quantiles tell what it cannot.
     drift : array (D,)
         Shift of the chains from their first halves to their second, in standard deviations;
         of positions or of distances from the median, whichever is larger.
@@ -78,9 +81,12 @@ def convergence(draws: Draws) -> Convergence:
     low, high = np.quantile(draws, [TAIL, 1.0 - TAIL], axis=(0, 1))
     tails = [_effective_number((draws <= low) * 1.0), _effective_number((draws >= high) * 1.0)]
     errors = _deviation_errors(draws)
+    white = (draws - draws.mean((0, 1))) / draws.std((0, 1))
+    fourth = np.power(white, 4).mean((0, 1))
     is_heavy = np.array(
         [
-            error > UNCERTAIN and _tail_shape(centered[:, :, number].ravel()) > HEAVY
+            error > UNCERTAIN
+            and (fourth[number] > FEW or _tail_shape(centered[:, :, number].ravel()) > HEAVY)
             for number, error in enumerate(errors)
         ]
     )

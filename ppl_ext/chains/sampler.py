@@ -14,6 +14,7 @@ from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.chains.hamiltonian import LENGTH, Chains, Factor, Positions, trajectory
 from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import Proposal
+from ppl_ext.chains.symmetry import Symmetry
 from ppl_ext.start.paths import Evaluate
 
 #: Mean acceptance that a step size is searched for, and the gain of each correction.
@@ -54,6 +55,8 @@ class Kernel:
     jumps : int
         Jumps after each trajectory: Metropolis steps with independent proposals, which go from
         mode to mode (L. Tierney, "Markov chains for exploring posterior distributions", 1994).
+    symmetry : Symmetry, optional
+        Labels that can be exchanged. The proposal is of draws that have them in order.
     """
 
     evaluate: Evaluate
@@ -62,6 +65,7 @@ class Kernel:
     weights: Float[np.ndarray, " modes"]
     step_size: float
     jumps: int = 1
+    symmetry: Symmetry | None = None
 
     def __call__(
         self, chains: Chains, generator: np.random.Generator
@@ -71,23 +75,44 @@ class Kernel:
         chains, chance, divergent = trajectory(
             self.evaluate, chains, factor, self.step_size, generator
         )
-        jumped = 0.0
-        for _ in range(self.jumps):
-            chains, jumped = self._jump(chains, generator)
+        chains, jumped = self._jumped(chains, generator)
         return chains, chance, float(divergent.mean()), jumped
 
-    def _jump(self, chains: Chains, generator: np.random.Generator) -> tuple[Chains, float]:
-        log_density = self.proposal.log_density
-        drawn = Chains.at(self.proposal.draw(len(chains.values), generator), self.evaluate)
-        gain = (drawn.values - log_density(drawn.positions)) - (
-            chains.values - log_density(chains.positions)
-        )
-        gain = np.where(
-            np.isfinite(drawn.values) & np.isfinite(drawn.scores).all(-1), gain, -np.inf
-        )
-        chance = np.exp(np.minimum(0.0, gain))
-        taken = generator.uniform(size=len(chance)) < chance
-        return chains.where(taken, drawn), float(chance.mean())
+    def ordered(self, draws: Float[np.ndarray, "... D"]) -> Float[np.ndarray, "... D"]:
+        """Draws with what labels can be exchanged in order."""
+        return draws if self.symmetry is None else self.symmetry.ordered(draws)
+
+    def _jumped(self, chains: Chains, generator: np.random.Generator) -> tuple[Chains, float]:
+        """Chains after their jumps, and the mean acceptance of these.
+
+        The order of a chain's labels tells nothing of where the chain is with its labels in order:
+        jumps are made there, among such positions alone, and the order is put back. The density
+        does not know of it.
+        """
+        if not self.jumps:
+            return chains, 0.0
+        number, log_density = len(chains.values), self.proposal.log_density
+        here = replace(chains, positions=self.ordered(chains.positions))
+        moved = (here.positions != chains.positions).any(1)
+        proposed, changed, accepted = log_density(here.positions), np.zeros(number, bool), 0.0
+        for _ in range(self.jumps):
+            drawn = Chains.at(self.proposal.draw(number, generator), self.evaluate)
+            of_drawn = log_density(drawn.positions)
+            gain = (drawn.values - of_drawn) - (here.values - proposed)
+            allowed = np.isfinite(drawn.values) & np.isfinite(drawn.scores).all(-1)
+            if self.symmetry is not None:
+                allowed &= self.symmetry.is_ordered(drawn.positions)
+            chance = np.where(allowed, np.exp(np.minimum(0.0, gain)), 0.0)
+            taken = generator.uniform(size=number) < chance
+            here, proposed = here.where(taken, drawn), np.where(taken, of_drawn, proposed)
+            changed, accepted = changed | taken, accepted + float(chance.mean()) / self.jumps
+        back = changed & moved
+        if self.symmetry is not None and back.any():
+            put = self.symmetry.unordered(here.positions[back], chains.positions[back])
+            positions, scores = here.positions.copy(), here.scores.copy()
+            positions[back], (_, scores[back]) = put, self.evaluate(put)
+            here = Chains(positions, here.values, scores)
+        return chains.where(changed, here), accepted
 
 
 @dataclass(frozen=True)
@@ -160,6 +185,7 @@ def sample(
     generator: np.random.Generator,
     is_enough: Callable[[Convergence, Window], bool],
     has_budget: Callable[[], bool],
+    symmetry: Symmetry | None = None,
 ) -> Sampled:
     """Run chains until they have come to rest and are worth enough.
 
@@ -180,10 +206,13 @@ def sample(
         Of the figures of what is kept, and that itself.
     has_budget : callable
         Whether there may be another transition.
+    symmetry : Symmetry, optional
+        Labels that can be exchanged: the proposal's modes and the first positions have them in
+        order, and draws are judged with them in order.
     """
     factors = [mode.factor for mode in proposal.modes]
     first_step = 1.0 / positions.shape[1] ** 0.25
-    kernel = Kernel(evaluate, proposal, factors, proposal.weights, first_step)
+    kernel = Kernel(evaluate, proposal, factors, proposal.weights, first_step, symmetry=symmetry)
     chains = Chains.at(positions, evaluate)
     length, discarded, tuning, again = FIRST_WINDOW, 0, True, 0
     kept: list[Window] = []
@@ -200,7 +229,7 @@ def sample(
         else:
             kept.append(window)
             joined = Window.joined(kept)
-            figures = convergence(joined.draws)
+            figures = convergence(kernel.ordered(joined.draws))
             if is_enough(figures, joined):
                 break
             is_slow = len(joined.draws) > SLOW * 2**again and _can_refit(kernel, joined)
@@ -261,14 +290,15 @@ def _tune(kernel: Kernel, windows: Sequence[Window], generator: np.random.Genera
     accepted = float(window.jumped.mean())
     worth = [number for least, number in JUMPS.items() if accepted > least]
     kernel.jumps = worth[0] if worth else 0
-    is_adrift = convergence(window.draws).is_adrift
+    drawn = kernel.ordered(window.draws)
+    is_adrift = convergence(drawn).is_adrift
     # What the first half taught, the second half shows.
     of_step = float(window.chances[len(window.chances) // 2 :].mean())
     is_rested = not is_adrift and abs(of_step - ACCEPTANCE) < OFF
     if len(windows) <= MIXTURES and _can_refit(kernel, window):
         _refit(kernel, Window.joined(windows[-2:]), generator)
         return False
-    return _improve(kernel, window.draws) and is_rested
+    return _improve(kernel, drawn) and is_rested
 
 
 def _can_refit(kernel: Kernel, window: Window) -> bool:
@@ -278,7 +308,7 @@ def _can_refit(kernel: Kernel, window: Window) -> bool:
 
 def _refit(kernel: Kernel, window: Window, generator: np.random.Generator) -> None:
     """Make proposal and metrics anew, from draws."""
-    flat = window.draws.reshape(-1, window.draws.shape[2])
+    flat = kernel.ordered(window.draws).reshape(-1, window.draws.shape[2])
     rows = generator.permutation(len(flat))[:MIXTURE_DRAWS]
     modes, weights = fitted(flat[rows], generator)
     kernel.proposal = Proposal(modes, weights)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from ppl_ext.batches.passes import Passes
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count, check_number
 
@@ -23,7 +24,9 @@ DRAW_ELEMENTS = 2**24
 #: Draws of a host's fit unless told otherwise.
 HOST_DRAWS = 1000
 #: What to do about a batch.
-PASS_ALL_ROWS = "Pass all rows, as args=(...) and kwargs={...}."
+PASS_ALL_ROWS = (
+    "Pass all rows, as args=(...) and kwargs={...}, or a loader of all, as batches=loader."
+)
 
 #: Of a guide's density, its parameters, the target, its data and a chunk of draws (S, D): arrays
 #: whose first axis is the draws.
@@ -56,14 +59,18 @@ def target_of_engine(
     model: Callable[..., Any] | None,
     args: tuple[Any, ...] | None,
     kwargs: Mapping[str, Any] | None,
+    passes: Passes | None = None,
 ) -> tuple[Any, Any]:
-    """An engine's target, and the model's arguments with all rows: by default the last ones."""
+    """An engine's target, and the model's arguments with all rows: by default the last ones.
+
+    With ``passes`` its sweeps pass over a loader.
+    """
     check_arguments(args, kwargs)
     if model is not None:
         raise ArgumentError(
             f"Expected no model with {type(engine).__name__}, which has one. Leave model out."
         )
-    target = engine.target
+    target = engine.target.over(passes)
     if args is None and kwargs is None:
         target.require_all_rows(engine.data, PASS_ALL_ROWS)
         return target, engine.data

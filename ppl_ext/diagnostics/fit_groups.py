@@ -44,6 +44,9 @@ ARVIZ_DOCUMENTATION = """
     $state
     *args, **kwargs
         The model's arguments, with all rows of the data.
+    batches : iterable, optional
+        All rows in place of ``args``, as batches of a loader, which is passed over twice; rows
+        come out in its order. Arrays of single batches are not constant data.
     num_samples : int, optional
         Number of draws. Default: every particle, or what the engine draws by default.
     posterior_predictive, log_likelihood, observed_data, sample_stats : bool

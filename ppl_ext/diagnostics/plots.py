@@ -28,7 +28,7 @@ def _axes(ax: Axes | None) -> Axes:
     except ImportError as error:
         raise ImportError(
             "Plots need matplotlib, which is not installed. Install it with `pip install "
-            "matplotlib`, or ppl-ext with its extra `diagnostics`."
+            "matplotlib`, or ppl-ext with its extra `plots`."
         ) from error
     return plt.subplots(layout="constrained")[1]
 

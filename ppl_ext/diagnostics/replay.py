@@ -169,6 +169,58 @@ class Replay:
         )
 
 
+def joined(replays: Sequence[Replay], plates: Mapping[str, int]) -> Replay:
+    """Replays of the batches of a loader, in its order, as one of all rows.
+
+    ``plates`` are those that batches are part of, with all their rows. What is inside of them is
+    put together along their axes; what is outside is that of the first batch.
+    """
+    first = replays[0]
+
+    def of_values(site: SiteDescription) -> Plates:
+        return site.plates
+
+    def of_likelihoods(site: SiteDescription) -> Plates:
+        return site.likelihood[1]
+
+    def along(name: str, axes: Callable[[SiteDescription], Plates]) -> int | None:
+        of_site = axes(first.sites[name]) if name in first.sites else ()
+        return next((axis for axis, plate in enumerate(of_site) if plate in plates), None)
+
+    def together(group: str, lead: int, axes: Callable[[SiteDescription], Plates]) -> Any:
+        found = {}
+        for name, array in getattr(first, group).items():
+            axis = along(name, axes)
+            parts = [getattr(each, group)[name] for each in replays]
+            found[name] = array if axis is None else np.concatenate(parts, axis=lead + axis)
+        return found
+
+    def whole(shape: Shape, names: Plates) -> Shape:
+        return tuple(plates.get(name or "", n) for n, name in zip(shape, names, strict=True))
+
+    sites = {
+        name: replace(
+            site,
+            shape=whole(site.shape, site.plates),
+            batch_shape=whole(site.batch_shape, site.batch_plates),
+            marginal_shape=None
+            if site.marginal_shape is None
+            else whole(site.marginal_shape, site.marginal_plates),
+        )
+        for name, site in first.sites.items()
+    }
+    return replace(
+        first,
+        sites=sites,
+        plate_sizes={**first.plate_sizes, **plates},
+        deterministic=together("deterministic", 1, of_values),
+        discrete=together("discrete", 1, of_values),
+        predictive=together("predictive", 1, of_values),
+        log_likelihood=together("log_likelihood", 1, of_likelihoods),
+        observed=together("observed", 0, of_values),
+    )
+
+
 # -- sites and their axes -------------------------------------------------------------------------
 
 

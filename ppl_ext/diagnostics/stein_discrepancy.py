@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from ppl_ext.batches.passes import Passes
 from ppl_ext.chains.effective import effective_number
 from ppl_ext.diagnostics.fit import FittedGuide, all_rows, check_temperature, chunk_sizes
 from ppl_ext.errors import ArgumentError
@@ -59,6 +60,8 @@ KSD_DOCUMENTATION = """
     kwargs : mapping, optional
         The model's arguments, with all rows of the data. Default with an engine: the arguments
         that it saw last, which must hold all rows.
+    batches : iterable, optional
+        All rows in place of ``args``, as batches of a loader that is passed over again and again.
     num_samples : int, optional
         Draws of a guide. Default: 1000. Particles and positions are not drawn.
     statistic : {"U", "V"}, optional
@@ -222,6 +225,7 @@ def target_of_positions(
     kwargs: Mapping[str, Any] | None,
     num_samples: int | None,
     target_of_model: Callable[..., tuple[Any, Any]],
+    passes: Passes | None = None,
 ) -> tuple[Any, Any]:
     """The target of positions that are given, and its data with all rows.
 
@@ -237,7 +241,8 @@ def target_of_positions(
             f"{'neither' if target is None else 'both'}."
         )
     if target is None:
-        return target_of_model(model, args, kwargs)
+        return target_of_model(model, args, kwargs, passes=passes)
+    target = target.over(passes)
     return target, all_rows(target, args, kwargs)
 
 

@@ -153,9 +153,24 @@ class Fit:
         draws, chains = climbed.draws, climbed.positions.shape[1]
         correction = climbed.evidence.correction
         share = 1.0 if chains > 1 or correction is None else correction.share
-        sites = {name: _figures(np.asarray(draws[name]), chains, share) for name in draws}
+        judged = climbed.ordered_draws
+        sites = {name: _figures(np.asarray(judged[name]), chains, share) for name in draws}
         verdict = replace(climbed.verdict, by_site=sites)
         return cls(draws, verdict, chains, climbed, generator, seed)
+
+    @property
+    def ordered_draws(self) -> dict[str, Any]:
+        """The draws with labels that can be exchanged in order, for figures of single labels.
+
+        The same as ``draws`` where there are no such labels; the verdict names the site whose
+        values order them. Sorting is done draw by draw, so that what depends on no label is kept.
+
+        Raises
+        ------
+        ArgumentError
+            The fit was loaded without its program.
+        """
+        return self.climbed.ordered_draws
 
     @property
     def history(self) -> tuple[Stage, ...]:
@@ -255,6 +270,7 @@ class Fit:
             "generator": dict(generator.bit_generator.state),
             "sampled": as_tree(sampled),
             "positions": climbed.positions if sampled is None else None,
+            "symmetry": as_tree(climbed.symmetry),
             "evidence": as_tree(climbed.evidence),
             "stages": as_tree(climbed.stages),
         }
@@ -281,12 +297,19 @@ def load_fit(path: str | os.PathLike[str], ways: Ways | None) -> Fit:
         if evidence.program.is_whole and not problem.is_whole:
             problem = problem.with_all_rows(problem.starting_points)
         problem.evaluate.calls = rest["calls"]
-        sampled = from_tree(rest["sampled"], {"evaluate": problem.evaluate})
+        given: dict[str, Any] = {"evaluate": problem.evaluate}
+        if problem.maps is not None:
+            given |= dict(zip(("constrain", "unconstrain"), problem.maps, strict=True))
+        sampled = from_tree(rest["sampled"], given)
+        symmetry = from_tree(rest["symmetry"], given)
         if sampled is not None:
             check_density(problem, sampled.chains)
             problem.evaluate.calls = rest["calls"]
         positions = rest["positions"] if sampled is None else sampled.draws
-        climbed = Climbed(problem, positions, sampled, evidence, from_tree(rest["stages"], {}))
+        if sampled is not None and symmetry is not None:
+            positions = symmetry.shuffled(positions)
+        stages = from_tree(rest["stages"], {})
+        climbed = Climbed(problem, positions, sampled, evidence, stages, symmetry)
         if sampled is None:
             return Fit(draws, verdict, chains, climbed, generator, rest["seed"])
         return Fit.of(climbed, generator, rest["seed"])
@@ -399,8 +422,8 @@ def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
         notes.append(given.name)
     draws = problem.values(given.positions)
     shapes = {name: np.shape(value)[1:] for name, value in reference.draws.items()}
-    theirs = flat_columns(reference.draws, shapes, reference.num_chains)
-    found = compared(flat_columns(draws, shapes), theirs, problem.dim)
+    theirs = flat_columns(climbed.ordered_draws, shapes, reference.num_chains)
+    found = compared(flat_columns(climbed.ordered(draws), shapes), theirs, problem.dim)
     level, reasons = policy.judge_engine(given.engine, reference.verdict, found.wrong)
     verdict = Verdict(
         level,

@@ -15,11 +15,12 @@ from jaxtyping import Float
 from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Sampled, Window, sample
+from ppl_ext.chains.symmetry import Symmetry, find_symmetry, ordered_values
 from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
 from ppl_ext.fit import labels, policy
 from ppl_ext.fit.problem import Meter, Problem, timed
 from ppl_ext.fit.verdict import Stage, Verdict
-from ppl_ext.start.find import find, more_modes
+from ppl_ext.start.find import find, is_near, more_modes
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Mode, Start
@@ -58,6 +59,8 @@ class Climbed:
         The chains, to go on.
     evidence : Evidence
     stages : list of Stage
+    symmetry : Symmetry, optional
+        Labels that can be exchanged; the draws have them in random order.
     """
 
     problem: Problem
@@ -65,12 +68,25 @@ class Climbed:
     sampled: Sampled | None
     evidence: policy.Evidence
     stages: list[Stage] = field(default_factory=list)
+    symmetry: Symmetry | None = None
 
     @cached_property
     def draws(self) -> dict[str, Any]:
         """The sites as written, chain by chain as the hosts' MCMC gives them."""
         flat = self.positions.transpose(1, 0, 2).reshape(-1, self.positions.shape[2])
         return self.problem.values(flat)
+
+    @cached_property
+    def ordered_draws(self) -> dict[str, Any]:
+        """The same with labels that can be exchanged in order, as NumPy's arrays."""
+        return self.ordered(self.draws)
+
+    def ordered(self, draws: Mapping[str, Any]) -> dict[str, Any]:
+        """Draws of the sites as written with labels that can be exchanged in order."""
+        if self.symmetry is None:
+            return dict(draws)
+        values = {name: np.asarray(value) for name, value in draws.items()}
+        return ordered_values(self.symmetry.exchanges, values)
 
     @property
     def verdict(self) -> Verdict:
@@ -134,21 +150,24 @@ def climb(
         return Climbed(problem, drawn[:, None], None, evidence, stages)
     evaluate = meter.of(problem.evaluate)
     is_affordable = policy.chains_refused(evidence) is None
+    symmetry: Symmetry | None = None
     if is_affordable:
         with stage("modes") as notes:
-            start, modes = _other_modes(evaluate, problem, start, generator)
+            start, modes, symmetry = _other_modes(evaluate, problem, start, generator)
             notes.append(f"{modes.number} mode(s)")
-            if modes.number > 1:
+            if modes.number > 1 and symmetry is None:
                 modes = replace(modes, exchanged=_labels(problem, start, generator))
         evidence = replace(evidence, modes=modes)
     with stage("corrected draws") as notes:
-        proposal, drawn, log_ratios = _ratios(evaluate, start, generator)
+        proposal, drawn, log_ratios = _ratios(evaluate, start, generator, symmetry)
         correction, weights = _correction(log_ratios, evidence.program.rounding)
         notes.append(f"k-hat {correction.khat:.2f}, effective share {correction.share:.0%}")
     evidence = replace(evidence, correction=correction)
     if policy.next_rung(evidence) == "end":
-        chosen = drawn[_resampled(weights, DRAWS, generator)]
-        return Climbed(problem, chosen[:, None], None, evidence, stages)
+        chosen = drawn[_resampled(weights, DRAWS, generator)][:, None]
+        if symmetry is not None:
+            chosen = symmetry.shuffled(chosen)
+        return Climbed(problem, chosen, None, evidence, stages, symmetry)
     with stage("chains") as notes:
         first = drawn[generator.choice(len(drawn), CHAINS, p=_softened(weights, log_ratios))]
 
@@ -157,15 +176,18 @@ def climb(
                 _chained(found, window, problem), wanted.target_ess
             )
 
-        sampled = sample(evaluate, proposal, first, generator, is_enough, meter.allows)
+        sampled = sample(evaluate, proposal, first, generator, is_enough, meter.allows, symmetry)
         notes.append(f"{len(sampled.draws)} transitions of {CHAINS} chains kept")
-    return with_chains(Climbed(problem, sampled.draws, sampled, evidence, stages), sampled)
+    climbed = Climbed(problem, sampled.draws, sampled, evidence, stages, symmetry)
+    return with_chains(climbed, sampled)
 
 
 def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
     """The same with these chains as its draws."""
-    figures = convergence(sampled.draws)
-    found = replace(climbed, positions=sampled.draws, sampled=sampled, stages=list(climbed.stages))
+    figures = convergence(sampled.kernel.ordered(sampled.draws))
+    symmetry = climbed.symmetry
+    positions = sampled.draws if symmetry is None else symmetry.shuffled(sampled.draws)
+    found = replace(climbed, positions=positions, sampled=sampled, stages=list(climbed.stages))
     values = {name: np.asarray(value) for name, value in found.draws.items()}
     chained = replace(_chained(figures, sampled.window, climbed.problem), endless=_endless(values))
     evidence, modes = climbed.evidence, climbed.evidence.modes
@@ -246,16 +268,28 @@ def _start_of(problem: Problem, generator: np.random.Generator, meter: Meter) ->
 
 def _other_modes(
     evaluate: Evaluate, problem: Problem, start: Start, generator: np.random.Generator
-) -> tuple[Start, policy.Modes]:
-    """Paths from further away, round by round, until they find nothing new."""
+) -> tuple[Start, policy.Modes, Symmetry | None]:
+    """Paths from further away, round by round, until they find nothing new.
+
+    Modes that are one another with labels exchanged count once.
+    """
     modes, new, idle = start.modes, 0.0, 0
+    symmetry, is_known = None, False
     for _ in range(ROUNDS):
+        if len(modes) > 1 and not is_known:
+            symmetry, is_known = _symmetry(evaluate, problem, modes[0], generator), True
+            modes = _distinct(modes, (), symmetry, problem.epsilon)
         near = problem.starting_points(MORE_PATHS // 2)
         reach = np.resize(FAR, MORE_PATHS - len(near))[:, None] * modes[0].deviations
         far = modes[0].mean + reach * generator.normal(size=(len(reach), problem.dim))
         found = more_modes(evaluate, np.concatenate([near, far]), modes, generator, problem.epsilon)
         heaviest = max(mode.log_mass for mode in (*modes, *found))
-        weighty = [m for m in found if m.log_mass > heaviest + np.log(LEAST_MASS)]
+        weighty = _distinct(
+            [m for m in found if m.log_mass > heaviest + np.log(LEAST_MASS)],
+            modes,
+            symmetry,
+            problem.epsilon,
+        )
         modes, new = (*modes, *weighty), len(weighty) / MORE_PATHS
         idle = 0 if weighty else idle + MORE_PATHS
         if idle >= PATHS_PER_MODE * len(modes):
@@ -263,7 +297,35 @@ def _other_modes(
     ordered = sorted(modes, key=lambda mode: mode.log_mass, reverse=True)
     least = ordered[0].log_mass + np.log(LEAST_MASS)
     kept = Start(tuple(m for m in ordered if m is ordered[0] or m.log_mass > least), 0)
-    return kept, policy.Modes(len(kept.modes), new, tuple(map(float, kept.weights)))
+    exchanges = () if symmetry is None else symmetry.exchanges
+    alike = tuple((each.as_written().sites, each.as_written().site) for each in exchanges)
+    shares = tuple(map(float, kept.weights))
+    return kept, policy.Modes(len(kept.modes), new, shares, alike=alike), symmetry
+
+
+def _symmetry(
+    evaluate: Evaluate, problem: Problem, mode: Mode, generator: np.random.Generator
+) -> Symmetry | None:
+    """Labels whose exchange leaves the density as it is."""
+    if problem.maps is None:
+        return None
+    return find_symmetry(
+        evaluate, *problem.maps, problem.coordinates, mode, generator, problem.epsilon
+    )
+
+
+def _distinct(
+    modes: Sequence[Mode], known: Sequence[Mode], symmetry: Symmetry | None, epsilon: float
+) -> tuple[Mode, ...]:
+    """Modes with their labels in order, without those that are known ones then."""
+    if symmetry is None:
+        return tuple(modes)
+    found: list[Mode] = []
+    for mode in modes:
+        moved = symmetry.moved(mode, epsilon)
+        if not any(is_near(other, moved.mean) for other in (*known, *found)):
+            found.append(moved)
+    return tuple(found)
 
 
 def _labels(
@@ -279,7 +341,10 @@ def _labels(
 
 
 def _ratios(
-    evaluate: Evaluate, start: Start, generator: np.random.Generator
+    evaluate: Evaluate,
+    start: Start,
+    generator: np.random.Generator,
+    symmetry: Symmetry | None,
 ) -> tuple[Proposal, Float[np.ndarray, "S D"], Float[np.ndarray, " S"]]:
     """Draws of the approximation, and logs of their importance ratios."""
     weights = np.maximum(start.weights, LEAST_WEIGHT)
@@ -288,7 +353,11 @@ def _ratios(
     drawn = proposal.draw(DRAWS, generator)
     values, _ = evaluate(drawn)
     log_ratios = values - proposal.log_density(drawn)
-    return proposal, drawn, np.where(np.isfinite(log_ratios), log_ratios, -np.inf)
+    counts = np.isfinite(log_ratios)
+    if symmetry is not None:
+        # Those with labels in order stand for all.
+        counts &= symmetry.is_ordered(drawn)
+    return proposal, drawn, np.where(counts, log_ratios, -np.inf)
 
 
 def _correction(

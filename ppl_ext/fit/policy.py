@@ -71,7 +71,9 @@ class Modes:
 
     ``exchanged`` names sites whose entries change places from one mode to another, and where they
     do on the first axis; ``orders`` of their labels are those that draws have, and all that there
-    are.
+    are. ``alike`` names the sites of labels whose exchange leaves the density as it is, and after
+    them the site that orders the labels: modes that differ by them count once, and draws have them
+    in random orders.
     """
 
     number: int
@@ -79,6 +81,7 @@ class Modes:
     shares: tuple[float, ...]
     exchanged: tuple[tuple[str, tuple[int, ...]], ...] = ()
     orders: tuple[int, int] = (1, 1)
+    alike: tuple[tuple[tuple[str, ...], str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -280,7 +283,19 @@ def words_of(engine: Engine) -> str:
 
 
 def _of_labels(evidence: Evidence) -> list[str]:
-    if evidence.modes is None or not evidence.modes.exchanged:
+    if evidence.modes is None:
+        return []
+    if evidence.modes.alike:
+        sites, by = zip(*evidence.modes.alike, strict=True)
+        names = ", ".join(f"'{name}'" for each in sites for name in each)
+        order = ", ".join(f"'{name}'" for name in by)
+        return [
+            f"Labels in {names} can be exchanged: the density stays the same. Draws have them in "
+            "random order, all orders alike, so that figures of one label mean nothing by "
+            f"themselves. The figures here are of labels in order of {order}, as ordered_draws "
+            "has them."
+        ]
+    if not evidence.modes.exchanged:
         return []
     names = ", ".join(f"'{name}'" for name, _ in evidence.modes.exchanged)
     return [

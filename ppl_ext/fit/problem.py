@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,9 @@ from ppl_ext.settling import Settling
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.search import WIDTH, InPieces, Piece, rows_left, rows_of, starting_points
 from ppl_ext.start.start import Start
+
+#: Positions that are mapped at once.
+MAPPED = 128
 
 Positions = Float[np.ndarray, "P D"]
 
@@ -49,6 +52,10 @@ class Approximated:
 
 
 Approximate = Callable[["Start | None", "Meter"], Approximated]
+#: From positions to values by site, and back.
+Maps = tuple[
+    Callable[[Positions], dict[str, np.ndarray]], Callable[[Mapping[str, np.ndarray]], Positions]
+]
 
 
 @dataclass
@@ -84,6 +91,8 @@ class Problem:
     approximate : callable, optional
         Of a start, or of None for the engine's own, and a meter: draws by an engine that takes
         minibatches and many dimensions. None where no engine can.
+    maps : tuple of callable, optional
+        From positions (P, D) to the values of the sites that are evaluated, and back.
     """
 
     name: str
@@ -99,6 +108,7 @@ class Problem:
     of_all_rows: InPieces | None = None
     times_all_rows: float = 1.0
     approximate: Approximate | None = None
+    maps: Maps | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -127,6 +137,8 @@ def problem_of(
     values: Callable[[Positions], dict[str, Any]],
     digest: Callable[[], str],
     generator: np.random.Generator,
+    constrain: Callable[[Positions], Mapping[str, Any]],
+    unconstrain: Callable[[Mapping[str, np.ndarray]], Any],
     approximate: Approximate | None = None,
 ) -> Problem:
     """The problem of a target, which is ``written`` or another way to write the same."""
@@ -147,7 +159,39 @@ def problem_of(
         None if rows is None else InPieces(pieces(None)),
         1.0 if rows is None else rows_left(target.plates, rows),
         approximate,
+        maps_of(target.layout.names, constrain, unconstrain),
     )
+
+
+def maps_of(
+    names: Sequence[str],
+    constrain: Callable[[Positions], Mapping[str, Any]],
+    unconstrain: Callable[[Mapping[str, np.ndarray]], Any],
+) -> Maps:
+    """Maps of any number of positions, in pieces of one size, for which one is compiled."""
+
+    def there(positions: Positions) -> dict[str, np.ndarray]:
+        pieces = [constrain(each) for each in _pieces(positions)]
+        return {
+            name: np.concatenate([np.asarray(each[name], np.float64) for each in pieces])[
+                : len(positions)
+            ]
+            for name in names
+        }
+
+    def back(values: Mapping[str, np.ndarray]) -> Positions:
+        number = len(values[names[0]])
+        each = zip(*(_pieces(values[name]) for name in names), strict=True)
+        found = [unconstrain(dict(zip(names, piece, strict=True))) for piece in each]
+        return np.concatenate([np.asarray(piece, np.float64) for piece in found])[:number]
+
+    return there, back
+
+
+def _pieces(array: np.ndarray) -> list[np.ndarray]:
+    """An array in pieces of one length, the last filled up."""
+    filled = np.concatenate([array, np.repeat(array[-1:], -len(array) % MAPPED, axis=0)])
+    return np.split(filled, len(filled) // MAPPED)
 
 
 def timed(

@@ -9,6 +9,7 @@ from typing import Any
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Kernel, Sampled, Window
+from ppl_ext.chains.symmetry import Exchange, Symmetry
 from ppl_ext.fit import policy
 from ppl_ext.fit.verdict import Stage
 from ppl_ext.start.start import Mode
@@ -19,7 +20,7 @@ _PARTS = {
     for part in (
         *(Mode, Proposal, Chains, Kernel, Window, Sampled, Stage),
         *(policy.Program, policy.Wanted, policy.Modes, policy.Correction, policy.Chained),
-        *(policy.Engine, policy.Evidence),
+        *(policy.Engine, policy.Evidence, Symmetry, Exchange),
     )
 }
 

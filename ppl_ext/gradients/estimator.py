@@ -76,6 +76,8 @@ class GradientEstimator(Documented, ABC):
     #: Counts the rows of a batch, and gives the exact score from several.
     _num_rows: ClassVar[Callable[..., int]]
     _exact_score: ClassVar[Callable[..., Any]]
+    #: Makes an array of a loader one of the package's.
+    _place: ClassVar[Callable[..., Any]]
 
     @abstractmethod
     def init(self, *args: Any) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
+from ppl_ext.batches.passes import Passes
 from ppl_ext.errors import ArgumentError
 
 #: The model's positional arguments with the rows of one batch.
@@ -41,6 +42,23 @@ def batches_of(full_data: FullData, num_rows: NumRows) -> tuple[Batch, ...]:
     return batches
 
 
+def rows_of(full_data: Any, num_rows: NumRows) -> list[Batch] | Passes:
+    """All rows: batches in memory, or a loader that is passed over again and again.
+
+    Raises
+    ------
+    ArgumentError
+        As of :func:`batches_of`.
+    """
+    if isinstance(full_data, Passes):
+        return full_data
+    lasts = hasattr(full_data, "__iter__") and not isinstance(full_data, Iterator)
+    if lasts and not isinstance(full_data, tuple | list) and not hasattr(full_data, "shape"):
+        return Passes(full_data)
+    # An iterable may be good for one pass only.
+    return list(batches_of(full_data, num_rows))
+
+
 def rows_in(arrays: Iterable[Any]) -> int:
     """Rows of the arrays of a batch: their leading axis; those without axes do not count.
 
@@ -59,7 +77,9 @@ def rows_in(arrays: Iterable[Any]) -> int:
     )
 
 
-def check_rows(target: Any, data: Any, batches: tuple[Batch, ...], num_rows: NumRows) -> None:
+def check_rows(
+    target: Any, data: Any, batches: tuple[Batch, ...] | Passes, num_rows: NumRows
+) -> None:
     """See that rows come from the engine or from ``full_data``, and not from both.
 
     Raises
@@ -78,6 +98,8 @@ def check_rows(target: Any, data: Any, batches: tuple[Batch, ...], num_rows: Num
             "anchor needs all rows. Pass full_data=(x, y) with all of them, or a list of such "
             "tuples, one for each batch."
         )
+    if isinstance(batches, Passes):
+        return  # which count their rows when they pass over them
     sizes = {plate.size for plate in target.batch_plates.values()}
     found = sum(num_rows(batch) for batch in batches)
     if batches and not sizes and num_rows(data.args) != found:

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 
 from jaxtyping import Float
 
+from ppl_ext.batches.passes import Passes
 from ppl_ext.density import Score
 from ppl_ext.errors import ArgumentError
 from ppl_ext.gradients.estimator import GradientEstimator, corrected, share_of_rows
-from ppl_ext.gradients.full_data import Batch, FullData, batches_of, check_rows
+from ppl_ext.gradients.full_data import Batch, FullData, batches_of, check_rows, rows_of
 from ppl_ext.gradients.minibatch import Sampling
 from ppl_ext.options import check_count
 
@@ -47,7 +48,7 @@ class _Anchored(GradientEstimator):
         return self._minibatches(self.sampling, self.own_rows)
 
     @abstractmethod
-    def _batches(self) -> tuple[Batch, ...]:
+    def _batches(self) -> tuple[Batch, ...] | Passes:
         """Arguments that hold all rows; none where the model looks its rows up."""
 
     def _check(self, target: Any, data: Any) -> None:
@@ -56,11 +57,17 @@ class _Anchored(GradientEstimator):
 
     def memory_of(self, data: Any) -> Any:
         """All rows: those of the arguments, or those that were given with the estimator."""
-        return (self._batches() or data.args), data.kwargs
+        batches = self._batches()
+        if isinstance(batches, Passes):
+            first = batches.seen(self._place)
+            return first.args, {**data.kwargs, **first.kwargs}
+        return (batches or data.args), data.kwargs
 
     def _score_of_all_rows(self, target: Any, z: Float[Any, "P D"], data: Any) -> Any:
         """Score over all rows, by the model's own plate or from all batches."""
         batches = self._batches()
+        if isinstance(batches, Passes):
+            return target.over(batches).full_score(z, data)
         if batches:
             return self._exact_score(target, z, batches, data.kwargs)
         return target.full_score(z, data)
@@ -88,8 +95,9 @@ class SVRG(_Anchored):
         See ``Minibatch``.
     full_data : tuple or iterable of tuples, optional
         For models whose batches are their arguments: the arguments with all rows, such as
-        ``(x, y)``, or those of each batch; together they hold each row once. Steps take the batch
-        that they are given, of the size that the model's plate says, for the minibatch B.
+        ``(x, y)``, or those of each batch; together they hold each row once. A list is kept, and
+        a ``DataLoader`` or the like is passed over for every anchor. Steps take the batch that
+        they are given, of the size that the model's plate says, for the minibatch B.
     own_rows : bool
         See ``Minibatch``.
 
@@ -115,12 +123,13 @@ class SVRG(_Anchored):
         check_count("anchor_every", self.anchor_every)
         self._minibatch()
         if self.full_data is not None:
-            # An iterable may be good for one pass only.
-            batches = list(batches_of(self.full_data, self._num_rows))
-            object.__setattr__(self, "full_data", batches)
+            object.__setattr__(self, "full_data", rows_of(self.full_data, self._num_rows))
 
-    def _batches(self) -> tuple[Batch, ...]:
-        return () if self.full_data is None else tuple(self.full_data)
+    def _batches(self) -> tuple[Batch, ...] | Passes:
+        full_data: Any = self.full_data
+        if isinstance(full_data, Passes):
+            return full_data
+        return () if full_data is None else tuple(full_data)
 
     def with_own_rows(self, target: Any) -> Any:
         """The same, with minibatches drawn for each position apart.

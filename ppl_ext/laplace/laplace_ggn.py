@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 
+from ppl_ext.batches.passes import Passes
 from ppl_ext.curvature import GaussNewton, Structure, as_curvature
 from ppl_ext.engine import EngineShell
 from ppl_ext.errors import ArgumentError
@@ -78,7 +79,8 @@ class LaplaceShell(EngineShell):
     sites at the mode.
 
     Draws of all the weights of a network, put through the network itself, predict worse than its
-    mode: the Gauss-Newton matrix is that of the network made linear at the mode. With
+    mode: the Gauss-Newton matrix is that of the network made linear at the mode.
+    ``predictive_distribution(model, engine, ..., linearize=True)`` predicts with that. With
     ``curvature=GaussNewton(sites=...)`` of the last layer the outputs are linear in what is drawn.
 
     References
@@ -167,6 +169,9 @@ class LaplaceShell(EngineShell):
             Of NumPyro's engine, whose states are its caller's.
         *args, **kwargs
             Arguments of the model; default those that the engine saw last.
+        batches : iterable, optional
+            All rows in place of ``args``, as batches of a loader. It is passed over once, for
+            ``"kfac"`` several times.
 
         Returns
         -------
@@ -209,13 +214,22 @@ class LaplaceShell(EngineShell):
         volume = 0.5 * len(self.plan.posterior.coordinates) * math.log(2.0 * math.pi)
         return log_density + volume - 0.5 * precision.log_determinant()
 
-    def _curvature_at(self, mode: Any) -> Any:
-        """The precision at a mode (D,) over all rows of the last arguments, which is kept."""
+    def _curvature_at(self, mode: Any, passes: Passes | None = None) -> Any:
+        """The precision at a mode (D,) over all rows of the last arguments, which is kept.
+
+        With ``passes`` over those of a loader.
+        """
         posterior, data = self.plan.posterior, self.data
-        self.target.require_all_rows(data, f"Call {self._fit_call} with the arguments of all rows.")
-        precision = posterior.precision_at(mode, data)
-        posterior.latest.keep(mode, data, precision)
+        how = f"Call {self._fit_call} with the arguments of all rows, or batches=loader."
+        self.target.over(passes).require_all_rows(data, how)
+        precision = posterior.over(passes).precision_at(mode, data)
+        posterior.latest.keep(mode, data, precision, passes)
         return precision
+
+    def _target_of_fit(self) -> Any:
+        """The target over the rows that the precision was taken from."""
+        kept = self.plan.posterior.latest.kept
+        return self.target if kept is None else self.target.over(kept.passes)
 
     def _fit(self, mode: Any) -> tuple[Any, Any]:
         """All rows and the precision that are kept for a mode, or those of the last arguments."""
@@ -253,11 +267,12 @@ class GaussianDensity:
 
 
 class FittedPrecision(NamedTuple):
-    """A precision with all that it depends on: the mode (D,) and all rows."""
+    """A precision with all that it depends on: the mode (D,) and all rows, maybe a loader's."""
 
     mode: Float[np.ndarray, " D"]
     data: Any
     precision: Any
+    passes: Passes | None = None
 
 
 class LatestPrecision:
@@ -266,9 +281,9 @@ class LatestPrecision:
     def __init__(self) -> None:
         self.kept: FittedPrecision | None = None
 
-    def keep(self, mode: Any, data: Any, precision: Any) -> None:
+    def keep(self, mode: Any, data: Any, precision: Any, passes: Passes | None = None) -> None:
         """Keep a precision in place of the one before."""
-        self.kept = FittedPrecision(as_numpy(mode), data, precision)
+        self.kept = FittedPrecision(as_numpy(mode), data, precision, passes)
 
 
 def as_numpy(array: Any) -> Float[np.ndarray, " ..."]:
@@ -303,6 +318,14 @@ class PosteriorShell(ABC):
     @abstractmethod
     def precision_at(self, position: Any, data: Any) -> Any:
         """The precision at a position (D,), found to be positive definite."""
+
+    def over(self, passes: Passes | None) -> Any:
+        """The same, whose sums over the rows pass over a loader."""
+        if passes is None:
+            return self
+        return replace(
+            self, target=self.target.over(passes), likelihood=self.likelihood.over(passes)
+        )
 
     @abstractmethod
     def slope_of_log_determinant(self, position: Any, data: Any) -> Any:

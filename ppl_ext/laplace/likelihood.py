@@ -10,8 +10,10 @@ determinant needs.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import copy
+from typing import Any, Protocol, Self
 
+from ppl_ext.batches.passes import Passes
 from ppl_ext.curvature import GaussNewton, RowStructure
 from ppl_ext.documented import Documented
 
@@ -49,6 +51,12 @@ class LikelihoodShell(Documented):
     ) -> None:
         self.target, self.coordinates, self.options = target, coordinates, options
         self.structure = structure
+
+    def over(self, passes: Passes) -> Self:
+        """The same over the rows of a loader."""
+        other = copy.copy(self)
+        other.target = self.target.over(passes)
+        return other
 
     def _summed(self, rows: Rows, nothing: Any, kind: Any) -> Any:
         """The ``"full"`` or ``"diag"`` matrix, a curvature; ``nothing`` are D' zeros."""

@@ -63,6 +63,11 @@ def check_scale(name: str, value: Any) -> None:
     check_number(name, value)
 
 
+def by_fan_in(scale: Any, parameter: Parameter) -> Any:
+    """A scale divided by the root of the number of inputs that a unit sums."""
+    return scale / math.sqrt(parameter.fan_in)
+
+
 class Prior(ABC):
     """A prior that may have latent sites of its own."""
 
@@ -73,7 +78,7 @@ class Prior(ABC):
 
 @dataclass(frozen=True)
 class ScaledNormal(Prior):
-    """Normal with variance ``scale``² / fan-in.
+    """Normal with standard deviation ``scale`` / sqrt(fan-in).
 
     Parameters
     ----------
@@ -97,7 +102,7 @@ class ScaledNormal(Prior):
         check_scale("scale", self.scale)
 
     def value(self, site: str, parameter: Parameter, host: Host) -> Any:
-        number = self.scale / math.sqrt(parameter.fan_in)
+        number = by_fan_in(self.scale, parameter)
         location, scale = host.filled(parameter, parameter.centre), host.filled(parameter, number)
         return host.sample(site, host.dist.Normal(location, scale), parameter.shape)
 
@@ -131,7 +136,7 @@ class ScaledStudentT(Prior):
         check_scale("scale", self.scale)
 
     def value(self, site: str, parameter: Parameter, host: Host) -> Any:
-        number = self.scale / math.sqrt(parameter.fan_in)
+        number = by_fan_in(self.scale, parameter)
         arguments = (self.df, parameter.centre, number)
         distribution = host.dist.StudentT(*(host.filled(parameter, each) for each in arguments))
         return host.sample(site, distribution, parameter.shape)
@@ -250,7 +255,7 @@ class GroupScales(Grouped):
         check_scale("scale", self.scale)
 
     def scales(self, site: str, parameter: Parameter, groups: tuple[int, ...], host: Host) -> Any:
-        scale = host.filled(parameter, self.scale / math.sqrt(parameter.fan_in))
+        scale = host.filled(parameter, by_fan_in(self.scale, parameter))
         return host.sample(f"{site}.local", host.dist.HalfCauchy(scale), groups)
 
 

@@ -151,7 +151,7 @@ def _at_ends(
     modes = list(known)
     for path in paths:
         end = path.positions[-1]
-        if any(_is_near(mode, end) or _is_joined(evaluate, mode, path) for mode in modes):
+        if any(is_near(mode, end) or _is_joined(evaluate, mode, path) for mode in modes):
             continue
         found = normal(end, path.scales[-1])
         if found is not None:
@@ -159,7 +159,8 @@ def _at_ends(
     return modes
 
 
-def _is_near(mode: Mode, point: Vector) -> bool:
+def is_near(mode: Mode, point: Vector) -> bool:
+    """Whether a point lies where a Normal has its mass."""
     difference = point - mode.mean
     if mode.factor.ndim == 1:
         white = difference / mode.factor

@@ -18,9 +18,7 @@ from pyro_ext.density.graph import OWN_ROWS, BatchedFunction, as_arguments
 from pyro_ext.density.handlers import LARGE_SITE, SiteHandler
 from pyro_ext.density.layout import Data, Indices
 from pyro_ext.density.shortened import MANY_SITES, Shortened
-
-#: Coordinates that are worked on at once where a vector is too long for the processor's cache.
-CACHE_LENGTH = 2**16
+from pyro_ext.pieces import of_vector, side_by_side
 
 
 class Evaluation:
@@ -215,13 +213,21 @@ def add_normal(
     loc, scale : tensors (P,)
     """
     size = where.stop - where.start
-    length = CACHE_LENGTH if z.device.type == "cpu" else size
     loc, precision = loc.unsqueeze(-1), scale.square().reciprocal().unsqueeze(-1)
+
+    def worker() -> Callable[[slice], Tensor]:
+        memory = z.new_empty(0), z.new_empty(0)
+
+        def add(piece: slice) -> Tensor:
+            part = slice(where.start + piece.start, where.start + piece.stop)
+            residual, gradient = (each.resize_(z[:, part].shape) for each in memory)
+            torch.sub(loc, z[:, part], out=residual)
+            torch.mul(residual, precision, out=gradient)
+            score[:, part] += gradient
+            return residual.mul_(gradient).sum(-1)
+
+        return add
+
+    squares = side_by_side(worker, of_vector(z, size))
     log_density = -size * (scale.log() + 0.5 * math.log(2.0 * math.pi))
-    for start in range(where.start, where.stop, length):
-        part = slice(start, min(start + length, where.stop))
-        residual = loc - z[:, part]
-        gradient = residual * precision
-        score[:, part] += gradient
-        log_density -= 0.5 * residual.mul_(gradient).sum(-1)
-    return log_density
+    return log_density - 0.5 * torch.stack(squares).sum(0)

@@ -32,6 +32,7 @@ from ppl_ext.fingerprint import Fingerprint, digest_of
 from ppl_ext.log_density import LogDensityShell, warn_of_held_parameters
 from ppl_ext.options import check_count
 from pyro_ext.density.arguments import as_data, partial_plates
+from pyro_ext.density.batches import batches_of, sum_over_batches
 from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.check import check_enumeration, check_model
 from pyro_ext.density.evaluation import Evaluation, differentiated
@@ -274,6 +275,11 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             ]
             return self._sharded(what, z, data, chunks, split)
         z, function = self.bound.check_positions(z), self._evaluation.functions[what]
+        if self.passes is not None:
+            return sum_over_batches(
+                batches_of(self.passes, self.bound, data),
+                lambda data, rows: function(z, as_arguments(data.args, data.kwargs, rows)),
+            )
         if not self.plates:
             return function(z, as_arguments(data.args, data.kwargs, {}))
         return sum_over_rows(

@@ -18,7 +18,7 @@ and, where they have more to say, any of the following, each looked up by name:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from pyro.infer import MCMC
 from pyro.infer.mcmc import StreamingMCMC
 
+from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
     Group,
@@ -40,10 +41,13 @@ from ppl_ext.diagnostics.fit_groups import (
     warn_of_draws,
 )
 from ppl_ext.diagnostics.inference_data import Variable, inference_data
+from ppl_ext.diagnostics.replay import Replay, joined
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
 from ppl_ext.sharding import check_sharding
+from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.batches import placing
 from pyro_ext.density.replay import replay
 from pyro_ext.diagnostics.chains import Chains
 from pyro_ext.diagnostics.host_fit import HostFit
@@ -86,6 +90,7 @@ def to_arviz(
     data_chunk: int | None = None,
     seed: int = 0,
     model: Callable[..., Any] | None = None,
+    batches: Iterable[Any] | None = None,
     sharding: Sharding | None = None,
     **kwargs: Any,
 ) -> Any:
@@ -102,9 +107,11 @@ def to_arviz(
         check_no_num_samples(num_samples)
     if isinstance(engine, Fit):
         check_no_num_samples(num_samples)
+    some, named, passes = rows_of_loader(batches, args, kwargs, placing(None))
+    args, kwargs = some or (), dict(named or {})
     check_fit(engine, model, "to_arviz(engine, *args)")
     if model is not None:
-        engine = HostFit(engine, model, args, kwargs, seed)
+        engine = HostFit(engine, model, args, kwargs, seed, passes)
     check_sharding(sharding, Sharding)
     target = engine.target if sharding is None else engine.target.with_sharding(sharding)
     sharding = target.sharding
@@ -113,7 +120,8 @@ def to_arviz(
     draws = {
         name: torch.as_tensor(given[name]).detach() for name in target.layout.names if name in given
     }
-    replayed = replay(
+    replayed = _replayed(
+        passes,
         target,
         draws,
         data,
@@ -130,8 +138,12 @@ def to_arviz(
     if not observed_data:
         groups.pop("observed_data")
     if sample_stats:
-        groups["sample_stats"] = _sample_statistics(engine, target, draws, data, draw_chunk)
+        groups["sample_stats"] = _sample_statistics(
+            engine, target.over(passes), draws, data, draw_chunk
+        )
     warn_of_draws(replayed, groups.get("sample_stats", {}))
+    if passes is not None and constant_data is True:
+        constant_data = False  # the arrays are those of one batch
     groups["constant_data"] = constant_group(
         constant_data, _signature(target.model), args, kwargs, replayed, _as_array
     )
@@ -148,6 +160,35 @@ def to_arviz(
     )
 
 
+def _replayed(
+    passes: Passes | None,
+    target: LogDensity,
+    draws: Mapping[str, Any],
+    data: Data,
+    *,
+    seed: int,
+    **options: Any,
+) -> Replay:
+    """The replay on the rows of the arguments, or on those of all batches of a loader."""
+    if passes is None:
+        return replay(target, draws, data, seed=seed, **options)
+    sizes = target.over(passes).plates_of_batches(data)
+    found = [
+        replay(
+            target,
+            draws,
+            target.bind(*args, **{**data.kwargs, **own}),
+            all_rows=False,
+            seed=seed + number,
+            **options,
+        )
+        for number, (args, own) in enumerate(
+            passes.batches(placing(target.dtype), next(iter(sizes.values())))
+        )
+    ]
+    return joined(found, sizes)
+
+
 def _as_array(value: Any) -> Array | None:
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().numpy()
@@ -159,7 +200,7 @@ def _signature(model: Any) -> inspect.Signature:
 
 
 def _sample_statistics(
-    engine: Any, target: Any, draws: Mapping[str, Any], data: Any, draw_chunk: int | None
+    engine: Any, target: LogDensity, draws: Mapping[str, Any], data: Any, draw_chunk: int | None
 ) -> Group:
     positions = target.unconstrain(draws, data)
     log_p = [

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ppl_ext.batches.passes import Passes
 from ppl_ext.diagnostics import fit as shared
 from ppl_ext.diagnostics.fit import (
     Evaluate,
@@ -73,6 +74,7 @@ def fitted_guide(
     args: tuple[Any, ...] | None,
     kwargs: Mapping[str, Any] | None,
     seed: int | None = None,
+    passes: Passes | None = None,
 ) -> FittedGuide:
     """The guide of an engine, or a host autoguide with the model that it was fitted to.
 
@@ -86,6 +88,8 @@ def fitted_guide(
         The model's arguments, with all rows of the data. Default: those that the engine saw last.
     seed : int, optional
         Of the draws. Default: 0.
+    passes : Passes, optional
+        All rows, from a loader.
 
     Raises
     ------
@@ -95,7 +99,7 @@ def fitted_guide(
     """
     if hasattr(fit, "target"):
         check_fits_a_guide(fit)
-        target, data = target_of_engine(fit, model, args, kwargs)
+        target, data = target_of_engine(fit, model, args, kwargs, passes)
         if hasattr(fit, "approximation"):
             density, parameters = fit.approximation()
             return FittedGuide(density, parameters, target, data, seed)
@@ -109,7 +113,9 @@ def fitted_guide(
     check_model(fit, model)
     assert model is not None
     dtype = next((parameter.dtype for parameter in fit.parameters()), None)
-    target, data = target_of_model(model, args, kwargs, dtype=dtype, allow_local_latents=False)
+    target, data = target_of_model(
+        model, args, kwargs, dtype=dtype, allow_local_latents=False, passes=passes
+    )
     # The guide is set up already: the seed only keeps the global generator as it is.
     density = flat_density(fit, data.args, data.kwargs, layout=target.layout, seed=0)
     return FittedGuide(density, density.live_parameters(), target, data, seed)
@@ -123,6 +129,7 @@ def target_of_model(
     dtype: torch.dtype | None = None,
     allow_local_latents: bool = True,
     all_rows: bool = True,
+    passes: Passes | None = None,
 ) -> tuple[LogDensity, Data]:
     """A target for a model without an engine, with its parameters at their present values.
 
@@ -136,6 +143,7 @@ def target_of_model(
         target = LogDensity(
             model, args, kwargs, dtype=dtype, allow_local_latents=allow_local_latents
         )
+    target = target.over(passes)
     if all_rows:
         return target, shared.all_rows(target, args, kwargs)
     return target, target.bind(*args, **kwargs)

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from pyro.infer import Predictive
 from torch import Tensor
 
+from ppl_ext.batches.passes import Passes
 from ppl_ext.diagnostics.fit import HOST_DRAWS, sites_of_guide
 from ppl_ext.errors import ArgumentError
 from pyro_ext.density.handlers import global_generator
@@ -40,6 +41,8 @@ class HostFit:
         The model's arguments, with all rows of the data.
     seed : int
         Seed of the draws, which leave torch's global generator as it is.
+    passes : Passes, optional
+        All rows, from a loader.
 
     Raises
     ------
@@ -55,17 +58,20 @@ class HostFit:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         seed: int = 0,
+        passes: Passes | None = None,
     ) -> None:
         self.guide = guide
         self._seed = seed
         self.fitted: FittedGuide | None = None
         if _has_flat_density(guide):
-            self.fitted = fitted_guide(guide, model, args, kwargs)
+            self.fitted = fitted_guide(guide, model, args, kwargs, passes=passes)
             self.target, self._data = self.fitted.target, self.fitted.data
         else:
             parameters = guide.parameters() if isinstance(guide, torch.nn.Module) else iter(())
             dtype = next((parameter.dtype for parameter in parameters), None)
-            self.target, self._data = target_of_model(model, args, kwargs, dtype=dtype)
+            self.target, self._data = target_of_model(
+                model, args, kwargs, dtype=dtype, passes=passes
+            )
 
     @torch.no_grad()
     def get_samples(self, num_samples: int = HOST_DRAWS) -> dict[str, Tensor]:

@@ -6,9 +6,10 @@ space (so that log p includes the Jacobians), with log p over all rows of the da
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.importance import (
     ELBO,
     ELBO_DOCUMENTATION,
@@ -23,6 +24,7 @@ from ppl_ext.diagnostics.importance import (
 )
 from ppl_ext.documented import documented
 from ppl_ext.options import check_count
+from pyro_ext.density.batches import placing
 from pyro_ext.diagnostics.fit import SEED, fitted_guide
 
 
@@ -41,6 +43,7 @@ def elbo(
     model: Callable[..., Any] | None = None,
     args: tuple[Any, ...] | None = None,
     kwargs: Mapping[str, Any] | None = None,
+    batches: Iterable[Any] | None = None,
     num_samples: int = ELBO_SAMPLES,
     likelihood_temperature: float | None = 1.0,
     draw_chunk: int | None = None,
@@ -48,18 +51,20 @@ def elbo(
 ) -> ELBO:
     """Evidence lower bound E_q[log p(data, theta) - log q(theta)] of a fitted guide."""
     check_count("num_samples", num_samples, least=2)
-    fitted = fitted_guide(fit, model, args, kwargs, seed)
+    args, kwargs, passes = rows_of_loader(batches, args, kwargs, placing(None))
+    fitted = fitted_guide(fit, model, args, kwargs, seed, passes)
     ratios = ratios_at_draws(fitted, num_samples, likelihood_temperature, draw_chunk)
     return evidence_lower_bound(ratios)
 
 
-@documented(KHAT_DOCUMENTATION, as_in_elbo="fit, model, args, kwargs, draw_chunk, seed")
+@documented(KHAT_DOCUMENTATION, as_in_elbo="fit, model, args, kwargs, batches, draw_chunk, seed")
 def psis_khat(
     fit: Any,
     *,
     model: Callable[..., Any] | None = None,
     args: tuple[Any, ...] | None = None,
     kwargs: Mapping[str, Any] | None = None,
+    batches: Iterable[Any] | None = None,
     num_samples: int = KHAT_SAMPLES,
     likelihood_temperature: float | None = None,
     draw_chunk: int | None = None,
@@ -67,5 +72,6 @@ def psis_khat(
 ) -> ParetoKHat:
     """Pareto k-hat of the importance ratios p/q of a fitted guide."""
     check_count("num_samples", num_samples, least=LEAST_KHAT_SAMPLES)
-    fitted = fitted_guide(fit, model, args, kwargs, seed)
+    args, kwargs, passes = rows_of_loader(batches, args, kwargs, placing(None))
+    fitted = fitted_guide(fit, model, args, kwargs, seed, passes)
     return pareto_khat(ratios_at_draws(fitted, num_samples, likelihood_temperature, draw_chunk))

@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.fit import target_of_engine
 from ppl_ext.diagnostics.stein_discrepancy import (
     BLOCK,
@@ -26,6 +27,7 @@ from ppl_ext.diagnostics.stein_discrepancy import (
 )
 from ppl_ext.documented import documented
 from pyro_ext.density import LogDensity
+from pyro_ext.density.batches import placing
 from pyro_ext.diagnostics.fit import SEED, fitted_guide, target_of_model
 
 Metric = str | Tensor | np.ndarray | None
@@ -39,6 +41,7 @@ def ksd(
     model: Callable[..., Any] | None = None,
     args: tuple[Any, ...] | None = None,
     kwargs: Mapping[str, Any] | None = None,
+    batches: Iterable[Any] | None = None,
     num_samples: int | None = None,
     statistic: str | None = None,
     metric: Metric = "whitened",
@@ -50,6 +53,7 @@ def ksd(
     seed: int | None = None,
 ) -> SteinDiscrepancy:
     """Kernelised Stein discrepancy between a fit and its target."""
+    args, kwargs, passes = rows_of_loader(batches, args, kwargs, placing(None))
     options = {
         "statistic": statistic,
         "metric": metric,
@@ -59,7 +63,7 @@ def ksd(
     }
     if isinstance(fit, (Tensor, np.ndarray)):
         target, data = target_of_positions(
-            fit, target, model, args, kwargs, num_samples, target_of_model
+            fit, target, model, args, kwargs, num_samples, target_of_model, passes
         )
         positions = torch.as_tensor(fit, dtype=target.dtype, device=target.device).detach()
         check_positions(tuple(positions.shape), target.dim)
@@ -67,12 +71,12 @@ def ksd(
         check_no_target(target, fit)
         particles = hasattr(fit, "target") and hasattr(fit, "particles")
         if not particles or hasattr(fit, "approximation"):
-            fitted = fitted_guide(fit, model, args, kwargs, seed)
+            fitted = fitted_guide(fit, model, args, kwargs, seed, passes)
             return discrepancy_of_guide(
                 fitted, num_samples, likelihood_temperature, draw_chunk, **options
             )
         check_not_particles(null, fit)
-        target, data = target_of_engine(fit, model, args, kwargs)
+        target, data = target_of_engine(fit, model, args, kwargs, passes)
         positions = fit.particles
         check_num_samples(num_samples, len(positions))
     return discrepancy_of_positions(

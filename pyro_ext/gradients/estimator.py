@@ -12,6 +12,7 @@ from torch import Tensor
 from ppl_ext.gradients import estimator
 from ppl_ext.gradients.estimator import ScoreEstimate, corrected
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.batches import placing
 from pyro_ext.gradients.full_data import exact_score, num_rows
 
 EstimatorState = dict[str, Any]
@@ -20,6 +21,7 @@ EstimatorState = dict[str, Any]
 class GradientEstimator(estimator.GradientEstimator):
     _num_rows = staticmethod(num_rows)
     _exact_score = staticmethod(exact_score)
+    _place = staticmethod(lambda leaf: placing(None)(leaf))
 
     @abstractmethod
     def init(

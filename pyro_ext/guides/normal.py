@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -24,10 +24,7 @@ from pyro_ext.guides.flat_density import (
     Parameters,
     register_flat_density,
 )
-
-#: Coordinates that are worked on at once where entries do not depend on each other: few enough for
-#: the processor's cache, so that long vectors are read and written once for many operations.
-CACHE_LENGTH = 2**16
+from pyro_ext.pieces import of_vector, side_by_side
 
 
 class NormalDensity(shared.NormalFormulas, TensorFunctions, FlatDensity):
@@ -38,14 +35,15 @@ class NormalDensity(shared.NormalFormulas, TensorFunctions, FlatDensity):
         return parameters["loc"]
 
     @cached_property
-    def _scale_transform(self) -> Transform:
+    def scale_transform(self) -> Transform:
+        """From the unconstrained to the standard deviations."""
         return transform_to(self.guide.scale_constraint)
 
     def _scale(self, parameters: Parameters) -> Tensor:
-        return self._scale_transform(parameters["scale_unconstrained"])
+        return self.scale_transform(parameters["scale_unconstrained"])
 
     def _unconstrained_scale(self, scale: Tensor) -> Tensor:
-        return self._scale_transform.inv(scale).clone()
+        return self.scale_transform.inv(scale).clone()
 
     def noise(
         self, parameters: Parameters, generator: Generator, shape: tuple[int, ...]
@@ -69,65 +67,49 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
     ) -> Draws:
         loc = parameters["loc"]
         theta = loc.new_empty(num, self.dim) if out is None else out
-        for where in _pieces(theta):
-            scale = self._scale(part_of(parameters, where))
-            for row in theta:
-                piece = row[where]
-                if generator.device == piece.device:
-                    piece.normal_(generator=generator)
-                else:
-                    piece.copy_(self.noise(parameters, generator, tuple(piece.shape)))
-                piece.mul_(scale).add_(loc[where])
+        where = of_vector(theta, self.dim)
+        # Pieces have generators of their own, so that they can be drawn side by side.
+        seed = _seed(generator) if len(where) > 1 else None
+
+        def worker() -> Callable[[tuple[int, slice]], None]:
+            own = generator if seed is None else Generator()
+
+            def draw(numbered: tuple[int, slice]) -> None:
+                number, piece = numbered
+                if seed is not None:
+                    own.manual_seed(seed + number)
+                scale = self._scale(part_of(parameters, piece))
+                for row in theta[:, piece]:
+                    if own.device == row.device:
+                        row.normal_(generator=own)
+                    else:
+                        row.copy_(self.noise(parameters, own, tuple(row.shape)))
+                    row.mul_(scale).add_(loc[piece])
+
+            return draw
+
+        side_by_side(worker, list(enumerate(where)))
         return theta
 
+    @torch.no_grad()
     def mean_square_residual(
         self, parameters: Parameters, theta: Float[Tensor, "S D"], target: Float[Tensor, "S D"]
     ) -> tuple[Float[Tensor, ""], Parameters]:
-        residual, gradient = self.residual_gradient(parameters, theta, target)
-        return residual.square().sum(-1).mean(), gradient
-
-    @torch.no_grad()
-    def residual_gradient(
-        self,
-        parameters: Parameters,
-        theta: Float[Tensor, "S D"],
-        target: Float[Tensor, "S D"],
-        factor: float = 1.0,
-        known: tuple[Float[Tensor, " D"], Float[Tensor, "S D"]] | None = None,
-    ) -> tuple[Float[Tensor, "S D"], Parameters]:
-        """Residuals grad log q(theta) - target, and the gradient of their mean square.
-
-        Coordinates do not depend on each other: parts of the parameters, with the same
-        coordinates of ``theta`` and ``target``, give those parts of the result.
-
-        Parameters
-        ----------
-        parameters : dict of tensors
-        theta, target : tensors (S, D)
-            Held fixed.
-        factor : float
-            The gradient is multiplied by it.
-        known : (tensor (D,), tensor (S, D)), optional
-            The standard deviations, and grad log q(theta), where they are known already.
-        """
         # With g = (loc - theta) / scale^2: dg/dloc = 1 / scale^2, dg/dscale = -2 g / scale.
-        if known is None:
-            scale = self._scale(parameters)
-            inverse = scale.reciprocal()
-            score = (parameters["loc"] - theta).mul_(inverse).mul_(inverse)
-        else:
-            scale, score = known
-            inverse = scale.reciprocal()
+        scale = self._scale(parameters)
+        inverse = scale.reciprocal()
+        score = (parameters["loc"] - theta).mul_(inverse).mul_(inverse)
         residual = score - target
-        scaled = (residual * inverse).mul_(2.0 * factor / len(theta))
+        scaled = (residual * inverse).mul_(2.0 / len(theta))
         loc_gradient = _sum_draws(scaled).mul(inverse)
         scale_gradient = _sum_draws(scaled.mul_(score)).mul_(-2.0)
         gradient = self._pull_back(parameters["scale_unconstrained"], scale, scale_gradient)
-        return residual, {"loc": loc_gradient, "scale_unconstrained": gradient}
+        value = residual.square_().sum(-1).mean()
+        return value, {"loc": loc_gradient, "scale_unconstrained": gradient}
 
     def _pull_back(self, unconstrained: Tensor, scale: Tensor, gradient: Tensor) -> Tensor:
         """Gradient in the unconstrained scale from that in the scale, which is overwritten."""
-        transform = self._scale_transform
+        transform = self.scale_transform
         if isinstance(transform, SoftplusTransform):
             return gradient.mul_(unconstrained.sigmoid())
         if isinstance(transform, ExpTransform):
@@ -145,15 +127,23 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
         score: Float[Tensor, "S D"],
         reach: float,
     ) -> float:
-        transform = self._scale_transform
+        transform = self.scale_transform
         if not isinstance(transform, (SoftplusTransform, ExpTransform)) or not reach < math.inf:
             return math.inf
-        extremes = []
-        for where in _pieces(theta):
-            piece = part_of(parameters, where)
-            low, high = score[:, where].aminmax()
-            distance = (piece["loc"] - theta[:, where]).abs_().amax()
-            extremes.append((distance, piece["scale_unconstrained"].amin(), -low, high))
+
+        def worker() -> Callable[[slice], tuple[Tensor, ...]]:
+            memory = theta.new_empty(0)
+
+            def find(where: slice) -> tuple[Tensor, ...]:
+                piece = part_of(parameters, where)
+                low, high = score[:, where].aminmax()
+                memory.resize_(theta[:, where].shape)
+                distance = torch.sub(piece["loc"], theta[:, where], out=memory).abs_().amax()
+                return distance, piece["scale_unconstrained"].amin(), -low, high
+
+            return find
+
+        extremes = side_by_side(worker, of_vector(theta, self.dim))
         # Of each piece: together the bound would combine the worst of coordinates that have
         # nothing to do with each other.
         distance, least, low, high = (
@@ -250,12 +240,9 @@ def part_of(parameters: Parameters, where: slice) -> Parameters:
     return {name: value[where] for name, value in parameters.items()}
 
 
-def _pieces(theta: Tensor) -> Iterator[slice]:
-    """Ranges of the coordinates of ``theta`` (..., D) that are worked on at once."""
-    dim = theta.shape[-1]
-    length = CACHE_LENGTH if theta.device.type == "cpu" else max(dim, 1)
-    for start in range(0, dim, length):
-        yield slice(start, min(start + length, dim))
+def _seed(generator: Generator) -> int:
+    """A seed for generators of pieces, from the engine's."""
+    return int(torch.randint(2**62, (), generator=generator, device=generator.device))
 
 
 def _sum_draws(values: Tensor) -> Tensor:

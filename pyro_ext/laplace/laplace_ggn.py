@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.laplace.laplace_ggn import (
     DRAWS,
     GaussianDensity,
@@ -24,6 +26,7 @@ from ppl_ext.options import check_count
 from pyro_ext.curvature import Curvature, GaussNewton, row_structure
 from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.batches import placing
 from pyro_ext.density.handlers import global_generator
 from pyro_ext.engine import Plan
 from pyro_ext.laplace.gaussian import Precision, precision_of
@@ -83,15 +86,18 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
 
     # -- the Gaussian -------------------------------------------------------------------------
 
-    def fit_curvature(self, *args: Any, **kwargs: Any) -> Precision:
-        if args or kwargs:
-            self.setup(*args, **kwargs)
-        return self._curvature_at(self.particles[0])
+    def fit_curvature(
+        self, *args: Any, batches: Iterable[Any] | None = None, **kwargs: Any
+    ) -> Precision:
+        some, named, passes = rows_of_loader(batches, args, kwargs, placing(self.dtype))
+        if some or named:
+            self.setup(*(some or ()), **(named or {}))
+        return self._curvature_at(self.particles[0], passes)
 
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
         data, precision = self._fit(self.particles[0])
         with torch.no_grad():
-            value = self.target.full_log_density(self.particles, data)[0]
+            value = self._target_of_fit().full_log_density(self.particles, data)[0]
         return self._evidence(value, precision)
 
     def _draw(self, plan: LaplacePlan, state: DirectionState, num_samples: int | None) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from pyro_ext.curvature.fisher import needs_draws
 from pyro_ext.curvature.gauss_newton import rows_of_one
 from pyro_ext.curvature.kronecker import Sums, kronecker_factors
 from pyro_ext.density import Data
+from pyro_ext.density.batches import batches_of
 from pyro_ext.density.handlers import global_generator
 from pyro_ext.density.layout import Indices
 from pyro_ext.laplace.gaussian import Algebra
@@ -78,23 +79,35 @@ class _Rows:
     def __init__(self, curvature: LikelihoodCurvature, position: Tensor, data: Data) -> None:
         self.curvature = curvature
         self.position, self.data = position, data
-        self.chunks = curvature.target.sweep()
         self.single: Tensor | None = None
+        passes, self.chunks = curvature.target.passes, []
+        if passes is not None:
+            weight, batch, rows = next(batches_of(passes, curvature.target.bound, data))
+            self.count = round(len(self._of_chunk(position, 1.0, batch, rows)) / weight)
+            return
+        self.chunks = [(weight, data, rows) for weight, rows in curvature.target.sweep()]
         if len(self.chunks) == 1:
             self.single = self._of_chunk(position, *self.chunks[0])
             self.count = len(self.single)
         else:
             counts: dict[tuple[int, ...], int] = {}
             self.count = 0
-            for _, indices in self.chunks:
+            for _, _, indices in self.chunks:
                 size = tuple(len(numbers) for numbers in indices.values())
                 if size not in counts:
                     with torch.no_grad():
-                        counts[size] = len(self._of_chunk(position, 1.0, indices))
+                        counts[size] = len(self._of_chunk(position, 1.0, data, indices))
                 self.count += counts[size]
 
-    def _of_chunk(self, position: Tensor, weight: float, indices: Indices) -> Tensor:
-        found = self.curvature.rows_of_batch(position, self.data, indices)
+    def _pass(self) -> Iterable[tuple[float, Data, Indices]]:
+        """Weights, arguments and row indices of each chunk, or of each batch of a loader."""
+        target = self.curvature.target
+        if target.passes is None:
+            return self.chunks
+        return batches_of(target.passes, target.bound, self.data)
+
+    def _of_chunk(self, position: Tensor, weight: float, data: Data, indices: Indices) -> Tensor:
+        found = self.curvature.rows_of_batch(position, data, indices)
         return math.sqrt(weight) * found
 
     def fold(
@@ -117,16 +130,17 @@ class _Rows:
     def _folded(
         self, function: Callable[[Sums, Tensor, Sums], Sums], carry: Sums, held: Sums
     ) -> Sums:
-        for weight, indices in self.chunks:
+        for weight, data, indices in self._pass():
 
             def chunk(
                 position: Tensor,
                 carry: Sums,
                 held: Sums,
                 weight: float = weight,
+                data: Data = data,
                 indices: Indices = indices,
             ) -> Sums:
-                return function(carry, self._of_chunk(position, weight, indices), held)
+                return function(carry, self._of_chunk(position, weight, data, indices), held)
 
             if torch.is_grad_enabled() and self.position.requires_grad:
                 carry = _recomputed(chunk, self.position, carry, held)
@@ -151,7 +165,7 @@ class _Rows:
         """All rows, (R, D')."""
         if self.single is not None:
             return self.single
-        return torch.cat([self._of_chunk(self.position, *chunk) for chunk in self.chunks])
+        return torch.cat([self._of_chunk(self.position, *chunk) for chunk in self._pass()])
 
 
 def _recomputed(

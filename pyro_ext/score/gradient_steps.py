@@ -25,10 +25,8 @@ from pyro_ext.guides.normal import DiagonalNormalDensity
 from pyro_ext.guides.planar_flow import AutoPlanarFlow
 from pyro_ext.optim import EngineOptimizer, PlannedSteps
 from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState
+from pyro_ext.score.long_vectors import steps_by_part
 from pyro_ext.score.objective import blended_target, proximal_gradient
-
-#: Coordinates of a diagonal guide that take their inner steps together.
-PART_LENGTH = 2**18
 
 
 @dataclass
@@ -60,10 +58,7 @@ class GradientSolver(GradientExecutor):
 
     def initial(self, engine: GuideEngine, plan: GuidePlan) -> GuideState:
         """The engine's state before the first iteration."""
-        by_parts = isinstance(plan.density, DiagonalNormalDensity) and plan.clip_norm is None
-        length = PART_LENGTH if by_parts and plan.target.device.type == "cpu" else None
-        optimizer = engine._new_optimizer(plan, self.options.optim, length)
-        return GuideState(optimizer, GradientState())
+        return GuideState(engine._new_optimizer(plan, self.options.optim), GradientState())
 
     def saved(self, state: GradientState) -> Any:
         """A state as plain containers, for a file."""
@@ -124,9 +119,11 @@ class GradientSolver(GradientExecutor):
         engine._set_default_rate(plan, optimizer)
         planned = optimizer.plan(self._inner_steps)
         safe = _cannot_break(plan.density, plan.parameters, draws, weight, planned)
-        if safe and plan.clip_norm is None and optimizer.entrywise:
-            return *self._steps_by_part(plan, optimizer, draws, weight, planned), True
         density, present_draws = plan.density, draws[0][0]
+        if safe and plan.clip_norm is None and optimizer.is_plain_adam:
+            assert isinstance(density, DiagonalNormalDensity)
+            steps = self._inner_steps
+            return *steps_by_part(density, optimizer, draws, weight, planned, steps), True
         theta, score = (_joined(each) for each in zip(*draws, strict=True))
         present = density.score(plan.parameters, theta)
         log_q = float(density.log_prob(plan.parameters, present_draws).mean())
@@ -142,47 +139,6 @@ class GradientSolver(GradientExecutor):
 
         finite = engine._descend(plan, optimizer, objective, self._inner_steps, not safe)
         return loss, log_q, finite
-
-    def _steps_by_part(
-        self,
-        plan: GuidePlan,
-        optimizer: EngineOptimizer,
-        draws: list[tuple[Tensor, Tensor]],
-        weight: float,
-        planned: PlannedSteps,
-    ) -> tuple[float, float]:
-        """All inner steps of one part of a diagonal guide after another.
-
-        The objective is a sum over coordinates and so are the steps of the optimizer, so that a
-        part can take all its steps while it is in the processor's cache; every vector is read and
-        written once an iteration, and what is computed in between is never long. Returns the loss
-        and the mean of log q.
-        """
-        density = plan.density
-        assert isinstance(density, DiagonalNormalDensity)
-        number = len(draws[0][0])
-        loss, log_q = 0.0, -0.5 * density.dim * math.log(2.0 * math.pi)
-        for part in optimizer.parts:
-            where = slice(None) if part.where is None else part.where
-            theta, score = (
-                _joined([entry[:, where] for entry in each]) for each in zip(*draws, strict=True)
-            )
-            parameters = {name: tensor.detach() for name, tensor in part.tensors.items()}
-            loc, scale = density.moments(parameters)
-            standard = (loc - theta).div_(scale)
-            present = standard / scale
-            log_q -= _sum_of_logarithms(scale)
-            log_q -= 0.5 * float(standard[:number].square_().sum()) / number
-            loss += float((present[:number] - score[:number]).square_().sum()) / number
-            target = torch.lerp(score, present, weight / (1.0 + weight))
-            for step in range(self._inner_steps):
-                known = (scale, present) if step == 0 else None
-                _, gradient = density.residual_gradient(
-                    parameters, theta, target, 1.0 + weight, known
-                )
-                optimizer.step_part(part, gradient, planned, step)
-        optimizer.finish(planned)
-        return loss, log_q
 
 
 def _cannot_break(
@@ -206,16 +162,3 @@ def _cannot_break(
 
 def _joined(pieces: Sequence[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
-
-
-def _sum_of_logarithms(values: Tensor) -> float:
-    """Sum of the logarithms of positive numbers (D,), of products of four, which is faster."""
-    quarter = len(values) // 4
-    if quarter:
-        first, second, third, fourth = values[: 4 * quarter].chunk(4)
-        products = (first * second).mul_(third).mul_(fourth)
-        low, high = (float(bound) for bound in products.aminmax())
-        if 1e-30 < low and high < math.inf:
-            rest = values[4 * quarter :]
-            return float(products.log_().sum()) + float(rest.log().sum())
-    return float(values.log().sum())

@@ -272,13 +272,8 @@ class GuideEngine(GuideShell, Engine):
         total = self._total
         return min(self.num_steps_taken / total, 1.0) if total else 0.0
 
-    def _new_optimizer(
-        self, plan: GuidePlan, given: OptimizerLike | None, length: int | None = None
-    ) -> EngineOptimizer:
-        """The optimizer that ``_descend`` uses: the given one or the default.
-
-        With ``length`` it updates parts of at most so many coordinates, where it can.
-        """
+    def _new_optimizer(self, plan: GuidePlan, given: OptimizerLike | None) -> EngineOptimizer:
+        """The optimizer that ``_descend`` uses: the given one or the default."""
         parameters, layout = plan.parameters, plan.target.layout
 
         def default(tensors: list[Tensor]) -> torch.optim.Optimizer:
@@ -293,11 +288,7 @@ class GuideEngine(GuideShell, Engine):
         }
         optim = default if given is None else given
         coordinates = Coordinates(layout.slices, axes)
-        optimizer = EngineOptimizer(optim, parameters, coordinates, default)
-        if length is not None and length < layout.dim and optimizer.entrywise:
-            coordinates = coordinates._replace(length=length)
-            optimizer = EngineOptimizer(optim, parameters, coordinates, default)
-        return optimizer
+        return EngineOptimizer(optim, parameters, coordinates, default)
 
     def _set_default_rate(self, plan: GuidePlan, optimizer: EngineOptimizer) -> None:
         rate = plan.learning_rate * 0.5 * (1.0 + math.cos(math.pi * self._progress()))

@@ -113,6 +113,11 @@ INEXACT = replace(WANTED, exact=False)
             "23 of the 24 orders",
         ),
         (
+            {"chains": RESTED, "modes": replace(MODES, alike=((("weight", "mean"), "mean"),))},
+            "exact",
+            "Labels in 'weight', 'mean' can be exchanged",
+        ),
+        (
             {"chains": replace(RESTED, endless=("scale",))},
             "not trusted",
             "Draws of 'scale' come near the largest numbers",

@@ -683,6 +683,50 @@ def _guides() -> Iterator[Mutation]:
     )
 
 
+def _long_vectors() -> Iterator[Mutation]:
+    for name, file, old, new, tests in [
+        ("pieces share their noise", "guides/normal.py", "seed + number", "seed", "pieces"),
+        (
+            "results in another order",
+            "pieces.py",
+            "found[number] =",
+            "found[-1 - number] =",
+            "pieces",
+        ),
+        (
+            "long vectors: gradient of the scale with the wrong sign",
+            "score/long_vectors.py",
+            "slope.mul_(-2.0)",
+            "slope.mul_(2.0)",
+            "gradient_steps",
+        ),
+        (
+            "long vectors: weights of the target swapped",
+            "score/long_vectors.py",
+            "present, weight / (1.0 + weight), out",
+            "present, 1.0 / (1.0 + weight), out",
+            "gradient_steps",
+        ),
+        (
+            "long vectors: proximal weight left out of later steps",
+            "score/long_vectors.py",
+            "2.0 * (1.0 + weight) / count",
+            "2.0 / count",
+            "gradient_steps",
+        ),
+        ("Adam counts from 0", "optim.py", "+ (number + 1)", "+ number", "gradient_steps"),
+        ("Adam forgets steps", "optim.py", '["step"] += num_steps', '["step"] += 1', "gradient"),
+    ]:
+        yield from pyro(name, file, old, new, tests)
+    yield from numpyro(
+        "derivative of softplus at the other sign",
+        "guides/normal.py",
+        "jnp.where(unconstrained < 0.0, small, 1.0)",
+        "jnp.where(unconstrained < 0.0, 1.0, small)",
+        "flat_density",
+    )
+
+
 def _score() -> Iterator[Mutation]:
     yield from neutral(
         "proximal term dropped",
@@ -1147,6 +1191,64 @@ def _neutral() -> Iterator[Mutation]:
     )
 
 
+def _networks() -> Iterator[Mutation]:
+    for name, old, new in [
+        (
+            "scales times the root of the fan-in",
+            "return scale / math.sqrt(p",
+            "return scale * math.sqrt(p",
+        ),
+        ("horseshoe without its slab", "return scale / (1.0 +", "return scale / (1.0 + 0.0 *"),
+        ("the slab's scale is not squared", "self.slab_scale**2", "self.slab_scale"),
+        ("scales of the wrong axis", '"input": parameter.inputs', '"input": parameter.units'),
+        ("global scale of all groups", "(groups - relevant) *", "groups *"),
+        (
+            "pre-trained weights left out",
+            "(location, host.filled(p",
+            "(0.0 * location, host.filled(p",
+        ),
+    ]:
+        yield from neutral(name, "networks/priors.py", old, new, "random_module")
+    yield from neutral(
+        "the last pattern that fits",
+        "networks/parameters.py",
+        "given[fits[0]]",
+        "given[fits[-1]]",
+        "random_module",
+    )
+    yield from both(
+        "units taken for inputs",
+        "networks/modules.py",
+        "return (value.ndim - number - 1,), tuple(range(value.ndim - number, value.ndim))",
+        "return (value.ndim - 1,), tuple(range(value.ndim - number))",
+        "random_module",
+        pyro=("else ((1,), (0,))", "else ((0,), (1,))"),
+    )
+    yield from both(
+        "linear outputs move the wrong way",
+        "density/linearized.py",
+        "value[name][key] + slope[name][key]",
+        "value[name][key] - slope[name][key]",
+        "linearized",
+        pyro=("values[name][key] + along", "values[name][key] - along"),
+    )
+    yield from both(
+        "probabilities are moved as they are",
+        "density/linearized.py",
+        "return jnp.log(",
+        "return jnp.asarray(",
+        "linearized",
+        pyro=(".tiny).log()", ".tiny)"),
+    )
+    yield from neutral(
+        "masks left out of linear outputs",
+        "linearized.py",
+        "if self.output.mask is not None",
+        "if False",
+        "linearized",
+    )
+
+
 def _settling() -> Iterator[Mutation]:
     for name, file, old, new in [
         ("noise taken off a drift", "drift.py", "left) + MARGIN * error", "left) - MARGIN * error"),
@@ -1223,11 +1325,13 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_laplace(),
     *_guides(),
     *_score(),
+    *_long_vectors(),
     *_sgmcmc(),
     *_engine(),
     *_diagnostics(),
     *_fit(),
     *_neutral(),
+    *_networks(),
     *_settling(),
     *_sharding(),
 )

@@ -42,10 +42,3 @@ def test_fused_steps_know_which_entry_is_which(by_site: bool, transposed: bool) 
         for fused in (True, False)
     )
     torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("length", [2, 3])
-def test_fused_steps_by_part(length: int) -> None:
-    coordinates = Coordinates({"all": slice(0, 5)}, {"factor": -2}, length)
-    found = after_steps(adam(True), coordinates, True)
-    torch.testing.assert_close(found, after_steps(adam(False), None, False))

@@ -260,7 +260,8 @@ def test_priors_added_in_place_are_those_of_the_host(
 
     expected = figures()
     assert not added
-    monkeypatch.setattr(handlers, "LARGE_SITE", 4)
+    for room in (handlers, evaluation):
+        monkeypatch.setattr(room, "LARGE_SITE", 4)
     for one, two in zip(expected, figures(), strict=True):
         torch.testing.assert_close(one, two)
     assert bool(added) == (mask is True and scaled == 1.0)

@@ -1,0 +1,230 @@
+"""Memory of a fit from a file, and the rate of its steps beside those on rows in memory."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import multiprocessing
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import records
+from benchmarks.batches import file
+from benchmarks.records import Record
+
+PARTICLES, RATE = 16, 0.01
+#: Rows in memory at most: a part of the data, which memory gives sooner than all of them.
+IN_MEMORY = 2_000_000
+#: What may be reached.
+MOST_BYTES, LEAST_RATE = 2e9, 0.8
+
+
+class Memory:
+    """The most memory of a process that belongs to no file: a context.
+
+    Parameters
+    ----------
+    every : float
+        Seconds between looks.
+    """
+
+    def __init__(self, every: float = 0.02) -> None:
+        self.peak, self.peak_of_files, self.trace = 0, 0, []  # type: int, int, list[float]
+        self._every, self._end = every, threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def _look(self) -> None:
+        while True:
+            self.peak = max(self.peak, resident("RssAnon"))
+            self.peak_of_files = max(self.peak_of_files, resident("RssFile"))
+            self.trace.append(resident("RssAnon") / 1e9)
+            if self._end.wait(self._every):
+                return
+
+    def __enter__(self) -> Memory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+def resident(name: str) -> int:
+    """Bytes of this process's memory of a kind: RssAnon, of no file, or RssFile."""
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    if found is None:
+        raise OSError(f"Expected {name} in /proc/self/status, which Linux has, found none.")
+    return 1024 * int(found[1])
+
+
+def fitted(backend: str, path: Path, rows: int, batch: int) -> dict[str, Any]:
+    """One epoch from the file."""
+    module = importlib.import_module(f"benchmarks.batches.{backend}_fits")
+    before = resident("RssAnon")
+    with Memory() as memory:
+        loader = file.FileBatches(path, batch)
+        fit = module.Fit(rows, None, PARTICLES, RATE)
+        started = time.perf_counter()
+        fit.run(len(loader), batches=loader)
+        seconds = time.perf_counter() - started
+        error = np.abs(fit.mean() - file.coefficients()).max()
+    thinned = memory.trace[:: max(1, len(memory.trace) // 300)]
+    return {
+        "peak bytes": memory.peak,
+        "peak bytes of files": memory.peak_of_files,
+        "bytes of the libraries": before,
+        "steps": len(loader),
+        "seconds": seconds,
+        "largest error of a coefficient": float(error),
+        "gigabytes": thinned,
+    }
+
+
+def rates(
+    backend: str, path: Path, rows: int, batch: int, rounds: int, steps: int
+) -> dict[str, Any]:
+    """Seconds of a step from the file and on rows in memory, which take turns."""
+    module = importlib.import_module(f"benchmarks.batches.{backend}_fits")
+    loader = file.FileBatches(path, batch)
+    kept = min(rows, IN_MEMORY)
+    x, y = (
+        np.array(each, np.float32)
+        for each in (loader.rows[:kept, : file.COLUMNS], loader.rows[:kept, file.COLUMNS])
+    )
+    if backend == "numpyro":
+        import jax
+
+        x, y = jax.device_put((x, y))
+    from_file = module.Fit(rows, None, PARTICLES, RATE)
+    in_memory = module.Fit(kept, batch, PARTICLES, RATE)
+    found: dict[str, list[float]] = {"file": [], "memory": []}
+    for turn in range(rounds + 1):
+        for name in found:
+            started = time.perf_counter()
+            if name == "file":
+                from_file.run(steps, batches=loader)
+            else:
+                in_memory.run(steps, x, y)
+            if turn:  # the first compiles
+                found[name].append((time.perf_counter() - started) / steps)
+    ratio = np.median(np.array(found["memory"]) / np.array(found["file"]))
+    return {"seconds a step": found, "rate": float(ratio), "rows in memory": kept}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the comparison and write what it found; the exit status."""
+    backends = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
+    path: Path = arguments.data or arguments.out / "batches-rows.bin"
+    out: Path = arguments.out / "batches.jsonl"
+    known = records.read(out) if arguments.resume or arguments.retry_failed else []
+    try:
+        runs = [
+            _one(arguments, path, out, known, each, what) for each in backends for what in PARTS
+        ]
+    finally:
+        if not arguments.keep:
+            path.unlink(missing_ok=True)
+    rows = table(runs)
+    text = (
+        "# Rows from a file\n\nMade by `python -m benchmarks batches`: one epoch of SVGD with "
+        f"{PARTICLES} particles from a file, its peak of memory that belongs to no file, and the "
+        "rate of steps over that on rows in memory.\n\n" + records.markdown_table(rows)
+    )
+    records.write_text(arguments.out / "batches.md", text)
+    _plot(runs, arguments.out / "batches.png")
+    print(text)
+    return 0
+
+
+PARTS = ("fit", "rate")
+
+
+def _one(
+    arguments: argparse.Namespace,
+    path: Path,
+    out: Path,
+    known: list[Record],
+    backend: str,
+    what: str,
+) -> Record:
+    settings = {"rows": arguments.rows, "columns": file.COLUMNS, "batch": arguments.batch}
+    options: tuple[Any, ...] = (backend, path, arguments.rows, arguments.batch)
+    if what == "rate":
+        settings |= {"rounds": arguments.rounds, "steps": arguments.steps}
+        options = (*options, arguments.rounds, arguments.steps)
+    settings |= {"particles": PARTICLES, "bytes of the file": file.size_of(arguments.rows)}
+    record = Record("batches", what, backend, "logistic regression", 0, settings)
+    for other in known:
+        same = (other.method, other.backend, other.settings) == (what, backend, settings)
+        if same and not (other.failed and arguments.retry_failed):
+            return other
+    file.write(path, arguments.rows)
+    with records.recorded_run(out, record):
+        # A process of its own, whose memory is that of the fit.
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            record.figures = pool.apply(fitted if what == "fit" else rates, options)
+    shown = {name: each for name, each in record.figures.items() if np.ndim(each) == 0}
+    print(f"{backend} {what}: {shown} {record.error or ''}", flush=True)
+    return record
+
+
+def table(runs: list[Record]) -> list[dict[str, Any]]:
+    """A row for each package: memory and accuracy of the fit, and the rate of its steps."""
+    rows = []
+    for backend in dict.fromkeys(each.backend for each in runs):
+        own = {each.method: each for each in runs if each.backend == backend}
+        figures = {name: each.figures for name, each in own.items()}
+        fit, rate = figures.get("fit", {}), figures.get("rate", {})
+        rows.append(
+            {
+                "backend": backend,
+                "rows": next(iter(own.values())).settings["rows"],
+                "peak GB": _scaled(fit.get("peak bytes")),
+                "GB of the libraries": _scaled(fit.get("bytes of the libraries")),
+                "steps": fit.get("steps"),
+                "seconds": fit.get("seconds"),
+                "largest error": fit.get("largest error of a coefficient"),
+                "rate over memory's": rate.get("rate"),
+                "error": "; ".join(each.error for each in own.values() if each.error),
+            }
+        )
+    return rows
+
+
+def _scaled(number: float | None) -> float | None:
+    return None if number is None else number / 1e9
+
+
+def _plot(runs: list[Record], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.5), layout="constrained")
+    labels, ratios = [], []
+    for each in runs:
+        if each.failed:
+            continue
+        if each.method == "fit":
+            trace = each.figures["gigabytes"]
+            left.plot(np.linspace(0.0, 1.0, len(trace)), trace, label=each.backend)
+        else:
+            seconds = each.figures["seconds a step"]
+            labels.append(each.backend)
+            ratios.append(np.array(seconds["memory"]) / np.array(seconds["file"]))
+    left.axhline(MOST_BYTES / 1e9, color="grey", linewidth=0.8, linestyle="--")
+    left.set(xlabel="share of the fit", ylabel="GB of memory of no file", ylim=(0.0, None))
+    left.legend()
+    if ratios:
+        right.boxplot(ratios, tick_labels=labels)
+    right.axhline(LEAST_RATE, color="grey", linewidth=0.8, linestyle="--")
+    right.set(ylabel="steps a second from the file,\nover rows in memory", ylim=(0.0, None))
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

@@ -1,0 +1,150 @@
+"""A batch of a loader as the model's arguments, and its form, which must not change."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ppl_ext.errors import ArgumentError
+
+#: Bytes of each array that a digest looks at.
+_LOOKED_AT = 2**16
+
+
+class Batch(NamedTuple):
+    """The model's arguments with the rows of one batch: positional ones, and those by name."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch, the leading axis of its arrays."""
+        for _, leaf in self.leaves():
+            if len(leaf.shape):
+                return int(leaf.shape[0])
+        raise AssertionError("a batch has rows")
+
+    def leaves(self) -> Iterator[tuple[str, Any]]:
+        """Its arrays by name; what is None has none."""
+        for number, each in enumerate(self.args):
+            yield from _leaves(f"number {number}", each)
+        for name, each in self.kwargs.items():
+            yield from _leaves(f"'{name}'", each)
+
+    def map(self, function: Callable[[Any], Any]) -> Batch:
+        """The same batch with a function of each array in its place."""
+        args, kwargs = _mapped(function, self.args), _mapped(function, self.kwargs)
+        return Batch(tuple(args), dict(kwargs))
+
+    def digest(self) -> str:
+        """By which a batch is known again: its shapes, and the first numbers of its arrays."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, leaf in self.leaves():
+            digest.update(f"{name} {tuple(leaf.shape)} {_kind(leaf)}".encode())
+            each = leaf.detach().cpu() if hasattr(leaf, "detach") else leaf
+            width = max(1, int(np.prod(each.shape[1:]))) if len(each.shape) else 1
+            part = each[: max(1, _LOOKED_AT // (8 * width))] if len(each.shape) else each
+            try:
+                digest.update(np.ascontiguousarray(part).tobytes())
+            except TypeError:  # of a kind that NumPy does not have
+                digest.update(str(part).encode())
+        return digest.hexdigest()
+
+    def form(self) -> dict[str, str]:
+        """Kind and shape of each array without its rows, in words."""
+        return {
+            name: f"{_kind(leaf)} {('rows', *map(int, leaf.shape[1:]))}"
+            if len(leaf.shape)
+            else f"{_kind(leaf)} without axes"
+            for name, leaf in self.leaves()
+        }
+
+    def of_size(self, rows: int) -> Batch:
+        """A batch of so many rows of this one, some of them again where they are too few."""
+        own = self.rows
+        if own == rows:
+            return self
+        chosen = np.arange(rows) % own
+        return self.map(lambda leaf: leaf[chosen] if len(leaf.shape) else leaf)
+
+
+def as_batch(given: Any) -> Batch:
+    """What a loader gives, as the model's arguments.
+
+    Raises
+    ------
+    ArgumentError
+        It is no tuple, list or mapping of arrays with one row for each row of the data.
+    """
+    if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
+        batch = Batch((), dict(given))
+    elif isinstance(given, tuple | list):
+        batch = Batch(tuple(given), {})
+    else:
+        raise ArgumentError(
+            "Expected each batch to be a tuple of the model's arguments, such as (x, y), or a "
+            f"mapping from their names, found {type(given).__name__}. Write (x,) for a single one."
+        )
+    axes = set()
+    for name, leaf in batch.leaves():
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            raise ArgumentError(
+                f"Expected arrays or tensors in a batch, found {type(leaf).__name__} in argument "
+                f"{name}. Convert it in the loader (with_format('torch') or with_format('numpy') "
+                "of Hugging Face datasets), and give what holds no rows by keyword."
+            )
+        if len(leaf.shape):
+            axes.add(int(leaf.shape[0]))
+    if len(axes) != 1 or axes == {0}:
+        raise ArgumentError(
+            "Expected batches of arrays with one row for each row of the data, found leading axes "
+            f"{sorted(axes)} in one. Give arguments that hold no rows by keyword."
+        )
+    return batch
+
+
+def check_form(batch: Batch, form: Mapping[str, str], number: int, epoch: int) -> None:
+    """See that a batch has the form of those before it.
+
+    Raises
+    ------
+    ArgumentError
+        It has not.
+    """
+    found = batch.form()
+    if found == form:
+        return
+    changed = [name for name in {**form, **found} if form.get(name) != found.get(name)]
+    was, now = ({name: each.get(name) for name in changed} for each in (form, found))
+    raise ArgumentError(
+        f"Expected batches of one form, found that batch {number} of epoch {epoch} has {now} where "
+        f"those before it had {was}. Make the loader give arrays of the same names, types and "
+        "axes; the number of rows alone may differ, in the last one."
+    )
+
+
+def _kind(leaf: Any) -> str:
+    return str(leaf.dtype).removeprefix("torch.")
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _leaves(f"{name}[{key!r}]", each)
+    elif isinstance(value, tuple | list):
+        for number, each in enumerate(value):
+            yield from _leaves(f"{name}[{number}]", each)
+    elif value is not None:
+        yield name, value
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _mapped(function, each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_mapped(function, each) for each in value)
+    return None if value is None else function(value)

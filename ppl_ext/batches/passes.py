@@ -1,0 +1,192 @@
+"""All rows of a loader: passes over its batches, for sums over the data that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ppl_ext.batches.batch import Batch, as_batch, check_form
+from ppl_ext.batches.order import Order
+from ppl_ext.batches.prefetch import prefetched
+from ppl_ext.batches.stream import check_no_arguments
+from ppl_ext.errors import ArgumentError
+
+#: What makes an array of a loader one of a package's.
+Place: TypeAlias = Callable[[Any], Any]
+
+
+class Passes:
+    """Passes over a loader, as many as are asked for; each gives every row once.
+
+    Parameters
+    ----------
+    loader : iterable
+        Gives tuples of the model's arguments, or mappings from their names. Its order does not
+        matter.
+
+    Raises
+    ------
+    ArgumentError
+        It can be iterated over once only.
+    """
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.order = Order(loader)
+        if self.order.one_pass:
+            raise ArgumentError(
+                "Expected batches that can be passed over again and again, found "
+                f"{type(loader).__name__}, which ends after one pass. Pass a DataLoader, a list or "
+                "an object whose __iter__ begins anew."
+            )
+        self._raw: Batch | None = None
+        self._seen: Batch | None = None
+
+    @property
+    def loader(self) -> Iterable[Any]:
+        """What is passed over."""
+        return self.order.loader
+
+    def first(self, place: Place) -> Batch:
+        """The first batch, by which the model is met; it is read once.
+
+        Raises
+        ------
+        ArgumentError
+            There is none.
+        """
+        if self._raw is None:
+            for given in self.order.begin(0):
+                self._raw = as_batch(given)
+                break
+            else:
+                raise ArgumentError(
+                    "Expected batches that hold all rows of the data, found that the loader "
+                    "gives none."
+                )
+        return self._raw.map(place)
+
+    def seen(self, place: Place) -> Batch:
+        """The first batch, in the same arrays whenever it is asked for."""
+        if self._seen is None:
+            self._seen = self.first(place)
+        return self._seen
+
+    def batches(self, place: Place, size: int | None) -> Generator[Batch, None, None]:
+        """One pass, read ahead by a thread; ``size`` are the rows that it has to give in all.
+
+        Raises
+        ------
+        ArgumentError
+            Batches differ in form, or it gives more rows, or fewer.
+        """
+        form = self.first(place).form()
+        items = prefetched(as_batch(given).map(place) for given in self.order.begin(0))
+        rows = 0
+        try:
+            for number, batch in enumerate(items):
+                check_form(batch, form, number, 0)
+                rows += batch.rows
+                if size is not None and rows > size:
+                    self._refuse(size, f"more than {size}")
+                yield batch
+        finally:
+            items.close()
+        if size is not None and rows != size:
+            self._refuse(size, str(rows))
+
+    @staticmethod
+    def _refuse(size: int, found: str) -> None:
+        raise ArgumentError(
+            f"Expected a loader that gives each of the {size} rows of the model's plate once a "
+            f"pass, found {found} rows. Keep the last batch (drop_last=False), and give the plate "
+            "the number of rows of the data."
+        )
+
+    def of_equal_size(self, place: Place, size: int, rows: int) -> Iterator[Batch]:
+        """One pass of ``size`` rows in batches of ``rows``, and one of those that are left."""
+        kept: list[Batch] = []
+        number = 0
+        for batch in self.batches(place, size):
+            kept.append(batch)
+            number += batch.rows
+            while number >= rows:
+                whole = _joined(kept)
+                yield whole if number == rows else _part(whole, 0, rows)
+                number -= rows
+                kept = [_part(whole, rows, rows + number)] if number else []
+        if number:
+            yield _joined(kept)
+
+
+def rows_of_loader(
+    batches: Iterable[Any] | None,
+    args: tuple[Any, ...] | None,
+    kwargs: Mapping[str, Any] | None,
+    place: Place,
+) -> tuple[tuple[Any, ...] | None, Mapping[str, Any] | None, Passes | None]:
+    """Arguments by which a model is met, and passes over a loader with all rows, if there is one.
+
+    Raises
+    ------
+    ArgumentError
+        There are positional arguments besides, or the loader ends after one pass.
+    """
+    if batches is None:
+        return args, kwargs, None
+    check_no_arguments(args or ())
+    passes = Passes(batches)
+    first = passes.first(place)
+    return first.args, {**(kwargs or {}), **first.kwargs}, passes
+
+
+def check_not_shared(loader: Any, passes: Any) -> None:
+    """See that a run's loader is not passed over by its estimator where that would disturb it.
+
+    Raises
+    ------
+    ArgumentError
+        It is.
+    """
+    if isinstance(passes, Passes) and passes.loader is loader and passes.order.is_shared:
+        raise ArgumentError(
+            "Expected full_data to be another loader than batches, found the same: its order "
+            "has a state or a generator, or it keeps its workers, so that a pass over all rows "
+            "would put the run elsewhere. Make a second loader of the same data, such as "
+            "DataLoader(dataset, batch_size=4096)."
+        )
+
+
+def total_rows(plates: Mapping[str, Any], rows: int) -> int | None:
+    """Rows of all data, by the plates that a batch of ``rows`` is part of; None where it is all.
+
+    Raises
+    ------
+    ArgumentError
+        The plates have several sizes.
+    """
+    own = {each.size for each in plates.values() if each.subsample_size == rows}
+    sizes = own or {each.size for each in plates.values()}
+    if len(sizes) > 1:
+        raise ArgumentError(
+            "Expected one plate that counts the rows of a batch, found plates "
+            f"{ {name: each.size for name, each in plates.items()} }. Pass the arrays of all rows."
+        )
+    return sizes.pop() if sizes else None
+
+
+def _joined(batches: list[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    leaves = [iter([leaf for _, leaf in each.leaves()]) for each in batches]
+
+    def joined(leaf: Any) -> Any:
+        parts = [next(each) for each in leaves]
+        return np.concatenate(parts) if len(leaf.shape) else leaf
+
+    return batches[0].map(joined)
+
+
+def _part(batch: Batch, start: int, stop: int) -> Batch:
+    return batch.map(lambda leaf: leaf[start:stop] if len(leaf.shape) else leaf)

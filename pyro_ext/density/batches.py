@@ -1,0 +1,61 @@
+"""Batches of a loader: as tensors, and sums over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ppl_ext.batches.passes import Passes, Place, total_rows
+from pyro_ext.density.arguments import as_data
+from pyro_ext.density.bound_model import BoundModel
+from pyro_ext.density.layout import Data, Indices
+
+
+def placing(dtype: torch.dtype | None) -> Place:
+    """What makes an array of a loader a tensor of its own, on torch's default device.
+
+    Numbers of NumPy with a fraction get ``dtype``, by default torch's own; tensors keep theirs.
+    """
+    floats = torch.get_default_dtype() if dtype is None else dtype
+    device = torch.get_default_device()
+
+    def place(leaf: Any) -> Tensor:
+        if isinstance(leaf, Tensor):
+            own = leaf.detach()
+            return own.clone() if own.device.type != "cpu" else own.to(device, copy=True)
+        tensor = torch.from_numpy(np.array(leaf))
+        return tensor.to(device, floats if tensor.is_floating_point() else tensor.dtype)
+
+    return place
+
+
+def batches_of(
+    passes: Passes, bound: BoundModel, data: Data
+) -> Iterator[tuple[float, Data, Indices]]:
+    """One pass: the arguments of each batch, with weights that sum to one.
+
+    A batch of n of N rows is evaluated with the plate's scale N/n and weighted n/N, as a chunk of
+    a sweep is. Keyword arguments of ``data`` that no batch has are those of all.
+    """
+    place = placing(bound.dtype)
+    first = passes.first(place)
+    size = total_rows(bound.batch_plates, first.rows)
+    for batch in passes.batches(place, size or first.rows):
+        kwargs = {**data.kwargs, **batch.kwargs}
+        yield batch.rows / (size or first.rows), as_data(bound.model, batch.args, kwargs), {}
+
+
+def sum_over_batches(
+    batches: Iterator[tuple[float, Data, Indices]],
+    function: Callable[[Data, Indices], tuple[Tensor, ...]],
+) -> list[Tensor]:
+    """Weighted sum of a function of arguments over batches that hold all rows once."""
+    total: list[Tensor] = []
+    for weight, data, indices in batches:
+        parts = [weight * part for part in function(data, indices)]
+        total = [a + b for a, b in zip(total, parts, strict=True)] if total else parts
+    return total
