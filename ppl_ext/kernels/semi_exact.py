@@ -20,9 +20,8 @@ with c and S the mean and the covariance of the particles, the Stein direction o
 The first summand lies in the span of U, the second is orthogonal to it. Where phi is zero both are,
 and phi_l = 0 says, with more particles than dimensions, that the mean score is zero and that the
 mean of score times deviation is minus the identity. On a Normal target these are its mean and its
-covariance. For integrals this is the idea of semi-exact control functionals (South, Karvonen, Nemeth,
-Girolami and Oates 2022,
-https://arxiv.org/abs/2002.00033).
+covariance. For integrals this is the idea of semi-exact control functionals (South, Karvonen,
+Nemeth, Girolami and Oates 2022, https://arxiv.org/abs/2002.00033).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def additive(particles: np.ndarray, width: float = 2.0) -> Value:
 
 def projected(kernel: Value, particles: np.ndarray, ridge: float = 0.0) -> Value:
     """The kernel without the affine part in either argument, by least squares."""
-    num, dim = particles.shape
+    num = len(particles)
     mean, variances = particles.mean(0), particles.var(0)
     penalty = num * ridge * np.diag([0.0, *variances])
 
@@ -78,8 +78,12 @@ def test_directions_by_definition(backend, kernels, num, ridge):
 
     def every(z: Any, s: Any) -> Any:
         return [
-            (k.direction(k.init(z), z, s)[0], k.gram(k.init(z), z), k.interactions(z).gram)
-            + (k.interactions(z).direction(s),)
+            (
+                k.direction(k.init(z), z, s)[0],
+                k.gram(k.init(z), z),
+                k.interactions(z).gram,
+                k.interactions(z).direction(s),
+            )
             for k in made
         ]
 
