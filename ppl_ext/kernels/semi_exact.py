@@ -33,9 +33,9 @@ from typing import Any, ClassVar, NamedTuple, Self
 from jaxtyping import Float
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.kernels.arrays import KernelArrays, centre
+from ppl_ext.kernels.arrays import KernelArrays
 from ppl_ext.kernels.base import Interactions, Kernel, KernelState
-from ppl_ext.kernels.coordinates import CoordinatesByMetric
+from ppl_ext.kernels.coordinates import CoordinatesByMetric, coordinates
 from ppl_ext.kernels.rules import ProductMetric
 from ppl_ext.options import check_number
 
@@ -50,7 +50,7 @@ class AffineFunctions(NamedTuple):
     ----------
     basis : array
         Columns that span the linear functions of centred particles, orthonormal but for the
-        ridge, shape (P, min(P, D)).
+        ridge, shape (P, D).
     slopes : array
         S^-1 (z - c), shape (P, D).
     """
@@ -69,25 +69,20 @@ def affine_functions(
 ) -> AffineFunctions:
     """The affine functions at particles (P, D), with a ridge in units of their variances."""
     functions = arrays.functions
-    centred = centre(particles)
-    num, dim = centred.shape
-    variance = (centred**2).mean(axis=0)
-    usable = variance > 4.0 * functions.finfo(variance.dtype).tiny
-    root = arrays.inverse_root(functions.where(usable, variance, 1.0))
+    frame = coordinates(arrays, "variance", particles)
+    num, dim = frame.points.shape
     # Rounding errors alone would decide on directions in which the particles do not differ.
-    least = 8.0 * functions.finfo(variance.dtype).eps
+    least = 8.0 * functions.finfo(frame.points.dtype).eps
     if ridge is None:
         ridge = 0.0 if num > dim + 1 else FEW_PARTICLES
     weight = (num * max(ridge, least)) ** 0.5
-    standardized = centred * root
-    stacked = functions.concatenate(
-        [standardized, weight * arrays.identity(dim, standardized)], axis=0
-    )
+    identity = arrays.identity(dim, frame.points)
+    stacked = functions.concatenate([frame.points, weight * identity], axis=0)
     orthonormal, triangle = functions.linalg.qr(stacked)
     basis = orthonormal[:num]
     # S^-1 (z - c) is P Q R^-T in units of the deviations.
-    inverse = arrays.solve_lower(triangle.T, arrays.identity(dim, standardized))
-    return AffineFunctions(basis, num * (basis @ inverse) * root)
+    inverse = arrays.solve_lower(triangle.T, identity)
+    return AffineFunctions(basis, frame.pulled_back(num * (basis @ inverse)))
 
 
 @dataclass(frozen=True, repr=False)
