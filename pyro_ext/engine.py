@@ -44,7 +44,7 @@ from torch.utils._pytree import tree_leaves
 
 from ppl_ext import state_files
 from ppl_ext.batches.passes import check_not_shared
-from ppl_ext.batches.stream import Stream, check_no_arguments
+from ppl_ext.batches.stream import Stream, check_no_arguments, place_of
 from ppl_ext.best import Best, warn_if_lost
 from ppl_ext.engine import EngineShell
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError
@@ -88,7 +88,7 @@ def _reading(verb: Callable[..., RunResult]) -> Callable[..., RunResult]:
         if batches is None:
             return verb(self, *args, **options)
         check_no_arguments(args[1:], self.sharding)
-        where = self._place if self._pending is None else self._pending[1].get("batches")
+        where = self._place if self._pending is None else self._pending[1]["batches"]
         try:
             with Stream(batches, placing(self.dtype), where) as self._stream:
                 return verb(self, *args, batches=batches, **options)
@@ -887,7 +887,9 @@ class Engine(EngineShell, ABC):
         plan, bound = self.plan, self._require_bound()
         self._state = self._load_algorithm_state(plan, self._state, state["algorithm"])
         self._restore_counts(state)
-        self._place = state.get("batches")
+        if state["batches"] is not None:
+            place_of(state["batches"])
+        self._place = state["batches"]
         self._generator.set_state(state["generator"])
         # An order of other rows is of no use.
         self._estimator_state = (

@@ -146,6 +146,13 @@ engine = nx.SVGD(model, optim)
 engine.run(key, 9_800, x, y, checkpoint=path, progress_bar=False)
 """
     },
+    ("batches", "px"): {
+        0: """
+from pyro.optim import Adam
+x = torch.randn(4096, 20)
+y = dist.Bernoulli(logits=x[:, 0]).sample()
+"""
+    },
     ("devices", "nx"): {0: LOGISTIC["nx"]},
     ("guides", "px"): {},
     ("guides", "nx"): {},
@@ -210,6 +217,7 @@ LEFT: dict[tuple[str, str], str] = {
     ("warm-chains", "nx"): "draws['w'].shape == (2000, 3)",
     ("guides", "px"): "khat.num_samples == 200 and len(losses) == 100",
     ("guides", "nx"): "khat.num_samples == 200 and len(result.losses) == 100",
+    ("batches", "px"): "engine.num_steps_taken == 100",
     ("devices", "nx"): "predicted.sizes['draw'] == 8 * devices",
     ("newton", "px"): "all(len(values) == 500 for values in draws.values())",
     ("newton", "nx"): "all(len(values) == 500 for values in draws.values())",

@@ -31,6 +31,21 @@ class _Item(NamedTuple):
     whole: int | None
 
 
+def place_of(saved: str) -> dict[str, Any]:
+    """What a saved text says of the place in a loader.
+
+    Raises
+    ------
+    ValueError
+        The text is not one of :meth:`Stream.saved`.
+    """
+    found = json.loads(saved)
+    counts = ("epoch", "batch", "rows", "size")
+    if not isinstance(found, dict) or found.keys() != {*counts, "digest", "state"}:
+        raise ValueError(f"its place in the batches is {saved[:100]!r}")
+    return {**found, **{name: int(found[name]) for name in counts}}
+
+
 class Stream:
     """The batches of a run: a context, in which a thread reads ahead.
 
@@ -108,9 +123,9 @@ class Stream:
         order = self.order
         if self._saved is None:
             return order.begin(0), 0, 0, 0
-        found = json.loads(self._saved)
-        epoch, number, rows = (int(found[name]) for name in ("epoch", "batch", "rows"))
-        self._sizes = [int(found["size"])]
+        found = place_of(self._saved)
+        epoch, number, rows = found["epoch"], found["batch"], found["rows"]
+        self._sizes = [found["size"]]
         state = decoded(found["state"])
         reason = order.unknown
         if order.one_pass and not (state and hasattr(order.loader, "set_state")):

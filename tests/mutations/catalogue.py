@@ -1000,8 +1000,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "jumps that forget where the chain is",
         "chains/sampler.py",
-        "chains.values - log_density(chains.positions)",
-        "chains.values",
+        "gain = (drawn.values - of_drawn) - (here.values - proposed)",
+        "gain = (drawn.values - of_drawn) - here.values",
         tests,
     )
     yield from neutral(
@@ -1164,7 +1164,7 @@ def _neutral() -> Iterator[Mutation]:
     yield from neutral(
         "anchors of other data are taken for one's own",
         "gradients/reduced_variance.py",
-        "return (self._batches() or data.args), data.kwargs",
+        "return (batches or data.args), data.kwargs",
         "return None",
         "faults",
     )
