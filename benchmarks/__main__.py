@@ -75,6 +75,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "engines over many devices: equality, bytes of a step, predicted efficiency, write out/",
     ),
     "score-vi": ("benchmarks.score_vi", "minibatch scores, ours against ADVI, write out/"),
+    "semi-exact": (
+        "benchmarks.semi_exact",
+        "moments and marginals of SVGD with and without semi-exact kernels, write out/",
+    ),
     "sgmcmc": ("benchmarks.sgmcmc", "stochastic gradient MCMC: speed, bias, modes, write out/"),
     "soak": (
         "benchmarks.process.soak",
