@@ -42,7 +42,7 @@ def _imq(k: Any) -> Any:
 
 
 def _marginal(k: Any) -> Any:
-    return k.mixture([_imq(k), k.Additive()], [0.2, 0.8])
+    return k.mixture([_imq(k), k.Additive()])
 
 
 #: What was the default and what may be, which Pyro runs as well.
@@ -67,7 +67,7 @@ METHODS: dict[str, Callable[[Any], Any]] = {
 #: For the reports.
 EXPLAINED = f"""\
 `IMQ` is `IMQ("dimension", metric="variance")`, `RBF` has the median rule, `IMQ + Linear` is half \
-of each, `IMQ + Additive` is `mixture([IMQ, Additive()], [0.2, 0.8])`, and \
+of each, `IMQ + Additive` is half of each of `IMQ` and `Additive()`, and \
 `SemiExact(IMQ + Additive)` is of {BESIDE_LINEAR:g} times that. Gaussian-SVGD is `Linear()` alone. \
 The hybrid drives with `RBF` and repels with sqrt(D) times it. `SemiExact(IMQ + Linear)` would be \
 `SemiExact(IMQ)`, as a linear kernel has no other part than the affine one. Grassmann SVGD is left \

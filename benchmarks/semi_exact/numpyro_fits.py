@@ -26,9 +26,7 @@ def flat(target: Target) -> NativeProgram:
     constants = {name: jnp.asarray(value) for name, value in target.constants.items()}
 
     def program() -> None:
-        z = numpyro.sample(
-            "z", dist.Normal(0.0, 1.0).expand([target.dim]).to_event(1).mask(False)
-        )
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([target.dim]).to_event(1).mask(False))
         numpyro.factor("target", target.log_density(jnp, z, constants))
 
     return NativeProgram(program, SiteMap())
@@ -37,9 +35,7 @@ def flat(target: Target) -> NativeProgram:
 class Fitter:
     """SVGD on a program; runs with other seeds share what is compiled."""
 
-    def __init__(
-        self, program: Any, kernel: Any, particles: int, rate: float, steps: int
-    ) -> None:
+    def __init__(self, program: Any, kernel: Any, particles: int, rate: float, steps: int) -> None:
         optim = optax.adam(optax.cosine_decay_schedule(rate, steps))
         self._engine = SVGD(program.model, optim, kernel, particles)
         self._steps = steps

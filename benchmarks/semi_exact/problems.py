@@ -210,5 +210,3 @@ def make_problems(database: Database) -> list[Problem]:
     """All problems."""
     normals = [normal(family, dim) for family, dims in NORMALS.items() for dim in dims]
     return [*normals, *posteriors(database), *shaped(database)]
-
-

@@ -34,9 +34,7 @@ def flat(target: Target) -> NativeProgram:
 class Fitter:
     """SVGD on a program."""
 
-    def __init__(
-        self, program: Any, kernel: Any, particles: int, rate: float, steps: int
-    ) -> None:
+    def __init__(self, program: Any, kernel: Any, particles: int, rate: float, steps: int) -> None:
         self._model, self._kernel, self._particles = program.model, kernel, particles
         self._rate, self._steps = rate, steps
 

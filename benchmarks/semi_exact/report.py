@@ -138,9 +138,7 @@ def _plot_ratios(plt: object, runs: Sequence[Record], path: Path) -> None:
         for row, name in enumerate(FIGURES):
             axis = axes[row][column]
             for method in _methods(runs):
-                own = [
-                    r for r in runs if (r.settings["family"], r.method) == (family, method)
-                ]
+                own = [r for r in runs if (r.settings["family"], r.method) == (family, method)]
                 ratios = sorted({r.settings["ratio"] for r in own if not r.failed})
                 heights = [
                     np.median(values([r for r in own if r.settings["ratio"] == ratio], name))
