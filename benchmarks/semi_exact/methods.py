@@ -20,7 +20,7 @@ def hybrid(kernels: Any, kernel: Any) -> Any:
     """
 
     @dataclasses.dataclass(frozen=True, repr=False)
-    class Hybrid(kernels.Kernel):  # type: ignore[misc]
+    class Hybrid(kernels.Kernel):
         kernel: Any
 
         def init(self, particles: Any) -> Any:

@@ -92,24 +92,25 @@ def _of_target(target: Target, fits: Any) -> Any:
     return fits.flat(target)
 
 
-def normal(family: str, dim: int) -> Problem:
-    """A Normal with as many particles as all Normals."""
+def normal(family: str, dim: int, particles: int = PARTICLES) -> Problem:
+    """A Normal of a family."""
     covariance = normal_covariance(family, dim)
-    target = Target(family, dim, _normal_log_density, {"precision": np.linalg.inv(covariance)})
+    precision: Floats = np.asarray(np.linalg.inv(covariance), np.float64)
+    target = Target(family, dim, _normal_log_density, {"precision": precision})
 
     def draws(_: Any) -> Floats:
         noise = np.random.default_rng([dim, 1]).normal(size=(DRAWS, dim))
         return noise @ np.linalg.cholesky(covariance).T
 
     return Problem(
-        f"Normal, {family}, D = {dim}",
+        f"Normal, {family}, D = {dim}" + (f", P = {particles}" if particles != PARTICLES else ""),
         "Normal",
         f"Normal, {family}",
         dim,
-        PARTICLES,
+        particles,
         partial(_of_target, target),
         draws,
-        dim / PARTICLES,
+        dim / particles,
         (np.zeros(dim), covariance),
     )
 
@@ -166,6 +167,10 @@ def shaped_draws(name: str, target: Target) -> Floats:
     raise KeyError(name)
 
 
+def _exact(name: str, target: Target, program: Any) -> Floats:
+    return shaped_draws(name, target)
+
+
 SHAPED = ("banana", "two modes", "funnel", "Student t, D = 5", "log-gamma, D = 30")
 
 
@@ -181,7 +186,7 @@ def shaped(database: Database) -> Iterator[Problem]:
             target.dim,
             PARTICLES,
             partial(_of_target, target),
-            lambda _, name=name, target=target: shaped_draws(name, target),
+            partial(_exact, name, target),
             moments=target.moments,
         )
     if EIGHT_SCHOOLS in database:
@@ -198,7 +203,8 @@ def shaped(database: Database) -> Iterator[Problem]:
         )
 
 
-#: Dimensions of the Normals by family.
+#: Dimensions of the Normals by family, and dimensions and particles of those with few.
+FEW = (50, 25)
 NORMALS = {
     "independent": (5, 50),
     "correlated": (5, 25, 50, 75, 95),
@@ -209,4 +215,6 @@ NORMALS = {
 def make_problems(database: Database) -> list[Problem]:
     """All problems."""
     normals = [normal(family, dim) for family, dims in NORMALS.items() for dim in dims]
+    # Fewer particles than dimensions.
+    normals += [normal(family, *FEW) for family in NORMALS]
     return [*normals, *posteriors(database), *shaped(database)]

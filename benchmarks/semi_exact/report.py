@@ -52,8 +52,9 @@ def write(runs: Sequence[Record], out: Path) -> str:
                 f"## {title}, {backend}: {seeds} seeds, {steps} steps, {seconds / 60:.0f} minutes",
                 "",
                 _table(chosen),
+                *_further(chosen),
             ]
-            _plot(chosen, group, out / f"semi-exact_{_slug(group)}_{backend}.png")
+            _plot(chosen, group, out / f"semi-exact_{group.lower()}_{backend}.png")
     failed = [run for run in runs if run.failed]
     lines += [
         f"{run.method} on {run.model}, {run.backend}, seed {run.seed}, failed: {run.error}\n"
@@ -62,10 +63,6 @@ def write(runs: Sequence[Record], out: Path) -> str:
     table = "\n".join(lines)
     records.write_text(out / "semi-exact.md", table)
     return table
-
-
-def _slug(group: str) -> str:
-    return group.lower()
 
 
 def _methods(runs: Sequence[Record]) -> list[str]:
@@ -95,6 +92,23 @@ def _table(runs: Sequence[Record]) -> str:
         about = f"{problem} (D = {settings['dim']}, P = {settings['particles']})"
         rows.append({"problem": about, **row})
     return records.markdown_table(rows, ["problem", *methods])
+
+
+def _further(runs: Sequence[Record]) -> list[str]:
+    """A line on parameters that are judged beside the coordinates."""
+    name = "further Kolmogorov"
+    found = [run for run in runs if name in run.figures]
+    lines = []
+    for problem in dict.fromkeys(run.model for run in found):
+        medians = {
+            method: np.median(
+                values([r for r in found if (r.model, r.method) == (problem, method)], name)
+            )
+            for method in _methods(found)
+        }
+        cells = ", ".join(f"{method} {value:.3f}" for method, value in medians.items())
+        lines += [f"Worst Kolmogorov distance of the parameters of {problem}: {cells}.", ""]
+    return lines
 
 
 STYLES = ("o-", "s-", "v-", "^-", "P-", "X-", "s--", "v--", "^--", "X--")

@@ -101,12 +101,13 @@ def test_runs_reports_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(problems, "NORMALS", {"correlated": (5,)})
+    monkeypatch.setattr(problems, "FEW", (3, 3))
     monkeypatch.setattr(problems, "POSTERIORS", ())
     monkeypatch.setattr(problems, "SHAPED", ("banana",))
     monkeypatch.setattr(problems, "EIGHT_SCHOOLS", "none")
     out = str(tmp_path)
     arguments = ["semi-exact", "--seeds", "2", "--steps", "100", "--out", out]
-    chosen = ["--methods", "IMQ", CANDIDATE]
+    chosen = ["--methods", "IMQ", CANDIDATE, "--problems", "Normal, correlated, D = 5", "banana"]
     assert command_line.main([*arguments, *chosen, "--backend", "both"]) == 0
     runs = records.read(tmp_path / "semi-exact.jsonl")
     assert [(r.model, r.backend, r.method, r.seed) for r in runs] == [
@@ -129,7 +130,9 @@ def test_runs_reports_and_resumes(
 
     # What is there is kept, and only another method is run.
     monkeypatch.setitem(METHODS, "RBF", broken)
-    assert command_line.main([*arguments, "--methods", "RBF", "--resume"]) == 0
+    assert (
+        command_line.main([*arguments, "--methods", "RBF", "--problems", "banana", "--resume"]) == 0
+    )
     assert "made up" in (tmp_path / "semi-exact.md").read_text()
     again = records.read(tmp_path / "semi-exact.jsonl")
     assert again[: len(runs)] == runs and all(r.failed for r in again[len(runs) :])
