@@ -33,6 +33,7 @@ release = version = PROJECT["version"]
 extensions = [
     "host_tabs",
     "myst_nb",
+    "reachable_links",
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
     "sphinx.ext.mathjax",
