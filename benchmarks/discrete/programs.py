@@ -24,6 +24,37 @@ ANSWERS = RNG.integers(0, 2, (7, 4))
 COVARIATE = RNG.normal(0.0, 1.0, 9)
 WORDS = RNG.integers(0, 5, (4, 6))
 CAPTURES = np.array([[1, 0, 1, 0], [0, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 1]])
+#: Whether an animal has been seen before, occasions by animals.
+SEEN = np.concatenate([np.zeros((len(CAPTURES), 1), bool), np.cumsum(CAPTURES, 1)[:, :-1] > 0], 1).T
+
+
+#: Site to draws, first axis = draws.
+Draws = dict[str, np.ndarray]
+
+
+def in_order(by: str, halves: tuple[str, ...] = (), **axes: tuple[int, ...]) -> Any:
+    """Puts labels in order by a site, draw by draw.
+
+    ``axes`` tells which axes of a site's values, counted without that of draws, the labels number;
+    ``halves`` are probabilities p of the second of two labels.
+    """
+
+    def ordered(draws: Draws) -> Draws:
+        key = np.moveaxis(draws[by], axes[by][0] + 1, 1)
+        if key.ndim > 2:
+            key = np.square(key).mean(tuple(range(2, key.ndim)))
+        order = key.argsort(1)
+        found = dict(draws)
+        for site in axes:
+            for axis in axes[site]:
+                shape = [1] * found[site].ndim
+                shape[0], shape[axis + 1] = order.shape
+                found[site] = np.take_along_axis(found[site], order.reshape(shape), axis + 1)
+        for site in halves:
+            found[site] = np.where(order[:, 0] == 0, found[site], 1.0 - found[site])
+        return found
+
+    return ordered
 
 
 @dataclass(frozen=True)
@@ -40,12 +71,21 @@ class Program:
         Keyword arguments with which it subsamples.
     plates : dict of str to int
         Subsampled plates and their sizes.
+    label_free : callable, optional
+        Draws to what of them does not depend on labels; None where labels have a meaning.
+    assigned : str
+        The discrete site, without the numbers of steps.
+    seen : array of bool, optional
+        Where that site is not masked; everywhere by default.
     """
 
     build: Callable[[Any], Callable[..., None]]
     arrays: tuple[np.ndarray, ...]
     options: dict[str, Any] = field(default_factory=dict)
     plates: dict[str, int] = field(default_factory=dict)
+    label_free: Callable[[Draws], Draws] | None = None
+    assigned: str = "z"
+    seen: np.ndarray | None = None
 
 
 class Written:
@@ -102,7 +142,7 @@ def _numbered(t: int, site: str) -> str:
 
 
 def program(
-    *arrays: np.ndarray, options: Any = None, plates: Any = None
+    *arrays: np.ndarray, options: Any = None, plates: Any = None, **more: Any
 ) -> Callable[[Callable[..., None]], Program]:
     """A program of a function of the host's words and the arguments."""
 
@@ -115,9 +155,26 @@ def program(
 
             return model
 
-        return Program(build, arrays, options or {}, plates or {})
+        return Program(build, arrays, options or {}, plates or {}, **more)
 
     return make
+
+
+#: Labels of components, and of the states of a chain.
+COMPONENTS = in_order("location", location=(0,), scale=(0,), weights=(0,))
+STATES = in_order("location", location=(0,), transitions=(0, 1))
+
+
+def _emissions(draws: Draws) -> Draws:
+    """What the network gives for each state: its hidden units have labels and signs as well."""
+    location = np.tanh(draws["first"]) @ draws["second"]
+    named = {"location": location, "transitions": draws["transitions"]}
+    return in_order("location", **{"location": (0,), "transitions": (0, 1)})(named)
+
+
+def _layers(draws: Draws) -> Draws:
+    slow = in_order("location", location=(0,), slow=(0, 1))(draws)
+    return in_order("location", location=(1,), fast=(0, 1))(slow)
 
 
 def _components(h: Written, number: int = K) -> tuple[Any, Any]:
@@ -127,7 +184,7 @@ def _components(h: Written, number: int = K) -> tuple[Any, Any]:
     return location, scale
 
 
-@program(SERIES, options={"subsample_size": 4}, plates={"rows": 9})
+@program(SERIES, options={"subsample_size": 4}, plates={"rows": 9}, label_free=COMPONENTS)
 def mixture(h: Written, y: Any, subsample_size: int | None = None, components: int = K) -> None:
     """A mixture of Normals, by minibatches where told so."""
     weights = h.sample("weights", h.dist.Dirichlet(h.full(components)))
@@ -150,7 +207,7 @@ def large_mixture(rows: int, components: int) -> tuple[np.ndarray, np.ndarray, f
     return y[:rows], y[rows:], float(np.logaddexp.reduce(terms, -1).mean())
 
 
-@program(SERIES)
+@program(SERIES, label_free=COMPONENTS)
 def scaled_mixture(h: Written, y: Any) -> None:
     """The same with every row's density to the power of a half."""
     weights = h.sample("weights", h.dist.Dirichlet(h.full(K)))
@@ -160,7 +217,7 @@ def scaled_mixture(h: Written, y: Any) -> None:
         h.sample("y", h.dist.Normal(location[z], scale[z]), obs=y)
 
 
-@program(SERIES)
+@program(SERIES, label_free=COMPONENTS, seen=SERIES > -3.0)
 def masked_mixture(h: Written, y: Any) -> None:
     """The same with some rows hidden."""
     weights = h.sample("weights", h.dist.Dirichlet(h.full(K)))
@@ -174,7 +231,7 @@ def _transitions(h: Written, site: str = "transitions", size: int = K) -> Any:
     return h.sample(site, h.dist.Dirichlet(h.full((size, size))).to_event(1))
 
 
-@program(SERIES)
+@program(SERIES, label_free=STATES)
 def hidden_markov(h: Written, y: Any) -> None:
     """A hidden Markov chain."""
     transitions = _transitions(h)
@@ -189,7 +246,11 @@ def hidden_markov(h: Written, y: Any) -> None:
     h.chain(step, 0, y)
 
 
-@program(SERIES)
+@program(
+    SERIES,
+    label_free=_layers,
+    assigned="w",
+)
 def two_layers(h: Written, y: Any) -> None:
     """A factorial one: two chains, one series."""
     slow, fast = _transitions(h, "slow", 2), _transitions(h, "fast", 2)
@@ -204,7 +265,7 @@ def two_layers(h: Written, y: Any) -> None:
     h.chain(step, (0, 0), y)
 
 
-@program(TWO_SERIES)
+@program(TWO_SERIES, label_free=_emissions)
 def neural_emission(h: Written, y: Any) -> None:
     """A hidden Markov chain whose emissions come from a small network."""
     transitions = _transitions(h)
@@ -220,7 +281,7 @@ def neural_emission(h: Written, y: Any) -> None:
     h.chain(step, 0, y)
 
 
-@program(VOTES)
+@program(VOTES, label_free=in_order("share", share=(0,), beta=(1,)))
 def dawid_skene(h: Written, votes: Any) -> None:
     """Votes of annotators, each with a confusion matrix (Dawid and Skene 1979)."""
     items, annotators = votes.shape
@@ -234,7 +295,12 @@ def dawid_skene(h: Written, votes: Any) -> None:
             h.sample("y", h.dist.Categorical(probs), obs=votes)
 
 
-@program(VOTES, options={"subsample_size": 2}, plates={"items": 6})
+@program(
+    VOTES,
+    options={"subsample_size": 2},
+    plates={"items": 6},
+    label_free=in_order("share", share=(0,), eta=(0,), chi=(0,)),
+)
 def item_difficulty(h: Written, votes: Any, subsample_size: int | None = None) -> None:
     """Votes on items that differ in difficulty."""
     items, annotators = votes.shape
@@ -250,14 +316,13 @@ def item_difficulty(h: Written, votes: Any, subsample_size: int | None = None) -
             h.sample("y", h.dist.Categorical(logits=theta), obs=votes[rows])
 
 
-@program(CAPTURES)
+@program(CAPTURES, seen=SEEN)
 def capture_recapture(h: Written, history: Any) -> None:
     """Animals that die between occasions (Cormack, Jolly and Seber)."""
     survival = h.sample("survival", h.dist.Uniform(0.0, 1.0))
     capture = h.sample("capture", h.dist.Uniform(0.0, 1.0))
     animals = history.shape[0]
-    seen = np.concatenate([np.zeros((animals, 1), bool), np.cumsum(CAPTURES, 1)[:, :-1] > 0], 1).T
-    first, plate = h.backend.array(seen), h.plate_of_steps("animals", animals)
+    first, plate = h.backend.array(SEEN), h.plate_of_steps("animals", animals)
     xs = list(zip(first, history.T, strict=True)) if h.is_pyro else (first, history.T)
 
     def step(name: Any, z: Any, x: Any) -> Any:
@@ -281,7 +346,7 @@ def zero_inflated(h: Written, counts: Any) -> None:
         h.sample("y", h.dist.Poisson(h.xp.where(z == 1, h.full((), 1e-3), rate)), obs=counts)
 
 
-@program(COUNTS)
+@program(COUNTS, assigned="when")
 def change_point(h: Written, counts: Any) -> None:
     """Counts whose rate changes once."""
     size = len(counts)
@@ -293,7 +358,7 @@ def change_point(h: Written, counts: Any) -> None:
         h.sample("y", h.dist.Poisson(rate), obs=counts)
 
 
-@program(ANSWERS)
+@program(ANSWERS, label_free=in_order("share", share=(0,), probs=(0,)))
 def latent_class(h: Written, answers: Any) -> None:
     """Answers of people of two kinds."""
     people, questions = answers.shape
@@ -306,7 +371,12 @@ def latent_class(h: Written, answers: Any) -> None:
         h.sample("y", each, obs=h.number(answers))
 
 
-@program(WORDS, options={"subsample_size": 2}, plates={"documents": 4})
+@program(
+    WORDS,
+    options={"subsample_size": 2},
+    plates={"documents": 4},
+    label_free=in_order("topic", topic=(0,), share=(1,)),
+)
 def topics(h: Written, words: Any, subsample_size: int | None = None) -> None:
     """Words of documents that mix topics (latent Dirichlet allocation)."""
     documents, length = words.shape
@@ -319,7 +389,13 @@ def topics(h: Written, words: Any, subsample_size: int | None = None) -> None:
             h.sample("y", h.dist.Categorical(topic[z]), obs=words[rows].T)
 
 
-@program(COVARIATE, SERIES, options={"subsample_size": 3}, plates={"rows": 9})
+@program(
+    COVARIATE,
+    SERIES,
+    options={"subsample_size": 3},
+    plates={"rows": 9},
+    label_free=in_order("slope", ("share",), slope=(0,), intercept=(0,)),
+)
 def regressions(h: Written, x: Any, y: Any, subsample_size: int | None = None) -> None:
     """Rows that follow one of two lines."""
     share = h.sample("share", h.dist.Beta(1.0, 1.0))
@@ -334,7 +410,7 @@ def regressions(h: Written, x: Any, y: Any, subsample_size: int | None = None) -
         h.sample("y", h.dist.Normal(mean, noise), obs=y[rows])
 
 
-@program(COUNTS)
+@program(COUNTS, assigned="present")
 def hidden_number(h: Written, counts: Any) -> None:
     """How many are there where few are seen: a binomial latent."""
     detection = h.sample("detection", h.dist.Beta(2.0, 2.0))
