@@ -103,10 +103,40 @@ def _reference(program: str, settings: Any) -> dict[str, np.ndarray]:
     path = Path(settings["references"]) / f"{program}-{settings['long']}.npz"
     if not path.exists():
         host, each = host_of("numpyro"), PROGRAMS[program]
-        found = host.long_nuts(*_built(host, each), each.assigned, CHAINS, settings["long"])
+        assigned = None if each.steps else each.assigned
+        found = host.long_nuts(*_built(host, each), assigned, CHAINS, settings["long"])
+        values = found.assigned if each.steps is None else paths(*each.steps(found.draws))
+        assert values is not None
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(path, **{ASSIGNED: found.assigned, **found.draws})
+        kept: dict[str, Any] = {ASSIGNED: values, **found.draws}
+        np.savez(path, **kept)
     return dict(np.load(path))
+
+
+def forward_sums(potentials: np.ndarray, before: int) -> list[np.ndarray]:
+    """By step, logarithms of sums over all paths up to each state, (S, R, K)."""
+    sums = [potentials[:, :, 0, before]]
+    for t in range(1, potentials.shape[2]):
+        sums.append(special.logsumexp(sums[-1][..., None] + potentials[:, :, t], -2))
+    return sums
+
+
+def paths(potentials: np.ndarray, before: int, values: np.ndarray) -> np.ndarray:
+    """Values (S, T, R) of one path a series, drawn by a pass forward and one backward.
+
+    By hand: the sums of NumPyro's ``infer_discrete`` end in an error with ``scan``.
+    """
+    rng, forward = np.random.default_rng(0), forward_sums(potentials, before)
+
+    def drawn(logits: np.ndarray) -> np.ndarray:
+        noise = rng.gumbel(size=logits.shape)
+        return (logits + noise).argmax(-1)
+
+    states = [drawn(forward[-1])]
+    for t in reversed(range(len(forward) - 1)):
+        into = np.take_along_axis(potentials[:, :, t + 1], states[-1][..., None, None], -1)[..., 0]
+        states.append(drawn(forward[t] + into))
+    return values[np.stack(states[::-1], 1)]
 
 
 def _distances(
