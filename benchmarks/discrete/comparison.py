@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from scipy import special, stats
 
 from benchmarks import records
 from benchmarks.discrete.hosts import Host, host_of
-from benchmarks.discrete.programs import PROGRAMS, Draws, Program, large_mixture
+from benchmarks.discrete.programs import PROGRAMS, Draws, Program, chain, large_mixture, series
 from benchmarks.timing import alternate, ratio
 from benchmarks.trust.judge import judge
 from ppl_ext.chains.convergence import split_r_hat
@@ -42,6 +43,15 @@ def run(arguments: argparse.Namespace) -> int:
         host = host_of(name)
         for program in chosen if "gradient" in arguments.parts else ():
             _recorded(path, host, "gradient", program, {}, _gradient)
+        for steps in arguments.lengths if "gradient" in arguments.parts else ():
+            _recorded(
+                path,
+                host,
+                "gradient of a chain",
+                f"{steps} steps",
+                {"steps": steps},
+                _of_long_chain,
+            )
         kept = {"references": str(arguments.out / "discrete-references"), "long": arguments.long}
         for program in chosen if "fit" in arguments.parts else ():
             settings = {**kept, "fit": {"target_ess": arguments.ess, "budget": arguments.budget}}
@@ -74,7 +84,18 @@ def _built(host: Host, each: Program) -> tuple[Any, tuple[Any, ...]]:
 
 def _gradient(host: Host, program: str, settings: Any) -> dict[str, float]:
     """What a gradient costs, as ratios and in milliseconds."""
-    cases = host.gradients(*_built(host, PROGRAMS[program]), POSITIONS)
+    return _costs(host.gradients(*_built(host, PROGRAMS[program]), POSITIONS))
+
+
+def _of_long_chain(host: Host, program: str, settings: Any) -> dict[str, float]:
+    """What a gradient of a hidden Markov chain of many steps costs; what is set up, in seconds."""
+    started = time.perf_counter()
+    cases = host.gradients(chain(host), (host.array(series(settings["steps"])),), POSITIONS)
+    cases["ours"]()
+    return {"seconds to the first": time.perf_counter() - started, **_costs(cases)}
+
+
+def _costs(cases: Any) -> dict[str, float]:
     times = alternate(cases, rounds=5, seconds=0.1)
     found = {f"ms, {case}": 1e3 * float(np.median(each)) for case, each in times.items()}
     return {
@@ -158,7 +179,8 @@ def _distances(
     }
     if assigned is None:
         return figures
-    one, two = (_probabilities(program, each) for each in (assigned, known))
+    values = np.arange(max(int(assigned.max()), int(known.max())) + 1)
+    one, two = (_probabilities(program, each, values) for each in (assigned, known))
     error = np.sqrt(two * (1.0 - two) * (1.0 / len(assigned) + 1.0 / len(known)))
     difference = np.abs(one - two)
     figures["assignments"] = float(difference.max())
@@ -175,13 +197,13 @@ def _scalars(draws: Draws) -> Draws:
     }
 
 
-def _probabilities(program: Program, assigned: np.ndarray) -> np.ndarray:
+def _probabilities(program: Program, assigned: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Probabilities of each value of each site, or of two sites' values being the same."""
     sites = assigned.reshape(len(assigned), -1)
     if program.seen is not None:
         sites = sites[:, program.seen.ravel()]
     if program.label_free is None:
-        return np.stack([(sites == value).mean(0) for value in range(int(sites.max()) + 1)])
+        return np.stack([(sites == value).mean(0) for value in values])
     return np.stack([(sites == column[:, None]).mean(0) for column in sites.T])
 
 

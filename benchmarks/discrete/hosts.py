@@ -130,9 +130,8 @@ class Host:
         from numpyro import infer
         from numpyro.contrib.funsor import config_enumerate
 
-        model = config_enumerate(model)
         sampler = infer.MCMC(
-            infer.NUTS(model, target_accept_prob=0.95),
+            infer.NUTS(config_enumerate(model), target_accept_prob=0.95),
             num_warmup=2000,
             num_samples=draws,
             num_chains=chains,

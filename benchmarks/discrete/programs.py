@@ -20,6 +20,8 @@ SERIES = np.concatenate([RNG.normal(-3.0, 1.0, 5), RNG.normal(2.0, 1.0, 4)])
 TWO_SERIES = RNG.normal(0.0, 2.0, (6, 2))
 VOTES = RNG.integers(0, K, (6, 4))
 COUNTS = RNG.poisson(2.0, 8)
+#: The same with zeros, some of which stand for nothing being counted.
+MANY_ZEROS = np.where(np.arange(8) % 3 == 0, 0, COUNTS)
 ANSWERS = RNG.integers(0, 2, (7, 4))
 COVARIATE = RNG.normal(0.0, 1.0, 9)
 WORDS = RNG.integers(0, 5, (4, 6))
@@ -304,6 +306,30 @@ def two_layers(h: Written, y: Any) -> None:
     h.chain(step, (0, 0), y)
 
 
+def series(steps: int) -> np.ndarray:
+    """Data of a chain that stays where it is for a while."""
+    rng = np.random.default_rng(3)
+    return rng.normal(np.repeat(rng.normal(0.0, 3.0, steps // 5 + 1), 5)[:steps], 1.0)
+
+
+def chain(backend: Any) -> Any:
+    """A hidden Markov chain as a loop, or a scan, whose parameters are unconstrained."""
+    h = Written(backend)
+
+    def model(y: Any) -> None:
+        logits = h.sample("logits", h.dist.Normal(h.full((K, K), 0.0), 1.0).to_event(2))
+        location = h.sample("location", h.dist.Normal(h.full(K, 0.0), 5.0).to_event(1))
+
+        def step(name: Any, z: Any, y: Any) -> Any:
+            z = h.sample(name("z"), h.dist.Categorical(logits=logits[z]))
+            h.sample(name("y"), h.dist.Normal(location[z], 1.0), obs=y)
+            return z
+
+        h.chain(step, 0, y)
+
+    return model
+
+
 @program(TWO_SERIES, label_free=_emissions, steps=_neural_emission_steps)
 def neural_emission(h: Written, y: Any) -> None:
     """A hidden Markov chain whose emissions come from a small network."""
@@ -375,7 +401,7 @@ def capture_recapture(h: Written, history: Any) -> None:
     h.chain(step, h.full(animals) if h.is_pyro else h.arange(animals) * 0 + 1, xs)
 
 
-@program(COUNTS)
+@program(MANY_ZEROS)
 def zero_inflated(h: Written, counts: Any) -> None:
     """Counts of which some are zero for another reason."""
     gate = h.sample("gate", h.dist.Beta(1.0, 1.0))

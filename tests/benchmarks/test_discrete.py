@@ -27,6 +27,7 @@ def test_the_large_mixture_is_a_density() -> None:
 
 def test_gradients_are_recorded(tmp_path: Path) -> None:
     options = ["--parts", "gradient", "--backend", "pyro", "--programs", "zero_inflated"]
+    options += ["--lengths"]
     assert command_line.main(["discrete", *options, "--out", str(tmp_path)]) == 0
     (run,) = records.read(tmp_path / "discrete.jsonl")
     assert run.figures["one beside the host's"] > 0.0 and not run.failed
