@@ -25,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=["gradient", "fit", "large"],
     )
     parser.add_argument("--programs", nargs="+", metavar="NAME", help="default: all")
+    parser.add_argument(
+        "--lengths", nargs="*", type=count, default=[50, 200, 1000], help="of long chains"
+    )
     parser.add_argument("--ess", type=count, default=4000, help="effective draws asked of fit")
     parser.add_argument("--budget", type=count, default=3_000_000, help="evaluations of fit")
     parser.add_argument("--draws", type=count, default=1000, help="draws of a host's own NUTS")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from scipy import special, stats
 
 from benchmarks import records
 from benchmarks.discrete.hosts import Host, host_of
-from benchmarks.discrete.programs import PROGRAMS, Draws, Program, large_mixture
+from benchmarks.discrete.programs import PROGRAMS, Draws, Program, chain, large_mixture, series
 from benchmarks.timing import alternate, ratio
 from benchmarks.trust.judge import judge
 from ppl_ext.chains.convergence import split_r_hat
@@ -42,6 +43,15 @@ def run(arguments: argparse.Namespace) -> int:
         host = host_of(name)
         for program in chosen if "gradient" in arguments.parts else ():
             _recorded(path, host, "gradient", program, {}, _gradient)
+        for steps in arguments.lengths if "gradient" in arguments.parts else ():
+            _recorded(
+                path,
+                host,
+                "gradient of a chain",
+                f"{steps} steps",
+                {"steps": steps},
+                _of_long_chain,
+            )
         kept = {"references": str(arguments.out / "discrete-references"), "long": arguments.long}
         for program in chosen if "fit" in arguments.parts else ():
             settings = {**kept, "fit": {"target_ess": arguments.ess, "budget": arguments.budget}}
@@ -74,7 +84,18 @@ def _built(host: Host, each: Program) -> tuple[Any, tuple[Any, ...]]:
 
 def _gradient(host: Host, program: str, settings: Any) -> dict[str, float]:
     """What a gradient costs, as ratios and in milliseconds."""
-    cases = host.gradients(*_built(host, PROGRAMS[program]), POSITIONS)
+    return _costs(host.gradients(*_built(host, PROGRAMS[program]), POSITIONS))
+
+
+def _of_long_chain(host: Host, program: str, settings: Any) -> dict[str, float]:
+    """What a gradient of a hidden Markov chain of many steps costs; what is set up, in seconds."""
+    started = time.perf_counter()
+    cases = host.gradients(chain(host), (host.array(series(settings["steps"])),), POSITIONS)
+    cases["ours"]()
+    return {"seconds to the first": time.perf_counter() - started, **_costs(cases)}
+
+
+def _costs(cases: Any) -> dict[str, float]:
     times = alternate(cases, rounds=5, seconds=0.1)
     found = {f"ms, {case}": 1e3 * float(np.median(each)) for case, each in times.items()}
     return {
@@ -103,10 +124,40 @@ def _reference(program: str, settings: Any) -> dict[str, np.ndarray]:
     path = Path(settings["references"]) / f"{program}-{settings['long']}.npz"
     if not path.exists():
         host, each = host_of("numpyro"), PROGRAMS[program]
-        found = host.long_nuts(*_built(host, each), each.assigned, CHAINS, settings["long"])
+        assigned = None if each.steps else each.assigned
+        found = host.long_nuts(*_built(host, each), assigned, CHAINS, settings["long"])
+        values = found.assigned if each.steps is None else paths(*each.steps(found.draws))
+        assert values is not None
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(path, **{ASSIGNED: found.assigned, **found.draws})
+        kept: dict[str, Any] = {ASSIGNED: values, **found.draws}
+        np.savez(path, **kept)
     return dict(np.load(path))
+
+
+def forward_sums(potentials: np.ndarray, before: int) -> list[np.ndarray]:
+    """By step, logarithms of sums over all paths up to each state, (S, R, K)."""
+    sums = [potentials[:, :, 0, before]]
+    for t in range(1, potentials.shape[2]):
+        sums.append(special.logsumexp(sums[-1][..., None] + potentials[:, :, t], -2))
+    return sums
+
+
+def paths(potentials: np.ndarray, before: int, values: np.ndarray) -> np.ndarray:
+    """Values (S, T, R) of one path a series, drawn by a pass forward and one backward.
+
+    By hand: the sums of NumPyro's ``infer_discrete`` end in an error with ``scan``.
+    """
+    rng, forward = np.random.default_rng(0), forward_sums(potentials, before)
+
+    def drawn(logits: np.ndarray) -> np.ndarray:
+        noise = rng.gumbel(size=logits.shape)
+        return (logits + noise).argmax(-1)
+
+    states = [drawn(forward[-1])]
+    for t in reversed(range(len(forward) - 1)):
+        into = np.take_along_axis(potentials[:, :, t + 1], states[-1][..., None, None], -1)[..., 0]
+        states.append(drawn(forward[t] + into))
+    return values[np.stack(states[::-1], 1)]
 
 
 def _distances(
@@ -128,7 +179,8 @@ def _distances(
     }
     if assigned is None:
         return figures
-    one, two = (_probabilities(program, each) for each in (assigned, known))
+    values = np.arange(max(int(assigned.max()), int(known.max())) + 1)
+    one, two = (_probabilities(program, each, values) for each in (assigned, known))
     error = np.sqrt(two * (1.0 - two) * (1.0 / len(assigned) + 1.0 / len(known)))
     difference = np.abs(one - two)
     figures["assignments"] = float(difference.max())
@@ -145,13 +197,13 @@ def _scalars(draws: Draws) -> Draws:
     }
 
 
-def _probabilities(program: Program, assigned: np.ndarray) -> np.ndarray:
+def _probabilities(program: Program, assigned: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Probabilities of each value of each site, or of two sites' values being the same."""
     sites = assigned.reshape(len(assigned), -1)
     if program.seen is not None:
         sites = sites[:, program.seen.ravel()]
     if program.label_free is None:
-        return np.stack([(sites == value).mean(0) for value in range(int(sites.max()) + 1)])
+        return np.stack([(sites == value).mean(0) for value in values])
     return np.stack([(sites == column[:, None]).mean(0) for column in sites.T])
 
 

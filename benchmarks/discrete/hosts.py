@@ -110,21 +110,28 @@ class Host:
         else:
             import jax
             from numpyro import infer
+            from numpyro.contrib.funsor import config_enumerate
 
             sampler = infer.MCMC(
-                infer.NUTS(model), num_warmup=warm_up, num_samples=draws, progress_bar=False
+                infer.NUTS(config_enumerate(model)),
+                num_warmup=warm_up,
+                num_samples=draws,
+                progress_bar=False,
             )
             sampler.run(jax.random.key(0), *args)
         figures = {"seconds": time.perf_counter() - started}
         return Found(figures, _as_numpy(sampler.get_samples()))
 
-    def long_nuts(self, model: Any, args: Any, assigned: str, chains: int, draws: int) -> Found:
+    def long_nuts(
+        self, model: Any, args: Any, assigned: str | None, chains: int, draws: int
+    ) -> Found:
         """Chains of NumPyro's NUTS, with the values of a discrete site by its ``Predictive``."""
         import jax
         from numpyro import infer
+        from numpyro.contrib.funsor import config_enumerate
 
         sampler = infer.MCMC(
-            infer.NUTS(model, target_accept_prob=0.95),
+            infer.NUTS(config_enumerate(model), target_accept_prob=0.95),
             num_warmup=2000,
             num_samples=draws,
             num_chains=chains,
@@ -133,6 +140,8 @@ class Host:
         )
         sampler.run(jax.random.key(1), *args)
         kept = sampler.get_samples()
+        if assigned is None:
+            return Found({}, _as_numpy(kept))
         predictive = infer.Predictive(model, kept, infer_discrete=True)
         values = predictive(jax.random.key(2), *args)[assigned]
         return Found({}, _as_numpy(kept), np.asarray(values))

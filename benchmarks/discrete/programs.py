@@ -20,6 +20,8 @@ SERIES = np.concatenate([RNG.normal(-3.0, 1.0, 5), RNG.normal(2.0, 1.0, 4)])
 TWO_SERIES = RNG.normal(0.0, 2.0, (6, 2))
 VOTES = RNG.integers(0, K, (6, 4))
 COUNTS = RNG.poisson(2.0, 8)
+#: The same with zeros, some of which stand for nothing being counted.
+MANY_ZEROS = np.where(np.arange(8) % 3 == 0, 0, COUNTS)
 ANSWERS = RNG.integers(0, 2, (7, 4))
 COVARIATE = RNG.normal(0.0, 1.0, 9)
 WORDS = RNG.integers(0, 5, (4, 6))
@@ -77,6 +79,10 @@ class Program:
         The discrete site, without the numbers of steps.
     seen : array of bool, optional
         Where that site is not masked; everywhere by default.
+    steps : callable, optional
+        Of a chain: from draws to the log potentials (S, R, T, K, K) of R series, by the state
+        before and the present one, the state before the first step, and by state the value of
+        the discrete site.
     """
 
     build: Callable[[Any], Callable[..., None]]
@@ -86,6 +92,7 @@ class Program:
     label_free: Callable[[Draws], Draws] | None = None
     assigned: str = "z"
     seen: np.ndarray | None = None
+    steps: Callable[[Draws], tuple[np.ndarray, int, np.ndarray]] | None = None
 
 
 class Written:
@@ -169,12 +176,50 @@ def _emissions(draws: Draws) -> Draws:
     """What the network gives for each state: its hidden units have labels and signs as well."""
     location = np.tanh(draws["first"]) @ draws["second"]
     named = {"location": location, "transitions": draws["transitions"]}
-    return in_order("location", **{"location": (0,), "transitions": (0, 1)})(named)
+    return in_order("location", location=(0,), transitions=(0, 1))(named)
 
 
 def _layers(draws: Draws) -> Draws:
     slow = in_order("location", location=(0,), slow=(0, 1))(draws)
     return in_order("location", location=(1,), fast=(0, 1))(slow)
+
+
+def _of_chain(moves: np.ndarray, location: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Log potentials of a series of Normals, from moves (S, K, K) and locations (S, K, E)."""
+    residual = np.reshape(y, (len(y), 1, -1)) - location[:, None]
+    emitted = -0.5 * np.square(residual).sum(-1)
+    return (np.log(moves)[:, None] + emitted[:, :, None])[:, None]
+
+
+def _hidden_markov_steps(draws: Draws) -> Any:
+    potentials = _of_chain(draws["transitions"], draws["location"][..., None], SERIES)
+    return potentials, 0, np.arange(K)
+
+
+def _two_layers_steps(draws: Draws) -> Any:
+    moves = np.einsum("sab,scd->sacbd", draws["slow"], draws["fast"]).reshape(-1, 4, 4)
+    potentials = _of_chain(moves, draws["location"].reshape(-1, 4, 1), SERIES)
+    return potentials, 0, np.array([0, 0, 1, 1])
+
+
+def _neural_emission_steps(draws: Draws) -> Any:
+    location = np.tanh(draws["first"]) @ draws["second"]
+    return _of_chain(draws["transitions"], location, TWO_SERIES), 0, np.arange(K)
+
+
+def _capture_recapture_steps(draws: Draws) -> Any:
+    survival, capture = (draws[name][:, None, None] for name in ("survival", "capture"))
+    potentials = np.zeros((len(survival), *SEEN.T.shape, 2, 2))
+    found = CAPTURES.astype(float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        alive = np.log(np.where(found == 1.0, capture, 1.0 - capture))
+        dead = np.where(found == 1.0, -np.inf, 0.0)
+        potentials[..., 0, 0] = dead
+        potentials[..., 0, 1] = -np.inf
+        potentials[..., 1, 0] = np.log1p(-survival) + dead
+        potentials[..., 1, 1] = np.log(survival) + alive
+    # What is masked does not count.
+    return np.where(SEEN.T[..., None, None], potentials, 0.0), 1, np.arange(2)
 
 
 def _components(h: Written, number: int = K) -> tuple[Any, Any]:
@@ -231,7 +276,7 @@ def _transitions(h: Written, site: str = "transitions", size: int = K) -> Any:
     return h.sample(site, h.dist.Dirichlet(h.full((size, size))).to_event(1))
 
 
-@program(SERIES, label_free=STATES)
+@program(SERIES, label_free=STATES, steps=_hidden_markov_steps)
 def hidden_markov(h: Written, y: Any) -> None:
     """A hidden Markov chain."""
     transitions = _transitions(h)
@@ -246,11 +291,7 @@ def hidden_markov(h: Written, y: Any) -> None:
     h.chain(step, 0, y)
 
 
-@program(
-    SERIES,
-    label_free=_layers,
-    assigned="w",
-)
+@program(SERIES, label_free=_layers, assigned="w", steps=_two_layers_steps)
 def two_layers(h: Written, y: Any) -> None:
     """A factorial one: two chains, one series."""
     slow, fast = _transitions(h, "slow", 2), _transitions(h, "fast", 2)
@@ -265,7 +306,31 @@ def two_layers(h: Written, y: Any) -> None:
     h.chain(step, (0, 0), y)
 
 
-@program(TWO_SERIES, label_free=_emissions)
+def series(steps: int) -> np.ndarray:
+    """Data of a chain that stays where it is for a while."""
+    rng = np.random.default_rng(3)
+    return rng.normal(np.repeat(rng.normal(0.0, 3.0, steps // 5 + 1), 5)[:steps], 1.0)
+
+
+def chain(backend: Any) -> Any:
+    """A hidden Markov chain as a loop, or a scan, whose parameters are unconstrained."""
+    h = Written(backend)
+
+    def model(y: Any) -> None:
+        logits = h.sample("logits", h.dist.Normal(h.full((K, K), 0.0), 1.0).to_event(2))
+        location = h.sample("location", h.dist.Normal(h.full(K, 0.0), 5.0).to_event(1))
+
+        def step(name: Any, z: Any, y: Any) -> Any:
+            z = h.sample(name("z"), h.dist.Categorical(logits=logits[z]))
+            h.sample(name("y"), h.dist.Normal(location[z], 1.0), obs=y)
+            return z
+
+        h.chain(step, 0, y)
+
+    return model
+
+
+@program(TWO_SERIES, label_free=_emissions, steps=_neural_emission_steps)
 def neural_emission(h: Written, y: Any) -> None:
     """A hidden Markov chain whose emissions come from a small network."""
     transitions = _transitions(h)
@@ -316,7 +381,7 @@ def item_difficulty(h: Written, votes: Any, subsample_size: int | None = None) -
             h.sample("y", h.dist.Categorical(logits=theta), obs=votes[rows])
 
 
-@program(CAPTURES, seen=SEEN)
+@program(CAPTURES, seen=SEEN, steps=_capture_recapture_steps)
 def capture_recapture(h: Written, history: Any) -> None:
     """Animals that die between occasions (Cormack, Jolly and Seber)."""
     survival = h.sample("survival", h.dist.Uniform(0.0, 1.0))
@@ -336,7 +401,7 @@ def capture_recapture(h: Written, history: Any) -> None:
     h.chain(step, h.full(animals) if h.is_pyro else h.arange(animals) * 0 + 1, xs)
 
 
-@program(COUNTS)
+@program(MANY_ZEROS)
 def zero_inflated(h: Written, counts: Any) -> None:
     """Counts of which some are zero for another reason."""
     gate = h.sample("gate", h.dist.Beta(1.0, 1.0))

@@ -1048,6 +1048,62 @@ def _fit() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "labels exchanged where the density changes",
+        "chains/symmetry.py",
+        "same = abs(densities - before) <= np.minimum(rounding, MOST_ROUNDING)",
+        "same = is_back",
+        "symmetry " + tests,
+    )
+    yield from neutral(
+        "probabilities of two labels that keep their places",
+        "chains/symmetry.py",
+        "found[name] = np.where(where, 1.0 - array, array)",
+        "found[name] = array",
+        "symmetry " + tests,
+    )
+    yield from neutral(
+        "orders of labels put back the wrong way round",
+        "chains/symmetry.py",
+        "orders = [np.argsort(each, axis=1) for each in self._orders(like)]",
+        "orders = self._orders(like)",
+        "symmetry " + tests,
+    )
+    yield from neutral(
+        "labels of draws left in order",
+        "chains/symmetry.py",
+        "return self._moved(flat, orders).reshape(draws.shape)",
+        "return draws",
+        "symmetry " + tests,
+    )
+    yield from neutral(
+        "a mode whose labels are put in order without its spread",
+        "chains/symmetry.py",
+        "upper = np.linalg.qr((slopes.T @ mode.root).T).R",
+        "upper = mode.root.T",
+        "symmetry " + tests,
+    )
+    yield from neutral(
+        "labels in order in the draws and not in the reference",
+        "check/check.py",
+        "draws, reference_draws = (_ordered(labels, each) for each in (draws, reference_draws))",
+        "draws = _ordered(labels, draws)",
+        "test_check",
+    )
+    yield from neutral(
+        "chains in several orders of labels disagree",
+        "check/check.py",
+        "if own.disagree and (labels := _labels(program, source, hearing)) is not None:",
+        "if not own.disagree and (labels := _labels(program, source, hearing)) is not None:",
+        "test_check",
+    )
+    yield from neutral(
+        "observations of what stands in for a value",
+        "diagnostics/predictive_data.py",
+        "if later and (names := dependent(later)):",
+        "if not later and (names := dependent(later)):",
+        "diagnostics/test_discrete",
+    )
+    yield from neutral(
         "modes with exchanged labels compared entry by entry",
         "fit/labels.py",
         'np.argsort(each[0], kind="stable")',
