@@ -241,7 +241,7 @@ def test_exact_draws_have_uniform_ranks(backend: Any) -> None:
     ("fault", "site", "says"),
     [
         ({"scale": 0.6}, "mu", "draws are too narrow"),
-        ({"scale": 1.7}, "mu", "draws are too wide"),
+        ({"scale": 2.2}, "mu", "draws are too wide"),
         ({"shift": 0.6}, "mu", "draws are too high"),
         ({"shift": -0.6}, "mu", "draws are too low"),
         ({"blind": True}, LIKELIHOOD, "draws fit the data too badly"),
