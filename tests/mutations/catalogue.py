@@ -929,6 +929,35 @@ def _diagnostics() -> Iterator[Mutation]:
         "positions / scales, scores / scales",
         "stein_discrepancy",
     )
+    tests = "calibrate"
+    yield from neutral(
+        "equal values have the rank above and a random one",
+        "calibrate/calibrate.py",
+        "np.stack([each < truth[name], each == truth[name]])",
+        "np.stack([each <= truth[name], each == truth[name]])",
+        tests,
+    )
+    yield from neutral(
+        "ranks among draws that depend on each other",
+        "calibrate/calibrate.py",
+        "return int(min(most, max(LEAST_DRAWS, fits)))",
+        "return most",
+        tests,
+    )
+    yield from neutral(
+        "chance of a rank as of the first value throughout",
+        "calibrate/uniformity.py",
+        "chance = 1.0 / (num_draws + 1 - place)",
+        "chance = 1.0 / (num_draws + 1)",
+        tests,
+    )
+    yield from both(
+        "data of other parameters than those that are ranked",
+        "calibrate.py",
+        "_like(found.predictive[site][number],",
+        "_like(found.predictive[site][number - 1],",
+        tests,
+    )
     tests = "predictions predictive calibration"
     yield from neutral(
         "mixture's log likelihood is the mean of the draws'",
