@@ -6,10 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-#: Weight of the semi-exact mixture beside the linear half, which has slow directions in many
-#: dimensions: the fixed point is the same for any, and what leads there is balanced.
-BESIDE_LINEAR = 0.1
-
 
 def hybrid(kernels: Any, kernel: Any) -> Any:
     """SVGD with two kernels: ``kernel`` drives, and sqrt(D) times it repels.
@@ -54,21 +50,20 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     "RBF": lambda k: k.RBF(),
     "IMQ": _imq,
     "IMQ + Additive": _marginal,
-    # SVGD with the linear kernel moves a Normal within Normals (Liu, Zhu, Chen and others 2023,
+    # SVGD with the linear kernel moves a Normal within Normals (Liu, Ghosal, Balasubramanian and Pillai 2023,
     # https://arxiv.org/abs/2305.14076).
     "Gaussian-SVGD": lambda k: k.Linear(),
     "hybrid RBF": lambda k: hybrid(k, k.RBF()),
     "SemiExact(RBF)": lambda k: k.SemiExact(k.RBF()),
     "SemiExact(IMQ)": lambda k: k.SemiExact(_imq(k)),
-    CANDIDATE: lambda k: k.SemiExact(BESIDE_LINEAR * _marginal(k)),
+    CANDIDATE: lambda k: k.SemiExact(_marginal(k)),
     "SemiExact(hybrid RBF)": lambda k: k.SemiExact(hybrid(k, k.RBF())),
 }
 
 #: For the reports.
-EXPLAINED = f"""\
+EXPLAINED = """\
 `IMQ` is `IMQ("dimension", metric="variance")`, `RBF` has the median rule, `IMQ + Linear` is half \
-of each, `IMQ + Additive` is half of each of `IMQ` and `Additive()`, and \
-`SemiExact(IMQ + Additive)` is of {BESIDE_LINEAR:g} times that. Gaussian-SVGD is `Linear()` alone. \
-The hybrid drives with `RBF` and repels with sqrt(D) times it. `SemiExact(IMQ + Linear)` would be \
-`SemiExact(IMQ)`, as a linear kernel has no other part than the affine one. Grassmann SVGD is left \
-out: neither host nor this project has it."""
+of each, `IMQ + Additive` is half of each of `IMQ` and `Additive()`. Gaussian-SVGD is `Linear()` \
+alone. The hybrid drives with `RBF` and repels with sqrt(D) times it. `SemiExact(IMQ + Linear)` \
+would be `SemiExact(IMQ)`, as a linear kernel has no other part than the affine one. Grassmann \
+SVGD is left out: neither host nor this project has it."""
