@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks import records
 from benchmarks.records import Record
 from benchmarks.semi_exact.figures import FIGURES
-from benchmarks.semi_exact.methods import CANDIDATE, EXPLAINED, METHODS
+from benchmarks.semi_exact.methods import EXACT, EXPLAINED, METHODS, MORE
 
 TITLES = {
     "covariance error": "relative error of the covariance",
@@ -111,8 +111,8 @@ def _further(runs: Sequence[Record]) -> list[str]:
     return lines
 
 
-STYLES = ("o-", "s-", "v-", "^-", "P-", "X-", "s--", "v--", "^--", "X--")
-COLOURS = ("C0", "C1", "C2", "C3", "C7", "C5", "C1", "C2", "C3", "C5")
+STYLES = ("o-", "D-", "s-", "v-", "^-", "P-", "X-", "s--", "v--", "^--", "X--")
+COLOURS = ("C0", "C4", "C1", "C2", "C3", "C7", "C5", "C1", "C2", "C3", "C5")
 
 
 def _look(method: str) -> dict[str, object]:
@@ -121,8 +121,8 @@ def _look(method: str) -> dict[str, object]:
         "color": COLOURS[index],
         "marker": STYLES[index][0],
         "linestyle": STYLES[index][1:],
-        "linewidth": 2.5 if method == CANDIDATE else 1.2,
-        "markersize": 7 if method == CANDIDATE else 5,
+        "linewidth": 2.5 if method in (MORE, EXACT) else 1.2,
+        "markersize": 7 if method in (MORE, EXACT) else 5,
         "alpha": 0.85,
     }
 

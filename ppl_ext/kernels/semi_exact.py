@@ -17,13 +17,15 @@ with c and S the mean and the covariance of the particles, the Stein direction o
 
     phi = 1/2 phi_l[s] + w/2 (I - Pi) phi_k[(I - Pi) s - S^-1 (z - c)].
 
-The weight w does not move the fixed point, and decides on how soon either half gets there. The
-linear kernel divides by D: in many dimensions each of its directions is slow, and what k still
-does would disturb mean and covariance. So w is min(1, 5 / D). The first summand lies in the span of U, the second is orthogonal to it. Where phi is zero both are,
+The first summand lies in the span of U, the second is orthogonal to it. Where phi is zero both are,
 and phi_l = 0 says, with more particles than dimensions, that the mean score is zero and that the
 mean of score times deviation is minus the identity. On a Normal target these are its mean and its
 covariance. For integrals this is the idea of semi-exact control functionals (South, Karvonen,
 Nemeth, Girolami and Oates 2022, https://arxiv.org/abs/2002.00033).
+
+The weight w does not move the fixed point, and decides on how soon either half gets there. The
+linear kernel divides by D: in many dimensions each of its directions is slow, and what k still
+does would disturb mean and covariance. So w is min(1, 5 / D).
 """
 
 from __future__ import annotations
@@ -99,11 +101,11 @@ class SemiExact(Kernel):
     """A kernel whose Stein equations of mean and covariance hold exactly at a fixed point.
 
     Half the kernel, projected on both sides to what is not affine on the particles, and half
-    ``Linear()``; in more than five dimensions the kernel counts 5 / D times that. With P > D + 1 particles the mean of the scores is then zero at a fixed point, and
-    the mean of score times deviation minus the identity, whatever the kernel: on a Normal target,
-    its mean and covariance. A step costs a QR decomposition of (P + D, D) more than the kernel's
-    own. The equations are those of the scores that the kernel is given: scores of minibatches
-    are right in the mean.
+    ``Linear()``; in more than five dimensions the kernel counts 5 / D times that. With P > D + 1
+    particles the mean of the scores is then zero at a fixed point, and the mean of score times
+    deviation minus the identity, whatever the kernel: on a Normal target, its mean and covariance.
+    A step costs a QR decomposition of (P + D, D) more than the kernel's own. The equations are
+    those of the scores that the kernel is given: scores of minibatches are right in the mean.
 
     Parameters
     ----------

@@ -14,7 +14,7 @@ from benchmarks import records
 from benchmarks.kernels.targets import make_targets
 from benchmarks.semi_exact import figures, problems, study
 from benchmarks.semi_exact.figures import Truth, kolmogorov
-from benchmarks.semi_exact.methods import CANDIDATE, METHODS, hybrid
+from benchmarks.semi_exact.methods import EXACT, METHODS, hybrid
 from ppl_ext.start.start import Mode, Start
 
 TARGETS = make_targets()
@@ -107,19 +107,19 @@ def test_runs_reports_and_resumes(
     monkeypatch.setattr(problems, "EIGHT_SCHOOLS", "none")
     out = str(tmp_path)
     arguments = ["semi-exact", "--seeds", "2", "--steps", "100", "--out", out]
-    chosen = ["--methods", "IMQ", CANDIDATE, "--problems", "Normal, correlated, D = 5", "banana"]
+    chosen = ["--methods", "IMQ", EXACT, "--problems", "Normal, correlated, D = 5", "banana"]
     assert command_line.main([*arguments, *chosen, "--backend", "both"]) == 0
     runs = records.read(tmp_path / "semi-exact.jsonl")
     assert [(r.model, r.backend, r.method, r.seed) for r in runs] == [
         (model, backend, method, seed)
         for backend in ("numpyro", "pyro")
         for model in ("Normal, correlated, D = 5", "banana")
-        for method in ("IMQ", CANDIDATE)
+        for method in ("IMQ", EXACT)
         for seed in (0, 1)
-        if backend == "numpyro" or method == CANDIDATE
+        if backend == "numpyro" or method == EXACT
     ]
     for run in runs:
-        if run.method == CANDIDATE and run.settings["group"] == "Normal":
+        if run.method == EXACT and run.settings["group"] == "Normal":
             assert run.figures["covariance error"] < 0.01
     for name in ("normal", "shaped"):
         for backend in ("numpyro", "pyro"):
@@ -138,7 +138,7 @@ def test_runs_reports_and_resumes(
     assert again[: len(runs)] == runs and all(r.failed for r in again[len(runs) :])
 
     assert command_line.main([*arguments, "--methods", "nothing"]) == 2
-    assert CANDIDATE in capsys.readouterr().out
+    assert EXACT in capsys.readouterr().out
 
 
 def test_rate_is_the_same_for_starts_that_are_near() -> None:
