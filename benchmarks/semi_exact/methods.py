@@ -66,7 +66,7 @@ METHODS: dict[str, Callable[[Any], Any]] = {
 #: For the reports.
 EXPLAINED = """\
 `IMQ` is `IMQ("dimension", metric="variance")`, `RBF` has the median rule, `IMQ + Linear` is half \
-of each, `IMQ + Additive` is half of each of `IMQ` and `Additive()`, and `IMQ + Additive + \
-Linear` is a quarter of each and half of `Linear()`. Gaussian-SVGD is `Linear()` alone. The hybrid drives with `RBF` and repels with sqrt(D) times it. `SemiExact(IMQ + Linear)` \
-would be `SemiExact(IMQ)`, as a linear kernel has no other part than the affine one. Grassmann \
-SVGD is left out: neither host nor this project has it."""
+of each, `IMQ + Additive + Linear` a quarter, a quarter and half, and `IMQ + Additive` half of \
+each. Gaussian-SVGD is `Linear()` alone. The hybrid drives with `RBF` and repels with sqrt(D) \
+times it. `SemiExact(IMQ + Linear)` would be `SemiExact(IMQ)`, as a linear kernel has no other \
+part than the affine one. Grassmann SVGD is left out: neither host nor this project has it."""
