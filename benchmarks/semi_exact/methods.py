@@ -41,15 +41,15 @@ def _marginal(k: Any) -> Any:
     return k.mixture([_imq(k), k.Additive()])
 
 
-#: The default kernel for fewer particles and for more, and that with exact moments, which Pyro runs
-#: as well.
-FEWER, MORE = "IMQ + Linear", "IMQ + Additive + Linear"
+#: The default kernel, the same with a term for the marginals, and that with exact moments, which
+#: Pyro runs as well.
+DEFAULT, MARGINAL = "IMQ + Linear", "IMQ + Additive + Linear"
 EXACT = "SemiExact(IMQ + Additive)"
 
 #: Heading -> a function of a package's `kernels` module.
 METHODS: dict[str, Callable[[Any], Any]] = {
-    FEWER: lambda k: k.mixture([_imq(k), k.Linear()]),
-    MORE: lambda k: k.mixture([_imq(k), k.Additive(), k.Linear()], [0.25, 0.25, 0.5]),
+    DEFAULT: lambda k: k.mixture([_imq(k), k.Linear()]),
+    MARGINAL: lambda k: k.mixture([_imq(k), k.Additive(), k.Linear()], [0.25, 0.25, 0.5]),
     "RBF": lambda k: k.RBF(),
     "IMQ": _imq,
     "IMQ + Additive": _marginal,

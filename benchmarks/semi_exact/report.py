@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks import records
 from benchmarks.records import Record
 from benchmarks.semi_exact.figures import FIGURES
-from benchmarks.semi_exact.methods import EXACT, EXPLAINED, METHODS, MORE
+from benchmarks.semi_exact.methods import EXACT, EXPLAINED, MARGINAL, METHODS
 
 TITLES = {
     "covariance error": "relative error of the covariance",
@@ -121,8 +121,8 @@ def _look(method: str) -> dict[str, object]:
         "color": COLOURS[index],
         "marker": STYLES[index][0],
         "linestyle": STYLES[index][1:],
-        "linewidth": 2.5 if method in (MORE, EXACT) else 1.2,
-        "markersize": 7 if method in (MORE, EXACT) else 5,
+        "linewidth": 2.5 if method in (MARGINAL, EXACT) else 1.2,
+        "markersize": 7 if method in (MARGINAL, EXACT) else 5,
         "alpha": 0.85,
     }
 

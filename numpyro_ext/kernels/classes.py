@@ -101,10 +101,7 @@ mixture = Sum.mixture
 def default_kernel() -> Kernel:
     """The kernel of particle engines, unless told otherwise; see :mod:`ppl_ext.kernels.default`.
 
-    For more than D + 1 particles half ``Linear()``, a quarter ``IMQ("dimension",
-    metric="variance")`` and a quarter ``Additive()``; for fewer half ``Linear()`` and half that
-    ``IMQ``; with a tenth as many particles as dimensions or fewer ``RBF()``.
+    Half ``IMQ("dimension", metric="variance")`` and half ``Linear()``; with a tenth as many
+    particles as dimensions or fewer ``RBF()``.
     """
-    wide = IMQ("dimension", metric="variance")
-    most = mixture([wide, Additive(), Linear()], [0.25, 0.25, 0.5])
-    return ByParticleCount(most, mixture([wide, Linear()]), RBF())
+    return ByParticleCount(mixture([IMQ("dimension", metric="variance"), Linear()]), RBF())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from scipy.stats import ks_2samp, wasserstein_distance
 from benchmarks import __main__ as command_line
 from benchmarks import records
 from benchmarks.kernels.targets import make_targets
-from benchmarks.posteriordb.database import Database
 from benchmarks.semi_exact import figures, problems, study
 from benchmarks.semi_exact.figures import Truth, kolmogorov
 from benchmarks.semi_exact.methods import EXACT, METHODS, hybrid
@@ -141,22 +139,6 @@ def test_runs_reports_and_resumes(
 
     assert command_line.main([*arguments, "--methods", "nothing"]) == 2
     assert EXACT in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_marginals_of_eight_schools_with_the_default_kernel(backend: Any, seed: int) -> None:
-    """Every site and every school's effect, from the library's start."""
-    fits = importlib.import_module(f"benchmarks.semi_exact.{backend.name}_fits")
-    fits.configure()
-    (problem,) = (p for p in problems.shaped(Database.open("embedded")) if p.further)
-    program = problem.program(fits)
-    draws = problem.reference(program)
-    truth = Truth.of(draws, further=study._further(problem, program, draws))
-    z = fits.Fitter(program, None, 200, 0.1, 2000).fit(seed, program.start(seed))
-    found = truth.judge(z, study._further(problem, program, z))
-    # The worst of as many marginals of 200 independent draws is at about 0.1.
-    assert max(found["Kolmogorov"], found["further Kolmogorov"]) < 0.08
 
 
 def test_rate_is_the_same_for_starts_that_are_near() -> None:
