@@ -174,6 +174,8 @@ def _plot_ratios(plt: object, runs: Sequence[Record], path: Path) -> None:
 
 def _plot_shaped(plt: object, runs: Sequence[Record], path: Path) -> None:
     """Medians over seeds with the least and the greatest, a row for each target."""
+    from matplotlib.ticker import NullFormatter
+
     targets = list(dict.fromkeys(run.model for run in runs))
     methods = _methods(runs)
     figure, axes = plt.subplots(  # type: ignore[attr-defined]
@@ -196,6 +198,7 @@ def _plot_shaped(plt: object, runs: Sequence[Record], path: Path) -> None:
             axis.hlines(heights, spread[:, 0], spread[:, 1], color=look["color"], lw=1, alpha=0.5)
             axis.plot(medians, heights, label=method, **{**look, "linestyle": "none"})
         axis.set_xscale("log")
+        axis.xaxis.set_minor_formatter(NullFormatter())
         axis.set_title(TITLES[name], fontsize=10)
         axis.grid(axis="x", alpha=0.3)
     axes[0].set_yticks(np.arange(len(targets))[::-1], targets)
