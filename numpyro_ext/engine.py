@@ -893,8 +893,8 @@ class Engine(EngineShell, ABC):
                     pieces.append(take_batches(stream, count))
                     count -= len(pieces[-1].losses)
             except BaseException as error:
-                known = block is None or isinstance(error, NonFiniteError)
-                stream.tell(error, 1 if known else min(count, block.left))
+                known = isinstance(error, NonFiniteError)
+                stream.tell(error, 1 if block is None or known else min(count, block.left))
                 raise
             return joined(pieces)
 
