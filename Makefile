@@ -22,7 +22,7 @@ FIND_PYTHON312 = for p in $(PYTHON312) python3.12 "$$(pyenv prefix 3.12 2>/dev/n
 
 .DEFAULT_GOAL := help
 .PHONY: help install stan-headers demo test test-benchmarks test-docs test-slow test-mutations test-arviz1 \
-	lint types docs dist quick-start clean
+	lint types docs linkcheck dist quick-start clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +93,10 @@ types: $(STAMP)  ## check types
 
 docs: $(STAMP)  ## build the documentation, warnings are errors
 	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
+
+# Runs no tutorial. Hosts that do not answer are listed as ignored, with the reason.
+linkcheck: $(STAMP)  ## see that links of the documentation lead somewhere, where hosts can be reached
+	$(PY) -m sphinx -b linkcheck -D nb_execution_mode=off docs docs/_build/linkcheck
 
 dist: $(STAMP)  ## build the wheel and the source archive into dist/, and check them
 	rm -rf dist

@@ -33,6 +33,7 @@ release = version = PROJECT["version"]
 extensions = [
     "host_tabs",
     "myst_nb",
+    "reachable_links",
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
     "sphinx.ext.mathjax",
@@ -90,6 +91,8 @@ html_theme_options = {
     "source_directory": "docs/",
 }
 html_title = f"{project} {release}"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 
 # ArviZ 0.23 announces 1.x on import; that is no fault of a page.
 warnings.filterwarnings("ignore", message=r"\s*ArviZ is undergoing a major refactor")

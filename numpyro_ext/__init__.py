@@ -8,6 +8,7 @@
 
 from numpyro_ext import stan
 from numpyro_ext._clash import warn_on_clash
+from numpyro_ext.calibrate import calibrate
 from numpyro_ext.check import check
 from numpyro_ext.density import LogDensity
 from numpyro_ext.diagnostics import (
@@ -76,6 +77,7 @@ from numpyro_ext.sharding import Sharding
 from numpyro_ext.start import find_start
 from numpyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
 from numpyro_ext.warm_chains import warm_chains
+from ppl_ext.calibrate.calibration import Calibration
 from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import (
     ArgumentError,
@@ -114,8 +116,10 @@ __all__ = [
     "FisherVI",
     "LaplaceGGN",
     # the right answer, or a clear no
+    "Calibration",
     "Fit",
     "Verdict",
+    "calibrate",
     "check",
     "fit",
     "load_fit",

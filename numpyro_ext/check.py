@@ -57,7 +57,7 @@ def check(
     """Whether draws of any method are the posterior's."""
     check_key(rng_key)
     of_source, rng_key = random.split(rng_key)
-    source = source_of(draws, lambda found: _of_host(found, model, args, kwargs, of_source))
+    source = source_of(draws, lambda found: of_host(found, model, args, kwargs, of_source))
 
     def predictions() -> str:
         predicted = predictive_distribution(
@@ -120,7 +120,7 @@ def program_of(
     return Program(written, lambda: [written, *ways], unconstrain, shapes, parts, names)
 
 
-def _of_host(
+def of_host(
     found: Any,
     model: Callable[..., Any],
     args: tuple[Any, ...],

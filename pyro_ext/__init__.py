@@ -6,6 +6,7 @@
 >>> draws = engine.get_samples()  # doctest: +SKIP
 """
 
+from ppl_ext.calibrate.calibration import Calibration
 from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import (
     ArgumentError,
@@ -31,6 +32,7 @@ from ppl_ext.score import GradientSteps, Regression
 from ppl_ext.settling import Settled, Settling
 from ppl_ext.start.start import Start
 from pyro_ext import stan
+from pyro_ext.calibrate import calibrate
 from pyro_ext.check import check
 from pyro_ext.density import LogDensity
 from pyro_ext.diagnostics import (
@@ -114,8 +116,10 @@ __all__ = [
     "FisherVI",
     "LaplaceGGN",
     # the right answer, or a clear no
+    "Calibration",
     "Fit",
     "Verdict",
+    "calibrate",
     "check",
     "fit",
     "load_fit",

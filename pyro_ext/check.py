@@ -49,7 +49,7 @@ def check(
     **kwargs: Any,
 ) -> Verdict:
     """Whether draws of any method are the posterior's."""
-    source = source_of(draws, lambda found: _of_host(found, model, args, kwargs, seed))
+    source = source_of(draws, lambda found: of_host(found, model, args, kwargs, seed))
 
     def predictions() -> str:
         return told_of_predictions(predictive_distribution(model, source.draws, *held_out or ()))
@@ -103,7 +103,7 @@ def program_of(
     return Program(written, lambda: [written, *ways], unconstrain, shapes, parts, target.held)
 
 
-def _of_host(
+def of_host(
     found: Any,
     model: Callable[..., Any],
     args: tuple[Any, ...],

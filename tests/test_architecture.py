@@ -48,6 +48,7 @@ MAY_IMPORT = {
     "warm_chains": {"density", "fit", "guides", "sgmcmc", "start"},
     "fit": {"density", "engine", "gradients", "score", "start"},
     "check": {"density", "diagnostics", "engine", "fit"},
+    "calibrate": {"check", "density", "fit"},
     "programs": set(),
     "pieces": set(),
     "sharding": set(),

@@ -7,9 +7,11 @@ right before it on the page, `<!-- not run: needs ... -->`, and is left out.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -177,7 +179,6 @@ def model(x, y):
     },
     ("discrete", "px"): {},
     ("discrete", "nx"): {},
-    ("fit", "nx"): {},
     ("warm-chains", "px"): {0: WHOLE["px"]},
     ("warm-chains", "nx"): {0: WHOLE["nx"]},
     ("stan", "px"): {0: STAN},
@@ -212,7 +213,6 @@ LEFT: dict[tuple[str, str], str] = {
     ("starts", "px"): "abs(vi.start.mean - engine.particles.numpy().mean(0)).max() < 0.1",
     ("starts", "nx"): "engine.start is start and vi.start.factor.shape == (3, 3)",
     ("getting-started", "px"): "engine.num_steps_taken == 10_000",
-    ("fit", "nx"): "fit.verdict.level == 'exact' and fit.draws['theta'].shape[1] == 8",
     ("warm-chains", "px"): "draws['w'].shape == (800, 3)",
     ("warm-chains", "nx"): "draws['w'].shape == (2000, 3)",
     ("guides", "px"): "khat.num_samples == 200 and len(losses) == 100",
@@ -281,6 +281,43 @@ def test_blocks_run_one_after_another(
         exec(granted.get(number, ""), names)
         exec(compile(text, f"{page}.md", "exec"), names)
     assert eval(LEFT.get((page, package), "True"), names)
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [
+        ("Max retries exceeded with url: / (Caused by NameResolutionError(...))", "ignored"),
+        ("404 Client Error: Not Found for url: https://example.org/gone", "broken"),
+        ("Max retries exceeded (Caused by SSLError(certificate has expired))", "broken"),
+        ("Anchor 'gone' not found", "broken"),
+    ],
+)
+def test_the_link_check_tells_a_host_not_reached_from_a_page_that_is_gone(
+    message: str, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sphinx")
+    monkeypatch.syspath_prepend(str(DOCS / "_extensions"))
+    linkcheck = importlib.import_module("sphinx.builders.linkcheck")
+    own = importlib.import_module("reachable_links")
+    noted: list[Any] = []
+    monkeypatch.setattr(
+        linkcheck.CheckExternalLinksBuilder,
+        "process_result",
+        lambda _, result: noted.append(result),
+    )
+    broken = linkcheck._Status("broken")
+    own.LinkCheck.process_result(
+        object.__new__(own.LinkCheck),
+        linkcheck.CheckResult("https://example.org", "page", 1, broken, message, 0),
+    )
+    (result,) = noted
+    assert result.status == status
+    # A link that is ignored says why, and one that is broken says what its host said.
+    assert (
+        "NameResolutionError" in result.message
+        if status == "ignored"
+        else message == result.message
+    )
 
 
 pytestmark = [

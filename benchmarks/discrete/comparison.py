@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,14 +12,21 @@ from scipy import special, stats
 
 from benchmarks import records
 from benchmarks.discrete.hosts import Host, host_of
-from benchmarks.discrete.programs import PROGRAMS, Program, large_mixture
+from benchmarks.discrete.programs import PROGRAMS, Draws, Program, chain, large_mixture, series
 from benchmarks.timing import alternate, ratio
+from benchmarks.trust.judge import judge
+from ppl_ext.chains.convergence import split_r_hat
 
 #: Positions that are evaluated at once.
 POSITIONS = 64
 #: Components and rows of a batch of the large mixture.
 COMPONENTS, BATCH = 10, 1000
-DRAWS = 1000
+#: Chains of a reference, and the entry of its file that has the discrete site.
+CHAINS, ASSIGNED = 4, "of the discrete site"
+
+
+#: Figures of the records that the table leaves out.
+UNSHOWN = ("judged by quantiles",)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -34,8 +43,22 @@ def run(arguments: argparse.Namespace) -> int:
         host = host_of(name)
         for program in chosen if "gradient" in arguments.parts else ():
             _recorded(path, host, "gradient", program, {}, _gradient)
+        for steps in arguments.lengths if "gradient" in arguments.parts else ():
+            _recorded(
+                path,
+                host,
+                "gradient of a chain",
+                f"{steps} steps",
+                {"steps": steps},
+                _of_long_chain,
+            )
+        kept = {"references": str(arguments.out / "discrete-references"), "long": arguments.long}
         for program in chosen if "fit" in arguments.parts else ():
-            _recorded(path, host, "fit", program, {}, _fit)
+            settings = {**kept, "fit": {"target_ess": arguments.ess, "budget": arguments.budget}}
+            _recorded(path, host, "fit", program, settings, _fit)
+        for program in chosen if "nuts" in arguments.parts else ():
+            settings = {**kept, "draws": arguments.draws}
+            _recorded(path, host, "NUTS", program, settings, _own_nuts)
         if "large" in arguments.parts:
             for method in ("SVGD", "SVI"):
                 settings = {"rows": arguments.rows, "steps": arguments.steps, "method": method}
@@ -61,7 +84,18 @@ def _built(host: Host, each: Program) -> tuple[Any, tuple[Any, ...]]:
 
 def _gradient(host: Host, program: str, settings: Any) -> dict[str, float]:
     """What a gradient costs, as ratios and in milliseconds."""
-    cases = host.gradients(*_built(host, PROGRAMS[program]), POSITIONS)
+    return _costs(host.gradients(*_built(host, PROGRAMS[program]), POSITIONS))
+
+
+def _of_long_chain(host: Host, program: str, settings: Any) -> dict[str, float]:
+    """What a gradient of a hidden Markov chain of many steps costs; what is set up, in seconds."""
+    started = time.perf_counter()
+    cases = host.gradients(chain(host), (host.array(series(settings["steps"])),), POSITIONS)
+    cases["ours"]()
+    return {"seconds to the first": time.perf_counter() - started, **_costs(cases)}
+
+
+def _costs(cases: Any) -> dict[str, float]:
     times = alternate(cases, rounds=5, seconds=0.1)
     found = {f"ms, {case}": 1e3 * float(np.median(each)) for case, each in times.items()}
     return {
@@ -72,16 +106,105 @@ def _gradient(host: Host, program: str, settings: Any) -> dict[str, float]:
 
 
 def _fit(host: Host, program: str, settings: Any) -> dict[str, Any]:
-    """How far ``fit`` is from NUTS, in standard deviations of it; labels are sorted away."""
-    model, args = _built(host, PROGRAMS[program])
-    verdict, ours = host.fit(model, args)
-    theirs = host.nuts(model, args, DRAWS)
-    worst = 0.0
-    for name in ours:
-        one, two = (each[name].reshape(len(each[name]), -1) for each in (ours, theirs))
-        one, two = np.sort(one, -1), np.sort(two, -1)
-        worst = max(worst, float(np.max(np.abs(one.mean(0) - two.mean(0)) / two.std(0))))
-    return {"verdict": verdict, "greatest error of a mean": worst}
+    """How far ``fit`` is from NumPyro's NUTS with enumeration."""
+    each = PROGRAMS[program]
+    found = host.fit(*_built(host, each), each.assigned, **settings["fit"])
+    return {**found.figures, **_distances(each, found.draws, found.assigned, program, settings)}
+
+
+def _own_nuts(host: Host, program: str, settings: Any) -> dict[str, Any]:
+    """How far the host's own NUTS, in one chain, is from NumPyro's four long ones."""
+    each = PROGRAMS[program]
+    found = host.nuts(*_built(host, each), 500, settings["draws"])
+    return {**found.figures, **_distances(each, found.draws, None, program, settings)}
+
+
+def _reference(program: str, settings: Any) -> dict[str, np.ndarray]:
+    """Long chains of NumPyro's NUTS and assignments at their draws, kept in a file."""
+    path = Path(settings["references"]) / f"{program}-{settings['long']}.npz"
+    if not path.exists():
+        host, each = host_of("numpyro"), PROGRAMS[program]
+        assigned = None if each.steps else each.assigned
+        found = host.long_nuts(*_built(host, each), assigned, CHAINS, settings["long"])
+        values = found.assigned if each.steps is None else paths(*each.steps(found.draws))
+        assert values is not None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept: dict[str, Any] = {ASSIGNED: values, **found.draws}
+        np.savez(path, **kept)
+    return dict(np.load(path))
+
+
+def forward_sums(potentials: np.ndarray, before: int) -> list[np.ndarray]:
+    """By step, logarithms of sums over all paths up to each state, (S, R, K)."""
+    sums = [potentials[:, :, 0, before]]
+    for t in range(1, potentials.shape[2]):
+        sums.append(special.logsumexp(sums[-1][..., None] + potentials[:, :, t], -2))
+    return sums
+
+
+def paths(potentials: np.ndarray, before: int, values: np.ndarray) -> np.ndarray:
+    """Values (S, T, R) of one path a series, drawn by a pass forward and one backward.
+
+    By hand: the sums of NumPyro's ``infer_discrete`` end in an error with ``scan``.
+    """
+    rng, forward = np.random.default_rng(0), forward_sums(potentials, before)
+
+    def drawn(logits: np.ndarray) -> np.ndarray:
+        noise = rng.gumbel(size=logits.shape)
+        return (logits + noise).argmax(-1)
+
+    states = [drawn(forward[-1])]
+    for t in reversed(range(len(forward) - 1)):
+        into = np.take_along_axis(potentials[:, :, t + 1], states[-1][..., None, None], -1)[..., 0]
+        states.append(drawn(forward[t] + into))
+    return values[np.stack(states[::-1], 1)]
+
+
+def _distances(
+    program: Program, draws: Draws, assigned: Any, name: str, settings: Any
+) -> dict[str, Any]:
+    """The judgement of marginals, and the greatest error of a probability of an assignment.
+
+    Where labels can be exchanged they are put in order first, and of assignments the probabilities
+    are compared that two rows go together.
+    """
+    reference = _reference(name, settings)
+    known = reference.pop(ASSIGNED)
+    free = program.label_free or (lambda given: given)
+    ours, theirs = _scalars(free(draws)), _scalars(free(reference))
+    columns = np.stack(list(theirs.values()), -1).reshape(CHAINS, -1, len(theirs))
+    figures = {
+        **judge(ours, theirs).figures(),
+        "R-hat of the reference": float(split_r_hat(columns.transpose(1, 0, 2)).max()),
+    }
+    if assigned is None:
+        return figures
+    values = np.arange(max(int(assigned.max()), int(known.max())) + 1)
+    one, two = (_probabilities(program, each, values) for each in (assigned, known))
+    error = np.sqrt(two * (1.0 - two) * (1.0 / len(assigned) + 1.0 / len(known)))
+    difference = np.abs(one - two)
+    figures["assignments"] = float(difference.max())
+    figures["their sampling error"] = float(error.max())
+    return figures
+
+
+def _scalars(draws: Draws) -> Draws:
+    """Columns of single numbers."""
+    return {
+        f"{name}[{number}]": column
+        for name, value in sorted(draws.items())
+        for number, column in enumerate(np.reshape(value, (len(value), -1)).T.astype(float))
+    }
+
+
+def _probabilities(program: Program, assigned: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Probabilities of each value of each site, or of two sites' values being the same."""
+    sites = assigned.reshape(len(assigned), -1)
+    if program.seen is not None:
+        sites = sites[:, program.seen.ravel()]
+    if program.label_free is None:
+        return np.stack([(sites == value).mean(0) for value in values])
+    return np.stack([(sites == column[:, None]).mean(0) for column in sites.T])
 
 
 def _large(host: Host, program: str, settings: Any) -> dict[str, float]:
@@ -112,6 +235,8 @@ def _table(runs: list[records.Record]) -> str:
             if each.failed:
                 row["failed"] = str(each.error)
             for name, value in each.figures.items():
+                if name.endswith(" of") or name in UNSHOWN:
+                    continue  # whose worst it is
                 row[name] = f"{value:.3g}" if isinstance(value, float) else str(value)
             rows.append(row)
         columns = list(dict.fromkeys(name for row in rows for name in row))

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import importlib
+import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
+
+
+@dataclass(frozen=True)
+class Found:
+    """Figures of a run, its draws by site, and the values (S, ...) of a discrete site."""
+
+    figures: dict[str, Any]
+    draws: dict[str, np.ndarray]
+    assigned: np.ndarray | None = None
+
+
+def _as_numpy(draws: Any) -> dict[str, np.ndarray]:
+    return {name: np.asarray(value) for name, value in draws.items()}
 
 
 class Host:
@@ -81,36 +96,85 @@ class Host:
             "host": of_host,
         }
 
-    def nuts(self, model: Any, args: Any, draws: int) -> dict[str, np.ndarray]:
-        """Draws by the host's NUTS, which sums discrete sites out as well."""
+    def nuts(self, model: Any, args: Any, warm_up: int, draws: int) -> Found:
+        """One chain of the host's NUTS, which sums discrete sites out as well."""
+        started = time.perf_counter()
         if self.is_pyro:
             from pyro.infer import MCMC, NUTS
 
             self.host.set_rng_seed(0)
             sampler: Any = MCMC(
-                NUTS(model), num_samples=draws, warmup_steps=500, disable_progbar=True
+                NUTS(model), num_samples=draws, warmup_steps=warm_up, disable_progbar=True
             )
             sampler.run(*args)
-            return {name: value.numpy() for name, value in sampler.get_samples().items()}
+        else:
+            import jax
+            from numpyro import infer
+            from numpyro.contrib.funsor import config_enumerate
+
+            sampler = infer.MCMC(
+                infer.NUTS(config_enumerate(model)),
+                num_warmup=warm_up,
+                num_samples=draws,
+                progress_bar=False,
+            )
+            sampler.run(jax.random.key(0), *args)
+        figures = {"seconds": time.perf_counter() - started}
+        return Found(figures, _as_numpy(sampler.get_samples()))
+
+    def long_nuts(
+        self, model: Any, args: Any, assigned: str | None, chains: int, draws: int
+    ) -> Found:
+        """Chains of NumPyro's NUTS, with the values of a discrete site by its ``Predictive``."""
         import jax
         from numpyro import infer
+        from numpyro.contrib.funsor import config_enumerate
 
         sampler = infer.MCMC(
-            infer.NUTS(model), num_warmup=500, num_samples=draws, progress_bar=False
+            infer.NUTS(config_enumerate(model), target_accept_prob=0.95),
+            num_warmup=2000,
+            num_samples=draws,
+            num_chains=chains,
+            chain_method="vectorized",
+            progress_bar=False,
         )
-        sampler.run(jax.random.key(0), *args)
-        return {name: np.asarray(value) for name, value in sampler.get_samples().items()}
+        sampler.run(jax.random.key(1), *args)
+        kept = sampler.get_samples()
+        if assigned is None:
+            return Found({}, _as_numpy(kept))
+        predictive = infer.Predictive(model, kept, infer_discrete=True)
+        values = predictive(jax.random.key(2), *args)[assigned]
+        return Found({}, _as_numpy(kept), np.asarray(values))
 
-    def fit(self, model: Any, args: Any) -> tuple[str, dict[str, np.ndarray]]:
-        """Our ``fit``: its verdict and draws."""
+    def fit(self, model: Any, args: Any, assigned: str, **settings: int) -> Found:
+        """Our ``fit``, with the values of a discrete site; a step's number ends its name."""
+        started = time.perf_counter()
+        options: dict[str, Any] = {**settings, "progress_bar": False}
         if self.is_pyro:
-            found = self.public.fit(model, *args, progress_bar=False)
+            found = self.public.fit(model, *args, **options)
         else:
             import jax
 
-            found = self.public.fit(jax.random.key(0), model, *args, progress_bar=False)
-        draws = found.draws
-        return str(found.verdict.level), {name: np.asarray(value) for name, value in draws.items()}
+            found = self.public.fit(jax.random.key(0), model, *args, **options)
+        seconds = time.perf_counter() - started
+        left_out = ("posterior_predictive", "log_likelihood", "observed_data", "sample_stats")
+        data = self.public.to_arviz(
+            found, *args, discrete="sample", **dict.fromkeys(left_out, False)
+        )
+        steps = re.compile(rf"{assigned}(_\d+)?")
+        sites = [
+            np.asarray(value).reshape(-1, *value.shape[2:])
+            for name, value in data.posterior.items()
+            if steps.fullmatch(str(name))
+        ]
+        values = np.concatenate([each.reshape(len(each), -1) for each in sites], 1)
+        verdict = found.verdict
+        figures = {
+            "verdict": str(verdict.level),
+            "evaluations": verdict.evaluations,
+            "seconds": seconds,
+        }
+        return Found(figures, _as_numpy(found.draws), values)
 
     def engine(
         self, model: Any, args: Any, options: Any, steps: int

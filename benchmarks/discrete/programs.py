@@ -20,10 +20,43 @@ SERIES = np.concatenate([RNG.normal(-3.0, 1.0, 5), RNG.normal(2.0, 1.0, 4)])
 TWO_SERIES = RNG.normal(0.0, 2.0, (6, 2))
 VOTES = RNG.integers(0, K, (6, 4))
 COUNTS = RNG.poisson(2.0, 8)
+#: The same with zeros, some of which stand for nothing being counted.
+MANY_ZEROS = np.where(np.arange(8) % 3 == 0, 0, COUNTS)
 ANSWERS = RNG.integers(0, 2, (7, 4))
 COVARIATE = RNG.normal(0.0, 1.0, 9)
 WORDS = RNG.integers(0, 5, (4, 6))
 CAPTURES = np.array([[1, 0, 1, 0], [0, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 1]])
+#: Whether an animal has been seen before, occasions by animals.
+SEEN = np.concatenate([np.zeros((len(CAPTURES), 1), bool), np.cumsum(CAPTURES, 1)[:, :-1] > 0], 1).T
+
+
+#: Site to draws, first axis = draws.
+Draws = dict[str, np.ndarray]
+
+
+def in_order(by: str, halves: tuple[str, ...] = (), **axes: tuple[int, ...]) -> Any:
+    """Puts labels in order by a site, draw by draw.
+
+    ``axes`` tells which axes of a site's values, counted without that of draws, the labels number;
+    ``halves`` are probabilities p of the second of two labels.
+    """
+
+    def ordered(draws: Draws) -> Draws:
+        key = np.moveaxis(draws[by], axes[by][0] + 1, 1)
+        if key.ndim > 2:
+            key = np.square(key).mean(tuple(range(2, key.ndim)))
+        order = key.argsort(1)
+        found = dict(draws)
+        for site in axes:
+            for axis in axes[site]:
+                shape = [1] * found[site].ndim
+                shape[0], shape[axis + 1] = order.shape
+                found[site] = np.take_along_axis(found[site], order.reshape(shape), axis + 1)
+        for site in halves:
+            found[site] = np.where(order[:, 0] == 0, found[site], 1.0 - found[site])
+        return found
+
+    return ordered
 
 
 @dataclass(frozen=True)
@@ -40,12 +73,26 @@ class Program:
         Keyword arguments with which it subsamples.
     plates : dict of str to int
         Subsampled plates and their sizes.
+    label_free : callable, optional
+        Draws to what of them does not depend on labels; None where labels have a meaning.
+    assigned : str
+        The discrete site, without the numbers of steps.
+    seen : array of bool, optional
+        Where that site is not masked; everywhere by default.
+    steps : callable, optional
+        Of a chain: from draws to the log potentials (S, R, T, K, K) of R series, by the state
+        before and the present one, the state before the first step, and by state the value of
+        the discrete site.
     """
 
     build: Callable[[Any], Callable[..., None]]
     arrays: tuple[np.ndarray, ...]
     options: dict[str, Any] = field(default_factory=dict)
     plates: dict[str, int] = field(default_factory=dict)
+    label_free: Callable[[Draws], Draws] | None = None
+    assigned: str = "z"
+    seen: np.ndarray | None = None
+    steps: Callable[[Draws], tuple[np.ndarray, int, np.ndarray]] | None = None
 
 
 class Written:
@@ -102,7 +149,7 @@ def _numbered(t: int, site: str) -> str:
 
 
 def program(
-    *arrays: np.ndarray, options: Any = None, plates: Any = None
+    *arrays: np.ndarray, options: Any = None, plates: Any = None, **more: Any
 ) -> Callable[[Callable[..., None]], Program]:
     """A program of a function of the host's words and the arguments."""
 
@@ -115,9 +162,64 @@ def program(
 
             return model
 
-        return Program(build, arrays, options or {}, plates or {})
+        return Program(build, arrays, options or {}, plates or {}, **more)
 
     return make
+
+
+#: Labels of components, and of the states of a chain.
+COMPONENTS = in_order("location", location=(0,), scale=(0,), weights=(0,))
+STATES = in_order("location", location=(0,), transitions=(0, 1))
+
+
+def _emissions(draws: Draws) -> Draws:
+    """What the network gives for each state: its hidden units have labels and signs as well."""
+    location = np.tanh(draws["first"]) @ draws["second"]
+    named = {"location": location, "transitions": draws["transitions"]}
+    return in_order("location", location=(0,), transitions=(0, 1))(named)
+
+
+def _layers(draws: Draws) -> Draws:
+    slow = in_order("location", location=(0,), slow=(0, 1))(draws)
+    return in_order("location", location=(1,), fast=(0, 1))(slow)
+
+
+def _of_chain(moves: np.ndarray, location: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Log potentials of a series of Normals, from moves (S, K, K) and locations (S, K, E)."""
+    residual = np.reshape(y, (len(y), 1, -1)) - location[:, None]
+    emitted = -0.5 * np.square(residual).sum(-1)
+    return (np.log(moves)[:, None] + emitted[:, :, None])[:, None]
+
+
+def _hidden_markov_steps(draws: Draws) -> Any:
+    potentials = _of_chain(draws["transitions"], draws["location"][..., None], SERIES)
+    return potentials, 0, np.arange(K)
+
+
+def _two_layers_steps(draws: Draws) -> Any:
+    moves = np.einsum("sab,scd->sacbd", draws["slow"], draws["fast"]).reshape(-1, 4, 4)
+    potentials = _of_chain(moves, draws["location"].reshape(-1, 4, 1), SERIES)
+    return potentials, 0, np.array([0, 0, 1, 1])
+
+
+def _neural_emission_steps(draws: Draws) -> Any:
+    location = np.tanh(draws["first"]) @ draws["second"]
+    return _of_chain(draws["transitions"], location, TWO_SERIES), 0, np.arange(K)
+
+
+def _capture_recapture_steps(draws: Draws) -> Any:
+    survival, capture = (draws[name][:, None, None] for name in ("survival", "capture"))
+    potentials = np.zeros((len(survival), *SEEN.T.shape, 2, 2))
+    found = CAPTURES.astype(float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        alive = np.log(np.where(found == 1.0, capture, 1.0 - capture))
+        dead = np.where(found == 1.0, -np.inf, 0.0)
+        potentials[..., 0, 0] = dead
+        potentials[..., 0, 1] = -np.inf
+        potentials[..., 1, 0] = np.log1p(-survival) + dead
+        potentials[..., 1, 1] = np.log(survival) + alive
+    # What is masked does not count.
+    return np.where(SEEN.T[..., None, None], potentials, 0.0), 1, np.arange(2)
 
 
 def _components(h: Written, number: int = K) -> tuple[Any, Any]:
@@ -127,7 +229,7 @@ def _components(h: Written, number: int = K) -> tuple[Any, Any]:
     return location, scale
 
 
-@program(SERIES, options={"subsample_size": 4}, plates={"rows": 9})
+@program(SERIES, options={"subsample_size": 4}, plates={"rows": 9}, label_free=COMPONENTS)
 def mixture(h: Written, y: Any, subsample_size: int | None = None, components: int = K) -> None:
     """A mixture of Normals, by minibatches where told so."""
     weights = h.sample("weights", h.dist.Dirichlet(h.full(components)))
@@ -150,7 +252,7 @@ def large_mixture(rows: int, components: int) -> tuple[np.ndarray, np.ndarray, f
     return y[:rows], y[rows:], float(np.logaddexp.reduce(terms, -1).mean())
 
 
-@program(SERIES)
+@program(SERIES, label_free=COMPONENTS)
 def scaled_mixture(h: Written, y: Any) -> None:
     """The same with every row's density to the power of a half."""
     weights = h.sample("weights", h.dist.Dirichlet(h.full(K)))
@@ -160,7 +262,7 @@ def scaled_mixture(h: Written, y: Any) -> None:
         h.sample("y", h.dist.Normal(location[z], scale[z]), obs=y)
 
 
-@program(SERIES)
+@program(SERIES, label_free=COMPONENTS, seen=SERIES > -3.0)
 def masked_mixture(h: Written, y: Any) -> None:
     """The same with some rows hidden."""
     weights = h.sample("weights", h.dist.Dirichlet(h.full(K)))
@@ -174,7 +276,7 @@ def _transitions(h: Written, site: str = "transitions", size: int = K) -> Any:
     return h.sample(site, h.dist.Dirichlet(h.full((size, size))).to_event(1))
 
 
-@program(SERIES)
+@program(SERIES, label_free=STATES, steps=_hidden_markov_steps)
 def hidden_markov(h: Written, y: Any) -> None:
     """A hidden Markov chain."""
     transitions = _transitions(h)
@@ -189,7 +291,7 @@ def hidden_markov(h: Written, y: Any) -> None:
     h.chain(step, 0, y)
 
 
-@program(SERIES)
+@program(SERIES, label_free=_layers, assigned="w", steps=_two_layers_steps)
 def two_layers(h: Written, y: Any) -> None:
     """A factorial one: two chains, one series."""
     slow, fast = _transitions(h, "slow", 2), _transitions(h, "fast", 2)
@@ -204,7 +306,31 @@ def two_layers(h: Written, y: Any) -> None:
     h.chain(step, (0, 0), y)
 
 
-@program(TWO_SERIES)
+def series(steps: int) -> np.ndarray:
+    """Data of a chain that stays where it is for a while."""
+    rng = np.random.default_rng(3)
+    return rng.normal(np.repeat(rng.normal(0.0, 3.0, steps // 5 + 1), 5)[:steps], 1.0)
+
+
+def chain(backend: Any) -> Any:
+    """A hidden Markov chain as a loop, or a scan, whose parameters are unconstrained."""
+    h = Written(backend)
+
+    def model(y: Any) -> None:
+        logits = h.sample("logits", h.dist.Normal(h.full((K, K), 0.0), 1.0).to_event(2))
+        location = h.sample("location", h.dist.Normal(h.full(K, 0.0), 5.0).to_event(1))
+
+        def step(name: Any, z: Any, y: Any) -> Any:
+            z = h.sample(name("z"), h.dist.Categorical(logits=logits[z]))
+            h.sample(name("y"), h.dist.Normal(location[z], 1.0), obs=y)
+            return z
+
+        h.chain(step, 0, y)
+
+    return model
+
+
+@program(TWO_SERIES, label_free=_emissions, steps=_neural_emission_steps)
 def neural_emission(h: Written, y: Any) -> None:
     """A hidden Markov chain whose emissions come from a small network."""
     transitions = _transitions(h)
@@ -220,7 +346,7 @@ def neural_emission(h: Written, y: Any) -> None:
     h.chain(step, 0, y)
 
 
-@program(VOTES)
+@program(VOTES, label_free=in_order("share", share=(0,), beta=(1,)))
 def dawid_skene(h: Written, votes: Any) -> None:
     """Votes of annotators, each with a confusion matrix (Dawid and Skene 1979)."""
     items, annotators = votes.shape
@@ -234,7 +360,12 @@ def dawid_skene(h: Written, votes: Any) -> None:
             h.sample("y", h.dist.Categorical(probs), obs=votes)
 
 
-@program(VOTES, options={"subsample_size": 2}, plates={"items": 6})
+@program(
+    VOTES,
+    options={"subsample_size": 2},
+    plates={"items": 6},
+    label_free=in_order("share", share=(0,), eta=(0,), chi=(0,)),
+)
 def item_difficulty(h: Written, votes: Any, subsample_size: int | None = None) -> None:
     """Votes on items that differ in difficulty."""
     items, annotators = votes.shape
@@ -250,14 +381,13 @@ def item_difficulty(h: Written, votes: Any, subsample_size: int | None = None) -
             h.sample("y", h.dist.Categorical(logits=theta), obs=votes[rows])
 
 
-@program(CAPTURES)
+@program(CAPTURES, seen=SEEN, steps=_capture_recapture_steps)
 def capture_recapture(h: Written, history: Any) -> None:
     """Animals that die between occasions (Cormack, Jolly and Seber)."""
     survival = h.sample("survival", h.dist.Uniform(0.0, 1.0))
     capture = h.sample("capture", h.dist.Uniform(0.0, 1.0))
     animals = history.shape[0]
-    seen = np.concatenate([np.zeros((animals, 1), bool), np.cumsum(CAPTURES, 1)[:, :-1] > 0], 1).T
-    first, plate = h.backend.array(seen), h.plate_of_steps("animals", animals)
+    first, plate = h.backend.array(SEEN), h.plate_of_steps("animals", animals)
     xs = list(zip(first, history.T, strict=True)) if h.is_pyro else (first, history.T)
 
     def step(name: Any, z: Any, x: Any) -> Any:
@@ -271,7 +401,7 @@ def capture_recapture(h: Written, history: Any) -> None:
     h.chain(step, h.full(animals) if h.is_pyro else h.arange(animals) * 0 + 1, xs)
 
 
-@program(COUNTS)
+@program(MANY_ZEROS)
 def zero_inflated(h: Written, counts: Any) -> None:
     """Counts of which some are zero for another reason."""
     gate = h.sample("gate", h.dist.Beta(1.0, 1.0))
@@ -281,7 +411,7 @@ def zero_inflated(h: Written, counts: Any) -> None:
         h.sample("y", h.dist.Poisson(h.xp.where(z == 1, h.full((), 1e-3), rate)), obs=counts)
 
 
-@program(COUNTS)
+@program(COUNTS, assigned="when")
 def change_point(h: Written, counts: Any) -> None:
     """Counts whose rate changes once."""
     size = len(counts)
@@ -293,7 +423,7 @@ def change_point(h: Written, counts: Any) -> None:
         h.sample("y", h.dist.Poisson(rate), obs=counts)
 
 
-@program(ANSWERS)
+@program(ANSWERS, label_free=in_order("share", share=(0,), probs=(0,)))
 def latent_class(h: Written, answers: Any) -> None:
     """Answers of people of two kinds."""
     people, questions = answers.shape
@@ -306,7 +436,12 @@ def latent_class(h: Written, answers: Any) -> None:
         h.sample("y", each, obs=h.number(answers))
 
 
-@program(WORDS, options={"subsample_size": 2}, plates={"documents": 4})
+@program(
+    WORDS,
+    options={"subsample_size": 2},
+    plates={"documents": 4},
+    label_free=in_order("topic", topic=(0,), share=(1,)),
+)
 def topics(h: Written, words: Any, subsample_size: int | None = None) -> None:
     """Words of documents that mix topics (latent Dirichlet allocation)."""
     documents, length = words.shape
@@ -319,7 +454,13 @@ def topics(h: Written, words: Any, subsample_size: int | None = None) -> None:
             h.sample("y", h.dist.Categorical(topic[z]), obs=words[rows].T)
 
 
-@program(COVARIATE, SERIES, options={"subsample_size": 3}, plates={"rows": 9})
+@program(
+    COVARIATE,
+    SERIES,
+    options={"subsample_size": 3},
+    plates={"rows": 9},
+    label_free=in_order("slope", ("share",), slope=(0,), intercept=(0,)),
+)
 def regressions(h: Written, x: Any, y: Any, subsample_size: int | None = None) -> None:
     """Rows that follow one of two lines."""
     share = h.sample("share", h.dist.Beta(1.0, 1.0))
@@ -334,7 +475,7 @@ def regressions(h: Written, x: Any, y: Any, subsample_size: int | None = None) -
         h.sample("y", h.dist.Normal(mean, noise), obs=y[rows])
 
 
-@program(COUNTS)
+@program(COUNTS, assigned="present")
 def hidden_number(h: Written, counts: Any) -> None:
     """How many are there where few are seen: a binomial latent."""
     detection = h.sample("detection", h.dist.Beta(2.0, 2.0))

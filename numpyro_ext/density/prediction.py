@@ -7,11 +7,13 @@ known. :class:`ObserveMissing` lets a model without observations of a site be ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, random
+from numpyro import handlers
 from numpyro.distributions import (
     BernoulliLogits,
     BernoulliProbs,
@@ -38,8 +40,8 @@ class ObserveMissing(Messenger):
         Those of them with finitely many values, which may be discrete latent sites.
     """
 
-    def __init__(self, fn: Callable[..., Any], given: Collection[str]) -> None:
-        self.given = frozenset(given)
+    def __init__(self, fn: Callable[..., Any], given: Collection[str], seed: int = 0) -> None:
+        self.given, self._seed = frozenset(given), seed
         self.missing: list[str] = []
         self.finite: list[str] = []
         super().__init__(fn)
@@ -56,8 +58,49 @@ class ObserveMissing(Messenger):
             self.missing.append(name)
             if is_enumerated(msg):
                 self.finite.append(name)
-        msg["value"] = msg["fn"].sample(random.key(0), msg["kwargs"].get("sample_shape", ()))
+        msg["value"] = msg["fn"].sample(
+            random.key(self._seed), msg["kwargs"].get("sample_shape", ())
+        )
         msg["is_observed"] = True
+
+
+def dependent_on_missing(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    values: Mapping[str, Any],
+    given: Collection[str],
+    names: Collection[str],
+) -> list[str]:
+    """Which of the named sites have a distribution that depends on what is not observed.
+
+    Parameters
+    ----------
+    model, args, kwargs
+        The program.
+    values : mapping of str to array
+        One draw of the latent sites.
+    given : collection of str
+        Latent sites, discrete ones among them, which are drawn.
+    names : collection of str
+        Observed sites.
+    """
+
+    def densities(latents: int, missing: int) -> list[np.ndarray]:
+        observing = ObserveMissing(model, given, missing)
+        run = handlers.seed(handlers.substitute(observing, data=dict(values)), latents)
+        sites = handlers.trace(run).get_trace(*args, **kwargs)
+        return [np.asarray(sites[name]["fn"].log_prob(sites[name]["value"])) for name in names]
+
+    # A value may count for some values of discrete sites alone.
+    changed = set()
+    for seed in range(3):
+        for name, one, two in zip(
+            names, densities(seed, 0), densities(seed, seed + 1), strict=True
+        ):
+            if not np.array_equal(one, two, equal_nan=True):
+                changed.add(name)
+    return [name for name in names if name in changed]
 
 
 def prediction_of(site: Site) -> dict[str, Array]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numpyro_ext.density.prediction import ObserveMissing
+from numpyro_ext.density.prediction import ObserveMissing, dependent_on_missing
 from numpyro_ext.density.replay import replay
 from numpyro_ext.diagnostics.fit import target_of_model
 from numpyro_ext.engine import Engine
@@ -109,7 +109,12 @@ def predictive_distribution(
         around=at,
         rng_key=rng_key,
     )
-    return predicted_site(site, target, observing.missing, draws, discrete, at_draws)
+
+    def dependent(names: list[str]) -> list[str]:
+        one = {name: draws[name][0] for name in target.layout.names}
+        return dependent_on_missing(model, args, kwargs, one, observing.given, names)
+
+    return predicted_site(site, target, observing.missing, draws, discrete, at_draws, dependent)
 
 
 def _states(draws: Any, state: Any) -> tuple[Any, ...]:

@@ -28,9 +28,8 @@ POINTS = 4
 #: Machine epsilons, as a share of the log density, by which rounding may change it, and nats that
 #: this may be at most.
 ROUNDING, MOST_ROUNDING = 1e3, 0.05
-#: Draws of a mode that tell whether labels can be told apart there, and the share of them, beyond
-#: what chance gives, that must be in one order.
-DRAWS, APART = 256, 0.2
+#: Share of the draws of a mode, beyond what chance gives, that must have labels in one order.
+APART = 0.2
 #: Steps by which a map is differentiated, in standard deviations: this power of machine epsilon.
 STEP_POWER = 1.0 / 3.0
 #: Seed of random labels. They know nothing of the chains' random numbers.
@@ -210,11 +209,10 @@ def find_symmetry(
     constrain: Callable[[Positions], Values],
     unconstrain: Callable[[Mapping[str, np.ndarray]], Positions],
     coordinates: Mapping[str, slice],
-    mode: Mode,
-    generator: np.random.Generator,
+    drawn: Positions,
     epsilon: float,
 ) -> Symmetry | None:
-    """The exchanges of labels that leave a density as it is, and that a mode's draws tell apart.
+    """The exchanges of labels that leave a density as it is, and that draws of a mode tell apart.
 
     Every choice of a few axes of one length is tried, and so are sites of probabilities where there
     are two labels. What counts is whether the density stays the same, at several positions.
@@ -227,9 +225,8 @@ def find_symmetry(
         See :class:`Symmetry`.
     coordinates : mapping of str to slice
         Range of the flat vector that each site takes.
-    mode : Mode
-        Draws of it are the positions.
-    generator : numpy.random.Generator
+    drawn : array (S, D)
+        Draws of one mode.
     epsilon : float
         Relative precision of densities.
 
@@ -238,7 +235,6 @@ def find_symmetry(
     Symmetry or None
         None where there are no such labels.
     """
-    drawn = mode.at(generator.normal(size=(DRAWS, len(mode.mean))))
     values = constrain(drawn)
     tried = _candidates(values)
     if not tried:

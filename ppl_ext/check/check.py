@@ -15,16 +15,17 @@ from tqdm import tqdm
 
 from ppl_ext.chains.convergence import in_chains
 from ppl_ext.chains.effective import effective_number
+from ppl_ext.chains.symmetry import Symmetry, find_symmetry, ordered_values
 from ppl_ext.check.comparison import Columns, Comparison, compared, flat_columns, with_further
 from ppl_ext.check.drift import Drift, drift
-from ppl_ext.check.own_chains import own_chains
+from ppl_ext.check.own_chains import OwnChains, own_chains
 from ppl_ext.check.ratios import importance_ratios
 from ppl_ext.check.source import Source
 from ppl_ext.check.stein import Stein, stein_identities
 from ppl_ext.check.touched import untouched
 from ppl_ext.fit import policy
 from ppl_ext.fit.fit import BUDGET, SECONDS, Fit, fit
-from ppl_ext.fit.ladder import staged
+from ppl_ext.fit.ladder import OF_MODE, staged
 from ppl_ext.fit.problem import Meter, Positions, Problem, timed
 from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
@@ -243,8 +244,7 @@ def _heard(
     if written.dim > MOST_COORDINATES:
         many = f"Marginals and scores were not looked at: {written.dim:,} are too many."
         return hearing.verdict({}, many)
-    columns = flat_columns(source.draws, program.shapes(), source.chains)
-    columns = replace(columns, is_spread=source.kind == "particles")
+    columns, labels = _columns(program, source), None
     if program.held:
         names = ", ".join(f"'{name}'" for name in program.held)
         hearing.told.append(f"Parameters without a prior were held at their values: {names}.")
@@ -257,9 +257,14 @@ def _heard(
         return hearing.verdict({})
     numbers = effective_number(in_chains(columns.values, columns.chains))
     if source.kind == "Markov chains":
-        split = in_chains(columns.values, columns.chains)
-        if len(split) > 3:
-            own = own_chains(split, columns.names, source.divergent, source.energy)
+        if len(columns.values) > 3 * columns.chains:
+            own = _own_chains(columns, source)
+            if own.disagree and (labels := _labels(program, source, hearing)) is not None:
+                # Chains may sit in different orders of labels, none of which means anything.
+                source = replace(source, draws=_ordered(labels, source.draws))
+                columns = replace(columns, values=_columns(program, source).values)
+                numbers = effective_number(in_chains(columns.values, columns.chains))
+                own = _own_chains(columns, source)
             hearing.against += own.against
             hearing.told.append(own.told)
     sites = _by_site(columns, numbers)
@@ -309,7 +314,9 @@ def _heard(
         cost = theirs.verdict.cost
         if theirs.verdict.level == "exact":
             with hearing.stage("comparison"):
-                found = _compared(columns, positions, witness, theirs, program)
+                if labels is None and theirs.has_program:
+                    labels = theirs.climbed.symmetry
+                found = _compared(source, labels, witness, theirs, program)
             return _agreed(found, witness, hearing, cost)
         refused = " ".join(("Chains could not tell:", *theirs.verdict.reasons))
     else:
@@ -327,6 +334,32 @@ def _heard(
     elif suspicious and first is None:
         hearing.against.append("Scores speak against the draws.")
     return hearing.verdict(sites, refused, cost=cost)
+
+
+def _columns(program: Program, source: Source) -> Columns:
+    columns = flat_columns(source.draws, program.shapes(), source.chains)
+    return replace(columns, is_spread=source.kind == "particles")
+
+
+def _own_chains(columns: Columns, source: Source) -> OwnChains:
+    split = in_chains(columns.values, columns.chains)
+    return own_chains(split, columns.names, source.divergent, source.energy)
+
+
+def _labels(program: Program, source: Source, hearing: _Hearing) -> Symmetry | None:
+    """Labels that can be exchanged without changing the density, by draws of the first chain."""
+    written = program.written
+    if written.maps is None or not written.is_whole:
+        return None
+    with hearing.stage("labels"):
+        length = len(next(iter(source.draws.values()))) // source.chains
+        rows = np.linspace(length // 2, length - 1, min(OF_MODE, length // 2)).astype(int)
+        some = {name: np.asarray(value)[rows] for name, value in source.draws.items()}
+        drawn = program.unconstrain(some)
+        if not np.isfinite(drawn).all():
+            return None
+        evaluate = hearing.meter.of(written.evaluate)
+        return find_symmetry(evaluate, *written.maps, written.coordinates, drawn, written.epsilon)
 
 
 def _rows_refused(program: Program, source: Source, hearing: _Hearing) -> str | None:
@@ -493,16 +526,27 @@ class _Witness:
 
 
 def _compared(
-    columns: Columns,
-    positions: Positions,
+    source: Source,
+    labels: Symmetry | None,
     witness: _Witness,
     reference: Fit,
     program: Program,
 ) -> tuple[Comparison, Comparison]:
-    """Sites' values and coordinates, and the log density, beside those of the reference."""
+    """Sites' values and coordinates, and the log density, beside those of the reference.
+
+    Labels that can be exchanged are put in order in both.
+    """
     chains = reference.num_chains
-    theirs = flat_columns(reference.draws, program.shapes(), chains)
-    of_theirs = program.unconstrain(reference.draws)
+    draws, reference_draws = source.draws, reference.draws
+    if labels is not None:
+        draws, reference_draws = (_ordered(labels, each) for each in (draws, reference_draws))
+        witness.hearing.told.append(_told_of_labels(labels))
+    columns = _columns(program, replace(source, draws=draws))
+    positions = source.positions
+    if positions is None or labels is not None:
+        positions = program.unconstrain(draws)
+    theirs = flat_columns(reference_draws, program.shapes(), chains)
+    of_theirs = program.unconstrain(reference_draws)
     new = [
         (k, site)
         for k, site in enumerate(_sites_of(program))
@@ -531,6 +575,22 @@ def _compared(
         program.written.dim,
     )
     return compared(own, theirs, program.written.dim), densities
+
+
+def _ordered(labels: Symmetry, draws: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    values = {name: np.asarray(value) for name, value in draws.items()}
+    return ordered_values(labels.exchanges, values)
+
+
+def _told_of_labels(labels: Symmetry) -> str:
+    exchanges = [each.as_written() for each in labels.exchanges]
+    names = ", ".join(f"'{name}'" for each in exchanges for name in each.sites)
+    order = ", ".join(f"'{each.site}'" for each in exchanges)
+    return (
+        f"Labels in {names} can be exchanged: the density stays the same. Whether the draws have "
+        "all orders of them was not looked at: figures are of draws with their labels in order "
+        f"of {order}. Read figures that do not depend on labels."
+    )
 
 
 def _sites_of(program: Program) -> list[str]:

@@ -42,11 +42,16 @@ class OwnChains:
     names: Sequence[str]
 
     @property
+    def disagree(self) -> bool:
+        """Whether the chains are not all of one distribution."""
+        return not self.r_hat.max() < R_HAT
+
+    @property
     def against(self) -> list[str]:
         """What speaks against the chains."""
         reasons = []
         worst = int(self.r_hat.argmax())
-        if not self.r_hat[worst] < R_HAT:
+        if self.disagree:
             reasons.append(
                 f"Its own chains disagree: R-hat {self.r_hat[worst]:.3f} of '{self.names[worst]}', "
                 f"expected below {R_HAT}."

@@ -30,7 +30,11 @@ DRAW_GROUPS = (
     "log_likelihood",
     "sample_stats",
     "unconstrained_posterior",
+    "prior",
+    "prior_sbc",
 )
+#: Groups that ArviZ's schema does not have.
+_CUSTOM = ("optimization", "prior_sbc")
 
 _RESERVED = ("chain", "draw", "step")
 
@@ -269,12 +273,11 @@ def inference_data(
             dataset.attrs["renamed"] = attributes["renamed"]
 
     if int(arviz.__version__.split(".")[0]) < 1:
-        standard = {name: value for name, value in datasets.items() if name != "optimization"}
+        standard = {name: value for name, value in datasets.items() if name not in _CUSTOM}
         result = arviz.InferenceData(attrs=dict(attributes), **standard)
-        if "optimization" in datasets:
-            result.add_groups(
-                {"optimization": datasets["optimization"]}, warn_on_custom_groups=False
-            )
+        custom = {name: value for name, value in datasets.items() if name in _CUSTOM}
+        if custom:
+            result.add_groups(custom, warn_on_custom_groups=False)
         return result
     tree = xarray.DataTree.from_dict({f"/{name}": value for name, value in datasets.items()})
     tree.attrs.update(attributes)

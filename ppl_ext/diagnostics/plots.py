@@ -20,9 +20,14 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 
-def _axes(ax: Axes | None) -> Axes:
-    if ax is not None:
-        return ax
+def plt_or_error() -> Any:
+    """matplotlib's pyplot.
+
+    Raises
+    ------
+    ImportError
+        matplotlib is not installed.
+    """
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
@@ -30,7 +35,11 @@ def _axes(ax: Axes | None) -> Axes:
             "Plots need matplotlib, which is not installed. Install it with `pip install "
             "matplotlib`, or ppl-ext with its extra `plots`."
         ) from error
-    return plt.subplots(layout="constrained")[1]
+    return plt
+
+
+def _axes(ax: Axes | None) -> Axes:
+    return plt_or_error().subplots(layout="constrained")[1] if ax is None else ax
 
 
 def plot_reliability(

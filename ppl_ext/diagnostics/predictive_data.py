@@ -103,9 +103,10 @@ PREDICTIVE_DOCUMENTATION = """
     ArgumentError
         A latent site has no draws, sites differ in their number of draws, a draw has the wrong
         shape, draws are NaN, infinite or outside of their sites' supports, several sites could be
-        meant, the site has neither classes nor moments, or a discrete site bears a name of the
-        dataset. With ``linearize``: there is no mode, or a parameter of an observed distribution
-        has no scale without bounds.
+        meant, the site has neither classes nor moments, a discrete site bears a name of the
+        dataset, or, with ``discrete``, an observed site depends on the one to predict. With
+        ``linearize``: there is no mode, or a parameter of an observed distribution has no scale
+        without bounds.
     ModelCheckError
         The model cannot be run with its latent sites set.
 """
@@ -157,10 +158,25 @@ def predicted_site(
     draws: Mapping[str, Any],
     discrete: str | None,
     replay: Callable[..., Replay],
+    dependent: Callable[[list[str]], list[str]],
 ) -> Dataset:
-    """The dataset of the site that is meant; ``replay`` is the package's, of this target."""
+    """The dataset of the site that is meant.
+
+    ``replay`` is the package's, of this target, and ``dependent`` tells which of the observed
+    sites depend on what is missing.
+    """
     check_choice("discrete", discrete, (None, *DISCRETE))
     site = site_to_predict(site, target.observed_sites, missing)
+    if discrete is not None and site in missing:
+        place = target.observed_sites.index(site)
+        later = [name for name in target.observed_sites[place + 1 :] if name not in missing]
+        if later and (names := dependent(later)):
+            raise ArgumentError(
+                f"Expected no observed site that depends on '{site}', which has no values, found "
+                f"{names}: the discrete sites would be given observations of a value that only "
+                f"stands in for it. Leave out discrete=..., pass the observations of '{site}', or "
+                f"leave out those of {names}."
+            )
     replayed = replay(
         draws={name: draws[name] for name in target.layout.names},
         groups=(

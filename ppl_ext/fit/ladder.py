@@ -41,6 +41,8 @@ LEAST_MASS, LEAST_WEIGHT = 1e-3, 0.02
 #: The power of the largest number beyond which draws are without bound: its root is where the
 #: squares in densities overflow.
 ENDLESS = 0.4
+#: Draws of a mode that tell whether its labels can be told apart.
+OF_MODE = 256
 #: Nats of difference between bounds from which on a way to write the program is the better one.
 BETTER = 0.5
 
@@ -309,9 +311,8 @@ def _symmetry(
     """Labels whose exchange leaves the density as it is."""
     if problem.maps is None:
         return None
-    return find_symmetry(
-        evaluate, *problem.maps, problem.coordinates, mode, generator, problem.epsilon
-    )
+    drawn = mode.at(generator.normal(size=(OF_MODE, problem.dim)))
+    return find_symmetry(evaluate, *problem.maps, problem.coordinates, drawn, problem.epsilon)
 
 
 def _distinct(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
+from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
@@ -37,9 +38,9 @@ class ObserveMissing(Messenger):
         Those of them with finitely many values, which may be discrete latent sites.
     """
 
-    def __init__(self, given: Collection[str]) -> None:
+    def __init__(self, given: Collection[str], seed: int = 0) -> None:
         super().__init__()
-        self.given = frozenset(given)
+        self.given, self._seed = frozenset(given), seed
         self.missing: list[str] = []
         self.finite: list[str] = []
 
@@ -66,9 +67,48 @@ class ObserveMissing(Messenger):
             self.missing.append(name)
             if is_enumerated(msg):
                 self.finite.append(name)
-        with global_generator(0), torch.no_grad():
+        with global_generator(self._seed), torch.no_grad():
             msg["value"] = msg["fn"].sample()
         msg["is_observed"] = True
+
+
+def dependent_on_missing(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    values: Mapping[str, Any],
+    given: Collection[str],
+    names: Collection[str],
+) -> list[str]:
+    """Which of the named sites have a distribution that depends on what is not observed.
+
+    Parameters
+    ----------
+    model, args, kwargs
+        The program.
+    values : mapping of str to tensor
+        One draw of the latent sites.
+    given : collection of str
+        Latent sites, discrete ones among them, which are drawn.
+    names : collection of str
+        Observed sites.
+    """
+
+    def densities(latents: int, missing: int) -> list[Tensor]:
+        run = poutine.condition(ObserveMissing(given, missing).over(model), data=dict(values))
+        with global_generator(latents), torch.no_grad():
+            sites = poutine.trace(run).get_trace(*args, **kwargs).nodes
+            return [sites[name]["fn"].log_prob(sites[name]["value"]) for name in names]
+
+    # A value may count for some values of discrete sites alone.
+    changed = set()
+    for seed in range(3):
+        for name, one, two in zip(
+            names, densities(seed, 0), densities(seed, seed + 1), strict=True
+        ):
+            if not torch.equal(one.nan_to_num(), two.nan_to_num()):
+                changed.add(name)
+    return [name for name in names if name in changed]
 
 
 def prediction_of(site: Mapping[str, Any]) -> dict[str, Tensor]:

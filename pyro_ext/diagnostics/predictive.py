@@ -18,7 +18,7 @@ from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of
 from ppl_ext.documented import documented
 from ppl_ext.options import check_count
 from ppl_ext.sharding import check_sharding
-from pyro_ext.density.prediction import ObserveMissing
+from pyro_ext.density.prediction import ObserveMissing, dependent_on_missing
 from pyro_ext.density.replay import replay
 from pyro_ext.diagnostics.fit import target_of_model
 from pyro_ext.sharding import Sharding
@@ -79,4 +79,9 @@ def predictive_distribution(
         at = {name: torch.as_tensor(value).detach() for name, value in at.items()}
     options = {"data_chunk": data_chunk, "around": at, "seed": seed, "sharding": sharding}
     at_draws = partial(replay, target, data=data, **options)
-    return predicted_site(site, target, observing.missing, draws, discrete, at_draws)
+
+    def dependent(names: list[str]) -> list[str]:
+        one = {name: draws[name][0] for name in target.layout.names}
+        return dependent_on_missing(model, args, kwargs, one, observing.given, names)
+
+    return predicted_site(site, target, observing.missing, draws, discrete, at_draws, dependent)

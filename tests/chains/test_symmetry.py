@@ -50,6 +50,10 @@ def mixture(z: np.ndarray, tilt: Any = 0.0) -> tuple[np.ndarray, np.ndarray]:
     return total + prior + (tilt * values["mean"]).sum(-1), np.zeros_like(z)
 
 
+def drawn_of(mode: Mode, seed: int) -> np.ndarray:
+    return mode.at(np.random.default_rng(seed).normal(size=(256, len(mode.mean))))
+
+
 def found(tilt: Any = 0.0, spread: float = 0.1, **changes: Any) -> Symmetry | None:
     mode = Mode(CENTRE, spread * np.diag([1.0, 1.0, 3.0, 3.0, 3.0]), 0.0, 0.0)
     maps = {"constrain": constrain, "unconstrain": unconstrain, **changes}
@@ -57,8 +61,7 @@ def found(tilt: Any = 0.0, spread: float = 0.1, **changes: Any) -> Symmetry | No
         lambda z: mixture(z, tilt),
         *maps.values(),
         SLICES,
-        mode,
-        np.random.default_rng(1),
+        drawn_of(mode, 1),
         np.finfo(float).eps,
     )
 
@@ -110,9 +113,7 @@ def test_a_site_with_labels_on_two_axes_and_a_probability_of_two() -> None:
         return np.log(start).sum(1) - total**2, np.zeros_like(z)
 
     mode = Mode(np.array([1.0, 5.0, 2.0, 0.5, -4.0]), 0.1 * np.eye(5), 0.0, 0.0)
-    symmetry = find_symmetry(
-        density, there, back, slices, mode, np.random.default_rng(2), np.finfo(float).eps
-    )
+    symmetry = find_symmetry(density, there, back, slices, drawn_of(mode, 2), np.finfo(float).eps)
     assert symmetry is not None
     (exchange,) = symmetry.exchanges
     assert exchange.axes == (("moves", 0), ("moves", 1)) and exchange.halves == ("share",)

@@ -8,37 +8,13 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from benchmarks.discrete.programs import K, Written
+from benchmarks.discrete.programs import K, chain, series
 from tests.backends import use_float64
 from tests.density_support import positions
 
 use_float64()
 
 ROUNDING = {"rtol": 1e-9, "atol": 1e-8}
-
-
-def series(steps: int) -> np.ndarray:
-    """Data of a chain that stays where it is for a while."""
-    rng = np.random.default_rng(3)
-    return rng.normal(np.repeat(rng.normal(0.0, 3.0, steps // 5 + 1), 5)[:steps], 1.0)
-
-
-def chain(backend: Any) -> Any:
-    """A hidden Markov chain as a loop, or a scan, whose parameters are unconstrained."""
-    h = Written(backend)
-
-    def model(y: Any) -> None:
-        logits = h.sample("logits", h.dist.Normal(h.full((K, K), 0.0), 1.0).to_event(2))
-        location = h.sample("location", h.dist.Normal(h.full(K, 0.0), 5.0).to_event(1))
-
-        def step(name: Any, z: Any, y: Any) -> Any:
-            z = h.sample(name("z"), h.dist.Categorical(logits=logits[z]))
-            h.sample(name("y"), h.dist.Normal(location[z], 1.0), obs=y)
-            return z
-
-        h.chain(step, 0, y)
-
-    return model
 
 
 def forward_backward(z: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:

@@ -199,6 +199,31 @@ def test_what_is_observed_tells_of_what_is_not(backend: Any) -> None:
     np.testing.assert_allclose(found["mean"].values, 5.0 - 3.0 * found["z"].values)
 
 
+def test_an_observation_of_a_value_that_stands_in_is_refused(backend: Any) -> None:
+    h, given = Written(backend), backend.array(np.array([0.3, 1.9]))
+
+    def model(last: Any, middle: Any = None, by_middle: bool = True) -> None:
+        share = h.sample("share", h.dist.Beta(1.0, 1.0))
+        with h.plate("rows", 2):
+            z = h.sample("z", h.dist.Bernoulli(share))
+            value = h.sample("middle", h.dist.Normal(2.0 * z, 1.0), obs=middle)
+            # Counts for one of the values of z alone.
+            mean = z * value if by_middle else 3.0 * z
+            h.sample("last", h.dist.Normal(mean, 1.0), obs=last)
+
+    draws = {"share": backend.array([0.4, 0.6])}
+
+    def predict(**options: Any) -> Any:
+        return backend.public.predictive_distribution(
+            model, draws, given, site="middle", discrete="sample", **options
+        )
+
+    with pytest.raises(backend.public.ArgumentError, match=r"depends on 'middle'.*\['last'\]"):
+        predict()
+    assert predict(by_middle=False).sizes == {"draw": 2, "row": 2}
+    assert predict(middle=given).sizes["row"] == 2
+
+
 def test_values_without_a_row_of_their_own(backend: Any) -> None:
     each = PROGRAMS["change_point"]
     counts = backend.arrays(each.arrays)

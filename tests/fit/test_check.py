@@ -6,6 +6,7 @@ see its own fault, and pass right draws.
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +30,7 @@ from ppl_ext.fit.problem import Problem
 from ppl_ext.fit.verdict import SiteFigures, Verdict
 from ppl_ext.start.search import InPieces
 from tests.backends import from_zoo
-from tests.fit.test_fit import fit_of, rows_of_a_normal
+from tests.fit.test_fit import CENTRES, fit_of, five_means, rows_of_a_normal
 
 DIM = 5
 NAMES = [f"x[{k}]" for k in range(DIM)]
@@ -321,6 +322,32 @@ def test_a_program_is_checked(backend: Any) -> None:
     assert not backend.public.check(*key, wide, model, *args, **options).trusted
     with pytest.raises(ArgumentError, match="Expected draws as a mapping"):
         backend.public.check(*key, 3.0, model, *args, **options)
+
+
+def test_labels_that_can_be_exchanged_mean_nothing(backend: Any) -> None:
+    """Chains in one order of labels, and in several, are right; those of other posteriors wrong."""
+    generator = np.random.default_rng(0)
+    y = np.repeat(CENTRES, 8) + 0.5 * generator.normal(size=40)
+    model, args = five_means(backend, as_sites=False), (backend.array(y),)
+    # Components are so far apart that each row belongs to one.
+    precision = 8.0 + 1.0 / 400.0
+    mean, deviation = y.reshape(5, 8).sum(1) / precision, 1.0 / np.sqrt(precision)
+    chains = generator.normal(size=(4, 500, 5)) * deviation + mean
+    orders = generator.permuted(np.tile(np.arange(5), (4, 1)), axis=1)
+    in_orders = np.take_along_axis(chains, orders[:, None], 2)
+    wide = in_orders + 0.7 * deviation * generator.normal(size=chains.shape)
+    apart = in_orders + 3.0 * deviation * np.arange(4)[:, None, None]
+    room = importlib.import_module(f"{backend.public.__name__}.check")
+    verdicts = {}
+    for name, draws in {"one": chains, "all": in_orders, "wide": wide, "apart": apart}.items():
+        source = Source("NUTS", "Markov chains", {"mean": draws.reshape(-1, 5)}, chains=4)
+        of_program = room.program_of(model, args, {}, 1, generator)
+        verdicts[name] = check(source, of_program, generator, 1, budget=60_000, progress_bar=False)
+    for name in ("one", "all"):
+        assert verdicts[name].trusted, str(verdicts[name])
+        assert "Labels in 'mean' can be exchanged" in str(verdicts[name])
+    assert verdicts["wide"].level == verdicts["apart"].level == "not trusted"
+    assert "chains disagree" in str(verdicts["apart"])
 
 
 def sources(backend: Any, model: Any, args: tuple[Any, ...]) -> dict[str, Any]:

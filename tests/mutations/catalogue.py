@@ -929,6 +929,35 @@ def _diagnostics() -> Iterator[Mutation]:
         "positions / scales, scores / scales",
         "stein_discrepancy",
     )
+    tests = "calibrate"
+    yield from neutral(
+        "equal values have the rank above and a random one",
+        "calibrate/calibrate.py",
+        "np.stack([each < truth[name], each == truth[name]])",
+        "np.stack([each <= truth[name], each == truth[name]])",
+        tests,
+    )
+    yield from neutral(
+        "ranks among draws that depend on each other",
+        "calibrate/calibrate.py",
+        "return int(min(most, max(LEAST_DRAWS, fits)))",
+        "return most",
+        tests,
+    )
+    yield from neutral(
+        "chance of a rank as of the first value throughout",
+        "calibrate/uniformity.py",
+        "chance = 1.0 / (num_draws + 1 - place)",
+        "chance = 1.0 / (num_draws + 1)",
+        tests,
+    )
+    yield from both(
+        "data of other parameters than those that are ranked",
+        "calibrate.py",
+        "_like(found.predictive[site][number],",
+        "_like(found.predictive[site][number - 1],",
+        tests,
+    )
     tests = "predictions predictive calibration"
     yield from neutral(
         "mixture's log likelihood is the mean of the draws'",
@@ -1017,6 +1046,62 @@ def _fit() -> Iterator[Mutation]:
         "evaluate=self.of_all_rows,",
         "evaluate=self.evaluate,",
         tests,
+    )
+    yield from neutral(
+        "labels exchanged where the density changes",
+        "chains/symmetry.py",
+        "same = abs(densities - before) <= np.minimum(rounding, MOST_ROUNDING)",
+        "same = is_back",
+        "symmetry " + tests,
+    )
+    yield from neutral(
+        "probabilities of two labels that keep their places",
+        "chains/symmetry.py",
+        "found[name] = np.where(where, 1.0 - array, array)",
+        "found[name] = array",
+        "symmetry " + tests,
+    )
+    yield from neutral(
+        "orders of labels put back the wrong way round",
+        "chains/symmetry.py",
+        "orders = [np.argsort(each, axis=1) for each in self._orders(like)]",
+        "orders = self._orders(like)",
+        "symmetry " + tests,
+    )
+    yield from neutral(
+        "labels of draws left in order",
+        "chains/symmetry.py",
+        "return self._moved(flat, orders).reshape(draws.shape)",
+        "return draws",
+        "symmetry " + tests,
+    )
+    yield from neutral(
+        "a mode whose labels are put in order without its spread",
+        "chains/symmetry.py",
+        "upper = np.linalg.qr((slopes.T @ mode.root).T).R",
+        "upper = mode.root.T",
+        "symmetry " + tests,
+    )
+    yield from neutral(
+        "labels in order in the draws and not in the reference",
+        "check/check.py",
+        "draws, reference_draws = (_ordered(labels, each) for each in (draws, reference_draws))",
+        "draws = _ordered(labels, draws)",
+        "test_check",
+    )
+    yield from neutral(
+        "chains in several orders of labels disagree",
+        "check/check.py",
+        "if own.disagree and (labels := _labels(program, source, hearing)) is not None:",
+        "if not own.disagree and (labels := _labels(program, source, hearing)) is not None:",
+        "test_check",
+    )
+    yield from neutral(
+        "observations of what stands in for a value",
+        "diagnostics/predictive_data.py",
+        "if later and (names := dependent(later)):",
+        "if not later and (names := dependent(later)):",
+        "diagnostics/test_discrete",
     )
     yield from neutral(
         "modes with exchanged labels compared entry by entry",

@@ -1,0 +1,119 @@
+"""``calibrate``: whether a way to fit a NumPyro program is right on data of the program's own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+
+from numpyro_ext.check import of_host
+from numpyro_ext.density import LogDensity
+from numpyro_ext.density.replay import replay
+from numpyro_ext.density.simulate import one_run, prior_draws
+from numpyro_ext.draws import check_key
+from numpyro_ext.fit import fit
+from ppl_ext.calibrate import calibrate as shared
+from ppl_ext.calibrate.calibrate import (
+    CALIBRATE_DOCUMENTATION,
+    DATA_SETS,
+    DRAWS,
+    Observations,
+    Simulated,
+)
+from ppl_ext.calibrate.calibration import Calibration
+from ppl_ext.check.source import Source, source_of
+from ppl_ext.documented import documented
+from ppl_ext.errors import HeldParameterWarning
+from ppl_ext.fit.fit import Fit
+
+
+@documented(
+    CALIBRATE_DOCUMENTATION,
+    host="NumPyro",
+    randomness="rng_key : array\n        JAX random key.",
+    arguments="a key and of the model's arguments,",
+    sources="what :func:`check` takes: a fit, ``(engine, result)``, ``(svi, result)``, ``mcmc``",
+)
+def calibrate(
+    rng_key: Array,
+    model: Callable[..., Any],
+    *args: Any,
+    fit_function: Callable[..., Any] | None = None,
+    num_data_sets: int = DATA_SETS,
+    num_draws: int = DRAWS,
+    observed: Mapping[str, str] | None = None,
+    progress_bar: bool = True,
+    **kwargs: Any,
+) -> Calibration:
+    """Simulation-based calibration of a way to fit a model."""
+    check_key(rng_key)
+    shared.check_options(fit_function, num_data_sets, num_draws, observed, progress_bar)
+    keys = random.split(rng_key, 5)
+    observations = Observations(model, args, kwargs, observed)
+    drawn, factors = one_run(model, keys[0], args, kwargs)
+    args, kwargs = observations.with_placeholders(drawn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HeldParameterWarning)
+        target = LogDensity(model, keys[0], args, kwargs, engine="calibrate")
+    local = target.local_sites if target.plates else ()
+    shared.check_can_be_simulated(factors, target.parameter_sites, local)
+    data = target.bind(*args, **kwargs)
+    truths = prior_draws(
+        model, keys[1], target.layout.names, num_data_sets, args, kwargs, target.held
+    )
+    found = replay(target, truths, data, groups=["predictive", "observed"], rng_key=keys[2])
+    observations.find(found.observed, _as_array)
+
+    def arguments(number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        values = {
+            argument: _like(found.predictive[site][number], observations.named[argument])
+            for site, argument in observations.places.items()
+        }
+        return observations.with_values(values)
+
+    def fitted(number: int) -> tuple[Source, str | None]:
+        args, kwargs = arguments(number)
+        key = random.fold_in(keys[3], number)
+        if fit_function is None:
+            given: Any = fit(key, model, *args, progress_bar=False, **kwargs)
+        else:
+            given = fit_function(key, *args, **kwargs)
+        level = given.verdict.level if isinstance(given, Fit) else None
+        own = random.fold_in(keys[4], number)
+        return source_of(given, lambda each: of_host(each, model, args, kwargs, own)), level
+
+    def likelihood(number: int, draws: dict[str, np.ndarray]) -> np.ndarray:
+        args, kwargs = arguments(number)
+        bound = target.bind(*args, **kwargs)
+        values = {name: jnp.asarray(each, target.dtype) for name, each in draws.items()}
+        positions = target.unconstrain(values, bound)
+        return np.asarray(target.full_log_prior_and_likelihood(positions, bound)[1])
+
+    simulated = Simulated(
+        truths,
+        fitted,
+        likelihood,
+        {name: site.plates for name, site in found.sites.items()},
+        found.plate_sizes,
+    )
+    generator = np.random.default_rng(np.asarray(random.bits(keys[4], (4,))))
+    return shared.calibrate(simulated, generator, num_draws, progress_bar)
+
+
+def _as_array(value: Any) -> np.ndarray | None:
+    return np.asarray(value) if isinstance(value, (jax.Array, np.ndarray)) else None
+
+
+def _like(value: np.ndarray, given: Any) -> Any:
+    """New observations in the form of the old ones."""
+    shaped = value.reshape(np.shape(given))
+    return (
+        shaped.astype(given.dtype)
+        if isinstance(given, np.ndarray)
+        else jnp.asarray(shaped, given.dtype)
+    )

@@ -1,0 +1,420 @@
+"""``calibrate``: parameters from the prior, data of them, a fit of each, ranks.
+
+S. Talts, M. Betancourt, D. Simpson, A. Vehtari and A. Gelman, "Validating Bayesian inference
+algorithms with simulation-based calibration" (2018). The log likelihood is ranked beside the
+parameters: M. Modrák and others, "Simulation-based calibration checking for Bayesian computation:
+the choice of test quantities shapes sensitivity" (2023).
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+from tqdm import tqdm
+
+from ppl_ext.calibrate.calibration import LIKELIHOOD, Calibration
+from ppl_ext.chains.convergence import in_chains
+from ppl_ext.chains.effective import effective_number
+from ppl_ext.check.source import Source
+from ppl_ext.errors import ArgumentError, ConvergenceWarning
+from ppl_ext.options import check_choice, check_count, described
+
+#: Data sets, and draws that are ranked among, unless told otherwise.
+DATA_SETS, DRAWS = 100, 99
+#: The share of fits that may be worth fewer independent draws than are ranked among, and the
+#: number below which that does not go however poor the fits are.
+POOR, LEAST_DRAWS = 0.05, 9
+
+CALIBRATE_DOCUMENTATION = """
+    Parameters are drawn from the prior, and data from the model with these parameters. Each data
+    set is fitted. If the draws of a fit are the posterior's, the rank of the parameter among them
+    is uniform over data sets; so a fit that is wrong on average is found, without knowing any
+    posterior. Beside the parameters the log likelihood is ranked, which finds draws that do not
+    depend on the data.
+
+    Parameters
+    ----------
+    $randomness
+    model : callable
+        $host program.
+    *args, **kwargs
+        Its arguments, with all rows. Observations may be there, which say what data look like and
+        are replaced; or they may be None, where the model runs without them.
+    fit_function : callable, optional
+        What fits a data set: a function of $arguments with new observations in
+        their places, that gives back $sources,
+        or a mapping from latent sites to draws, first axis = draws. Sites without draws are not
+        ranked. Default: :func:`fit`.
+    num_data_sets : int
+        Data sets N. With 100 a standard deviation that is 25 % too small is found in most cases.
+    num_draws : int
+        Draws that parameters are ranked among, at most; evenly spaced ones of those of a fit. They
+        are fewer where the draws of fits are worth fewer independent ones.
+    observed : mapping of str to str, optional
+        The argument that holds the observations of a site, by site. Default: the argument of the
+        same name, or else the one with the same numbers.
+    progress_bar : bool
+        Count the data sets.
+
+    Returns
+    -------
+    Calibration
+        Ranks by site, whether they are uniform (``is_uniform``, ``p_value``, ``print``), data for
+        ArviZ (``to_arviz``) and a picture (``plot``).
+
+    Raises
+    ------
+    ModelCheckError
+        The model cannot be fitted.
+    ArgumentError
+        The model cannot be simulated: it has factors, or latent sites in plates that draw
+        minibatches; or it is not known which argument holds the observations; or a fit gives no
+        draws of its sites, or too few, or some that are not finite.
+
+    Warns
+    -----
+    ConvergenceWarning
+        Draws of many fits are worth fewer than ten independent ones.
+
+    Notes
+    -----
+    Calibration is about fits on average over the prior, not about the data at hand; :func:`check`
+    is about these. Draws of chains depend on each other, which would make ranks too extreme: no
+    more draws are used than nineteen in twenty fits are worth. Equal values, as of constants, get
+    random ranks. Discrete latent sites, which fits sum out, are not ranked.
+
+    References
+    ----------
+    S. Talts, M. Betancourt, D. Simpson, A. Vehtari and A. Gelman, "Validating Bayesian inference
+    algorithms with simulation-based calibration" (2018). The test: T. Säilynoja, P.-C. Bürkner and
+    A. Vehtari, "Graphical test for discrete uniformity" (2022). The log likelihood: M. Modrák and
+    others, "Simulation-based calibration checking for Bayesian computation" (2023).
+"""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Data sets of a model's own, and what is asked of each.
+
+    Attributes
+    ----------
+    truths : dict of str to array (N, *site shape)
+        The parameters that they were made of, by latent site.
+    fit : callable
+        The number of a data set to draws, and the word of the verdict or None.
+    likelihood : callable
+        The number of a data set and draws by site (S, *site shape), to log likelihoods (S,).
+    plates, plate_sizes : dict
+        For ArviZ.
+    """
+
+    truths: Mapping[str, np.ndarray]
+    fit: Callable[[int], tuple[Source, str | None]]
+    likelihood: Callable[[int, dict[str, np.ndarray]], Float[np.ndarray, " S"]]
+    plates: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    plate_sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+def check_options(
+    fit_function: Any, num_data_sets: Any, num_draws: Any, observed: Any, progress_bar: Any
+) -> None:
+    """See that options have a meaning, before anything is simulated.
+
+    Raises
+    ------
+    ArgumentError
+        One has none.
+    """
+    check_count("num_data_sets", num_data_sets, 2)
+    check_count("num_draws", num_draws, LEAST_DRAWS)
+    check_choice("progress_bar", progress_bar, (True, False))
+    if fit_function is not None and not callable(fit_function):
+        raise ArgumentError(
+            "Expected fit_function to be a function of the model's arguments that gives draws, "
+            f"found {described(fit_function)}."
+        )
+    if observed is not None and not isinstance(observed, Mapping):
+        raise ArgumentError(
+            "Expected observed to be a mapping from observed sites to names of arguments, such as "
+            f"{{'obs': 'y'}}, found {described(observed)}."
+        )
+
+
+def calibrate(
+    simulated: Simulated,
+    generator: np.random.Generator,
+    num_draws: int = DRAWS,
+    progress_bar: bool = True,
+) -> Calibration:
+    """Fit all data sets and rank their parameters; see the packages' ``calibrate``."""
+    number = len(next(iter(simulated.truths.values())))
+    compared: dict[str, list[Bool[np.ndarray, "2 L K"]]] = {}
+    worth, levels = [], []
+    for data_set in tqdm(range(number), desc="calibrate", disable=not progress_bar):
+        source, level = simulated.fit(data_set)
+        truth = {name: np.asarray(each[data_set]) for name, each in simulated.truths.items()}
+        draws = _draws_of(source, truth, num_draws, data_set)
+        worth.append(_worth(source, draws))
+        if level is not None:
+            levels.append(level)
+        some = {name: _spaced(each, num_draws) for name, each in draws.items()}
+        if set(draws) == set(truth):
+            both = {name: np.concatenate([truth[name][None], some[name]]) for name in draws}
+            values = np.nan_to_num(simulated.likelihood(data_set, both), nan=-np.inf)
+            some[LIKELIHOOD], truth[LIKELIHOOD] = values[1:], values[0]
+        for name, each in some.items():
+            pair = np.stack([each < truth[name], each == truth[name]])
+            compared.setdefault(name, []).append(pair)
+    if any(len(each) != number for each in compared.values()):
+        raise ArgumentError(
+            f"Expected draws of the same sites in all fits, found {sorted(compared)} in some only."
+        )
+    length = _number_of_ranks(np.array(worth), num_draws)
+    ranks = {}
+    for name, pairs in compared.items():
+        below, equal = _spaced(np.stack(pairs, 2), length, axis=1).sum(1)
+        # Equal values have any of the ranks between.
+        ranks[name] = below + generator.integers(0, equal + 1)
+    return Calibration(
+        ranks,
+        length,
+        simulated.truths,
+        np.array(worth),
+        tuple(levels),
+        simulated.plates,
+        simulated.plate_sizes,
+    )
+
+
+def _draws_of(
+    source: Source, truth: Mapping[str, np.ndarray], num_draws: int, data_set: int
+) -> dict[str, np.ndarray]:
+    """Draws of latent sites as NumPy arrays, checked."""
+    draws = {
+        name: np.asarray(_detached(source.draws[name])) for name in truth if name in source.draws
+    }
+    where = f"of data set {data_set}"
+    if not draws:
+        raise ArgumentError(
+            f"Expected draws of {list(truth)}, or of some of them, found draws of "
+            f"{list(source.draws)} in the fit {where}."
+        )
+    for name, each in draws.items():
+        if each.shape[1:] != truth[name].shape:
+            raise ArgumentError(
+                f"Expected draws of '{name}' of shape (draws, "
+                f"{', '.join(map(str, truth[name].shape))}), found {each.shape} in the fit {where}."
+            )
+        if len(each) < num_draws:
+            raise ArgumentError(
+                f"Expected at least num_draws={num_draws} draws, found {len(each)} of '{name}' in "
+                f"the fit {where}. Draw more, or give a smaller num_draws."
+            )
+        if not np.isfinite(each).all():
+            raise ArgumentError(
+                f"Expected finite draws, found NaN or infinite ones of '{name}' in the fit {where}."
+            )
+    return draws
+
+
+def _detached(value: Any) -> Any:
+    return value.detach().cpu() if hasattr(value, "detach") else value
+
+
+def _worth(source: Source, draws: Mapping[str, np.ndarray]) -> float:
+    """Independent draws that those of a fit are worth, in the worst coordinate."""
+    number = len(next(iter(draws.values())))
+    if source.kind not in ("Markov chains", "draws"):
+        return float(number)
+    columns = np.concatenate([each.reshape(number, -1) for each in draws.values()], axis=1)
+    # Constants, such as the corner of a Cholesky factor, vary nowhere and are worth all draws.
+    return float(effective_number(in_chains(columns.astype(float), source.chains)).min())
+
+
+def _spaced(values: np.ndarray, number: int, axis: int = 0) -> np.ndarray:
+    """So many entries along an axis, evenly spaced."""
+    length = values.shape[axis]
+    return values.take(np.arange(number) * length // number, axis=axis)
+
+
+def _number_of_ranks(worth: Float[np.ndarray, " N"], most: int) -> int:
+    """Draws to rank among: as many as nearly all fits are worth."""
+    fits = float(np.quantile(worth, POOR))
+    if fits < LEAST_DRAWS:
+        warnings.warn(
+            f"Draws of {int((worth < LEAST_DRAWS).sum())} of {len(worth)} fits are worth fewer "
+            f"than {LEAST_DRAWS} independent ones ({fits:.1f} or fewer in one of twenty). Ranks "
+            "may look wrong for this alone: draw more, or run chains longer.",
+            ConvergenceWarning,
+            stacklevel=4,
+        )
+    return int(min(most, max(LEAST_DRAWS, fits)))
+
+
+# -- which arguments hold the observations -------------------------------------------------------
+
+
+class Observations:
+    """The model's arguments, in which observations are put.
+
+    Parameters
+    ----------
+    model : callable
+    args, kwargs
+        As they were given.
+    observed : mapping of str to str, optional
+        Argument by site, where the user says it.
+
+    Raises
+    ------
+    ArgumentError
+        The model cannot be called with these arguments.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        observed: Mapping[str, str] | None,
+    ) -> None:
+        signature = inspect.signature(getattr(model, "forward", model))
+        try:
+            self._bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise ArgumentError(f"The model cannot be called with these arguments: {error}.") from (
+                error
+            )
+        self._bound.apply_defaults()
+        self._more = next(
+            (
+                name
+                for name, each in signature.parameters.items()
+                if each.kind is inspect.Parameter.VAR_KEYWORD
+            ),
+            None,
+        )
+        self.places = dict(observed or {})
+        unknown = [name for name in self.places.values() if name not in self.named]
+        if unknown:
+            raise ArgumentError(
+                f"observed names {unknown}, which are no arguments. Expected some of "
+                f"{list(self.named)}."
+            )
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The arguments by name, with defaults and with those of ``**kwargs``."""
+        named = dict(self._bound.arguments)
+        return {**named, **named.pop(self._more)} if self._more else named
+
+    def with_values(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments to call the model with, some of them replaced."""
+        arguments = dict(self._bound.arguments)
+        for name, value in values.items():
+            if name in arguments:
+                arguments[name] = value
+            elif self._more is not None:
+                arguments[self._more] = {**arguments[self._more], name: value}
+        bound = inspect.BoundArguments(self._bound.signature, OrderedDict(arguments))
+        return bound.args, bound.kwargs
+
+    def with_placeholders(self, drawn: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments with a value of the model's own wherever an observation is None.
+
+        Parameters
+        ----------
+        drawn : mapping of str to array
+            Values of the sites in one run of the model.
+        """
+        sites = {argument: site for site, argument in self.places.items()}
+        missing = [name for name, value in self.named.items() if value is None]
+        found = {
+            name: drawn[sites.get(name, name)] for name in missing if sites.get(name, name) in drawn
+        }
+        self._bound.arguments.update({n: v for n, v in found.items() if n in self._bound.arguments})
+        return self.with_values(found)
+
+    def find(self, seen: Mapping[str, np.ndarray], as_array: Callable[[Any], Any]) -> None:
+        """Find the argument of every observed site.
+
+        Parameters
+        ----------
+        seen : mapping of str to array
+            Values of the observed sites in the model, on all rows.
+        as_array : callable
+            An argument as a NumPy array, or None.
+
+        Raises
+        ------
+        ArgumentError
+            There is none, or several, or it does not hold what the site observes.
+        """
+        arrays = {name: as_array(value) for name, value in self.named.items()}
+        arrays = {name: value for name, value in arrays.items() if value is not None}
+        for site, value in seen.items():
+            same = [name for name, each in arrays.items() if _same(each, value)]
+            argument = self.places.get(site, site if site in arrays else None)
+            if argument is None and len(same) == 1:
+                argument = same[0]
+            if argument is None or argument not in same:
+                told = "none" if argument is None else f"'{argument}', with other numbers or shape"
+                raise ArgumentError(
+                    f"Expected an argument that is the observations of '{site}' as they are, of "
+                    f"shape {value.shape}, found {told if len(same) < 2 else same}. Give the model "
+                    "its observations as they are, and say which they are by observed={"
+                    f"'{site}': 'name of the argument'}}."
+                )
+            self.places[site] = argument
+
+
+def _same(argument: np.ndarray, seen: np.ndarray) -> bool:
+    """Whether an argument is the observations, but for axes of length one and rounding."""
+    if np.squeeze(argument).shape != np.squeeze(seen).shape:
+        return False
+    # What is missing (NaN) in the argument may be anything.
+    given, value = np.squeeze(argument).astype(float), np.squeeze(seen).astype(float)
+    return bool(np.all(np.isclose(given, value, rtol=1e-5, atol=1e-6) | np.isnan(given)))
+
+
+def check_can_be_simulated(
+    factors: Sequence[str], parameter_sites: Sequence[str], local_sites: Sequence[str]
+) -> None:
+    """See that running the model forwards draws from what its density says.
+
+    Parameters
+    ----------
+    factors : sequence of str
+        Sites that only add to the log density.
+    parameter_sites : sequence of str
+        Parameters that are deterministic sites, as of Stan programs.
+    local_sites : sequence of str
+        Latent sites in plates that draw minibatches.
+
+    Raises
+    ------
+    ArgumentError
+        It does not.
+    """
+    if parameter_sites:
+        raise ArgumentError(
+            "Expected a model that can draw data, found a Stan program, whose density is in one "
+            "piece. Write it with the host's primitives."
+        )
+    if factors:
+        raise ArgumentError(
+            f"Expected a model that can draw parameters and data, found factors: {list(factors)}. "
+            "Their log density has no distribution to draw from: write them as observed sites."
+        )
+    if local_sites:
+        raise ArgumentError(
+            f"Expected no latent sites in plates that draw minibatches, found {list(local_sites)}: "
+            "one run of the model has values of some rows only. Leave out subsample_size."
+        )

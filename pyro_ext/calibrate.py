@@ -1,0 +1,114 @@
+"""``calibrate``: whether a way to fit a Pyro program is right on data of the program's own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ppl_ext.calibrate import calibrate as shared
+from ppl_ext.calibrate.calibrate import (
+    CALIBRATE_DOCUMENTATION,
+    DATA_SETS,
+    DRAWS,
+    Observations,
+    Simulated,
+)
+from ppl_ext.calibrate.calibration import Calibration
+from ppl_ext.check.source import Source, source_of
+from ppl_ext.documented import documented
+from ppl_ext.errors import HeldParameterWarning
+from ppl_ext.fit.fit import Fit
+from pyro_ext.check import of_host
+from pyro_ext.density import LogDensity
+from pyro_ext.density.replay import replay
+from pyro_ext.density.simulate import one_run, prior_draws
+from pyro_ext.fit import fit
+
+
+@documented(
+    CALIBRATE_DOCUMENTATION,
+    host="Pyro",
+    randomness="seed : int\n        Of the random numbers; see below.",
+    arguments="the model's arguments,",
+    sources="what :func:`check` takes: a fit, an engine, ``svi`` or its guide, ``mcmc``",
+)
+def calibrate(
+    model: Callable[..., Any],
+    *args: Any,
+    fit_function: Callable[..., Any] | None = None,
+    num_data_sets: int = DATA_SETS,
+    num_draws: int = DRAWS,
+    observed: Mapping[str, str] | None = None,
+    seed: int = 0,
+    progress_bar: bool = True,
+    **kwargs: Any,
+) -> Calibration:
+    """Simulation-based calibration of a way to fit a model."""
+    shared.check_options(fit_function, num_data_sets, num_draws, observed, progress_bar)
+    generator = np.random.default_rng(seed)
+    run, prior, new, *fits = map(int, generator.integers(2**31, size=3 + num_data_sets))
+    observations = Observations(model, args, kwargs, observed)
+    drawn, factors = one_run(model, run, args, kwargs)
+    args, kwargs = observations.with_placeholders(drawn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HeldParameterWarning)
+        target = LogDensity(model, args, kwargs)
+    local = target.local_sites if target.plates else ()
+    shared.check_can_be_simulated(factors, target.parameter_sites, local)
+    data = target.bind(*args, **kwargs)
+    truths = prior_draws(model, prior, target.layout.names, num_data_sets, args, kwargs)
+    found = replay(target, truths, data, groups=["predictive", "observed"], seed=new)
+    observations.find(found.observed, _as_array)
+
+    def arguments(number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        values = {
+            argument: _like(found.predictive[site][number], observations.named[argument])
+            for site, argument in observations.places.items()
+        }
+        return observations.with_values(values)
+
+    def fitted(number: int) -> tuple[Source, str | None]:
+        args, kwargs = arguments(number)
+        if fit_function is None:
+            given: Any = fit(model, *args, seed=fits[number], progress_bar=False, **kwargs)
+        else:
+            given = fit_function(*args, **kwargs)
+        level = given.verdict.level if isinstance(given, Fit) else None
+        own = fits[number]
+        return source_of(given, lambda each: of_host(each, model, args, kwargs, own)), level
+
+    def likelihood(number: int, draws: dict[str, np.ndarray]) -> np.ndarray:
+        args, kwargs = arguments(number)
+        bound = target.bind(*args, **kwargs)
+        values = {name: torch.as_tensor(each, dtype=target.dtype) for name, each in draws.items()}
+        with torch.no_grad():
+            positions = target.unconstrain(values, bound)
+            return target.full_log_prior_and_likelihood(positions, bound)[1].cpu().numpy()
+
+    simulated = Simulated(
+        truths,
+        fitted,
+        likelihood,
+        {name: site.plates for name, site in found.sites.items()},
+        found.plate_sizes,
+    )
+    return shared.calibrate(simulated, generator, num_draws, progress_bar)
+
+
+def _as_array(value: Any) -> np.ndarray | None:
+    if isinstance(value, Tensor):
+        return value.detach().cpu().numpy()
+    return value if isinstance(value, np.ndarray) else None
+
+
+def _like(value: np.ndarray, given: Any) -> Any:
+    """New observations in the form of the old ones."""
+    shaped = value.reshape(np.shape(given))
+    if isinstance(given, Tensor):
+        return torch.as_tensor(shaped).to(given)
+    return shaped.astype(given.dtype)
