@@ -126,6 +126,18 @@ def test_batches_that_come_together_are_those_that_come_alone(monkeypatch: Any) 
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_batches_are_the_same_again_until_they_are_taken(monkeypatch: Any) -> None:
+    monkeypatch.setattr("ppl_ext.batches.stream._PATIENCE", 10.0)
+    with stream_of(Again(), together=4) as stream:
+        stream.first()
+        for number in range(3):
+            for _ in range(2):
+                found = [each.args[0] for each in stream.several(4)]
+                expected = X[number * BATCH : (number + 4) * BATCH].reshape(4, BATCH, 2)
+                np.testing.assert_array_equal(found, expected)
+            stream.taken()
+
+
 def test_a_place_among_batches_that_came_together_is_found_again() -> None:
     with stream_of(ByEpoch(size=10)) as stream:
         stream.first()
