@@ -1430,12 +1430,6 @@ def _sharding() -> Iterator[Mutation]:
             "return Sharding(mesh, particles, rows, exchange=exchange, timeout=timeout)",
             "return Sharding(mesh, particles, rows, timeout=timeout)",
         ),
-        (
-            "a loaded state lies as it was saved",
-            "engine.py",
-            "self._bound = bound\n        return self._laid(bound.plan, state)",
-            "self._bound = bound\n        return state",
-        ),
     ]:
         yield from numpyro(name, file, old, new, "numpyro_ext/test_sharding")
 
@@ -1523,8 +1517,8 @@ def _batches() -> Iterator[Mutation]:
         (
             "arguments of all steps are stacked",
             "density/batches.py",
-            "own = tuple(any(array is leaf for leaf in leaves) for array in data.arrays)",
-            "own = tuple(True for array in data.arrays)",
+            "_stacked([each[i] for each in parts], size) if own[i] else array",
+            "_stacked([each[i] for each in parts], size)",
         ),
         (
             "a block is never used up",

@@ -18,7 +18,7 @@ from numpyro_ext.programs import Loop
 from ppl_ext.batches.batch import Batch
 from ppl_ext.errors import EvaluationWarning, NonFiniteError
 from tests.backends import backend_of, use_float64
-from tests.batches_support import ROWS, Again, X, by_argument
+from tests.batches_support import ROWS, Again, X, Y, by_argument
 
 use_float64()
 
@@ -68,6 +68,18 @@ def test_small_blocks_give_what_large_ones_do(monkeypatch: Any, size: int) -> No
         particles = each.state.algorithm, found[0].state.algorithm
         for ours, theirs in zip(*map(jax.tree.leaves, particles), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-13)
+
+
+def test_what_is_the_same_for_all_batches_goes_to_each() -> None:
+    def model(x: Any, y: Any, shift: Any) -> None:
+        w = numpyro.sample("w", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+        with numpyro.plate("N", ROWS, subsample_size=len(x)):
+            numpyro.sample("y", dist.Normal(x @ w + shift, 1.0), obs=y)
+
+    engine = nx.SVGD(model, Adam(0.05), num_particles=3)
+    ours = run(engine, 20, Again(size=10), shift=np.array(0.7))
+    theirs = run(engine_of(), 20, Again(size=10, y=Y - 0.7))
+    np.testing.assert_allclose(ours.losses, theirs.losses, rtol=1e-11)
 
 
 def test_a_broken_step_in_the_midst_of_a_block_keeps_those_before_it() -> None:
