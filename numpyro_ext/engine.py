@@ -46,7 +46,7 @@ from jax import Array, lax, random
 from jaxtyping import Bool, Float, Int, UInt8, UInt32
 
 from numpyro_ext.density import Data, LogDensity
-from numpyro_ext.density.batches import place
+from numpyro_ext.density.batches import Block, Rest, placed, together
 from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.draws import check_key
 from numpyro_ext.gradients import GradientEstimator, default_estimator
@@ -55,11 +55,12 @@ from numpyro_ext.programs import Loop, Program
 from numpyro_ext.sharding import Sharding, on_own_axes
 from numpyro_ext.start import GUIDE_FORM, is_guide, started
 from ppl_ext import state_files
+from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import check_not_shared
 from ppl_ext.batches.stream import Stream, check_no_arguments
 from ppl_ext.best import Best, warn_if_lost
 from ppl_ext.engine import EngineShell
-from ppl_ext.errors import ArgumentError, HeldParameterWarning, RankLostError
+from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError, RankLostError
 from ppl_ext.fingerprint import Digest, numbers_of
 from ppl_ext.options import described
 from ppl_ext.process import hold, release, swapped
@@ -79,7 +80,7 @@ def _reading(verb: Callable[..., Any]) -> Callable[..., Any]:
         check_no_arguments(args[2:], self.sharding)
         where = getattr(options.get("init_state"), "batches", None)
         saved = None if where is None else bytes(where).decode()
-        with Stream(batches, place, saved) as stream:
+        with Stream(batches, placed, saved, together) as stream:
             return verb(self, *args, batches=stream, **options)
 
     return reading
@@ -586,14 +587,18 @@ class Engine(EngineShell, ABC):
         plan: Plan,
         advance: Callable[..., Any],
         state: EngineState,
-        data: Data,
+        data: Data | Rest,
         count: Array,
     ) -> _Steps:
         """``count`` steps; with ``on_nonfinite="raise"`` only up to the first broken one.
 
         ``advance`` is compiled already, so that the step is traced once for all its uses.
         """
-        shown = jax.eval_shape(advance, state, data)
+
+        def data_of(step: Array) -> Data:
+            return data.at(step) if isinstance(data, Rest) else data
+
+        shown = jax.eval_shape(lambda: advance(state, data_of(jnp.asarray(0, jnp.int32))))
         losses = jnp.full((LARGEST_PIECE,), jnp.nan, shown.loss.dtype)
         info = {name: jnp.zeros((LARGEST_PIECE,), each.dtype) for name, each in shown.info.items()}
         stop_when_broken = self.on_nonfinite == "raise"
@@ -604,7 +609,7 @@ class Engine(EngineShell, ABC):
 
         def step(steps: _Steps) -> _Steps:
             taken, state = steps.taken, steps.state
-            advanced, loss, found, finite = advance(state, data)
+            advanced, loss, found, finite = advance(state, data_of(taken))
             losses = steps.losses.at[taken].set(loss)
             info = {name: each.at[taken].set(found[name]) for name, each in steps.info.items()}
             if stop_when_broken:
@@ -820,39 +825,52 @@ class Engine(EngineShell, ABC):
         # The compiled loop takes its state over, so it gets one that nobody else holds.
         state = self._copied(bound.plan, state, np.int32(cadence.last))
         position = int(state.step)
+        block: Block | None = None
 
         def present() -> EngineState:
             saved = None if stream is None else stream.saved()
             text = reached if saved is None else np.frombuffer(saved.encode(), np.uint8)
             return state._replace(batches=text)
 
-        def take_batch(stream: Stream) -> Piece:
-            nonlocal bound
-            args, own = stream.next()
-            data = Data(args, {**kwargs, **own})
-            if data.signature() in forms:
-                data = bound.plan.target.bind(*data.args, **data.kwargs)
-            else:
-                bound, _ = self._bind_again(bound, data.args, data.kwargs, look=False)
-                data = bound.data
-                forms.add(data.signature())
-            self._bound = bound = replace(bound, data=data)
-            return take_whole(1)
+        def bind(batch: Batch) -> Data:
+            return bound.plan.target.bind(*batch.args, **{**kwargs, **batch.kwargs})
+
+        def take_batches(stream: Stream, most: int) -> Piece:
+            nonlocal bound, block
+            if block is None or not block.left:
+                batches = stream.several(cadence.last - position)
+                first = batches[0]
+                data = Data(first.args, {**kwargs, **first.kwargs})
+                if data.signature() not in forms:
+                    data = data.on_device()
+                    bound, _ = self._bind_again(bound, data.args, data.kwargs, look=False)
+                    forms.add(data.signature())
+                block = Block(batches, bind, stream.together if first.rows == stream.rows else 1)
+                if data.signature() != bound.data.signature():
+                    self._bound = bound = replace(bound, data=block.data())
+            return take_whole(min(most, block.left))
 
         def take_whole(count: int) -> Piece:
-            nonlocal state, position
+            nonlocal state, position, bound
             if self.sharding is not None:
                 # Processes that are not equally quick would cut a run in other places.
                 count = int(self.sharding.agreed(count, f"step {position}"))
             hold()
             try:
-                found: _Steps = bound.chunk(position, count, state, bound.data)
+                data = bound.data if block is None else block.rest()
+                like = (state, bound.data) if isinstance(data, Rest) else None
+                found: _Steps = bound.chunk(position, count, state, data, like=like)
                 done, finite = int(found.taken), bool(found.finite)
                 state = found.state
                 broken = not finite and self.on_nonfinite == "raise"
                 position += done
-                if stream is not None and not broken:
-                    stream.taken(finite)
+                losses = np.asarray(found.losses)[:done].copy()
+                if block is not None and stream is not None:
+                    # That of the last step, to which an error belongs.
+                    self._bound = bound = replace(bound, data=block.data(done - 1))
+                    for loss in losses[: done - broken]:
+                        stream.taken(bool(np.isfinite(loss)))
+                    block.take(done - broken)
             except jax.errors.JaxRuntimeError as error:
                 if self.sharding is None or not self.sharding.has_processes:
                     raise
@@ -864,16 +882,21 @@ class Engine(EngineShell, ABC):
                 raise self._nonfinite_error(int(state.step) + 1, present())
             # Copies: views would keep the memory of the largest piece for each to the end.
             info = {name: np.asarray(value)[:done].copy() for name, value in found.info.items()}
-            return Piece(np.asarray(found.losses)[:done].copy(), info, int(state.skipped))
+            return Piece(losses, info, int(state.skipped))
 
         def take(count: int) -> Piece:
             if stream is None:
                 return take_whole(count)
+            pieces: list[Piece] = []
             try:
-                return joined([take_batch(stream) for _ in range(count)])
+                while count > 0:
+                    pieces.append(take_batches(stream, count))
+                    count -= len(pieces[-1].losses)
             except BaseException as error:
-                stream.tell(error)
+                known = isinstance(error, NonFiniteError)
+                stream.tell(error, 1 if block is None or known else min(count, block.left))
                 raise
+            return joined(pieces)
 
         def save() -> None:
             if checkpoint is not None:

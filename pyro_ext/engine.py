@@ -90,7 +90,8 @@ def _reading(verb: Callable[..., RunResult]) -> Callable[..., RunResult]:
         check_no_arguments(args[1:], self.sharding)
         where = self._place if self._pending is None else self._pending[1]["batches"]
         try:
-            with Stream(batches, placing(self.dtype), where) as self._stream:
+            place = placing(self.dtype)
+            with Stream(batches, lambda batch: batch.map(place), where) as self._stream:
                 return verb(self, *args, batches=batches, **options)
         finally:
             if self._stream is not None and self._pending is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,16 +18,128 @@ from numpyro_ext.density.layout import Data
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes, total_rows
 
+#: Batches that one compiled loop takes at most, and their bytes.
+MOST_TOGETHER, MOST_BYTES = 128, 2**24
+#: Bytes at a multiple of which an array lies that JAX takes over as it is, on processors.
+_ALIGNED = 64
+
 
 def on_host(leaf: Any) -> np.ndarray:
     """An array of a loader as one of NumPy's of its own, in JAX's precision."""
-    array = np.array(np.asarray(leaf.detach().cpu() if hasattr(leaf, "detach") else leaf))
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    array = np.asarray(leaf.detach().cpu() if hasattr(leaf, "detach") else leaf)
+    return np.array(array, jax.dtypes.canonicalize_dtype(array.dtype), order="C")
 
 
 def place(leaf: Any) -> Array:
     """An array of a loader on JAX's device."""
     return jax.device_put(on_host(leaf))
+
+
+def placed(batch: Batch) -> Batch:
+    """A batch of a loader as arrays of its own: on JAX's device, unless a block is made of it."""
+    batch = batch.map(on_host)
+    return batch if together(batch) > 1 else batch.map(jax.device_put)
+
+
+def together(batch: Batch) -> int:
+    """How many batches of a form one compiled loop takes at most."""
+    size = sum(leaf.nbytes for _, leaf in batch.leaves())
+    return max(1, min(MOST_TOGETHER, MOST_BYTES // max(size, 1)))
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["data", "first"], meta_fields=["own"])
+@dataclass(frozen=True)
+class Rest:
+    """Arguments of steps that follow each other, an argument of a compiled loop.
+
+    Parameters
+    ----------
+    data : Data
+        Where ``own`` says so, arrays have the batches along their first axis.
+    first : int array
+        The batch of the first step.
+    own : tuple of bool
+    """
+
+    data: Data
+    first: Any
+    own: tuple[bool, ...]
+
+    def at(self, step: Array) -> Data:
+        """Arguments of one of the steps, by number."""
+        arrays = tuple(
+            lax.dynamic_index_in_dim(array, self.first + step, keepdims=False) if own else array
+            for array, own in zip(self.data.arrays, self.own, strict=True)
+        )
+        # Not fused with the step, which is then compiled as for arrays that lie there already.
+        return self.data.with_arrays(lax.optimization_barrier(arrays))
+
+
+class Block:
+    """Batches of one size that are stacked, so that one compiled loop takes all of them.
+
+    The stack always has the same size, whatever was read in time, so that the same program takes
+    every step. Batches that cannot be stacked are taken one by one.
+
+    Parameters
+    ----------
+    batches : list of Batch
+    bind : callable
+        Makes a batch the model's arguments.
+    size : int
+        Batches in a stack; one where none is to be made.
+    """
+
+    def __init__(self, batches: list[Batch], bind: Callable[[Batch], Data], size: int) -> None:
+        self._bind, self._batches, self._taken = bind, batches, 0
+        self._known: tuple[int, Data] | None = None
+        leaves = [leaf for _, leaf in batches[0].leaves()]
+        data = bind(batches[0])
+        own = tuple(any(array is leaf for leaf in leaves) for array in data.arrays)
+        self._stack: Rest | None = None
+        # Arguments that are held as constants are no arrays of the program.
+        if size > 1 and sum(own) == len(leaves):
+            parts = [bind(each).arrays for each in batches]
+            arrays = tuple(
+                _stacked([each[i] for each in parts], size) if own[i] else array
+                for i, array in enumerate(data.arrays)
+            )
+            self._stack = Rest(data.with_arrays(arrays).on_device(), np.int32(0), own)
+
+    @property
+    def left(self) -> int:
+        """Batches that one loop may take now."""
+        left = len(self._batches) - self._taken
+        return left if self._stack is not None else min(left, 1)
+
+    def data(self, number: int = 0) -> Data:
+        """Arguments of one of the batches that are left."""
+        number += self._taken
+        if self._known is None or self._known[0] != number:
+            self._known = number, self._bind(self._batches[number]).on_device()
+        return self._known[1]
+
+    def rest(self) -> Data | Rest:
+        """What a compiled loop takes: arguments of one step, or of all that are left."""
+        if self._stack is None:
+            return self.data()
+        return Rest(self._stack.data, np.int32(self._taken), self._stack.own)
+
+    def take(self, number: int) -> None:
+        """The next so many were taken."""
+        self._taken += number
+
+
+def _stacked(arrays: list[Any], size: int) -> np.ndarray:
+    """Arrays along a new first axis of a length, the end of which holds nothing."""
+    first = arrays[0]
+    length = size * first.nbytes
+    memory = np.empty(length + _ALIGNED, np.uint8)
+    start = -memory.ctypes.data % _ALIGNED
+    stack = memory[start : start + length].view(first.dtype).reshape(size, *first.shape)
+    for i, array in enumerate(arrays):
+        stack[i] = array
+    return stack
 
 
 class _Reader:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -28,22 +28,31 @@ class Failure:
 _END = object()
 
 
-def prefetched(items: Iterator[Item]) -> Generator[Item, None, None]:
+def prefetched(
+    items: Iterator[Item], ahead: Callable[[Item], int] | None = None
+) -> Generator[Item, None, None]:
     """The same items, read ahead by a thread, which ends with the generator.
 
     Close the generator to end it early. An exception of the iterator comes after the items before
     it. Ctrl-C reaches the caller alone.
+
+    Parameters
+    ----------
+    items : iterator
+    ahead : callable, optional
+        Asked with the first item how many may wait, where they are more than ``AHEAD``.
     """
-    waiting: queue.Queue[Any] = queue.Queue(AHEAD)
-    stopped = threading.Event()
+    waiting: queue.Queue[Any] = queue.Queue()
+    free, stopped = threading.Semaphore(AHEAD), threading.Event()
     thread = threading.Thread(
-        target=_read, args=(items, waiting, stopped), name="batches", daemon=True
+        target=_read, args=(items, ahead, waiting, free, stopped), name="batches", daemon=True
     )
     del items  # the thread's alone, so that it ends with the thread
     try:
         thread.start()
         while True:
             found = waiting.get()
+            free.release()
             if found is _END:
                 return
             if isinstance(found, Failure):
@@ -58,15 +67,24 @@ def prefetched(items: Iterator[Item]) -> Generator[Item, None, None]:
             thread.join(_PATIENCE)
 
 
-def _read(items: Iterator[Any], waiting: queue.Queue[Any], stopped: threading.Event) -> None:
+def _read(
+    items: Iterator[Any],
+    ahead: Callable[[Any], int] | None,
+    waiting: queue.Queue[Any],
+    free: threading.Semaphore,
+    stopped: threading.Event,
+) -> None:
     def put(item: Any) -> None:
         while not stopped.is_set():
-            with contextlib.suppress(queue.Full):
-                waiting.put(item, timeout=_LOOK)
+            if free.acquire(timeout=_LOOK):
+                waiting.put(item)
                 return
 
     try:
-        for item in items:
+        for number, item in enumerate(items):
+            if number == 0 and ahead is not None:
+                for _ in range(AHEAD, ahead(item)):
+                    free.release()
             put(item)
             if stopped.is_set():
                 break

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
@@ -15,6 +17,8 @@ from ppl_ext.errors import ArgumentError, BatchWarning, ResumeWarning
 
 #: Batches that a warning names at most.
 _NAMED = 5
+#: Seconds that batches which are to be taken together wait for each other.
+_PATIENCE = 0.02
 
 
 class _Item(NamedTuple):
@@ -54,10 +58,12 @@ class Stream:
     loader : iterable
         Gives tuples of the model's arguments, or mappings from their names.
     place : callable
-        Makes an array that a loader gives one of the package's, on its device. It copies, since a
-        loader may use its memory again.
+        Makes a batch that a loader gives one of the package's arrays. It copies, since a loader
+        may use its memory again.
     saved : str, optional
         The place after the last batch of an earlier run, as :meth:`saved` says it.
+    together : callable, optional
+        Says of a batch how many like it are taken together at most. Default: one.
 
     Raises
     ------
@@ -71,16 +77,25 @@ class Stream:
     """
 
     def __init__(
-        self, loader: Iterable[Any], place: Callable[[Any], Any], saved: str | None = None
+        self,
+        loader: Iterable[Any],
+        place: Callable[[Batch], Batch],
+        saved: str | None = None,
+        together: Callable[[Batch], int] = lambda _: 1,
     ) -> None:
         self.order = Order(loader)
         self._place = place
         self._saved = saved
+        self._together = together
+        #: How many batches of the usual size are taken together at most, once there is one.
+        self.together = 1
         self._sizes: list[int] = []
         self._form: dict[str, str] = {}
         self._plates: list[int] = []
         self._items: Generator[_Item, None, None] | None = None
-        self._next: _Item | None = None
+        # What was read and not yet taken, and an error that came after it.
+        self._waiting: deque[_Item] = deque()
+        self._failure: Exception | None = None
         self._latest: _Item | None = None
         self._skipped: list[tuple[int, int]] = []
 
@@ -92,14 +107,15 @@ class Stream:
         # Processes of a DataLoader read ahead by themselves. They must not be forked by a thread
         # while another one computes, whose locks they would hold for ever.
         forks = bool(getattr(self.order.loader, "num_workers", 0))
-        self._items = items if forks else prefetched(items)
+        self._items = items if forks else prefetched(items, lambda item: self._together(item.batch))
         try:
             item = next(self._items)
             encoded(item.state)  # what cannot be saved is told before there is anything to lose
         except BaseException:
             self._items.close()
             raise
-        self._next, self._form = item, item.batch.form()
+        self._waiting.append(item)
+        self._form = item.batch.form()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -152,7 +168,7 @@ class Stream:
         return order.begin(epoch + 1), epoch + 1, 0, 0
 
     def _placed(self, given: Any) -> Batch:
-        return as_batch(given).map(self._place)
+        return self._place(as_batch(given))
 
     def _read(
         self, iterator: Iterator[Any], epoch: int, number: int, rows: int
@@ -180,15 +196,21 @@ class Stream:
             whole, epoch, number, rows = rows, epoch + 1, 0, 0
             iterator = self.order.begin(epoch)
 
+    @property
+    def rows(self) -> int:
+        """Rows of a batch of the usual size, once there is one."""
+        return self._sizes[0]
+
     # -- the model's plates ----------------------------------------------------------------------
 
     def first(self) -> Batch:
         """A batch of the usual size, by which the model is met; it is not taken."""
-        assert self._next is not None
-        batch = self._next.batch
+        batch = self._waiting[0].batch
         if not self._sizes:
             self._sizes = [batch.rows]
-        return batch.of_size(self._sizes[0])
+        batch = batch.of_size(self._sizes[0])
+        self.together = self._together(batch)
+        return batch
 
     def check_target(self, target: Any) -> None:
         """See that a model takes batches as arguments, whose rows its plate counts.
@@ -247,10 +269,47 @@ class Stream:
         ArgumentError
             The loader has ended, or gives batches of another form or number of rows.
         """
-        if self._next is None:
-            assert self._items is not None
-            self._next = next(self._items)
-        item = self._next
+        if not self._waiting:
+            self._fetch()
+        return self._checked(self._waiting[0])
+
+    def several(self, most: int) -> list[Batch]:
+        """The next batches, at most so many: of the usual size, and as many as come soon.
+
+        One of another size comes alone. An error that comes after some is raised when these were
+        taken, and they are the same again until :meth:`taken`.
+
+        Raises
+        ------
+        ArgumentError
+            See :meth:`next`.
+        """
+        found, until = [self.next()], time.monotonic() + _PATIENCE
+        most = min(most, self.together) if found[0].rows == self._sizes[0] else 1
+        while len(found) < most and time.monotonic() < until:
+            try:
+                if len(found) == len(self._waiting):
+                    self._fetch()
+                item = self._waiting[len(found)]
+                if item.batch.rows != found[0].rows:
+                    break
+                found.append(self._checked(item))
+            except Exception:  # noqa: BLE001 raised again when its turn comes
+                break
+        return found
+
+    def _fetch(self) -> None:
+        """Wait for one more batch; an error is raised whenever there is none."""
+        assert self._items is not None
+        if self._failure is None:
+            try:
+                self._waiting.append(next(self._items))
+                return
+            except Exception as error:  # noqa: BLE001 raised below, and again
+                self._failure = error
+        raise self._failure
+
+    def _checked(self, item: _Item) -> Batch:
         batch, number = item.batch, item.number - 1
         check_form(batch, self._form, number, item.epoch)
         if batch.rows not in self._sizes:
@@ -276,21 +335,22 @@ class Stream:
 
     def taken(self, finite: bool = True) -> None:
         """The step of the next batch was taken: what comes is after it."""
-        assert self._next is not None
+        self._latest = self._waiting.popleft()
         if not finite:
-            self._skipped.append((self._next.epoch, self._next.number - 1))
-        self._latest, self._next = self._next, None
+            self._skipped.append((self._latest.epoch, self._latest.number - 1))
 
-    def tell(self, error: BaseException) -> None:
-        """Let an exception say which batch it came with."""
+    def tell(self, error: BaseException, among: int = 1) -> None:
+        """Let an exception say which batch it came with, or ``among`` how many from which on."""
         if not isinstance(error, Exception):
             return
-        if self._next is None:
+        if not self._waiting:
             after = self._latest
             where = "before the first batch" if after is None else f"after {self._name(after)}"
             error.add_note(f"It came from the loader, {where}.")
         else:
-            error.add_note(f"It came with {self._name(self._next)}.")
+            others = min(among, len(self._waiting)) - 1
+            tail = f", or with one of the {others} after it" if others > 0 else ""
+            error.add_note(f"It came with {self._name(self._waiting[0])}{tail}.")
 
     @staticmethod
     def _name(item: _Item) -> str:

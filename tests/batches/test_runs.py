@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,26 @@ def test_a_run_goes_on_to_the_bit(backend: Any, tmp_path: Path, loader: Any) -> 
         assert loaded.bits(again, found) == expected
         if backend.is_pyro:
             assert again.gradient_evaluations == pytest.approx(whole.gradient_evaluations)
+
+
+def test_how_soon_batches_come_changes_no_bit(backend: Any) -> None:
+    """Alone or many at once, in pieces of one step or of many; the last arguments are kept."""
+
+    class Slow(Again):
+        def __iter__(self) -> Any:
+            for batch in super().__iter__():
+                time.sleep(0.03)
+                yield batch
+
+    steps, found = 13, []
+    for kind, every in ((Again, 100), (Again, 1), (Slow, 100)):
+        engine = make(backend)
+        loaded = Loaded(backend, lambda kind=kind: kind(size=10))
+        options = {"callback": lambda *_: None, "callback_every": every}
+        state, run = loaded.run(engine, steps, start="host", **options)
+        found.append((loaded.bits(engine, state), np.asarray(run.losses).tobytes()))
+        np.testing.assert_array_equal(backend.numpy(engine.data.args[0]), X[20:30])
+    assert found[0] == found[1] == found[2]
 
 
 # -- faults ------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from ppl_ext.batches.passes import Passes
 from ppl_ext.batches.prefetch import AHEAD, prefetched
 from ppl_ext.batches.stream import Stream
 from ppl_ext.errors import ArgumentError, ResumeWarning
-from tests.batches_support import BATCH, RESUMED, ROWS, Again, X, Y, of_torch
+from tests.batches_support import BATCH, RESUMED, ROWS, Again, ByEpoch, X, Y, of_torch
 
 OURS = "batches"
 
@@ -39,8 +39,8 @@ def copied(leaf: Any) -> np.ndarray:
     return np.array(np.asarray(leaf))
 
 
-def stream_of(loader: Any, saved: str | None = None) -> Stream:
-    stream = Stream(loader, copied, saved)
+def stream_of(loader: Any, saved: str | None = None, together: int = 1) -> Stream:
+    stream = Stream(loader, lambda batch: batch.map(copied), saved, lambda _: together)
     stream._plates = [ROWS]
     return stream
 
@@ -78,6 +78,120 @@ def test_it_reads_a_little_ahead_and_ends_with_its_caller() -> None:
     assert 4 <= len(read) <= 3 + AHEAD + 1
     items.close()
     assert not readers()
+
+
+def test_more_items_wait_where_the_first_says_so() -> None:
+    read: list[int] = []
+
+    def endless() -> Iterator[int]:
+        while True:
+            read.append(len(read))
+            yield read[-1]
+
+    items = prefetched(endless(), lambda first: 7 + first)
+    assert next(items) == 0
+    deadline = time.monotonic() + 5
+    while len(read) < 9 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert len(read) == 1 + 7 + 1
+    items.close()
+
+
+# -- several at once ---------------------------------------------------------------------------
+
+
+def grouped(stream: Stream, number: int, most: int) -> list[list[np.ndarray]]:
+    """The first arguments of so many batches, as they come together; they are taken."""
+    found: list[list[np.ndarray]] = []
+    while sum(map(len, found)) < number:
+        batches = stream.several(min(most, number - sum(map(len, found))))
+        found.append([np.asarray(each.args[0]) for each in batches])
+        for _ in batches:
+            stream.taken()
+    return found
+
+
+def test_batches_that_come_together_are_those_that_come_alone(monkeypatch: Any) -> None:
+    """At most so many, and one of another size alone."""
+    monkeypatch.setattr("ppl_ext.batches.stream._PATIENCE", 10.0)
+    with stream_of(ByEpoch(size=10)) as stream:
+        stream.first()
+        alone = taken(stream, 17)
+    with stream_of(ByEpoch(size=10), together=3) as stream:
+        stream.first()
+        groups = grouped(stream, 17, 100)
+    assert [len(each) for each in groups] == [3, 1, 1, 3, 1, 1, 3, 1, 1, 2]
+    for ours, theirs in zip([each for group in groups for each in group], alone, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_batches_are_the_same_again_until_they_are_taken(monkeypatch: Any) -> None:
+    monkeypatch.setattr("ppl_ext.batches.stream._PATIENCE", 10.0)
+    with stream_of(Again(), together=4) as stream:
+        stream.first()
+        for number in range(3):
+            for _ in range(2):
+                found = [each.args[0] for each in stream.several(4)]
+                expected = X[number * BATCH : (number + 4) * BATCH].reshape(4, BATCH, 2)
+                np.testing.assert_array_equal(found, expected)
+            stream.taken()
+
+
+def test_a_place_among_batches_that_came_together_is_found_again() -> None:
+    with stream_of(ByEpoch(size=10)) as stream:
+        stream.first()
+        whole = taken(stream, 12)
+    for cut in range(1, 9):
+        with stream_of(ByEpoch(size=10), together=8) as stream:
+            stream.first()
+            left = cut
+            while left:
+                for _ in stream.several(8)[:left]:
+                    stream.taken()
+                    left -= 1
+            saved = stream.saved()
+        with stream_of(ByEpoch(size=10), saved, together=8) as stream:
+            stream.first()
+            after = [each for group in grouped(stream, 12 - cut, 8) for each in group]
+        for ours, theirs in zip(after, whole[cut:], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_batches_do_not_wait_long_for_others() -> None:
+    class Slow(Again):
+        def __iter__(self) -> Iterator[Any]:
+            for batch in super().__iter__():
+                time.sleep(0.1)
+                yield batch
+
+    with stream_of(Slow(), together=6) as stream:
+        stream.first()
+        started = time.monotonic()
+        assert len(stream.several(6)) <= 2
+        assert time.monotonic() - started < 0.5
+
+
+@pytest.mark.parametrize("kind", ["the loader", "the form"])
+def test_an_error_among_several_comes_after_those_before_it(monkeypatch: Any, kind: str) -> None:
+    monkeypatch.setattr("ppl_ext.batches.stream._PATIENCE", 10.0)
+
+    def breaks() -> Iterator[Any]:
+        for number, (x, y) in enumerate(Again()):
+            if number == 3 and kind == "the loader":
+                raise OSError("the disk is gone")
+            yield (x, y) if number < 3 else (x, y > 0)
+
+    with stream_of(breaks(), together=8) as stream:
+        stream.first()
+        assert [len(each) for each in grouped(stream, 3, 8)] == [3]
+        error, words = {
+            "the loader": (OSError, "the disk is gone"),
+            "the form": (ArgumentError, "batch 3 of epoch 0 has"),
+        }[kind]
+        for _ in range(2):
+            with pytest.raises(error, match=words):
+                stream.several(8)
 
 
 # -- places ------------------------------------------------------------------------------------
@@ -129,7 +243,7 @@ def test_where_the_order_cannot_be_known_it_is_said(loader: Any, words: str) -> 
     with pytest.warns(ResumeWarning, match=words), stream_of(loader(), saved) as stream:
         stream.first()
         stream.next()
-        assert stream._next is not None and stream._next.epoch == 1
+        assert stream._waiting[0].epoch == 1
 
 
 def test_a_run_between_batches_is_saved_before_the_batch_that_failed() -> None:

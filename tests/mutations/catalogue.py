@@ -1399,6 +1399,147 @@ def _sharding() -> Iterator[Mutation]:
         ),
     ]:
         yield from pyro(name, file, old, new, "sharding")
+    for name, file, old, new in [
+        (
+            "particles are whole on every device",
+            "sharding.py",
+            "named = NamedSharding(self._auto, PartitionSpec(self.particles))",
+            "named = NamedSharding(self._auto, PartitionSpec())",
+        ),
+        (
+            "all particles in place of some coordinates",
+            "sharding.py",
+            'if self.exchange == "all-gather" or self.particles is None:',
+            "if True:",
+        ),
+        (
+            "axes of the mesh stay explicit",
+            "sharding.py",
+            "kinds = (AxisType.Auto,) * len(mesh.axis_names)",
+            "kinds = mesh.axis_types",
+        ),
+        (
+            "rows of arguments are whole on every device",
+            "sharding.py",
+            "else _laid(array, named) if is_even",
+            "else self._whole(array) if is_even",
+        ),
+        (
+            "a pickled sharding forgets its exchange",
+            "sharding.py",
+            "return Sharding(mesh, particles, rows, exchange=exchange, timeout=timeout)",
+            "return Sharding(mesh, particles, rows, timeout=timeout)",
+        ),
+    ]:
+        yield from numpyro(name, file, old, new, "numpyro_ext/test_sharding")
+
+
+def _batches() -> Iterator[Mutation]:
+    for name, file, old, new in [
+        (
+            "the batch that was read last comes first",
+            "stream.py",
+            "item = self._waiting[len(found)]",
+            "item = self._waiting[-1]",
+        ),
+        (
+            "the place after the last batch that was read",
+            "stream.py",
+            "self._latest = self._waiting.popleft()",
+            "self._latest = self._waiting.pop()",
+        ),
+        (
+            "batches of two sizes together",
+            "stream.py",
+            "if item.batch.rows != found[0].rows:",
+            "if False:",
+        ),
+        (
+            "batches wait for others without end",
+            "stream.py",
+            "while len(found) < most and time.monotonic() < until:",
+            "while len(found) < most:",
+        ),
+        (
+            "a resumed epoch begins at its first batch",
+            "order.py",
+            "return iterator, batches",
+            "return iterator, 0",
+        ),
+        (
+            "generators go on from where they are",
+            "order.py",
+            "self._before = [each.get_state() for each in self._generators]",
+            "self._before = []",
+        ),
+        (
+            "batches are known by their shapes alone",
+            "batch.py",
+            "digest.update(np.ascontiguousarray(part).tobytes())",
+            "digest.update(bytes(len(part)))",
+        ),
+        (
+            "rows that are left over are the first again",
+            "passes.py",
+            "kept = [_part(whole, rows, rows + number)]",
+            "kept = [_part(whole, 0, number)]",
+        ),
+    ]:
+        yield from neutral(name, f"batches/{file}", old, new, "batches/test_streams")
+    yield from neutral(
+        "a skipped batch is told by the next one's number",
+        "batches/stream.py",
+        "self._skipped.append((self._latest.epoch, self._latest.number - 1))",
+        "self._skipped.append((self._latest.epoch, self._latest.number))",
+        "batches/test_runs",
+    )
+    yield from both(
+        "batches of a pass count as all rows",
+        "density/batches.py",
+        "step(carry, rows / size, bound, number)",
+        "step(carry, 1.0, bound, number)",
+        "batches/test_runs",
+        pyro=("yield batch.rows / (size or first.rows), as_data", "yield 1.0, as_data"),
+    )
+    for name, file, old, new in [
+        (
+            "each piece begins with the first batch of a block",
+            "density/batches.py",
+            "self.first + step, keepdims",
+            "step, keepdims",
+        ),
+        (
+            "batches of a block in the opposite order",
+            "density/batches.py",
+            "stack[i] = array",
+            "stack[len(arrays) - 1 - i] = array",
+        ),
+        (
+            "arguments of all steps are stacked",
+            "density/batches.py",
+            "_stacked([each[i] for each in parts], size) if own[i] else array",
+            "_stacked([each[i] for each in parts], size)",
+        ),
+        (
+            "a block is never used up",
+            "engine.py",
+            "block.take(done - broken)",
+            "block.take(0)",
+        ),
+        (
+            "the batch of a broken step counts as taken",
+            "engine.py",
+            "for loss in losses[: done - broken]:",
+            "for loss in losses[:done]:",
+        ),
+        (
+            "arguments of a block's first step are kept",
+            "engine.py",
+            "data=block.data(done - 1))",
+            "data=block.data(0))",
+        ),
+    ]:
+        yield from numpyro(name, file, old, new, "numpyro_ext/test_batches batches/test_runs")
 
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -1419,4 +1560,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_networks(),
     *_settling(),
     *_sharding(),
+    *_batches(),
 )

@@ -185,6 +185,27 @@ def of_after(name: str, model: str, layout: str) -> dict[str, Any]:
     }
 
 
+def of_moved(name: str, model: str, layouts: str) -> dict[str, Any]:
+    """What comes after a state that was saved on one layout, there and on another."""
+    first, second = map(sharding, layouts.split(" to "))
+    engine, half = run(name, model, sharding=first)
+    engine.save(sys.argv[2], half.state)
+
+    def after(state: Any = None, **options: Any) -> Any:
+        other = engine if state is not None else ENGINES[name](MODELS[model], **options)
+        state = other.load(sys.argv[2], *data()) if state is None else state
+        kept = {"init_state": state, "progress_bar": False}
+        return other.run(jax.random.key(0), STEPS, *data(), **kept)
+
+    found = after(sharding=second)
+    own = {str(leaf.sharding.spec) for leaf in jax.tree.leaves(found.params)}
+    return {
+        "same layout": distance(after(sharding=first).params, after(half.state).params),
+        "other layout": distance(found.params, after().params),
+        "split": any("p" in spec for spec in own),
+    }
+
+
 def of_chains(name: str, model: str, layout: str) -> dict[str, Any]:
     """Chains of a kernel of stochastic gradient MCMC, against one device's."""
 
@@ -240,6 +261,7 @@ KINDS = {
     "step": of_step,
     "engine": of_engine,
     "after": of_after,
+    "moved": of_moved,
     "chains": of_chains,
     "fit": of_fit,
 }

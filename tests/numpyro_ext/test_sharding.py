@@ -20,6 +20,7 @@ import jax
 import pytest
 
 import numpyro_ext as nx
+from benchmarks.scaling.numpyro_runs import kill
 from tests.numpyro_ext.sharded import ENGINES, EXACT, LAYOUTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +66,7 @@ STEPS: dict[tuple[str, ...], float] = {
     ("step", "SVGD", "full", "p all-to-all"): 0.75,
     ("step", "DeepEnsemble", "full", "d"): 1.0,
 }
+MOVED: list[tuple[str, ...]] = [("moved", "SVGD", "batches", "pd to p all-to-all")]
 AFTER: list[tuple[str, ...]] = [
     ("after", "SVGD", "full", "pd all-to-all"),
     ("after", "ProximalScoreVI", "full", "d"),
@@ -92,7 +94,7 @@ def check(found: dict[str, Any], most: float) -> None:
 
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    return ran([*FAST, *STEPS], tmp_path_factory.mktemp("fast"))
+    return ran([*FAST, *STEPS, *MOVED], tmp_path_factory.mktemp("fast"))
 
 
 @pytest.mark.parametrize("case", FAST, ids="-".join)
@@ -103,6 +105,12 @@ def test_an_engine_of_each_kind_is_that_of_one_device(fast: Found, case: tuple[s
 def test_particles_lie_where_they_were_put(fast: Found) -> None:
     split = {case: fast[case]["split"] for case in FAST}
     assert split == {case: case[1] == "SVGD" for case in FAST}
+
+
+@pytest.mark.parametrize("case", MOVED, ids="-".join)
+def test_a_state_goes_on_on_another_layout(fast: Found, case: tuple[str, ...]) -> None:
+    check(fast[case], 1e-12)
+    assert fast[case]["same layout"] == 0.0 and fast[case]["split"]
 
 
 @pytest.mark.parametrize("case", STEPS, ids="-".join)
@@ -138,6 +146,14 @@ def test_states_figures_chains_and_fits_are_those_of_one_device(tmp_path: Path) 
         level = each.pop("level", ["", ""])
         assert level[0] == level[1]
         check(each, 1e-10)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_the_other_and_the_next_start_is_exact() -> None:
+    figures = kill(2, seed=1).figures
+    assert figures["kills"] == 2 and figures["ends"] >= 1
+    for name in ("late", "without a message", "not exact", "failed"):
+        assert figures[name] == 0, figures
 
 
 @pytest.mark.slow
