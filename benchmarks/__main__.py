@@ -74,6 +74,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmarks.scaling",
         "engines over many devices: equality, bytes of a step, predicted efficiency, write out/",
     ),
+    "vision": (
+        "benchmarks.vision",
+        "networks for images: cost of a step and predictions of seven methods",
+    ),
     "score-vi": ("benchmarks.score_vi", "minibatch scores, ours against ADVI, write out/"),
     "sgmcmc": ("benchmarks.sgmcmc", "stochastic gradient MCMC: speed, bias, modes, write out/"),
     "soak": (

@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("gradient", "fit", "nuts", "large"),
         default=["gradient", "fit", "large"],
     )
+    parser.add_argument("--append", action="store_true", help="keep the records that are there")
     parser.add_argument("--programs", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument(
         "--lengths", nargs="*", type=count, default=[50, 200, 1000], help="of long chains"

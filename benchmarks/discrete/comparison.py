@@ -21,6 +21,8 @@ from ppl_ext.chains.convergence import split_r_hat
 POSITIONS = 64
 #: Components and rows of a batch of the large mixture.
 COMPONENTS, BATCH = 10, 1000
+#: Figures of gradients, as ratios.
+BESIDE, MANY = "one beside the host's", "many beside one"
 #: Chains of a reference, and the entry of its file that has the discrete site.
 CHAINS, ASSIGNED = 4, "of the discrete site"
 
@@ -38,7 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     hosts = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
     path = arguments.out / "discrete.jsonl"
-    path.unlink(missing_ok=True)
+    if not arguments.append:
+        path.unlink(missing_ok=True)
     for name in hosts:
         host = host_of(name)
         for program in chosen if "gradient" in arguments.parts else ():
@@ -100,8 +103,8 @@ def _costs(cases: Any) -> dict[str, float]:
     found = {f"ms, {case}": 1e3 * float(np.median(each)) for case, each in times.items()}
     return {
         **found,
-        "one beside the host's": ratio(times, "ours", "host"),
-        "many beside one": ratio(times, "many", "ours"),
+        BESIDE: ratio(times, "ours", "host"),
+        MANY: ratio(times, "many", "ours"),
     }
 
 
@@ -221,6 +224,29 @@ def _large(host: Host, program: str, settings: Any) -> dict[str, float]:
     rows = special.logsumexp(terms, -1)
     density = special.logsumexp(rows, 0) - np.log(len(rows))
     return {"seconds": seconds, "log density": float(density.mean()), "of the truth": best}
+
+
+def page_table(runs: list[records.Record]) -> str:
+    """The table on the page: one row for each program, the figures of both packages."""
+    rows: dict[str, dict[str, str]] = {}
+    for each in runs:
+        name = {"numpyro": "NumPyro", "pyro": "Pyro"}[each.backend]
+        row = rows.setdefault(each.model, {"program": each.model.replace("_", " ")})
+        if each.method == "fit":
+            figures = each.figures
+            verdict = f"{figures['verdict']}, {'right' if figures['right'] else 'wrong'}"
+            row[f"fit, {name}"] = "failed" if each.failed else verdict
+            row[f"assignments, {name}"] = f"{figures['assignments']:.3f}"
+        elif each.method == "gradient":
+            row[f"gradient, {name}"] = f"{each.figures[BESIDE]:.2f}"
+            row[f"64 positions, {name}"] = f"{each.figures[MANY]:.1f}"
+    kept = [row for name, row in rows.items() if name in PROGRAMS]
+    columns = ["program"] + [
+        f"{column}, {name}"
+        for name in ("NumPyro", "Pyro")
+        for column in ("fit", "assignments", "gradient", "64 positions")
+    ]
+    return records.markdown_table([{c: row.get(c, "") for c in columns} for row in kept], columns)
 
 
 def _table(runs: list[records.Record]) -> str:

@@ -1,0 +1,230 @@
+"""The study: what a step of each method costs, and what its fit predicts.
+
+Figures of a step are ratios to plain stochastic gradient descent on the same network and images,
+each method in a process of its own, and the processes take turns. Memory is the most that a
+process held during its steps, less what it held before the network was made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import multiprocessing
+import time
+import traceback
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import datasets, records
+from benchmarks.images import metrics
+from benchmarks.score_vi.memory import release_freed, reset_peak, resident
+from benchmarks.vision.architectures import CHANNELS, CLASSES
+
+STEP_METHODS = ("SGD", "MC dropout", "SGLD", "ADVI", "proximal")
+FIT_METHODS = ("SGD", "MC dropout", "SGLD", "ADVI", "linearised Laplace", "proximal")
+IMAGES = "fashion_mnist"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings of a method.
+
+    Attributes
+    ----------
+    network : str
+    classes, batch, steps, draws, seed : int
+    scale, width : float
+        Standard deviation of the prior around the given weights, and of the guide at first.
+    temperature : float
+        Of the likelihood, as in the paper.
+    rate, sgd_rate, bias_factor : float
+        Learning rates of Adam, of stochastic gradient descent, and of biases over that of weights.
+    dropout : float
+    """
+
+    network: str
+    classes: int = 10
+    batch: int = 32
+    steps: int = 200
+    draws: int = 10
+    seed: int = 0
+    scale: float = 0.1
+    width: float = 1e-3
+    temperature: float = 1e-6
+    rate: float = 1e-4
+    sgd_rate: float = 0.01
+    bias_factor: float = 2.0
+    dropout: float = 0.1
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the parts that are asked for, and write `vision.md`; the exit status."""
+    names = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
+    path = arguments.out / "vision.jsonl"
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    runs = records.read(path) if path.exists() else []
+    for backend in names:
+        if "steps" in arguments.parts:
+            for network in arguments.step_networks:
+                runs += _steps(path, backend, network, arguments)
+        if "fits" in arguments.parts:
+            runs += _fits(path, backend, arguments)
+    text = _table(runs)
+    records.write_text(arguments.out / "vision.md", text)
+    print(text)
+    return int(all(each.failed for each in runs))
+
+
+# -- steps -------------------------------------------------------------------------------------
+
+
+def _steps(path: Path, backend: str, network: str, arguments: argparse.Namespace) -> list[Any]:
+    context = multiprocessing.get_context("spawn")
+    plan = Plan(network, CLASSES, arguments.batch)
+    workers, runs = {}, []
+    for method in arguments.methods or STEP_METHODS:
+        if method not in STEP_METHODS:
+            continue
+        record = records.Record("vision", method, backend, network, 0)
+        record.settings = {"part": "steps", **asdict(plan), "size": arguments.size}
+        here, there = context.Pipe()
+        given = (there, backend, method, plan, arguments.size)
+        process = context.Process(target=_work, args=given, daemon=True)
+        process.start()
+        workers[method] = record, process, here
+        _receive(here, record)
+        runs.append(record)
+    for _ in range(arguments.rounds):
+        for record, _, pipe in workers.values():
+            if not record.failed:
+                pipe.send("step")
+                _receive(pipe, record)
+    for record, process, pipe in workers.values():
+        if not record.failed:
+            pipe.send("peak")
+            record.figures["peak bytes"] = pipe.recv()
+            record.figures["median seconds"] = float(np.median(record.figures["seconds a step"]))
+        process.kill()
+    plain = next((each for each in runs if each.method == "SGD"), None)
+    for record in runs:
+        if plain is not None and not plain.failed and not record.failed:
+            for name in ("median seconds", "peak bytes"):
+                ratio = record.figures[name] / plain.figures[name]
+                record.figures[f"{name}, of SGD's"] = ratio
+        records.append(path, record)
+        print(
+            f"{network}, {record.method}, {backend}: {record.error or record.figures}", flush=True
+        )
+    return runs
+
+
+def _receive(pipe: Connection, record: records.Record) -> None:
+    try:
+        answer = pipe.recv()
+    except EOFError:
+        answer = "EOFError: the process ended, perhaps for lack of memory"
+    if isinstance(answer, str):
+        record.error = answer
+    elif answer is not None:
+        record.figures.setdefault("seconds a step", []).append(answer)
+
+
+def _work(pipe: Connection, backend: str, method: str, plan: Plan, size: int) -> None:
+    """What a process does: build the method, then step and answer until it is killed."""
+    try:
+        module = importlib.import_module(f"benchmarks.vision.{backend}_methods")
+        generator = np.random.default_rng(0)
+        images = generator.normal(size=(4 * plan.batch, CHANNELS, size, size)).astype(np.float32)
+        labels = generator.integers(0, plan.classes, len(images))
+        release_freed()
+        before = resident("VmRSS")
+        step = module.STEPS[method](module.Task(plan, images, labels))
+        for _ in range(2):
+            step()
+        release_freed()
+        reset_peak()
+        pipe.send(None)
+        while pipe.recv() == "step":
+            started = time.perf_counter()
+            step()
+            pipe.send(time.perf_counter() - started)
+        pipe.send(resident("VmHWM") - before)
+        pipe.recv()
+    except Exception as error:  # noqa: BLE001 - a method that breaks down is a result
+        traceback.print_exc()
+        pipe.send(f"{type(error).__name__}: {error}")
+
+
+# -- fits --------------------------------------------------------------------------------------
+
+
+def _fits(path: Path, backend: str, arguments: argparse.Namespace) -> list[Any]:
+    module = importlib.import_module(f"benchmarks.vision.{backend}_methods")
+    x, y, x_test, y_test = rows_of(arguments.images, arguments.test_images)
+    plan = Plan(arguments.network, len(np.unique(y)), arguments.batch, arguments.steps)
+    plan = replace(plan, draws=arguments.draws)
+    weights = given_weights(module, plan, arguments, x, y)
+    runs = []
+    for method in arguments.methods or FIT_METHODS:
+        settings = {"part": "fits", **asdict(plan), "images": len(x), "first": arguments.first}
+        record = records.Record("vision", method, backend, plan.network, plan.seed, settings)
+        with records.recorded_run(path, record, go_on_after=(Exception,)):
+            started = time.perf_counter()
+            found = module.Task(plan, x, y, weights).fit(method, x_test)
+            record.figures = {"seconds": time.perf_counter() - started, **judged(found, y_test)}
+        print(f"{method}, {backend}: {record.error or record.figures}", flush=True)
+        runs.append(record)
+    return runs
+
+
+def judged(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Error, mean negative log likelihood and calibration error of the top label."""
+    return {
+        "error": metrics.error(probabilities, labels),
+        "NLL": metrics.negative_log_likelihood(probabilities, labels),
+        "ECE": metrics.calibration_error(probabilities, labels),
+    }
+
+
+def rows_of(train: int, test: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Standardised images (n, 1, size, size) and labels, to train on and to judge by."""
+    data = datasets.images(IMAGES)
+    chosen = np.random.default_rng(0).permutation(len(data.x_train))[:train]
+    x, x_test = (each.astype(np.float32)[:, None] for each in (data.x_train, data.x_test[:test]))
+    location, spread = x.mean(), x.std()
+    y, y_test = (each.astype(np.int64) for each in (data.y_train, data.y_test[:test]))
+    return (x[chosen] - location) / spread, y[chosen], (x_test - location) / spread, y_test
+
+
+def given_weights(
+    module: Any, plan: Plan, arguments: argparse.Namespace, x: Any, y: Any
+) -> dict[str, np.ndarray]:
+    """The weights that all methods start from: of a file, or of stochastic gradient descent."""
+    if arguments.weights is not None:
+        return dict(np.load(arguments.weights))
+    task = module.Task(replace(plan, steps=arguments.first), x, y)
+    step = task.sgd(train=True)
+    for _ in range(arguments.first):
+        step()
+    return dict(task.weights())
+
+
+def _table(runs: list[records.Record]) -> str:
+    lines = ["# Networks for images", "", "Made by `python -m benchmarks vision`.", ""]
+    for part in ("steps", "fits"):
+        rows = []
+        for each in runs:
+            if each.settings["part"] != part:
+                continue
+            row = {"network": each.model, "method": each.method, "backend": each.backend}
+            row |= {k: f"{v:.3g}" for k, v in each.figures.items() if isinstance(v, float)}
+            rows.append({**row, "failed": each.error or ""})
+        if rows:
+            columns = list(dict.fromkeys(name for row in rows for name in row))
+            filled = [{name: row.get(name, "") for name in columns} for row in rows]
+            lines += [f"## {part}", "", records.markdown_table(filled, columns)]
+    return "\n".join(lines)
