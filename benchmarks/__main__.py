@@ -79,6 +79,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "networks for images: cost of a step and predictions of seven methods",
     ),
     "score-vi": ("benchmarks.score_vi", "minibatch scores, ours against ADVI, write out/"),
+    "semi-exact": (
+        "benchmarks.semi_exact",
+        "moments and marginals of SVGD with and without semi-exact kernels, write out/",
+    ),
     "sgmcmc": ("benchmarks.sgmcmc", "stochastic gradient MCMC: speed, bias, modes, write out/"),
     "soak": (
         "benchmarks.process.soak",

@@ -4,7 +4,7 @@ At a fixed point of SVGD Stein's identity holds on the span of the functions k(.
 affine functions are not. So mean and covariance come out nearly right with most kernels, and not
 exactly. Here a kernel's functions lose their affine part, and the linear kernel gives it back:
 
-    k_s(x, y) = 1/2 l(x, y) + 1/2 ((I - A) k (I - A)')(x, y)
+    k_s(x, y) = 1/2 l(x, y) + w/2 ((I - A) k (I - A)')(x, y)
 
 with l the :class:`~ppl_ext.kernels.linear.Linear` kernel and (A f)(x) the affine function that is
 nearest to f at the P particles. Both terms are positive definite, and so is k_s. Let the columns of
@@ -15,13 +15,17 @@ projection on their span. Since
 
 with c and S the mean and the covariance of the particles, the Stein direction of k_s is
 
-    phi = 1/2 phi_l[s] + 1/2 (I - Pi) phi_k[(I - Pi) s - S^-1 (z - c)].
+    phi = 1/2 phi_l[s] + w/2 (I - Pi) phi_k[(I - Pi) s - S^-1 (z - c)].
 
 The first summand lies in the span of U, the second is orthogonal to it. Where phi is zero both are,
 and phi_l = 0 says, with more particles than dimensions, that the mean score is zero and that the
 mean of score times deviation is minus the identity. On a Normal target these are its mean and its
 covariance. For integrals this is the idea of semi-exact control functionals (South, Karvonen,
 Nemeth, Girolami and Oates 2022, https://arxiv.org/abs/2002.00033).
+
+The weight w does not move the fixed point, and decides on how soon either half gets there. The
+linear kernel divides by D: in many dimensions each of its directions is slow, and what k still
+does would disturb mean and covariance. So w is min(1, 5 / D).
 """
 
 from __future__ import annotations
@@ -41,6 +45,8 @@ from ppl_ext.options import check_number
 
 #: Ridge where there are no more particles than affine functions.
 FEW_PARTICLES = 0.1
+#: Dimensions from which on the kernel's weight falls as one over their number.
+EVEN_DIMENSIONS = 5
 
 
 class AffineFunctions(NamedTuple):
@@ -62,6 +68,11 @@ class AffineFunctions(NamedTuple):
         """(I - Pi) times values (P, n)."""
         centred = values - values.mean(axis=0)
         return centred - self.basis @ (self.basis.T @ centred)
+
+
+def weight_of(particles: Float[Any, "P D"]) -> float:
+    """Weight of the kernel beside the linear one."""
+    return float(min(1.0, EVEN_DIMENSIONS / particles.shape[1]))
 
 
 def affine_functions(
@@ -90,11 +101,11 @@ class SemiExact(Kernel):
     """A kernel whose Stein equations of mean and covariance hold exactly at a fixed point.
 
     Half the kernel, projected on both sides to what is not affine on the particles, and half
-    ``Linear()``. With P > D + 1 particles the mean of the scores is then zero at a fixed point, and
-    the mean of score times deviation minus the identity, whatever the kernel: on a Normal target,
-    its mean and covariance. A step costs a QR decomposition of (P + D, D) more than the kernel's
-    own. The equations are those of the scores that the kernel is given: scores of minibatches
-    are right in the mean.
+    ``Linear()``; in more than five dimensions the kernel counts 5 / D times that. With P > D + 1
+    particles the mean of the scores is then zero at a fixed point, and the mean of score times
+    deviation minus the identity, whatever the kernel: on a Normal target, its mean and covariance.
+    A step costs a QR decomposition of (P + D, D) more than the kernel's own. The equations are
+    those of the scores that the kernel is given: scores of minibatches are right in the mean.
 
     Parameters
     ----------
@@ -148,7 +159,7 @@ class SemiExact(Kernel):
         moments, _ = self._linear.direction({}, particles, scores)
         rest = affine.removed(scores) - affine.slopes
         phi, state = self.kernel.direction(state, particles, rest)
-        return 0.5 * moments + 0.5 * affine.removed(phi), state
+        return 0.5 * moments + 0.5 * weight_of(particles) * affine.removed(phi), state
 
     def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
@@ -156,7 +167,7 @@ class SemiExact(Kernel):
         affine = affine_functions(self.arrays, points.particles, self.ridge)
         linear = self._linear.interactions_at(points)
         found = self.kernel.interactions_at(points)
-        num = len(found.gram)
+        num, weight = len(found.gram), weight_of(points.particles)
         once = affine.removed(found.gram)
         gram = affine.removed(once.T)
         # Of the second argument, which is put first: (P_i, P_j, Q).
@@ -164,13 +175,14 @@ class SemiExact(Kernel):
         own = affine.removed(swapped).reshape(num, num, -1).swapaxes(0, 1)
         # grad w_m is the same everywhere, S^-1 (z_m - c) / P.
         shared = functions.broadcast_to(-once[None] / num, (num, num, num))
+        rest = weight * functions.concatenate([own, shared], axis=-1)
         return Interactions(
-            0.5 * (linear.gram + gram),
-            0.5 * functions.concatenate([linear.coefficients, own, shared], axis=-1),
+            0.5 * (linear.gram + weight * gram),
+            0.5 * functions.concatenate([linear.coefficients, rest], axis=-1),
             functions.concatenate([linear.basis, found.basis, affine.slopes], axis=0),
         )
 
     def gram(self, state: KernelState, particles: Float[Any, "P D"]) -> Float[Any, "P P"]:
         affine = affine_functions(self.arrays, particles, self.ridge)
         own = affine.removed(affine.removed(self.kernel.gram(state, particles)).T)
-        return 0.5 * (self._linear.gram({}, particles) + own)
+        return 0.5 * (self._linear.gram({}, particles) + weight_of(particles) * own)

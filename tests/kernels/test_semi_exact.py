@@ -57,19 +57,22 @@ def semi_exact(kernel: Value, particles: np.ndarray, ridge: float = 0.0) -> Valu
     """The semi-exact kernel by its definition."""
     line = linear(np.diag(1 / particles.var(0)), particles.mean(0))
     rest = projected(kernel, particles, ridge)
-    return lambda x, y: 0.5 * line(x, y) + 0.5 * rest(x, y)
+    weight = min(1.0, 5.0 / particles.shape[1])
+    return lambda x, y: 0.5 * line(x, y) + 0.5 * weight * rest(x, y)
 
 
-@pytest.mark.parametrize(("num", "ridge"), [(7, None), (7, 0.3), (4, None), (3, 0.2)])
-def test_directions_by_definition(backend, kernels, num, ridge):
-    particles, scores = cloud(num, 3)
+@pytest.mark.parametrize(
+    ("num", "ridge", "dim"), [(7, None, 3), (7, 0.3, 3), (4, None, 3), (3, 0.2, 3), (9, None, 7)]
+)
+def test_directions_by_definition(backend, kernels, num, ridge, dim):
+    particles, scores = cloud(num, dim)
     particles = particles + 5.0
-    used = ridge if ridge is not None else (0.0 if num > 4 else 0.1)
+    used = ridge if ridge is not None else (0.0 if num > dim + 1 else 0.1)
     made = {
         kernels.Additive(): additive(particles),
         kernels.Additive(0.7): additive(particles, 0.7),
         kernels.SemiExact(kernels.IMQ(1.5), ridge): semi_exact(
-            imq(np.eye(3), 1.5), particles, used
+            imq(np.eye(dim), 1.5), particles, used
         ),
         kernels.SemiExact(kernels.Additive(), ridge): semi_exact(
             additive(particles), particles, used
