@@ -72,6 +72,11 @@ class GaussNewton:
     ------
     ArgumentError
         An option is not one of those listed.
+
+    Examples
+    --------
+    >>> GaussNewton("kfac", every=10).structure
+    'kfac'
     """
 
     structure: Structure = "full"

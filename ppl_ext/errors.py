@@ -6,11 +6,27 @@ from typing import Any
 
 
 class ModelCheckError(ValueError):
-    """The model cannot be fitted by this engine; raised before any step is taken."""
+    """The model cannot be fitted by this engine; raised before any step is taken.
+
+    Examples
+    --------
+    It is a ``ValueError``, as one of wrong arguments is, so one clause catches both.
+
+    >>> issubclass(ModelCheckError, ValueError) and issubclass(ArgumentError, ValueError)
+    True
+    """
 
 
 class ArgumentError(ValueError):
-    """The arguments given to an engine do not fit the model or the engine's state."""
+    """The arguments given to an engine do not fit the model or the engine's state.
+
+    Examples
+    --------
+    >>> Settled(tolerance=-1.0)
+    Traceback (most recent call last):
+        ...
+    ppl_ext.errors.ArgumentError: Expected tolerance to be a finite number > 0, found -1.0.
+    """
 
 
 class NonFiniteError(RuntimeError):
@@ -30,6 +46,14 @@ class NonFiniteError(RuntimeError):
     ----------
     best : Best or None
         The best state of the run that it ended, see :class:`~ppl_ext.best.Best`.
+
+    Examples
+    --------
+    >>> try:
+    ...     raise NonFiniteError("The loss is not finite.", step=12)  # in place of a run
+    ... except NonFiniteError as error:
+    ...     print(error.step, error.best)
+    12 None
     """
 
     def __init__(self, message: str, step: int, state: Any = None) -> None:
@@ -40,44 +64,180 @@ class NonFiniteError(RuntimeError):
 
 
 class BatchWarning(UserWarning):
-    """Steps of some batches of a loader were not finite and were skipped."""
+    """Steps of some batches of a loader were not finite and were skipped.
+
+    Examples
+    --------
+    End a run at the first batch that is skipped:
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", BatchWarning)
+    ...     warnings.warn("told", BatchWarning)  # in place of a run
+    Traceback (most recent call last):
+        ...
+    ppl_ext.errors.BatchWarning: told
+    """
 
 
 class RankLostError(RuntimeError):
-    """A process of a run with several was killed, has failed or has stalled."""
+    """A process of a run with several was killed, has failed or has stalled.
+
+    Examples
+    --------
+    >>> issubclass(RankLostError, RuntimeError)
+    True
+    """
 
 
 class ConvergenceWarning(UserWarning):
-    """What is held from here on was found before it had settled."""
+    """What is held from here on was found before it had settled.
+
+    Examples
+    --------
+    End a run instead of going on:
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", ConvergenceWarning)
+    ...     warnings.warn("told", ConvergenceWarning)  # in place of a run
+    Traceback (most recent call last):
+        ...
+    ppl_ext.errors.ConvergenceWarning: told
+    """
 
 
 class DivergenceWarning(UserWarning):
-    """Steps of a chain were not finite and were not taken."""
+    """Steps of a chain were not finite and were not taken.
+
+    Examples
+    --------
+    Let diverging draws be an error in a script:
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", DivergenceWarning)
+    ...     warnings.warn("told", DivergenceWarning)  # in place of a run
+    Traceback (most recent call last):
+        ...
+    ppl_ext.errors.DivergenceWarning: told
+    """
 
 
 class EvaluationWarning(UserWarning):
-    """A model is evaluated in a slower way than usual; the message says why."""
+    """A model is evaluated in a slower way than usual; the message says why.
+
+    Examples
+    --------
+    See to it that a model is not evaluated in a slower way:
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", EvaluationWarning)
+    ...     warnings.warn("told", EvaluationWarning)  # in place of a run
+    Traceback (most recent call last):
+        ...
+    ppl_ext.errors.EvaluationWarning: told
+    """
 
 
 class HeldParameterWarning(UserWarning):
-    """Parameters without a prior are held at their present values."""
+    """Parameters without a prior are held at their present values.
+
+    Examples
+    --------
+    See to it that no parameter is without a prior:
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", HeldParameterWarning)
+    ...     warnings.warn("told", HeldParameterWarning)  # in place of a run
+    Traceback (most recent call last):
+        ...
+    ppl_ext.errors.HeldParameterWarning: told
+    """
 
 
 class NoisyScoreWarning(UserWarning):
-    """An engine that needs exact scores is given noisy ones; the message names alternatives."""
+    """An engine that needs exact scores is given noisy ones; the message names alternatives.
+
+    Examples
+    --------
+    See to it that such an engine gets exact scores:
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", NoisyScoreWarning)
+    ...     warnings.warn("told", NoisyScoreWarning)  # in place of a run
+    Traceback (most recent call last):
+        ...
+    ppl_ext.errors.NoisyScoreWarning: told
+    """
 
 
 class ResumeWarning(UserWarning):
-    """A saved state goes on with settings, or rows, that are not those that it was saved with."""
+    """A saved state goes on with settings, or rows, that are not those that it was saved with.
+
+    Examples
+    --------
+    See to it that a run goes on exactly as it would have:
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", ResumeWarning)
+    ...     warnings.warn("told", ResumeWarning)  # in place of a run
+    Traceback (most recent call last):
+        ...
+    ppl_ext.errors.ResumeWarning: told
+    """
 
 
 class LostFitWarning(UserWarning):
-    """A run ended far above its best; the message says where that was kept."""
+    """A run ended far above its best; the message says where that was kept.
+
+    Examples
+    --------
+    Let a lost fit be an error in a script:
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", LostFitWarning)
+    ...     warnings.warn("told", LostFitWarning)  # in place of a run
+    Traceback (most recent call last):
+        ...
+    ppl_ext.errors.LostFitWarning: told
+    """
 
 
 class UnsettledWarning(UserWarning):
-    """A run that was to go on until it has settled has not; the message says what to do."""
+    """A run that was to go on until it has settled has not; the message says what to do.
+
+    Examples
+    --------
+    Let a run that has not settled be an error in a script:
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", UnsettledWarning)
+    ...     warnings.warn("told", UnsettledWarning)  # in place of a run
+    Traceback (most recent call last):
+        ...
+    ppl_ext.errors.UnsettledWarning: told
+    """
 
 
 class StartWarning(UserWarning):
-    """A run's start was not searched for to the end; the message says where it starts instead."""
+    """A run's start was not searched for to the end; the message says where it starts instead.
+
+    Examples
+    --------
+    See to it that starts are searched for to the end:
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", StartWarning)
+    ...     warnings.warn("told", StartWarning)  # in place of a run
+    Traceback (most recent call last):
+        ...
+    ppl_ext.errors.StartWarning: told
+    """

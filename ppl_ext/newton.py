@@ -56,6 +56,11 @@ class NewtonSystem:
     ------
     ArgumentError
         An option is not one of those listed, or out of range.
+
+    Examples
+    --------
+    >>> NewtonSystem(solver="cg", max_iterations=20).coupling
+    'full'
     """
 
     coupling: Coupling = "full"
@@ -105,6 +110,11 @@ class LevenbergMarquardt:
     ------
     ArgumentError
         An option is out of range.
+
+    Examples
+    --------
+    >>> LevenbergMarquardt(damping=0.1)
+    LevenbergMarquardt(damping=0.1, adapt=True, trust_radius=None)
     """
 
     damping: float = 1.0

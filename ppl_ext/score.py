@@ -75,6 +75,11 @@ class GradientSteps:
     ------
     ArgumentError
         An option is out of range.
+
+    Examples
+    --------
+    >>> GradientSteps(num_samples=4, clip_norm=1.0).proximal
+    'linear'
     """
 
     optim: Any = None
@@ -149,6 +154,11 @@ class Regression:
     ------
     ArgumentError
         An option is out of range.
+
+    Examples
+    --------
+    >>> Regression(num_samples=4)
+    Regression(num_samples=4, decay=0.9, trust=1.25)
     """
 
     num_samples: int | None = None

@@ -66,6 +66,12 @@ class Settled:
     ------
     ArgumentError
         A number is not positive.
+
+    Examples
+    --------
+    >>> rule = Settled(tolerance=0.05)
+    >>> rule.most_noise
+    0.05
     """
 
     tolerance: float = 0.1
@@ -123,6 +129,12 @@ class Settling(NamedTuple):
     unit : str
         What the figures count in: "sd", or, where each position is an answer of its own, "of its
         size", the root mean square of all numbers of a latent site.
+
+    Examples
+    --------
+    >>> found = Settling(True, 900, 80, 0.02, "w", 0.03, "b", Settled())
+    >>> print(found, found.drift_site)
+    0.03 sd w
     """
 
     settled: bool

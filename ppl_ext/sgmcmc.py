@@ -131,6 +131,14 @@ def polynomial_decay(scale: float, offset: float = 1.0, power: float = 0.55) -> 
     ------
     ArgumentError
         A parameter is out of its range.
+
+    Examples
+    --------
+    A schedule is a function of the number of steps before.
+
+    >>> schedule = polynomial_decay(0.1)
+    >>> [round(float(schedule(before)), 4) for before in (0, 9, 99)]
+    [0.0683, 0.0267, 0.0079]
     """
     check_number("scale", scale)
     if offset:
@@ -162,6 +170,14 @@ def cosine_cycles(step_size: float, cycle_length: int) -> Schedule:
     ----------
     R. Zhang et al., "Cyclical stochastic gradient MCMC for Bayesian deep learning", ICLR 2020,
     https://arxiv.org/abs/1902.03932, equation 1.
+
+    Examples
+    --------
+    A schedule is a function of the number of steps before.
+
+    >>> schedule = cosine_cycles(0.1, 50)
+    >>> [round(float(schedule(before)), 4) for before in (0, 25, 50)]
+    [0.1, 0.05, 0.1]
     """
     check_number("step_size", step_size)
     check_count("cycle_length", cycle_length)

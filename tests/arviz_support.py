@@ -90,6 +90,24 @@ def check_loo(result: Any, log_likelihood: np.ndarray) -> None:
     assert log_mean.sum() - 4.0 < elpd < log_mean.sum()
 
 
+def sensitivity(result: Any, sites: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Sensitivity of each number of some sites to the prior and to the likelihood."""
+    if MAJOR < 1:
+        found = [arviz.psens(result, component=each) for each in ("prior", "likelihood")]
+        return tuple(
+            np.concatenate([each[site].values.ravel() for site in sites]) for each in found
+        )  # type: ignore[return-value]
+    table = arviz.psense_summary(result, var_names=sites)
+    return table["prior"].to_numpy(float), table["likelihood"].to_numpy(float)
+
+
+def leave_one_out_values(result: Any, site: str) -> np.ndarray:
+    """Leave-one-out probability integral transform of each observation."""
+    if MAJOR < 1:
+        return np.asarray(arviz.loo_pit(result, y=site))
+    return np.asarray(arviz.loo_pit(result, var_names=[site])[site])
+
+
 def logistic_log_likelihood(w: np.ndarray, b: np.ndarray) -> np.ndarray:
     """(S, 60) log likelihood of the zoo's logistic regression."""
     x, y = zoo.classified_rows()

@@ -22,6 +22,7 @@ from numpyro.primitives import Messenger
 from numpyro_ext.density.enumeration import (
     log_likelihood_of_rows,
     posterior_values,
+    summed_sites,
 )
 from numpyro_ext.density.handlers import (
     FixedKey,
@@ -194,6 +195,11 @@ def _run(
     return trace
 
 
+def _summed(trace: Trace) -> list[Site]:
+    """Sites that are summed out with discrete ones, these left out."""
+    return [site for site in summed_sites(trace).values() if not is_enumerated(site)]
+
+
 def _run_enumerated(
     target: LogDensity, data: Data, values: Mapping[str, jax.Array], indices: dict[str, Any]
 ) -> Trace:
@@ -258,7 +264,7 @@ def _shapes(
                 plates.setdefault(frame.name, frame.size)
             event_dim = site["fn"].event_dim if site["type"] == "sample" else None
             shapes = SiteShapes(kind, shape, plates_of_axes(shape, event_dim, frames))
-            if kind == "observed":
+            if kind in ("observed", "latent"):
                 shapes.batch_shape = tuple(jnp.shape(site["fn"].log_prob(site["value"])))
                 shapes.batch_plates = plates_of_axes(shapes.batch_shape, 0, frames)
             found[name] = shapes
@@ -440,7 +446,7 @@ def _compiled_chunk(
         marginals: dict[str, RowTerms] = {}
         given = trace
         enumerated = target.bound.enumerated
-        if enumerated and groups & {"log_likelihood", "discrete", "deterministic"}:
+        if enumerated and groups & {"log_likelihood", "log_prior", "discrete", "deterministic"}:
             every = _run_enumerated(target, data, values, indices)
         if enumerated and "log_likelihood" in groups:
             marginals = log_likelihood_of_rows(every)
@@ -455,6 +461,11 @@ def _compiled_chunk(
             "log_likelihood": {name: terms.values for name, terms in marginals.items()},
             _OUTSIDE: {name: _is_outside(trace[name]) for name in target.layout.names},
         }
+        if "log_prior" in groups and not (enumerated and any(map(is_latent, _summed(every)))):
+            computed["log_prior"] = {
+                name: trace[name]["fn"].log_prob(trace[name]["value"])
+                for name in target.layout.names
+            }
         for name in observed:
             site = trace[name]
             together = any(name in terms.sites for terms in marginals.values())

@@ -87,6 +87,7 @@ def to_arviz(
     num_samples: int | None = None,
     posterior_predictive: bool = True,
     log_likelihood: bool = True,
+    log_prior: bool = True,
     observed_data: bool = True,
     sample_stats: bool = True,
     constant_data: Mapping[str, Any] | bool = True,
@@ -144,7 +145,12 @@ def to_arviz(
         draws,
         data,
         groups=groups_to_replay(
-            posterior_predictive, log_likelihood, observed_data, constant_data, discrete
+            posterior_predictive,
+            log_likelihood,
+            log_prior,
+            observed_data,
+            constant_data,
+            discrete,
         ),
         discrete=discrete or "sample",
         draw_chunk=draw_chunk,

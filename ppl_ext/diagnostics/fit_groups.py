@@ -49,9 +49,12 @@ ARVIZ_DOCUMENTATION = """
         come out in its order. Arrays of single batches are not constant data.
     num_samples : int, optional
         Number of draws. Default: every particle, or what the engine draws by default.
-    posterior_predictive, log_likelihood, observed_data, sample_stats : bool
+    posterior_predictive, log_likelihood, log_prior, observed_data, sample_stats : bool
         Groups to include. ``log_likelihood`` is pointwise, without the scales of plates and of
-        ``$scale``; observations that are masked out have 0.
+        ``$scale``; observations that are masked out have 0. ``log_prior`` is the same of the
+        latent sites, as they are written, without Jacobians: ArviZ's sensitivity to priors takes
+        it. There is none of Stan programs, whose density is in one piece, and where a latent site
+        depends on a discrete one.
     discrete : {"sample", "most probable"}, optional
         Add the discrete latent sites to the posterior, as integers: given each draw of all other
         sites and the data, drawn jointly, or the most probable ones together. They are summed out
@@ -127,6 +130,7 @@ def check_no_num_samples(num_samples: int | None) -> None:
 def groups_to_replay(
     posterior_predictive: bool,
     log_likelihood: bool,
+    log_prior: bool,
     observed_data: bool,
     constant_data: Mapping[str, Any] | bool,
     discrete: str | None,
@@ -138,6 +142,7 @@ def groups_to_replay(
         "discrete": discrete is not None,
         "predictive": posterior_predictive,
         "log_likelihood": log_likelihood,
+        "log_prior": log_prior,
         "observed": observed_data or bool(constant_data),
     }
     return [name for name, include in wanted.items() if include]
@@ -188,6 +193,11 @@ def site_groups(
         "log_likelihood": {
             name: Variable(value, sites[name].likelihood[1])
             for name, value in replayed.log_likelihood.items()
+        },
+        "log_prior": {
+            name: Variable(value, sites[name].likelihood[1])
+            for name, value in replayed.log_prior.items()
+            if not parameter_sites
         },
         "observed_data": variables(replayed.observed),
     }

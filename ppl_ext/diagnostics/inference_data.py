@@ -28,6 +28,7 @@ DRAW_GROUPS = (
     "posterior",
     "posterior_predictive",
     "log_likelihood",
+    "log_prior",
     "sample_stats",
     "unconstrained_posterior",
     "prior",
@@ -303,8 +304,8 @@ def _axis_names(
         return tuple(names)
     if len(wanted) == len(shape):
         return wanted
-    if group == "log_likelihood" and len(wanted) > len(shape):
-        # The log likelihood lacks the event axes, which come last.
+    if group in ("log_likelihood", "log_prior") and len(wanted) > len(shape):
+        # Log densities lack the event axes, which come last.
         return wanted[: len(shape)]
     raise ArgumentError(
         f"Expected {len(shape)} dims for '{label}' in group {group} (chain and draw are added), "

@@ -25,7 +25,15 @@ Shape = tuple[int, ...]
 Plates = tuple[str | None, ...]
 
 #: What a replay can compute.
-GROUPS = ("deterministic", "discrete", "predictive", "log_likelihood", "observed", "prediction")
+GROUPS = (
+    "deterministic",
+    "discrete",
+    "predictive",
+    "log_likelihood",
+    "log_prior",
+    "observed",
+    "prediction",
+)
 #: Which values of the discrete latent sites, given each draw of the others.
 DISCRETE = ("sample", "most probable")
 #: What the distributions of observed sites may say of values that are yet to be seen.
@@ -110,7 +118,7 @@ class SiteDescription:
 
     @property
     def likelihood(self) -> tuple[Shape, Plates]:
-        """Shape and plates of its log likelihood."""
+        """Shape and plates of its log likelihood, or of its log prior."""
         if self.marginal_shape is None:
             return self.batch_shape, self.batch_plates
         return self.marginal_shape, self.marginal_plates
@@ -132,6 +140,9 @@ class Replay:
     log_likelihood : dict of str to array (S, *batch shape)
         Log density of each observation, with discrete latent sites summed out; plate scales and
         those of ``scale`` handlers are left out, and observations that are masked out have 0.
+    log_prior : dict of str to array (S, *batch shape)
+        The same of the latent sites, without Jacobians; none where one of them depends on a
+        discrete site, which is summed out together with the observations.
     observed : dict of str to array
         Values of the observed sites.
     outside : dict of str to bool array (S,)
@@ -148,6 +159,7 @@ class Replay:
     discrete: dict[str, Array] = field(default_factory=dict)
     predictive: dict[str, Array] = field(default_factory=dict)
     log_likelihood: dict[str, Array] = field(default_factory=dict)
+    log_prior: dict[str, Array] = field(default_factory=dict)
     observed: dict[str, Array] = field(default_factory=dict)
     outside: dict[str, Array] = field(default_factory=dict)
     prediction: dict[str, dict[str, Array]] = field(default_factory=dict)
@@ -164,6 +176,7 @@ class Replay:
             discrete=of_each(self.discrete),
             predictive=of_each(self.predictive),
             log_likelihood=of_each(self.log_likelihood),
+            log_prior=of_each(self.log_prior),
             outside=of_each(self.outside),
             prediction={term: of_each(each) for term, each in self.prediction.items()},
         )
@@ -217,6 +230,7 @@ def joined(replays: Sequence[Replay], plates: Mapping[str, int]) -> Replay:
         discrete=together("discrete", 1, of_values),
         predictive=together("predictive", 1, of_values),
         log_likelihood=together("log_likelihood", 1, of_likelihoods),
+        log_prior=together("log_prior", 1, of_likelihoods),
         observed=together("observed", 0, of_values),
     )
 
@@ -488,6 +502,7 @@ class Recorder:
         self.per_draw = bool(at_draws) or bool(
             self.observed_sites and {"predictive", "log_likelihood", "prediction"} & self.groups
         )
+        self.per_draw |= "log_prior" in groups
         self.uncertain: set[str] = set()
         self.outside: dict[str, Array] = {}
 
@@ -508,7 +523,7 @@ class Recorder:
         """Keep values on a chunk of rows, of some draws or, without them, of none in particular."""
         site = self._sites[name]
         shape, plates = site.shape, site.plates
-        if group == "log_likelihood":
+        if group in ("log_likelihood", "log_prior"):
             shape, plates = site.likelihood
         elif group == "probabilities":
             shape, plates = (*shape, values.shape[-1]), (*plates, None)

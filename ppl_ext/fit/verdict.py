@@ -90,6 +90,15 @@ class Verdict:
     cost : tuple of Stage
     confirmed : bool
         Whether draws that nothing corrected agree with chains that are exact.
+
+    Examples
+    --------
+    >>> verdict = Verdict("approximate", ("All rows were too many.",))
+    >>> verdict.trusted
+    False
+    >>> print(verdict)
+    approximate: draws of an approximation that nothing has corrected
+      - All rows were too many.
     """
 
     level: Level

@@ -69,6 +69,11 @@ class GradientEstimator(Documented, ABC):
 
     The object holds settings only. What changes from step to step is a state, which the engine
     keeps and saves, so that one estimator object can serve several engines.
+
+    Examples
+    --------
+    >>> isinstance(SVRG(100), GradientEstimator)
+    True
     """
 
     #: What estimators of the same host are instances of.
@@ -140,6 +145,11 @@ class Full(GradientEstimator):
 
     When batches are passed as arguments, the batch that was passed is all there is, and its
     score is as noisy as the batch.
+
+    Examples
+    --------
+    >>> Full()
+    Full()
     """
 
     def init(self, *args: Any) -> Any:

@@ -38,6 +38,11 @@ class Minibatch(GradientEstimator):
     ArgumentError
         ``sampling`` is none of these, or ``"cyclic"`` with rows of each position's own. From
         ``init``: the model has no subsampled plate whose rows it looks up.
+
+    Examples
+    --------
+    >>> Minibatch("cyclic").sampling
+    'cyclic'
     """
 
     sampling: Sampling = "reshuffle"

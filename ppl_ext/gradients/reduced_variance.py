@@ -112,6 +112,13 @@ class SVRG(_Anchored):
     R. Johnson and T. Zhang, "Accelerating stochastic gradient descent using predictive variance
     reduction", NeurIPS 2013; for Stein variational gradient descent see ``SVGDVR``.
     https://proceedings.neurips.cc/paper/2013/hash/ac1dd209cbcc5e5d1c6e28598e8cbbe8-Abstract.html
+
+    Examples
+    --------
+    A new anchor each 200 steps:
+
+    >>> SVRG(200).anchor_every
+    200
     """
 
     anchor_every: int
@@ -289,6 +296,11 @@ class SAGA(GradientEstimator):
     A. Defazio, F. Bach and S. Lacoste-Julien, "SAGA: A fast incremental gradient method with
     support for non-strongly convex composite objectives", NeurIPS 2014,
     https://arxiv.org/abs/1407.0202.
+
+    Examples
+    --------
+    >>> SAGA(max_bytes=2**20).sampling
+    'replacement'
     """
 
     #: The host's estimator that draws rows.

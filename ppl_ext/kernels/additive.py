@@ -48,6 +48,11 @@ class Additive(Kernel):
     ------
     ArgumentError
         The bandwidth is not positive and finite.
+
+    Examples
+    --------
+    >>> Additive().bandwidth
+    2.0
     """
 
     bandwidth: float = 2.0

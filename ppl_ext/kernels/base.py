@@ -64,6 +64,13 @@ class Kernel(Documented, abc.ABC):
 
     Kernels are immutable descriptions. What a kernel has to remember between steps, if
     anything, is its state: a dictionary of arrays, passed in and handed back.
+
+    Examples
+    --------
+    Kernels are added and multiplied by numbers.
+
+    >>> isinstance(RBF() + 0.5 * IMQ(), Kernel)
+    True
     """
 
     arrays: ClassVar[KernelArrays]

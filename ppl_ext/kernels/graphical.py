@@ -48,6 +48,11 @@ class Graphical(Kernel):
     ArgumentError
         A kernel is none of this package, or a site is in two groups; at the first step, a name is
         no site or no group of the model.
+
+    Examples
+    --------
+    >>> Graphical(RBF()).kernel
+    RBF(bandwidth='median', metric=None)
     """
 
     #: The kernel of all groups unless told otherwise.

@@ -34,6 +34,11 @@ class IMQ(MetricKernel):
     ------
     ArgumentError
         If the exponent lies outside (-1, 0), or bandwidth or metric are no rules.
+
+    Examples
+    --------
+    >>> IMQ(exponent=-0.25).bandwidth
+    'median'
     """
 
     bandwidth: Any = "median"

@@ -29,6 +29,14 @@ class Linear(MetricKernel):
     metric : str, array, callable or None, default "variance"
         W; see :mod:`ppl_ext.kernels.rules`. The default makes the kernel the same in any
         units of the coordinates.
+
+    Examples
+    --------
+    Added to a radial kernel, at half the weight:
+
+    >>> kernel = RBF() + 0.5 * Linear()
+    >>> len(kernel.kernels)
+    2
     """
 
     metric: Any = "variance"

@@ -35,6 +35,11 @@ class Preconditioned(Kernel):
     ------
     ArgumentError
         The kernel is no Kernel of this package, or the metric is none or no metric.
+
+    Examples
+    --------
+    >>> Preconditioned(RBF()).metric
+    'covariance'
     """
 
     kernel: Any

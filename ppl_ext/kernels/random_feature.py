@@ -40,6 +40,11 @@ class RandomFeature(Kernel):
     ------
     ArgumentError
         The number of features or the seed is no whole number, or bandwidth or metric are none.
+
+    Examples
+    --------
+    >>> RandomFeature(50).num_features
+    50
     """
 
     num_features: int

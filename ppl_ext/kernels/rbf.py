@@ -25,6 +25,11 @@ class RBF(MetricKernel):
         vector of bandwidths, k = exp(-sum_d (x_d - y_d)^2 / h_d).
     metric : str, array, callable or None, default None
         W; see :mod:`ppl_ext.kernels.rules`. The bandwidth is found in its coordinates.
+
+    Examples
+    --------
+    >>> RBF(bandwidth=2.0)
+    RBF(bandwidth=2.0, metric=None)
     """
 
     bandwidth: Any = "median"

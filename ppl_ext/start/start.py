@@ -87,6 +87,14 @@ class Start:
     sites : dict of str to int
         Latent sites of the model, in order, and how many of the D numbers each has, where they are
         known.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ppl_ext.start.start import Mode
+    >>> start = Start((Mode(np.zeros(2), np.eye(2), 0.0, 0.0),), evaluations=100)
+    >>> start.draw(5).shape
+    (5, 2)
     """
 
     modes: tuple[Mode, ...]

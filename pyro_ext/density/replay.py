@@ -127,6 +127,11 @@ class _ReplayHandler(Messenger):
                 self.factors.append(factor)
                 self.scaled.append(scaled)
 
+    @property
+    def ties_latents(self) -> bool:
+        """Whether a latent site is summed out with discrete ones."""
+        return any(not each.observed and each.own is None for each in self.factors)
+
 
 def _kind(site: Mapping[str, Any]) -> str:
     if is_deterministic(site):
@@ -216,7 +221,7 @@ def _shapes(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, SiteShapes]:
         kind, shape, frames = _kind(site), _value_shape(site), plate_frames(site)
         event_dim = None if kind == "deterministic" else site["fn"].event_dim
         found[name] = SiteShapes(kind, shape, plates_of_axes(shape, event_dim, frames))
-        if kind == "observed":
+        if kind in ("observed", "latent"):
             batch = tuple(_log_prob(site).shape)
             found[name].batch_shape = batch
             found[name].batch_plates = plates_of_axes(batch, 0, frames)
@@ -361,7 +366,7 @@ def _record(
             # Of sites with a likelihood of their own; of others in ``marginals``.
             marginals: dict[str, RowTerms] = {}
             given, names = sites, target.bound.enumerated
-            if names and groups & {"log_likelihood", "discrete", "deterministic"}:
+            if names and groups & {"log_likelihood", "log_prior", "discrete", "deterministic"}:
                 every = _run_enumerated(target, data, one, indices)
             if names and "log_likelihood" in groups:
                 marginals = log_likelihood_of_rows(every.factors)
@@ -377,6 +382,9 @@ def _record(
                 put("deterministic", site.name, given[site.name]["value"])
             for name, terms in marginals.items():
                 put("log_likelihood", name, terms.values)
+            if "log_prior" in groups and not (names and every.ties_latents):
+                for name in target.layout.names:
+                    put("log_prior", name, _log_prob(sites[name]))
             together = {name for terms in marginals.values() for name in terms.sites}
             if around is not None:
                 for name, fn in linear(draw).items():

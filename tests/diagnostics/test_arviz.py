@@ -61,6 +61,56 @@ def test_leave_one_out_on_a_subsampled_model(host, backend) -> None:
     support.check_loo(result, support.logistic_log_likelihood(draws["w"], draws["b"]))
 
 
+def test_log_prior_by_site_is_that_of_the_values_as_written(host) -> None:
+    """Without Jacobians, on all rows of plates that draw minibatches, and in no scale."""
+    result, draws = host.converted("local_positive_latents", data_chunk=3)
+    np.testing.assert_allclose(
+        support.values(result, "log_prior", "mu"), stats.norm.logpdf(draws["mu"]), **ROUNDING
+    )
+    expected = stats.lognorm(1.0, scale=np.exp(draws["mu"])[:, None]).logpdf(draws["rate"])
+    np.testing.assert_allclose(support.values(result, "log_prior", "rate"), expected, **ROUNDING)
+    assert support.group(result, "log_prior")["rate"].dims == ("chain", "draw", "N")
+    # A site with an event has one number.
+    result, draws = host.converted("logistic_regression_subsampled")
+    expected = stats.norm.logpdf(draws["w"]).sum(-1)
+    np.testing.assert_allclose(support.values(result, "log_prior", "w"), expected, **ROUNDING)
+    without, _ = host.converted("logistic_regression_subsampled", log_prior=False)
+    assert "log_prior" not in support.group_names(without)
+
+
+def test_there_is_no_log_prior_of_what_is_summed_out_with_discrete_sites(host, backend) -> None:
+    def independent(y: Any) -> None:
+        mean = backend.host.sample("mean", backend.dist.Normal(0.0, 1.0))
+        which = backend.host.sample("which", backend.dist.Bernoulli(0.3))
+        backend.host.sample("y", backend.dist.Normal(mean + 1.0 * which, 1.0), obs=y)
+
+    def tied(y: Any) -> None:
+        which = backend.host.sample("which", backend.dist.Bernoulli(0.3))
+        mean = backend.host.sample("mean", backend.dist.Normal(1.0 * which, 1.0))
+        backend.host.sample("y", backend.dist.Normal(mean, 1.0), obs=y)
+
+    y = backend.array(np.array(0.5))
+    engine = host.fixed(independent, (y,))
+    np.testing.assert_allclose(
+        support.values(engine.to_arviz(y), "log_prior", "mean"),
+        stats.norm.logpdf(engine.draws["mean"]),
+        **ROUNDING,
+    )
+    assert "log_prior" not in support.group_names(host.fixed(tied, (y,)).to_arviz(y))
+
+
+def test_groups_serve_what_arviz_does_with_them(host, backend) -> None:
+    """Leave-one-out values, and how much the posterior depends on the prior."""
+    model, args, options = from_zoo(backend, "logistic_regression_subsampled")
+    engine = host.fixed(model, args, positions=support.logistic_positions(), **options)
+    result = engine.to_arviz(*args, **options)
+    prior, likelihood = support.sensitivity(result, ["w"])
+    assert prior.shape == likelihood.shape == (3,)
+    assert np.isfinite([prior, likelihood]).all() and (likelihood > 0.0).all()
+    values = support.leave_one_out_values(result, "y")
+    assert values.shape == (60,) and ((0.0 <= values) & (values <= 1.0)).all()
+
+
 def test_two_subsampled_plates(host) -> None:
     result, draws = host.converted("nested_plates_subsampled", data_chunk=5)
     rows = zoo.crossed_rows()
@@ -231,6 +281,7 @@ def test_groups_can_be_left_out_and_draws_limited(host) -> None:
         num_samples=6,
         posterior_predictive=False,
         log_likelihood=False,
+        log_prior=False,
         observed_data=False,
         sample_stats=False,
         constant_data=False,
