@@ -390,7 +390,7 @@ def _kernels() -> Iterator[Mutation]:
             "removed(scores)",
         ),
         ("slopes with the wrong sign", "removed(scores) - affine", "removed(scores) + affine"),
-        ("direction not projected", "0.5 * affine.removed(phi), state", "0.5 * phi, state"),
+        ("direction not projected", "* affine.removed(phi), state", "* phi, state"),
         ("mean left in", "centred = values - values.mean(axis=0)", "centred = values"),
         ("shared gradients with the wrong sign", "(-once[None] / num", "(once[None] / num"),
     ):
