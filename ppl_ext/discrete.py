@@ -6,6 +6,7 @@ before any work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -89,6 +90,48 @@ def steering_error(sites: Iterable[str], where: str, text: str) -> ModelCheckErr
         f"A discrete latent site (of {_named(sites)}) steers Python, by if, int() or a loop, and "
         "cannot be enumerated: all its values are there at once, as one array. Write the choice "
         f"with {where}, or by indexing an array with the site's value. The host says: {text}"
+    )
+
+
+#: Infer key of a value that stands in for an observation that is not there.
+STANDS_IN = "_stands_in"
+#: Discrete sites beyond which what is summed is not compared with one value each.
+MOST_COMPARED = 200
+
+
+def check_one_value_each(
+    sites: Sequence[str], together: float, each: float, terms: float, epsilon: float
+) -> None:
+    """See that a density is the same with all values of discrete sites at once as with one each.
+
+    Parameters
+    ----------
+    sites : sequence of str
+    together : float
+        Log density of what depends on the sites, at one value each, from all values at once.
+    each : float
+        The same from a run with these values.
+    terms : float
+        Sum of the absolute values of its terms, of which rounding is a share.
+    epsilon : float
+        Relative precision.
+
+    Raises
+    ------
+    ModelCheckError
+        It is another.
+    """
+    if not (math.isfinite(each) and math.isfinite(terms)):
+        return  # the drawn values are impossible
+    if abs(together - each) <= math.sqrt(epsilon) * (1.0 + terms):
+        return
+    raise ModelCheckError(
+        f"The model says something else when discrete latent sites {_named(sites)} have all their "
+        f"values at once: log density {together:.6g} at some values, {each:.6g} in a run with "
+        "these alone. All values of a site stand in a dimension of their own, the same in all "
+        "places of a plate. Expected a value to be used in its own place: not a sum, a cumsum or "
+        "a roll over the plate's dimension, nor a lookup z[..., group]. For rows of groups write "
+        "a plate of the groups and in it a plate of their rows, padded to one length and masked."
     )
 
 

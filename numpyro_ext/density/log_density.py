@@ -161,7 +161,9 @@ class LogDensity(LogDensityShell[Array, Data]):
                 if not attempt.valid:
                     raise_invalid_parameters(model, rng_key, data, init_strategy)
 
-            self._start.check(rng_key, self.arguments.as_evaluated(data), judge)
+            evaluated = self.arguments.as_evaluated(data)
+            self._start.check(rng_key, evaluated, judge)
+            bound.check_enumeration(evaluated)
         warn_of_held_parameters(
             held_without_prior(structure),
             "initial",

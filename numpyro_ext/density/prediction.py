@@ -24,6 +24,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_ext.density.handlers import Site, is_enumerated, is_latent
 from numpyro_ext.density.outputs import joint_mask, unwrap
+from ppl_ext.discrete import STANDS_IN
 from ppl_ext.outputs import prediction_terms
 
 
@@ -62,6 +63,7 @@ class ObserveMissing(Messenger):
             random.key(self._seed), msg["kwargs"].get("sample_shape", ())
         )
         msg["is_observed"] = True
+        msg["infer"] = {**msg["infer"], STANDS_IN: True}
 
 
 def dependent_on_missing(

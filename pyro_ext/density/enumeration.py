@@ -99,6 +99,8 @@ class Factor:
         return {name for name in self.dims.values() if name.startswith(_NUMBER)}
 
 
+#: Log probability of values that are not allowed.
+_IMPOSSIBLE = -1e9
 #: How names of discrete sites begin, as no plate's does.
 _NUMBER = " "
 
@@ -171,6 +173,32 @@ def log_marginal(factors: list[Factor]) -> Tensor:
         total = total + math.prod(scales[name] for name in plates) * term.sum()
     assert isinstance(total, Tensor)
     return total
+
+
+def at_values(
+    factors: list[Factor], generator: torch.Generator
+) -> tuple[dict[str, Tensor], list[Factor]]:
+    """Numbers of some value of each discrete site, and the factors with only these allowed.
+
+    The sites' own probabilities are left out: 1 at the value, and 0 elsewhere.
+    """
+    numbers, found = {}, []
+    for factor in factors:
+        if factor.own is None:
+            found.append(factor)
+            continue
+        shape = list(factor.log_prob.shape)
+        size = shape[factor.own]
+        for dim, name in factor.dims.items():
+            if name.startswith(_NUMBER) and len(shape) >= -dim:
+                shape[dim] = 1
+        number = torch.randint(size, shape, generator=generator).to(factor.log_prob.device)
+        values = torch.arange(size, device=number.device)
+        allowed = number == values.reshape(-1, *(1,) * (-factor.own - 1))
+        only = torch.zeros_like(factor.log_prob).masked_fill(~allowed, _IMPOSSIBLE)
+        numbers[factor.site] = number
+        found.append(replace(factor, log_prob=only))
+    return numbers, found
 
 
 def log_likelihood_of_rows(factors: list[Factor]) -> dict[str, RowTerms]:

@@ -18,6 +18,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
+from ppl_ext.discrete import STANDS_IN
 from ppl_ext.outputs import prediction_terms
 from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.handlers import global_generator
@@ -70,6 +71,7 @@ class ObserveMissing(Messenger):
         with global_generator(self._seed), torch.no_grad():
             msg["value"] = msg["fn"].sample()
         msg["is_observed"] = True
+        msg["infer"] = {**(msg["infer"] or {}), STANDS_IN: True}
 
 
 def dependent_on_missing(

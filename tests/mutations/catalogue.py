@@ -1097,6 +1097,13 @@ def _fit() -> Iterator[Mutation]:
         "test_check",
     )
     yield from neutral(
+        "programs that mix the places of a plate pass",
+        "discrete.py",
+        "if abs(together - each) <= math.sqrt(epsilon) * (1.0 + terms):",
+        "if abs(together - each) >= math.sqrt(epsilon) * (1.0 + terms):",
+        "density/test_discrete",
+    )
+    yield from neutral(
         "observations of what stands in for a value",
         "diagnostics/predictive_data.py",
         "if later and (names := dependent(later)):",
