@@ -7,8 +7,11 @@ before any work.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ppl_ext.errors import ModelCheckError
 
@@ -133,6 +136,27 @@ def check_one_value_each(
         "a roll over the plate's dimension, nor a lookup z[..., group]. For rows of groups write "
         "a plate of the groups and in it a plate of their rows, padded to one length and masked."
     )
+
+
+def changing_sites(
+    names: Sequence[str], densities: Callable[[int, int], Sequence[NDArray[Any]]]
+) -> list[str]:
+    """Which observed sites depend on a value that stands in for an observation.
+
+    Parameters
+    ----------
+    names : sequence of str
+    densities : callable
+        From seeds of the latent sites and of the value that stands in to the sites' log densities.
+    """
+    changed = set()
+    # A value may count for some values of discrete sites alone.
+    for seed in range(3):
+        both = densities(seed, 0), densities(seed, seed + 1)
+        for name, one, two in zip(names, *both, strict=True):
+            if not np.array_equal(one, two, equal_nan=True):
+                changed.add(name)
+    return [name for name in names if name in changed]
 
 
 def check_plated(site: str, shape: Sequence[int], plates: Sequence[Any]) -> None:

@@ -9,17 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, random
+from jax import Array
 from jaxtyping import Float, Int
 from numpyro import handlers
 
-from numpyro_ext.density.enumeration import (
-    OneValueEach,
-    at_one_value_each,
-    enumerated_trace,
-    log_marginal,
-    summed_sites,
-)
+from numpyro_ext.density.enumeration import enumerated_trace, log_marginal, summed_sites
 from numpyro_ext.density.handlers import (
     FixedKey,
     PlateControl,
@@ -31,9 +25,7 @@ from numpyro_ext.density.handlers import (
     unconstraining,
 )
 from numpyro_ext.density.layout import Data, Indices, Layout
-from numpyro_ext.programs import Program
 from ppl_ext.bound_model import BoundModelShell
-from ppl_ext.discrete import MOST_COMPARED, check_one_value_each
 from ppl_ext.errors import ArgumentError, ModelCheckError
 
 
@@ -115,43 +107,6 @@ class BoundModel(BoundModelShell[Array]):
         if summed:
             likelihood = likelihood + log_marginal(summed).astype(self.dtype)
         return prior, likelihood
-
-    def check_enumeration(self, data: Data) -> None:
-        """See that the density is the same with all values of discrete sites as with one each.
-
-        Raises
-        ------
-        ModelCheckError
-            It is another.
-        """
-        if not self.enumerated or len(self.enumerated) > MOST_COMPARED:
-            return
-        rows = self.first_rows()
-        names: list[str] = []
-
-        def compared(position: Array, data: Data) -> Any:
-            found = at_one_value_each(self.trace(position, data, rows), random.key(0))
-            if found is None:
-                return None
-            values, together, names[:] = found
-            substitution = unconstraining(
-                self.layout.split(position), rows, set(), self.observed_sites
-            )
-            model = handlers.substitute(self.controlled(rows), substitute_fn=substitution)
-            trace = run_trace(OneValueEach(model, values), data.args, data.kwargs)
-            terms = [trace[name]["fn"].log_prob(trace[name]["value"]) for name in names]
-            return (
-                together,
-                sum((each.sum() for each in terms), jnp.zeros(())),
-                sum((jnp.abs(each).sum() for each in terms), jnp.zeros(())),
-            )
-
-        position = 0.1 * jnp.cos(jnp.arange(self.layout.dim)).astype(self.dtype)
-        figures = Program(compared, rarely=True)(position, data)
-        if figures is not None:
-            together, each, terms = map(float, figures)
-            epsilon = float(jnp.finfo(self.dtype).eps)
-            check_one_value_each(self.enumerated, together, each, terms, epsilon)
 
     def run(self, model: Callable[..., Any], data: Data) -> Trace:
         """The trace of this model under handlers, discrete latent sites with all their values."""

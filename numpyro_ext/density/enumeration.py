@@ -31,6 +31,8 @@ from numpyro_ext.density.handlers import (
 from ppl_ext.discrete import STANDS_IN, RowTerms, joined_name, shared_rows_error, support_error
 from ppl_ext.errors import ModelCheckError
 
+#: Log probability of values that are not allowed.
+_IMPOSSIBLE = -1e9
 #: How funsor's names for values of earlier steps, for time itself, and for other dimensions begin.
 _BEFORE, _TIME, _UNPLATED = "_PREV_", "_time", "_pyro_dim_"
 
@@ -241,7 +243,7 @@ def posterior_values(
                 else:
                     here = jnp.ones((1,) * number.ndim, bool)
                 chosen = jax.nn.one_hot(number, weight.shape[-1], dtype=bool)
-                against = jnp.where(chosen | ~here[..., None], 0.0, -1e9)
+                against = jnp.where(chosen | ~here[..., None], 0.0, _IMPOSSIBLE)
                 own = summed[name]["infer"]["name_to_dim"][name]
                 against = jnp.moveaxis(against, -1, evidence[name].ndim + own)
                 new = evidence[name] + against
@@ -294,7 +296,7 @@ def at_one_value_each(
                 shape[dim] = 1
         number = random.randint(key, shape, 0, log_prob.shape[own])
         every = jnp.arange(log_prob.shape[own]).reshape((-1,) + (1,) * (log_prob.ndim - own - 1))
-        evidence[name] = jnp.where(number == every, 0.0, -1e9) - log_prob
+        evidence[name] = jnp.where(number == every, 0.0, _IMPOSSIBLE) - log_prob
         values[name] = values_of(site["fn"])[number]
     total = jnp.zeros(())
     for sites in _components(summed):

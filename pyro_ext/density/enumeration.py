@@ -40,6 +40,12 @@ def is_enumerated(site: Mapping[str, Any]) -> bool:
     return bool(getattr(fn, "has_enumerate_support", False)) and bool(fn.support.is_discrete)
 
 
+def values_of(fn: Any) -> Tensor:
+    """The values of a distribution of finitely many, shape (n,) and its event's."""
+    support: Tensor = fn.enumerate_support(expand=False)
+    return support.reshape(support.shape[:1] + tuple(fn.event_shape))
+
+
 class _InParallel(Messenger):
     """Asks for all values of every discrete latent site at once."""
 
@@ -266,10 +272,7 @@ def posterior_values(
             if dim != factor.own:
                 weight = weight.sum(dim, keepdim=True)
         number = weight.argmax(factor.own)
-        fn = fns[factor.site]
-        support = fn.enumerate_support(expand=False)
-        support = support.reshape(support.shape[:1] + tuple(fn.event_shape))
-        values[factor.site] = support[number].reshape(shapes[factor.site])
+        values[factor.site] = values_of(fns[factor.site])[number].reshape(shapes[factor.site])
     return values
 
 

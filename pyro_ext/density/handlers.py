@@ -33,7 +33,7 @@ from ppl_ext.density import check_subsample_size
 from ppl_ext.discrete import STANDS_IN, support_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.process import handling, swapping
-from pyro_ext.density.enumeration import Factor, factor_of, is_enumerated, log_marginal
+from pyro_ext.density.enumeration import Factor, factor_of, is_enumerated, log_marginal, values_of
 from pyro_ext.density.layout import Indices
 
 #: Entries of a latent site from which on its prior's gradient is worth adding in place.
@@ -375,12 +375,9 @@ class OneValueHandler(SiteHandler):
 
     def _pyro_sample(self, msg: Any) -> None:
         if is_enumerated(msg) and msg["name"] in self.numbers:
-            fn = msg["fn"]
-            support = fn.enumerate_support(expand=False)
-            support = support.reshape(support.shape[:1] + tuple(fn.event_shape))
-            number = self.numbers[msg["name"]]
+            fn, number = msg["fn"], self.numbers[msg["name"]]
             number = number.reshape(number.shape[number.dim() - len(fn.batch_shape) :])
-            msg["value"] = support[number].expand(fn.shape())
+            msg["value"] = values_of(fn)[number].expand(fn.shape())
         super()._pyro_sample(msg)
 
     def _pyro_post_sample(self, msg: Any) -> None:

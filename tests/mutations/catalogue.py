@@ -951,11 +951,11 @@ def _diagnostics() -> Iterator[Mutation]:
         "chance = 1.0 / (num_draws + 1)",
         tests,
     )
-    yield from both(
+    yield from neutral(
         "data of other parameters than those that are ranked",
-        "calibrate.py",
-        "_like(found.predictive[site][number],",
-        "_like(found.predictive[site][number - 1],",
+        "calibrate/calibrate.py",
+        "like(drawn[site][number],",
+        "like(drawn[site][number - 1],",
         tests,
     )
     tests = "predictions predictive calibration"
