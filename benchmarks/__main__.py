@@ -74,10 +74,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmarks.scaling",
         "engines over many devices: equality, bytes of a step, predicted efficiency, write out/",
     ),
-    "vision": (
-        "benchmarks.vision",
-        "networks for images: cost of a step and predictions of seven methods",
-    ),
     "score-vi": ("benchmarks.score_vi", "minibatch scores, ours against ADVI, write out/"),
     "semi-exact": (
         "benchmarks.semi_exact",
@@ -97,6 +93,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "uncertainty": (
         "benchmarks.uncertainty",
         "predictions of two small networks and their uncertainty, write out/",
+    ),
+    "vision": (
+        "benchmarks.vision",
+        "networks for images: cost of a step and predictions of six methods, write out/",
     ),
 }
 

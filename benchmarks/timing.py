@@ -41,3 +41,10 @@ def alternate(
 def ratio(times: Mapping[str, NDArray[np.float64]], case: str, reference: str) -> float:
     """Median over rounds of the time of ``case`` over that of ``reference``."""
     return float(np.median(times[case] / times[reference]))
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started

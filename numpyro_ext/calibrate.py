@@ -70,11 +70,7 @@ def calibrate(
     observations.find(found.observed, _as_array)
 
     def arguments(number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        values = {
-            argument: _like(found.predictive[site][number], observations.named[argument])
-            for site, argument in observations.places.items()
-        }
-        return observations.with_values(values)
+        return observations.with_rows(found.predictive, number, _like)
 
     def fitted(number: int) -> tuple[Source, str | None]:
         args, kwargs = arguments(number)

@@ -6,8 +6,12 @@ before any work.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ppl_ext.errors import ModelCheckError
 
@@ -90,6 +94,69 @@ def steering_error(sites: Iterable[str], where: str, text: str) -> ModelCheckErr
         "cannot be enumerated: all its values are there at once, as one array. Write the choice "
         f"with {where}, or by indexing an array with the site's value. The host says: {text}"
     )
+
+
+#: Infer key of a value that stands in for an observation that is not there.
+STANDS_IN = "_stands_in"
+#: Discrete sites beyond which what is summed is not compared with one value each.
+MOST_COMPARED = 200
+
+
+def check_one_value_each(
+    sites: Sequence[str], together: float, each: float, terms: float, epsilon: float
+) -> None:
+    """See that a density is the same with all values of discrete sites at once as with one each.
+
+    Parameters
+    ----------
+    sites : sequence of str
+    together : float
+        Log density of what depends on the sites, at one value each, from all values at once.
+    each : float
+        The same from a run with these values.
+    terms : float
+        Sum of the absolute values of its terms, of which rounding is a share.
+    epsilon : float
+        Relative precision.
+
+    Raises
+    ------
+    ModelCheckError
+        It is another.
+    """
+    if not (math.isfinite(each) and math.isfinite(terms)):
+        return  # the drawn values are impossible
+    if abs(together - each) <= math.sqrt(epsilon) * (1.0 + terms):
+        return
+    raise ModelCheckError(
+        f"The model says something else when discrete latent sites {_named(sites)} have all their "
+        f"values at once: log density {together:.6g} at some values, {each:.6g} in a run with "
+        "these alone. All values of a site stand in a dimension of their own, the same in all "
+        "places of a plate. Expected a value to be used in its own place: not a sum, a cumsum or "
+        "a roll over the plate's dimension, nor a lookup z[..., group]. For rows of groups write "
+        "a plate of the groups and in it a plate of their rows, padded to one length and masked."
+    )
+
+
+def changing_sites(
+    names: Sequence[str], densities: Callable[[int, int], Sequence[NDArray[Any]]]
+) -> list[str]:
+    """Which observed sites depend on a value that stands in for an observation.
+
+    Parameters
+    ----------
+    names : sequence of str
+    densities : callable
+        From seeds of the latent sites and of the value that stands in to the sites' log densities.
+    """
+    changed = set()
+    # A value may count for some values of discrete sites alone.
+    for seed in range(3):
+        both = densities(seed, 0), densities(seed, seed + 1)
+        for name, one, two in zip(names, *both, strict=True):
+            if not np.array_equal(one, two, equal_nan=True):
+                changed.add(name)
+    return [name for name in names if name in changed]
 
 
 def check_plated(site: str, shape: Sequence[int], plates: Sequence[Any]) -> None:

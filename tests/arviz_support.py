@@ -93,10 +93,12 @@ def check_loo(result: Any, log_likelihood: np.ndarray) -> None:
 def sensitivity(result: Any, sites: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """Sensitivity of each number of some sites to the prior and to the likelihood."""
     if MAJOR < 1:
-        found = [arviz.psens(result, component=each) for each in ("prior", "likelihood")]
-        return tuple(
-            np.concatenate([each[site].values.ravel() for site in sites]) for each in found
-        )  # type: ignore[return-value]
+
+        def component(name: str) -> np.ndarray:
+            found = arviz.psens(result, component=name)
+            return np.concatenate([found[site].values.ravel() for site in sites])
+
+        return component("prior"), component("likelihood")
     table = arviz.psense_summary(result, var_names=sites)
     return table["prior"].to_numpy(float), table["likelihood"].to_numpy(float)
 

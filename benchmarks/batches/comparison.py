@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import multiprocessing
-import re
 import threading
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 
 from benchmarks import records
 from benchmarks.batches import file
+from benchmarks.memory import resident
 from benchmarks.records import Record
 
 PARTICLES, RATE = 16, 0.01
@@ -53,14 +53,6 @@ class Memory:
     def __exit__(self, *error: object) -> None:
         self._end.set()
         self._thread.join()
-
-
-def resident(name: str) -> int:
-    """Bytes of this process's memory of a kind: RssAnon, of no file, or RssFile."""
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    if found is None:
-        raise OSError(f"Expected {name} in /proc/self/status, which Linux has, found none.")
-    return 1024 * int(found[1])
 
 
 def fitted(backend: str, path: Path, rows: int, batch: int) -> dict[str, Any]:

@@ -35,8 +35,8 @@ from benchmarks.images.training import (
     tuned_runs,
     with_options,
 )
+from benchmarks.memory import release_freed, reset_peak, resident
 from benchmarks.records import Record
-from benchmarks.score_vi.memory import release_freed, reset_peak, resident
 from ppl_ext.curvature import GaussNewton
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import multiprocessing
 import time
-import traceback
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -20,8 +17,10 @@ import numpy as np
 from benchmarks import records
 from benchmarks.images import lenet
 from benchmarks.images.lenet import LL_SVN, SVGD, SVN_ADAPTIVE, Method, Plan
+from benchmarks.memory import resident
 from benchmarks.records import Record
-from benchmarks.score_vi.memory import resident
+from benchmarks.timing import timed
+from benchmarks.turns import Started, take_turns
 
 ROWS, BATCH, PARTICLES, ROUNDS = 512, 32, 5, 3
 
@@ -71,15 +70,8 @@ def measure(
     backend: str, cases: tuple[Case, ...], batch_size: int, particles: int, rounds: int
 ) -> list[Record]:
     """One record for each case, failures included."""
-    context = multiprocessing.get_context("spawn")
-    workers: list[tuple[Any, Connection, Record]] = []
+    started = []
     for case in cases:
-        here, there = context.Pipe()
-        work = (there, backend, case, batch_size, particles)
-        process = context.Process(target=_work, args=work, daemon=True)
-        process.start()
-        # The process's own copy stays open until it ends: its end is then seen here.
-        there.close()
         record = Record("images lenet step cost", case.name, backend, "LeNet", seed=0)
         record.settings = {
             "batch_size": batch_size,
@@ -88,70 +80,39 @@ def measure(
             "steps": case.steps,
             "rounds": rounds,
         }
-        _receive(here, record)
-        workers.append((process, here, record))
-    for _ in range(rounds):
-        for _, pipe, record in workers:
-            if not record.failed:
-                pipe.send("steps")
-                _receive(pipe, record)
-    for process, pipe, record in workers:
+        started.append((record, (backend, case, batch_size, particles)))
+    take_turns(started, _start, rounds, "turns")
+    runs = [record for record, _ in started]
+    for record in runs:
         if not record.failed:
-            pipe.send("peak")
-            _receive(pipe, record)
-            seconds = record.figures["turns"]
-            record.figures["seconds a step"] = float(np.median(seconds))
+            record.figures["seconds a step"] = float(np.median(record.figures["turns"]))
             print(f"{backend}, {record.method}: {record.figures}", flush=True)
-        process.kill()
-        process.join()
-    return [record for _, _, record in workers]
+    return runs
 
 
-def _receive(pipe: Connection, record: Record) -> None:
-    try:
-        answer = pipe.recv()
-    except EOFError:
-        answer = "EOFError: the process ended, perhaps for lack of memory"
-    if isinstance(answer, str):
-        record.error = answer
-        print(f"{record.backend}, {record.method}: {answer}", flush=True)
-    elif isinstance(answer, float):
-        record.figures.setdefault("turns", []).append(answer)
-    else:
-        record.figures.update(answer)
+def _start(backend: str, case: Case, batch_size: int, particles: int) -> Started:
+    (module,) = lenet.backends(backend)
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(ROWS, 28, 28)).astype(np.float32)
+    y = generator.integers(0, lenet.CLASSES, ROWS)
+    before = _peak("VmRSS")
+    plan = Plan(1_000_000, batch_size, particles, case.curvature_every, 0.5)
+    started = time.perf_counter()
+    rate = 1.0 if case.method.engine == "SVN" and not case.method.adam else 1e-3
+    trainer = module.Trainer(case.method, x, y, plan, rate, 0)
+    trainer.advance(1)
+    first = {"seconds to compile": time.perf_counter() - started}
 
-
-def _work(pipe: Connection, backend: str, case: Case, batch_size: int, particles: int) -> None:
-    """What a process does: make the trainer, then step and answer until it is killed."""
-    try:
-        (module,) = lenet.backends(backend)
-        generator = np.random.default_rng(0)
-        x = generator.normal(size=(ROWS, 28, 28)).astype(np.float32)
-        y = generator.integers(0, lenet.CLASSES, ROWS)
-        before = _peak("VmRSS")
-        plan = Plan(1_000_000, batch_size, particles, case.curvature_every, 0.5)
-        started = time.perf_counter()
-        rate = 1.0 if case.method.engine == "SVN" and not case.method.adam else 1e-3
-        trainer = module.Trainer(case.method, x, y, plan, rate, 0)
-        trainer.advance(1)
-        pipe.send({"seconds to compile": time.perf_counter() - started})
-        while pipe.recv() == "steps":
-            started = time.perf_counter()
-            trainer.advance(case.steps)
-            pipe.send((time.perf_counter() - started) / case.steps)
+    def end() -> dict[str, Any]:
         peak = _peak("VmHWM")
         own = None if peak is None or before is None else peak - before
-        pipe.send(
-            {
-                "weights": trainer.num_weights,
-                "peak bytes": peak,
-                "peak bytes, less libraries": own,
-            }
-        )
-        pipe.recv()
-    except Exception as error:  # noqa: BLE001 - a method that breaks down is a result
-        traceback.print_exc()
-        pipe.send(f"{type(error).__name__}: {error}")
+        return {
+            "weights": trainer.num_weights,
+            "peak bytes": peak,
+            "peak bytes, less libraries": own,
+        }
+
+    return Started(lambda: timed(lambda: trainer.advance(case.steps)) / case.steps, end, first)
 
 
 def _peak(name: str) -> int | None:

@@ -9,23 +9,19 @@ less what it held before the network was made, in vectors of the network's lengt
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import importlib
 import itertools
-import multiprocessing
-import re
-import time
-import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import records
+from benchmarks.memory import release_freed, reset_peak, resident
 from benchmarks.records import Record
+from benchmarks.timing import timed
+from benchmarks.turns import Started, take_turns
 
 METHODS = ("ours", "ADVI", "Adam")
 #: Units of each layer, inputs and outputs included: 20,048,010 parameters.
@@ -60,71 +56,37 @@ def run_memory(arguments: argparse.Namespace) -> int:
 
 
 def _compare(out: Path, backend: str, layers: tuple[int, ...], rounds: int) -> list[Record]:
-    context = multiprocessing.get_context("spawn")
-    workers: dict[str, tuple[Any, Connection]] = {}
-    runs = {}
+    runs = []
     for method in METHODS:
-        here, there = context.Pipe()
-        process = context.Process(target=_work, args=(there, backend, method, layers), daemon=True)
-        process.start()
-        workers[method] = process, here
         record = Record("score-vi memory", method, backend, "network", seed=0)
         record.settings = {"layers": list(layers), "batch": BATCH, "rounds": rounds}
         record.settings["parameters"] = num_parameters(layers)
-        runs[method] = record
-        _receive(here, record)
-    for _ in range(rounds):
-        for method, (_, pipe) in workers.items():
-            if not runs[method].failed:
-                pipe.send("step")
-                _receive(pipe, runs[method])
-    for method, (process, pipe) in workers.items():
-        record = runs[method]
+        runs.append(record)
+    take_turns([(run, (backend, run.method, layers)) for run in runs], _start, rounds)
+    for record in runs:
         if not record.failed:
-            pipe.send("peak")
-            record.figures["peak vectors"] = pipe.recv() / (4 * num_parameters(layers))
             seconds = record.figures["seconds a step"]
             record.figures["median seconds"] = float(np.median(seconds))
-            print(f"{backend} {method}: {record.figures}", flush=True)
-        process.kill()
+            print(f"{backend} {record.method}: {record.figures}", flush=True)
         records.append(out / "score-vi.jsonl", record)
-    return list(runs.values())
+    return runs
 
 
-def _receive(pipe: Connection, record: Record) -> None:
-    try:
-        answer = pipe.recv()
-    except EOFError:
-        answer = "EOFError: the process ended, perhaps for lack of memory"
-    if isinstance(answer, str):
-        record.error = answer
-        print(f"{record.backend} {record.method}: {answer}", flush=True)
-    elif answer is not None:
-        record.figures.setdefault("seconds a step", []).append(answer)
+def _start(backend: str, method: str, layers: tuple[int, ...]) -> Started:
+    module = importlib.import_module(f"benchmarks.score_vi.{backend}_memory")
+    # What the libraries themselves take at their first use is not the method's.
+    step = _started(module.CASES[method], LAYERS_QUICK)
+    del step
+    release_freed()
+    before = resident("VmRSS")
+    step = _started(module.CASES[method], layers)
+    release_freed()
+    reset_peak()
 
+    def end() -> dict[str, float]:
+        return {"peak vectors": (resident("VmHWM") - before) / (4 * num_parameters(layers))}
 
-def _work(pipe: Connection, backend: str, method: str, layers: tuple[int, ...]) -> None:
-    """What a process does: build the method, then step and answer until it is killed."""
-    try:
-        module = importlib.import_module(f"benchmarks.score_vi.{backend}_memory")
-        # What the libraries themselves take at their first use is not the method's.
-        step = _started(module.CASES[method], LAYERS_QUICK)
-        del step
-        release_freed()
-        before = resident("VmRSS")
-        step = _started(module.CASES[method], layers)
-        release_freed()
-        reset_peak()
-        pipe.send(None)
-        while pipe.recv() == "step":
-            started = time.perf_counter()
-            step()
-            pipe.send(time.perf_counter() - started)
-        pipe.send(resident("VmHWM") - before)
-        pipe.recv()
-    except Exception as error:  # noqa: BLE001 - a method that breaks down is a result
-        traceback.print_exc()
-        pipe.send(f"{type(error).__name__}: {error}")
+    return Started(lambda: timed(step), end, {})
 
 
 def _started(case: Callable[..., Callable[[], None]], layers: tuple[int, ...]) -> Any:
@@ -133,31 +95,6 @@ def _started(case: Callable[..., Callable[[], None]], layers: tuple[int, ...]) -
     for _ in range(3):
         step()
     return step
-
-
-def resident(name: str) -> int:
-    """Bytes of memory that this process holds (VmRSS), or the most that it held (VmHWM).
-
-    Raises
-    ------
-    OSError
-        The system is not Linux.
-    """
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    if found is None:
-        raise OSError(f"Expected {name} in /proc/self/status, which Linux has, found none.")
-    return 1024 * int(found[1])
-
-
-def release_freed() -> None:
-    """Give memory that is free back to the system, where it would count as held."""
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
-def reset_peak() -> None:
-    """Let the most that this process held be what it holds now."""
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 def _row(run: Record, runs: list[Record]) -> dict[str, Any]:

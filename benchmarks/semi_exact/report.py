@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -136,10 +137,10 @@ def _plot(runs: Sequence[Record], group: str, path: Path) -> None:
     (_plot_shaped if group == "shaped" else _plot_ratios)(plt, runs, path)
 
 
-def _plot_ratios(plt: object, runs: Sequence[Record], path: Path) -> None:
+def _plot_ratios(plt: Any, runs: Sequence[Record], path: Path) -> None:
     """Medians over seeds by the ratio of dimensions to particles, a column for each family."""
     families = list(dict.fromkeys(run.settings["family"] for run in runs))
-    figure, axes = plt.subplots(  # type: ignore[attr-defined]
+    figure, axes = plt.subplots(
         len(FIGURES),
         len(families),
         figsize=(3.6 * len(families) + 1.0, 2.6 * len(FIGURES) + 1.2),
@@ -169,16 +170,16 @@ def _plot_ratios(plt: object, runs: Sequence[Record], path: Path) -> None:
         axes[-1][column].set_xlabel("dimensions / particles")
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.savefig(path, dpi=110)
-    plt.close(figure)  # type: ignore[attr-defined]
+    plt.close(figure)
 
 
-def _plot_shaped(plt: object, runs: Sequence[Record], path: Path) -> None:
+def _plot_shaped(plt: Any, runs: Sequence[Record], path: Path) -> None:
     """Medians over seeds with the least and the greatest, a row for each target."""
     from matplotlib.ticker import NullFormatter
 
     targets = list(dict.fromkeys(run.model for run in runs))
     methods = _methods(runs)
-    figure, axes = plt.subplots(  # type: ignore[attr-defined]
+    figure, axes = plt.subplots(
         1,
         len(FIGURES),
         figsize=(4.0 * len(FIGURES), 1.1 * len(targets) + 1.6),
@@ -204,4 +205,4 @@ def _plot_shaped(plt: object, runs: Sequence[Record], path: Path) -> None:
     axes[0].set_yticks(np.arange(len(targets))[::-1], targets)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figure.savefig(path, dpi=110)
-    plt.close(figure)  # type: ignore[attr-defined]
+    plt.close(figure)

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import multiprocessing
 import time
-import traceback
 from dataclasses import asdict, dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,9 @@ import numpy as np
 
 from benchmarks import datasets, records
 from benchmarks.images import metrics
-from benchmarks.score_vi.memory import release_freed, reset_peak, resident
+from benchmarks.memory import release_freed, reset_peak, resident
+from benchmarks.timing import timed
+from benchmarks.turns import Started, take_turns
 from benchmarks.vision.architectures import CHANNELS, CLASSES
 
 STEP_METHODS = ("SGD", "MC dropout", "SGLD", "ADVI", "proximal")
@@ -83,80 +82,43 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _steps(path: Path, backend: str, network: str, arguments: argparse.Namespace) -> list[Any]:
-    context = multiprocessing.get_context("spawn")
     plan = Plan(network, CLASSES, arguments.batch)
-    workers, runs = {}, []
+    runs = []
     for method in arguments.methods or STEP_METHODS:
-        if method not in STEP_METHODS:
-            continue
-        record = records.Record("vision", method, backend, network, 0)
-        record.settings = {"part": "steps", **asdict(plan), "size": arguments.size}
-        here, there = context.Pipe()
-        given = (there, backend, method, plan, arguments.size)
-        process = context.Process(target=_work, args=given, daemon=True)
-        process.start()
-        workers[method] = record, process, here
-        _receive(here, record)
-        runs.append(record)
-    for _ in range(arguments.rounds):
-        for record, _, pipe in workers.values():
-            if not record.failed:
-                pipe.send("step")
-                _receive(pipe, record)
-    for record, process, pipe in workers.values():
-        if not record.failed:
-            pipe.send("peak")
-            record.figures["peak bytes"] = pipe.recv()
-            record.figures["median seconds"] = float(np.median(record.figures["seconds a step"]))
-        process.kill()
-    plain = next((each for each in runs if each.method == "SGD"), None)
+        if method in STEP_METHODS:
+            record = records.Record("vision", method, backend, network, 0)
+            record.settings = {"part": "steps", **asdict(plan), "size": arguments.size}
+            runs.append(record)
+    cases = [(run, (backend, run.method, plan, arguments.size)) for run in runs]
+    take_turns(cases, _start, arguments.rounds)
     for record in runs:
-        if plain is not None and not plain.failed and not record.failed:
+        if not record.failed:
+            record.figures["median seconds"] = float(np.median(record.figures["seconds a step"]))
+    plain = next((run for run in runs if run.method == "SGD" and not run.failed), None)
+    for record in runs:
+        if plain is not None and not record.failed:
             for name in ("median seconds", "peak bytes"):
                 ratio = record.figures[name] / plain.figures[name]
                 record.figures[f"{name}, of SGD's"] = ratio
         records.append(path, record)
-        print(
-            f"{network}, {record.method}, {backend}: {record.error or record.figures}", flush=True
-        )
+        found = record.error or record.figures
+        print(f"{network}, {record.method}, {backend}: {found}", flush=True)
     return runs
 
 
-def _receive(pipe: Connection, record: records.Record) -> None:
-    try:
-        answer = pipe.recv()
-    except EOFError:
-        answer = "EOFError: the process ended, perhaps for lack of memory"
-    if isinstance(answer, str):
-        record.error = answer
-    elif answer is not None:
-        record.figures.setdefault("seconds a step", []).append(answer)
-
-
-def _work(pipe: Connection, backend: str, method: str, plan: Plan, size: int) -> None:
-    """What a process does: build the method, then step and answer until it is killed."""
-    try:
-        module = importlib.import_module(f"benchmarks.vision.{backend}_methods")
-        generator = np.random.default_rng(0)
-        images = generator.normal(size=(4 * plan.batch, CHANNELS, size, size)).astype(np.float32)
-        labels = generator.integers(0, plan.classes, len(images))
-        release_freed()
-        before = resident("VmRSS")
-        step = module.STEPS[method](module.Task(plan, images, labels))
-        for _ in range(2):
-            step()
-        release_freed()
-        reset_peak()
-        pipe.send(None)
-        while pipe.recv() == "step":
-            started = time.perf_counter()
-            step()
-            pipe.send(time.perf_counter() - started)
-        pipe.send(resident("VmHWM") - before)
-        pipe.recv()
-    except Exception as error:  # noqa: BLE001 - a method that breaks down is a result
-        traceback.print_exc()
-        pipe.send(f"{type(error).__name__}: {error}")
+def _start(backend: str, method: str, plan: Plan, size: int) -> Started:
+    module = importlib.import_module(f"benchmarks.vision.{backend}_methods")
+    generator = np.random.default_rng(0)
+    images = generator.normal(size=(4 * plan.batch, CHANNELS, size, size)).astype(np.float32)
+    labels = generator.integers(0, plan.classes, len(images))
+    release_freed()
+    before = resident("VmRSS")
+    step = module.STEPS[method](module.Task(plan, images, labels))
+    for _ in range(2):
+        step()
+    release_freed()
+    reset_peak()
+    return Started(lambda: timed(step), lambda: {"peak bytes": resident("VmHWM") - before}, {})
 
 
 # -- fits --------------------------------------------------------------------------------------

@@ -15,13 +15,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, random
 from jaxtyping import Bool
 from numpyro import distributions as dist
 from numpyro import handlers
 from numpyro.infer.util import helpful_support_errors
 
-from numpyro_ext.density.enumeration import check_funsor
+from numpyro_ext.density.bound_model import BoundModel
+from numpyro_ext.density.enumeration import OneValueEach, at_one_value_each, check_funsor
 from numpyro_ext.density.first_run import (
     FirstRun,
     InitStrategy,
@@ -40,12 +41,20 @@ from numpyro_ext.density.handlers import (
     run_trace,
     site_log_prob,
     transform_of,
+    unconstraining,
 )
 from numpyro_ext.density.index_use import index_use
 from numpyro_ext.density.layout import Data, Indices
+from numpyro_ext.programs import Program
 from ppl_ext.arguments import nonfinite_arguments
 from ppl_ext.density import check_not_empty
-from ppl_ext.discrete import check_plated, infinite_support_error, only_discrete_error
+from ppl_ext.discrete import (
+    MOST_COMPARED,
+    check_one_value_each,
+    check_plated,
+    infinite_support_error,
+    only_discrete_error,
+)
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 from ppl_ext.process import swapped
 
@@ -532,3 +541,37 @@ def closure_error(names: Iterable[str]) -> ModelCheckError:
         f"A NumPy array is indexed by the indices of plate {plates}, which are traced by JAX. Pass "
         "the array as an argument of the model, or make it a JAX array with jnp.asarray."
     )
+
+
+def check_enumeration(bound: BoundModel, data: Data) -> None:
+    """See that the density is the same with all values of discrete sites as with one each.
+
+    Raises
+    ------
+    ModelCheckError
+        It is another.
+    """
+    if not bound.enumerated or len(bound.enumerated) > MOST_COMPARED:
+        return
+    rows = bound.first_rows()
+
+    def compared(position: Array, data: Data) -> Any:
+        found = at_one_value_each(bound.trace(position, data, rows), random.key(0))
+        if found is None:
+            return None
+        values, together, names = found
+        substitution = unconstraining(
+            bound.layout.split(position), rows, set(), bound.observed_sites
+        )
+        model = handlers.substitute(bound.controlled(rows), substitute_fn=substitution)
+        trace = run_trace(OneValueEach(model, values), data.args, data.kwargs)
+        terms = [trace[name]["fn"].log_prob(trace[name]["value"]) for name in names]
+        each = sum((term.sum() for term in terms), jnp.zeros(()))
+        return together, each, sum((jnp.abs(term).sum() for term in terms), jnp.zeros(()))
+
+    position = 0.1 * jnp.cos(jnp.arange(bound.layout.dim)).astype(bound.dtype)
+    figures = Program(compared, rarely=True)(position, data)
+    if figures is not None:
+        together, each, terms = map(float, figures)
+        epsilon = float(jnp.finfo(bound.dtype).eps)
+        check_one_value_each(bound.enumerated, together, each, terms, epsilon)

@@ -28,9 +28,11 @@ from numpyro_ext.density.handlers import (
     is_enumerated,
     is_observation,
 )
-from ppl_ext.discrete import RowTerms, joined_name, shared_rows_error, support_error
+from ppl_ext.discrete import STANDS_IN, RowTerms, joined_name, shared_rows_error, support_error
 from ppl_ext.errors import ModelCheckError
 
+#: Log probability of values that are not allowed.
+_IMPOSSIBLE = -1e9
 #: How funsor's names for values of earlier steps, for time itself, and for other dimensions begin.
 _BEFORE, _TIME, _UNPLATED = "_PREV_", "_time", "_pyro_dim_"
 
@@ -79,6 +81,22 @@ class _OwnValues(Messenger):
         """Replace numbers of values by values."""
         if msg["type"] == "sample" and is_enumerated(msg) and msg["value"] is not None:
             msg["value"] = values_of(msg["fn"])[msg["value"]]
+
+
+class OneValueEach(Messenger):
+    """Gives discrete latent sites one value each."""
+
+    def __init__(self, fn: Callable[..., Any], values: Mapping[str, Array]) -> None:
+        self.values = values
+        super().__init__(fn)
+
+    def process_message(self, msg: Site) -> None:
+        """Set a value, without the dimensions to the left of the plates."""
+        if msg["type"] != "sample" or msg["name"] not in self.values or msg["value"] is not None:
+            return
+        value, shape = self.values[msg["name"]], msg["fn"].shape()
+        value = value.reshape(value.shape[value.ndim - len(shape) :])
+        msg["value"] = jnp.broadcast_to(value, shape)
 
 
 def values_of(fn: Any) -> Array:
@@ -225,7 +243,7 @@ def posterior_values(
                 else:
                     here = jnp.ones((1,) * number.ndim, bool)
                 chosen = jax.nn.one_hot(number, weight.shape[-1], dtype=bool)
-                against = jnp.where(chosen | ~here[..., None], 0.0, -1e9)
+                against = jnp.where(chosen | ~here[..., None], 0.0, _IMPOSSIBLE)
                 own = summed[name]["infer"]["name_to_dim"][name]
                 against = jnp.moveaxis(against, -1, evidence[name].ndim + own)
                 new = evidence[name] + against
@@ -247,6 +265,47 @@ def posterior_values(
         ]
         values[name] = pieces[0] if rest is None else jnp.concatenate(pieces)
     return values
+
+
+def at_one_value_each(
+    trace: Trace, rng_key: Array
+) -> tuple[dict[str, Array], Float[Array, ""], list[str]] | None:
+    """Some value of each discrete site, and the log density of the other sites there.
+
+    All scales are left out.
+
+    Returns
+    -------
+    tuple or None
+        Values by site, the log density, and names of the other sites; None for steps of a
+        ``scan`` and for values that stand in for observations.
+    """
+    summed = summed_sites(trace)
+    names = [name for name, site in summed.items() if is_enumerated(site)]
+    stands_in = any(STANDS_IN in site.get("infer", ()) for site in trace.values())
+    if stands_in or not names or any(_is_timed(site) for site in summed.values()):
+        return None
+    values, evidence = {}, {}
+    for name in names:
+        site, log_prob = summed[name], _log_prob(summed[name], False)
+        rng_key, key = random.split(rng_key)
+        own = log_prob.ndim + site["infer"]["name_to_dim"][name]
+        shape = list(log_prob.shape)
+        for each, dim in site["infer"]["name_to_dim"].items():
+            if each in names and log_prob.ndim >= -dim:
+                shape[dim] = 1
+        number = random.randint(key, shape, 0, log_prob.shape[own])
+        every = jnp.arange(log_prob.shape[own]).reshape((-1,) + (1,) * (log_prob.ndim - own - 1))
+        evidence[name] = jnp.where(number == every, 0.0, _IMPOSSIBLE) - log_prob
+        values[name] = values_of(site["fn"])[number]
+    total = jnp.zeros(())
+    for sites in _components(summed):
+        total = total + _contracted(sites, scaled=False, evidence=evidence).data
+    others = [n for n, site in trace.items() if site["type"] == "sample" and n not in values]
+    for name in others:
+        if name not in summed:
+            total = total + trace[name]["fn"].log_prob(trace[name]["value"]).sum()
+    return values, total, others
 
 
 def _total(evidence: Mapping[str, Array], summed: Mapping[str, Site], most: bool) -> Array:

@@ -19,6 +19,7 @@ from numpyro_ext.density.arguments import Arguments, as_data
 from numpyro_ext.density.batches import sum_over_batches
 from numpyro_ext.density.bound_model import BoundModel
 from numpyro_ext.density.check import (
+    check_enumeration,
     raise_invalid_parameters,
     resolve_plates,
     structure_of_model,
@@ -161,7 +162,9 @@ class LogDensity(LogDensityShell[Array, Data]):
                 if not attempt.valid:
                     raise_invalid_parameters(model, rng_key, data, init_strategy)
 
-            self._start.check(rng_key, self.arguments.as_evaluated(data), judge)
+            evaluated = self.arguments.as_evaluated(data)
+            self._start.check(rng_key, evaluated, judge)
+            check_enumeration(bound, evaluated)
         warn_of_held_parameters(
             held_without_prior(structure),
             "initial",

@@ -7,7 +7,7 @@ known. :class:`ObserveMissing` lets a model without observations of a site be ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_ext.density.handlers import Site, is_enumerated, is_latent
 from numpyro_ext.density.outputs import joint_mask, unwrap
+from ppl_ext.discrete import STANDS_IN, changing_sites
 from ppl_ext.outputs import prediction_terms
 
 
@@ -62,6 +63,7 @@ class ObserveMissing(Messenger):
             random.key(self._seed), msg["kwargs"].get("sample_shape", ())
         )
         msg["is_observed"] = True
+        msg["infer"] = {**msg["infer"], STANDS_IN: True}
 
 
 def dependent_on_missing(
@@ -70,7 +72,7 @@ def dependent_on_missing(
     kwargs: dict[str, Any],
     values: Mapping[str, Any],
     given: Collection[str],
-    names: Collection[str],
+    names: Sequence[str],
 ) -> list[str]:
     """Which of the named sites have a distribution that depends on what is not observed.
 
@@ -82,7 +84,7 @@ def dependent_on_missing(
         One draw of the latent sites.
     given : collection of str
         Latent sites, discrete ones among them, which are drawn.
-    names : collection of str
+    names : sequence of str
         Observed sites.
     """
 
@@ -92,15 +94,7 @@ def dependent_on_missing(
         sites = handlers.trace(run).get_trace(*args, **kwargs)
         return [np.asarray(sites[name]["fn"].log_prob(sites[name]["value"])) for name in names]
 
-    # A value may count for some values of discrete sites alone.
-    changed = set()
-    for seed in range(3):
-        for name, one, two in zip(
-            names, densities(seed, 0), densities(seed, seed + 1), strict=True
-        ):
-            if not np.array_equal(one, two, equal_nan=True):
-                changed.add(name)
-    return [name for name in names if name in changed]
+    return changing_sites(names, densities)
 
 
 def prediction_of(site: Site) -> dict[str, Array]:

@@ -326,6 +326,30 @@ class Observations:
         bound = inspect.BoundArguments(self._bound.signature, OrderedDict(arguments))
         return bound.args, bound.kwargs
 
+    def with_rows(
+        self,
+        drawn: Mapping[str, np.ndarray],
+        number: int,
+        like: Callable[[np.ndarray, Any], Any],
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments with the observations of one data set.
+
+        Parameters
+        ----------
+        drawn : mapping of str to array (N, ...)
+            New observations by site.
+        number : int
+            Of the data set.
+        like : callable
+            New observations in the form of those that were given.
+        """
+        return self.with_values(
+            {
+                argument: like(drawn[site][number], self.named[argument])
+                for site, argument in self.places.items()
+            }
+        )
+
     def with_placeholders(self, drawn: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments with a value of the model's own wherever an observation is None.
 

@@ -125,6 +125,12 @@ class Symmetry:
     constrain: Callable[[Positions], Values]
     unconstrain: Callable[[Mapping[str, np.ndarray]], Positions]
 
+    @property
+    def alike(self) -> tuple[tuple[tuple[str, ...], str], ...]:
+        """Of each exchange the sites as written that have labels, and the one that orders them."""
+        exchanges = [each.as_written() for each in self.exchanges]
+        return tuple((each.sites, each.site) for each in exchanges)
+
     def ordered(self, positions: Float[np.ndarray, "... D"]) -> Float[np.ndarray, "... D"]:
         """Positions with their labels in order."""
         flat = positions.reshape(-1, positions.shape[-1])

@@ -583,13 +583,10 @@ def _ordered(labels: Symmetry, draws: Mapping[str, Any]) -> dict[str, np.ndarray
 
 
 def _told_of_labels(labels: Symmetry) -> str:
-    exchanges = [each.as_written() for each in labels.exchanges]
-    names = ", ".join(f"'{name}'" for each in exchanges for name in each.sites)
-    order = ", ".join(f"'{each.site}'" for each in exchanges)
+    told, order = policy.words_of_labels(labels.alike)
     return (
-        f"Labels in {names} can be exchanged: the density stays the same. Whether the draws have "
-        "all orders of them was not looked at: figures are of draws with their labels in order "
-        f"of {order}. Read figures that do not depend on labels."
+        f"{told} Whether the draws have all orders of them was not looked at: figures are of draws "
+        f"with their labels in order of {order}. Read figures that do not depend on labels."
     )
 
 

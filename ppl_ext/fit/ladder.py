@@ -299,8 +299,7 @@ def _other_modes(
     ordered = sorted(modes, key=lambda mode: mode.log_mass, reverse=True)
     least = ordered[0].log_mass + np.log(LEAST_MASS)
     kept = Start(tuple(m for m in ordered if m is ordered[0] or m.log_mass > least), 0)
-    exchanges = () if symmetry is None else symmetry.exchanges
-    alike = tuple((each.as_written().sites, each.as_written().site) for each in exchanges)
+    alike = () if symmetry is None else symmetry.alike
     shares = tuple(map(float, kept.weights))
     return kept, policy.Modes(len(kept.modes), new, shares, alike=alike), symmetry
 

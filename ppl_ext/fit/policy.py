@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -282,18 +283,23 @@ def words_of(engine: Engine) -> str:
     )
 
 
+def words_of_labels(alike: Sequence[tuple[tuple[str, ...], str]]) -> tuple[str, str]:
+    """That labels of these sites can be exchanged, and which sites order them."""
+    sites, by = zip(*alike, strict=True)
+    names = ", ".join(f"'{name}'" for each in sites for name in each)
+    told = f"Labels in {names} can be exchanged: the density stays the same."
+    return told, ", ".join(f"'{name}'" for name in by)
+
+
 def _of_labels(evidence: Evidence) -> list[str]:
     if evidence.modes is None:
         return []
     if evidence.modes.alike:
-        sites, by = zip(*evidence.modes.alike, strict=True)
-        names = ", ".join(f"'{name}'" for each in sites for name in each)
-        order = ", ".join(f"'{name}'" for name in by)
+        told, order = words_of_labels(evidence.modes.alike)
         return [
-            f"Labels in {names} can be exchanged: the density stays the same. Draws have them in "
-            "random order, all orders alike, so that figures of one label mean nothing by "
-            f"themselves. The figures here are of labels in order of {order}, as ordered_draws "
-            "has them."
+            f"{told} Draws have them in random order, all orders alike, so that figures of one "
+            "label mean nothing by themselves. The figures here are of labels in order of "
+            f"{order}, as ordered_draws has them."
         ]
     if not evidence.modes.exchanged:
         return []

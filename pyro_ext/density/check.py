@@ -16,14 +16,21 @@ import torch
 from torch import Tensor
 
 from ppl_ext.density import check_not_empty, repeated_plates_error
-from ppl_ext.discrete import enumeration_error, only_discrete_error, steering_error
+from ppl_ext.discrete import (
+    MOST_COMPARED,
+    check_one_value_each,
+    enumeration_error,
+    only_discrete_error,
+    steering_error,
+)
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.families import family_of
 from pyro_ext.density.bound_model import BoundModel
-from pyro_ext.density.enumeration import is_enumerated
+from pyro_ext.density.enumeration import at_values, is_enumerated, log_marginal
 from pyro_ext.density.first_run import Derived, Run, Structure, run_once
 from pyro_ext.density.handlers import (
     DiscoveryHandler,
+    OneValueHandler,
     SiteHandler,
     global_generator,
     is_deterministic,
@@ -197,6 +204,24 @@ def check_enumeration(bound: BoundModel, data: Data) -> None:
         raise enumeration_error(
             bound.enumerated, "pyro.ops.indexing.Vindex(array)[..., z]", error
         ) from error
+    if not handler.has_stand_in and len(bound.enumerated) <= MOST_COMPARED:
+        _compare(bound, data, handler)
+
+
+def _compare(bound: BoundModel, data: Data, every: SiteHandler) -> None:
+    """Compare the density at some values of discrete sites with that of a run with these."""
+    numbers, factors = at_values(every.summed, torch.Generator().manual_seed(0))
+    rows = bound.first_rows()
+    one = OneValueHandler(every.unconstrained, rows, numbers)
+    with torch.no_grad(), global_generator(0), without_host_checks():
+        bound.run(one, (data.args, data.kwargs, rows), enumerated=False)
+        together = every.log_prior + every.log_likelihood
+        if factors:
+            together = together - log_marginal(every.summed) + log_marginal(factors)
+    each = one.log_prior + one.log_likelihood
+    terms = abs(float(one.log_prior)) + abs(float(one.log_likelihood))
+    epsilon = torch.finfo(bound.dtype).eps
+    check_one_value_each(bound.enumerated, float(together), float(each), terms, epsilon)
 
 
 def _stated(derived: Derived, end: Any) -> Any:

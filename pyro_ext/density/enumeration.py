@@ -40,6 +40,12 @@ def is_enumerated(site: Mapping[str, Any]) -> bool:
     return bool(getattr(fn, "has_enumerate_support", False)) and bool(fn.support.is_discrete)
 
 
+def values_of(fn: Any) -> Tensor:
+    """The values of a distribution of finitely many, shape (n,) and its event's."""
+    support: Tensor = fn.enumerate_support(expand=False)
+    return support.reshape(support.shape[:1] + tuple(fn.event_shape))
+
+
 class _InParallel(Messenger):
     """Asks for all values of every discrete latent site at once."""
 
@@ -99,6 +105,8 @@ class Factor:
         return {name for name in self.dims.values() if name.startswith(_NUMBER)}
 
 
+#: Log probability of values that are not allowed.
+_IMPOSSIBLE = -1e9
 #: How names of discrete sites begin, as no plate's does.
 _NUMBER = " "
 
@@ -173,6 +181,32 @@ def log_marginal(factors: list[Factor]) -> Tensor:
     return total
 
 
+def at_values(
+    factors: list[Factor], generator: torch.Generator
+) -> tuple[dict[str, Tensor], list[Factor]]:
+    """Numbers of some value of each discrete site, and the factors with only these allowed.
+
+    The sites' own probabilities are left out: 1 at the value, and 0 elsewhere.
+    """
+    numbers, found = {}, []
+    for factor in factors:
+        if factor.own is None:
+            found.append(factor)
+            continue
+        shape = list(factor.log_prob.shape)
+        size = shape[factor.own]
+        for dim, name in factor.dims.items():
+            if name.startswith(_NUMBER) and len(shape) >= -dim:
+                shape[dim] = 1
+        number = torch.randint(size, shape, generator=generator).to(factor.log_prob.device)
+        values = torch.arange(size, device=number.device)
+        allowed = number == values.reshape(-1, *(1,) * (-factor.own - 1))
+        only = torch.zeros_like(factor.log_prob).masked_fill(~allowed, _IMPOSSIBLE)
+        numbers[factor.site] = number
+        found.append(replace(factor, log_prob=only))
+    return numbers, found
+
+
 def log_likelihood_of_rows(factors: list[Factor]) -> dict[str, RowTerms]:
     """Log likelihood of what is observed with discrete sites, these summed out.
 
@@ -238,10 +272,7 @@ def posterior_values(
             if dim != factor.own:
                 weight = weight.sum(dim, keepdim=True)
         number = weight.argmax(factor.own)
-        fn = fns[factor.site]
-        support = fn.enumerate_support(expand=False)
-        support = support.reshape(support.shape[:1] + tuple(fn.event_shape))
-        values[factor.site] = support[number].reshape(shapes[factor.site])
+        values[factor.site] = values_of(fns[factor.site])[number].reshape(shapes[factor.site])
     return values
 
 

@@ -30,10 +30,10 @@ from torch.distributions import Distribution, Independent, Normal, biject_to
 from torch.distributions.transforms import ComposeTransform, IndependentTransform, Transform
 
 from ppl_ext.density import check_subsample_size
-from ppl_ext.discrete import support_error
+from ppl_ext.discrete import STANDS_IN, support_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.process import handling, swapping
-from pyro_ext.density.enumeration import Factor, factor_of, is_enumerated, log_marginal
+from pyro_ext.density.enumeration import Factor, factor_of, is_enumerated, log_marginal, values_of
 from pyro_ext.density.layout import Indices
 
 #: Entries of a latent site from which on its prior's gradient is worth adding in place.
@@ -257,6 +257,7 @@ class SiteHandler(Messenger):
         self.values: dict[str, Tensor] = {}
         self.recorded: dict[str, Tensor] = {}
         self.summed: list[Factor] = []
+        self.has_stand_in = False
         self.validate = False
 
     def unconstrained_value(self, msg: Any, transform: Transform) -> Tensor:
@@ -303,6 +304,7 @@ class SiteHandler(Messenger):
             return
         if self.leave_normals and self._leave_normal(msg):
             return
+        self.has_stand_in |= STANDS_IN in msg["infer"]
         log_prob = msg["fn"].log_prob(msg["value"])
         factor = factor_of(msg, log_prob)
         if factor is not None:
@@ -352,6 +354,35 @@ class SiteHandler(Messenger):
         self.normals[name] = normal
         self.values[name] = value
         return True
+
+
+class OneValueHandler(SiteHandler):
+    """Sets discrete latent sites as well, whose own probabilities are left out.
+
+    Parameters
+    ----------
+    unconstrained, indices
+        See :class:`SiteHandler`.
+    numbers : mapping of str to tensor
+        Numbers of the discrete sites' values.
+    """
+
+    def __init__(
+        self, unconstrained: Mapping[str, Tensor], indices: Indices, numbers: Mapping[str, Tensor]
+    ) -> None:
+        super().__init__(unconstrained, indices)
+        self.numbers = numbers
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if is_enumerated(msg) and msg["name"] in self.numbers:
+            fn, number = msg["fn"], self.numbers[msg["name"]]
+            number = number.reshape(number.shape[number.dim() - len(fn.batch_shape) :])
+            msg["value"] = values_of(fn)[number].expand(fn.shape())
+        super()._pyro_sample(msg)
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if msg["name"] not in self.numbers:
+            super()._pyro_post_sample(msg)
 
 
 class ValuesHandler(SiteHandler):

@@ -8,9 +8,10 @@ known. :class:`ObserveMissing` lets a model without observations of a site be ru
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
@@ -18,6 +19,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
+from ppl_ext.discrete import STANDS_IN, changing_sites
 from ppl_ext.outputs import prediction_terms
 from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.handlers import global_generator
@@ -70,6 +72,7 @@ class ObserveMissing(Messenger):
         with global_generator(self._seed), torch.no_grad():
             msg["value"] = msg["fn"].sample()
         msg["is_observed"] = True
+        msg["infer"] = {**(msg["infer"] or {}), STANDS_IN: True}
 
 
 def dependent_on_missing(
@@ -78,7 +81,7 @@ def dependent_on_missing(
     kwargs: dict[str, Any],
     values: Mapping[str, Any],
     given: Collection[str],
-    names: Collection[str],
+    names: Sequence[str],
 ) -> list[str]:
     """Which of the named sites have a distribution that depends on what is not observed.
 
@@ -90,25 +93,18 @@ def dependent_on_missing(
         One draw of the latent sites.
     given : collection of str
         Latent sites, discrete ones among them, which are drawn.
-    names : collection of str
+    names : sequence of str
         Observed sites.
     """
 
-    def densities(latents: int, missing: int) -> list[Tensor]:
+    def densities(latents: int, missing: int) -> list[np.ndarray]:
         run = poutine.condition(ObserveMissing(given, missing).over(model), data=dict(values))
         with global_generator(latents), torch.no_grad():
             sites = poutine.trace(run).get_trace(*args, **kwargs).nodes
-            return [sites[name]["fn"].log_prob(sites[name]["value"]) for name in names]
+            found = [sites[name]["fn"].log_prob(sites[name]["value"]) for name in names]
+        return [each.cpu().numpy() for each in found]
 
-    # A value may count for some values of discrete sites alone.
-    changed = set()
-    for seed in range(3):
-        for name, one, two in zip(
-            names, densities(seed, 0), densities(seed, seed + 1), strict=True
-        ):
-            if not torch.equal(one.nan_to_num(), two.nan_to_num()):
-                changed.add(name)
-    return [name for name in names if name in changed]
+    return changing_sites(names, densities)
 
 
 def prediction_of(site: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -13,8 +13,9 @@ from benchmarks import __main__ as command_line
 from benchmarks import records
 from benchmarks.kernels.targets import make_targets
 from benchmarks.semi_exact import figures, problems, study
-from benchmarks.semi_exact.figures import Truth, kolmogorov
+from benchmarks.semi_exact.figures import Truth
 from benchmarks.semi_exact.methods import EXACT, METHODS, hybrid
+from benchmarks.trust.judge import kolmogorov_distances
 from ppl_ext.start.start import Mode, Start
 
 TARGETS = make_targets()
@@ -70,7 +71,7 @@ def test_figures_are_those_of_scipy() -> None:
     assert found["further Kolmogorov"] == pytest.approx(
         ks_2samp(particles.sum(axis=1), further["sum"]).statistic
     )
-    assert kolmogorov(particles[:, 0], np.sort(reference[:, 0])) == pytest.approx(distances[0])
+    assert kolmogorov_distances(particles, reference) == pytest.approx(distances)
     deviations = reference.std(axis=0)
     a, b = ((x - reference.mean(axis=0)) / deviations for x in (particles, reference))
     directions = figures._directions(3)

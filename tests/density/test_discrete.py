@@ -189,3 +189,46 @@ def test_a_sum_over_all_assignments_of_two_sites(backend: Any) -> None:
         term = stats.bernoulli.logpmf(a, 0.3) + stats.bernoulli.logpmf(b, 0.2 + 0.5 * a).sum()
         terms.append(term + stats.norm.logpdf(numbers, z + a - 2.0 * b, 1.0).sum(-1))
     np.testing.assert_allclose(backend.numpy(found), special.logsumexp(terms, 0), **ROUNDING)
+
+
+#: What mixes the places of a plate: by name, what a row's mean is made of.
+MIXED: dict[str, Any] = {
+    "sum": lambda xp, z: z.sum(-1),
+    "sum of all": lambda xp, z: z.sum(),
+    "cumulative sum": lambda xp, z: xp.cumsum(z, -1),
+    "roll": lambda xp, z: xp.roll(z, 1, -1),
+}
+
+
+@pytest.mark.parametrize("mixed", MIXED)
+def test_values_outside_of_their_places_are_refused(backend: Any, mixed: str) -> None:
+    h = Written(backend)
+
+    def model(y: Any) -> None:
+        slope = h.sample("slope", h.dist.Normal(0.0, 1.0))
+        with h.plate("rows", 6):
+            z = h.sample("z", h.dist.Bernoulli(0.3))
+            if "sum of" not in mixed and mixed != "sum":
+                mean = slope * MIXED[mixed](h.xp, h.number(z))
+                h.sample("y", h.dist.Normal(mean, 1.0), obs=y)
+        if "sum of" in mixed or mixed == "sum":
+            h.sample("total", h.dist.Normal(slope * MIXED[mixed](h.xp, z), 1.0), obs=y[0])
+
+    y = backend.array(np.random.default_rng(0).normal(size=6))
+    with pytest.raises(backend.public.ModelCheckError, match="'z' have all their values at once"):
+        backend.target(model, (y,))
+
+
+def test_a_lookup_of_groups_is_refused(backend: Any) -> None:
+    h, groups = Written(backend), backend.array(np.array([0, 0, 1, 1, 2, 2]))
+
+    def model(y: Any) -> None:
+        slope = h.sample("slope", h.dist.Normal(0.0, 1.0))
+        with h.plate("groups", 3):
+            z = h.sample("z", h.dist.Bernoulli(0.3))
+        with h.plate("rows", 6):
+            h.sample("y", h.dist.Normal(slope * z[..., groups], 1.0), obs=y)
+
+    y = backend.array(np.random.default_rng(0).normal(size=6))
+    with pytest.raises(backend.public.ModelCheckError, match="'z' have all their values at once"):
+        backend.target(model, (y,))

@@ -390,7 +390,7 @@ def _kernels() -> Iterator[Mutation]:
             "removed(scores)",
         ),
         ("slopes with the wrong sign", "removed(scores) - affine", "removed(scores) + affine"),
-        ("direction not projected", "0.5 * affine.removed(phi), state", "0.5 * phi, state"),
+        ("direction not projected", "* affine.removed(phi), state", "* phi, state"),
         ("mean left in", "centred = values - values.mean(axis=0)", "centred = values"),
         ("shared gradients with the wrong sign", "(-once[None] / num", "(once[None] / num"),
     ):
@@ -951,11 +951,11 @@ def _diagnostics() -> Iterator[Mutation]:
         "chance = 1.0 / (num_draws + 1)",
         tests,
     )
-    yield from both(
+    yield from neutral(
         "data of other parameters than those that are ranked",
-        "calibrate.py",
-        "_like(found.predictive[site][number],",
-        "_like(found.predictive[site][number - 1],",
+        "calibrate/calibrate.py",
+        "like(drawn[site][number],",
+        "like(drawn[site][number - 1],",
         tests,
     )
     tests = "predictions predictive calibration"
@@ -1095,6 +1095,13 @@ def _fit() -> Iterator[Mutation]:
         "if own.disagree and (labels := _labels(program, source, hearing)) is not None:",
         "if not own.disagree and (labels := _labels(program, source, hearing)) is not None:",
         "test_check",
+    )
+    yield from neutral(
+        "programs that mix the places of a plate pass",
+        "discrete.py",
+        "if abs(together - each) <= math.sqrt(epsilon) * (1.0 + terms):",
+        "if abs(together - each) >= math.sqrt(epsilon) * (1.0 + terms):",
+        "density/test_discrete",
     )
     yield from neutral(
         "observations of what stands in for a value",
