@@ -237,6 +237,7 @@ CARD = """\
 
 ```{{image}} {up}images/{name}.png
 :alt: {plain}
+:class: {look}
 :target: {up}{page}.html
 :loading: lazy
 ```
@@ -253,6 +254,7 @@ def cards(pictures: tuple[Picture, ...], source: str, up: str = "") -> str:
     found = [
         CARD.format(
             name=picture.name,
+            look="for-dark-pages" if picture.name.endswith("-dark") else "for-light-pages",
             plain=picture.shows.replace("`", ""),
             shows=picture.shows,
             page=picture.page,
