@@ -58,6 +58,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmarks.logistic",
         "SVGD with variance reduction on logistic regression, write out/",
     ),
+    "pages": ("benchmarks.pages", "tables of the documentation, made anew from their records"),
     "posteriordb": (
         "benchmarks.posteriordb",
         "judge engines by the reference posteriors of posteriordb, write out/",
@@ -79,7 +80,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmarks.semi_exact",
         "moments and marginals of SVGD with and without semi-exact kernels, write out/",
     ),
-    "sgmcmc": ("benchmarks.sgmcmc", "stochastic gradient MCMC: speed, bias, modes, write out/"),
+    "sgmcmc": (
+        "benchmarks.sgmcmc",
+        "stochastic gradient MCMC: speed, bias, modes and masses, write out/",
+    ),
     "soak": (
         "benchmarks.process.soak",
         "memory over many steps and many engines in one process, write out/",

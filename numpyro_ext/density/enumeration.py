@@ -261,7 +261,7 @@ def posterior_values(
 
 
 def _whole(values: Mapping[str, Array]) -> dict[str, Array]:
-    """Values of sites from those of their parts: first steps of a ``scan``, and those that follow."""
+    """Values of sites from those of their parts, which are steps of a ``scan``."""
     parts: dict[str, list[str]] = defaultdict(list)
     # Steps before the first come with longer names.
     for name in sorted(values, key=len, reverse=True):

@@ -855,6 +855,20 @@ def _sgmcmc() -> Iterator[Mutation]:
         "if True:",
         "sgmcmc",
     )
+    yield from neutral(
+        "exchanges of replicas without the correction for noise",
+        "sgmcmc_kernels.py",
+        " - 0.5 * gaps**2 * noise",
+        "",
+        "sgmcmc dynamics",
+    )
+    yield from neutral(
+        "energies of replicas the other way round",
+        "sgmcmc_kernels.py",
+        "(energy[:, :-1] - energy[:, 1:])",
+        "(energy[:, 1:] - energy[:, :-1])",
+        "sgmcmc dynamics",
+    )
     yield from both(
         "PSGLD: preconditioner of squares",
         "sgmcmc/psgld.py",
