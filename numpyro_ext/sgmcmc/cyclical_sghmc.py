@@ -7,5 +7,5 @@ from numpyro_ext.sgmcmc.sghmc import SGHMC
 from ppl_ext.sgmcmc_kernels import CyclicalSGHMCShell
 
 
-class CyclicalSGHMC(CyclicalFields, CyclicalSGHMCShell, SGHMC):
+class CyclicalSGHMC(CyclicalSGHMCShell, CyclicalFields, SGHMC):
     pass

@@ -16,5 +16,5 @@ class CyclicalFields(StochasticGradientKernel):
         return (*super().default_fields, "cycle")
 
 
-class CyclicalSGLD(CyclicalFields, CyclicalSGLDShell, SGLD):
+class CyclicalSGLD(CyclicalSGLDShell, CyclicalFields, SGLD):
     pass
