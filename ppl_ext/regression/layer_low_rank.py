@@ -68,10 +68,10 @@ class LayerLowRankForm(ClosedForm[LayerLowRankRegression]):
                 first += stop - start
         return self.xp.concatenate([places[start] for start in sorted(places)])
 
-    def _guides(self, parameters: Any) -> list[LowRankMoments | Moments]:
-        """Of each layer: mean, scales and factor, or mean and triangular scale."""
+    def _guides(self, parameters: Any) -> list[Any]:
+        """``LowRankMoments`` of each large layer and ``Moments`` of each small one."""
         loc, scale, factor = self.density.parts(parameters)
-        guides: list[LowRankMoments | Moments] = []
+        guides: list[Any] = []
         for layer in self._layers:
             rows = self._part(factor.T, layer).T
             part = LowRankMoments(self._part(loc, layer), self._part(scale, layer), rows)
@@ -163,7 +163,7 @@ class LayerLowRankForm(ClosedForm[LayerLowRankRegression]):
     def _squares(
         self,
         state: LowRankRegression | FullRegression,
-        guide: LowRankMoments | Moments,
+        guide: Any,
         score: Float[Any, "S n"],
     ) -> tuple[Any, Any]:
         """Of a layer: mean squares of the whitened scores that were seen, and of the latest."""
