@@ -361,7 +361,9 @@ def _labels(program: Program, source: Source, hearing: _Hearing) -> Symmetry | N
         return None
     with hearing.stage("labels"):
         length = len(next(iter(source.draws.values()))) // source.chains
-        first = length // 2 if source.kind == "Markov chains" else length - min(OF_MODE, length // 4)
+        first = (
+            length // 2 if source.kind == "Markov chains" else length - min(OF_MODE, length // 4)
+        )
         rows = np.linspace(first, length - 1, min(OF_MODE, length - first)).astype(int)
         some = {name: np.asarray(value)[rows] for name, value in source.draws.items()}
         drawn = program.unconstrain(some)
