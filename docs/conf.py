@@ -32,6 +32,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 release = version = PROJECT["version"]
 
 extensions = [
+    "gallery",
     "host_tabs",
     "myst_nb",
     "reachable_links",

@@ -257,6 +257,27 @@ def page_table(runs: list[records.Record]) -> str:
     return records.markdown_table([{c: row.get(c, "") for c in columns} for row in kept], columns)
 
 
+#: Methods of the large mixture as the page names them.
+LARGE = {"SVGD": "`SVGD`, 8 particles", "SVI": "the host's `SVI` with `TraceEnum_ELBO`"}
+
+
+def large_table(runs: list[records.Record]) -> str:
+    """The table of the large mixture on the page."""
+    rows = {name: {"": heading} for name, heading in LARGE.items()}
+    for each in runs:
+        if each.method.startswith("large"):
+            row, backend = rows[each.settings["method"]], each.backend
+            row[f"seconds, {backend}"] = f"{each.figures['seconds']:.0f}"
+            row[f"log density, {backend}"] = f"{each.figures['log density']:.2f}"
+    columns = {"": ""}
+    for backend, name in (("numpyro", "NumPyro"), ("pyro", "Pyro")):
+        columns |= {
+            f"seconds, {backend}": f"seconds, {name}",
+            f"log density, {backend}": "log density",
+        }
+    return records.markdown_table(list(rows.values()), columns)
+
+
 def _table(runs: list[records.Record]) -> str:
     """One row for each run of each part."""
     lines = ["# Discrete latent sites", "", "Made by `python -m benchmarks discrete`.", ""]

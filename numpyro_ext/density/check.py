@@ -591,4 +591,5 @@ def check_enumeration(bound: BoundModel, data: Data) -> None:
         figures = program(position, data, random.key(seed))
         if figures is None:
             return
-        check_one_value_each(bound.enumerated, *map(float, figures), epsilon)
+        together, each, terms = map(float, figures)
+        check_one_value_each(bound.enumerated, together, each, terms, epsilon)

@@ -184,9 +184,7 @@ def log_likelihood_of_rows(trace: Trace) -> dict[str, RowTerms]:
     found = {}
     for sites in _components(summed_sites(trace)):
         others = [site for site in sites if not is_observation(site)]
-        names = dict.fromkeys(
-            _written(site["name"]) for site in sites if is_observation(site)
-        )
+        names = dict.fromkeys(_written(site["name"]) for site in sites if is_observation(site))
         if not names:
             continue
         kept = _shared_plates(sites)
@@ -263,13 +261,15 @@ def posterior_values(
 
 
 def _whole(values: Mapping[str, Array]) -> dict[str, Array]:
-    """Values of sites from those of their parts: first steps of a ``scan``, and those that follow."""
+    """Values of sites from those of their parts, which are steps of a ``scan``."""
     parts: dict[str, list[str]] = defaultdict(list)
     # Steps before the first come with longer names.
     for name in sorted(values, key=len, reverse=True):
         parts[_written(name)].append(name)
     return {
-        name: jnp.concatenate([values[each].reshape(-1, *values[own[-1]].shape[1:]) for each in own])
+        name: jnp.concatenate(
+            [values[each].reshape(-1, *values[own[-1]].shape[1:]) for each in own]
+        )
         if len(own) > 1
         else values[own[0]]
         for name, own in parts.items()
