@@ -20,8 +20,9 @@ def least(record: Record) -> float | None:
 
     Particles that see each other move P D particles and P D scores to each device, or, all to
     all, P D / n of particles, scores and moves. Scores of rows are a sum of P D, beside which
-    ``FisherVI`` sums as many products with the Hessian and ``SVN`` a D x D curvature of each
-    particle. Where particles and rows are split, each device has P / m of the particles.
+    NumPyro's ``FisherVI`` sums as many products with the Hessian and its ``SVN`` a D x D curvature
+    of each particle; in Pyro all processes compute these. Where particles and rows are split, each
+    device has P / m of the particles.
     """
     settings = record.settings
     whole = settings["particles"] * settings["dim"]
@@ -29,7 +30,7 @@ def least(record: Record) -> float | None:
     if engine == "LaplaceGGN":
         whole = settings["dim"]
     gathers = engine in ("SVGD", "WGD")
-    sums = {"FisherVI": 2, "SVN": 1 + settings["dim"]}
+    sums = {"FisherVI": 2, "SVN": 1 + settings["dim"]} if record.backend == "numpyro" else {}
     by_layout: dict[str, Any] = {
         "rows": sums.get(engine, 1) * whole,
         "particles": 2 * whole if gathers else None,
