@@ -58,6 +58,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmarks.logistic",
         "SVGD with variance reduction on logistic regression, write out/",
     ),
+    "pages": ("benchmarks.pages", "tables of the documentation, made anew from their records"),
     "posteriordb": (
         "benchmarks.posteriordb",
         "judge engines by the reference posteriors of posteriordb, write out/",

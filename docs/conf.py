@@ -31,6 +31,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 release = version = PROJECT["version"]
 
 extensions = [
+    "gallery",
     "host_tabs",
     "myst_nb",
     "reachable_links",

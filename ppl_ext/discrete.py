@@ -61,6 +61,20 @@ def infinite_support_error(site: str, distribution: str) -> ModelCheckError:
     )
 
 
+def joint_values_error(site: str) -> ModelCheckError:
+    """A discrete latent site is declared one event of several entries.
+
+    Parameters
+    ----------
+    site : str
+    """
+    return ModelCheckError(
+        f"Discrete latent site '{site}' is one event of several entries (to_event), so that all "
+        "combinations of their values would have to be summed. Expected entries that are summed "
+        f"one by one: leave to_event out and write `with plate(...): sample('{site}', ...)`."
+    )
+
+
 def only_discrete_error(model: str, sites: Iterable[str]) -> ModelCheckError:
     """All latent sites are summed out, and none is left to infer.
 
@@ -100,6 +114,8 @@ def steering_error(sites: Iterable[str], where: str, text: str) -> ModelCheckErr
 STANDS_IN = "_stands_in"
 #: Discrete sites beyond which what is summed is not compared with one value each.
 MOST_COMPARED = 200
+#: How often values are drawn for the comparison: a few may agree by chance.
+VALUES_COMPARED = 3
 
 
 def check_one_value_each(
@@ -200,8 +216,9 @@ def enumeration_error(sites: Iterable[str], indexing: str, error: Exception) -> 
     return ModelCheckError(
         f"The model fails when discrete latent sites {_named(sites)} have all their values at "
         "once: enumeration gives a site's value a dimension to the left of all plates. Expected "
-        "a plate around every dimension of a discrete site, and operations that broadcast: count "
-        f"dimensions from the right, and index by {indexing}. "
+        "a plate around every dimension of a discrete site, a value used in its own place of a "
+        "plate (no lookup z[group], no loop over its entries), and operations that broadcast: "
+        f"count dimensions from the right, and index by {indexing}. "
         f"{type(error).__name__}: {str(error).strip()}"
     )
 

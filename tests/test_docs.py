@@ -8,6 +8,7 @@ right before it on the page, `<!-- not run: needs ... -->`, and is left out.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.__main__ import COMMANDS
 from tests import arviz_support, stan_support
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -129,6 +131,11 @@ GRANTED: dict[tuple[str, str], dict[int, str]] = {
     ("howto/log-a-run", "nx"): {0: WHOLE["nx"]},
     ("howto/own-curvature", "px"): {},
     ("howto/own-curvature", "nx"): {},
+    ("howto/batches-from-loaders", "px"): {0: LOGISTIC["px"]},
+    ("howto/batches-from-loaders", "nx"): {0: LOGISTIC["nx"]},
+    ("howto/several-devices", "nx"): {0: LOGISTIC["nx"]},
+    ("howto/warm-start-nuts", "px"): {0: WHOLE["px"]},
+    ("howto/warm-start-nuts", "nx"): {0: WHOLE["nx"]},
     ("examples-uncertainty", "nx"): {},
     ("starts", "px"): {0: LOGISTIC["px"]},
     ("starts", "nx"): {0: LOGISTIC["nx"]},
@@ -208,6 +215,11 @@ LEFT: dict[tuple[str, str], str] = {
     ("howto/log-a-run", "nx"): "history[-1].keys() == {'step', 'loss', 'force_norm'}",
     ("howto/own-curvature", "px"): "verdict.trusted and Rayleigh in px.curvature.fisher._ROOTS",
     ("howto/own-curvature", "nx"): "verdict.trusted and Rayleigh in nx.curvature.fisher._ROOTS",
+    ("howto/batches-from-loaders", "px"): "idata.log_likelihood['y'].shape == (1, 16, 400)",
+    ("howto/batches-from-loaders", "nx"): "idata.log_likelihood['y'].shape == (1, 16, 400)",
+    ("howto/several-devices", "nx"): "draws['w'].shape == (8 * devices, 3)",
+    ("howto/warm-start-nuts", "px"): "draws['w'].shape == (800, 3)",
+    ("howto/warm-start-nuts", "nx"): "draws['w'].shape == (2000, 3)",
     ("index", "px"): "fit.verdict.trusted and idata.posterior['w'].shape[-1] == 3",
     ("index", "nx"): "fit.verdict.trusted and idata.posterior['w'].shape[-1] == 3",
     ("starts", "px"): "abs(vi.start.mean - engine.particles.numpy().mean(0)).max() < 0.1",
@@ -281,6 +293,23 @@ def test_blocks_run_one_after_another(
         exec(granted.get(number, ""), names)
         exec(compile(text, f"{page}.md", "exec"), names)
     assert eval(LEFT.get((page, package), "True"), names)
+
+
+def test_the_gallery_has_every_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sphinx")
+    monkeypatch.syspath_prepend(str(DOCS / "_extensions"))
+    pictures = importlib.import_module("gallery").PICTURES
+    names = [picture.name for picture in pictures]
+    assert sorted(names) == sorted(path.stem for path in DOCS.glob("images/*.png"))
+    for picture in pictures:
+        assert "savefig" in (DOCS.parent / picture.script).read_text(encoding="utf-8")
+        page = (DOCS / f"{picture.page}.md").read_text(encoding="utf-8")
+        assert f"images/{picture.name}.png" in page
+        module, *rest = picture.command.split()
+        if module == "benchmarks":
+            assert rest[0] in COMMANDS, picture.command
+        else:
+            assert importlib.util.find_spec(module) is not None, picture.command
 
 
 @pytest.mark.parametrize(

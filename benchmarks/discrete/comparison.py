@@ -19,6 +19,8 @@ from ppl_ext.chains.convergence import split_r_hat
 
 #: Positions that are evaluated at once.
 POSITIONS = 64
+#: Gradients one after another in a compiled loop of NumPyro, and their figures.
+GRADIENTS, LOOPED = 1000, ", in a loop"
 #: Components and rows of a batch of the large mixture.
 COMPONENTS, BATCH = 10, 1000
 #: Figures of gradients, as ratios.
@@ -45,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name in hosts:
         host = host_of(name)
         for program in chosen if "gradient" in arguments.parts else ():
-            _recorded(path, host, "gradient", program, {}, _gradient)
+            _recorded(path, host, "gradient", program, {"steps": GRADIENTS}, _gradient)
         for steps in arguments.lengths if "gradient" in arguments.parts else ():
             _recorded(
                 path,
@@ -87,7 +89,12 @@ def _built(host: Host, each: Program) -> tuple[Any, tuple[Any, ...]]:
 
 def _gradient(host: Host, program: str, settings: Any) -> dict[str, float]:
     """What a gradient costs, as ratios and in milliseconds."""
-    return _costs(host.gradients(*_built(host, PROGRAMS[program]), POSITIONS))
+    built, steps = _built(host, PROGRAMS[program]), settings["steps"]
+    called = _costs(host.gradients(*built, POSITIONS))
+    if host.is_pyro:
+        return called
+    looped = _costs(host.gradients(*built, POSITIONS, steps), steps)
+    return {**called, **{f"{name}{LOOPED}": value for name, value in looped.items()}}
 
 
 def _of_long_chain(host: Host, program: str, settings: Any) -> dict[str, float]:
@@ -98,9 +105,9 @@ def _of_long_chain(host: Host, program: str, settings: Any) -> dict[str, float]:
     return {"seconds to the first": time.perf_counter() - started, **_costs(cases)}
 
 
-def _costs(cases: Any) -> dict[str, float]:
+def _costs(cases: Any, steps: int = 1) -> dict[str, float]:
     times = alternate(cases, rounds=5, seconds=0.1)
-    found = {f"ms, {case}": 1e3 * float(np.median(each)) for case, each in times.items()}
+    found = {f"ms, {case}": 1e3 / steps * float(np.median(each)) for case, each in times.items()}
     return {
         **found,
         BESIDE: ratio(times, "ours", "host"),
@@ -238,7 +245,8 @@ def page_table(runs: list[records.Record]) -> str:
             row[f"fit, {name}"] = "failed" if each.failed else verdict
             row[f"assignments, {name}"] = f"{figures['assignments']:.3f}"
         elif each.method == "gradient":
-            row[f"gradient, {name}"] = f"{each.figures[BESIDE]:.2f}"
+            beside = each.figures.get(f"{BESIDE}{LOOPED}", each.figures[BESIDE])
+            row[f"gradient, {name}"] = f"{beside:.2f}"
             row[f"64 positions, {name}"] = f"{each.figures[MANY]:.1f}"
     kept = [row for name, row in rows.items() if name in PROGRAMS]
     columns = ["program"] + [
@@ -247,6 +255,27 @@ def page_table(runs: list[records.Record]) -> str:
         for column in ("fit", "assignments", "gradient", "64 positions")
     ]
     return records.markdown_table([{c: row.get(c, "") for c in columns} for row in kept], columns)
+
+
+#: Methods of the large mixture as the page names them.
+LARGE = {"SVGD": "`SVGD`, 8 particles", "SVI": "the host's `SVI` with `TraceEnum_ELBO`"}
+
+
+def large_table(runs: list[records.Record]) -> str:
+    """The table of the large mixture on the page."""
+    rows = {name: {"": heading} for name, heading in LARGE.items()}
+    for each in runs:
+        if each.method.startswith("large"):
+            row, backend = rows[each.settings["method"]], each.backend
+            row[f"seconds, {backend}"] = f"{each.figures['seconds']:.0f}"
+            row[f"log density, {backend}"] = f"{each.figures['log density']:.2f}"
+    columns = {"": ""}
+    for backend, name in (("numpyro", "NumPyro"), ("pyro", "Pyro")):
+        columns |= {
+            f"seconds, {backend}": f"seconds, {name}",
+            f"log density, {backend}": "log density",
+        }
+    return records.markdown_table(list(rows.values()), columns)
 
 
 def _table(runs: list[records.Record]) -> str:

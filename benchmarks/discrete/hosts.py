@@ -53,8 +53,14 @@ class Host:
         target = self.public.LogDensity(model, *keys, args)
         return target, target.bind(*args)
 
-    def gradients(self, model: Any, args: Any, num: int) -> dict[str, Callable[[], Any]]:
-        """A gradient of ours at one position and at ``num``, and of the host's potential at one."""
+    def gradients(
+        self, model: Any, args: Any, num: int, steps: int = 1
+    ) -> dict[str, Callable[[], Any]]:
+        """Gradients of ours at one position and at ``num``, and of the host's potential at one.
+
+        With NumPyro they are ``steps`` one after another in a compiled loop, as engines and NUTS
+        take them: a call from Python costs many times what a gradient of a small program does.
+        """
         target, data = self.target(model, args)
         z = self.array(np.random.default_rng(0).uniform(-1.0, 1.0, (num, target.dim)))
         if self.is_pyro:
@@ -71,12 +77,23 @@ class Host:
         def potential(position: Any, args: Any) -> Any:
             return potential_energy(every, args, {}, target.layout.split(position), enum=True)
 
-        of_host = jax.jit(jax.value_and_grad(potential))
-        ours = jax.jit(lambda z, data: target.full_score(z, data))
+        @jax.jit
+        def of_host(z: Any, args: Any) -> Any:
+            step = jax.grad(potential)
+            return jax.lax.fori_loop(0, steps, lambda _, z: z - 1e-6 * step(z, args), z)
+
+        @jax.jit
+        def ours(z: Any, data: Any) -> Any:
+            def moved(_: Any, z: Any) -> Any:
+                return z + 1e-6 * target.full_score(z, data).score
+
+            return jax.lax.fori_loop(0, steps, moved, z)
+
+        one, first = z[:1], z[0]
         return {
-            "ours": lambda: jax.block_until_ready(ours(z[:1], data)),
+            "ours": lambda: jax.block_until_ready(ours(one, data)),
             "many": lambda: jax.block_until_ready(ours(z, data)),
-            "host": lambda: jax.block_until_ready(of_host(z[0], args)),
+            "host": lambda: jax.block_until_ready(of_host(first, args)),
         }
 
     @staticmethod

@@ -97,6 +97,32 @@ def _table(runs: list[records.Record], targets: list[str]) -> str:
     return "\n".join(lines)
 
 
+#: Kernels of the table on the page.
+ON_PAGE = (
+    "default",
+    "RBF, median",
+    "RBF, median + linear",
+    "IMQ, variance",
+    "RBF, variance + linear",
+    "IMQ, covariance + linear",
+)
+
+
+def page_table(runs: list[records.Record]) -> str:
+    """The table on the page: error of the covariance, the least in bold, and of a mean."""
+    rows = []
+    for target in dict.fromkeys(run.model for run in runs):
+        medians = {name: _medians(runs, target, name) for name in ON_PAGE}
+        least = min(each["covariance error"] for each in medians.values() if each)
+        row = {"target": target}
+        for kernel, each in medians.items():
+            error = f"{each['covariance error']:.2g}" if each else "failed"
+            bold = f"**{error}**" if each and each["covariance error"] == least else error
+            row[kernel] = f"{bold} ({each['mean error']:.2g})" if each else error
+        rows.append(row)
+    return records.markdown_table(rows, ["target", *ON_PAGE])
+
+
 def _plot(runs: list[records.Record], targets: list[str], path: Path) -> None:
     import matplotlib
 

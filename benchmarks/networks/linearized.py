@@ -171,6 +171,17 @@ def report(runs: list[Record], out: Path) -> None:
         plot(groups, out / "linearized.png")
 
 
+def page_table(runs: list[Record]) -> str:
+    """The table on the page: test NLL of each prediction, NumPyro's and Pyro's."""
+    rows: dict[str, dict[str, Any]] = {}
+    for each in sorted(runs, key=lambda run: run.backend):
+        row = rows.setdefault(each.model, {"set": each.model.replace("_", " ")})
+        for name in PREDICTIONS:
+            own = "failed" if each.failed else f"{each.figures[f'{name}: NLL']:.3f}"
+            row[name] = f"{row[name]} / {own}" if name in row else own
+    return records.markdown_table(list(rows.values()), ["set", *PREDICTIONS])
+
+
 def wins(groups: dict[tuple[str, str], list[Record]], backend: str) -> str:
     """On how many sets each prediction has a lower mean NLL than the mode."""
     own = {name: runs for (name, of), runs in groups.items() if of == backend}

@@ -160,6 +160,30 @@ def _modes(backend: str, seeds: int, path: Path) -> None:
             print(f"{backend}, {name}: both modes in {both.sum()} of {seeds} chains", flush=True)
 
 
+#: Scores as the page names them.
+ON_PAGE = {
+    "all rows": "all rows",
+    "minibatch": "`Minibatch()`",
+    "minibatch with replacement": '`Minibatch("replacement")`',
+    "control variate": "`ControlVariate(mode)`",
+    "SVRG": f"`SVRG({problems.ROWS // problems.BATCH})`",
+}
+
+
+def bias_table(runs: list[records.Record]) -> str:
+    """The table of errors on the page, NumPyro's."""
+    rows = {name: {"scores": heading} for name, heading in ON_PAGE.items()}
+    for each in runs:
+        if (each.benchmark, each.backend) == ("sgmcmc bias", "numpyro"):
+            size, figures = f"{each.settings['step_size']:g}", each.figures
+            rows[each.method][size] = f"{figures['ratio']:.2f} ({figures['mean']:.2f})"
+    sizes = [f"{size:g}" for size in STEP_SIZES]
+    headings = {"scores": "scores", sizes[0]: f"α = {sizes[0]}"} | {
+        size: size for size in sizes[1:]
+    }
+    return records.markdown_table(list(rows.values()), headings)
+
+
 def _table(runs: list[records.Record], arguments: argparse.Namespace) -> str:
     lines = ["# Stochastic gradient MCMC", "", "Made by `python -m benchmarks sgmcmc`.", ""]
     speed = [

@@ -4,6 +4,7 @@ traced.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,8 @@ from ppl_ext.fingerprint import Fingerprint
 
 #: What JAX says where Python asks an array of many values for one.
 _ONE_VALUE = ("truth value of an array", "Only scalar arrays", "Only integer scalar arrays")
+#: What it says of an array of integers whose value is asked for.
+_OF_INTEGERS = re.compile(r"with shape (u?int|bool)")
 
 #: Kinds of arguments whose programs are remembered.
 MAX_PROGRAMS = 256
@@ -203,6 +206,8 @@ class Arguments:
                 f"({text}). Use jax.numpy in the model."
             )
         if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
+            if self.bound.enumerated and _OF_INTEGERS.search(text):
+                return steering_error(self.bound.enumerated, "jnp.where", text)
             return ModelCheckError(
                 f"The model needs the concrete value of a latent site ({text}). Shapes, loop "
                 "lengths and Python conditions may only depend on the model's arguments."

@@ -22,7 +22,12 @@ from numpyro import handlers
 from numpyro.infer.util import helpful_support_errors
 
 from numpyro_ext.density.bound_model import BoundModel
-from numpyro_ext.density.enumeration import OneValueEach, at_one_value_each, check_funsor
+from numpyro_ext.density.enumeration import (
+    at_one_value_each,
+    check_funsor,
+    one_value_each,
+    values_of,
+)
 from numpyro_ext.density.first_run import (
     FirstRun,
     InitStrategy,
@@ -50,9 +55,11 @@ from ppl_ext.arguments import nonfinite_arguments
 from ppl_ext.density import check_not_empty
 from ppl_ext.discrete import (
     MOST_COMPARED,
+    VALUES_COMPARED,
     check_one_value_each,
     check_plated,
     infinite_support_error,
+    joint_values_error,
     only_discrete_error,
 )
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
@@ -402,12 +409,20 @@ def _check_support(site: dict[str, Any]) -> None:
         pass
 
 
+def _check_values(site: dict[str, Any]) -> None:
+    try:
+        values_of(site["fn"])
+    except NotImplementedError as error:
+        raise joint_values_error(site["name"]) from error
+
+
 def _check_supports(run: FirstRun) -> None:
     for site in run.trace.values():
         if is_latent(site):
             _check_support(site)
         elif is_enumerated(site):
             check_funsor(site["name"])
+            _check_values(site)
             if not site.get("_control_flow_done", False):
                 check_plated(site["name"], site["fn"].batch_shape, site["cond_indep_stack"])
 
@@ -555,8 +570,8 @@ def check_enumeration(bound: BoundModel, data: Data) -> None:
         return
     rows = bound.first_rows()
 
-    def compared(position: Array, data: Data) -> Any:
-        found = at_one_value_each(bound.trace(position, data, rows), random.key(0))
+    def compared(position: Array, data: Data, rng_key: Array) -> Any:
+        found = at_one_value_each(bound.trace(position, data, rows), rng_key)
         if found is None:
             return None
         values, together, names = found
@@ -564,14 +579,17 @@ def check_enumeration(bound: BoundModel, data: Data) -> None:
             bound.layout.split(position), rows, set(), bound.observed_sites
         )
         model = handlers.substitute(bound.controlled(rows), substitute_fn=substitution)
-        trace = run_trace(OneValueEach(model, values), data.args, data.kwargs)
+        model = handlers.substitute(model, substitute_fn=one_value_each(values))
+        trace = run_trace(model, data.args, data.kwargs)
         terms = [trace[name]["fn"].log_prob(trace[name]["value"]) for name in names]
         each = sum((term.sum() for term in terms), jnp.zeros(()))
         return together, each, sum((jnp.abs(term).sum() for term in terms), jnp.zeros(()))
 
     position = 0.1 * jnp.cos(jnp.arange(bound.layout.dim)).astype(bound.dtype)
-    figures = Program(compared, rarely=True)(position, data)
-    if figures is not None:
+    program, epsilon = Program(compared, rarely=True), float(jnp.finfo(bound.dtype).eps)
+    for seed in range(VALUES_COMPARED):
+        figures = program(position, data, random.key(seed))
+        if figures is None:
+            return
         together, each, terms = map(float, figures)
-        epsilon = float(jnp.finfo(bound.dtype).eps)
         check_one_value_each(bound.enumerated, together, each, terms, epsilon)

@@ -83,20 +83,26 @@ class _OwnValues(Messenger):
             msg["value"] = values_of(msg["fn"])[msg["value"]]
 
 
-class OneValueEach(Messenger):
-    """Gives discrete latent sites one value each."""
+def one_value_each(values: Mapping[str, Array]) -> Callable[[Site], Array | None]:
+    """A ``substitute_fn`` that gives discrete latent sites one value each.
 
-    def __init__(self, fn: Callable[..., Any], values: Mapping[str, Array]) -> None:
-        self.values = values
-        super().__init__(fn)
+    Parameters
+    ----------
+    values : mapping of str to array
+        With sizes of one where a site's shape has no dimension, and with all steps of a ``scan``.
+    """
 
-    def process_message(self, msg: Site) -> None:
-        """Set a value, without the dimensions to the left of the plates."""
-        if msg["type"] != "sample" or msg["name"] not in self.values or msg["value"] is not None:
-            return
-        value, shape = self.values[msg["name"]], msg["fn"].shape()
+    def substitute(site: Site) -> Array | None:
+        if site["type"] != "sample" or site["name"] not in values:
+            return None
+        value, shape = values[site["name"]], site["fn"].shape()
+        step = site["infer"].get("_scan_current_index")
+        if step is not None:
+            value = value[step]
         value = value.reshape(value.shape[value.ndim - len(shape) :])
-        msg["value"] = jnp.broadcast_to(value, shape)
+        return jnp.broadcast_to(value, shape)
+
+    return substitute
 
 
 def values_of(fn: Any) -> Array:
@@ -153,7 +159,7 @@ def log_marginal(summed: Mapping[str, Site]) -> Float[Array, ""]:
         plates = frozenset(_scales(site).items())
         groups[plates].append(site)
         for name in site["infer"]["dim_to_name"].values():
-            name = name.replace(_BEFORE, "")
+            name = _written(name)
             if name not in summed or owners.setdefault(name, plates) == plates:
                 continue
             batched = sorted(each for each, _ in plates ^ owners[name])
@@ -178,9 +184,7 @@ def log_likelihood_of_rows(trace: Trace) -> dict[str, RowTerms]:
     found = {}
     for sites in _components(summed_sites(trace)):
         others = [site for site in sites if not is_observation(site)]
-        names = dict.fromkeys(
-            site["name"].replace(_BEFORE, "") for site in sites if is_observation(site)
-        )
+        names = dict.fromkeys(_written(site["name"]) for site in sites if is_observation(site))
         if not names:
             continue
         kept = _shared_plates(sites)
@@ -251,20 +255,30 @@ def posterior_values(
 
             first = jnp.zeros(_own_last(summed, name, evidence[name]).shape[:-1], int)
             evidence, numbers[name] = lax.fori_loop(0, steps, step, (evidence, first))
-    values: dict[str, Array] = {}
-    for name, shape in shapes.items():
-        parts = [each for each in names if each.replace(_BEFORE, "") == name]
-        if not parts:
-            continue  # of one value
-        support = values_of(summed[parts[0]]["fn"])
-        # Steps before the first come with longer names.
-        parts.sort(key=len, reverse=True)
-        rest = shape[1:] if len(parts) > 1 or parts[0] != name else None
-        pieces = [
-            support[numbers[each]].reshape(shape if rest is None else (-1, *rest)) for each in parts
-        ]
-        values[name] = pieces[0] if rest is None else jnp.concatenate(pieces)
-    return values
+    found = _whole({name: values_of(summed[name]["fn"])[numbers[name]] for name in names})
+    # Sites of one value are left out.
+    return {name: found[name].reshape(shape) for name, shape in shapes.items() if name in found}
+
+
+def _whole(values: Mapping[str, Array]) -> dict[str, Array]:
+    """Values of sites from those of their parts, which are steps of a ``scan``."""
+    parts: dict[str, list[str]] = defaultdict(list)
+    # Steps before the first come with longer names.
+    for name in sorted(values, key=len, reverse=True):
+        parts[_written(name)].append(name)
+    return {
+        name: jnp.concatenate(
+            [values[each].reshape(-1, *values[own[-1]].shape[1:]) for each in own]
+        )
+        if len(own) > 1
+        else values[own[0]]
+        for name, own in parts.items()
+    }
+
+
+def _written(name: str) -> str:
+    """A site's name in the program."""
+    return name.replace(_BEFORE, "")
 
 
 def at_one_value_each(
@@ -277,13 +291,13 @@ def at_one_value_each(
     Returns
     -------
     tuple or None
-        Values by site, the log density, and names of the other sites; None for steps of a
-        ``scan`` and for values that stand in for observations.
+        Values by site, the log density, and names of the other sites; None with values that stand
+        in for observations.
     """
     summed = summed_sites(trace)
     names = [name for name, site in summed.items() if is_enumerated(site)]
     stands_in = any(STANDS_IN in site.get("infer", ()) for site in trace.values())
-    if stands_in or not names or any(_is_timed(site) for site in summed.values()):
+    if stands_in or not names:
         return None
     values, evidence = {}, {}
     for name in names:
@@ -301,11 +315,11 @@ def at_one_value_each(
     total = jnp.zeros(())
     for sites in _components(summed):
         total = total + _contracted(sites, scaled=False, evidence=evidence).data
-    others = [n for n, site in trace.items() if site["type"] == "sample" and n not in values]
+    others = [n for n, site in trace.items() if site["type"] == "sample" and n not in names]
     for name in others:
         if name not in summed:
             total = total + trace[name]["fn"].log_prob(trace[name]["value"]).sum()
-    return values, total, others
+    return _whole(values), total, [*dict.fromkeys(map(_written, others))]
 
 
 def _total(evidence: Mapping[str, Array], summed: Mapping[str, Site], most: bool) -> Array:
@@ -342,11 +356,11 @@ def _components(summed: Mapping[str, Site]) -> list[list[Site]]:
     discrete = {name for name, site in summed.items() if is_enumerated(site)}
     for name, site in summed.items():
         own = {
-            each.replace(_BEFORE, "")
+            _written(each)
             for each in site["infer"]["dim_to_name"].values()
             if each in discrete or each.startswith((_BEFORE, _TIME))
         }
-        own |= {name.replace(_BEFORE, "")} if name.startswith(_BEFORE) else set()
+        own |= {_written(name)} if name.startswith(_BEFORE) else set()
         joined = [each for each in found if each[0] & own]
         found = [each for each in found if not each[0] & own]
         dims = own.union(*(each[0] for each in joined))

@@ -29,6 +29,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 from numpyro_ext.density.layout import Indices
 from ppl_ext import process
 from ppl_ext.density import check_subsample_size, repeated_plates_error
+from ppl_ext.discrete import support_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
 
 Site = dict[str, Any]
@@ -288,6 +289,9 @@ def unconstraining(
         if _is_real(support):
             return position
         value = transform(position)
+        shift = transform.codomain.event_dim - transform.domain.event_dim
+        if jnp.ndim(value) - shift > jnp.ndim(position):
+            raise support_error(name)
         log_determinant = transform.log_abs_det_jacobian(position, value)
         extra = jnp.ndim(log_determinant) - jnp.ndim(value) + len(site["fn"].event_shape)
         log_determinant = sum_rightmost(log_determinant, extra)

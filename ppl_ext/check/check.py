@@ -52,6 +52,8 @@ OUTSIDE = 0.01
 ROUNDING = 0.02
 #: Draws at which rounding is measured, and the length of steps for it, in standard deviations.
 STEPPED, STEP = 64, 0.01
+#: Effective draws below which draws may be of chains in different orders of labels.
+FEW_EFFECTIVE = 400
 #: Nested R-hat at which short chains have forgotten where they started.
 FORGOTTEN = 1.1
 
@@ -256,17 +258,20 @@ def _heard(
         )
         return hearing.verdict({})
     numbers = effective_number(in_chains(columns.values, columns.chains))
-    if source.kind == "Markov chains":
-        if len(columns.values) > 3 * columns.chains:
-            own = _own_chains(columns, source)
-            if own.disagree and (labels := _labels(program, source, hearing)) is not None:
-                # Chains may sit in different orders of labels, none of which means anything.
-                source = replace(source, draws=_ordered(labels, source.draws))
-                columns = replace(columns, values=_columns(program, source).values)
-                numbers = effective_number(in_chains(columns.values, columns.chains))
-                own = _own_chains(columns, source)
-            hearing.against += own.against
-            hearing.told.append(own.told)
+    own = None
+    if source.kind == "Markov chains" and len(columns.values) > 3 * columns.chains:
+        own = _own_chains(columns, source)
+    in_parts = source.kind == "draws" and float(min(numbers)) < FEW_EFFECTIVE
+    if in_parts or (own is not None and own.disagree):
+        # Chains may sit in different orders of labels, none of which means anything.
+        labels = _labels(program, source, hearing)
+    if labels is not None:
+        columns = _columns(program, replace(source, draws=_ordered(labels, source.draws)))
+        numbers = effective_number(in_chains(columns.values, columns.chains))
+        own = None if own is None else _own_chains(columns, source)
+    if own is not None:
+        hearing.against += own.against
+        hearing.told.append(own.told)
     sites = _by_site(columns, numbers)
     if hearing.against:
         return hearing.verdict(sites)
@@ -289,7 +294,7 @@ def _heard(
         is_chain = source.kind in ("Markov chains", "draws")
         worth = float(min(numbers)) if is_chain else float(len(positions))
         rows = _rows(np.flatnonzero(finite), written.dim, worth)
-        witness = _Witness(program, positions[rows], hearing, generator)
+        witness = _Witness(program, positions[rows], hearing, generator, labels)
         if len(rows) >= LEAST_DRAWS:
             witness.scores(None if source.log_density is None else source.log_density[rows])
     if hearing.against or (witness.unknown and witness.stein is None):
@@ -347,13 +352,19 @@ def _own_chains(columns: Columns, source: Source) -> OwnChains:
 
 
 def _labels(program: Program, source: Source, hearing: _Hearing) -> Symmetry | None:
-    """Labels that can be exchanged without changing the density, by draws of the first chain."""
+    """Labels that can be exchanged without changing the density, by draws of one chain.
+
+    Draws of which nothing is known may be of several, one after the other: the last are of one.
+    """
     written = program.written
     if written.maps is None or not written.is_whole:
         return None
     with hearing.stage("labels"):
         length = len(next(iter(source.draws.values()))) // source.chains
-        rows = np.linspace(length // 2, length - 1, min(OF_MODE, length // 2)).astype(int)
+        first = (
+            length // 2 if source.kind == "Markov chains" else length - min(OF_MODE, length // 4)
+        )
+        rows = np.linspace(first, length - 1, min(OF_MODE, length - first)).astype(int)
         some = {name: np.asarray(value)[rows] for name, value in source.draws.items()}
         drawn = program.unconstrain(some)
         if not np.isfinite(drawn).all():
@@ -419,9 +430,10 @@ class _Witness:
         positions: Positions,
         hearing: _Hearing,
         generator: np.random.Generator,
+        labels: Symmetry | None,
     ) -> None:
         self.program, self.positions, self.generator = program, positions, generator
-        self.hearing = hearing
+        self.hearing, self.labels = hearing, labels
         self.evaluate = hearing.meter.of(program.written.evaluate)
         self.names = program.names
         self.stein: Stein | None = None
@@ -517,6 +529,7 @@ class _Witness:
             self.names,
             chains=chains,
             transitions=transitions,
+            ordered=None if self.labels is None else self.labels.ordered,
             sees_density=self.sees_density,
             has_budget=meter.allows,
         )

@@ -106,6 +106,7 @@ def drift(
     *,
     chains: int,
     transitions: int,
+    ordered: Callable[[Positions], Positions] | None = None,
     sees_density: bool = True,
     has_budget: Callable[[], bool] = lambda: True,
 ) -> Drift | None:
@@ -113,9 +114,11 @@ def drift(
 
     ``positions`` are to be independent of each other, or nearly so. Where log densities are
     rounded too much, the kernel leaves the rounded density as it is and not the exact one, so
-    that ``sees_density`` is to be False.
+    that ``sees_density`` is to be False. Where labels can be exchanged, ``ordered`` puts those of
+    positions in order, before and after alike.
     """
-    factor = metric_of(positions)
+    # Any metric will do; that of one order of labels is not as wide as all of them lie apart.
+    factor = metric_of(positions if ordered is None else ordered(positions))
     chosen = positions[generator.permutation(len(positions))]
     step_size = _step_size(evaluate, chosen[:TUNING_CHAINS], factor, generator)
     at = Chains.at(chosen[:chains], evaluate)
@@ -132,6 +135,9 @@ def drift(
         if not sees_density:
             seen[-1][:, -1] = seen[0][:, -1]
         accepted.append(float(chance.mean()))
+    if ordered is not None:
+        for columns in seen:
+            columns[:, :-1] = ordered(columns[:, :-1])
     return _figures(np.stack(seen), float(np.mean(accepted)), names)
 
 

@@ -179,9 +179,7 @@ def site_groups(
         elif site.kind == "deterministic":
             posterior[name] = Variable(replayed.deterministic[name], site.plates)
         elif name in replayed.discrete:
-            # Pyro's Bernoulli has values in floating point.
-            numbers = replayed.discrete[name].astype(np.int64)
-            posterior[name] = Variable(numbers, site.plates)
+            posterior[name] = Variable(replayed.discrete[name], site.plates)
 
     def variables(values: Mapping[str, Array]) -> Group:
         return {name: Variable(value, sites[name].plates) for name, value in values.items()}

@@ -271,8 +271,9 @@ def site_to_predict(site: str | None, observed: tuple[str, ...], missing: list[s
             )
         if seen and missing:
             raise ArgumentError(
-                f"Expected draws of every latent site, found none for {missing}. Pass the dict "
-                f"that get_samples returns; if one of them is what to predict, name it by site=..."
+                f"Expected draws of every latent site or values of every observed one, found "
+                f"neither for {missing}. Name the one to predict by site=..., and pass the dict "
+                "that get_samples returns for latent ones."
             )
         if len(observed) > 1:
             raise ArgumentError(

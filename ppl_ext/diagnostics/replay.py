@@ -523,6 +523,8 @@ class Recorder:
         """Keep values on a chunk of rows, of some draws or, without them, of none in particular."""
         site = self._sites[name]
         shape, plates = site.shape, site.plates
+        if group == "discrete":
+            values = values.astype(np.int64)  # Pyro's Bernoulli has values in floating point
         if group in ("log_likelihood", "log_prior"):
             shape, plates = site.likelihood
         elif group == "probabilities":

@@ -18,6 +18,7 @@ from torch import Tensor
 from ppl_ext.density import check_not_empty, repeated_plates_error
 from ppl_ext.discrete import (
     MOST_COMPARED,
+    VALUES_COMPARED,
     check_one_value_each,
     enumeration_error,
     only_discrete_error,
@@ -195,9 +196,12 @@ def check_enumeration(bound: BoundModel, data: Data) -> None:
     try:
         with torch.no_grad(), global_generator(0), without_host_checks():
             bound.run(handler, (data.args, data.kwargs, rows))
-    except (ModelCheckError, ArgumentError):
+    except ModelCheckError:
         raise
-    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as raised:
+        # The model ran with one value each, so rows fit its plates.
+        own = raised.__cause__ if isinstance(raised, ArgumentError) else None
+        error = own if isinstance(own, Exception) else raised
         text = str(error).strip().split("\n")[0]
         if any(words in text for words in _ONE_VALUE):
             raise steering_error(bound.enumerated, "torch.where", text) from error
@@ -210,18 +214,18 @@ def check_enumeration(bound: BoundModel, data: Data) -> None:
 
 def _compare(bound: BoundModel, data: Data, every: SiteHandler) -> None:
     """Compare the density at some values of discrete sites with that of a run with these."""
-    numbers, factors = at_values(every.summed, torch.Generator().manual_seed(0))
-    rows = bound.first_rows()
-    one = OneValueHandler(every.unconstrained, rows, numbers)
-    with torch.no_grad(), global_generator(0), without_host_checks():
-        bound.run(one, (data.args, data.kwargs, rows), enumerated=False)
-        together = every.log_prior + every.log_likelihood
-        if factors:
-            together = together - log_marginal(every.summed) + log_marginal(factors)
-    each = one.log_prior + one.log_likelihood
-    terms = abs(float(one.log_prior)) + abs(float(one.log_likelihood))
-    epsilon = torch.finfo(bound.dtype).eps
-    check_one_value_each(bound.enumerated, float(together), float(each), terms, epsilon)
+    rows, epsilon = bound.first_rows(), torch.finfo(bound.dtype).eps
+    for seed in range(VALUES_COMPARED):
+        numbers, factors = at_values(every.summed, torch.Generator().manual_seed(seed))
+        one = OneValueHandler(every.unconstrained, rows, numbers)
+        with torch.no_grad(), global_generator(0), without_host_checks():
+            bound.run(one, (data.args, data.kwargs, rows), enumerated=False)
+            together = every.log_prior + every.log_likelihood
+            if factors:
+                together = together - log_marginal(every.summed) + log_marginal(factors)
+        each = one.log_prior + one.log_likelihood
+        terms = abs(float(one.log_prior)) + abs(float(one.log_likelihood))
+        check_one_value_each(bound.enumerated, float(together), float(each), terms, epsilon)
 
 
 def _stated(derived: Derived, end: Any) -> Any:

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ppl_ext.arguments import named_arrays, nonfinite_arguments
 from ppl_ext.density import check_observations
-from ppl_ext.discrete import check_plated, infinite_support_error
+from ppl_ext.discrete import check_plated, infinite_support_error, joint_values_error
 from ppl_ext.errors import ModelCheckError
 from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.handlers import (
@@ -125,6 +125,8 @@ class CheckHandler(DiscoveryHandler):
         if is_enumerated(msg):
             check_plated(msg["name"], msg["fn"].batch_shape, plate_frames(msg))
         elif _is_discrete(msg["fn"]):
+            if fn.has_enumerate_support:
+                raise joint_values_error(name)
             raise infinite_support_error(name, type(fn).__name__)
         frames = plate_frames(msg)
         module = self.modules[-1] if self.modules else None

@@ -290,6 +290,10 @@ class SiteHandler(Messenger):
             msg["value"] = unconstrained
             return
         value = transform(unconstrained)
+        if value.dim() - transform.codomain.event_dim > unconstrained.dim() - (
+            transform.domain.event_dim
+        ):
+            raise support_error(msg["name"])
         log_det = transform.log_abs_det_jacobian(unconstrained, value)
         # Elementwise transforms give one term for each entry; the rest of the event is summed.
         surplus = log_det.dim() - (value.dim() - msg["fn"].event_dim)

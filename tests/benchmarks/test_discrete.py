@@ -10,12 +10,10 @@ from scipy import special
 
 from benchmarks import __main__ as command_line
 from benchmarks import records
-from benchmarks.discrete.comparison import forward_sums, page_table, paths
+from benchmarks.discrete.comparison import forward_sums, paths
 from benchmarks.discrete.programs import PROGRAMS, large_mixture
 from tests.backends import backend_of
 from tests.density_support import positions
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_large_mixture_is_a_density() -> None:
@@ -35,12 +33,6 @@ def test_gradients_are_recorded(tmp_path: Path) -> None:
     assert run.figures["one beside the host's"] > 0.0 and not run.failed
     assert "zero_inflated" in (tmp_path / "discrete.md").read_text(encoding="utf-8")
     assert command_line.main(["discrete", "--programs", "none", "--out", str(tmp_path)]) == 2
-
-
-def test_the_table_on_the_page_is_that_of_the_records() -> None:
-    runs = records.read(ROOT / "benchmarks" / "results" / "discrete.jsonl")
-    page = (ROOT / "docs" / "discrete.md").read_text(encoding="utf-8")
-    assert page_table(runs) in page
 
 
 CHAINS = [name for name, each in PROGRAMS.items() if each.steps is not None]

@@ -194,6 +194,7 @@ def test_a_sum_over_all_assignments_of_two_sites(backend: Any) -> None:
 #: What mixes the places of a plate: by name, what a row's mean is made of.
 MIXED: dict[str, Any] = {
     "sum": lambda xp, z: z.sum(-1),
+    "mean over values": lambda xp, z: z.mean(0),
     "sum of all": lambda xp, z: z.sum(),
     "cumulative sum": lambda xp, z: xp.cumsum(z, -1),
     "roll": lambda xp, z: xp.roll(z, 1, -1),
@@ -232,3 +233,26 @@ def test_a_lookup_of_groups_is_refused(backend: Any) -> None:
     y = backend.array(np.random.default_rng(0).normal(size=6))
     with pytest.raises(backend.public.ModelCheckError, match="'z' have all their values at once"):
         backend.target(model, (y,))
+
+
+def test_steps_that_mix_the_places_of_a_plate_are_refused(backend: Any) -> None:
+    """Of a ``scan`` as well, whose first step stands apart."""
+    h = Written(backend)
+
+    def model(y: Any, mixes: bool) -> None:
+        slope = h.sample("slope", h.dist.Normal(0.0, 1.0))
+        chances, series = h.full((2, 2), 0.5), h.plate_of_steps("series", 3)
+
+        def step(name: Any, z: Any, row: Any) -> Any:
+            with series():
+                z = h.sample(name("z"), h.dist.Categorical(chances[z]))
+                shift = h.xp.cumsum(z, -1) if mixes else z
+                h.sample(name("y"), h.dist.Normal(slope * shift, 1.0), obs=row)
+            return z
+
+        h.chain(step, h.arange(3) * 0, y)
+
+    y = backend.array(np.random.default_rng(0).normal(size=(4, 3)))
+    backend.target(model, (y, False))
+    with pytest.raises(backend.public.ModelCheckError, match="have all their values at once"):
+        backend.target(model, (y, True))

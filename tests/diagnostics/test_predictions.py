@@ -241,7 +241,7 @@ def test_messages(given, backend) -> None:
     zeros = {"w": backend.array(np.zeros(3))}
     line, two_sites = given.line, given.two_sites
     cases: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
-        (r"found none for \['w'\]", (line, noise, x, y), {}),
+        (r"found neither for \['w'\]", (line, noise, x, y), {}),
         (r"found \['w', 'y'\] without draws", (line, noise, x), {}),
         (
             r"as many as of the others, .* found {'w': 3, 'noise': 5}",

@@ -45,11 +45,12 @@ def no_finite_support(trial: Trial) -> None:
         refused(trial, model, "site 'z'. Its distribution (Poisson|Geometric).*truncate it")
 
 
-@fault(GROUP, "a discrete latent that steers Python: `if z:`, `means[int(z)]`")
+@fault(GROUP, "a discrete latent that steers Python: `if z:`, `means[int(z)]`, `z.item()`")
 def steers_python(trial: Trial) -> None:
     where = "torch.where" if trial.is_pyro else "jnp.where"
     prior = trial.backend.dist.Bernoulli(trial.backend.array(0.5))
-    for shift in (lambda z: 1.0 if z else 0.0, lambda z: [0.0, 1.0][int(z)]):
+    shifts = (lambda z: 1.0 if z else 0.0, lambda z: [0.0, 1.0][int(z)], lambda z: z.item())
+    for shift in shifts:
         refused(trial, shifted(trial.backend, prior, shift), f"'z'.* steers Python.*{where}")
 
 
@@ -65,6 +66,41 @@ def without_a_plate(trial: Trial) -> None:
     prior = trial.backend.dist.Bernoulli(trial.backend.array(np.full(6, 0.5)))
     model = shifted(trial.backend, prior, lambda z: 1.0 * z)
     refused(trial, model, r"site 'z' has batch shape \(6,\) and no plate.*plate\(name, size\)")
+
+
+@fault(GROUP, "a vector of discrete latents as one event (`to_event`)")
+def one_event(trial: Trial) -> None:
+    prior = trial.backend.dist.Bernoulli(trial.backend.array(np.full(6, 0.5))).to_event(1)
+    model = shifted(trial.backend, prior, lambda z: z.sum(-1))
+    refused(trial, model, r"site 'z' is one event.*leave to_event out.*with plate\(")
+
+
+@fault(GROUP, "a continuous latent whose support depends on a discrete one")
+def support_depends(trial: Trial) -> None:
+    host, dist = trial.backend.host, trial.backend.dist
+    half = trial.backend.array(0.5)
+
+    def model(y: Any) -> None:
+        z = host.sample("z", dist.Bernoulli(half))
+        mean = host.sample("mean", dist.Uniform(0.0, 1.0 + z))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    refused(trial, model, "support of latent site 'mean' depends on a discrete")
+
+
+@fault(GROUP, "a discrete latent's values summed over the places of a plate")
+def mixes_places(trial: Trial) -> None:
+    host, dist = trial.backend.host, trial.backend.dist
+    half = trial.backend.array(0.5)
+
+    def model(y: Any) -> None:
+        mean = host.sample("mean", dist.Normal(0.0, 1.0))
+        with host.plate("rows", len(y)):
+            z = host.sample("z", dist.Bernoulli(half))
+            host.sample("y", dist.Normal(mean + 1.0 * z.sum(-1), 1.0), obs=y)
+
+    refused(trial, model, "'z' have all their values at once.*in its own place")
 
 
 @fault(GROUP, "an operation that does not broadcast over a discrete latent's values")

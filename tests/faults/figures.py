@@ -79,7 +79,7 @@ PREDICTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a latent site without draws": (
         {name: value for name, value in drawn().items() if name != "mu"},
         {},
-        r"found none for \['mu'\]",
+        r"found (none|neither) for \['mu'\]",
     ),
     "more draws of one site than of another": (
         drawn(mu=np.zeros(5)),

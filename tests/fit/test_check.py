@@ -339,11 +339,13 @@ def test_labels_that_can_be_exchanged_mean_nothing(backend: Any) -> None:
     apart = in_orders + 3.0 * deviation * np.arange(4)[:, None, None]
     room = importlib.import_module(f"{backend.public.__name__}.check")
     verdicts = {}
-    for name, draws in {"one": chains, "all": in_orders, "wide": wide, "apart": apart}.items():
-        source = Source("NUTS", "Markov chains", {"mean": draws.reshape(-1, 5)}, chains=4)
+    given = {"one": chains, "all": in_orders, "wide": wide, "apart": apart, "a mapping": in_orders}
+    for name, draws in given.items():
+        known = ("draws", 1) if name == "a mapping" else ("Markov chains", 4)
+        source = Source("NUTS", known[0], {"mean": draws.reshape(-1, 5)}, chains=known[1])
         of_program = room.program_of(model, args, {}, 1, generator)
         verdicts[name] = check(source, of_program, generator, 1, budget=60_000, progress_bar=False)
-    for name in ("one", "all"):
+    for name in ("one", "all", "a mapping"):
         assert verdicts[name].trusted, str(verdicts[name])
         assert "Labels in 'mean' can be exchanged" in str(verdicts[name])
     assert verdicts["wide"].level == verdicts["apart"].level == "not trusted"

@@ -1092,8 +1092,15 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "chains in several orders of labels disagree",
         "check/check.py",
-        "if own.disagree and (labels := _labels(program, source, hearing)) is not None:",
-        "if not own.disagree and (labels := _labels(program, source, hearing)) is not None:",
+        "if in_parts or (own is not None and own.disagree):",
+        "if in_parts:",
+        "test_check",
+    )
+    yield from neutral(
+        "draws in several orders of labels are too few",
+        "check/check.py",
+        "if in_parts or (own is not None and own.disagree):",
+        "if own is not None and own.disagree:",
         "test_check",
     )
     yield from neutral(

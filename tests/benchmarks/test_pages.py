@@ -1,0 +1,63 @@
+"""Tables of the documentation and the records that they are made of.
+
+A page that mentions a command has its tables between two comments, and these are what the records
+give. Tables that were made before there were records of them are counted, and the count may only
+fall: whoever adds the records lowers it here.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import __main__ as command_line
+from benchmarks import pages
+
+#: Tables in sections that name a command, without records.
+WITHOUT = 29
+
+
+def test_pages_are_what_their_records_give() -> None:
+    found = pages.marked_pages()
+    assert found
+    for path in found:
+        text = path.read_text(encoding="utf-8")
+        assert pages.rebuilt(text) == text, f"{path.name}: run `python -m benchmarks pages`"
+
+
+def test_every_table_is_on_a_page_and_every_file_of_records_is_of_a_table() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in pages.marked_pages())
+    for name in pages.TABLES:
+        assert f"<!-- table: {name} -->" in text
+    kept = {path.name for path in pages.RESULTS.glob("*.jsonl")}
+    assert kept == {file for file, _ in pages.TABLES.values()}
+
+
+def test_a_page_that_differs_is_told_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n\n<!-- table: discrete -->\nold\n<!-- end of table -->\n\nafter\n")
+    monkeypatch.setattr(pages, "DOCS", tmp_path)
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    assert command_line.main(["pages", "--check"]) == 1
+    assert "page.md: differs" in capsys.readouterr().out and "old" in page.read_text()
+    assert command_line.main(["pages"]) == 0 and command_line.main(["pages", "--check"]) == 0
+    text = page.read_text()
+    assert text.startswith("before\n\n<!-- table") and text.endswith("-->\n\nafter\n")
+    assert "old" not in text and "dawid skene" in text
+
+
+def test_tables_without_records_grow_fewer() -> None:
+    found = []
+    for path in sorted(pages.DOCS.rglob("*.md")):
+        for section in re.split(r"(?m)^#+ ", path.read_text(encoding="utf-8")):
+            if "python -m benchmarks" in section:
+                unmarked = re.sub(
+                    r"<!-- table.*?<!-- end of table -->", "", section, flags=re.DOTALL
+                )
+                tables = len(re.findall(r"(?m)^\|[ :|-]+\|$", unmarked))
+                found += [f"{path.name}: {section.splitlines()[0]}"] * tables
+    assert len(found) == WITHOUT, "\n".join(found)
