@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -61,57 +60,28 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
         if known and self.dim > LONG and not isinstance(guide._init_latent, jax.core.Tracer):
             _release_prototype(guide)
 
-    @property
-    def segments(self) -> list[slice]:
-        """Coordinates whose draws and scores are arrays of their own: long sites, and the rest.
-
-        At most 33. The compiler then never copies them from sites into one vector, or back.
-        """
-        longest, cuts, start = max(LONG, self.dim // 16), {0, self.dim}, 0
-        for value in self.guide._init_locs.values():
-            if value.size >= longest:
-                cuts |= {start, start + value.size}
-            start += value.size
-        return [slice(*ends) for ends in itertools.pairwise(sorted(cuts))]
-
-    def in_segments(self, vectors: Array) -> list[Array]:
-        """Vectors (..., D) cut into the segments."""
-        if self.dim <= LONG:
-            return [vectors]
-        sizes = [each.stop - each.start for each in self.segments]
-        return lax.split(vectors, sizes, vectors.ndim - 1)
-
     def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
+        loc, scale = self.moments(parameters)
         if self.dim <= LONG:
-            loc, scale = self.moments(parameters)
-            return lax.stop_gradient(loc + scale * self.noise(parameters, rng_key, (num, self.dim)))
-        drawn = [self._drawn(parameters, rng_key, num, each) for each in self.segments]
-        return lax.stop_gradient(jnp.concatenate(drawn, 1))
-
-    def _drawn(self, parameters: Parameters, rng_key: Array, num: int, where: slice) -> Draws:
-        """Draws (num, n) of some coordinates, piece by piece."""
-        loc = parameters[f"{self.guide.prefix}_loc"]
+            draws = loc + scale * self.noise(parameters, rng_key, (num, self.dim))
+            return lax.stop_gradient(draws)
         fast = is_threefry(rng_key) and loc.dtype == jnp.float32 and num * self.dim < 2**32
-        length = where.stop - where.start
-        piece = min(LONG, length)
 
         def fill(number: int, draws: Array) -> Array:
             # The last piece goes over some of the one before it again.
-            start = jnp.minimum(number * piece, length - piece)
-            first = where.start + start
+            start = jnp.minimum(number * LONG, self.dim - LONG)
             if fast:
-                row, column = (lax.broadcasted_iota(jnp.uint32, (num, piece), k) for k in (0, 1))
-                places = row * np.uint32(self.dim) + column + first.astype(jnp.uint32)
+                row, column = (lax.broadcasted_iota(jnp.uint32, (num, LONG), k) for k in (0, 1))
+                places = row * np.uint32(self.dim) + column + start.astype(jnp.uint32)
                 noise = threefry_normal(rng_key, places)
             else:
-                key = jax.random.fold_in(rng_key, first)
-                noise = self.noise(parameters, key, (num, piece))
-            mean, deviation = self.moments(part_of(parameters, first, piece))
+                key = jax.random.fold_in(rng_key, number)
+                noise = self.noise(parameters, key, (num, LONG))
+            mean, deviation = self.moments(part_of(parameters, start, LONG))
             return lax.dynamic_update_slice(draws, mean + deviation * noise, (0, start))
 
-        # Every entry is written.
-        empty = lax.empty((num, length), loc.dtype)
-        return lax.fori_loop(0, -(-length // piece), fill, empty)
+        empty = jnp.zeros((num, self.dim), loc.dtype)
+        return lax.stop_gradient(lax.fori_loop(0, -(-self.dim // LONG), fill, empty))
 
     def mean_square_residual(
         self, parameters: Parameters, theta: Float[Array, "S D"], target: Float[Array, "S D"]
@@ -144,19 +114,8 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
             return scale, scale
         if isinstance(transform, SoftplusTransform):
             small = jnp.exp(-jnp.abs(unconstrained))
-            if unconstrained.dtype != jnp.float32:
-                scale = jnp.maximum(unconstrained, 0.0) + jnp.log1p(small)
-                return scale, jnp.where(unconstrained < 0.0, small, 1.0) / (1.0 + small)
-            # log(1 + x) = 2 artanh(x / (2 + x)), with a series that is exact to rounding up to
-            # x = 1 and takes a third of the time; both quotients come from one division.
-            one, two = 1.0 + small, 2.0 + small
-            inverse = 1.0 / (one * two)
-            ratio = small * one * inverse
-            square, series = jnp.square(ratio), jnp.float32(2.0 / 13.0)
-            for odd in (11, 9, 7, 5, 3, 1):
-                series = series * square + np.float32(2.0 / odd)
-            scale = jnp.maximum(unconstrained, 0.0) + series * ratio
-            return scale, jnp.where(unconstrained < 0.0, small, 1.0) * two * inverse
+            scale = jnp.maximum(unconstrained, 0.0) + jnp.log1p(small)
+            return scale, jnp.where(unconstrained < 0.0, small, 1.0) / (1.0 + small)
         scale, pull = jax.vjp(transform, unconstrained)
         return scale, pull(jnp.ones_like(scale))[0]
 
@@ -170,13 +129,10 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
         transform = self._transforms[f"{self.guide.prefix}_scale"]
         if not isinstance(transform, SoftplusTransform | ExpTransform):
             return jnp.asarray(jnp.inf, theta.dtype)
-        loc = self._get(parameters, "loc")[None]
-        pairs = zip(*map(self.in_segments, (theta, loc)), strict=True)
-        distance = jnp.stack([jnp.abs(one - two).max() for one, two in pairs]).max() + reach
-        largest = jnp.stack([jnp.abs(each).max() for each in self.in_segments(score)]).max()
+        distance = jnp.abs(theta - self._get(parameters, "loc")).max() + reach
         least = parameters[f"{self.guide.prefix}_scale"].min() - reach
         precision = 1.0 / jnp.square(transform(least))
-        residual = 2.0 * (distance * precision + largest)
+        residual = 2.0 * (distance * precision + jnp.abs(score).max())
         # Both transforms have a derivative of at most their value, which cancels a division.
         slope = jnp.maximum(2.0 * precision, 4.0 * distance * precision)
         return residual * jnp.maximum(slope, 1.0)

@@ -6,7 +6,6 @@ Vectors of a network's length are read and written as few times as possible, and
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -47,34 +46,6 @@ class InnerSteps(NamedTuple):
     log_q: Float[Array, ""]
 
 
-class _Segment(NamedTuple):
-    """Coordinates from ``start`` on whose draws and scores (S, n) are arrays of their own."""
-
-    start: int
-    theta: Float[Array, "S n"]
-    score: Float[Array, "S n"]
-
-    @property
-    def length(self) -> int:
-        """Coordinates n."""
-        return int(self.theta.shape[1])
-
-    @property
-    def part(self) -> int:
-        """Coordinates that take all their steps at once."""
-        return min(PART, self.length)
-
-    @property
-    def parts(self) -> int:
-        """How many times these are taken."""
-        return -(-self.length // self.part)
-
-
-def _joined(segments: list[_Segment]) -> _Segment:
-    theta, score = (jnp.concatenate([each[k] for each in segments], 1) for k in (1, 2))
-    return _Segment(0, theta, score)
-
-
 def steps_by_part(
     density: DiagonalNormalDensity,
     parameters: Parameters,
@@ -109,65 +80,57 @@ def steps_by_part(
     number : int
         Present draws S <= S'.
     """
-    vectors, dim = (parameters, adam.mu, adam.nu), density.dim
+    vectors = parameters, adam.mu, adam.nu
+    dim, num_parts = density.dim, -(-density.dim // PART)
 
     def stepped(
-        segment: _Segment, index: Array, vectors: Any, steps: Array, figures: tuple[Array, Array]
+        index: Array, vectors: Any, steps: Array, figures: tuple[Array, Array]
     ) -> tuple[Array, Array, Any, tuple[Array, Array]]:
-        corner = jnp.minimum(index * segment.part, segment.length - segment.part)
+        start = jnp.minimum(index * PART, dim - PART)
         # The last part goes over some coordinates of the one before it, which are left alone.
-        fresh = corner + jnp.arange(segment.part) >= index * segment.part
-        start = segment.start + corner
-        parameters, mu, nu = part_of(vectors, start, segment.part)
-        theta, score = (
-            lax.dynamic_slice_in_dim(each, corner, segment.part, 1)
-            for each in (segment.theta, segment.score)
-        )
+        fresh = start + jnp.arange(PART) >= index * PART
+        before = part_of(vectors, start, PART)
+        corner, shape = (0, start), (len(theta), PART)
+        theta_part = lax.dynamic_slice(theta, corner, shape)
+        score_part = lax.dynamic_slice(score, corner, shape)
+        mean = density.mean(before[0])
+        scale, _ = density.scale_and_slope(before[0])
+        inverse = 1.0 / scale
+        standard = (theta_part - mean) * inverse
+        present = -standard * inverse
+        blended = blended_target(score_part, present, weight)
+        loss = jnp.square((present - score_part)[:number]).sum(0) / number
+        log_q = -0.5 * jnp.square(standard[:number]).sum(0) / number - jnp.log(scale)
+        here = [jnp.where(fresh, figure, 0.0).sum() for figure in (loss, log_q)]
 
         def inner(step: Array, carry: Any) -> Any:
-            parameters, moments, target, figures = carry
-            # As ``mean_square_residual`` computes it, which the compiler then does once.
-            scale, _ = density.scale_and_slope(parameters)
-            standard = (density.mean(parameters) - theta) * (1.0 / scale)
-            present = standard * (1.0 / scale)
-
-            def begun() -> tuple[Array, ...]:
-                loss = jnp.square((present - score)[:number]).sum(0) / number
-                log_q = -0.5 * jnp.square(standard[:number]).sum(0) / number - jnp.log(scale)
-                added = (jnp.where(fresh, each, 0.0).sum() for each in (loss, log_q))
-                return tuple(map(jnp.add, figures, added))
-
-            # In the loop, whose end everything that reads the old vectors then comes before; the
-            # compiler would otherwise copy them before they are written.
-            figures = lax.cond(step == 0, begun, lambda: figures)
-            target = jnp.where(step == 0, blended_target(score, present, weight), target)
+            parameters, moments, figures = carry
             gradient: Parameters
-            _, gradient = proximal_gradient(density, parameters, theta, target, weight)
-            return *lean_adam_step(parameters, gradient, moments, rate), target, figures
+            _, gradient = proximal_gradient(density, parameters, theta_part, blended, weight)
+            parameters, moments = lean_adam_step(parameters, gradient, moments, rate)
+            # Added in the loop, whose end everything that reads the old vectors then comes
+            # before; the compiler would otherwise copy them before they are written.
+            figures = jax.tree.map(lambda a, b: a + jnp.where(step == 0, b, 0.0), figures, here)
+            return parameters, moments, figures
 
-        carry = parameters, adam._replace(mu=mu, nu=nu), score, figures
-        parameters, moments, _, figures = lax.fori_loop(0, steps, inner, carry)
-        return start, fresh, (parameters, moments.mu, moments.nu), figures
+        parameters, mu, nu = before
+        carry = parameters, adam._replace(mu=mu, nu=nu), list(figures)
+        parameters, moments, (loss, log_q) = lax.fori_loop(0, steps, inner, carry)
+        return start, fresh, (parameters, moments.mu, moments.nu), (loss, log_q)
 
-    def look(segments: list[_Segment]) -> Array:
-        def one(index: Array, carry: Any) -> Any:
-            finite, figures = carry
-            _, _, after, figures = stepped(segment, index, vectors, jnp.asarray(steps), figures)
-            for leaf in jax.tree.leaves(after):
-                finite &= jnp.isfinite(leaf).all()
-            return finite & jnp.isfinite(figures[0]), figures
+    def look(index: Array, carry: Any) -> Any:
+        finite, figures = carry
+        _, _, after, figures = stepped(index, vectors, jnp.asarray(steps), figures)
+        for leaf in jax.tree.leaves(after):
+            finite &= jnp.isfinite(leaf).all()
+        return finite & jnp.isfinite(figures[0]), figures
 
-        carry = jnp.asarray(True), (zero, zero)
-        for segment in segments:
-            carry = lax.fori_loop(0, segment.parts, one, carry)
-        return carry[0]
-
-    def write(segment: _Segment, index: Array, carry: Any) -> Any:
+    def write(index: Array, carry: Any) -> Any:
         vectors, figures = carry
-        start, fresh, after, figures = stepped(segment, index, vectors, taken, figures)
+        start, fresh, after, figures = stepped(index, vectors, taken, figures)
 
         def put(vector: Array, part: Array) -> Array:
-            before = lax.dynamic_slice_in_dim(vector, start, segment.part)
+            before = lax.dynamic_slice_in_dim(vector, start, PART)
             part = jnp.where(fresh, part, before)
             return lax.dynamic_update_slice_in_dim(vector, part, start, 0)
 
@@ -179,17 +142,13 @@ def steps_by_part(
     # Adam keeps squares of gradients, and the loss is a sum of them.
     limit = 1e-4 * math.sqrt(jnp.finfo(theta.dtype).max / dim)
     certain = ((1.0 + weight) * largest < limit) & (weight >= 0.0)
-    cut = zip(density.segments, *map(density.in_segments, (theta, score)), strict=True)
-    segments = [_Segment(where.start, *rows) for where, *rows in cut]
-    # Joined where it is needed at all, so that the loop is compiled once.
-    finite = lax.cond(certain, lambda: jnp.asarray(True), lambda: look([_joined(segments)]))
+    none = jnp.asarray(True), (zero, zero)
+    finite, _ = lax.fori_loop(0, jnp.where(certain, 0, num_parts), look, none)
     # A number that the compiler does not know: it would unroll a loop of a single step.
     taken = jnp.where(finite, steps, 0)
-    carry = vectors, (zero, zero)
-    for segment in segments:
-        parts = jnp.where(finite, segment.parts, 0)
-        carry = lax.fori_loop(0, parts, partial(write, segment), carry)
-    (parameters, mu, nu), (loss, log_q) = carry
+    start = vectors, (zero, zero)
+    vectors, (loss, log_q) = lax.fori_loop(0, jnp.where(finite, num_parts, 0), write, start)
+    parameters, mu, nu = vectors
     adam = adam._replace(count=adam.count + taken.astype(adam.count.dtype), mu=mu, nu=nu)
     log_q -= 0.5 * dim * math.log(2.0 * math.pi)
     return InnerSteps(parameters, adam, jnp.where(finite, loss, jnp.nan), log_q)
