@@ -26,11 +26,14 @@ TABLES: dict[str, tuple[str, str]] = {
     "discrete, large": ("discrete.jsonl", "benchmarks.discrete.comparison:large_table"),
     "sgmcmc, bias": ("sgmcmc.jsonl", "benchmarks.sgmcmc.report:bias_table"),
     "sgmcmc, masses": ("sgmcmc.jsonl", "benchmarks.sgmcmc.report:masses_table"),
+    "horseshoe": ("horseshoe.jsonl", "benchmarks.networks.horseshoe:page_table"),
+    "row noise": ("row-noise.jsonl", "benchmarks.row_noise.comparison:page_table"),
+    "linearized": ("linearized.jsonl", "benchmarks.networks.linearized:page_table"),
     "semi-exact": ("semi-exact.jsonl", "benchmarks.semi_exact.report:page_table"),
 }
 
 _MARKED = re.compile(
-    r"(?P<begin><!-- table: (?P<name>.+?) -->\n).*?(?P<end>\n<!-- end of table -->)", re.DOTALL
+    r"(?P<begin><!-- table: (?P<name>.+?) -->)\n.*?(?P<end><!-- end of table -->)", re.DOTALL
 )
 
 
@@ -66,7 +69,9 @@ def rebuilt(page: str) -> str:
     KeyError
         A table is not known.
     """
-    return _MARKED.sub(lambda found: f"{found['begin']}{table(found['name'])}{found['end']}", page)
+    return _MARKED.sub(
+        lambda found: f"{found['begin']}\n{table(found['name'])}\n{found['end']}", page
+    )
 
 
 def table(name: str) -> str:

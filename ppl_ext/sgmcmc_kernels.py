@@ -184,16 +184,6 @@ class SGLDShell(StochasticGradientShell):
     below the smallest posterior variance, or let it fall
     (:func:`~ppl_ext.sgmcmc.polynomial_decay`).
 
-    In NumPyro:
-
-    >>> mcmc = MCMC(SGLD(model, 1e-4), num_warmup=1000, num_samples=5000)  # doctest: +SKIP
-    >>> mcmc.run(jax.random.key(0), x, y)  # doctest: +SKIP
-
-    In Pyro:
-
-    >>> mcmc = MCMC(SGLD(model, 1e-4), warmup_steps=1000, num_samples=5000)  # doctest: +SKIP
-    >>> mcmc.run(x, y)  # doctest: +SKIP
-
     Parameters
     ----------
     model, step_size, **options
@@ -502,12 +492,6 @@ class CyclicalSGHMCShell(Cycles, SGHMCShell):
     ----------
     R. Zhang, C. Li, J. Zhang, C. Chen and A. G. Wilson, "Cyclical stochastic gradient MCMC for
     Bayesian deep learning", ICLR 2020, https://arxiv.org/abs/1902.03932.
-
-    Examples
-    --------
-    >>> kernel = CyclicalSGHMC(print, 0.1, 200, friction=2.0)
-    >>> kernel.draws_per_cycle
-    50
     """
 
     _power = 0.5
@@ -636,12 +620,6 @@ class ReplicaExchangeSGLDShell(SGLDShell):
     stochastic gradient MCMC", ICML 2020, https://arxiv.org/abs/2008.05367; D. Ceperley and M.
     Dewing, "The penalty method for random walks with uncertain energies", Journal of Chemical
     Physics 1999, https://doi.org/10.1063/1.478034.
-
-    Examples
-    --------
-    >>> kernel = ReplicaExchangeSGLD(print, 0.05, (1.0, 2.0, 4.0))
-    >>> kernel.num_replicas
-    3
     """
 
     def __init__(

@@ -15,6 +15,29 @@ from ppl_ext.sgmcmc_kernels import Exchanges, ReplicaExchangeSGLDShell
 
 
 class ReplicaExchangeSGLD(ReplicaExchangeSGLDShell, SGLD):
+    """Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> from numpyro.infer import MCMC
+    >>> kernel = nx.ReplicaExchangeSGLD(model, 0.05, (1.0, 2.0, 4.0))
+    >>> print(kernel.num_replicas)
+    3
+    >>> mcmc = MCMC(kernel, num_warmup=20, num_samples=1000)
+    >>> mcmc.run(jax.random.key(0), y)
+    >>> print(f"{mcmc.get_samples()['mean'].mean():.0f}")
+    2
+    >>> print(kernel.exchange_rates(mcmc.last_state).shape)
+    (1, 2)
+    """
+
     def _init_replicas(self, z: Array, data: Data, key: Array) -> dict[str, Any]:
         num_chains, pairs = len(z), self.num_replicas - 1
         by_pair = jnp.zeros((num_chains, pairs), z.dtype)

@@ -14,6 +14,28 @@ from pyro_ext.sgmcmc.sgld import SGLD
 
 
 class ReplicaExchangeSGLD(ReplicaExchangeSGLDShell, SGLD):
+    """Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> _ = torch.manual_seed(0)
+    >>> kernel = px.ReplicaExchangeSGLD(model, 0.05, (1.0, 2.0, 4.0))
+    >>> print(kernel.num_replicas)
+    3
+    >>> mcmc = px.MCMC(kernel, num_samples=100, warmup_steps=20, num_chains=10)
+    >>> mcmc.run(y)
+    >>> print(round(mcmc.get_samples()["mean"].mean().item()))
+    2
+    >>> print(kernel.exchange_rates(kernel.state).shape)
+    (10, 2)
+    """
+
     def _init_replicas(self, z: Tensor) -> dict[str, Any]:
         assert self._data is not None
         num_chains, pairs = len(z), self.num_replicas - 1
