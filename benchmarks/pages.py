@@ -24,6 +24,7 @@ RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
 
 #: Of each table the file of its records and the function that makes it of them.
 TABLES: dict[str, tuple[str, str]] = {
+    "batches": ("batches.jsonl", "benchmarks.batches.comparison:page_table"),
     "discrete": ("discrete.jsonl", "benchmarks.discrete.comparison:page_table"),
     "discrete, large": ("discrete.jsonl", "benchmarks.discrete.comparison:large_table"),
     "sgmcmc, bias": ("sgmcmc.jsonl", "benchmarks.sgmcmc.report:bias_table"),
@@ -35,8 +36,10 @@ TABLES: dict[str, tuple[str, str]] = {
 
 #: Of each picture in `docs/images` the file of its records and the function that draws it.
 PICTURES: dict[str, tuple[str, str]] = {
+    "batches.png": ("batches.jsonl", "benchmarks.batches.comparison:plot"),
     "horseshoe.png": ("horseshoe.jsonl", "benchmarks.networks.horseshoe:plot"),
     "linearized.png": ("linearized.jsonl", "benchmarks.networks.linearized:plot"),
+    "scaling.png": ("scaling.jsonl", "benchmarks.scaling.report:plot"),
     "sgmcmc-bias.png": ("sgmcmc.jsonl", "benchmarks.sgmcmc.report:plot_bias"),
     "sgmcmc-modes.png": ("sgmcmc.jsonl", "benchmarks.sgmcmc.report:plot_modes"),
     "stein-semi-exact.png": ("semi-exact.jsonl", "benchmarks.semi_exact.report:picture"),
