@@ -33,8 +33,10 @@ release = version = PROJECT["version"]
 extensions = [
     "gallery",
     "host_tabs",
+    "leaderboard_page",
     "myst_nb",
     "reachable_links",
+    "stan_programs",
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
     "sphinx.ext.mathjax",
