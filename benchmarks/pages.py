@@ -24,6 +24,7 @@ RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
 TABLES: dict[str, tuple[str, str]] = {
     "discrete": ("discrete.jsonl", "benchmarks.discrete.comparison:page_table"),
     "discrete, large": ("discrete.jsonl", "benchmarks.discrete.comparison:large_table"),
+    "sgmcmc, bias": ("sgmcmc.jsonl", "benchmarks.sgmcmc.report:bias_table"),
     "semi-exact": ("semi-exact.jsonl", "benchmarks.semi_exact.report:page_table"),
 }
 
