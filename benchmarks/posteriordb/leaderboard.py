@@ -75,7 +75,6 @@ def row(run: Record) -> dict[str, Any]:
         "greatest": _number(figures.get("greatest sd ratio")),
         "cost": _number(report.right_after(run)),
         "evaluations": _number(figures.get("evaluations")),
-        "seconds": _number(run.seconds),
         "dimension": _number(figures.get("dimension")),
         "curve": [
             [int(at), max(float(error), 1e-4)] for at, error in looks if _number(error) is not None

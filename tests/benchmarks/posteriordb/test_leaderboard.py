@@ -39,7 +39,7 @@ def run(engine: str, posterior: str, error: float) -> Record:
         },
     }
     settings = {"route": "native", "rate": None, "budget": 5000, "start": "path", "noise": 0.0}
-    return Record("posteriordb", engine, "numpyro", posterior, 0, settings, figures, seconds=1.0)
+    return Record("posteriordb", engine, "numpyro", posterior, 0, settings, figures)
 
 
 def failed(engine: str, posterior: str, message: str) -> Record:
