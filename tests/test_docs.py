@@ -125,6 +125,8 @@ sigma = [15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0]
 GRANTED: dict[tuple[str, str], dict[int, str]] = {
     ("index", "px"): {0: WHOLE["px"]},
     ("index", "nx"): {0: WHOLE["nx"]},
+    ("howto/index", "px"): {},
+    ("howto/index", "nx"): {},
     ("howto/stop-and-resume", "px"): {0: WHOLE["px"]},
     ("howto/stop-and-resume", "nx"): {0: WHOLE["nx"]},
     ("howto/log-a-run", "px"): {0: WHOLE["px"]},
@@ -209,6 +211,8 @@ def classifier(x, y=None):
 
 #: What the blocks leave behind has to hold.
 LEFT: dict[tuple[str, str], str] = {
+    ("howto/index", "px"): "px.find_start(model, x, y).evaluations > 0",
+    ("howto/index", "nx"): "nx.find_start(key, model, x, y).evaluations > 0",
     ("howto/stop-and-resume", "px"): "engine.num_steps_taken == 500",
     ("howto/stop-and-resume", "nx"): "int(result.state.step) == 500",
     ("howto/log-a-run", "px"): "history[-1].keys() == {'step', 'loss', 'force_norm'}",
