@@ -12,6 +12,7 @@ import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -314,6 +315,23 @@ def test_the_gallery_has_every_picture(monkeypatch: pytest.MonkeyPatch) -> None:
             assert rest[0] in COMMANDS, picture.command
         else:
             assert importlib.util.find_spec(module) is not None, picture.command
+
+
+@pytest.mark.parametrize("reason", [None, "no g++ to compile Stan programs with"])
+def test_stan_pages_are_run_where_stan_is_there_and_say_so_elsewhere(
+    reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sphinx")
+    monkeypatch.syspath_prepend(str(DOCS / "_extensions"))
+    own = importlib.import_module("stan_programs")
+    monkeypatch.setattr(own, "missing", lambda: reason)
+    config = SimpleNamespace(nb_execution_excludepatterns=("other.md",))
+    own.leave_out(None, config)
+    left_out = set(config.nb_execution_excludepatterns) - {"other.md"}
+    assert left_out == (set() if reason is None else set(own.PAGES))
+    assert bool(own.StanNote.run(None)) == (reason is not None)
+    for page in own.PAGES:
+        assert "```{stan-note}" in (DOCS / page).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

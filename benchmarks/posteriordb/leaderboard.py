@@ -16,10 +16,11 @@ from benchmarks.trust.judge import MEAN
 TEMPLATE = Path(__file__).with_suffix(".html")
 
 
-def page(runs: Sequence[Record]) -> str:
+def page(runs: Sequence[Record], explained: str | None = None) -> str:
     """The page, of runs on posteriors with reference draws and without noise in the scores.
 
     Of runs that differ in their step size alone the one is shown that the benchmark takes.
+    `explained` is the address of a page that says how runs are judged, if there is one.
 
     Raises
     ------
@@ -45,8 +46,9 @@ def page(runs: Sequence[Record]) -> str:
             f"{len(shown)} runs on {len(posteriors)} posteriors, of "
             f"{' or '.join(f'{budget:,}' for budget in budgets)} score evaluations each, made "
             f"{' to '.join(dict.fromkeys([days[0], days[-1]]))} by python -m benchmarks "
-            "posteriordb. All start from the same search for a mode, NUTS apart."
+            "posteriordb. All but NUTS begin where a search for the mode ends."
         ),
+        "explained": explained,
         "goal": MEAN,
         "runs": [row(run) for run in shown],
     }

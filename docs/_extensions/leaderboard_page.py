@@ -15,7 +15,7 @@ def write(app: Sphinx, exception: Exception | None) -> None:
         from benchmarks import records
         from benchmarks.posteriordb import leaderboard
 
-        page = leaderboard.page(records.read(RECORDS))
+        page = leaderboard.page(records.read(RECORDS), "posteriordb.html")
         records.write_text(Path(app.outdir) / "leaderboard.html", page)
 
 
