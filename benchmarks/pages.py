@@ -1,4 +1,4 @@
-"""`python -m benchmarks pages`: the tables of the documentation, made anew from their records.
+"""`python -m benchmarks pages`: tables and pictures of the documentation, made of their records.
 
 A table of a page that stands between two comments,
 
@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from benchmarks import records
 
@@ -22,19 +24,35 @@ RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
 
 #: Of each table the file of its records and the function that makes it of them.
 TABLES: dict[str, tuple[str, str]] = {
+    "batches": ("batches.jsonl", "benchmarks.batches.comparison:page_table"),
     "discrete": ("discrete.jsonl", "benchmarks.discrete.comparison:page_table"),
     "discrete, large": ("discrete.jsonl", "benchmarks.discrete.comparison:large_table"),
     "sgmcmc, bias": ("sgmcmc.jsonl", "benchmarks.sgmcmc.report:bias_table"),
+    "horseshoe": ("horseshoe.jsonl", "benchmarks.networks.horseshoe:page_table"),
+    "row noise": ("row-noise.jsonl", "benchmarks.row_noise.comparison:page_table"),
+    "linearized": ("linearized.jsonl", "benchmarks.networks.linearized:page_table"),
     "semi-exact": ("semi-exact.jsonl", "benchmarks.semi_exact.report:page_table"),
 }
 
+#: Of each picture in `docs/images` the file of its records and the function that draws it.
+PICTURES: dict[str, tuple[str, str]] = {
+    "batches.png": ("batches.jsonl", "benchmarks.batches.comparison:plot"),
+    "horseshoe.png": ("horseshoe.jsonl", "benchmarks.networks.horseshoe:plot"),
+    "linearized.png": ("linearized.jsonl", "benchmarks.networks.linearized:plot"),
+    "scaling.png": ("scaling.jsonl", "benchmarks.scaling.report:plot"),
+    "sgmcmc-bias.png": ("sgmcmc.jsonl", "benchmarks.sgmcmc.report:plot_bias"),
+    "sgmcmc-modes.png": ("sgmcmc.jsonl", "benchmarks.sgmcmc.report:plot_modes"),
+    "stein-semi-exact.png": ("semi-exact.jsonl", "benchmarks.semi_exact.report:picture"),
+}
+
 _MARKED = re.compile(
-    r"(?P<begin><!-- table: (?P<name>.+?) -->\n).*?(?P<end>\n<!-- end of table -->)", re.DOTALL
+    r"(?P<begin><!-- table: (?P<name>.+?) -->)\n.*?(?P<end><!-- end of table -->)", re.DOTALL
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
+    parser.add_argument("--pictures", action="store_true", help="draw the pictures as well")
     parser.add_argument("--check", action="store_true", help="say which pages differ, write none")
 
 
@@ -49,6 +67,10 @@ def main(arguments: argparse.Namespace) -> int:
                 records.write_text(path, after)
     for path in changed:
         print(f"{path.relative_to(ROOT)}: {'differs' if arguments.check else 'written'}")
+    if arguments.pictures:
+        for name in PICTURES:
+            drawn(name, DOCS / "images" / name)
+            print(f"docs/images/{name}: drawn")
     return int(arguments.check and bool(changed))
 
 
@@ -65,12 +87,24 @@ def rebuilt(page: str) -> str:
     KeyError
         A table is not known.
     """
-    return _MARKED.sub(lambda found: f"{found['begin']}{table(found['name'])}{found['end']}", page)
+    return _MARKED.sub(
+        lambda found: f"{found['begin']}\n{table(found['name'])}\n{found['end']}", page
+    )
 
 
 def table(name: str) -> str:
     """A table made of its records."""
-    file, maker = TABLES[name]
-    module, function = maker.split(":")
-    made: str = getattr(importlib.import_module(module), function)(records.read(RESULTS / file))
+    runs, maker = _found(*TABLES[name])
+    made: str = maker(runs)
     return made.strip()
+
+
+def drawn(name: str, path: Path) -> None:
+    """Draw a picture of its records."""
+    runs, maker = _found(*PICTURES[name])
+    maker(runs, path)
+
+
+def _found(file: str, function: str) -> tuple[list[records.Record], Callable[..., Any]]:
+    module, name = function.split(":")
+    return records.read(RESULTS / file), getattr(importlib.import_module(module), name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -36,6 +37,7 @@ extensions = [
     "leaderboard_page",
     "myst_nb",
     "reachable_links",
+    "reference",
     "stan_programs",
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
@@ -52,6 +54,8 @@ default_role = "literal"
 
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
+# Pages and tabs say which package is meant.
+add_module_names = False
 autodoc_typehints = "signature"
 napoleon_google_docstring = False
 # Attributes of a class stand once, in its field list, not as further entries of their own.
@@ -96,6 +100,7 @@ html_theme_options = {
 html_title = f"{project} {release}"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
+html_js_files = ["tabs.js"]
 
 # ArviZ 0.23 announces 1.x on import; that is no fault of a page.
 warnings.filterwarnings("ignore", message=r"\s*ArviZ is undergoing a major refactor")
@@ -112,12 +117,29 @@ class OnePackageDomain(PythonDomain):
         self, env: Any, modname: str | None, classname: str | None, name: str, *rest: Any
     ) -> list[tuple[str, Any]]:
         """The one match in the package of `modname`, or none; all matches outside a package."""
-        matches = super().find_obj(env, modname, classname, name, *rest)
+        look = super().find_obj
+        matches = look(env, modname, classname, name, *rest) or look(
+            env, modname, classname, defined_at(name), *rest
+        )
         package = (modname or "").partition(".")[0]
         if len(matches) <= 1 or not package:
             return matches
         inside = [match for match in matches if match[0].startswith(f"{package}.")]
         return inside if len(inside) == 1 else []
+
+    def note_object(self, name: str, objtype: str, node_id: str, *rest: Any, **more: Any) -> None:
+        """Where both packages name again what they share, the name's first place is kept."""
+        if not (more.get("aliased") and name in self.objects):
+            super().note_object(name, objtype, node_id, *rest, **more)
+
+
+def defined_at(name: str) -> str:
+    """Where a class or function is defined that a package's folder names again, or the name."""
+    module, _, last = name.rpartition(".")
+    item = getattr(sys.modules.get(module), last, None)
+    if inspect.isclass(item) or inspect.isroutine(item):
+        return f"{item.__module__}.{item.__qualname__}"
+    return name
 
 
 # Literal text, or emphasis closed on the same line, which keep their markers.

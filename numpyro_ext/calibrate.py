@@ -50,7 +50,30 @@ def calibrate(
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> Calibration:
-    """Simulation-based calibration of a way to fit a model."""
+    """Simulation-based calibration of a way to fit a model.
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> def conjugate(rng_key, y, scale=1.0):
+    ...     deviation = scale * (len(y) + 0.01) ** -0.5
+    ...     noise = jax.random.normal(rng_key, (200,))
+    ...     return {"mean": y.sum() / (len(y) + 0.01) + deviation * noise}
+    >>> key = jax.random.key(0)
+    >>> print(nx.calibrate(key, model, y, fit_function=conjugate).is_uniform)
+    True
+    >>> narrow = lambda rng_key, y: conjugate(rng_key, y, 0.5)
+    >>> print(nx.calibrate(key, model, y, fit_function=narrow).is_uniform)
+    False
+    """
     check_key(rng_key)
     shared.check_options(fit_function, num_data_sets, num_draws, observed, progress_bar)
     keys = random.split(rng_key, 5)

@@ -54,7 +54,24 @@ def check(
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> Verdict:
-    """Whether draws of any method are the posterior's."""
+    """Whether draws of any method are the posterior's.
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> narrow = {"mean": 2.0 + 0.1 * jax.random.normal(jax.random.key(0), (1000,))}
+    >>> verdict = nx.check(jax.random.key(1), narrow, model, y)
+    >>> print(verdict.level)
+    not trusted
+    """
     check_key(rng_key)
     of_source, rng_key = random.split(rng_key)
     source = source_of(draws, lambda found: of_host(found, model, args, kwargs, of_source))

@@ -81,7 +81,25 @@ def fit(
     sharding: Sharding | None = None,
     **kwargs: Any,
 ) -> Fit:
-    """Draws of a program's posterior that may be trusted, or a clear no."""
+    """Draws of a program's posterior that may be trusted, or a clear no.
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> fit = nx.fit(jax.random.key(0), model, y)
+    >>> print(fit.verdict.level, fit.verdict.trusted)
+    exact True
+    >>> print(f"{fit.draws['mean'].mean():.0f} {fit.draws['mean'].std():.1f}")
+    2 0.5
+    """
     check_own_engine(model, guide, engine, Engine)
     check_key(rng_key)
     check_sharding(sharding, Sharding)
@@ -117,7 +135,27 @@ def fit(
 def load_fit(
     path: str | os.PathLike[str], model: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
 ) -> Fit:
-    """Read a fit that ``Fit.save`` has written."""
+    """Read a fit that ``Fit.save`` has written.
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "fit.npz")
+    >>> nx.fit(jax.random.key(0), model, y, exact=False).save(path)
+    >>> print(f"{nx.load_fit(path).draws['mean'].mean():.0f}")  # draws and verdict alone
+    2
+    >>> print(nx.load_fit(path, model, y).has_program)
+    True
+    """
 
     def ways(seed: int, generator: np.random.Generator) -> Iterator[Problem]:
         assert model is not None

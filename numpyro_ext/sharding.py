@@ -50,7 +50,24 @@ def is_tracing() -> bool:
 
 
 class Sharding(ShardingShell):
-    __doc__ = ShardingShell.__doc__
+    """Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> mesh = jax.make_mesh((1,), ("p",))  # here one device; jax.device_count() tells of how many
+    >>> sharding = nx.Sharding(mesh, particles="p")
+    >>> engine = nx.SVGD(model, numpyro.optim.Adam(0.3), num_particles=20, sharding=sharding)
+    >>> result = engine.run(jax.random.key(0), 100, y)
+    >>> print(f"{engine.get_samples(result.state)['mean'].mean():.1f}")
+    2.0
+    """
 
     _host = "NumPyro"
     _mesh_form = "a jax.sharding.Mesh, such as jax.make_mesh((4,), ('p',))"

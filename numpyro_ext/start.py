@@ -59,6 +59,23 @@ def find_start(rng_key: Array, model: Callable[..., Any], *args: Any, **kwargs: 
         The model cannot be fitted, or no starting point has a finite density and score.
     ArgumentError
         The arguments do not fit the model.
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> start = nx.find_start(jax.random.key(0), model, y)
+    >>> print(start.mean.round(1), start.factor.round(1))  # of a Normal near the mode
+    [2.] [[0.5]]
+    >>> engine = nx.SVGD(model, numpyro.optim.Adam(0.3), num_particles=20)
+    >>> result = engine.run(jax.random.key(1), 100, y, start=start)
     """
     check_key(rng_key)
     target_key, key = random.split(rng_key)

@@ -53,7 +53,25 @@ def warm_chains(
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> MCMC:
-    """NUTS in the coordinates of what is known of the posterior; chains side by side."""
+    """NUTS in the coordinates of what is known of the posterior; chains side by side.
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> start = nx.find_start(jax.random.key(0), model, y)
+    >>> mcmc = nx.warm_chains(jax.random.key(1), model, start, y, num_samples=200)
+    >>> draws = mcmc.get_samples()
+    >>> print(f"{draws['mean'].mean():.0f} {draws['mean'].std():.1f}")
+    2 0.5
+    """
     warm.check_options(
         num_samples, num_chains, num_warmup, target_accept_prob, progress_bar=progress_bar
     )

@@ -7,7 +7,7 @@ before any work.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,20 +118,35 @@ MOST_COMPARED = 200
 VALUES_COMPARED = 3
 
 
+class SiteTerms(NamedTuple):
+    """Log density of one site.
+
+    Parameters
+    ----------
+    total : float
+    size : float
+        Sum of the absolute values of its terms, of which rounding is a share.
+    """
+
+    total: float
+    size: float
+
+
 def check_one_value_each(
-    sites: Sequence[str], together: float, each: float, terms: float, epsilon: float
+    sites: Sequence[str],
+    together: Mapping[str, SiteTerms],
+    each: Mapping[str, SiteTerms],
+    epsilon: float,
 ) -> None:
     """See that a density is the same with all values of discrete sites at once as with one each.
 
     Parameters
     ----------
     sites : sequence of str
-    together : float
-        Log density of what depends on the sites, at one value each, from all values at once.
-    each : float
+    together : mapping of str to SiteTerms
+        Of every site, at one value of each discrete one, from a run with all values at once.
+    each : mapping of str to SiteTerms
         The same from a run with these values.
-    terms : float
-        Sum of the absolute values of its terms, of which rounding is a share.
     epsilon : float
         Relative precision.
 
@@ -140,17 +155,51 @@ def check_one_value_each(
     ModelCheckError
         It is another.
     """
-    if not (math.isfinite(each) and math.isfinite(terms)):
-        return  # the drawn values are impossible
-    if abs(together - each) <= math.sqrt(epsilon) * (1.0 + terms):
-        return
-    raise ModelCheckError(
+    for name, (total, size) in each.items():
+        found = together[name].total
+        close = abs(found - total) <= math.sqrt(epsilon) * (1.0 + size)
+        # Values that were drawn may be impossible, in both.
+        if not (close or found == total or (math.isnan(found) and math.isnan(total))):
+            raise mixed_places_error(
+                sites, f"'{name}' has log density {found:.6g}, not {total:.6g}"
+            )
+
+
+def mixed_places_error(sites: Iterable[str], what: str) -> ModelCheckError:
+    """The model says something else with all values of discrete sites at once.
+
+    Parameters
+    ----------
+    sites : iterable of str
+        The program's discrete latent sites.
+    what : str
+        What is another.
+    """
+    return ModelCheckError(
         f"The model says something else when discrete latent sites {_named(sites)} have all their "
-        f"values at once: log density {together:.6g} at some values, {each:.6g} in a run with "
-        "these alone. All values of a site stand in a dimension of their own, the same in all "
-        "places of a plate. Expected a value to be used in its own place: not a sum, a cumsum or "
-        "a roll over the plate's dimension, nor a lookup z[..., group]. For rows of groups write "
-        "a plate of the groups and in it a plate of their rows, padded to one length and masked."
+        f"values at once than with one value each: {what}. All values of a site stand in a "
+        "dimension of their own, the same in all places of a plate. Expected a value to be used in "
+        "its own place: not a sum, a cumsum or a roll over the plate's dimension, nor a lookup "
+        "z[..., group]. For rows of groups write a plate of the groups and in it a plate of their "
+        "rows, padded to one length and masked."
+    )
+
+
+def values_error(sites: Iterable[str], text: str) -> ModelCheckError:
+    """The values of a discrete latent site cannot be listed.
+
+    Parameters
+    ----------
+    sites : iterable of str
+        Those that it may be.
+    text : str
+        What the host says.
+    """
+    said = text.rstrip(".")
+    return ModelCheckError(
+        f"The values of discrete latent site {_named(sites)} cannot be listed: {said}. Expected "
+        "the same values in all places of its plate, whatever other sites are: write a Categorical "
+        "over all of them, with log probability -inf for those that are not allowed in a place."
     )
 
 
@@ -217,8 +266,8 @@ def enumeration_error(sites: Iterable[str], indexing: str, error: Exception) -> 
         f"The model fails when discrete latent sites {_named(sites)} have all their values at "
         "once: enumeration gives a site's value a dimension to the left of all plates. Expected "
         "a plate around every dimension of a discrete site, a value used in its own place of a "
-        "plate (no lookup z[group], no loop over its entries), and operations that broadcast: "
-        f"count dimensions from the right, and index by {indexing}. "
+        "plate (no sum over the plate, no lookup z[group], no loop over its entries), and "
+        f"operations that broadcast: count dimensions from the right, and index by {indexing}. "
         f"{type(error).__name__}: {str(error).strip()}"
     )
 

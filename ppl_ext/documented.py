@@ -13,18 +13,31 @@ from typing import Any, TypeVar
 Item = TypeVar("Item", bound=Callable[..., Any])
 
 
+#: The section of a docstring that packages write for themselves, as their hosts differ.
+EXAMPLES = "Examples\n--------\n"
+
+
 class Documented:
-    """Base of classes whose subclasses have its docstring where they have none of their own."""
+    """Base of classes whose subclasses have its docstring where they have none of their own.
+
+    A docstring that has examples alone goes on from the inherited one.
+    """
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         # `help` shows a class's own docstring alone, `inspect.getdoc` and Sphinx look at bases too.
-        inherited = (base.__doc__ for base in cls.__mro__[1:] if base.__doc__)
-        cls.__doc__ = cls.__doc__ or next(inherited, None)
+        inherited = next((base.__doc__ for base in cls.__mro__[1:] if base.__doc__), None)
+        own = inspect.cleandoc(cls.__doc__ or "")
+        if not own:
+            cls.__doc__ = inherited
+        elif own.startswith(EXAMPLES):
+            cls.__doc__ = f"{inspect.cleandoc(inherited or '')}\n\n{own}\n"
 
 
 def documented(shared: str, **own: str) -> Callable[[Item], Item]:
     """Let a docstring go on with a text that the other package's goes on with as well.
+
+    Examples, which differ by package, stand in the docstring and come after that text.
 
     Parameters
     ----------
@@ -55,7 +68,8 @@ def documented(shared: str, **own: str) -> Callable[[Item], Item]:
     text = "\n".join(lines)
 
     def add(item: Item) -> Item:
-        item.__doc__ = f"{inspect.cleandoc(item.__doc__ or '')}\n\n{text}\n"
+        begin, *examples = inspect.cleandoc(item.__doc__ or "").split(f"\n\n{EXAMPLES}")
+        item.__doc__ = f"\n\n{EXAMPLES}".join([f"{begin}\n\n{text}", *examples]) + "\n"
         return item
 
     return add

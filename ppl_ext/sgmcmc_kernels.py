@@ -174,16 +174,6 @@ class SGLDShell(StochasticGradientShell):
     below the smallest posterior variance, or let it fall
     (:func:`~ppl_ext.sgmcmc.polynomial_decay`).
 
-    In NumPyro:
-
-    >>> mcmc = MCMC(SGLD(model, 1e-4), num_warmup=1000, num_samples=5000)  # doctest: +SKIP
-    >>> mcmc.run(jax.random.key(0), x, y)  # doctest: +SKIP
-
-    In Pyro:
-
-    >>> mcmc = MCMC(SGLD(model, 1e-4), warmup_steps=1000, num_samples=5000)  # doctest: +SKIP
-    >>> mcmc.run(x, y)  # doctest: +SKIP
-
     Parameters
     ----------
     model, step_size, **options

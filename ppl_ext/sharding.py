@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_choice, check_number, described
 
@@ -29,7 +30,7 @@ EXCHANGES = ("all-gather", "all-to-all")
 TIMEOUT = 50.0
 
 
-class ShardingShell(ABC):
+class ShardingShell(Documented, ABC):
     """How positions and rows are split over the devices of a mesh.
 
     Parameters

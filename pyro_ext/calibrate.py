@@ -48,7 +48,26 @@ def calibrate(
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> Calibration:
-    """Simulation-based calibration of a way to fit a model."""
+    """Simulation-based calibration of a way to fit a model.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> def conjugate(y, scale=1.0):
+    ...     deviation = scale * (len(y) + 0.01) ** -0.5
+    ...     return {"mean": y.sum() / (len(y) + 0.01) + deviation * torch.randn(200)}
+    >>> print(px.calibrate(model, y, fit_function=conjugate).is_uniform)
+    True
+    >>> print(px.calibrate(model, y, fit_function=lambda y: conjugate(y, 0.5)).is_uniform)
+    False
+    """
     shared.check_options(fit_function, num_data_sets, num_draws, observed, progress_bar)
     generator = np.random.default_rng(seed)
     run, prior, new, *fits = map(int, generator.integers(2**31, size=3 + num_data_sets))

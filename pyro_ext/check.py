@@ -48,7 +48,23 @@ def check(
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> Verdict:
-    """Whether draws of any method are the posterior's."""
+    """Whether draws of any method are the posterior's.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> narrow = {"mean": 2.0 + 0.1 * torch.randn(1000)}
+    >>> verdict = px.check(narrow, model, y)
+    >>> print(verdict.level)
+    not trusted
+    """
     source = source_of(draws, lambda found: of_host(found, model, args, kwargs, seed))
 
     def predictions() -> str:

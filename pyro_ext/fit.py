@@ -80,7 +80,24 @@ def fit(
     sharding: Sharding | None = None,
     **kwargs: Any,
 ) -> Fit:
-    """Draws of a program's posterior that may be trusted, or a clear no."""
+    """Draws of a program's posterior that may be trusted, or a clear no.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> fit = px.fit(model, y)
+    >>> print(fit.verdict.level, fit.verdict.trusted)
+    exact True
+    >>> print(f"{fit.draws['mean'].mean():.0f} {fit.draws['mean'].std():.1f}")
+    2 0.5
+    """
     check_own_engine(model, guide, engine, Engine)
     check_sharding(sharding, Sharding)
     if sharding is not None:
@@ -120,7 +137,26 @@ def fit(
 def load_fit(
     path: str | os.PathLike[str], model: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
 ) -> Fit:
-    """Read a fit that ``Fit.save`` has written."""
+    """Read a fit that ``Fit.save`` has written.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "fit.npz")
+    >>> px.fit(model, y, exact=False).save(path)
+    >>> print(f"{px.load_fit(path).draws['mean'].mean():.0f}")  # draws and verdict alone
+    2
+    >>> print(px.load_fit(path, model, y).has_program)
+    True
+    """
 
     def ways(seed: int, generator: np.random.Generator) -> Iterator[Problem]:
         assert model is not None

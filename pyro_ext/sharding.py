@@ -106,6 +106,27 @@ class Sharding(ShardingShell):
     ArgumentError
         There is no process group, the mesh is none or has no such dimension, neither dimension is
         named, the mesh has another with several processes, or the exchange is another.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> import torch.distributed as torch_dist
+    >>> store = torch_dist.HashStore()  # here one process; torchrun starts many
+    >>> torch_dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    >>> mesh = torch_dist.device_mesh.init_device_mesh("cpu", (1,), mesh_dim_names=("p",))
+    >>> sharding = px.Sharding(mesh, particles="p")
+    >>> engine = px.SVGD(model, pyro.optim.Adam({"lr": 0.3}), sharding=sharding, seed=0)
+    >>> result = engine.run(100, y)
+    >>> print(f"{engine.get_samples()['mean'].mean():.1f}")
+    2.0
+    >>> torch_dist.destroy_process_group()
     """
 
     _host = "Pyro"

@@ -53,6 +53,22 @@ def find_start(model: Callable[..., Any], *args: Any, seed: int = 0, **kwargs: A
         The model cannot be fitted, or no starting point has a finite density and score.
     ArgumentError
         The arguments do not fit the model.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> start = px.find_start(model, y)
+    >>> print(start.mean.round(1), start.factor.round(1))  # of a Normal near the mode
+    [2.] [[0.5]]
+    >>> engine = px.SVGD(model, pyro.optim.Adam({"lr": 0.3}), seed=0)
+    >>> result = engine.run(10, y, start=start)
     """
     target = LogDensity(model, args, kwargs)
     return start_of(target, torch.Generator().manual_seed(seed), target.bind(*args, **kwargs))

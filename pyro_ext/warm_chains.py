@@ -57,6 +57,22 @@ def warm_chains(
 
     Pyro's own NUTS takes one chain after another, operation by operation. Here all chains take a
     step in one evaluation, and trajectories have random lengths about a quarter of a period.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> start = px.find_start(model, y)
+    >>> mcmc = px.warm_chains(model, start, y, num_samples=200)
+    >>> draws = mcmc.get_samples()
+    >>> print(f"{draws['mean'].mean():.0f} {draws['mean'].std():.1f}")
+    2 0.5
     """
     warm.check_options(
         num_samples, num_chains, num_warmup, target_accept_prob, progress_bar=progress_bar

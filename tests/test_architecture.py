@@ -343,14 +343,29 @@ def test_every_public_class_is_documented(package: str) -> None:
     assert not missing, missing
 
 
-@pytest.mark.parametrize("package", ALL)
-def test_the_api_pages_name_every_public_module(package: str) -> None:
-    page = (ROOT / "docs" / "api" / f"{package}.md").read_text(encoding="utf-8")
-    named = {
-        line.split("::")[1].strip()
-        for line in page.splitlines()
-        if line.startswith(".. automodule::")
-    }
-    rooms = {module_name(path) for path in sources(package) if path.name != "__init__.py"}
-    public = {module for module in rooms if not module.rpartition(".")[2].startswith("_")}
-    assert named == public | {package}
+def test_every_public_module_stands_on_a_page_of_the_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_extensions"))
+    reference = importlib.import_module("reference")
+    files = {path for package in ALL for path in sources(package) if path.name[0] != "_"}
+    assert set(reference.modules()) == set(map(module_name, files))
+    pages = {reference.room_of(module).name for module in reference.modules()}
+    assert pages == {room.name for room in reference.ROOMS}
+    with pytest.raises(LookupError, match=r"ppl_ext\.elsewhere stands on no page"):
+        reference.room_of("ppl_ext.elsewhere")
+
+
+def test_every_public_name_has_a_page_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_extensions"))
+    reference = importlib.import_module("reference")
+    found = {name.name: name for name in reference.names()}
+    page = "\n".join(reference.page_of(found["SVGD"]))
+    for package in PACKAGES:
+        assert f".. autoclass:: {package}.stein.svgd.SVGD" in page
+    assert found["fit"].page != found["Fit"].page
+    assert len({name.page.lower() for name in found.values()}) == len(found)
+    first = "\n".join(
+        reference.first_page({r.name: [] for r in reference.ROOMS} | {"fit": [found["fit"]]})
+    )
+    assert first.index("function/fit") < first.index("/api/errors")

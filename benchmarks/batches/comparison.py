@@ -129,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
         "rate of steps over that on rows in memory.\n\n" + records.markdown_table(rows)
     )
     records.write_text(arguments.out / "batches.md", text)
-    _plot(runs, arguments.out / "batches.png")
+    plot(runs, arguments.out / "batches.png")
     print(text)
     return 0
 
@@ -189,11 +189,31 @@ def table(runs: list[Record]) -> list[dict[str, Any]]:
     return rows
 
 
+def page_table(runs: list[Record]) -> str:
+    """The table on the page."""
+    found = {(each.method, each.backend): each.figures for each in runs if not each.failed}
+    rows: list[dict[str, Any]] = [
+        {"": "peak memory, GB", "goal": "2"},
+        {"": "of it before the fit, GB"},
+        {"": "steps a second, over those on rows in memory", "goal": "0.8"},
+        {"": "largest error of a coefficient"},
+    ]
+    names = {"NumPyro": "numpyro", "Pyro": "pyro"}
+    for name, backend in names.items():
+        fit, rate = found["fit", backend], found["rate", backend]
+        rows[0][name] = f"{fit['peak bytes'] / 1e9:.2f}"
+        rows[1][name] = f"{fit['bytes of the libraries'] / 1e9:.2f}"
+        rows[2][name] = f"{rate['rate']:.2f}"
+        rows[3][name] = f"{fit['largest error of a coefficient']:.3f}"
+    return records.markdown_table(rows, ["", *names, "goal"])
+
+
 def _scaled(number: float | None) -> float | None:
     return None if number is None else number / 1e9
 
 
-def _plot(runs: list[Record], path: Path) -> None:
+def plot(runs: list[Record], path: Path) -> None:
+    """Memory of a fit from the file, and the rate of its steps."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -150,6 +150,18 @@ def report(runs: list[Record], out: Path) -> None:
         plot(own, out / "horseshoe.png")
 
 
+def page_table(runs: list[Record]) -> str:
+    """The table on the page."""
+    names = {"numpyro": "NumPyro", "pyro": "Pyro"}
+    shown = ("found", "false", "least relevant scale", "largest other scale", "test NLL")
+    rows = [
+        {"package": names[each.backend], "data set": each.seed}
+        | {name: each.figures[name] for name in shown}
+        for each in sorted(runs, key=lambda run: run.backend)
+    ]
+    return records.markdown_table(rows, digits=2)
+
+
 def plot(runs: list[Record], path: Path) -> None:
     """Scales of all inputs, largest first, of every run."""
     import matplotlib

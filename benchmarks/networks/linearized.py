@@ -145,10 +145,7 @@ def judged(
 
 def report(runs: list[Record], out: Path) -> None:
     """Write the table and the plot of all runs."""
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for each in runs:
-        if not each.failed:
-            groups.setdefault((each.model, each.backend), []).append(each)
+    groups = grouped(runs)
     table = []
     for (name, backend), own in groups.items():
         row: dict[str, Any] = {"set": name, "backend": backend, "splits": len(own)}
@@ -168,7 +165,16 @@ def report(runs: list[Record], out: Path) -> None:
     )
     records.write_text(out / "linearized.md", text)
     if groups:
-        plot(groups, out / "linearized.png")
+        plot(runs, out / "linearized.png")
+
+
+def grouped(runs: list[Record]) -> dict[tuple[str, str], list[Record]]:
+    """Runs that did not fail, by set and package."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for each in runs:
+        if not each.failed:
+            groups.setdefault((each.model, each.backend), []).append(each)
+    return groups
 
 
 def page_table(runs: list[Record]) -> str:
@@ -196,8 +202,9 @@ def wins(groups: dict[tuple[str, str], list[Record]], backend: str) -> str:
     return f"{backend}: {', '.join(said)}."
 
 
-def plot(groups: dict[tuple[str, str], list[Record]], path: Path) -> None:
+def plot(runs: list[Record], path: Path) -> None:
     """How far each prediction's NLL is below that of the mode, by set."""
+    groups = grouped(runs)
     import matplotlib
 
     matplotlib.use("Agg")

@@ -90,6 +90,24 @@ def compared(network: Network, rows: int, draws: int) -> dict[str, float]:
     return found | {f"{each}: time": ratio(times, each, PLAIN) for each in METHODS}
 
 
+#: Columns of the table on the page.
+ON_PAGE = {
+    "backend": "package",
+    "rows": "rows",
+    "flipout: means": "flipout: means",
+    "flipout: scales": "scales",
+    "local_reparameterization: means": "local: means",
+    "local_reparameterization: scales": "scales",
+}
+
+
+def page_table(runs: Sequence[Record]) -> str:
+    """The table on the page: how many times each method divides the variance."""
+    names = {"numpyro": "NumPyro", "pyro": "Pyro"}
+    rows = [row | {"backend": names[row["backend"]]} for row in table(runs)]
+    return records.markdown_table(rows, ON_PAGE, digits=2)
+
+
 def table(runs: Sequence[Record]) -> list[dict[str, Any]]:
     """Means over seeds, a row for each backend and number of rows."""
     groups: dict[tuple[str, int], list[Record]] = {}

@@ -19,8 +19,10 @@ def least(record: Record) -> float | None:
     """Numbers that a step has to move in this layout, where that is known.
 
     Particles that see each other move P D particles and P D scores to each device, or, all to
-    all, P D / n of particles, scores and moves; scores of rows are a sum of P D. Where particles
-    and rows are split, each device has P / m of the particles.
+    all, P D / n of particles, scores and moves. Scores of rows are a sum of P D, beside which
+    NumPyro's ``FisherVI`` sums as many products with the Hessian and its ``SVN`` a D x D curvature
+    of each particle; in Pyro all processes compute these. Where particles and rows are split, each
+    device has P / m of the particles.
     """
     settings = record.settings
     whole = settings["particles"] * settings["dim"]
@@ -28,8 +30,9 @@ def least(record: Record) -> float | None:
     if engine == "LaplaceGGN":
         whole = settings["dim"]
     gathers = engine in ("SVGD", "WGD")
+    sums = {"FisherVI": 2, "SVN": 1 + settings["dim"]} if record.backend == "numpyro" else {}
     by_layout: dict[str, Any] = {
-        "rows": whole,
+        "rows": sums.get(engine, 1) * whole,
         "particles": 2 * whole if gathers else None,
         "particles, all to all": 3 * whole / n,
         "particles and rows": 2 * whole + 2 * whole / n if gathers else None,
@@ -116,7 +119,7 @@ def _stated(record: Record) -> str:
     settings = record.settings
     return (
         f"Stated: {settings['network']} with {settings['weights']:,} weights in single precision, "
-        f"{settings['particles']} particles, {settings['operations a second']:.3g} operations a "
+        f"particles: {settings['particles']}, {settings['operations a second']:.3g} operations a "
         f"second, {settings['bytes a second in a machine']:.3g} bytes a second among "
         f"{settings['devices of a machine']} devices of a machine and "
         f"{settings['bytes a second between machines']:.3g} between machines; nothing overlaps.\n"

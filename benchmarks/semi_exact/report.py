@@ -177,6 +177,12 @@ def _look(method: str) -> dict[str, object]:
     }
 
 
+def picture(runs: Sequence[Record], path: Path) -> None:
+    """The picture on the page: Normals, by NumPyro."""
+    shown = ("numpyro", "Normal")
+    _plot([run for run in runs if (run.backend, run.settings["group"]) == shown], "Normal", path)
+
+
 def _plot(runs: Sequence[Record], group: str, path: Path) -> None:
     import matplotlib
 

@@ -60,9 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     table = _table(runs, arguments)
     records.write_text(arguments.out / "sgmcmc.md", table)
     if "bias" in arguments.parts:
-        _plot_bias(runs, arguments.out / "sgmcmc-bias.png")
+        plot_bias(runs, arguments.out / "sgmcmc-bias.png")
     if "modes" in arguments.parts:
-        _plot_modes(runs, arguments.out / "sgmcmc-modes.png")
+        plot_modes(runs, arguments.out / "sgmcmc-modes.png")
     print(table)
     print(f"Wrote {arguments.out}.")
     return int(any(run.failed for run in runs))
@@ -242,7 +242,8 @@ def _table(runs: list[records.Record], arguments: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-def _plot_bias(runs: list[records.Record], path: Path) -> None:
+def plot_bias(runs: list[records.Record], path: Path) -> None:
+    """Standard deviations by step size."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -278,7 +279,8 @@ def _plot_bias(runs: list[records.Record], path: Path) -> None:
     plt.close(figure)
 
 
-def _plot_modes(runs: list[records.Record], path: Path) -> None:
+def plot_modes(runs: list[records.Record], path: Path) -> None:
+    """Draws of one chain of each kernel."""
     import matplotlib
 
     matplotlib.use("Agg")

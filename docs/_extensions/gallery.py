@@ -76,6 +76,20 @@ PICTURES = (
         "posteriordb",
     ),
     Picture(
+        "batches",
+        "Memory of a fit from a file of 8 GB, and the rate of its steps over that in memory.",
+        "benchmarks/batches/comparison.py",
+        "benchmarks batches",
+        "batches",
+    ),
+    Picture(
+        "scaling",
+        "Measured: what a device sends each step. Predicted: efficiency of accelerators.",
+        "benchmarks/scaling/report.py",
+        "benchmarks scaling",
+        "devices",
+    ),
+    Picture(
         "stein-kernels",
         "Errors of covariance and mean by kernel, on targets with known moments.",
         "benchmarks/kernels/comparison.py",

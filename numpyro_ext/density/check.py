@@ -56,11 +56,13 @@ from ppl_ext.density import check_not_empty
 from ppl_ext.discrete import (
     MOST_COMPARED,
     VALUES_COMPARED,
+    SiteTerms,
     check_one_value_each,
     check_plated,
     infinite_support_error,
     joint_values_error,
     only_discrete_error,
+    values_error,
 )
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 from ppl_ext.process import swapped
@@ -413,7 +415,12 @@ def _check_values(site: dict[str, Any]) -> None:
     try:
         values_of(site["fn"])
     except NotImplementedError as error:
-        raise joint_values_error(site["name"]) from error
+        fn = site["fn"]
+        while hasattr(fn, "base_dist"):
+            if isinstance(fn, dist.Independent):
+                raise joint_values_error(site["name"]) from error
+            fn = fn.base_dist
+        raise values_error([site["name"]], str(error)) from error
 
 
 def _check_supports(run: FirstRun) -> None:
@@ -574,22 +581,27 @@ def check_enumeration(bound: BoundModel, data: Data) -> None:
         found = at_one_value_each(bound.trace(position, data, rows), rng_key)
         if found is None:
             return None
-        values, together, names = found
+        values, together = found
         substitution = unconstraining(
             bound.layout.split(position), rows, set(), bound.observed_sites
         )
         model = handlers.substitute(bound.controlled(rows), substitute_fn=substitution)
         model = handlers.substitute(model, substitute_fn=one_value_each(values))
         trace = run_trace(model, data.args, data.kwargs)
-        terms = [trace[name]["fn"].log_prob(trace[name]["value"]) for name in names]
-        each = sum((term.sum() for term in terms), jnp.zeros(()))
-        return together, each, sum((jnp.abs(term).sum() for term in terms), jnp.zeros(()))
+        each = {}
+        for name in together:
+            terms = trace[name]["fn"].log_prob(trace[name]["value"])
+            each[name] = terms.sum(), jnp.abs(terms).sum()
+        return together, each
 
     position = 0.1 * jnp.cos(jnp.arange(bound.layout.dim)).astype(bound.dtype)
     program, epsilon = Program(compared, rarely=True), float(jnp.finfo(bound.dtype).eps)
     for seed in range(VALUES_COMPARED):
-        figures = program(position, data, random.key(seed))
-        if figures is None:
+        found = program(position, data, random.key(seed))
+        if found is None:
             return
-        together, each, terms = map(float, figures)
-        check_one_value_each(bound.enumerated, together, each, terms, epsilon)
+        together, each = (
+            {name: SiteTerms(*map(float, terms)) for name, terms in of_sites.items()}
+            for of_sites in found
+        )
+        check_one_value_each(bound.enumerated, together, each, epsilon)

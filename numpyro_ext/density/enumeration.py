@@ -28,7 +28,14 @@ from numpyro_ext.density.handlers import (
     is_enumerated,
     is_observation,
 )
-from ppl_ext.discrete import STANDS_IN, RowTerms, joined_name, shared_rows_error, support_error
+from ppl_ext.discrete import (
+    STANDS_IN,
+    RowTerms,
+    joined_name,
+    mixed_places_error,
+    shared_rows_error,
+    support_error,
+)
 from ppl_ext.errors import ModelCheckError
 
 #: Log probability of values that are not allowed.
@@ -99,6 +106,9 @@ def one_value_each(values: Mapping[str, Array]) -> Callable[[Site], Array | None
         step = site["infer"].get("_scan_current_index")
         if step is not None:
             value = value[step]
+        if jnp.broadcast_shapes(value.shape, shape) != (1,) * (value.ndim - len(shape)) + shape:
+            what = f"'{site['name']}' has values of shape {value.shape}, not {shape}"
+            raise mixed_places_error(values, what)
         value = value.reshape(value.shape[value.ndim - len(shape) :])
         return jnp.broadcast_to(value, shape)
 
@@ -283,43 +293,74 @@ def _written(name: str) -> str:
 
 def at_one_value_each(
     trace: Trace, rng_key: Array
-) -> tuple[dict[str, Array], Float[Array, ""], list[str]] | None:
-    """Some value of each discrete site, and the log density of the other sites there.
-
-    All scales are left out.
+) -> tuple[dict[str, Array], dict[str, tuple[Array, Array]]] | None:
+    """Some value of each discrete site, and the log density of every site there.
 
     Returns
     -------
     tuple or None
-        Values by site, the log density, and names of the other sites; None with values that stand
-        in for observations.
+        Values by site, and by site the sum of its terms and that of their absolute values,
+        without scales; None with values that stand in for observations.
     """
-    summed = summed_sites(trace)
-    names = [name for name, site in summed.items() if is_enumerated(site)]
+    names = [name for name, site in trace.items() if is_enumerated(site)]
     stands_in = any(STANDS_IN in site.get("infer", ()) for site in trace.values())
     if stands_in or not names:
         return None
-    values, evidence = {}, {}
+    parts = {}
     for name in names:
-        site, log_prob = summed[name], _log_prob(summed[name], False)
         rng_key, key = random.split(rng_key)
-        own = log_prob.ndim + site["infer"]["name_to_dim"][name]
+        site, log_prob = trace[name], _log_prob(trace[name], False)
+        dims = site["infer"].get("name_to_dim", {})
         shape = list(log_prob.shape)
-        for each, dim in site["infer"]["name_to_dim"].items():
+        for each, dim in dims.items():
             if each in names and log_prob.ndim >= -dim:
                 shape[dim] = 1
-        number = random.randint(key, shape, 0, log_prob.shape[own])
-        every = jnp.arange(log_prob.shape[own]).reshape((-1,) + (1,) * (log_prob.ndim - own - 1))
-        evidence[name] = jnp.where(number == every, 0.0, _IMPOSSIBLE) - log_prob
-        values[name] = values_of(site["fn"])[number]
-    total = jnp.zeros(())
-    for sites in _components(summed):
-        total = total + _contracted(sites, scaled=False, evidence=evidence).data
-    others = [n for n, site in trace.items() if site["type"] == "sample" and n not in names]
-    for name in others:
-        if name not in summed:
-            total = total + trace[name]["fn"].log_prob(trace[name]["value"]).sum()
-    return _whole(values), total, [*dict.fromkeys(map(_written, others))]
+        own = dims.get(name)
+        size = 1 if own is None else log_prob.shape[own]
+        parts[name] = random.randint(key, shape, 0, size)
+    whole = _whole(parts)
+    in_steps = {_written(name): whole[_written(name)] for name in names if _is_timed(trace[name])}
+    terms: dict[str, tuple[Any, Any]] = {}
+    for name, site in trace.items():
+        if site["type"] == "sample":
+            own_terms = _at_numbers(site, parts, in_steps)
+            total, size = terms.get(_written(name), (0.0, 0.0))
+            terms[_written(name)] = total + own_terms.sum(), size + jnp.abs(own_terms).sum()
+    values = {name: values_of(trace[name]["fn"])[parts[name]] for name in names}
+    return _whole(values), terms
+
+
+def _at_numbers(site: Site, parts: Mapping[str, Array], in_steps: Mapping[str, Array]) -> Array:
+    """Log probabilities of a site at one value of each discrete site.
+
+    Parameters
+    ----------
+    site : dict
+    parts : mapping of str to array
+        Numbers of the values of discrete sites, first steps of a ``scan`` apart.
+    in_steps : mapping of str to array
+        Of sites in a ``scan`` all steps.
+    """
+    log_prob = _log_prob(site, False)
+    dims = site["infer"].get("name_to_dim", {}) if "infer" in site else {}
+    steps = next((dim for name, dim in dims.items() if name.startswith(_TIME)), None)
+    for name, dim in dims.items():
+        if log_prob.ndim < -dim:
+            continue
+        if steps is not None and _written(name) in in_steps:
+            # Of each step the value there, or of a step before.
+            every_step, length = in_steps[_written(name)], log_prob.shape[steps]
+            first = len(every_step) - length - name.count(_BEFORE)
+            # Steps stand to the left of all other dimensions, which are counted from the right.
+            shape = (1,) * -steps + every_step.shape[1:]
+            number = every_step[first : first + length].reshape(length, *shape[steps + 1 :])
+        elif name in parts:
+            number = parts[name]
+        else:
+            continue
+        values = jnp.arange(log_prob.shape[dim]).reshape((-1,) + (1,) * (-dim - 1))
+        log_prob = jnp.where(number == values, log_prob, 0.0).sum(dim, keepdims=True)
+    return log_prob
 
 
 def _total(evidence: Mapping[str, Array], summed: Mapping[str, Site], most: bool) -> Array:

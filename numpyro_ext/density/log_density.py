@@ -108,6 +108,25 @@ class LogDensity(LogDensityShell[Array, Data]):
         When the model cannot be fitted; see :func:`numpyro_ext.density.check.check_model`.
     ArgumentError
         When the arguments do not fit the model's signature or an option has no meaning for it.
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> target = nx.LogDensity(model, jax.random.key(0), (y,))
+    >>> z = jnp.array([[1.0], [2.0]])  # two positions (P, D) in unconstrained space
+    >>> found = target.full_score(z, target.bind(y))
+    >>> print([f"{value:.1f}" for value in found.log_density(1.0)])
+    ['-9.9', '-7.9']
+    >>> print(found.score[0].round())
+    [4.]
     """
 
     bound: BoundModel

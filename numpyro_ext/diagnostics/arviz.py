@@ -104,7 +104,25 @@ def to_arviz(
     sharding: Sharding | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Convert a fitted engine, a run of the host's ``MCMC``, or a guide fitted by its ``SVI``."""
+    """Convert a fitted engine, a run of the host's ``MCMC``, or a guide fitted by its ``SVI``.
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> engine = nx.SVGD(model, numpyro.optim.Adam(0.3), num_particles=20)
+    >>> result = engine.run(jax.random.key(0), 100, y)
+    >>> idata = nx.to_arviz(engine, result, y)
+    >>> print(round(float(idata.posterior["mean"].mean())), dict(idata.log_likelihood["y"].sizes))
+    2 {'chain': 1, 'draw': 20, 'rows': 4}
+    """
     if isinstance(engine, MCMC):
         if state is not None:
             args = (state, *args)

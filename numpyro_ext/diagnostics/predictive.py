@@ -70,7 +70,26 @@ def predictive_distribution(
     sharding: Sharding | None = None,
     **kwargs: Any,
 ) -> Dataset:
-    """The observed site's distribution at every draw and row; no observation is sampled."""
+    """The observed site's distribution at every draw and row; no observation is sampled.
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(x, y=None):
+    ...     w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 1]).to_event(2))
+    ...     with numpyro.plate("rows", len(x)):
+    ...         numpyro.sample("y", dist.Normal((x @ w)[:, 0], 0.1), obs=y)
+    >>> x = jnp.tile(jnp.eye(2), (10, 1))
+    >>> y = x @ jnp.array([1.0, -1.0])
+    >>> draws = {"w": jnp.array([[[0.9], [-1.0]], [[1.1], [-1.0]]])}  # of any fit
+    >>> rows = jnp.array([[1.0, 0.0], [2.0, 1.0]])  # whose y is not known
+    >>> predictive = nx.predictive_distribution(model, draws, rows)
+    >>> print(predictive["mean"].mean("draw").values.round(1))
+    [1. 1.]
+    """
     check_sharding(sharding, Sharding)
     counts = {"num_samples": num_samples, "draw_chunk": draw_chunk, "data_chunk": data_chunk}
     for name, count in counts.items():

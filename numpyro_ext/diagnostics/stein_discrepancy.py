@@ -64,7 +64,25 @@ def ksd(
     block: int = BLOCK,
     rng_key: Array | None = None,
 ) -> SteinDiscrepancy:
-    """Kernelised Stein discrepancy between a fit and its target."""
+    """Kernelised Stein discrepancy between a fit and its target.
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> target = nx.LogDensity(model, jax.random.key(0), (y,))
+    >>> right = 2.0 + 0.5 * jax.random.normal(jax.random.key(1), (500, 1))
+    >>> shifted = nx.ksd(right + 1.0, target=target, args=(y,))
+    >>> print(nx.ksd(right, target=target, args=(y,)).value < shifted.value)
+    True
+    """
     args, kwargs, passes = rows_of_loader(batches, args, kwargs, place)
     options = {
         "statistic": statistic,

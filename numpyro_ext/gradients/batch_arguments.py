@@ -20,6 +20,24 @@ from ppl_ext.gradients.full_data import check_rows
 
 
 class BatchArguments(minibatch.BatchArguments, GradientEstimator):
+    """Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", 4, subsample_size=len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> batches = [(jnp.array([1.0, 2.0]),), (jnp.array([2.0, 3.0]),)]
+    >>> kernel = nx.SGLD(model, 0.02, estimator=nx.BatchArguments(batches))
+    >>> mcmc = numpyro.infer.MCMC(kernel, num_warmup=100, num_samples=2000)
+    >>> mcmc.run(jax.random.key(0), *batches[0])
+    >>> print(f"{mcmc.get_samples()['mean'].mean():.0f}")
+    2
+    """
+
     def __post_init__(self) -> None:
         super().__post_init__()
         leaves = [jax.tree.leaves(batch) for batch in self.batches]

@@ -19,6 +19,25 @@ from ppl_ext.gradients import reduced_variance
 
 
 class ControlVariate(reduced_variance.ControlVariate, GradientEstimator):
+    """Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y), subsample_size=2) as rows:
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y[rows])
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> estimator = nx.ControlVariate({"mean": jnp.array(2.0)})  # such as a mode
+    >>> kernel = nx.SGLD(model, 0.02, estimator=estimator)
+    >>> mcmc = numpyro.infer.MCMC(kernel, num_warmup=100, num_samples=2000)
+    >>> mcmc.run(jax.random.key(0), y)
+    >>> print(f"{mcmc.get_samples()['mean'].mean():.0f}")
+    2
+    """
+
     _minibatches, _batch_arguments = Minibatch, BatchArguments
 
     def init(

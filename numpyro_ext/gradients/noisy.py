@@ -13,6 +13,24 @@ from ppl_ext.gradients import noisy
 
 
 class Noisy(noisy.Noisy, GradientEstimator):
+    """Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> noisy = nx.Noisy(level=0.1)
+    >>> engine = nx.SVGD(model, numpyro.optim.Adam(0.1), num_particles=20, estimator=noisy)
+    >>> result = engine.run(jax.random.key(0), 200, y)
+    >>> print(f"{engine.get_samples(result.state)['mean'].mean():.0f}")
+    2
+    """
+
     def inner(self, target: LogDensity) -> GradientEstimator:
         # Imported late: the room's __init__ imports this module.
         from numpyro_ext.gradients import default_estimator

@@ -26,8 +26,15 @@ from numpyro_ext.density.handlers import handling
 from numpyro_ext.density.layout import Data, Layout
 from numpyro_ext.guides.set_up import set_up
 from numpyro_ext.programs import Program
+from ppl_ext.documented import documented
 from ppl_ext.guides import flat_density as shared
-from ppl_ext.guides.registry import PER_SITE, FlatDensityRegistry, check_same_sites
+from ppl_ext.guides.registry import (
+    PER_SITE,
+    REGISTER_DOCUMENTATION,
+    FlatDensityRegistry,
+    Registered,
+    check_same_sites,
+)
 from ppl_ext.process import swapped
 
 Parameters = dict[str, Any]
@@ -60,6 +67,26 @@ def _transform_to(constraint: Any) -> Any:
 
 
 class FlatDensity(shared.FlatDensityShell):
+    """Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> guide = numpyro.infer.autoguide.AutoDiagonalNormal(model, init_scale=1.0)
+    >>> density = nx.flat_density(guide, jax.random.key(0), (y,))
+    >>> parameters = density.initial_parameters()
+    >>> loc = density.to_host(parameters)["auto_loc"]
+    >>> theta = loc + jnp.array([[0.0], [1.0]])  # two positions (P, D)
+    >>> print(abs(density.score(parameters, theta)).round(2).flatten())
+    [0. 1.]
+    """
+
     def __init__(self, guide: autoguide.AutoContinuous, rng_key: Array) -> None:
         self.guide = guide
         self._rng_key = rng_key
@@ -181,8 +208,26 @@ Factory = Callable[..., FlatDensity]
 
 _REGISTRY: FlatDensityRegistry[Factory] = FlatDensityRegistry(shared.ALTERNATIVES)
 check_has_flat_density = _REGISTRY.find
-register_flat_density = _REGISTRY.register
 refuse_flat_density = _REGISTRY.refuse
+
+
+@documented(REGISTER_DOCUMENTATION)
+def register_flat_density(guide_class: type) -> Callable[[Registered], Registered]:
+    """Decorator that gives guides of a class (and its subclasses) a flat log density.
+
+    Examples
+    --------
+    >>> import jax
+    >>> import numpyro_ext as nx
+    >>> from numpyro.infer.autoguide import AutoDiagonalNormal
+    >>> class UnitNormal(AutoDiagonalNormal):
+    ...     "A guide whose scales stay at 1."
+    >>> @nx.register_flat_density(UnitNormal)
+    ... class UnitNormalDensity(nx.FlatDensity):
+    ...     def score(self, parameters, theta):  # in place of automatic differentiation
+    ...         return self.to_host(parameters)["auto_loc"] - theta
+    """
+    return _REGISTRY.register(guide_class)
 
 
 def flat_density(
@@ -213,6 +258,24 @@ def flat_density(
     ------
     ArgumentError
         The guide has no flat log density, or orders the latent sites otherwise than ``layout``.
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> guide = numpyro.infer.autoguide.AutoDiagonalNormal(model, init_scale=1.0)
+    >>> density = nx.flat_density(guide, jax.random.key(0), (y,))
+    >>> parameters = density.initial_parameters()
+    >>> loc = density.to_host(parameters)["auto_loc"]
+    >>> print(f"{density.log_prob(parameters, loc):.2f}")  # -log(2 pi) / 2
+    -0.92
     """
     factory = check_has_flat_density(guide)
     key_setup, key_parameters = _two_keys(rng_key)

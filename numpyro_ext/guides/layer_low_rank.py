@@ -57,6 +57,25 @@ class LayerLowRankNormal(shared.LayerFormulas, JaxFunctions, dist.Distribution):
 
 
 class AutoLayerLowRankNormal(shared.LayerGuide, AutoContinuous):
+    """Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(x, y=None):
+    ...     w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 1]).to_event(2))
+    ...     with numpyro.plate("rows", len(x)):
+    ...         numpyro.sample("y", dist.Normal((x @ w)[:, 0], 0.1), obs=y)
+    >>> x = jnp.tile(jnp.eye(2), (10, 1))
+    >>> y = x @ jnp.array([1.0, -1.0])
+    >>> guide = nx.AutoLayerLowRankNormal(model, rank=1)
+    >>> engine = nx.ProximalScoreVI(model, guide)
+    >>> result = engine.run(jax.random.key(0), 50, x, y)
+    >>> print(guide.median(result.params)["w"][:, 0].round())
+    [ 1. -1.]
+    """
+
     scale_constraint = constraints.softplus_positive
 
     def __init__(

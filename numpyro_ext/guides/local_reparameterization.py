@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from numpyro_ext.guides.linear_sites import KeyedNoise, RowNoiseELBO
-from ppl_ext.guides.local_reparameterization import NormalOutputs, local_reparameterization_of
+from ppl_ext.documented import documented
+from ppl_ext.guides.local_reparameterization import LOCAL_DOCUMENTATION, NormalOutputs
 
 
 class OutputNoise(NormalOutputs, KeyedNoise):
@@ -21,4 +26,30 @@ def _sqrt(variance: Array) -> Array:
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1.0)), 0.0)
 
 
-local_reparameterization = local_reparameterization_of(RowNoiseELBO, OutputNoise)
+@documented(LOCAL_DOCUMENTATION)
+def local_reparameterization(
+    elbo: Any, sites: Collection[str] | None = None, *, independent_places: bool = False
+) -> RowNoiseELBO:
+    """An objective whose noise is drawn in the outputs of linear layers, for mean-field guides.
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(x, y=None):
+    ...     w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 1]).to_event(2))
+    ...     with numpyro.plate("rows", len(x)):
+    ...         numpyro.sample("y", dist.Normal((x @ w)[:, 0], 0.1), obs=y)
+    >>> x = jnp.tile(jnp.eye(2), (10, 1))
+    >>> y = x @ jnp.array([1.0, -1.0])
+    >>> guide = numpyro.infer.autoguide.AutoNormal(model)
+    >>> loss = nx.local_reparameterization(numpyro.infer.TraceMeanField_ELBO())
+    >>> svi = numpyro.infer.SVI(model, guide, numpyro.optim.Adam(0.05), loss)
+    >>> result = svi.run(jax.random.key(0), 200, x, y, progress_bar=False)
+    >>> print(guide.median(result.params)["w"][:, 0].round())
+    [ 1. -1.]
+    """
+    noise = partial(OutputNoise, independent_places=independent_places)
+    return RowNoiseELBO(elbo, noise, sites)

@@ -51,6 +51,25 @@ class MatrixNormalTransform(shared.MatrixTransform, JaxFunctions, Transform):
 
 
 class AutoMatrixNormal(shared.MatrixGuide, AutoContinuous):
+    """Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(x, y):
+    ...     w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 2]).to_event(2))
+    ...     with numpyro.plate("rows", len(x)):
+    ...         numpyro.sample("y", dist.Normal(x @ w, 0.1).to_event(1), obs=y)
+    >>> x = jnp.tile(jnp.eye(2), (10, 1))
+    >>> y = x @ jnp.array([[1.0, 0.0], [0.0, -1.0]])
+    >>> guide = nx.AutoMatrixNormal(model)
+    >>> engine = nx.ProximalScoreVI(model, guide)
+    >>> result = engine.run(jax.random.key(0), 100, x, y)
+    >>> print(abs(guide.median(result.params)["w"].round(1)).tolist())
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+
     scale_constraint = constraints.softplus_positive
     scale_tril_constraint = constraints.scaled_unit_lower_cholesky
 

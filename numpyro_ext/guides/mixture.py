@@ -74,6 +74,25 @@ class GaussianMixture(shared.MixtureFormulas, JaxFunctions, dist.Distribution):
 
 
 class AutoGaussianMixture(shared.MixtureGuide, autoguide.AutoContinuous):
+    """Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Poisson(rate), obs=y)
+    >>> y = jnp.array([2, 0, 1, 3, 1])
+    >>> guide = nx.AutoGaussianMixture(model, num_components=2)
+    >>> engine = nx.ProximalScoreVI(model, guide)
+    >>> result = engine.run(jax.random.key(0), 100, y)
+    >>> draws = engine.get_samples(result.state, jax.random.key(1), 1000)
+    >>> print(f"{draws['rate'].mean():.1f} {draws['rate'].std():.1f}")  # of a Gamma(9, 6)
+    1.5 0.5
+    """
+
     scale_constraint = constraints.softplus_positive
     scale_tril_constraint = constraints.scaled_unit_lower_cholesky
 

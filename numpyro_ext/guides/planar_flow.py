@@ -46,6 +46,25 @@ solve_planar = PlanarTransform.solve_planar
 
 
 class AutoPlanarFlow(shared.PlanarGuide, AutoContinuous):
+    """Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> guide = nx.AutoPlanarFlow(model, num_flows=2)
+    >>> engine = nx.ProximalScoreVI(model, guide)
+    >>> result = engine.run(jax.random.key(0), 200, y)
+    >>> draws = engine.get_samples(result.state, jax.random.key(1), 500)
+    >>> print(f"{draws['mean'].mean():.0f}")
+    2
+    """
+
     scale_constraint = constraints.softplus_positive
 
     def __init__(

@@ -4,6 +4,10 @@ NumPyro sets a guide up by running the model and its gradient operation by opera
 which JAX compiles: a hundred small programs where one does. Here the host's own set-up is traced
 and compiled whole, with the random key and the model's arrays as its arguments. What the guide
 then holds are tracers; the program returns their values, which are put in their places.
+
+The host looks for initial values of finite density and gradient in a loop, in which a network is
+compiled once more and slow to run. Here the prior's alone is looked for in that loop; whether the
+whole density is finite there is seen after it, and the host's own set-up runs where it is not.
 """
 
 from __future__ import annotations
@@ -61,14 +65,20 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data) -> None:
     def compiled(rng_key: Array, data: Data) -> tuple[Array, list[Array]]:
         guide.__class__ = type(own_class.__name__, (own_class, _OrderOfTrace), {})
         try:
-            _host_set_up(guide, rng_key, data)
+            _host_set_up(guide, rng_key, data, _PriorAlone)
         finally:
             guide.__class__ = own_class
+        gradient = jax.jacfwd if guide._forward_mode_differentiation else jax.grad
+
+        def potential(values: Any) -> tuple[Array, Array]:
+            return (value := guide._potential_fn(values)), value
+
         # Minibatches that the model draws itself need a key.
         with handling(), handlers.seed(rng_seed=rng_key):
-            potential = guide._potential_fn(guide._init_locs)
+            slopes, value = gradient(potential, has_aux=True)(guide._init_locs)
+        judged = [jnp.isfinite(leaf).all() for leaf in (value, *jax.tree.leaves(slopes))]
         _replace_tracers(vars(guide), note)
-        return jnp.isfinite(potential).all(), list(found.values())
+        return jnp.stack(judged).all(), list(found.values())
 
     try:
         valid, values = Program(compiled, rarely=True)(rng_key, data)
@@ -85,14 +95,41 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data) -> None:
     _host_set_up(guide, rng_key, data)
 
 
-def _host_set_up(guide: AutoGuide, rng_key: Array, data: Data) -> None:
+def _host_set_up(
+    guide: AutoGuide, rng_key: Array, data: Data, sees: Callable[..., Any] = lambda model: model
+) -> None:
+    """The host's set-up, of what ``sees`` makes of the model."""
     model = guide.model
-    guide.model = WithoutDiscrete(model)
+    seen = sees(WithoutDiscrete(model))
+    guide.model = seen
     try:
         with handling(), handlers.seed(rng_seed=rng_key):
             guide._setup_prototype(*data.args, **data.kwargs)
     finally:
         guide.model = model
+    if isinstance(seen, _PriorAlone):
+        seen.reveal(guide.prototype_trace)
+
+
+class _PriorAlone(Messenger):
+    """Leaves the density of what is observed out, until it is told to reveal it.
+
+    Nothing that only observations depend on is then computed, as the compiler leaves it out too.
+    """
+
+    hides = True
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Hide the density of a site."""
+        if self.hides and msg["type"] == "sample" and msg["is_observed"]:
+            msg["fn"] = msg["fn"].mask(False)
+
+    def reveal(self, trace: dict[str, Any]) -> None:
+        """From now on hide nothing, nor in what was traced."""
+        self.hides = False
+        for site in trace.values():
+            if site["type"] == "sample" and site["is_observed"]:
+                site["fn"] = site["fn"].base_dist
 
 
 class _OrderOfTrace(AutoGuide):

@@ -66,6 +66,25 @@ class Additive(additive.Additive, Kernel):
 
 
 class SemiExact(semi_exact.SemiExact, Kernel):
+    """Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> kernel = nx.SemiExact(nx.RBF())
+    >>> engine = nx.SVGD(model, numpyro.optim.Adam(0.3), kernel, num_particles=20)
+    >>> result = engine.run(jax.random.key(0), 200, y)
+    >>> draws = engine.get_samples(result.state)
+    >>> print(f"{draws['mean'].mean():.1f} {draws['mean'].std():.1f}")
+    2.0 0.5
+    """
+
     linear = Linear
 
 

@@ -46,6 +46,26 @@ class LaplacePlan(Plan):
 
 
 class LaplaceGGN(LaplaceShell, DirectionEngine):
+    """Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> engine = nx.LaplaceGGN(model, numpyro.optim.Adam(0.1))
+    >>> result = engine.run(jax.random.key(0), 200, y)
+    >>> draws = engine.get_samples(result.state, jax.random.key(1), 1000)
+    >>> print(f"{engine.mode(result.state)['mean']:.1f} {draws['mean'].std():.1f}")
+    2.0 0.5
+    >>> print(f"{engine.log_marginal_likelihood(result.state):.1f}")
+    -7.7
+    """
+
     _fit_call = "fit_curvature(state, *args)"
     _positions_option = None
     _sees_all = False

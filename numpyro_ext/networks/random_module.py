@@ -39,7 +39,27 @@ def random_module(
     input_shape: tuple[int, ...] | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """A module of flax (nnx, linen) or equinox as a program: its parameters are latent sites."""
+    """A module of flax (nnx, linen) or equinox as a program: its parameters are latent sites.
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> from flax import nnx
+    >>> network = nnx.Linear(2, 1, use_bias=False, rngs=nnx.Rngs(0))
+    >>> def model(x, y=None):
+    ...     net = nx.random_module("net", network, dist.Normal(0.0, 1.0))
+    ...     with numpyro.plate("rows", len(x)):
+    ...         numpyro.sample("y", dist.Normal(net(x)[:, 0], 0.1), obs=y)
+    >>> x = jnp.tile(jnp.eye(2), (10, 1))
+    >>> engine = nx.GSM(model)
+    >>> result = engine.run(jax.random.key(0), 50, x, x @ jnp.array([1.0, -1.0]))
+    >>> draws = engine.get_samples(result.state, jax.random.key(1), 100)
+    >>> print(draws["net.kernel"].mean(0).round().flatten())
+    [ 1. -1.]
+    """
     parameters, with_values = take_apart(module, input_shape, variables)
     found: Callable[..., Any] = with_values(
         draw_parameters(name, parameters, prior, Host(), _is_distribution)

@@ -32,6 +32,24 @@ def _triangular(rows: Float[Array, "n D"]) -> Float[Array, "D D"]:
 
 
 class BaM(BaMShell, GaussianMatching):
+    """Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> engine = nx.BaM(model)
+    >>> result = engine.run(jax.random.key(0), 50, y)
+    >>> draws = engine.get_samples(result.state, jax.random.key(1), 1000)
+    >>> print(f"{engine.guide.median(result.params)['mean']:.1f} {draws['mean'].std():.1f}")
+    2.0 0.5
+    """
+
     def _weight(self, size: int, step: Array) -> Array:
         return jnp.asarray(self._regularization_at(step, size), jnp.result_type(float))
 

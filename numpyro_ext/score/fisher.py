@@ -45,6 +45,24 @@ def fisher_gradient(
 
 
 class FisherVI(FisherShell, GuideEngine):
+    """Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> guide = numpyro.infer.autoguide.AutoDiagonalNormal(model, init_scale=1.0)
+    >>> engine = nx.FisherVI(model, guide, numpyro.optim.Adam(0.05))
+    >>> result = engine.run(jax.random.key(0), 200, y)
+    >>> print(f"{guide.median(result.params)['mean']:.0f}")
+    2
+    """
+
     def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> GuidePlan:
         # Before the guide is set up, which may itself need room for a large covariance.
         self._check_dimension(target.dim)

@@ -45,6 +45,24 @@ class ProximalPlan(GuidePlan):
 
 
 class ProximalScoreVI(ProximalShell, GuideEngine):
+    """Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> guide = numpyro.infer.autoguide.AutoMultivariateNormal(model)
+    >>> engine = nx.ProximalScoreVI(model, guide)
+    >>> result = engine.run(jax.random.key(0), 100, y)
+    >>> print(f"{guide.median(result.params)['mean']:.1f}")
+    2.0
+    """
+
     _structure = staticmethod(structure_of)
     _by_gradient = staticmethod(GradientSolver.plan)
 

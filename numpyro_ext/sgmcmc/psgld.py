@@ -16,6 +16,24 @@ from ppl_ext.sgmcmc_kernels import PSGLDShell, ScoreMoments
 
 
 class PSGLD(PSGLDShell, StochasticGradientKernel):
+    """Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> from numpyro.infer import MCMC
+    >>> mcmc = MCMC(nx.PSGLD(model, 0.1), num_warmup=300, num_samples=2000)
+    >>> mcmc.run(jax.random.key(0), y)
+    >>> print(f"{mcmc.get_samples()['mean'].mean():.0f}")
+    2
+    """
+
     def init(self, rng_key: Array, num_warmup: int, *arguments: Any, **keywords: Any) -> Any:
         """State before the first step; see the base class.
 

@@ -21,6 +21,24 @@ class _Momentum(NamedTuple):
 
 
 class SGHMC(SGHMCShell, StochasticGradientKernel):
+    """Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y), subsample_size=2) as rows:
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y[rows])
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> from numpyro.infer import MCMC
+    >>> mcmc = MCMC(nx.SGHMC(model, 0.1, friction=5.0), num_warmup=100, num_samples=2000)
+    >>> mcmc.run(jax.random.key(0), y)
+    >>> print(f"{mcmc.get_samples()['mean'].mean():.0f}")
+    2
+    """
+
     def _mass(self) -> Float[Array, " D"]:
         mass = diagonal_of_mass(self.mass, self.target.layout.shapes)
         return jnp.asarray(mass, self.target.dtype)

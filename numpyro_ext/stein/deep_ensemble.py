@@ -35,6 +35,22 @@ class DeepEnsemble(DirectionEngine):
     score is one. ``info["force_norm"]`` is the root mean square over members of |score|. Members
     are to end in modes of their own: without ``start`` they begin by the host's init strategy, far
     from each other, and not near the few modes that a search for a start finds.
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> engine = nx.DeepEnsemble(model, numpyro.optim.Adam(0.1), num_particles=5)
+    >>> result = engine.run(jax.random.key(0), 200, y)  # every member ends at the only mode
+    >>> print(engine.get_samples(result.state)["mean"].round(1))
+    [2. 2. 2. 2. 2.]
     """
 
     _answers_apart = True

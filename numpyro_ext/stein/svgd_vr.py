@@ -62,6 +62,22 @@ class SVGDVR(SVGD):
     ----------
     N. Dam, T. Le, V. Huynh and D. Phung, "Stein variational gradient descent with variance
     reduction".
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y), subsample_size=2) as rows:
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y[rows])
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> engine = nx.SVGDVR(model, numpyro.optim.Adam(0.3), num_particles=20, anchor_every=5)
+    >>> result = engine.run(jax.random.key(0), 100, y)
+    >>> print(f"{engine.get_samples(result.state)['mean'].mean():.0f}")
+    2
     """
 
     def __init__(

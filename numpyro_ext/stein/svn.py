@@ -167,6 +167,23 @@ class SVN(ParticleEngine):
     Ghattas and A. Zimmerman, "A stochastic Stein variational Newton method", 2022,
     https://arxiv.org/abs/2204.09039; for networks, K. Flöge, M. A. Moeed and V. Fortuin, "Stein
     variational Newton neural network ensembles".
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> engine = nx.SVN(model, num_particles=20)
+    >>> result = engine.run(jax.random.key(0), 20, y)
+    >>> draws = engine.get_samples(result.state)
+    >>> print(f"{draws['mean'].mean():.1f} {draws['mean'].std(ddof=1):.1f}")
+    2.0 0.5
     """
 
     # The curvature of a row's own latents is not that of a minibatch, scaled up.

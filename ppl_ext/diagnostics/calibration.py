@@ -68,6 +68,21 @@ def calibration_curve(
     ------
     ArgumentError
         There are no observations, or the distribution function of the site is not known.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> probabilities = [[[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], [[0.7, 0.3], [0.2, 0.8], [0.2, 0.8]]]
+    >>> predictive = xr.Dataset({  # two draws of three rows, as predictive_distribution gives it
+    ...     "probabilities": (("draw", "row", "class"), probabilities),
+    ...     "log_likelihood": (("draw", "row"), [[-0.1, -0.5, -0.2], [-0.4, -1.6, -0.2]]),
+    ...     "observed": ("row", [0, 0, 1]),
+    ... }, {"row": [0, 1, 2]})
+    >>> curve = calibration_curve(predictive, num_bins=2)
+    >>> print(int(curve["rows"].sum()), curve["frequency"].values[1].round(2))
+    3 0.67
+    >>> print(curve["confidence"].values[1].round(2))  # what was predicted
+    0.73
     """
     require_observed(predictive, "calibration")
     check_count("num_bins", num_bins, 2)
@@ -145,6 +160,18 @@ def calibration_error(curve: Dataset) -> float:
     ------
     ArgumentError
         It is no calibration curve.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> probabilities = [[[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], [[0.7, 0.3], [0.2, 0.8], [0.2, 0.8]]]
+    >>> predictive = xr.Dataset({  # two draws of three rows, as predictive_distribution gives it
+    ...     "probabilities": (("draw", "row", "class"), probabilities),
+    ...     "log_likelihood": (("draw", "row"), [[-0.1, -0.5, -0.2], [-0.4, -1.6, -0.2]]),
+    ...     "observed": ("row", [0, 0, 1]),
+    ... }, {"row": [0, 1, 2]})
+    >>> print(f"{calibration_error(calibration_curve(predictive, num_bins=2)):.2f}")
+    0.07
     """
     names = set(getattr(curve, "data_vars", ()))
     if not {"coverage"} <= names and not {"frequency", "confidence", "rows"} <= names:

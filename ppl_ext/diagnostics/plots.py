@@ -67,6 +67,19 @@ def plot_reliability(
     ------
     ImportError
         matplotlib is not installed.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> probabilities = [[[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], [[0.7, 0.3], [0.2, 0.8], [0.2, 0.8]]]
+    >>> predictive = xr.Dataset({  # two draws of three rows, as predictive_distribution gives it
+    ...     "probabilities": (("draw", "row", "class"), probabilities),
+    ...     "log_likelihood": (("draw", "row"), [[-0.1, -0.5, -0.2], [-0.4, -1.6, -0.2]]),
+    ...     "observed": ("row", [0, 0, 1]),
+    ... }, {"row": [0, 1, 2]})
+    >>> axes = plot_reliability(predictive, num_bins=2)
+    >>> print(axes.get_xlabel(), "|", axes.get_ylabel())
+    confidence | accuracy
     """
     curve = calibration_curve(predictive, num_bins=num_bins, binning=binning, label=label)
     ax = _axes(ax)
@@ -114,6 +127,19 @@ def plot_selective_prediction(
     ------
     ImportError
         matplotlib is not installed.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> probabilities = [[[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], [[0.7, 0.3], [0.2, 0.8], [0.2, 0.8]]]
+    >>> predictive = xr.Dataset({  # two draws of three rows, as predictive_distribution gives it
+    ...     "probabilities": (("draw", "row", "class"), probabilities),
+    ...     "log_likelihood": (("draw", "row"), [[-0.1, -0.5, -0.2], [-0.4, -1.6, -0.2]]),
+    ...     "observed": ("row", [0, 0, 1]),
+    ... }, {"row": [0, 1, 2]})
+    >>> axes = plot_selective_prediction({"engine": predictive})
+    >>> print(axes.get_xlabel(), "|", axes.get_ylabel())
+    share of the rows that are kept | error rate
     """
     import xarray
 
@@ -172,6 +198,19 @@ def plot_uncertainty(
         ``x`` has another length, or rows have several outputs.
     ImportError
         matplotlib is not installed.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> predictive = xr.Dataset({  # two draws of three rows, as predictive_distribution gives it
+    ...     "mean": (("draw", "row"), [[0.0, 1.0, 2.0], [0.0, 1.0, 4.0]]),
+    ...     "variance": (("draw", "row"), [[0.25, 0.25, 0.25], [0.25, 0.25, 0.25]]),
+    ...     "log_likelihood": (("draw", "row"), [[-0.2, -0.4, -2.2], [-0.2, -0.4, -2.2]]),
+    ...     "observed": ("row", [0.0, 1.3, 3.0]),
+    ... }, {"row": [0, 1, 2]})
+    >>> axes = plot_uncertainty(predictive, x=[0.0, 1.0, 2.0])
+    >>> print(axes.get_legend_handles_labels()[1])
+    ['total', 'epistemic', 'mean', 'observed']
     """
     if "output" in predictive.dims:
         raise ArgumentError(

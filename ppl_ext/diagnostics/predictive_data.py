@@ -472,6 +472,19 @@ def to_original_units(
     ------
     ArgumentError
         The dataset holds classes, the scale is not positive, or the location not finite.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> predictive = xr.Dataset({  # two draws of three rows, as predictive_distribution gives it
+    ...     "mean": (("draw", "row"), [[0.0, 1.0, 2.0], [0.0, 1.0, 4.0]]),
+    ...     "variance": (("draw", "row"), [[0.25, 0.25, 0.25], [0.25, 0.25, 0.25]]),
+    ...     "log_likelihood": (("draw", "row"), [[-0.2, -0.4, -2.2], [-0.2, -0.4, -2.2]]),
+    ...     "observed": ("row", [0.0, 1.3, 3.0]),
+    ... }, {"row": [0, 1, 2]})
+    >>> raw = to_original_units(predictive, location=10.0, scale=2.0)  # of y = (raw - 10) / 2
+    >>> print(raw["mean"].mean("draw").values, raw["variance"].values[0, 0])
+    [10. 12. 16.] 1.0
     """
     if is_classification(predictive):
         raise ArgumentError("Expected the predictions of a continuous site, found classes.")

@@ -55,6 +55,19 @@ def predictive_metrics(
         There are no observations.
     ImportError
         scikit-learn is not installed, for the area under the ROC curve.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> probabilities = [[[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], [[0.7, 0.3], [0.2, 0.8], [0.2, 0.8]]]
+    >>> predictive = xr.Dataset({  # two draws of three rows, as predictive_distribution gives it
+    ...     "probabilities": (("draw", "row", "class"), probabilities),
+    ...     "log_likelihood": (("draw", "row"), [[-0.1, -0.5, -0.2], [-0.4, -1.6, -0.2]]),
+    ...     "observed": ("row", [0, 0, 1]),
+    ... }, {"row": [0, 1, 2]})
+    >>> metrics = predictive_metrics(predictive)
+    >>> print(f"{float(metrics['accuracy']):.2f} {float(metrics['brier']):.2f}")
+    0.67 0.29
     """
     import xarray
 

@@ -55,6 +55,19 @@ def uncertainty_split(predictive: Dataset) -> Dataset:
         for classes the entropy of the mixture, the draws' mean entropy and the mutual information
         of class and parameters, in nats; for numbers the variance of the mixture, the draws' mean
         variance and the variance of their means, in squared units of the observations.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> probabilities = [[[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], [[0.7, 0.3], [0.2, 0.8], [0.2, 0.8]]]
+    >>> predictive = xr.Dataset({  # two draws of three rows, as predictive_distribution gives it
+    ...     "probabilities": (("draw", "row", "class"), probabilities),
+    ...     "log_likelihood": (("draw", "row"), [[-0.1, -0.5, -0.2], [-0.4, -1.6, -0.2]]),
+    ...     "observed": ("row", [0, 0, 1]),
+    ... }, {"row": [0, 1, 2]})
+    >>> split = uncertainty_split(predictive)
+    >>> print(split["epistemic"].values.round(2))  # the draws disagree on the second row
+    [0.03 0.09 0.  ]
     """
     import xarray
 
@@ -114,6 +127,18 @@ def uncertainty_score(predictive: Dataset, measure: str = "total") -> DataArray:
     ------
     ArgumentError
         The measure is none of these, or not one of numbers.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> probabilities = [[[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], [[0.7, 0.3], [0.2, 0.8], [0.2, 0.8]]]
+    >>> predictive = xr.Dataset({  # two draws of three rows, as predictive_distribution gives it
+    ...     "probabilities": (("draw", "row", "class"), probabilities),
+    ...     "log_likelihood": (("draw", "row"), [[-0.1, -0.5, -0.2], [-0.4, -1.6, -0.2]]),
+    ...     "observed": ("row", [0, 0, 1]),
+    ... }, {"row": [0, 1, 2]})
+    >>> print(uncertainty_score(predictive, "max_probability").values.round(1))
+    [0.2 0.4 0.2]
     """
     import xarray
 
@@ -162,6 +187,19 @@ def selective_prediction_curve(predictive: Dataset, *, measure: str = "total") -
     ------
     ArgumentError
         There are no observations, or the measure does not fit.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> probabilities = [[[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], [[0.7, 0.3], [0.2, 0.8], [0.2, 0.8]]]
+    >>> predictive = xr.Dataset({  # two draws of three rows, as predictive_distribution gives it
+    ...     "probabilities": (("draw", "row", "class"), probabilities),
+    ...     "log_likelihood": (("draw", "row"), [[-0.1, -0.5, -0.2], [-0.4, -1.6, -0.2]]),
+    ...     "observed": ("row", [0, 0, 1]),
+    ... }, {"row": [0, 1, 2]})
+    >>> curve = selective_prediction_curve(predictive)
+    >>> print(curve["risk"].values.round(2))  # of the surest row, of two, of all
+    [0.   0.   0.33]
     """
     import xarray
 
@@ -219,6 +257,19 @@ def out_of_distribution_score(
         One holds classes and the other numbers, or the measure does not fit.
     ImportError
         scikit-learn is not installed.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> probabilities = [[[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], [[0.7, 0.3], [0.2, 0.8], [0.2, 0.8]]]
+    >>> predictive = xr.Dataset({  # two draws of three rows, as predictive_distribution gives it
+    ...     "probabilities": (("draw", "row", "class"), probabilities),
+    ...     "log_likelihood": (("draw", "row"), [[-0.1, -0.5, -0.2], [-0.4, -1.6, -0.2]]),
+    ...     "observed": ("row", [0, 0, 1]),
+    ... }, {"row": [0, 1, 2]})
+    >>> inside, outside = predictive.isel(row=[0, 2]), predictive.isel(row=[1])
+    >>> print(out_of_distribution_score(inside, outside)["auroc"].item())
+    1.0
     """
     import xarray
 

@@ -130,6 +130,15 @@ class Fit:
         The level, the reasons, figures by site and the cost; ``print(fit.verdict)``.
     num_chains : int
         Chains that the draws are of, one after the other; 1 for independent draws.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> draws = {"mean": np.array([1.0, 2.0, 3.0])}
+    >>> verdict = Verdict("corrected", ("The weights are even.",))
+    >>> found = Fit(draws, verdict, num_chains=1)  # as the function fit gives it
+    >>> print(found.verdict.level, found.get_samples()["mean"].mean())
+    corrected 2.0
     """
 
     def __init__(

@@ -15,13 +15,10 @@ matrix form.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection
-from typing import Any, TypeVar
+from typing import Any
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guides.row_noise import LinearUse, RowNoise
-
-Objective = TypeVar("Objective")
 
 
 class FlipoutSigns(RowNoise):
@@ -68,55 +65,40 @@ class FlipoutSigns(RowNoise):
         return factor
 
 
-def flipout_of(
-    objective: Callable[..., Objective], noise: type[FlipoutSigns]
-) -> Callable[..., Objective]:
-    """The function ``flipout`` of a package, from its objective and its noise."""
+#: What the function's docstring goes on with.
+FLIPOUT_DOCUMENTATION = """
+The expectation of objective and gradient is that of ``elbo``; model and guide are not
+touched, and the weights stay sample sites.
 
-    def flipout(elbo: Any, sites: Collection[str] | None = None) -> Objective:
-        """An objective with gradients of lower variance for networks under a mean-field guide.
+Parameters
+----------
+elbo : Trace_ELBO, TraceMeanField_ELBO or TraceGraph_ELBO
+    The host's objective.
+sites : collection of str, optional
+    Names of the weights' sites. Default: all that are met as an operand of a matrix product
+    or a convolution. Biases, and what is used otherwise, keep one draw for all rows.
 
-        The expectation of objective and gradient is that of ``elbo``; model and guide are not
-        touched, and the weights stay sample sites.
+Returns
+-------
+RowNoiseELBO
+    To be passed to the host's ``SVI`` as its loss.
 
-        Parameters
-        ----------
-        elbo : Trace_ELBO, TraceMeanField_ELBO or TraceGraph_ELBO
-            The host's objective.
-        sites : collection of str, optional
-            Names of the weights' sites. Default: all that are met as an operand of a matrix product
-            or a convolution. Biases, and what is used otherwise, keep one draw for all rows.
+Notes
+-----
+The guide draws the weights from a factorised Normal over unconstrained sites:
+``AutoNormal``, ``AutoDiagonalNormal``, or the host's ``sample(name, Normal(...))``. The
+first axis of what a weight is applied to (the batch axis of a convolution) holds the rows,
+and the likelihood is a product over rows: no batch normalisation. Places within a row, such
+as pixels or time steps, share their row's weights, and so do several applications of one
+weight; these are exact too. In Pyro a weight is met in ``F.linear``, ``F.conv*`` and
+``x @ w``, as it is or as a view; not in other functions, such as those of recurrent layers
+and ``einsum``. In NumPyro a weight that enters a loop (``lax.scan``) or a function with
+derivatives of its own is not met there.
 
-        Returns
-        -------
-        RowNoiseELBO
-            To be passed to the host's ``SVI`` as its loss.
-
-        Notes
-        -----
-        The guide draws the weights from a factorised Normal over unconstrained sites:
-        ``AutoNormal``, ``AutoDiagonalNormal``, or the host's ``sample(name, Normal(...))``. The
-        first axis of what a weight is applied to (the batch axis of a convolution) holds the rows,
-        and the likelihood is a product over rows: no batch normalisation. Places within a row, such
-        as pixels or time steps, share their row's weights, and so do several applications of one
-        weight; these are exact too. In Pyro a weight is met in ``F.linear``, ``F.conv*`` and
-        ``x @ w``, as it is or as a view; not in other functions, such as those of recurrent layers
-        and ``einsum``. In NumPyro a weight that enters a loop (``lax.scan``) or a function with
-        derivatives of its own is not met there.
-
-        Raises
-        ------
-        ArgumentError
-            At once, when the objective is not linear in the log likelihood; from the first step,
-            when a named site (or, by default, every site) is never met in a linear operation, a
-            weight is used in other ways besides, or is not drawn from a factorised Normal.
-
-        Examples
-        --------
-        >>> svi = SVI(model, AutoNormal(model), Adam(1e-3), flipout(Trace_ELBO()))  # doctest: +SKIP
-        """
-        return objective(elbo, noise, sites)
-
-    # Where the package's API page looks for it.
-    flipout.__module__, flipout.__qualname__ = noise.__module__, flipout.__name__
-    return flipout
+Raises
+------
+ArgumentError
+    At once, when the objective is not linear in the log likelihood; from the first step,
+    when a named site (or, by default, every site) is never met in a linear operation, a
+    weight is used in other ways besides, or is not drawn from a factorised Normal.
+"""

@@ -14,12 +14,9 @@ neural networks", ICML 2017, https://arxiv.org/abs/1701.05369.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection
-from functools import partial
 from typing import Any
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.guides.flipout import Objective
 from ppl_ext.guides.row_noise import LinearUse, RowNoise
 
 
@@ -55,54 +52,35 @@ class NormalOutputs(RowNoise):
         return self._normal(mean, use.apply(use.x**2, use.draw.scale**2))
 
 
-def local_reparameterization_of(
-    objective: Callable[..., Objective], noise: type[NormalOutputs]
-) -> Callable[..., Objective]:
-    """The function ``local_reparameterization`` of a package, from its objective and its noise."""
+#: What the function's docstring goes on with.
+LOCAL_DOCUMENTATION = """
+The expectation of objective and gradient is that of ``elbo``; model and guide are not
+touched, and the weights stay sample sites, whose draws the objective's other terms see.
 
-    def local_reparameterization(
-        elbo: Any, sites: Collection[str] | None = None, *, independent_places: bool = False
-    ) -> Objective:
-        """An objective whose noise is drawn in the outputs of linear layers, for mean-field guides.
+Parameters
+----------
+elbo : Trace_ELBO, TraceMeanField_ELBO or TraceGraph_ELBO
+    The host's objective. TraceMeanField_ELBO has no noise in the divergence from the prior.
+sites : collection of str, optional
+    Names of the weights' sites. Default: all that are met as an operand of a matrix product
+    or a convolution. Biases, and what is used otherwise, keep one draw for all rows.
+independent_places : bool
+    A convolution applies its weights at many places of a row, whose outputs are then
+    correlated. Drawing them independently, as is usual, changes the objective: it is an
+    approximation, and has to be asked for. ``flipout`` is exact there.
 
-        The expectation of objective and gradient is that of ``elbo``; model and guide are not
-        touched, and the weights stay sample sites, whose draws the objective's other terms see.
+Returns
+-------
+RowNoiseELBO
+    To be passed to the host's ``SVI`` as its loss.
 
-        Parameters
-        ----------
-        elbo : Trace_ELBO, TraceMeanField_ELBO or TraceGraph_ELBO
-            The host's objective. TraceMeanField_ELBO has no noise in the divergence from the prior.
-        sites : collection of str, optional
-            Names of the weights' sites. Default: all that are met as an operand of a matrix product
-            or a convolution. Biases, and what is used otherwise, keep one draw for all rows.
-        independent_places : bool
-            A convolution applies its weights at many places of a row, whose outputs are then
-            correlated. Drawing them independently, as is usual, changes the objective: it is an
-            approximation, and has to be asked for. ``flipout`` is exact there.
+Notes
+-----
+What is asked of model and guide is as in ``flipout``; besides, a weight is applied once.
 
-        Returns
-        -------
-        RowNoiseELBO
-            To be passed to the host's ``SVI`` as its loss.
-
-        Notes
-        -----
-        What is asked of model and guide is as in ``flipout``; besides, a weight is applied once.
-
-        Raises
-        ------
-        ArgumentError
-            As in ``flipout``; and from the first step when a weight is applied twice, or at several
-            places of a row without ``independent_places``.
-
-        Examples
-        --------
-        >>> loss = local_reparameterization(TraceMeanField_ELBO())  # doctest: +SKIP
-        >>> svi = SVI(model, AutoNormal(model), Adam(1e-3), loss)  # doctest: +SKIP
-        """
-        return objective(elbo, partial(noise, independent_places=independent_places), sites)
-
-    # Where the package's API page looks for it.
-    found = local_reparameterization
-    found.__module__, found.__qualname__ = noise.__module__, found.__name__
-    return found
+Raises
+------
+ArgumentError
+    As in ``flipout``; and from the first step when a weight is applied twice, or at several
+    places of a row without ``independent_places``.
+"""

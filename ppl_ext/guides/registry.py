@@ -15,6 +15,20 @@ Registered = TypeVar("Registered", bound=Callable[..., Any])
 PER_SITE = "it works site by site and has no distribution over the flat vector"
 
 
+#: What the docstring of a package's ``register_flat_density`` goes on with.
+REGISTER_DOCUMENTATION = """
+Parameters
+----------
+guide_class : type
+    A subclass of the host's ``AutoContinuous``.
+
+Notes
+-----
+The decorated object is called with the guide (set up) and, in Pyro, ``dtype``; in NumPyro
+with the guide and a random key.
+"""
+
+
 class FlatDensityRegistry(Generic[Factory]):
     """Factories of flat log densities, and reasons why there is none, by guide class.
 
@@ -32,22 +46,7 @@ class FlatDensityRegistry(Generic[Factory]):
         self._refusals: dict[type, str] = {}
 
     def register(self, guide_class: type) -> Callable[[Registered], Registered]:
-        """Decorator that gives guides of a class (and its subclasses) a flat log density.
-
-        Parameters
-        ----------
-        guide_class : type
-            A subclass of the host's ``AutoContinuous``.
-
-        Examples
-        --------
-        >>> @register_flat_density(MyGuide)          # doctest: +SKIP
-        ... class MyDensity(FlatDensity):
-        ...     def score(self, parameters, theta): ...
-
-        The decorated object is called with the guide (set up) and, in Pyro, ``dtype``; in NumPyro
-        with the guide and a random key.
-        """
+        """Decorator that enters what it is put on for guides of a class and its subclasses."""
 
         def decorate(factory: Registered) -> Registered:
             # A decorated class keeps its own type, which a factory of the class is not known to be.

@@ -91,19 +91,6 @@ class LaplaceShell(EngineShell):
     Immer, M. Bauer, V. Fortuin, G. Raetsch and M. E. Khan, "Scalable marginal likelihood estimation
     for model selection in deep learning", 2021, https://arxiv.org/abs/2104.04975; E. Daxberger et
     al., "Laplace redux", 2021, https://arxiv.org/abs/2106.14806.
-
-    Examples
-    --------
-    With Pyro, and with NumPyro:
-
-    >>> engine = LaplaceGGN(model, pyro.optim.Adam({"lr": 0.01}), curvature="kfac")
-    ... # doctest: +SKIP
-    >>> engine.run(2000, x, y)  # doctest: +SKIP
-    >>> draws = engine.get_samples(500)  # doctest: +SKIP
-
-    >>> engine = LaplaceGGN(model, optax.adam(0.01), curvature="kfac")  # doctest: +SKIP
-    >>> result = engine.run(jax.random.key(0), 2000, x, y)  # doctest: +SKIP
-    >>> draws = engine.get_samples(result.state, jax.random.key(1), 500)  # doctest: +SKIP
     """
 
     _fit_call = "fit_curvature(*args)"

@@ -181,7 +181,9 @@ class Pretrained(Prior):
                 f"'{parameter.name}', found {tuple(values.shape)}."
             )
         location = host.array(parameter, values)
-        distribution = host.dist.Normal(location, host.filled(parameter, self.scale))
+        # The hosts' look at the parameters is compiled for every shape in NumPyro.
+        scale = host.filled(parameter, self.scale)
+        distribution = host.dist.Normal(location, scale, validate_args=False)
         return host.sample(site, distribution, parameter.shape)
 
 

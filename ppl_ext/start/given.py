@@ -20,6 +20,9 @@ from ppl_ext.start.start import Mode, Start
 SEARCH, HOST = "search", "host"
 #: Draws that a guide without closed moments is known by, and draws that judge a local Normal.
 DRAWS, JUDGES = 256, 16
+#: Longer points are not evaluated, and have these standard deviations: a network's takes as long
+#: as many steps of a run, which tells of values that are not finite as well.
+MOST_LOCAL, DEVIATION = 10_000, 0.1
 #: How often draws whose density is not finite are pulled half the way to the mean.
 PULLS = 30
 #: A covariance is taken from draws when there are so many for each dimension; else deviations.
@@ -248,6 +251,9 @@ def _from_values(values: Values, space: Space, generator: np.random.Generator) -
 
 def _at_point(point: Vector, space: Space, generator: np.random.Generator) -> Start:
     """The Normal about a point with the density's curvature there."""
+    unknown = Mode(point, np.full(len(point), DEVIATION), 0.0, np.inf)
+    if len(point) > MOST_LOCAL:
+        return Start((unknown,), 0)
     counted = Counted(space.evaluate)
     values, _ = counted(point[None])
     if not np.isfinite(values[0]):
@@ -258,7 +264,7 @@ def _at_point(point: Vector, space: Space, generator: np.random.Generator) -> St
     noise = generator.normal(size=(JUDGES, len(point)))
     mode = local_normal(counted, point, 1.0, noise, space.epsilon)
     if mode is None or not np.isfinite(mode.deviations).all():
-        mode = Mode(point, np.full(len(point), 0.1), 0.0, np.inf)
+        mode = unknown
     return Start((replace(mode, mean=point),), counted.evaluations)
 
 

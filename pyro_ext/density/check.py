@@ -19,20 +19,22 @@ from ppl_ext.density import check_not_empty, repeated_plates_error
 from ppl_ext.discrete import (
     MOST_COMPARED,
     VALUES_COMPARED,
+    SiteTerms,
     check_one_value_each,
     enumeration_error,
     only_discrete_error,
     steering_error,
+    values_error,
 )
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.families import family_of
 from pyro_ext.density.bound_model import BoundModel
-from pyro_ext.density.enumeration import at_values, is_enumerated, log_marginal
+from pyro_ext.density.enumeration import is_enumerated, some_values, terms_at
 from pyro_ext.density.first_run import Derived, Run, Structure, run_once
 from pyro_ext.density.handlers import (
     DiscoveryHandler,
     OneValueHandler,
-    SiteHandler,
+    SiteTermsHandler,
     global_generator,
     is_deterministic,
     is_factor,
@@ -192,7 +194,7 @@ def check_enumeration(bound: BoundModel, data: Data) -> None:
         return
     number = torch.arange(bound.layout.dim, dtype=bound.dtype, device=bound.device)
     rows = bound.first_rows()
-    handler = SiteHandler(bound.layout.split(0.1 * torch.cos(number)), rows)
+    handler = SiteTermsHandler(bound.layout.split(0.1 * torch.cos(number)), rows)
     try:
         with torch.no_grad(), global_generator(0), without_host_checks():
             bound.run(handler, (data.args, data.kwargs, rows))
@@ -203,6 +205,8 @@ def check_enumeration(bound: BoundModel, data: Data) -> None:
         own = raised.__cause__ if isinstance(raised, ArgumentError) else None
         error = own if isinstance(own, Exception) else raised
         text = str(error).strip().split("\n")[0]
+        if isinstance(error, NotImplementedError) and "nhomogeneous" in text:
+            raise values_error(bound.enumerated, text) from error
         if any(words in text for words in _ONE_VALUE):
             raise steering_error(bound.enumerated, "torch.where", text) from error
         raise enumeration_error(
@@ -212,20 +216,22 @@ def check_enumeration(bound: BoundModel, data: Data) -> None:
         _compare(bound, data, handler)
 
 
-def _compare(bound: BoundModel, data: Data, every: SiteHandler) -> None:
+def _compare(bound: BoundModel, data: Data, every: SiteTermsHandler) -> None:
     """Compare the density at some values of discrete sites with that of a run with these."""
     rows, epsilon = bound.first_rows(), torch.finfo(bound.dtype).eps
     for seed in range(VALUES_COMPARED):
-        numbers, factors = at_values(every.summed, torch.Generator().manual_seed(seed))
+        numbers = some_values(every.summed, torch.Generator().manual_seed(seed))
         one = OneValueHandler(every.unconstrained, rows, numbers)
         with torch.no_grad(), global_generator(0), without_host_checks():
             bound.run(one, (data.args, data.kwargs, rows), enumerated=False)
-            together = every.log_prior + every.log_likelihood
-            if factors:
-                together = together - log_marginal(every.summed) + log_marginal(factors)
-        each = one.log_prior + one.log_likelihood
-        terms = abs(float(one.log_prior)) + abs(float(one.log_likelihood))
-        check_one_value_each(bound.enumerated, float(together), float(each), terms, epsilon)
+            summed = terms_at(every.summed, numbers)
+        together = {name: SiteTerms(float(term), 0.0) for name, term in every.terms.items()}
+        for name, terms in summed.items():
+            # What is not summed of such a site is its transform's.
+            total = together[name].total + float(terms.sum())
+            together[name] = SiteTerms(total, 0.0)
+        each = {name: SiteTerms(float(term), abs(float(term))) for name, term in one.terms.items()}
+        check_one_value_each(bound.enumerated, together, each, epsilon)
 
 
 def _stated(derived: Derived, end: Any) -> Any:

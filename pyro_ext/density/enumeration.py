@@ -181,30 +181,49 @@ def log_marginal(factors: list[Factor]) -> Tensor:
     return total
 
 
-def at_values(
-    factors: list[Factor], generator: torch.Generator
-) -> tuple[dict[str, Tensor], list[Factor]]:
-    """Numbers of some value of each discrete site, and the factors with only these allowed.
-
-    The sites' own probabilities are left out: 1 at the value, and 0 elsewhere.
-    """
-    numbers, found = {}, []
+def some_values(factors: list[Factor], generator: torch.Generator) -> dict[str, Tensor]:
+    """Numbers of some value of each discrete site, by site, of one value in each place."""
+    numbers = {}
     for factor in factors:
-        if factor.own is None:
-            found.append(factor)
-            continue
-        shape = list(factor.log_prob.shape)
-        size = shape[factor.own]
+        if factor.own is not None:
+            shape = [1] * max(factor.log_prob.dim(), *(-dim for dim in factor.dims))
+            for dim, name in factor.dims.items():
+                if name in factor.sizes:
+                    shape[dim] = factor.sizes[name]
+            size = factor.log_prob.shape[factor.own]
+            number = torch.randint(size, shape, generator=generator)
+            numbers[factor.site] = number.to(factor.log_prob.device)
+    return numbers
+
+
+def terms_at(factors: list[Factor], numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Log probabilities of sites at one value of each discrete site, with all scales.
+
+    Parameters
+    ----------
+    factors : list of Factor
+    numbers : mapping of str to tensor
+        Of :func:`some_values`.
+    """
+    of_dims = {
+        factor.dims[factor.own]: numbers[factor.site]
+        for factor in factors
+        if factor.own is not None
+    }
+    found = {}
+    for factor in factors:
+        log_prob, rows = factor.log_prob, [1] * max(0, *(-dim for dim in factor.dims))
         for dim, name in factor.dims.items():
-            if name.startswith(_NUMBER) and len(shape) >= -dim:
-                shape[dim] = 1
-        number = torch.randint(size, shape, generator=generator).to(factor.log_prob.device)
-        values = torch.arange(size, device=number.device)
-        allowed = number == values.reshape(-1, *(1,) * (-factor.own - 1))
-        only = torch.zeros_like(factor.log_prob).masked_fill(~allowed, _IMPOSSIBLE)
-        numbers[factor.site] = number
-        found.append(replace(factor, log_prob=only))
-    return numbers, found
+            if name in factor.sizes:
+                rows[dim] = factor.sizes[name]
+            elif log_prob.dim() >= -dim and log_prob.shape[dim] > 1:
+                values = torch.arange(log_prob.shape[dim], device=log_prob.device)
+                chosen = of_dims[name] == values.reshape(-1, *(1,) * (-dim - 1))
+                log_prob = torch.where(chosen, log_prob, 0.0).sum(dim, keepdim=True)
+        # Plates that a term does not depend on multiply it by their rows.
+        log_prob = log_prob.expand(torch.broadcast_shapes(log_prob.shape, tuple(rows)))
+        found[factor.site] = math.prod(factor.plates.values()) * log_prob
+    return found
 
 
 def log_likelihood_of_rows(factors: list[Factor]) -> dict[str, RowTerms]:

@@ -30,7 +30,7 @@ from torch.distributions import Distribution, Independent, Normal, biject_to
 from torch.distributions.transforms import ComposeTransform, IndependentTransform, Transform
 
 from ppl_ext.density import check_subsample_size
-from ppl_ext.discrete import STANDS_IN, support_error
+from ppl_ext.discrete import STANDS_IN, mixed_places_error, support_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.process import handling, swapping
 from pyro_ext.density.enumeration import Factor, factor_of, is_enumerated, log_marginal, values_of
@@ -360,35 +360,6 @@ class SiteHandler(Messenger):
         return True
 
 
-class OneValueHandler(SiteHandler):
-    """Sets discrete latent sites as well, whose own probabilities are left out.
-
-    Parameters
-    ----------
-    unconstrained, indices
-        See :class:`SiteHandler`.
-    numbers : mapping of str to tensor
-        Numbers of the discrete sites' values.
-    """
-
-    def __init__(
-        self, unconstrained: Mapping[str, Tensor], indices: Indices, numbers: Mapping[str, Tensor]
-    ) -> None:
-        super().__init__(unconstrained, indices)
-        self.numbers = numbers
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if is_enumerated(msg) and msg["name"] in self.numbers:
-            fn, number = msg["fn"], self.numbers[msg["name"]]
-            number = number.reshape(number.shape[number.dim() - len(fn.batch_shape) :])
-            msg["value"] = values_of(fn)[number].expand(fn.shape())
-        super()._pyro_sample(msg)
-
-    def _pyro_post_sample(self, msg: Any) -> None:
-        if msg["name"] not in self.numbers:
-            super()._pyro_post_sample(msg)
-
-
 class ValuesHandler(SiteHandler):
     """Sets every latent site and keeps the values, without densities."""
 
@@ -458,6 +429,34 @@ class SiteTermsHandler(SiteHandler):
         before = self.log_prior + self.log_likelihood
         super()._pyro_post_sample(msg)
         self.terms[msg["name"]] = self.log_prior + self.log_likelihood - before
+
+
+class OneValueHandler(SiteTermsHandler):
+    """Sets discrete latent sites as well.
+
+    Parameters
+    ----------
+    unconstrained, indices
+        See :class:`SiteHandler`.
+    numbers : mapping of str to tensor
+        Numbers of the discrete sites' values.
+    """
+
+    def __init__(
+        self, unconstrained: Mapping[str, Tensor], indices: Indices, numbers: Mapping[str, Tensor]
+    ) -> None:
+        super().__init__(unconstrained, indices)
+        self.numbers = numbers
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if is_enumerated(msg) and msg["name"] in self.numbers:
+            fn, number = msg["fn"], self.numbers[msg["name"]]
+            surplus, shape = number.dim() - len(fn.batch_shape), tuple(fn.batch_shape)
+            if torch.broadcast_shapes(number.shape, shape) != (1,) * surplus + shape:
+                what = f"'{msg['name']}' has values of shape {tuple(number.shape)}, not {shape}"
+                raise mixed_places_error(self.numbers, what)
+            msg["value"] = values_of(fn)[number.reshape(number.shape[surplus:])].expand(fn.shape())
+        super()._pyro_sample(msg)
 
 
 class DiscoveryHandler(SiteHandler):

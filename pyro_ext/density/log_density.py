@@ -82,6 +82,24 @@ class LogDensity(LogDensityShell[Tensor, Data]):
     ------
     ModelCheckError
         The model cannot be fitted; see :mod:`pyro_ext.density.check`.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> target = px.LogDensity(model, (y,))
+    >>> z = torch.tensor([[1.0], [2.0]])  # two positions (P, D) in unconstrained space
+    >>> found = target.full_score(z, target.bind(y))
+    >>> print([f"{value:.1f}" for value in found.log_density(1.0)])
+    ['-9.9', '-7.9']
+    >>> print(found.score[0].round())
+    tensor([4.])
     """
 
     bound: BoundModel

@@ -95,7 +95,24 @@ def to_arviz(
     sharding: Sharding | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Convert a fitted engine, a run of the host's ``MCMC``, or a guide fitted by its ``SVI``."""
+    """Convert a fitted engine, a run of the host's ``MCMC``, or a guide fitted by its ``SVI``.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> engine = px.SVGD(model, pyro.optim.Adam({"lr": 0.3}), num_particles=20, seed=0)
+    >>> result = engine.run(100, y)
+    >>> idata = px.to_arviz(engine, y)
+    >>> print(round(float(idata.posterior["mean"].mean())), dict(idata.log_likelihood["y"].sizes))
+    2 {'chain': 1, 'draw': 20, 'rows': 4}
+    """
     if isinstance(engine, StreamingMCMC):
         raise ArgumentError(
             "Expected draws, found StreamingMCMC, which keeps statistics of them alone. Run "

@@ -56,7 +56,25 @@ def predictive_distribution(
     sharding: Sharding | None = None,
     **kwargs: Any,
 ) -> Dataset:
-    """The observed site's distribution at every draw and row; no observation is sampled."""
+    """The observed site's distribution at every draw and row; no observation is sampled.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(x, y=None):
+    ...     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 1]).to_event(2))
+    ...     with pyro.plate("rows", len(x)):
+    ...         pyro.sample("y", dist.Normal((x @ w)[:, 0], 0.1), obs=y)
+    >>> x = torch.eye(2).repeat(10, 1)
+    >>> y = x @ torch.tensor([1.0, -1.0])
+    >>> draws = {"w": torch.tensor([[[0.9], [-1.0]], [[1.1], [-1.0]]])}  # of any fit
+    >>> rows = torch.tensor([[1.0, 0.0], [2.0, 1.0]])  # whose y is not known
+    >>> predictive = px.predictive_distribution(model, draws, rows)
+    >>> print(predictive["mean"].mean("draw").values.round(1))
+    [1. 1.]
+    """
     for name, count in (("num_samples", num_samples), ("data_chunk", data_chunk)):
         check_count(name, count, optional=True)
     draws, at = draws_of_fit(draws, linearize, num_samples=num_samples)

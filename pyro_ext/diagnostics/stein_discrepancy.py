@@ -52,7 +52,24 @@ def ksd(
     block: int = BLOCK,
     seed: int | None = None,
 ) -> SteinDiscrepancy:
-    """Kernelised Stein discrepancy between a fit and its target."""
+    """Kernelised Stein discrepancy between a fit and its target.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> target = px.LogDensity(model, (y,))
+    >>> right = 2.0 + 0.5 * torch.randn(500, 1, generator=torch.Generator().manual_seed(0))
+    >>> shifted = px.ksd(right + 1.0, target=target, args=(y,))
+    >>> print(px.ksd(right, target=target, args=(y,)).value < shifted.value)
+    True
+    """
     args, kwargs, passes = rows_of_loader(batches, args, kwargs, placing(None))
     options = {
         "statistic": statistic,

@@ -15,6 +15,24 @@ from pyro_ext.gradients.minibatch import shuffled
 
 
 class BatchArguments(minibatch.BatchArguments, GradientEstimator):
+    """Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", 4, subsample_size=len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> batches = [(torch.tensor([1.0, 2.0]),), (torch.tensor([2.0, 3.0]),)]
+    >>> _ = torch.manual_seed(0)
+    >>> kernel = px.SGLD(model, 0.02, estimator=px.BatchArguments(batches))
+    >>> mcmc = px.MCMC(kernel, num_samples=1000, warmup_steps=100)
+    >>> mcmc.run(*batches[0])
+    >>> print(round(mcmc.get_samples()["mean"].mean().item()))
+    2
+    """
+
     position_axes = ()
 
     def init(self, target: LogDensity, data: Data, generator: torch.Generator) -> EstimatorState:

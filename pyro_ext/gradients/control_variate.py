@@ -18,6 +18,25 @@ from pyro_ext.gradients.minibatch import Minibatch
 
 
 class ControlVariate(reduced_variance.ControlVariate, GradientEstimator):
+    """Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y), subsample_size=2) as rows:
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y[rows])
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> _ = torch.manual_seed(0)
+    >>> estimator = px.ControlVariate({"mean": torch.tensor(2.0)})  # such as a mode
+    >>> kernel = px.SGLD(model, 0.02, estimator=estimator)
+    >>> mcmc = px.MCMC(kernel, num_samples=500, warmup_steps=100, num_chains=10)
+    >>> mcmc.run(y)
+    >>> print(round(mcmc.get_samples()["mean"].mean().item()))
+    2
+    """
+
     position_axes = ()
     _minibatches, _batch_arguments = Minibatch, BatchArguments
 

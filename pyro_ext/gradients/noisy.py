@@ -12,6 +12,22 @@ from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, Scor
 
 
 class Noisy(noisy.Noisy, GradientEstimator):
+    """Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> engine = px.SVGD(model, pyro.optim.Adam({"lr": 0.1}), estimator=px.Noisy(level=0.1), seed=0)
+    >>> result = engine.run(200, y)
+    >>> print(round(engine.get_samples()["mean"].mean().item()))
+    2
+    """
+
     def inner(self, target: LogDensity) -> GradientEstimator:
         # Imported late: the room's __init__ imports this module.
         from pyro_ext.gradients import default_estimator

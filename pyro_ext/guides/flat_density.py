@@ -15,9 +15,16 @@ from pyro.infer.autoguide.structured import AutoStructured
 from torch import Generator, Tensor, nn
 from torch.distributions import biject_to
 
+from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guides import flat_density as shared
-from ppl_ext.guides.registry import PER_SITE, FlatDensityRegistry, check_same_sites
+from ppl_ext.guides.registry import (
+    PER_SITE,
+    REGISTER_DOCUMENTATION,
+    FlatDensityRegistry,
+    Registered,
+    check_same_sites,
+)
 from ppl_ext.process import swapping
 from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.handlers import LARGE_SITE, global_generator, isolated_parameters
@@ -29,6 +36,24 @@ Moments = shared.Moments
 
 
 class FlatDensity(shared.FlatDensityShell):
+    """Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> guide = pyro.infer.autoguide.AutoDiagonalNormal(model, init_scale=1.0)
+    >>> density = px.flat_density(guide, (y,))
+    >>> parameters = density.initial_parameters()
+    >>> theta = parameters["loc"] + torch.tensor([[0.0], [1.0]])  # two positions (P, D)
+    >>> print(density.score(parameters, theta).round(decimals=2).flatten().abs().tolist())
+    [0.0, 1.0]
+    """
+
     def __init__(
         self, guide: autoguide.guides.AutoContinuous, dtype: torch.dtype | None = None
     ) -> None:
@@ -143,8 +168,26 @@ Factory = Callable[..., FlatDensity]
 
 _REGISTRY: FlatDensityRegistry[Factory] = FlatDensityRegistry(shared.ALTERNATIVES)
 check_has_flat_density = _REGISTRY.find
-register_flat_density = _REGISTRY.register
 refuse_flat_density = _REGISTRY.refuse
+
+
+@documented(REGISTER_DOCUMENTATION)
+def register_flat_density(guide_class: type) -> Callable[[Registered], Registered]:
+    """Decorator that gives guides of a class (and its subclasses) a flat log density.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import pyro_ext as px
+    >>> from pyro.infer.autoguide import AutoDiagonalNormal
+    >>> class UnitNormal(AutoDiagonalNormal):
+    ...     "A guide whose scales stay at 1."
+    >>> @px.register_flat_density(UnitNormal)
+    ... class UnitNormalDensity(px.FlatDensity):
+    ...     def score(self, parameters, theta):  # in place of automatic differentiation
+    ...         return parameters["loc"] - theta
+    """
+    return _REGISTRY.register(guide_class)
 
 
 def flat_density(
@@ -176,6 +219,22 @@ def flat_density(
     ------
     ArgumentError
         The guide has no flat log density, or orders the latent sites otherwise than ``layout``.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> guide = pyro.infer.autoguide.AutoDiagonalNormal(model, init_scale=1.0)
+    >>> density = px.flat_density(guide, (y,))
+    >>> parameters = density.initial_parameters()
+    >>> print(f"{density.log_prob(parameters, parameters['loc']):.2f}")  # -log(2 pi) / 2
+    -0.92
     """
     factory = check_has_flat_density(guide)
     # The model may hold pyro.param statements, which would otherwise register themselves.

@@ -68,6 +68,24 @@ class LayerLowRankNormal(shared.LayerFormulas, TensorFunctions, TorchDistributio
 
 
 class AutoLayerLowRankNormal(shared.LayerGuide, AutoContinuous):
+    """Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(x, y=None):
+    ...     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 1]).to_event(2))
+    ...     with pyro.plate("rows", len(x)):
+    ...         pyro.sample("y", dist.Normal((x @ w)[:, 0], 0.1), obs=y)
+    >>> x = torch.eye(2).repeat(10, 1)
+    >>> y = x @ torch.tensor([1.0, -1.0])
+    >>> guide = px.AutoLayerLowRankNormal(model, rank=1)
+    >>> engine = px.ProximalScoreVI(model, guide, seed=0)
+    >>> result = engine.run(50, x, y)
+    >>> print(guide.median()["w"][:, 0].round().tolist())
+    [1.0, -1.0]
+    """
+
     scale_constraint = constraints.softplus_positive
 
     def __init__(

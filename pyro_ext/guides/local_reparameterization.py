@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ppl_ext.guides.local_reparameterization import NormalOutputs, local_reparameterization_of
+from ppl_ext.documented import documented
+from ppl_ext.guides.local_reparameterization import LOCAL_DOCUMENTATION, NormalOutputs
 from pyro_ext.guides.linear_sites import RowNoiseELBO
 
 
@@ -20,4 +25,30 @@ def _sqrt(variance: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, variance, 1.0).sqrt(), 0.0)
 
 
-local_reparameterization = local_reparameterization_of(RowNoiseELBO, OutputNoise)
+@documented(LOCAL_DOCUMENTATION)
+def local_reparameterization(
+    elbo: Any, sites: Collection[str] | None = None, *, independent_places: bool = False
+) -> RowNoiseELBO:
+    """An objective whose noise is drawn in the outputs of linear layers, for mean-field guides.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(x, y=None):
+    ...     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 1]).to_event(2))
+    ...     with pyro.plate("rows", len(x)):
+    ...         pyro.sample("y", dist.Normal((x @ w)[:, 0], 0.1), obs=y)
+    >>> x = torch.eye(2).repeat(10, 1)
+    >>> y = x @ torch.tensor([1.0, -1.0])
+    >>> _ = pyro.set_rng_seed(0)
+    >>> guide = pyro.infer.autoguide.AutoNormal(model)
+    >>> loss = px.local_reparameterization(pyro.infer.TraceMeanField_ELBO())
+    >>> svi = pyro.infer.SVI(model, guide, pyro.optim.Adam({"lr": 0.05}), loss)
+    >>> losses = [svi.step(x, y) for _ in range(200)]
+    >>> print(guide.median()["w"][:, 0].round().tolist())
+    [1.0, -1.0]
+    """
+    noise = partial(OutputNoise, independent_places=independent_places)
+    return RowNoiseELBO(elbo, noise, sites)

@@ -45,6 +45,24 @@ class MatrixNormalTransform(shared.MatrixTransform, TensorFunctions, Transform):
 
 
 class AutoMatrixNormal(shared.MatrixGuide, AutoContinuous):
+    """Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(x, y):
+    ...     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 2]).to_event(2))
+    ...     with pyro.plate("rows", len(x)):
+    ...         pyro.sample("y", dist.Normal(x @ w, 0.1).to_event(1), obs=y)
+    >>> x = torch.eye(2).repeat(10, 1)
+    >>> y = x @ torch.tensor([[1.0, 0.0], [0.0, -1.0]])
+    >>> guide = px.AutoMatrixNormal(model)
+    >>> engine = px.ProximalScoreVI(model, guide, seed=0)
+    >>> result = engine.run(100, x, y)
+    >>> print(guide.median()["w"].round(decimals=1).abs().tolist())
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+
     scale_constraint = constraints.softplus_positive
     scale_tril_constraint = constraints.unit_lower_cholesky
 

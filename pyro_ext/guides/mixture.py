@@ -86,6 +86,25 @@ class GaussianMixture(shared.MixtureFormulas, TensorFunctions, TorchDistribution
 
 
 class AutoGaussianMixture(shared.MixtureGuide, autoguide.guides.AutoContinuous):
+    """Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Poisson(rate), obs=y)
+    >>> y = torch.tensor([2.0, 0.0, 1.0, 3.0, 1.0])
+    >>> _ = pyro.set_rng_seed(0)
+    >>> guide = px.AutoGaussianMixture(model, num_components=2)
+    >>> engine = px.ProximalScoreVI(model, guide, seed=0)
+    >>> result = engine.run(100, y)
+    >>> draws = engine.get_samples(1000)
+    >>> print(f"{draws['rate'].mean():.1f} {draws['rate'].std():.1f}")  # of a Gamma(9, 6)
+    1.5 0.5
+    """
+
     scale_constraint = autoguide.AutoMultivariateNormal.scale_constraint
     scale_tril_constraint = autoguide.AutoMultivariateNormal.scale_tril_constraint
 

@@ -41,6 +41,24 @@ solve_planar = PlanarTransform.solve_planar
 
 
 class AutoPlanarFlow(shared.PlanarGuide, AutoContinuous):
+    """Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> _ = pyro.set_rng_seed(0)
+    >>> guide = px.AutoPlanarFlow(model, num_flows=2)
+    >>> engine = px.ProximalScoreVI(model, guide, seed=0)
+    >>> result = engine.run(200, y)
+    >>> print(round(engine.get_samples(500)["mean"].mean().item()))
+    2
+    """
+
     scale_constraint = constraints.softplus_positive
 
     def __init__(

@@ -66,6 +66,24 @@ class Additive(additive.Additive, Kernel):
 
 
 class SemiExact(semi_exact.SemiExact, Kernel):
+    """Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> kernel = px.SemiExact(px.RBF())
+    >>> engine = px.SVGD(model, pyro.optim.Adam({"lr": 0.3}), kernel, num_particles=20, seed=0)
+    >>> result = engine.run(200, y)
+    >>> draws = engine.get_samples()
+    >>> print(f"{draws['mean'].mean():.1f} {draws['mean'].std(correction=0):.1f}")
+    2.0 0.5
+    """
+
     linear = Linear
 
 

@@ -44,6 +44,24 @@ class LaplacePlan(Plan):
 
 
 class LaplaceGGN(LaplaceShell, DirectionEngine):
+    """Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> engine = px.LaplaceGGN(model, pyro.optim.Adam({"lr": 0.1}), seed=0)
+    >>> result = engine.run(200, y)
+    >>> print(f"{engine.mode()['mean']:.1f} {engine.get_samples(1000)['mean'].std():.1f}")
+    2.0 0.5
+    >>> print(f"{engine.log_marginal_likelihood():.1f}")
+    -7.7
+    """
+
     def _plan(self, target: LogDensity, generator: Generator, data: Data) -> LaplacePlan:
         estimator = super()._plan(target, generator, data).estimator
         posterior = _Posterior.of(target, data, self.curvature, self.hyperparameters)

@@ -25,7 +25,24 @@ from pyro_ext.networks.modules import take_apart
     initial="",
 )
 def random_module(name: str, module: torch.nn.Module, prior: Any) -> Callable[..., Any]:
-    """A torch module as a program: its parameters are latent sites."""
+    """A torch module as a program: its parameters are latent sites.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> network = torch.nn.Linear(2, 1, bias=False)
+    >>> def model(x, y=None):
+    ...     net = px.random_module("net", network, dist.Normal(0.0, 1.0))
+    ...     with pyro.plate("rows", len(x)):
+    ...         pyro.sample("y", dist.Normal(net(x)[:, 0], 0.1), obs=y)
+    >>> x = torch.eye(2).repeat(10, 1)
+    >>> engine = px.GSM(model, seed=0)
+    >>> result = engine.run(50, x, x @ torch.tensor([1.0, -1.0]))
+    >>> print(engine.get_samples(100)["net.weight"].mean(0).round().tolist())
+    [[1.0, -1.0]]
+    """
     parameters, with_values = take_apart(module)
     found: Callable[..., Any] = with_values(
         draw_parameters(name, parameters, prior, Host(), _is_distribution)

@@ -156,6 +156,23 @@ class FisherPlan(GuidePlan):
 
 
 class FisherVI(FisherShell, GuideEngine):
+    """Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> guide = pyro.infer.autoguide.AutoDiagonalNormal(model, init_scale=1.0)
+    >>> engine = px.FisherVI(model, guide, pyro.optim.Adam({"lr": 0.05}), seed=0)
+    >>> result = engine.run(200, y)
+    >>> print(round(guide.median()["mean"].item()))
+    2
+    """
+
     def _plan(self, target: LogDensity, generator: Generator, data: Data) -> FisherPlan:
         # Before the guide is set up, which may itself need room for a large covariance.
         self._check_dimension(target.dim)

@@ -29,6 +29,23 @@ def gsm_update(
 
 
 class GSM(GSMShell, GaussianMatching):
+    """Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> engine = px.GSM(model, seed=0)
+    >>> result = engine.run(50, y)
+    >>> draws = engine.get_samples(1000)
+    >>> print(f"{engine.guide.median()['mean']:.1f} {draws['mean'].std():.1f}")
+    2.0 0.5
+    """
+
     def _matched(
         self,
         moments: Moments,

@@ -40,6 +40,23 @@ class ProximalPlan(GuidePlan):
 
 
 class ProximalScoreVI(ProximalShell, GuideEngine):
+    """Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> guide = pyro.infer.autoguide.AutoMultivariateNormal(model)
+    >>> engine = px.ProximalScoreVI(model, guide, seed=0)
+    >>> result = engine.run(100, y)
+    >>> print(f"{guide.median()['mean']:.1f}")
+    2.0
+    """
+
     _structure = staticmethod(structure_of)
     _by_gradient = staticmethod(GradientSolver.plan)
 

@@ -47,6 +47,25 @@ class MCMC(infer.MCMC):
     ------
     ArgumentError
         The kernel is not one of this package, or a number is out of its range.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> _ = torch.manual_seed(0)
+    >>> kernel = px.SGHMC(model, 0.3, friction=2.0)
+    >>> mcmc = px.MCMC(kernel, num_samples=500, warmup_steps=100, num_chains=10)
+    >>> mcmc.run(y)
+    >>> print(round(mcmc.get_samples()["mean"].mean().item()))
+    2
+    >>> print(mcmc.diagnostics()["mean"]["r_hat"].item() < 1.1)
+    True
     """
 
     def __init__(

@@ -14,6 +14,24 @@ from pyro_ext.sgmcmc.kernel import KernelState, StochasticGradientKernel
 
 
 class PSGLD(PSGLDShell, StochasticGradientKernel):
+    """Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> _ = torch.manual_seed(0)
+    >>> kernel = px.PSGLD(model, 0.1)
+    >>> mcmc = px.MCMC(kernel, num_samples=500, warmup_steps=300, num_chains=4)
+    >>> mcmc.run(y)
+    >>> print(round(mcmc.get_samples()["mean"].mean().item()))
+    2
+    """
+
     def setup_chains(self, num_chains: int, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
         """Start chains that are run as one; see the base class.
 

@@ -15,6 +15,24 @@ from pyro_ext.sgmcmc.kernel import StochasticGradientKernel
 
 
 class SGHMC(SGHMCShell, StochasticGradientKernel):
+    """Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y), subsample_size=2) as rows:
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y[rows])
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> _ = torch.manual_seed(0)
+    >>> kernel = px.SGHMC(model, 0.1, friction=5.0)
+    >>> mcmc = px.MCMC(kernel, num_samples=500, warmup_steps=100, num_chains=10)
+    >>> mcmc.run(y)
+    >>> print(round(mcmc.get_samples()["mean"].mean().item()))
+    2
+    """
+
     def setup_chains(self, num_chains: int, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
         """Start chains that are run as one; see the base class."""
         super().setup_chains(num_chains, warmup_steps, *args, **kwargs)

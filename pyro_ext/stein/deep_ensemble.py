@@ -34,6 +34,21 @@ class DeepEnsemble(DirectionEngine):
     score is one. ``info["force_norm"]`` is the root mean square over members of |score|. Members
     are to end in modes of their own: without ``start`` they begin by the host's init strategy, far
     from each other, and not near the few modes that a search for a start finds.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> engine = px.DeepEnsemble(model, pyro.optim.Adam({"lr": 0.1}), num_particles=5, seed=0)
+    >>> result = engine.run(200, y)  # every member ends at the only mode
+    >>> print([round(member, 1) for member in engine.get_samples()["mean"].tolist()])
+    [2.0, 2.0, 2.0, 2.0, 2.0]
     """
 
     _usual_start = HOST

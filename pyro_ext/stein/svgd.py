@@ -58,6 +58,22 @@ class SVGD(KernelEngine):
     -----
     The loss is minus the mean log density of the particles before the step, an estimate where
     the score is one. ``info["force_norm"]`` is the root mean square over particles of |phi|.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> engine = px.SVGD(model, pyro.optim.Adam({"lr": 0.3}), num_particles=20, seed=0)
+    >>> result = engine.run(100, y)
+    >>> draws = engine.get_samples()
+    >>> print(f"{draws['mean'].mean():.1f} {draws['mean'].std():.1f}")
+    2.0 0.5
     """
 
     def __init__(

@@ -61,6 +61,22 @@ class SVGDVR(SVGD):
     ----------
     N. Dam, T. Le, V. Huynh and D. Phung, "Stein variational gradient descent with variance
     reduction".
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y), subsample_size=2) as rows:
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y[rows])
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> optim = pyro.optim.Adam({"lr": 0.3})
+    >>> engine = px.SVGDVR(model, optim, num_particles=20, anchor_every=5, seed=0)
+    >>> result = engine.run(100, y)
+    >>> print(round(engine.get_samples()["mean"].mean().item()))
+    2
     """
 
     def __init__(

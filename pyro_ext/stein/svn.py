@@ -173,6 +173,22 @@ class SVN(ParticleEngine):
     Ghattas and A. Zimmerman, "A stochastic Stein variational Newton method", 2022,
     https://arxiv.org/abs/2204.09039; for networks, K. Flöge, M. A. Moeed and V. Fortuin, "Stein
     variational Newton neural network ensembles".
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> engine = px.SVN(model, num_particles=20, seed=0)
+    >>> result = engine.run(20, y)
+    >>> draws = engine.get_samples()
+    >>> print(f"{draws['mean'].mean():.1f} {draws['mean'].std():.1f}")
+    2.0 0.5
     """
 
     # The curvature of a row's own latents is not that of a minibatch, scaled up.

@@ -45,6 +45,21 @@ class WGD(KernelEngine):
     -----
     The loss is minus the mean log density of the particles before the step, an estimate where
     the score is one. ``info["force_norm"]`` is the root mean square over particles of |phi|.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> engine = px.WGD(model, pyro.optim.Adam({"lr": 0.1}), num_particles=20, seed=0)
+    >>> result = engine.run(100, y)
+    >>> print(round(engine.get_samples()["mean"].mean().item()))
+    2
     """
 
     def __init__(

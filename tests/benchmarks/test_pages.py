@@ -32,7 +32,15 @@ def test_every_table_is_on_a_page_and_every_file_of_records_is_of_a_table() -> N
     for name in pages.TABLES:
         assert f"<!-- table: {name} -->" in text
     kept = {path.name for path in pages.RESULTS.glob("*.jsonl")}
-    assert kept == {file for file, _ in pages.TABLES.values()}
+    made = [*pages.TABLES.values(), *pages.PICTURES.values()]
+    assert kept == {file for file, _ in made}
+
+
+@pytest.mark.parametrize("name", pages.PICTURES)
+def test_pictures_are_drawn_of_their_records(name: str, tmp_path: Path) -> None:
+    assert (pages.DOCS / "images" / name).exists()
+    pages.drawn(name, tmp_path / name)
+    assert (tmp_path / name).stat().st_size > 10_000
 
 
 def test_a_page_that_differs_is_told_and_written(

@@ -98,3 +98,18 @@ def test_a_late_end_or_another_result_is_not_good() -> None:
     far.figures["difference from one device"] = 1e-5
     assert not report.is_good(far)
     assert report.is_good(measured("SVGD", 8, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("backend", "engine", "least"),
+    [
+        ("numpyro", "SVGD", 1),
+        ("numpyro", "FisherVI", 2),
+        ("numpyro", "SVN", 1001),
+        ("pyro", "SVN", 1),
+    ],
+)
+def test_what_rows_have_to_move(backend: str, engine: str, least: int) -> None:
+    record = measured(engine, 8, 0.0)
+    record.backend, record.settings["layout"] = backend, "rows"
+    assert report.least(record) == least * 16 * 1000

@@ -6,6 +6,7 @@ Tolerances are float64 rounding of sums of a few hundred terms.
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -239,20 +240,101 @@ def test_steps_that_mix_the_places_of_a_plate_are_refused(backend: Any) -> None:
     """Of a ``scan`` as well, whose first step stands apart."""
     h = Written(backend)
 
-    def model(y: Any, mixes: bool) -> None:
+    def model(y: Any, mixed: str) -> None:
         slope = h.sample("slope", h.dist.Normal(0.0, 1.0))
-        chances, series = h.full((2, 2), 0.5), h.plate_of_steps("series", 3)
+        chances, series = (
+            backend.array(np.array([[0.6, 0.4], [0.1, 0.9]])),
+            h.plate_of_steps("series", 3),
+        )
 
         def step(name: Any, z: Any, row: Any) -> Any:
             with series():
-                z = h.sample(name("z"), h.dist.Categorical(chances[z]))
-                shift = h.xp.cumsum(z, -1) if mixes else z
+                before = h.xp.roll(z, 1, -1) if mixed == "states" else z
+                z = h.sample(name("z"), h.dist.Categorical(chances[before]))
+                shift = h.xp.cumsum(z, -1) if mixed == "observations" else z
                 h.sample(name("y"), h.dist.Normal(slope * shift, 1.0), obs=row)
             return z
 
         h.chain(step, h.arange(3) * 0, y)
 
     y = backend.array(np.random.default_rng(0).normal(size=(4, 3)))
-    backend.target(model, (y, False))
+    backend.target(model, (y, "nothing"))
+    for mixed in ("observations", "states"):
+        with pytest.raises(backend.public.ModelCheckError, match="have all their values at once"):
+            backend.target(model, (y, mixed))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_places_mixed_by_a_discrete_site_are_refused(backend: Any, inside: bool) -> None:
+    """Nothing that is observed mixes them: another discrete site's probabilities do."""
+    h = Written(backend)
+
+    def model(y: Any) -> None:
+        mean = h.sample("mean", h.dist.Normal(0.0, 1.0))
+        with h.plate("rows", 3):
+            a = h.sample("a", h.dist.Bernoulli(h.full((), 0.3)))
+            if inside:
+                b = h.sample("b", h.dist.Bernoulli(logits=h.xp.cumsum(a, -1) - 1.0))
+                h.sample("y", h.dist.Normal(mean + 2.0 * b, 1.0), obs=y)
+        if not inside:
+            b = h.sample("b", h.dist.Bernoulli(logits=a.sum(-1) - 1.0))
+            h.sample("y", h.dist.Normal(mean + 2.0 * b, 1.0), obs=y[0])
+
+    y = backend.array(np.random.default_rng(0).normal(size=3))
     with pytest.raises(backend.public.ModelCheckError, match="have all their values at once"):
-        backend.target(model, (y, True))
+        backend.target(model, (y,))
+
+
+def test_values_of_which_some_are_all_but_impossible(backend: Any) -> None:
+    """Outliers in single precision's sense, and sites where nothing can be seen, are no fault."""
+    h, numbers = Written(backend), np.array([1.2, 0.3, -2.5, 3.0, 0.1, 250.0])
+
+    def outliers(y: Any) -> None:
+        mean = h.sample("mean", h.dist.Normal(0.0, 5.0))
+        with h.plate("rows", len(y)):
+            z = h.sample("z", h.dist.Bernoulli(h.full((), 0.9)))
+            deviation = h.xp.where(z == 1, h.full((), 0.1), h.full((), 10.0))
+            h.sample("y", h.dist.Normal(mean, deviation), obs=y)
+
+    def occupancy(seen: Any) -> None:
+        chance = h.sample("chance", h.dist.Normal(0.0, 1.0))
+        seen_there = 1.0 / (1.0 + h.xp.exp(-chance))
+        with h.plate("places", len(seen)):
+            z = h.sample("z", h.dist.Bernoulli(h.full((), 0.6)))
+            h.sample("y", h.dist.Binomial(3, h.number(z) * seen_there), obs=seen)
+
+    z = backend.array([[0.3]])
+    target, data = backend.target(outliers, (backend.array(numbers),))
+    shares = np.log([[0.1], [0.9]])
+    terms = shares + stats.norm.logpdf(numbers, 0.3, np.array([[10.0], [0.1]]))
+    expected = stats.norm.logpdf(0.3, 0.0, 5.0) + special.logsumexp(terms, 0).sum()
+    np.testing.assert_allclose(backend.numpy(target.log_density(z, data))[0], expected)
+    counts = np.array([0.0, 2.0, 0.0, 3.0])
+    target, data = backend.target(occupancy, (backend.array(counts),))
+    rows = 0.6 * stats.binom.pmf(counts, 3, special.expit(0.3)) + 0.4 * (counts == 0)
+    expected = stats.norm.logpdf(0.3) + np.log(rows).sum()
+    np.testing.assert_allclose(backend.numpy(target.log_density(z, data))[0], expected)
+
+
+def test_totals_of_a_binomial(backend: Any) -> None:
+    """Those that differ have no list of values."""
+    h = Written(backend)
+
+    def model(total: Any) -> None:
+        mean = h.sample("mean", h.dist.Normal(0.0, 1.0))
+        with h.plate("rows", 3):
+            k = h.sample("k", h.dist.Binomial(total, h.full((), 0.3)))
+            h.sample("y", h.dist.Normal(mean + k, 1.0), obs=y)
+
+    numbers = np.array([0.3, 1.9, 2.5])
+    y = backend.array(numbers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EvaluationWarning)
+        target, data = backend.target(model, (3,))
+        found = backend.numpy(target.log_density(backend.array([[0.5]]), data))[0]
+    values = np.arange(4.0)[:, None]
+    terms = stats.binom.logpmf(values, 3, 0.3) + stats.norm.logpdf(numbers, 0.5 + values)
+    expected = stats.norm.logpdf(0.5) + special.logsumexp(terms, 0).sum()
+    np.testing.assert_allclose(found, expected)
+    with pytest.raises(backend.public.ModelCheckError, match="'k' cannot be listed.*Categorical"):
+        backend.target(model, (backend.array(np.array([1, 2, 3])),))

@@ -240,3 +240,44 @@ def test_values_without_a_row_of_their_own(backend: Any) -> None:
     with pytest.raises(backend.public.ArgumentError, match="rows that share a discrete"):
         backend.public.predictive_metrics(found)
     np.testing.assert_array_equal(found["when"].values, terms.argmax(-1))
+
+
+def test_two_sites_of_a_row_are_drawn_together(backend: Any) -> None:
+    """One of two, or neither: draws of each by itself would have both."""
+    h = Written(backend)
+
+    def model(y: Any) -> None:
+        mean = h.sample("mean", h.dist.Normal(0.0, 1.0))
+        with h.plate("rows", 4):
+            a, b = (h.sample(name, h.dist.Bernoulli(h.full((), 0.5))) for name in ("a", "b"))
+            h.sample("y", h.dist.Normal(mean + 3.0 * h.number(a != b), 0.3), obs=y)
+
+    y = backend.array(np.array([3.0, 3.0, 0.0, 0.0]))
+    target, data = backend.target(model, (y,))
+    draws = {"mean": np.zeros(200)}
+    found = backend.room("density.replay").replay(target, draws, data, groups=("discrete",))
+    a, b = found.discrete["a"], found.discrete["b"]
+    np.testing.assert_array_equal((a == b).mean(0), [0.0, 0.0, 1.0, 1.0])
+    assert_shares(a.mean(0), np.full(4, 0.5), 200)
+
+
+def test_rows_with_a_continuous_latent_of_their_own(backend: Any) -> None:
+    """Its density counts among the assignments' and not among the observations'."""
+    h = Written(backend)
+
+    def model(y: Any) -> None:
+        mean = h.sample("mean", h.dist.Normal(0.0, 1.0))
+        with h.plate("rows", 4):
+            z = h.sample("z", h.dist.Bernoulli(h.full((), 0.3)))
+            u = h.sample("u", h.dist.Normal(mean + 2.0 * z, 1.0))
+            h.sample("y", h.dist.Normal(u + z, 0.5), obs=y)
+
+    numbers, u = np.array([0.1, 2.2, -0.3, 1.0]), np.array([0.5, 1.5, 0.0, 1.0])
+    target, data = backend.target(model, (backend.array(numbers),))
+    draws = {"mean": np.zeros(1), "u": u[None]}
+    found = backend.room("density.replay").replay(target, draws, data, groups=("log_likelihood",))
+    values = np.array([[0.0], [1.0]])
+    locals_ = stats.bernoulli.logpmf(values, 0.3) + stats.norm.logpdf(u, 2.0 * values)
+    both = locals_ + stats.norm.logpdf(numbers, u + values, 0.5)
+    expected = special.logsumexp(both, 0) - special.logsumexp(locals_, 0)
+    np.testing.assert_allclose(found.log_likelihood["y"][0], expected)

@@ -155,6 +155,24 @@ def test_a_guide_that_was_set_up_is_set_up_again() -> None:
     assert not np.allclose(guide._init_latent, first)
 
 
+@pytest.mark.parametrize("forward", [False, True])
+def test_values_where_the_observations_have_no_density_are_drawn_again(forward: bool) -> None:
+    """The first values with a finite prior are not in the support: the host's own search is."""
+
+    def narrow() -> None:
+        width = numpyro.sample("width", dist.HalfNormal(1.0))
+        numpyro.factor("bounds", jnp.where(width > 0.9, 0.0, -jnp.inf))
+
+    for key in jax.random.split(KEY, 8):
+        guide, expected = (autoguide.AutoDiagonalNormal(narrow) for _ in range(2))
+        guide._forward_mode_differentiation = expected._forward_mode_differentiation = forward
+        host_set_up(expected, key)
+        set_up(guide, key, Data())
+        np.testing.assert_allclose(guide._init_latent, expected._init_latent, rtol=1e-12)
+        assert jnp.exp(guide._init_latent[0]) > 0.9
+    assert tracers_in(vars(guide)) == []
+
+
 def test_what_cannot_be_traced_is_run_as_the_host_does() -> None:
     def on_concrete_values(site: dict[str, Any] | None = None) -> Any:
         if site is None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ppl_ext.start.given as given
 import ppl_ext.start.search as searching
 from ppl_ext.errors import StartWarning
 from ppl_ext.start.start import Mode, Start
@@ -266,6 +267,16 @@ def test_a_guide_that_was_fitted_goes_on_from_there() -> None:
     mean, scale = moments(backend, engine)
     np.testing.assert_allclose(mean, POSITIONS[0])
     np.testing.assert_allclose(scale, SCALE)
+
+
+def test_a_long_point_is_taken_as_it_is(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(given, "MOST_LOCAL", 1)
+    start = {"place": 3.0, "scale": 2.0}
+    engine = proximal(backend, "AutoDiagonalNormal")
+    mean, scale = moments(backend, engine, start=start)
+    np.testing.assert_allclose(mean, [3.0, np.log(2.0)], rtol=1e-6)
+    np.testing.assert_allclose(scale, 0.1, rtol=1e-6)
+    assert engine.start.evaluations == 0
 
 
 def test_ensembles_and_long_vectors_start_as_the_host_does(
