@@ -27,12 +27,7 @@ def page(runs: Sequence[Record], explained: str | None = None) -> str:
     ValueError
         There are no such runs.
     """
-    known = report.judged_posteriors(runs)
-    shown = [
-        run
-        for run in report.best_rates(runs)
-        if run.model in known and report.was_run(run) and run.settings["noise"] == 0.0
-    ]
+    shown = judged(runs)
     if not shown:
         raise ValueError(
             "Expected records of runs on posteriors with reference draws, found none; make some "
@@ -55,6 +50,16 @@ def page(runs: Sequence[Record], explained: str | None = None) -> str:
     # A closing tag in a message would end the script that holds the data.
     text = json.dumps(found, allow_nan=False).replace("</", "<\\/")
     return TEMPLATE.read_text(encoding="utf-8").replace("DATA</script>", f"{text}</script>", 1)
+
+
+def judged(runs: Sequence[Record]) -> list[Record]:
+    """The runs that the page shows."""
+    known = report.judged_posteriors(runs)
+    return [
+        run
+        for run in report.best_rates(runs)
+        if run.model in known and report.was_run(run) and run.settings["noise"] == 0.0
+    ]
 
 
 def row(run: Record) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def run(arguments: argparse.Namespace) -> int:
     if book.path.exists():
         found = records.read(book.path)
         report.write(found, database, plan.out, pages=())
-        if report.judged_posteriors(found):
+        if leaderboard.judged(found):
             records.write_text(plan.out / "leaderboard.html", leaderboard.page(found))
     if interrupted:
         print("posteriordb: interrupted; --resume goes on from here", file=sys.stderr)
