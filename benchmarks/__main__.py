@@ -80,7 +80,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmarks.semi_exact",
         "moments and marginals of SVGD with and without semi-exact kernels, write out/",
     ),
-    "sgmcmc": ("benchmarks.sgmcmc", "stochastic gradient MCMC: speed, bias, modes, write out/"),
+    "sgmcmc": (
+        "benchmarks.sgmcmc",
+        "stochastic gradient MCMC: speed, bias, modes and masses, write out/",
+    ),
     "soak": (
         "benchmarks.process.soak",
         "memory over many steps and many engines in one process, write out/",

@@ -28,6 +28,7 @@ TABLES: dict[str, tuple[str, str]] = {
     "discrete": ("discrete.jsonl", "benchmarks.discrete.comparison:page_table"),
     "discrete, large": ("discrete.jsonl", "benchmarks.discrete.comparison:large_table"),
     "sgmcmc, bias": ("sgmcmc.jsonl", "benchmarks.sgmcmc.report:bias_table"),
+    "sgmcmc, masses": ("sgmcmc.jsonl", "benchmarks.sgmcmc.report:masses_table"),
     "horseshoe": ("horseshoe.jsonl", "benchmarks.networks.horseshoe:page_table"),
     "row noise": ("row-noise.jsonl", "benchmarks.row_noise.comparison:page_table"),
     "linearized": ("linearized.jsonl", "benchmarks.networks.linearized:page_table"),

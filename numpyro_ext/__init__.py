@@ -69,7 +69,9 @@ from numpyro_ext.sgmcmc import (
     PSGLD,
     SGHMC,
     SGLD,
+    CyclicalSGHMC,
     CyclicalSGLD,
+    ReplicaExchangeSGLD,
     cosine_cycles,
     polynomial_decay,
 )
@@ -142,7 +144,9 @@ __all__ = [
     "PSGLD",
     "SGHMC",
     "SGLD",
+    "CyclicalSGHMC",
     "CyclicalSGLD",
+    "ReplicaExchangeSGLD",
     "cosine_cycles",
     "polynomial_decay",
     # kernels

@@ -120,8 +120,8 @@ class ProximalShell(GuideShell):
         :class:`~ppl_ext.score.Regression` the closed form; the names stand for their defaults.
         Default: the closed form for the guides that have one, which are
         ``AutoDiagonalNormal``, ``AutoMultivariateNormal``, ``AutoLowRankMultivariateNormal`` of a
-        rank below the number of latents, ``AutoMatrixNormal`` and ``AutoGaussianMixture`` with
-        full covariances; gradient steps for all others.
+        rank below the number of latents, ``AutoLayerLowRankNormal``, ``AutoMatrixNormal`` and
+        ``AutoGaussianMixture`` with full covariances; gradient steps for all others.
     initial_scale : float, optional
         Standard deviation of every coordinate, in the unconstrained space, at the start, for
         Normal guides. Default: the guide's own. Networks want a small one, such as 0.01.

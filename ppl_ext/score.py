@@ -137,8 +137,8 @@ class Regression:
     """The proximal step in closed form, without an optimizer, for Normals and mixtures of them.
 
     For ``AutoDiagonalNormal``, ``AutoMultivariateNormal``, ``AutoLowRankMultivariateNormal``,
-    ``AutoMatrixNormal`` and ``AutoGaussianMixture`` with full covariances; it has its own proximal
-    term. See the package's ``score.regression``.
+    ``AutoLayerLowRankNormal``, ``AutoMatrixNormal`` and ``AutoGaussianMixture`` with full
+    covariances; it has its own proximal term. See the package's ``score.regression``.
 
     Parameters
     ----------
@@ -226,7 +226,8 @@ def as_solver(
     if isinstance(found, Regression) and not has_closed_form:
         raise ArgumentError(
             "Expected AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal, "
-            "AutoMatrixNormal or AutoGaussianMixture with full covariances for "
+            "AutoLayerLowRankNormal, AutoMatrixNormal or AutoGaussianMixture with full "
+            "covariances for "
             f"solver='regression', found {guide}. Use solver='gradient', which takes every guide "
             "with a flat log density."
         )

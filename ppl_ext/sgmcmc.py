@@ -7,6 +7,7 @@ number of steps as an int or as an array of either framework, traced or not.
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -68,11 +69,12 @@ class _PolynomialDecay:
 class _CosineCycles:
     step_size: float
     cycle_length: int
+    power: float = 1.0
 
     def __call__(self, step: Any) -> Any:
         angle = math.pi * (step % self.cycle_length) / self.cycle_length
         functions = angle.__array_namespace__() if hasattr(angle, "__array_namespace__") else math
-        return 0.5 * self.step_size * (functions.cos(angle) + 1.0)
+        return self.step_size * (0.5 * (functions.cos(angle) + 1.0)) ** self.power
 
 
 def check_first_step_size(step_size: Any) -> None:
@@ -147,12 +149,12 @@ def polynomial_decay(scale: float, offset: float = 1.0, power: float = 0.55) -> 
     return _PolynomialDecay(float(scale), float(offset), float(power))
 
 
-def cosine_cycles(step_size: float, cycle_length: int) -> Schedule:
+def cosine_cycles(step_size: float, cycle_length: int, power: float = 1.0) -> Schedule:
     """Step sizes that fall from ``step_size`` to nearly zero along a cosine, in every cycle.
 
     At step t = 1, 2, ... of cycles of L steps
 
-        α_t = α_0 / 2 (cos(π mod(t - 1, L) / L) + 1).
+        α_t = α_0 (cos(π mod(t - 1, L) / L) / 2 + 1 / 2)^p.
 
     Parameters
     ----------
@@ -160,11 +162,14 @@ def cosine_cycles(step_size: float, cycle_length: int) -> Schedule:
         α_0, that of the first step of a cycle.
     cycle_length : int
         L, in steps.
+    power : float
+        p. With p = 1/2 the squares of the step sizes fall along the cosine, as they should where
+        a step size is a time (:class:`~ppl_ext.sgmcmc_kernels.SGHMCShell`).
 
     Raises
     ------
     ArgumentError
-        The step size is not positive, or the length not a positive integer.
+        The step size or the power is not positive, or the length not a positive integer.
 
     References
     ----------
@@ -181,7 +186,8 @@ def cosine_cycles(step_size: float, cycle_length: int) -> Schedule:
     """
     check_number("step_size", step_size)
     check_count("cycle_length", cycle_length)
-    return _CosineCycles(float(step_size), int(cycle_length))
+    check_number("power", power)
+    return _CosineCycles(float(step_size), int(cycle_length), float(power))
 
 
 def check_cycles(
@@ -205,6 +211,27 @@ def check_cycles(
     heat = exploration_temperature
     if not is_number(heat) or not 0.0 <= float(heat) < math.inf:
         raise ArgumentError(f"Expected exploration_temperature >= 0, found {heat!r}.")
+
+
+def check_temperatures(temperatures: Any) -> tuple[float, ...]:
+    """Temperatures of replicas as numbers.
+
+    Raises
+    ------
+    ArgumentError
+        They do not rise from 1, or there is one alone.
+    """
+    try:
+        found = tuple(float(each) for each in temperatures)
+    except (TypeError, ValueError):
+        found = ()
+    rises = all(low < high < math.inf for low, high in itertools.pairwise(found))
+    if len(found) < 2 or found[0] != 1.0 or not rises:
+        raise ArgumentError(
+            "Expected temperatures to be two numbers or more that rise from 1, such as "
+            f"(1.0, 2.0, 4.0, 8.0), found {temperatures!r}."
+        )
+    return found
 
 
 #: When a preconditioner adapts.
@@ -271,7 +298,7 @@ def diagonal_of_mass(mass: Any, shapes: Mapping[str, Sequence[int]]) -> Float[np
             )
         mass = np.concatenate([_mass_of_site(name, mass[name], shapes[name]) for name in shapes])
     try:
-        mass = _as_numbers(mass)
+        mass = as_numbers(mass)
     except (TypeError, ValueError):
         raise ArgumentError(f"Expected mass to hold numbers, found {mass!r}.") from None
     if mass.shape not in ((), (dim,)) or not (np.isfinite(mass) & (mass > 0)).all():
@@ -284,7 +311,7 @@ def diagonal_of_mass(mass: Any, shapes: Mapping[str, Sequence[int]]) -> Float[np
 
 def _mass_of_site(name: str, mass: Any, shape: Sequence[int]) -> np.ndarray:
     try:
-        return np.broadcast_to(_as_numbers(mass), tuple(shape)).reshape(-1)
+        return np.broadcast_to(as_numbers(mass), tuple(shape)).reshape(-1)
     except (TypeError, ValueError):
         raise ArgumentError(
             f"Expected mass of site {name!r} to be numbers of shape {tuple(shape)}, or one for "
@@ -292,5 +319,6 @@ def _mass_of_site(name: str, mass: Any, shape: Sequence[int]) -> np.ndarray:
         ) from None
 
 
-def _as_numbers(value: Any) -> np.ndarray:
+def as_numbers(value: Any) -> np.ndarray:
+    """An array of either framework, or numbers, as an array of NumPy in float64."""
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, np.float64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -15,9 +15,11 @@ from ppl_ext.errors import ArgumentError, ConvergenceWarning
 from ppl_ext.options import check_count, check_number
 from ppl_ext.sgmcmc import (
     Schedule,
+    as_numbers,
     as_schedule,
     check_cycles,
     check_preconditioner,
+    check_temperatures,
     cosine_cycles,
 )
 from ppl_ext.sharding import ShardingShell, check_sharding
@@ -73,6 +75,9 @@ class StochasticGradientShell(Documented):
     #: What says how chains and rows are split over devices.
     _sharding_class: ClassVar[type[ShardingShell]]
 
+    #: Of the replicas of a chain, of which the first gives the draws.
+    temperatures: tuple[float, ...] = (1.0,)
+
     def __init__(
         self,
         model: Callable[..., Any],
@@ -126,12 +131,17 @@ class StochasticGradientShell(Documented):
             )
         return self._target
 
+    @property
+    def num_replicas(self) -> int:
+        """Positions of a chain, one for each temperature."""
+        return len(self.temperatures)
+
     def _steps_to_next_draw(self, step: Any) -> Any:
         """Steps that one draw takes when ``step`` steps have been taken."""
         return 1
 
     def _temperature(self, step: Any) -> Any:
-        """Temperature of the noise of a step."""
+        """Temperature of the noise of a step, or (R, 1) of them, one for each replica."""
         return 1.0
 
     def _cycle(self, step: Any) -> Any:
@@ -187,7 +197,54 @@ class SGLDShell(StochasticGradientShell):
     """
 
 
-class CyclicalSGLDShell(SGLDShell):
+class Cycles(StochasticGradientShell):
+    """Step sizes that rise and fall in cycles, around a kernel that the class is mixed into.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of its range, or ``step_size`` is a schedule.
+    """
+
+    #: Power of the cosine that step sizes follow.
+    _power: ClassVar[float] = 1.0
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        step_size: float,
+        cycle_length: int,
+        *,
+        exploration: float = 0.75,
+        exploration_temperature: float = 1.0,
+        **options: Any,
+    ) -> None:
+        check_cycles(step_size, cycle_length, exploration, exploration_temperature)
+        schedule = cosine_cycles(step_size, cycle_length, self._power)
+        super().__init__(model, schedule, **options)
+        self.cycle_length = int(cycle_length)
+        self.num_exploring = int(exploration * cycle_length)
+        self.exploration_temperature = float(exploration_temperature)
+
+    @property
+    def draws_per_cycle(self) -> int:
+        """Draws that a cycle gives."""
+        return self.cycle_length - self.num_exploring
+
+    def _steps_to_next_draw(self, step: Any) -> Any:
+        left = self.num_exploring - step % self.cycle_length
+        return 1 + left * (left > 0)
+
+    def _temperature(self, step: Any) -> Any:
+        exploring = step % self.cycle_length < self.num_exploring
+        drawing = step % self.cycle_length >= self.num_exploring
+        return exploring * self.exploration_temperature + drawing * 1.0
+
+    def _cycle(self, step: Any) -> Any:
+        return step // self.cycle_length
+
+
+class CyclicalSGLDShell(Cycles, SGLDShell):
     """SGLD in cycles: long steps that look for other modes, then short ones that draw.
 
     In each cycle of L steps the step size falls from ``step_size`` to nearly zero along a cosine
@@ -223,39 +280,6 @@ class CyclicalSGLDShell(SGLDShell):
     R. Zhang, C. Li, J. Zhang, C. Chen and A. G. Wilson, "Cyclical stochastic gradient MCMC for
     Bayesian deep learning", ICLR 2020, https://arxiv.org/abs/1902.03932.
     """
-
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        step_size: float,
-        cycle_length: int,
-        *,
-        exploration: float = 0.75,
-        exploration_temperature: float = 1.0,
-        **options: Any,
-    ) -> None:
-        check_cycles(step_size, cycle_length, exploration, exploration_temperature)
-        super().__init__(model, cosine_cycles(step_size, cycle_length), **options)
-        self.cycle_length = int(cycle_length)
-        self.num_exploring = int(exploration * cycle_length)
-        self.exploration_temperature = float(exploration_temperature)
-
-    @property
-    def draws_per_cycle(self) -> int:
-        """Draws that a cycle gives."""
-        return self.cycle_length - self.num_exploring
-
-    def _steps_to_next_draw(self, step: Any) -> Any:
-        left = self.num_exploring - step % self.cycle_length
-        return 1 + left * (left > 0)
-
-    def _temperature(self, step: Any) -> Any:
-        exploring = step % self.cycle_length < self.num_exploring
-        drawing = step % self.cycle_length >= self.num_exploring
-        return exploring * self.exploration_temperature + drawing * 1.0
-
-    def _cycle(self, step: Any) -> Any:
-        return step // self.cycle_length
 
 
 class ScoreMoments(NamedTuple):
@@ -429,3 +453,211 @@ class SGHMCShell(StochasticGradientShell):
 
     def _steps_to_next_draw(self, step: Any) -> Any:
         return self.num_steps
+
+
+class CyclicalSGHMCShell(Cycles, SGHMCShell):
+    """SGHMC in cycles: long steps that look for other modes, then short ones that draw.
+
+    As ``CyclicalSGLD``, with momentum. The squares of the step sizes fall along the cosine, since
+    ε² plays the part of the step size of ``SGLD``: ε_t = ε_0 cos(π mod(t - 1, L) / 2 L). Draws are
+    labelled and counted as those of ``CyclicalSGLD`` are.
+
+    Parameters
+    ----------
+    model
+        The host's model.
+    step_size : float
+        ε_0, the largest step size, a time.
+    cycle_length : int
+        L, in steps.
+    exploration : float
+        Share of a cycle that explores and gives no draws, from 0 to less than 1.
+    exploration_temperature : float
+        Temperature of the noise while exploring: 1 is the dynamics throughout, 0 descent with
+        momentum.
+    friction : float
+        γ of ``SGHMC``.
+    mass : float, array (D,) or mapping of str to array, optional
+        The diagonal of M of ``SGHMC``.
+    **options
+        See :class:`~ppl_ext.sgmcmc_kernels.StochasticGradientShell`.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of its range, ``step_size`` is a schedule, or ``num_steps`` is given: after
+        the exploring steps of a cycle every step gives a draw.
+
+    References
+    ----------
+    R. Zhang, C. Li, J. Zhang, C. Chen and A. G. Wilson, "Cyclical stochastic gradient MCMC for
+    Bayesian deep learning", ICLR 2020, https://arxiv.org/abs/1902.03932.
+    """
+
+    _power = 0.5
+
+    def __init__(
+        self, model: Callable[..., Any], step_size: float, cycle_length: int, **options: Any
+    ) -> None:
+        if "num_steps" in options:
+            raise ArgumentError(
+                "Expected no num_steps: after the exploring steps of a cycle every step of "
+                f"{type(self).__name__} gives a draw. Use thinning of MCMC to keep fewer."
+            )
+        super().__init__(model, step_size, cycle_length, **options)
+
+
+class Exchanges(NamedTuple):
+    """What exchanges between the R replicas of C chains keep, and their rule.
+
+    Parameters
+    ----------
+    variance : array (C, R)
+        Variance of an energy, the mean over two minibatches, by temperature: a mean over all
+        exchanges, where exchange n counts as its cube.
+    number : array (C, 1)
+        Exchanges so far.
+    due : array (C, R - 1)
+        One for the pairs of neighbours whose turn it is, zero for the others.
+    tried, accepted : array (C, R - 1)
+        How often each pair had its turn, and how often it was exchanged.
+    """
+
+    variance: Float[Any, "C R"]
+    number: Float[Any, "C 1"]
+    due: Float[Any, "C pairs"]
+    tried: Float[Any, "C pairs"]
+    accepted: Float[Any, "C pairs"]
+
+    def after(
+        self,
+        first: Float[Any, "C R"],
+        second: Float[Any, "C R"],
+        log_uniform: Float[Any, "C pairs"],
+        gaps: Float[Any, " pairs"],
+        xp: Any,
+    ) -> tuple[Self, Any]:
+        """The same after one more exchange, and which pairs (C, R - 1) were exchanged.
+
+        Parameters
+        ----------
+        first, second : array (C, R)
+            Energies, negative log densities, of the replicas from two independent minibatches.
+        log_uniform : array (C, R - 1)
+            Logarithms of uniform numbers.
+        gaps : array (R - 1,)
+            Differences of the inverse temperatures of neighbours.
+        xp : module
+            ``torch`` or ``jax.numpy``.
+        """
+        energy, square = 0.5 * (first + second), (0.5 * (first - second)) ** 2
+        moved = self.variance + 4.0 / (self.number + 4.0) * (square - self.variance)
+        variance = xp.where(xp.isfinite(square), moved, self.variance)
+        # Normal noise of variance v in the exponent has the mean exp(v / 2), which is taken off.
+        noise = variance[:, :-1] + variance[:, 1:]
+        log_ratio = gaps * (energy[:, :-1] - energy[:, 1:]) - 0.5 * gaps**2 * noise
+        exchanged = (self.due > 0.0) & (log_uniform < log_ratio)
+        following = type(self)(
+            variance,
+            self.number + 1.0,
+            # Two replicas are one pair; of more, even and odd pairs take turns.
+            self.due if self.due.shape[-1] == 1 else 1.0 - self.due,
+            self.tried + self.due,
+            self.accepted + exchanged * self.due,
+        )
+        return following, exchanged
+
+
+class ReplicaExchangeSGLDShell(SGLDShell):
+    """Parallel tempering: replicas of every chain at several temperatures, which change places.
+
+    Replica r follows ``SGLD`` on the posterior to the power 1 / T_r; that at T_1 = 1 gives the
+    draws. Hot replicas cross from mode to mode and hand their places down, so that modes get
+    their masses, where ``CyclicalSGLD`` finds modes without weighing them. All replicas of all
+    chains are one vectorised update.
+
+    After ``num_steps`` steps neighbours are exchanged, even and odd pairs in turn, with probability
+
+        min(1, exp(δ (U_r - U_r+1) - δ² (v_r + v_r+1) / 2)),   δ = 1 / T_r - 1 / T_r+1
+
+    where U are energies, negative log densities, from minibatches, and v the variances of their
+    noise. Without the second term noise makes exchanges too frequent, and draws too hot. With it
+    exchanges leave the posterior as it is when the noise is Normal of that variance (Ceperley and
+    Dewing); what bias is left is that of the steps. An energy is the mean of two independent
+    minibatches, whose difference gives v.
+
+    Noise makes exchanges rare: δ² v has to be of the order of one at most, and v grows as the
+    square of the number of rows over that of a minibatch. Take larger minibatches, temperatures
+    that lie nearer to each other or a ``ControlVariate`` when
+    :meth:`exchange_rates` are below 0.1 or so.
+
+    Parameters
+    ----------
+    model, step_size
+        See :class:`~ppl_ext.sgmcmc_kernels.SGLDShell`; one step size for all temperatures, whose
+        relative bias it makes the same.
+    temperatures : sequence of float
+        T_1 = 1 < T_2 < ...; at the last one the barrier between modes should be low. Ratios of
+        neighbours of about 1 + sqrt(2 / D) keep exchanges frequent.
+    num_steps : int
+        Steps that a draw takes, between exchanges. An exchange costs two more minibatches.
+    **options
+        See :class:`~ppl_ext.sgmcmc_kernels.StochasticGradientShell`.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of its range.
+
+    Notes
+    -----
+    The power 1 / T of a density with heavy tails, in unconstrained space, may have no integral:
+    with a Cauchy prior from T = 2 on.
+
+    References
+    ----------
+    W. Deng, Q. Feng, L. Gao, F. Liang and G. Lin, "Non-convex learning via replica exchange
+    stochastic gradient MCMC", ICML 2020, https://arxiv.org/abs/2008.05367; D. Ceperley and M.
+    Dewing, "The penalty method for random walks with uncertain energies", Journal of Chemical
+    Physics 1999, https://doi.org/10.1063/1.478034.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        step_size: float | Schedule,
+        temperatures: Sequence[float],
+        *,
+        num_steps: int = 10,
+        **options: Any,
+    ) -> None:
+        self.temperatures = check_temperatures(temperatures)
+        check_count("num_steps", num_steps)
+        super().__init__(model, step_size, **options)
+        self.num_steps = int(num_steps)
+
+    def _steps_to_next_draw(self, step: Any) -> Any:
+        return self.num_steps
+
+    def _temperature(self, step: Any) -> Any:
+        return np.array(self.temperatures)[:, None]
+
+    @property
+    def _gaps(self) -> Float[np.ndarray, " pairs"]:
+        return -np.diff(1.0 / np.array(self.temperatures))
+
+    def exchange_rates(self, state: Any) -> Float[np.ndarray, "C pairs"]:
+        """Share of exchanges that took place, by chain and pair of neighbouring temperatures.
+
+        Parameters
+        ----------
+        state : KernelState
+            Such as ``mcmc.last_state`` in NumPyro, ``kernel.state`` in Pyro.
+
+        Returns
+        -------
+        array (C, R - 1)
+            NaN for pairs whose turn has not come.
+        """
+        tried, accepted = (as_numbers(state.replicas[name]) for name in ("tried", "accepted"))
+        return np.where(tried > 0, accepted / np.maximum(tried, 1.0), np.nan)

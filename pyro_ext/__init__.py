@@ -94,7 +94,9 @@ from pyro_ext.sgmcmc import (
     PSGLD,
     SGHMC,
     SGLD,
+    CyclicalSGHMC,
     CyclicalSGLD,
+    ReplicaExchangeSGLD,
     cosine_cycles,
     polynomial_decay,
 )
@@ -142,7 +144,9 @@ __all__ = [
     "PSGLD",
     "SGHMC",
     "SGLD",
+    "CyclicalSGHMC",
     "CyclicalSGLD",
+    "ReplicaExchangeSGLD",
     "cosine_cycles",
     "polynomial_decay",
     # kernels

@@ -43,12 +43,14 @@ class Chains:
 
         return model
 
-    def two_modes(self, distance: float) -> Any:
+    def two_modes(self, distance: float, weight: float = 0.5) -> Any:
+        """Of unit variance, at plus the distance with this weight and at minus the distance."""
         host, dist, xp = self.backend.host, self.backend.dist, self.backend.xp
+        odds = float(np.log(weight / (1.0 - weight)))
 
         def model() -> None:
             z = host.sample("z", dist.Normal(0.0, 100.0).mask(False))
-            modes = xp.logaddexp(-0.5 * (z - distance) ** 2, -0.5 * (z + distance) ** 2)
+            modes = xp.logaddexp(odds - 0.5 * (z - distance) ** 2, -0.5 * (z + distance) ** 2)
             host.factor("modes", modes)
 
         return model
@@ -68,6 +70,21 @@ class PyroChains(Chains):
                 found, state = super().estimate(target, state, z, data, generator)
                 noise = torch.randn(z.shape, generator=generator, dtype=z.dtype)
                 return found._replace(score=found.score + variance**0.5 * noise), state
+
+        return Estimator()
+
+    def noisy_energies(self, variance: float) -> Any:
+        """Exact scores, and log likelihoods with Normal noise of this variance."""
+        import torch
+
+        from pyro_ext import Full
+
+        class Estimator(Full):
+            def estimate(self, target: Any, state: Any, z: Any, data: Any, generator: Any) -> Any:
+                found, state = super().estimate(target, state, z, data, generator)
+                noise = torch.randn(len(z), generator=generator, dtype=z.dtype)
+                value = found.log_likelihood + variance**0.5 * noise
+                return found._replace(log_likelihood=value), state
 
         return Estimator()
 
@@ -154,6 +171,25 @@ class NumPyroChains(Chains):
                 rng_key, key = random.split(state["rng_key"])
                 noise = variance**0.5 * random.normal(key, z.shape, z.dtype)
                 return found._replace(score=found.score + noise), {"rng_key": rng_key}
+
+        return Estimator()
+
+    def noisy_energies(self, variance: float) -> Any:
+        """Exact scores, and log likelihoods with Normal noise of this variance."""
+        from jax import random
+
+        from numpyro_ext import Full
+
+        class Estimator(Full):
+            def init(self, target: Any, data: Any, rng_key: Any, num_positions: int) -> Any:
+                return {"rng_key": rng_key}
+
+            def estimate(self, target: Any, state: Any, z: Any, data: Any) -> Any:
+                found, _ = super().estimate(target, {}, z, data)
+                rng_key, key = random.split(state["rng_key"])
+                value = found.log_likelihood
+                value = value + variance**0.5 * random.normal(key, value.shape, value.dtype)
+                return found._replace(log_likelihood=value), {"rng_key": rng_key}
 
         return Estimator()
 

@@ -238,10 +238,8 @@ LEFT: dict[tuple[str, str], str] = {
     ("devices", "nx"): "predicted.sizes['draw'] == 8 * devices",
     ("newton", "px"): "all(len(values) == 500 for values in draws.values())",
     ("newton", "nx"): "all(len(values) == 500 for values in draws.values())",
-    ("sgmcmc", "px"): "data.posterior['w'].shape == (4, 5000, 3)",
-    ("sgmcmc", "nx"): (
-        "data.posterior['w'].shape == (4, 5000, 3) and len(mcmc.get_samples()['w']) == 5000"
-    ),
+    ("sgmcmc", "px"): "data.posterior['w'].shape == (4, 5000, 3) and rates.shape == (4, 2)",
+    ("sgmcmc", "nx"): "data.posterior['w'].shape == (4, 5000, 3) and rates.shape == (4, 2)",
     ("stan", "px"): "draws['theta'].shape == (100, 8)",
     ("stan", "nx"): "draws['theta'].shape == (100, 8)",
     ("networks", "px"): "predictive.sizes['draw'] == 100",

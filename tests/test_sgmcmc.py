@@ -214,6 +214,74 @@ def test_cycles_find_both_modes_where_langevin_dynamics_finds_one(chains: Any) -
     assert np.sum(run.draws["z"].min(1) < -3) <= 1
 
 
+def test_cycles_with_momentum_find_both_modes(chains: Any) -> None:
+    """Momentum does not heat up at long steps, so that the exploring noise is made hotter."""
+    model, start = chains.two_modes(5.0), {"z": np.full(10, 5.0, np.float32)}
+    options = {"exploration": 0.5, "exploration_temperature": 6.0}
+    kernel = chains.public.CyclicalSGHMC(model, 0.5, 200, **options)
+    run = chains.sample(kernel, num_samples=1000, num_chains=10, initial=start)
+    assert np.sum((run.draws["z"].min(1) < -3) & (run.draws["z"].max(1) > 3)) >= 9
+    np.testing.assert_array_equal(run.figures["cycle"][0], np.repeat(np.arange(10), 100))
+    # The square of the step falls along the cosine, and draws of the cold half are of the modes.
+    np.testing.assert_allclose(float(kernel.step_size(50)) ** 2, 0.125 * (1.0 + np.sqrt(0.5)))
+    cold = run.draws["z"].reshape(10, 10, 100)[:, :, 50:]
+    assert np.mean(np.abs(np.abs(cold) - 5.0) < 3.0) > 0.97
+    plain = chains.public.SGHMC(model, 0.5)
+    run = chains.sample(plain, num_samples=2000, num_chains=10, initial=start)
+    assert np.sum(run.draws["z"].min(1) < -3) <= 1
+
+
+@pytest.mark.parametrize("noise", [0.0, 4.0])
+def test_replicas_give_modes_their_masses(chains: Any, noise: float) -> None:
+    """One to nine, five standard deviations apart, all chains from the mode with one."""
+    model, start = chains.two_modes(2.5, weight=0.1), {"z": np.full(30, 2.5, np.float32)}
+    estimator = chains.noisy_energies(noise) if noise else None
+    options = {"num_steps": 5, "estimator": estimator}
+    kernel = chains.public.ReplicaExchangeSGLD(model, 0.05, (1.0, 2.0, 4.0), **options)
+    run = chains.sample(kernel, num_samples=800, warmup=200, num_chains=30, initial=start)
+    z, state = run.draws["z"], _state(run)
+    assert abs(np.mean(z > 0.0) - 0.1) < 0.03
+    # Exchanges that were too frequent would make draws too hot; the steps heat by 2.5 %.
+    grid = np.linspace(-10.0, 0.0, 2001)
+    density = 0.1 * np.exp(-0.5 * (grid - 2.5) ** 2) + 0.9 * np.exp(-0.5 * (grid + 2.5) ** 2)
+    mean = np.average(grid, weights=density)
+    expected = np.average((grid - mean) ** 2, weights=density)
+    assert abs(z[z < 0.0].var() / expected - 1.025) < 0.05
+    rates = kernel.exchange_rates(state)
+    assert rates.shape == (30, 2)
+    assert np.all((rates > 0.2) & (rates < 0.95))
+    # Half the variance of one energy, of two each.
+    variance = np.asarray(state.replicas["variance"]).mean()
+    assert variance == pytest.approx(noise / 2.0, rel=0.1, abs=1e-6)
+
+
+def test_replicas_have_the_variance_of_their_temperature(chains: Any) -> None:
+    temperatures, start = (1.0, 1.5, 3.0), {"z": np.tile(MEAN, (800, 1))}
+    kernel = chains.public.ReplicaExchangeSGLD(chains.normal(MEAN, STD), 0.05, temperatures)
+    run = chains.sample(kernel, num_samples=40, num_chains=800, initial=start)
+    hot = np.asarray(_state(run).replicas["z"], float)
+    cold = langevin_variance(STD.astype(float) ** 2, 0.05)
+    for temperature, z in zip(
+        temperatures, (run.draws["z"][:, -1], *hot.swapaxes(0, 1)), strict=True
+    ):
+        ratio = z.var(0) / (temperature * cold)
+        assert np.all(np.abs(ratio - 1.0) < 4.0 * np.sqrt(2.0 / 800)), (temperature, ratio)
+
+
+def test_replicas_with_minibatches(chains: Any) -> None:
+    """Anchored scores are exact for a Normal mean, and energies are not."""
+    model, args, options = arguments(chains, "conjugate_normal_subsampled")
+    (moment,) = zoo.ZOO["conjugate_normal"].moments()
+    estimator = chains.public.ControlVariate({"mu": np.float32(0.3)})
+    kernel = chains.public.ReplicaExchangeSGLD(
+        model, 0.02, (1.0, 2.0, 4.0), num_steps=4, estimator=estimator
+    )
+    run = chains.sample(kernel, args, options, num_samples=1500, warmup=200, num_chains=20)
+    expected = langevin_variance(np.asarray(moment.std) ** 2, 0.02)
+    require_moments(chains, run.draws["mu"], moment.mean, expected)
+    assert np.asarray(_state(run).replicas["variance"]).min() > 0.0
+
+
 def test_exploring_without_noise_is_gradient_ascent(chains: Any) -> None:
     kernel = chains.public.CyclicalSGLD(
         chains.normal(MEAN, STD), 0.1, 10, exploration=0.9, exploration_temperature=0.0
@@ -337,14 +405,19 @@ def test_kernels_can_be_sent_to_other_processes(chains: Any) -> None:
         assert float(copy.step_size(3)) == float(public.SGLD(print, step).step_size(3))
 
 
+#: Kernels that keep more than positions, and their options.
+RESUMED = [("PSGLD", ()), ("ReplicaExchangeSGLD", ((1.0, 2.0, 4.0),))]
+
+
 @short_warm_up
-def test_numpyro_resumes_to_the_last_bit() -> None:
+@pytest.mark.parametrize(("name", "given"), RESUMED)
+def test_numpyro_resumes_to_the_last_bit(name: str, given: tuple[Any, ...]) -> None:
     import jax
     from numpyro.infer import MCMC
 
     chains = chains_of("numpyro")
     model, args, options = arguments(chains, "conjugate_normal_subsampled")
-    kernel = chains.public.PSGLD(model, 0.01)
+    kernel = getattr(chains.public, name)(model, 0.01, *given)
 
     def mcmc(num_samples: int) -> Any:
         return MCMC(kernel, num_warmup=10, num_samples=num_samples, progress_bar=False)
@@ -362,14 +435,15 @@ def test_numpyro_resumes_to_the_last_bit() -> None:
 
 
 @short_warm_up
-def test_pyro_resumes_to_the_last_bit(tmp_path: Any) -> None:
+@pytest.mark.parametrize(("name", "given"), RESUMED)
+def test_pyro_resumes_to_the_last_bit(tmp_path: Any, name: str, given: tuple[Any, ...]) -> None:
     import torch
 
     chains = chains_of("pyro")
     model, args, options = arguments(chains, "conjugate_normal_subsampled")
 
-    def kernel(step_size: float = 0.01) -> Any:
-        return chains.public.PSGLD(model, step_size)
+    def kernel() -> Any:
+        return getattr(chains.public, name)(model, 0.01, *given)
 
     whole = chains.sample(kernel(), args, options, num_samples=20, warmup=10, num_chains=2)
     first = chains.sample(kernel(), args, options, num_samples=10, warmup=10, num_chains=2)
@@ -380,7 +454,9 @@ def test_pyro_resumes_to_the_last_bit(tmp_path: Any) -> None:
     second = chains.sample(resumed, args, options, num_samples=10, num_chains=2, seed=5)
     joined = np.concatenate([first.draws["mu"], second.draws["mu"]], 1)
     np.testing.assert_array_equal(joined, whole.draws["mu"])
-    with pytest.raises(chains.public.ArgumentError, match="Expected a state of SGLD, found PSGLD"):
+    with pytest.raises(
+        chains.public.ArgumentError, match=f"Expected a state of SGLD, found {name}"
+    ):
         chains.public.SGLD(model, 0.01).load_state_dict(state)
     other = kernel()
     other.load_state_dict(state)
@@ -518,6 +594,12 @@ def test_bad_input_is_refused_before_any_step(chains: Any) -> None:
         (lambda: public.SGHMC(model, 0.1, friction=0.0), "friction"),
         (lambda: public.CyclicalSGLD(model, lambda step: 0.1, 10), "largest step size"),
         (lambda: public.CyclicalSGLD(model, 0.1, 10, exploration=1.0), "exploration < 1"),
+        (lambda: public.CyclicalSGHMC(model, 0.1, 10, num_steps=2), "no num_steps"),
+        (lambda: public.ReplicaExchangeSGLD(model, 0.1, (2.0, 4.0)), "rise from 1"),
+        (lambda: public.ReplicaExchangeSGLD(model, 0.1, (1.0, 4.0, 4.0)), "rise from 1"),
+        (lambda: public.ReplicaExchangeSGLD(model, 0.1, (1.0,)), "rise from 1"),
+        (lambda: public.ReplicaExchangeSGLD(model, 0.1, 2.0), "rise from 1"),
+        (lambda: public.ReplicaExchangeSGLD(model, 0.1, (1.0, 2.0), num_steps=0), "num_steps"),
         (lambda: public.polynomial_decay(1.0, power=0.4), "power"),
         (lambda: public.ControlVariate([1.0]), "map each latent site"),
         (lambda: chains.sample(public.PSGLD(model, 0.1), num_samples=1), "warm-up"),

@@ -5,7 +5,8 @@ cycles change.
   network against the library posteriors, where these are installed;
 - bias: standard deviations of a Normal target and of a logistic regression by step size, with
   exact scores, minibatches and control variates, against exact values and NUTS;
-- modes: a target of two modes by SGLD and in cycles.
+- modes: a target of two modes by SGLD and in cycles;
+- masses: the weights of two modes by SGLD, in cycles and by replica exchange, at equal cost.
 
 Written to sgmcmc.jsonl, sgmcmc.md and sgmcmc-*.png.
 """
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.arguments import count
 
-PARTS = ("speed", "bias", "modes")
+PARTS = ("speed", "bias", "modes", "masses")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -27,13 +28,14 @@ def logistic(x: Array, y: Array, batch: int | None = None) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=x[rows] @ weights), obs=y[rows])
 
 
-def two_modes(distance: float) -> Callable[[], None]:
-    """Two Normal distributions of unit variance at plus and minus the distance."""
+def two_modes(distance: float, weight: float = 0.5) -> Callable[[], None]:
+    """Two of unit variance, at plus the distance with this weight and at minus the distance."""
+    odds = math.log(weight / (1.0 - weight))
 
     def model() -> None:
         z = numpyro.sample("z", dist.Normal(0.0, 100.0).mask(False))
         numpyro.factor(
-            "modes", jnp.logaddexp(-0.5 * (z - distance) ** 2, -0.5 * (z + distance) ** 2)
+            "modes", jnp.logaddexp(odds - 0.5 * (z - distance) ** 2, -0.5 * (z + distance) ** 2)
         )
 
     return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,12 +27,13 @@ def logistic(x: Tensor, y: Tensor, batch: int | None = None) -> None:
         pyro.sample("y", dist.Bernoulli(logits=x[chosen] @ weights), obs=y[chosen])
 
 
-def two_modes(distance: float) -> Callable[[], None]:
-    """Two Normal distributions of unit variance at plus and minus the distance."""
+def two_modes(distance: float, weight: float = 0.5) -> Callable[[], None]:
+    """Two of unit variance, at plus the distance with this weight and at minus the distance."""
+    odds = math.log(weight / (1.0 - weight))
 
     def model() -> None:
         z = pyro.sample("z", dist.Normal(0.0, 100.0).mask(False))
-        modes = -0.5 * (z - distance) ** 2, -0.5 * (z + distance) ** 2
+        modes = odds - 0.5 * (z - distance) ** 2, -0.5 * (z + distance) ** 2
         pyro.factor("modes", torch.logaddexp(*modes))
 
     return model

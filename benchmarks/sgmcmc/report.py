@@ -19,6 +19,10 @@ STEP_SIZES = (1e-3, 3e-4, 1e-4)
 BIAS_CHAINS, BIAS_DRAWS, BIAS_WARMUP = 8, 10_000, 2_000
 PEER = {"numpyro": "blackjax", "pyro": "posteriors"}
 DISTANCE, MODE_STEPS, CYCLE = 5.0, 4_000, 200
+#: Score evaluations of each chain that weighs two modes, and the weight of the one that it starts
+#: from; temperatures by half the distance of the modes.
+EVALUATIONS, WEIGHT, MASS_CHAINS = 24_000, 0.1, 30
+TEMPERATURES = {2.5: (1.0, 2.0, 4.0), 5.0: (1.0, 2.0, 4.0, 8.0)}
 
 
 def _chains(backend: str) -> Any:
@@ -56,6 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
             _bias(backend, reference, path)
         if "modes" in arguments.parts:
             _modes(backend, arguments.seeds, path)
+        if "masses" in arguments.parts:
+            for distance in TEMPERATURES:
+                _masses(backend, distance, path)
     runs = records.read(path)
     table = _table(runs, arguments)
     records.write_text(arguments.out / "sgmcmc.md", table)
@@ -160,6 +167,36 @@ def _modes(backend: str, seeds: int, path: Path) -> None:
             print(f"{backend}, {name}: both modes in {both.sum()} of {seeds} chains", flush=True)
 
 
+def _masses(backend: str, distance: float, path: Path) -> None:
+    """Chains that start in the mode with one tenth, at equal numbers of score evaluations."""
+    chains, public = _chains(backend), _public(backend)
+    model = chains.two_modes(distance, WEIGHT)
+    start = {"z": np.full(MASS_CHAINS, distance, np.float32)}
+    cyclical = public.CyclicalSGLD(model, 1.5, CYCLE)
+    momentum = public.CyclicalSGHMC(model, 0.5, CYCLE, exploration=0.5, exploration_temperature=6.0)
+    replicas = public.ReplicaExchangeSGLD(model, 0.05, TEMPERATURES[distance], num_steps=5)
+    cost = replicas.num_replicas * (replicas.num_steps + 2)
+    kernels = {
+        "SGLD, step 0.05": (public.SGLD(model, 0.05), EVALUATIONS),
+        "SGLD, step 0.2": (public.SGLD(model, 0.2), EVALUATIONS),
+        "CyclicalSGLD": (cyclical, EVALUATIONS // CYCLE * cyclical.draws_per_cycle),
+        "CyclicalSGHMC": (momentum, EVALUATIONS // CYCLE * momentum.draws_per_cycle),
+        "ReplicaExchangeSGLD": (replicas, EVALUATIONS // cost),
+    }
+    for name, (kernel, draws) in kernels.items():
+        record = records.Record("sgmcmc masses", name, backend, f"{2 * distance:g} apart", 0)
+        record.settings.update(evaluations=EVALUATIONS, chains=MASS_CHAINS, weight=WEIGHT)
+        with records.recorded_run(path, record, go_on_after=(Exception,)):
+            # The first tenth is left out.
+            warmup = draws // 10
+            options = {"num_samples": draws - warmup, "warmup": warmup, "chains": MASS_CHAINS}
+            z = chains.draw(kernel, (), {}, **options, initial=start)["z"]
+            shares = (z > 0).mean(1)
+            error = float(np.sqrt(np.mean((shares - WEIGHT) ** 2)))
+            record.figures.update(share=float(shares.mean()), error=error)
+            print(f"{backend}, {name}: {shares.mean():.3f}, {error:.3f} a chain", flush=True)
+
+
 #: Scores as the page names them.
 ON_PAGE = {
     "all rows": "all rows",
@@ -182,6 +219,17 @@ def bias_table(runs: list[records.Record]) -> str:
         size: size for size in sizes[1:]
     }
     return records.markdown_table(list(rows.values()), headings)
+
+
+def masses_table(runs: list[records.Record]) -> str:
+    """The table of the modes' masses on the page."""
+    found = [each for each in runs if each.benchmark == "sgmcmc masses"]
+    rows = {each.method: {"kernel": each.method} for each in found}
+    for each in found:
+        figures, host = each.figures, {"numpyro": "NumPyro", "pyro": "Pyro"}[each.backend]
+        cell = f"{figures['share']:.3f} ({figures['error']:.3f})"
+        rows[each.method][f"{each.model}, {host}"] = cell
+    return records.markdown_table(list(rows.values()))
 
 
 def _table(runs: list[records.Record], arguments: argparse.Namespace) -> str:
@@ -237,6 +285,25 @@ def _table(runs: list[records.Record], arguments: argparse.Namespace) -> str:
             "one of them.",
             "",
             records.markdown_table(modes),
+        ]
+    masses = [
+        {
+            "backend": r.backend,
+            "modes": r.model,
+            "kernel": r.method,
+            "share of draws, all chains": r.figures["share"],
+            "error of one chain": r.figures["error"],
+        }
+        for r in runs
+        if r.benchmark == "sgmcmc masses" and not r.failed
+    ]
+    if masses:
+        lines += [
+            f"Two Normal modes of unit variance, one with {WEIGHT:g} of the mass, from which "
+            f"{MASS_CHAINS} chains start; {EVALUATIONS:,} score evaluations a chain. Share of "
+            "draws in it, and root mean square error of a chain's share.",
+            "",
+            records.markdown_table(masses),
         ]
     lines += [f"{r.method}, {r.backend}, failed: {r.error}\n" for r in runs if r.failed]
     return "\n".join(lines)

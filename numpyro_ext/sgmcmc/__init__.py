@@ -1,8 +1,10 @@
 """Stochastic gradient MCMC, as kernels of ``numpyro.infer.MCMC``."""
 
+from numpyro_ext.sgmcmc.cyclical_sghmc import CyclicalSGHMC
 from numpyro_ext.sgmcmc.cyclical_sgld import CyclicalSGLD
 from numpyro_ext.sgmcmc.kernel import KernelState, StochasticGradientKernel
 from numpyro_ext.sgmcmc.psgld import PSGLD
+from numpyro_ext.sgmcmc.replica_exchange_sgld import ReplicaExchangeSGLD
 from numpyro_ext.sgmcmc.sghmc import SGHMC
 from numpyro_ext.sgmcmc.sgld import SGLD
 from ppl_ext.sgmcmc import Schedule, cosine_cycles, polynomial_decay
@@ -11,8 +13,10 @@ __all__ = [
     "PSGLD",
     "SGHMC",
     "SGLD",
+    "CyclicalSGHMC",
     "CyclicalSGLD",
     "KernelState",
+    "ReplicaExchangeSGLD",
     "Schedule",
     "StochasticGradientKernel",
     "cosine_cycles",

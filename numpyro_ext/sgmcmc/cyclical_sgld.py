@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from numpyro_ext.sgmcmc.kernel import StochasticGradientKernel
 from numpyro_ext.sgmcmc.sgld import SGLD
 from ppl_ext.sgmcmc_kernels import CyclicalSGLDShell
 
 
-class CyclicalSGLD(CyclicalSGLDShell, SGLD):
+class CyclicalFields(StochasticGradientKernel):
+    """What ``MCMC`` collects of a kernel in cycles."""
+
+    @property
+    def default_fields(self) -> tuple[str, ...]:
+        """Fields that ``MCMC`` collects: the draw, whether it diverged, and its cycle."""
+        return (*super().default_fields, "cycle")
+
+
+class CyclicalSGLD(CyclicalSGLDShell, CyclicalFields, SGLD):
     """Examples
     --------
     >>> import jax, numpyro
@@ -27,8 +37,3 @@ class CyclicalSGLD(CyclicalSGLDShell, SGLD):
     >>> print(f"{mcmc.get_samples()['mean'].mean():.0f}")
     2
     """
-
-    @property
-    def default_fields(self) -> tuple[str, ...]:
-        """Fields that ``MCMC`` collects: the draw, whether it diverged, and its cycle."""
-        return (*super().default_fields, "cycle")

@@ -1,7 +1,8 @@
 """One step of each dynamics, as pure functions of arrays.
 
 ``z`` are C positions (C, D) in unconstrained space, ``score`` the gradient of the log density
-there, or an unbiased estimate, and ``noise`` standard normal; all of one shape.
+there, or an unbiased estimate, and ``noise`` Normal of variance T, the temperature, which is 1 for
+draws of the posterior; all of one shape.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ def langevin_step(
     noise: Float[Array, "*C D"],
     step_size: Float[Array, " ..."] | float,
     preconditioner: Float[Array, " ..."] | float = 1.0,
-    temperature: Float[Array, " ..."] | float = 1.0,
 ) -> Float[Array, "*C D"]:
     """A step of overdamped Langevin dynamics by the Euler-Maruyama scheme.
 
-        z + α G s + sqrt(2 α T G) ε
+        z + α G s + sqrt(2 α G) ε
 
     Many texts write α / 2 for the α here.
 
@@ -33,11 +33,9 @@ def langevin_step(
     preconditioner : float or array (C, D)
         The diagonal of G, which must not depend on z, or only slowly: the term for its
         derivative is left out.
-    temperature : float
-        T; at 0 the step is one of gradient ascent.
     """
     size = step_size * preconditioner
-    return z + size * score + jnp.sqrt(2.0 * temperature * size) * noise
+    return z + size * score + jnp.sqrt(2.0 * size) * noise
 
 
 def hamiltonian_step(

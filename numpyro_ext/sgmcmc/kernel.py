@@ -1,11 +1,13 @@
 """What the stochastic gradient MCMC kernels share: host verbs around one step of a dynamics.
 
-A subclass fills in two hooks, both traceable and without side effects:
+A subclass fills in two hooks, and may fill in a third, all traceable and without side effects:
 
 ``_init_dynamics(num_chains, dim, dtype)``
     What the dynamics carries beside the positions, arrays of shape (C, ...).
-``_move(dynamics, z, score, noise, step_size, step, temperature, warmup)``
-    Positions (C, D) after a step, and the dynamics' arrays.
+``_move(dynamics, z, score, noise, step_size, step, warmup)``
+    Positions after a step, and the dynamics' arrays.
+``_after_steps(state, data, single)``
+    The state once the steps of a draw have been taken.
 """
 
 from __future__ import annotations
@@ -55,6 +57,9 @@ class KernelState(NamedTuple):
         Whether a step since the last draw was not finite; such steps are not taken.
     num_diverging : int array () or (C,)
         Number of steps that were not finite.
+    replicas : dict
+        ``z`` (C, R - 1, D), positions of replicas at higher temperatures, and what their exchanges
+        keep; empty without.
     rng_key : array
         Key, or C keys.
     """
@@ -69,6 +74,7 @@ class KernelState(NamedTuple):
     cycle: Int[Array, "*C"]
     diverging: Bool[Array, "*C"]
     num_diverging: Int[Array, "*C"]
+    replicas: dict[str, Any]
     rng_key: Array
 
 
@@ -92,10 +98,17 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         noise: Array,
         step_size: Array,
         step: Array,
-        temperature: Array,
         warmup: Array,
     ) -> tuple[Array, Any]:
         """Positions (C, D) after one step, and the dynamics' arrays."""
+
+    def _init_replicas(self, z: Array, data: Data, key: Array) -> dict[str, Any]:
+        """Replicas of chains at z (C, D); see :class:`KernelState`."""
+        return {}
+
+    def _after_steps(self, state: KernelState, data: Data, single: bool) -> KernelState:
+        """The state once the steps of a draw have been taken."""
+        return state
 
     # -- host verbs ---------------------------------------------------------------------------
 
@@ -168,19 +181,21 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             )
         else:
             z = self._flat(self._check_initial(init_params, num_chains, single), num_chains)
-        estimator = self._estimator_for(num_chains)
+        positions = num_chains * self.num_replicas
+        estimator = self._estimator_for(positions)
         chains = () if single else (num_chains,)
         return KernelState(
             z=self._sites(z, single),
             step=jnp.zeros((), jnp.int32),
             num_warmup=jnp.asarray(num_warmup, jnp.int32),
             dynamics=self._init_dynamics(num_chains, target.dim, target.dtype),
-            estimator=estimator.init(target, data, estimator_key, num_chains),
+            estimator=estimator.init(target, data, estimator_key, positions),
             step_size=jnp.full(chains, self.step_size(jnp.zeros((), jnp.int32)), target.dtype),
             potential_energy=jnp.zeros(chains, target.dtype),
             cycle=jnp.zeros(chains, jnp.int32),
             diverging=jnp.zeros(chains, bool),
             num_diverging=jnp.zeros(chains, jnp.int32),
+            replicas=self._init_replicas(z, data, random.fold_in(estimator_key, 1)),
             rng_key=chain_keys[0] if single else chain_keys,
         )
 
@@ -201,7 +216,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             state = lax.fori_loop(
                 0, count, lambda _, state: self._advance(state, data, single), state
             )
-        return state
+        return self._after_steps(state, data, single)
 
     def postprocess_fn(
         self, model_args: tuple[Any, ...], model_kwargs: Mapping[str, Any] | None
@@ -228,33 +243,35 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         target = self.target
         keys = state.rng_key[None] if single else state.rng_key
         num_chains = keys.shape[0]
-        z = self._flat(state.z, num_chains)
-        estimate, estimator = self._estimator_for(num_chains).estimate(
-            target, state.estimator, z, data
-        )
+        z = self._positions(state, num_chains)
+        estimate, estimator = self._estimator_for(len(z)).estimate(target, state.estimator, z, data)
         both = jax.vmap(random.split)(keys)
-        noise = jax.vmap(lambda key: random.normal(key, (target.dim,), z.dtype))(both[:, 1])
+        shape = (self.num_replicas, target.dim)
+        noise = jax.vmap(lambda key: random.normal(key, shape, z.dtype))(both[:, 1])
+        noise = noise * jnp.sqrt(jnp.asarray(self._temperature(state.step), z.dtype))
         step_size = jnp.asarray(self.step_size(state.step), z.dtype)
         moved, dynamics = self._move(
             state.dynamics,
             z,
             estimate.score,
-            noise,
+            noise.reshape(z.shape),
             step_size,
             state.step,
-            self._temperature(state.step),
             state.step < state.num_warmup,
         )
         # The sum is not finite where a part is not.
-        finite = jnp.isfinite(moved.sum(-1) + estimate.score.sum(-1))
+        total = (moved + estimate.score).reshape(num_chains, -1).sum(-1)
+        finite = jnp.isfinite(total)
         for leaf in jax.tree.leaves(dynamics):
             finite &= jnp.isfinite(leaf.sum(-1))
         chains = () if single else (num_chains,)
         broken = (~finite).reshape(chains)
-        return KernelState(
-            z=self._sites(jnp.where(finite[:, None], moved, z), single),
+        # Replicas of a chain stay where they are together.
+        taken = jnp.repeat(finite, self.num_replicas)[:, None]
+        energies = -estimate.log_density(target.likelihood_temperature)
+        state = self._with_positions(state, jnp.where(taken, moved, z), single)
+        return state._replace(
             step=state.step + 1,
-            num_warmup=state.num_warmup,
             dynamics=jax.tree.map(
                 lambda new, old: jnp.where(finite[:, None], new, old), dynamics, state.dynamics
             ),
@@ -262,8 +279,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
                 lambda new, old: jnp.asarray(new, old.dtype), estimator, state.estimator
             ),
             step_size=jnp.broadcast_to(step_size, chains),
-            potential_energy=-estimate.log_density(target.likelihood_temperature).reshape(chains),
-            cycle=state.cycle,
+            potential_energy=energies[:: self.num_replicas].reshape(chains),
             diverging=state.diverging | broken,
             num_diverging=state.num_diverging + broken,
             rng_key=both[0, 0] if single else both[:, 0],
@@ -305,6 +321,22 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
                 f"{found or type(init_params).__name__}."
             )
         return {name: jnp.asarray(init_params[name], self.target.dtype) for name in layout.names}
+
+    def _positions(self, state: KernelState, num_chains: int) -> Float[Array, "P D"]:
+        """Positions of all replicas of all chains, the replicas of a chain side by side."""
+        z = self._flat(state.z, num_chains)
+        if not state.replicas:
+            return z
+        return jnp.concatenate([z[:, None], state.replicas["z"]], 1).reshape(-1, z.shape[1])
+
+    def _with_positions(
+        self, state: KernelState, z: Float[Array, "P D"], single: bool
+    ) -> KernelState:
+        by_chain = z.reshape(-1, self.num_replicas, z.shape[1])
+        state = state._replace(z=self._sites(by_chain[:, 0], single))
+        if not state.replicas:
+            return state
+        return state._replace(replicas=state.replicas | {"z": by_chain[:, 1:]})
 
     def _flat(self, sites: Mapping[str, Array], num_chains: int) -> Array:
         return self.target.layout.join(sites).reshape(num_chains, self.target.dim)

@@ -74,7 +74,6 @@ class PSGLD(PSGLDShell, StochasticGradientKernel):
         noise: Array,
         step_size: Array,
         step: Array,
-        temperature: Array,
         warmup: Array,
     ) -> tuple[Array, Any]:
         adapted = dynamics.with_score(score, self.decay)
@@ -84,5 +83,5 @@ class PSGLD(PSGLDShell, StochasticGradientKernel):
             )
         # Divided by its weight the mean is right from the first step on.
         preconditioner = 1.0 / (self.damping + jnp.sqrt(adapted.squares / adapted.weight))
-        moved = langevin_step(z, score, noise, step_size, preconditioner, temperature)
+        moved = langevin_step(z, score, noise, step_size, preconditioner)
         return moved, adapted

@@ -55,7 +55,6 @@ class SGHMC(SGHMCShell, StochasticGradientKernel):
         noise: Array,
         step_size: Array,
         step: Array,
-        temperature: Array,
         warmup: Array,
     ) -> tuple[Array, Any]:
         moved, momentum = hamiltonian_step(

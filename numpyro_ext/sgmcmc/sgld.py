@@ -41,7 +41,6 @@ class SGLD(SGLDShell, StochasticGradientKernel):
         noise: Array,
         step_size: Array,
         step: Array,
-        temperature: Array,
         warmup: Array,
     ) -> tuple[Array, Any]:
-        return langevin_step(z, score, noise, step_size, temperature=temperature), dynamics
+        return langevin_step(z, score, noise, step_size), dynamics

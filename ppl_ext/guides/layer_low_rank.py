@@ -176,8 +176,13 @@ class LayerDensity(ArrayFunctions, FlatDensityShell):
         """The distribution with these parameters."""
         raise NotImplementedError
 
-    def set_location_and_scale(self, parameters: Any, loc: Any, scale: Any) -> Any:
-        """New parameters with this location and these scales (D,), and the others as they are."""
+    def parts(self, parameters: Any) -> tuple[Any, Any, Any]:
+        """The mean, the diagonal of S, and W."""
+        posterior = self._posterior(parameters)
+        return posterior.loc, posterior.scale, posterior.cov_factor
+
+    def set_parts(self, loc: Any, scale: Any, factor: Any) -> Any:
+        """The parameters of the guide with this mean, S and W."""
         raise NotImplementedError
 
     def set_start(self, parameters: Any, start: Start) -> Any:
@@ -186,7 +191,7 @@ class LayerDensity(ArrayFunctions, FlatDensityShell):
         loc, scale = (self.as_array(each, present.loc) for each in (start.mean, deviations))
         # What the factor adds to the variance is taken from the scale.
         scale = scale * present.scale / self.xp.sqrt(present.variance)
-        return self.set_location_and_scale(parameters, loc, scale)
+        return self.set_parts(loc, scale, present.cov_factor)
 
     def log_prob(self, parameters: Any, theta: Any) -> Any:
         return self._posterior(parameters).log_prob(theta)

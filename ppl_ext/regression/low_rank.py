@@ -80,6 +80,13 @@ class LowRankRegression(NamedTuple):
     factor: Float[Any, "r r"]
     factor_score: Float[Any, "r r"]
 
+    def lenient(self) -> LowRankRegression:
+        """The state after pairs that were left out."""
+        return self._replace(
+            score_covariance=LENIENCE * self.score_covariance,
+            factor_score=LENIENCE * self.factor_score,
+        )
+
 
 class LowRankMoments(NamedTuple):
     """Mean (D,), scale (D,) and factor W (D, r): the covariance is S (I + W W^T) S."""
@@ -124,12 +131,17 @@ class LowRankForm(BlockForm[LowRankRegression]):
             f"rank={rank}. Use AutoMultivariateNormal, or solver='gradient'."
         )
 
+    @classmethod
+    def initial_regression(cls, mean: Float[Any, " D"], rank: int) -> LowRankRegression:
+        """No observations yet; zeros like the guide's mean (D,)."""
+        dim = len(mean)
+        shapes = [(dim,)] * 5 + [(dim, rank)] * 2 + [(rank, rank)] * 2
+        averages = (cls.filled(shape, mean) for shape in shapes)
+        return LowRankRegression(cls.first_count(mean), *averages)
+
     def initial(self, parameters: Any) -> LowRankRegression:
         mean, _, factor = self.moments(parameters)
-        dim, rank = factor.shape
-        shapes = [(dim,)] * 5 + [(dim, rank)] * 2 + [(rank, rank)] * 2
-        averages = (self.filled(shape, mean) for shape in shapes)
-        return LowRankRegression(self.first_count(mean), *averages)
+        return self.initial_regression(mean, factor.shape[1])
 
     def update(
         self,
@@ -142,20 +154,14 @@ class LowRankForm(BlockForm[LowRankRegression]):
         known: Any = None,
     ) -> tuple[LowRankRegression, Any]:
         before, moments = state, self.moments(parameters)
-        verdict = self._verdict(state, moments, score)
-
-        def lenient() -> LowRankRegression:
-            return before._replace(
-                score_covariance=LENIENCE * before.score_covariance,
-                factor_score=LENIENCE * before.factor_score,
-            )
+        verdict = self.judged(*self.squares(state, moments, score))
 
         def moved(both: tuple[LowRankRegression, Any]) -> tuple[LowRankRegression, Any]:
             state, updated = self.updated_guide(both[0], moments, self.trust)
             return state, self.density.set_parts(*updated)
 
         state = verdict.choose(
-            lenient,
+            before.lenient,
             lambda: self.initial(parameters),
             lambda: self.observed(before, moments, theta, score, self.decay),
         )
@@ -202,10 +208,10 @@ class LowRankForm(BlockForm[LowRankRegression]):
         return LowRankRegression(seen, *means, *averaged(tuple(state[3:]), latest, weight))
 
     @classmethod
-    def _verdict(
+    def squares(
         cls, state: LowRankRegression, moments: LowRankMoments, score: Float[Any, "S D"]
-    ) -> Any:
-        """Of the latest scores (2 K, D) and those seen before, in units of the present guide.
+    ) -> tuple[Any, Any]:
+        """Mean squares of scores that were seen, and of the latest (2 K, D), as the guide has them.
 
         What lies in the span of the factor is counted twice, which matters to no verdict.
         """
@@ -213,7 +219,7 @@ class LowRankForm(BlockForm[LowRankRegression]):
         square = cls.xp.square
         seen = (state.score_covariance * square(moments.scale)).sum()
         latest = square(e * moments.scale).sum() + square(e @ frame.from_factor).sum()
-        return cls.judged(seen + state.factor_score.trace(), latest / len(e))
+        return seen + state.factor_score.trace(), latest / len(e)
 
     @classmethod
     def updated_guide(

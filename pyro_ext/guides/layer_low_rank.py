@@ -132,9 +132,12 @@ class LayerLowRankNormalDensity(shared.LayerDensity, NormalDensity):
     def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         return self._posterior(parameters).rsample((num,), generator)
 
-    def set_location_and_scale(self, parameters: Parameters, loc: Any, scale: Any) -> Parameters:
-        unconstrained = self._unconstrained_scale(scale)
-        return {**parameters, "loc": loc, "scale_unconstrained": unconstrained}
+    def set_parts(self, loc: Tensor, scale: Tensor, factor: Tensor) -> Parameters:
+        return {
+            "loc": loc,
+            "scale_unconstrained": self._unconstrained_scale(scale),
+            "cov_factor": factor,
+        }
 
     def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
         factor = parameters["cov_factor"]

@@ -1,7 +1,8 @@
 """One step of each dynamics, as pure functions of tensors.
 
 ``z`` are C positions (C, D) in unconstrained space, ``score`` the gradient of the log density
-there, or an unbiased estimate, and ``noise`` standard normal; all of one shape.
+there, or an unbiased estimate, and ``noise`` Normal of variance T, the temperature, which is 1 for
+draws of the posterior; all of one shape.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ def langevin_step(
     noise: Float[Tensor, "*C D"],
     step_size: float,
     preconditioner: Float[Tensor, " ..."] | None = None,
-    temperature: float = 1.0,
 ) -> Float[Tensor, "*C D"]:
     """A step of overdamped Langevin dynamics by the Euler-Maruyama scheme.
 
-        z + α G s + sqrt(2 α T G) ε
+        z + α G s + sqrt(2 α G) ε
 
     Many texts write α / 2 for the α here.
 
@@ -35,14 +35,12 @@ def langevin_step(
     preconditioner : tensor (C, D), optional
         The diagonal of G, default one, which must not depend on z, or only slowly: the term for
         its derivative is left out.
-    temperature : float
-        T; at 0 the step is one of gradient ascent.
     """
     if preconditioner is None:
         moved = torch.add(z, score, alpha=step_size)
-        return moved.add_(noise, alpha=math.sqrt(2.0 * temperature * step_size))
+        return moved.add_(noise, alpha=math.sqrt(2.0 * step_size))
     size = step_size * preconditioner
-    return torch.addcmul(z, size, score).addcmul_((2.0 * temperature * size).sqrt(), noise)
+    return torch.addcmul(z, size, score).addcmul_((2.0 * size).sqrt(), noise)
 
 
 def hamiltonian_step(

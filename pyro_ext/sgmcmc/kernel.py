@@ -1,11 +1,13 @@
 """What the stochastic gradient MCMC kernels share: host verbs around one step of a dynamics.
 
-A subclass fills in two hooks:
+A subclass fills in two hooks, and may fill in a third:
 
 ``_init_dynamics(num_chains)``
     What the dynamics carries beside the positions, a dictionary of tensors (C, ...).
-``_move(dynamics, z, score, noise, step_size, temperature, warmup)``
-    Positions (C, D) after a step, and the dynamics' tensors.
+``_move(dynamics, z, score, noise, step_size, warmup)``
+    Positions after a step, and the dynamics' tensors.
+``_after_steps(state)``
+    The state once the steps of a draw have been taken.
 """
 
 from __future__ import annotations
@@ -55,6 +57,9 @@ class KernelState(NamedTuple):
         Whether a step since the last draw was not finite; such steps are not taken.
     num_diverging : int tensor (C,)
         Number of steps that were not finite.
+    replicas : dict
+        ``z`` (C, R - 1, D), positions of replicas at higher temperatures, and what their exchanges
+        keep; empty without.
     """
 
     z: Float[Tensor, "C D"]
@@ -66,6 +71,7 @@ class KernelState(NamedTuple):
     cycle: int
     diverging: Bool[Tensor, " C"]
     num_diverging: Int[Tensor, " C"]
+    replicas: dict[str, Any]
 
 
 class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
@@ -109,10 +115,17 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         score: Tensor,
         noise: Tensor,
         step_size: float,
-        temperature: float,
         warmup: bool,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Positions (C, D) after one step, and the dynamics' tensors."""
+
+    def _init_replicas(self, z: Tensor) -> dict[str, Any]:
+        """Replicas of chains at z (C, D); see :class:`KernelState`."""
+        return {}
+
+    def _after_steps(self, state: KernelState) -> KernelState:
+        """The state once the steps of a draw have been taken."""
+        return state
 
     # -- host verbs --------------------------------------------------------------------------
 
@@ -146,7 +159,8 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         self._data = data = target.bind(*args, **kwargs)
         estimator = default_estimator(target) if self._estimator is None else self._estimator
         self._check_not_one_batch(estimator, "pyro.plate")
-        self._score_estimator = estimator if num_chains == 1 else estimator.with_own_rows(target)
+        single = num_chains * self.num_replicas == 1
+        self._score_estimator = estimator if single else estimator.with_own_rows(target)
         self._generator = torch.Generator()
         seed = torch.randint(2**62, (1,))
         if self.sharding is not None:
@@ -159,8 +173,9 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             pending, self._pending = self._pending, None
             self._restore(pending, num_chains)
             return
+        z = self._initial_positions(num_chains, data)
         self._state = KernelState(
-            z=self._initial_positions(num_chains, data),
+            z=z,
             step=0,
             dynamics=self._init_dynamics(num_chains),
             estimator=self._score_estimator.init(target, data, self._generator),
@@ -169,6 +184,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             cycle=0,
             diverging=torch.zeros(num_chains, dtype=torch.bool, device=target.device),
             num_diverging=torch.zeros(num_chains, dtype=torch.int64, device=target.device),
+            replicas=self._init_replicas(z),
         )
 
     def _target_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LogDensity:
@@ -226,6 +242,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         with torch.no_grad():
             for _ in range(count):
                 state = self._advance(state)
+            state = self._after_steps(state)
         self._state = state
         if self._draws >= self._warmup_draws:
             self._record(state, self._draws - self._warmup_draws)
@@ -324,45 +341,59 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     def _advance(self, state: KernelState) -> KernelState:
         target = self.target
         assert self._data is not None
-        z = state.z
+        z, num_chains = self._positions(state), len(state.z)
         estimate, estimator = self._score_estimator.estimate(
             target, state.estimator, z, self._data, self._generator
         )
-        noise = torch.randn(z.shape, generator=self._generator, dtype=z.dtype).to(z.device)
+        noise = torch.randn(z.shape, generator=self._generator, dtype=z.dtype)
+        temperature = torch.as_tensor(self._temperature(state.step), dtype=z.dtype)
+        noise.view(num_chains, -1, target.dim).mul_(temperature.sqrt())
         step_size = float(self.step_size(state.step))
         moved, dynamics = self._move(
             state.dynamics,
             z,
             estimate.score,
-            noise,
+            noise.to(z.device),
             step_size,
-            self._temperature(state.step),
             self._draws < self._warmup_draws,
         )
         # The sum is not finite where a part is not.
-        total = moved.sum(-1) + estimate.score.sum(-1)
+        total = (moved.sum(-1) + estimate.score.sum(-1)).view(num_chains, -1).sum(-1)
         for tensor in dynamics.values():
             total = total + tensor.sum(-1)
         diverging, num_diverging = state.diverging, state.num_diverging
         if not bool(torch.isfinite(total.sum())):
             broken = ~torch.isfinite(total)
-            moved = torch.where(broken[:, None], z, moved)
+            # Replicas of a chain stay where they are together.
+            moved = torch.where(broken.repeat_interleave(self.num_replicas)[:, None], z, moved)
             dynamics = {
                 name: torch.where(broken[:, None], state.dynamics[name], tensor)
                 for name, tensor in dynamics.items()
             }
             diverging, num_diverging = diverging | broken, num_diverging + broken
-        return KernelState(
-            z=moved,
+        energies = -estimate.log_density(target.likelihood_temperature)
+        return self._with_positions(state, moved)._replace(
             step=state.step + 1,
             dynamics=dynamics,
             estimator=estimator,
             step_size=step_size,
-            potential_energy=-estimate.log_density(target.likelihood_temperature),
-            cycle=state.cycle,
+            potential_energy=energies[:: self.num_replicas],
             diverging=diverging,
             num_diverging=num_diverging,
         )
+
+    def _positions(self, state: KernelState) -> Float[Tensor, "P D"]:
+        """Positions of all replicas of all chains, the replicas of a chain side by side."""
+        if not state.replicas:
+            return state.z
+        return torch.cat([state.z[:, None], state.replicas["z"]], 1).flatten(0, 1)
+
+    def _with_positions(self, state: KernelState, z: Float[Tensor, "P D"]) -> KernelState:
+        if not state.replicas:
+            return state._replace(z=z)
+        by_chain = z.unflatten(0, (-1, self.num_replicas))
+        replicas = state.replicas | {"z": by_chain[:, 1:]}
+        return state._replace(z=by_chain[:, 0], replicas=replicas)
 
 
 def _signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

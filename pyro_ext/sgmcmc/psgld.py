@@ -62,7 +62,6 @@ class PSGLD(PSGLDShell, StochasticGradientKernel):
         score: Tensor,
         noise: Tensor,
         step_size: float,
-        temperature: float,
         warmup: bool,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         if warmup or self.adapt == "always":
@@ -70,4 +69,4 @@ class PSGLD(PSGLDShell, StochasticGradientKernel):
         # Divided by its weight the mean is right from the first step on.
         root = (dynamics["squares"] / dynamics["weight"]).sqrt()
         preconditioner = 1.0 / (self.damping + root)
-        return langevin_step(z, score, noise, step_size, preconditioner, temperature), dynamics
+        return langevin_step(z, score, noise, step_size, preconditioner), dynamics

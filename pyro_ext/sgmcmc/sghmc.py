@@ -55,7 +55,6 @@ class SGHMC(SGHMCShell, StochasticGradientKernel):
         score: Tensor,
         noise: Tensor,
         step_size: float,
-        temperature: float,
         warmup: bool,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         moved, momentum = hamiltonian_step(

@@ -37,7 +37,6 @@ class SGLD(SGLDShell, StochasticGradientKernel):
         score: Tensor,
         noise: Tensor,
         step_size: float,
-        temperature: float,
         warmup: bool,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        return langevin_step(z, score, noise, step_size, temperature=temperature), dynamics
+        return langevin_step(z, score, noise, step_size), dynamics

@@ -822,10 +822,10 @@ def _sgmcmc() -> Iterator[Mutation]:
     yield from both(
         "Langevin noise without its factor two",
         "sgmcmc/dynamics.py",
-        "jnp.sqrt(2.0 * temperature * size)",
-        "jnp.sqrt(temperature * size)",
+        "jnp.sqrt(2.0 * size)",
+        "jnp.sqrt(size)",
         "sgmcmc",
-        pyro=("math.sqrt(2.0 * temperature * step_size)", "math.sqrt(temperature * step_size)"),
+        pyro=("math.sqrt(2.0 * step_size)", "math.sqrt(step_size)"),
     )
     yield from both(
         "friction left out",
@@ -854,6 +854,20 @@ def _sgmcmc() -> Iterator[Mutation]:
         "if not (worst > ON_THE_WAY).any():",
         "if True:",
         "sgmcmc",
+    )
+    yield from neutral(
+        "exchanges of replicas without the correction for noise",
+        "sgmcmc_kernels.py",
+        " - 0.5 * gaps**2 * noise",
+        "",
+        "sgmcmc dynamics",
+    )
+    yield from neutral(
+        "energies of replicas the other way round",
+        "sgmcmc_kernels.py",
+        "(energy[:, :-1] - energy[:, 1:])",
+        "(energy[:, 1:] - energy[:, :-1])",
+        "sgmcmc dynamics",
     )
     yield from both(
         "PSGLD: preconditioner of squares",

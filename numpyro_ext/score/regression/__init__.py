@@ -9,6 +9,7 @@ from numpyro_ext.guides.mixture import AutoGaussianMixture
 from numpyro_ext.score.regression.base import ClosedForm
 from numpyro_ext.score.regression.diagonal import DiagonalForm
 from numpyro_ext.score.regression.full import FullForm
+from numpyro_ext.score.regression.layer_low_rank import LayerLowRankForm
 from numpyro_ext.score.regression.low_rank import LowRankForm
 from numpyro_ext.score.regression.matrix_normal import MatrixNormalForm
 from numpyro_ext.score.regression.mixture import MixtureForm
@@ -20,6 +21,7 @@ CLOSED_FORMS: dict[str, type[ClosedForm]] = {
     "diagonal": DiagonalForm,
     "full": FullForm,
     "low_rank": LowRankForm,
+    "layer_low_rank": LayerLowRankForm,
     "matrix_normal": MatrixNormalForm,
     "mixture": MixtureForm,
 }

@@ -9,6 +9,7 @@ from pyro_ext.guides.mixture import AutoGaussianMixture
 from pyro_ext.score.regression.base import ClosedForm, StepwiseForm
 from pyro_ext.score.regression.diagonal import DiagonalForm
 from pyro_ext.score.regression.full import FullForm
+from pyro_ext.score.regression.layer_low_rank import LayerLowRankForm
 from pyro_ext.score.regression.low_rank import LowRankForm
 from pyro_ext.score.regression.matrix_normal import MatrixNormalForm
 from pyro_ext.score.regression.mixture import MixtureForm
@@ -21,6 +22,7 @@ CLOSED_FORMS: dict[str, type[ClosedForm]] = {
     "diagonal": DiagonalForm,
     "full": FullForm,
     "low_rank": LowRankForm,
+    "layer_low_rank": LayerLowRankForm,
     "matrix_normal": MatrixNormalForm,
     "mixture": MixtureForm,
 }

@@ -1,0 +1,28 @@
+"""Stochastic gradient Hamiltonian Monte Carlo with steps that rise and fall in cycles."""
+
+from __future__ import annotations
+
+from ppl_ext.sgmcmc_kernels import CyclicalSGHMCShell
+from pyro_ext.sgmcmc.sghmc import SGHMC
+
+
+class CyclicalSGHMC(CyclicalSGHMCShell, SGHMC):
+    """Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> _ = torch.manual_seed(0)
+    >>> kernel = px.CyclicalSGHMC(model, 0.3, cycle_length=20)
+    >>> print(kernel.draws_per_cycle)
+    5
+    >>> mcmc = px.MCMC(kernel, num_samples=100, warmup_steps=20, num_chains=10)
+    >>> mcmc.run(y)
+    >>> print(round(mcmc.get_samples()["mean"].mean().item()))
+    2
+    """
