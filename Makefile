@@ -111,5 +111,5 @@ quick-start: dist  ## install from dist/ into an empty environment and run the q
 	$(PYTHON) .ci/from_archive.py --host $(HOST) --versions $(VERSIONS) --archive $(ARCHIVE)
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) $(VENV_ARVIZ1) build dist docs/_build out .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV_ARVIZ1) build dist docs/_build docs/api out .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

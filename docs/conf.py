@@ -34,9 +34,11 @@ release = version = PROJECT["version"]
 extensions = [
     "gallery",
     "host_tabs",
+    "leaderboard_page",
     "myst_nb",
     "reachable_links",
     "reference",
+    "stan_programs",
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
     "sphinx.ext.mathjax",

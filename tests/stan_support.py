@@ -6,14 +6,13 @@ a correlated pair, and a matrix whose entries all have their own mean.
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from docs._extensions.stan_compiler import missing
 
 PROGRAM = """
 data {
@@ -74,25 +73,6 @@ def flat(draws: dict[str, Any]) -> np.ndarray:
     values = {name: np.asarray(value, np.float64) for name, value in draws.items()}
     columns = values["b"].transpose(0, 2, 1).reshape(-1, 6)
     return np.column_stack([values["mu"], np.log(values["tau"]), values["x"], columns])
-
-
-def missing() -> str | None:
-    """Why Stan programs cannot be compiled here, or None."""
-    if importlib.util.find_spec("bridgestan") is None:
-        return "bridgestan is not installed (pip install 'ppl-ext[stan]')"
-    for tool in ("make", os.environ.get("CXX", "g++")):
-        if shutil.which(tool) is None:
-            return f"no {tool} to compile Stan programs with"
-    named = os.environ.get("BRIDGESTAN", "")
-    if named:
-        if not (Path(named) / "Makefile").is_file():
-            return f"BRIDGESTAN={named} has no Makefile"
-        return None if os.access(named, os.W_OK) else f"BRIDGESTAN={named} cannot be written"
-    from bridgestan.download import CURRENT_BRIDGESTAN
-
-    if not (CURRENT_BRIDGESTAN / "Makefile").is_file():
-        return "BRIDGESTAN names no folder, and ~/.bridgestan has no sources of this version"
-    return None
 
 
 REASON = missing()

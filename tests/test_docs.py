@@ -12,6 +12,7 @@ import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,6 +126,8 @@ sigma = [15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0]
 GRANTED: dict[tuple[str, str], dict[int, str]] = {
     ("index", "px"): {0: WHOLE["px"]},
     ("index", "nx"): {0: WHOLE["nx"]},
+    ("howto/index", "px"): {},
+    ("howto/index", "nx"): {},
     ("howto/stop-and-resume", "px"): {0: WHOLE["px"]},
     ("howto/stop-and-resume", "nx"): {0: WHOLE["nx"]},
     ("howto/log-a-run", "px"): {0: WHOLE["px"]},
@@ -209,6 +212,8 @@ def classifier(x, y=None):
 
 #: What the blocks leave behind has to hold.
 LEFT: dict[tuple[str, str], str] = {
+    ("howto/index", "px"): "px.find_start(model, x, y).evaluations > 0",
+    ("howto/index", "nx"): "nx.find_start(key, model, x, y).evaluations > 0",
     ("howto/stop-and-resume", "px"): "engine.num_steps_taken == 500",
     ("howto/stop-and-resume", "nx"): "int(result.state.step) == 500",
     ("howto/log-a-run", "px"): "history[-1].keys() == {'step', 'loss', 'force_norm'}",
@@ -308,6 +313,23 @@ def test_the_gallery_has_every_picture(monkeypatch: pytest.MonkeyPatch) -> None:
             assert rest[0] in COMMANDS, picture.command
         else:
             assert importlib.util.find_spec(module) is not None, picture.command
+
+
+@pytest.mark.parametrize("reason", [None, "no g++ to compile Stan programs with"])
+def test_stan_pages_are_run_where_stan_is_there_and_say_so_elsewhere(
+    reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sphinx")
+    monkeypatch.syspath_prepend(str(DOCS / "_extensions"))
+    own = importlib.import_module("stan_programs")
+    monkeypatch.setattr(own, "missing", lambda: reason)
+    config = SimpleNamespace(nb_execution_excludepatterns=("other.md",))
+    own.leave_out(None, config)
+    left_out = set(config.nb_execution_excludepatterns) - {"other.md"}
+    assert left_out == (set() if reason is None else set(own.PAGES))
+    assert bool(own.StanNote.run(None)) == (reason is not None)
+    for page in own.PAGES:
+        assert "```{stan-note}" in (DOCS / page).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

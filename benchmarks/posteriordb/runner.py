@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from benchmarks import records
 from benchmarks.images.training import Book
-from benchmarks.posteriordb import figures, programs, report
+from benchmarks.posteriordb import figures, leaderboard, programs, report
 from benchmarks.posteriordb.database import Database, DatabaseError, Posterior
 from benchmarks.posteriordb.methods import (
     APPENDIX,
@@ -170,7 +170,10 @@ def run(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             interrupted = True
     if book.path.exists():
-        report.write(records.read(book.path), database, plan.out, pages=())
+        found = records.read(book.path)
+        report.write(found, database, plan.out, pages=())
+        if leaderboard.judged(found):
+            records.write_text(plan.out / "leaderboard.html", leaderboard.page(found))
     if interrupted:
         print("posteriordb: interrupted; --resume goes on from here", file=sys.stderr)
         return 130
