@@ -94,6 +94,7 @@ def report(
     encoder: tuple[Array, Array],
     laplace: float,
     draws: Float[np.ndarray, "S N Q"],
+    by_rows: tuple[Float[np.ndarray, "N Q"], Float[np.ndarray, "N Q"]],
     out: Path,
 ) -> dict[str, Any]:
     """Figures of a run against the closed forms, written to ``ppca-HOST.json`` and printed.
@@ -112,6 +113,8 @@ def report(
         Log marginal likelihood by ``LaplaceGGN`` at the weights of maximum likelihood.
     draws : array (S, N, Q)
         Draws of the chains at the same weights.
+    by_rows : arrays (N, Q)
+        Means and standard deviations of a guide with parameters for every row, there too.
     out : Path
     """
     number, best = len(x), maximum_likelihood(x)
@@ -139,6 +142,10 @@ def report(
         "sd of the chains' draws over the exact one": float(
             np.sqrt((draws.var(0) / deviation**2).mean())
         ),
+        "error of AutoNormal's means, root mean square, in sd": float(
+            np.sqrt((((by_rows[0] - exact) / deviation) ** 2).mean())
+        ),
+        "sd of AutoNormal over the exact one": float((by_rows[1] / deviation).mean()),
     }
     out.mkdir(parents=True, exist_ok=True)
     (out / f"ppca-{host}.json").write_text(json.dumps(found, indent=1) + "\n")

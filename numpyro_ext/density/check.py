@@ -513,7 +513,8 @@ def resolve_plates(
         raise ModelCheckError(
             f"{engine} does not support local latent variables: latent sites {names} lie inside a "
             "subsampled plate. Use an engine that keeps them at full length (SVGD), leave "
-            "subsample_size out, or sum the local latents out."
+            "subsample_size out, sum the local latents out, or use SVI with AutoNormal(model, "
+            "create_plates=...) or an encoder of your own."
         )
     sizes = {name: plate.size for name, plate in structure.plates.items()}
     indices = {name: np.arange(plate.subsample_size) for name, plate in structure.plates.items()}

@@ -129,7 +129,8 @@ def check_model(
         raise ModelCheckError(
             f"Latent sites {list(local_sites)} are inside a subsampled plate. This engine's guide "
             "would take the minibatch for the full plate. Expected latents outside subsampled "
-            "plates; drop subsample_size, or use SVGD, which keeps such sites at full length."
+            "plates; drop subsample_size, or use SVGD, which keeps such sites at full length, "
+            "or SVI with AutoNormal(model, create_plates=...) or an encoder of your own."
         )
     # Branches on a latent show as other sites or shapes at other values. Values out here may
     # well be invalid, which is no fault of the model.

@@ -1,4 +1,4 @@
-"""Probabilistic principal components: three ways to evidence and posterior are right."""
+"""Probabilistic principal components: four ways to evidence and posterior are right."""
 
 from __future__ import annotations
 
@@ -50,3 +50,5 @@ def test_evidence_and_posterior_are_those_of_the_closed_forms(host: str, tmp_pat
     # Of at least 60 independent draws of each latent.
     assert found["error of the chains' means, root mean square, in sd"] < 0.2
     assert found["sd of the chains' draws over the exact one"] == pytest.approx(1.0, abs=0.05)
+    assert found["error of AutoNormal's means, root mean square, in sd"] < 0.15
+    assert found["sd of AutoNormal over the exact one"] == pytest.approx(1.0, abs=0.05)

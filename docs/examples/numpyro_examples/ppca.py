@@ -1,7 +1,7 @@
 """Probabilistic principal component analysis, with rows as local latents in minibatches.
 
 Every row x has latent variables z ~ N(0, I), and x | z ~ N(W z, s^2 I). Evidence and posterior
-are known in closed form (``docs/examples/ppca_closed_forms.py``), and each of three ways to get
+are known in closed form (``docs/examples/ppca_closed_forms.py``), and each of four ways to get
 at them is compared with these:
 
 1. ``SVI`` of the host, by minibatches: W, s and an encoder q(z | x) = N(A x, S) that is linear, as
@@ -9,6 +9,8 @@ at them is compared with these:
 2. ``LaplaceGGN`` at W and s of maximum likelihood: its Gaussian is the posterior, and its marginal
    likelihood the evidence, of all rows.
 3. ``SGLD`` there: all z are latent sites, and a step sees the rows of a minibatch.
+4. ``AutoNormal`` of the host there: parameters for every row, of which a step moves those of a
+   minibatch. Exact as well, since the columns of the best W are orthogonal.
 
 Written to the folder ``--out``: ``ppca-numpyro.json``.
 """
@@ -27,6 +29,7 @@ import optax
 from jax import Array, random
 from numpyro.distributions import constraints
 from numpyro.infer import MCMC, SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_ext as nx
 from docs.examples import ppca_closed_forms as closed
@@ -88,8 +91,21 @@ def chains(x: Array, weights: Array, scale: Array, sizes: closed.Sizes) -> np.nd
     return np.asarray(mcmc.get_samples()["z"])
 
 
+def by_rows(x: Array, weights: Array, scale: Array, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Means and standard deviations (N, Q) of all z by ``AutoNormal`` in minibatches."""
+
+    def plate(x: Array, weights: Array, scale: Array, batch: int | None = None) -> Any:
+        return numpyro.plate("rows", len(x), subsample_size=batch, dim=-1)
+
+    guide = AutoNormal(model, create_plates=plate)
+    rate = optax.exponential_decay(0.05, steps, 0.001)
+    svi = SVI(model, guide, optax.adam(rate), Trace_ELBO())
+    run = svi.run(random.key(0), steps, x, weights, scale, batch=BATCH, progress_bar=False)
+    return np.asarray(run.params["z_auto_loc"]), np.asarray(run.params["z_auto_scale"])
+
+
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Run all three and compare."""
+    """Run all four and compare."""
     sizes = closed.parse_sizes(argv, __doc__)
     rows = closed.make_rows(sizes.rows)
     x = jnp.asarray(rows)
@@ -103,6 +119,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         (found["encoder"], found["root"] @ found["root"].T),
         evidence(x, weights, scale),
         chains(x, weights, scale, sizes),
+        by_rows(x, weights, scale, sizes.steps // 2),
         sizes.out,
     )
 

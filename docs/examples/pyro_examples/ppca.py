@@ -1,7 +1,7 @@
 """Probabilistic principal component analysis, with rows as local latents in minibatches.
 
 Every row x has latent variables z ~ N(0, I), and x | z ~ N(W z, s^2 I). Evidence and posterior
-are known in closed form (``docs/examples/ppca_closed_forms.py``), and each of three ways to get
+are known in closed form (``docs/examples/ppca_closed_forms.py``), and each of four ways to get
 at them is compared with these:
 
 1. ``SVI`` of the host, by minibatches: W, s and an encoder q(z | x) = N(A x, S) that is linear, as
@@ -9,6 +9,8 @@ at them is compared with these:
 2. ``LaplaceGGN`` at W and s of maximum likelihood: its Gaussian is the posterior, and its marginal
    likelihood the evidence, of all rows.
 3. ``SGLD`` there: all z are latent sites, and a step sees the rows of a minibatch.
+4. ``AutoNormal`` of the host there: parameters for every row, of which a step moves those of a
+   minibatch. Exact as well, since the columns of the best W are orthogonal.
 
 Written to the folder ``--out``: ``ppca-pyro.json``.
 """
@@ -24,6 +26,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro.infer import SVI, Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 from torch.distributions import constraints
 
@@ -54,17 +57,21 @@ def encoder(x: Tensor, batch: int | None = None) -> None:
         pyro.sample("z", dist.MultivariateNormal(x[rows] @ matrix.T, scale_tril=root))
 
 
+def trainer(trained: Any, guide: Any, rate: float, steps: int) -> SVI:
+    """The host's SVI by Adam, whose rate falls to a thousandth over so many steps."""
+    decay = {"optimizer": torch.optim.Adam, "optim_args": {"lr": rate}}
+    optim = pyro.optim.ExponentialLR({**decay, "gamma": 0.001 ** (1 / steps)})
+    return SVI(trained, guide, optim, Trace_ELBO())
+
+
 def train(x: Tensor, steps: int) -> tuple[dict[str, np.ndarray], float]:
     """Parameters by SVI in minibatches, and the ELBO of all rows from 1,000 draws."""
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
-    optim = pyro.optim.ExponentialLR(
-        {"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.02}, "gamma": 0.001 ** (1 / steps)}
-    )
-    svi = SVI(trained_model, encoder, optim, Trace_ELBO())
+    svi = trainer(trained_model, encoder, 0.02, steps)
     for _ in range(steps):
         svi.step(x, batch=BATCH)
-        optim.step()
+        svi.optim.step()
     draws = Trace_ELBO(num_particles=1000, vectorize_particles=True, max_plate_nesting=1)
     bound = -float(draws.loss(trained_model, encoder, x))
     store = pyro.get_param_store()
@@ -95,8 +102,24 @@ def chains(x: Tensor, weights: Tensor, scale: Tensor, sizes: closed.Sizes) -> np
     return mcmc.get_samples()["z"].numpy()
 
 
+def by_rows(x: Tensor, weights: Tensor, scale: Tensor, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Means and standard deviations (N, Q) of all z by ``AutoNormal`` in minibatches."""
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+
+    def plate(x: Tensor, weights: Tensor, scale: Tensor, batch: int | None = None) -> Any:
+        return pyro.plate("rows", len(x), subsample_size=batch, dim=-1)
+
+    guide = AutoNormal(model, create_plates=plate)
+    svi = trainer(model, guide, 0.05, steps)
+    for _ in range(steps):
+        svi.step(x, weights, scale, batch=BATCH)
+        svi.optim.step()
+    return guide.locs.z.detach().numpy(), guide.scales.z.detach().numpy()
+
+
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Run all three and compare."""
+    """Run all four and compare."""
     sizes = closed.parse_sizes(argv, __doc__)
     rows = closed.make_rows(sizes.rows)
     x = torch.from_numpy(rows)
@@ -112,6 +135,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         (found["encoder"], found["root"] @ found["root"].T),
         evidence(x, weights, scale),
         chains(x, weights, scale, sizes),
+        by_rows(x, weights, scale, sizes.steps // 2),
         sizes.out,
     )
 
