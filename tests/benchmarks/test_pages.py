@@ -33,7 +33,8 @@ def test_every_table_is_on_a_page_and_every_file_of_records_is_of_a_table() -> N
         assert f"<!-- table: {name} -->" in text
     kept = {path.name for path in pages.RESULTS.glob("*.jsonl")}
     made = [*pages.TABLES.values(), *pages.PICTURES.values()]
-    assert kept == {file for file, _ in made}
+    # The leaderboard is made of its records when the pages are built.
+    assert kept == {"posteriordb.jsonl", *(file for file, _ in made)}
 
 
 @pytest.mark.parametrize("name", pages.PICTURES)

@@ -1335,8 +1335,8 @@ def _networks() -> Iterator[Mutation]:
         ("global scale of all groups", "(groups - relevant) *", "groups *"),
         (
             "pre-trained weights left out",
-            "(location, host.filled(p",
-            "(0.0 * location, host.filled(p",
+            "distribution = host.dist.Normal(location, scale, validate_args=False)",
+            "distribution = host.dist.Normal(0.0 * location, scale, validate_args=False)",
         ),
     ]:
         yield from neutral(name, "networks/priors.py", old, new, "random_module")
