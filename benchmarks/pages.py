@@ -32,6 +32,7 @@ TABLES: dict[str, tuple[str, str]] = {
     "horseshoe": ("horseshoe.jsonl", "benchmarks.networks.horseshoe:page_table"),
     "row noise": ("row-noise.jsonl", "benchmarks.row_noise.comparison:page_table"),
     "linearized": ("linearized.jsonl", "benchmarks.networks.linearized:page_table"),
+    "kernels": ("kernels.jsonl", "benchmarks.kernels.comparison:page_table"),
     "semi-exact": ("semi-exact.jsonl", "benchmarks.semi_exact.report:page_table"),
 }
 
@@ -39,6 +40,7 @@ TABLES: dict[str, tuple[str, str]] = {
 PICTURES: dict[str, tuple[str, str]] = {
     "batches.png": ("batches.jsonl", "benchmarks.batches.comparison:plot"),
     "horseshoe.png": ("horseshoe.jsonl", "benchmarks.networks.horseshoe:plot"),
+    "stein-kernels.png": ("kernels.jsonl", "benchmarks.kernels.comparison:picture"),
     "linearized.png": ("linearized.jsonl", "benchmarks.networks.linearized:plot"),
     "scaling.png": ("scaling.jsonl", "benchmarks.scaling.report:plot"),
     "sgmcmc-bias.png": ("sgmcmc.jsonl", "benchmarks.sgmcmc.report:plot_bias"),

@@ -123,6 +123,11 @@ def page_table(runs: list[records.Record]) -> str:
     return records.markdown_table(rows, ["target", *ON_PAGE])
 
 
+def picture(runs: list[records.Record], path: Path) -> None:
+    """The picture on the page."""
+    _plot(runs, list(dict.fromkeys(run.model for run in runs)), path)
+
+
 def _plot(runs: list[records.Record], targets: list[str], path: Path) -> None:
     import matplotlib
 
