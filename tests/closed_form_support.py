@@ -24,6 +24,7 @@ GUIDES: dict[str, tuple[str, dict[str, Any]]] = {
     "full": ("AutoMultivariateNormal", {}),
     "low_rank": ("AutoLowRankMultivariateNormal", {"rank": 1}),
     "matrix_normal": ("AutoMatrixNormal", {}),
+    "layer_low_rank": ("AutoLayerLowRankNormal", {"rank": 1}),
     "mixture": ("AutoGaussianMixture", {"num_components": 2}),
 }
 #: Iterations of a long run that one program of NumPyro's makes together, and when a run is long.

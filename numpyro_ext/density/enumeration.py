@@ -358,6 +358,11 @@ def _at_numbers(site: Site, parts: Mapping[str, Array], in_steps: Mapping[str, A
             number = parts[name]
         else:
             continue
+        try:
+            jnp.broadcast_shapes(number.shape, log_prob.shape)
+        except (TypeError, ValueError):
+            what = f"'{site['name']}' has shape {log_prob.shape}, values {number.shape}"
+            raise mixed_places_error(dict.fromkeys(map(_written, parts)), what) from None
         values = jnp.arange(log_prob.shape[dim]).reshape((-1,) + (1,) * (-dim - 1))
         log_prob = jnp.where(number == values, log_prob, 0.0).sum(dim, keepdims=True)
     return log_prob

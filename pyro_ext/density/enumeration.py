@@ -27,7 +27,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from ppl_ext.discrete import RowTerms, joined_name, shared_rows_error
+from ppl_ext.discrete import RowTerms, joined_name, mixed_places_error, shared_rows_error
 from pyro_ext.density.elimination import FEW, without_most
 from pyro_ext.density.log_einsum import picking
 
@@ -217,8 +217,14 @@ def terms_at(factors: list[Factor], numbers: Mapping[str, Tensor]) -> dict[str, 
             if name in factor.sizes:
                 rows[dim] = factor.sizes[name]
             elif log_prob.dim() >= -dim and log_prob.shape[dim] > 1:
-                values = torch.arange(log_prob.shape[dim], device=log_prob.device)
-                chosen = of_dims[name] == values.reshape(-1, *(1,) * (-dim - 1))
+                number, values = of_dims[name], torch.arange(log_prob.shape[dim])
+                try:
+                    torch.broadcast_shapes(number.shape, log_prob.shape)
+                except RuntimeError:
+                    shapes = f"{tuple(log_prob.shape)}, values {tuple(number.shape)}"
+                    what = f"'{factor.site}' has shape {shapes}"
+                    raise mixed_places_error(numbers, what) from None
+                chosen = number == values.to(number.device).reshape(-1, *(1,) * (-dim - 1))
                 log_prob = torch.where(chosen, log_prob, 0.0).sum(dim, keepdim=True)
         # Plates that a term does not depend on multiply it by their rows.
         log_prob = log_prob.expand(torch.broadcast_shapes(log_prob.shape, tuple(rows)))

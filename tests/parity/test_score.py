@@ -33,7 +33,11 @@ def density_of(face: Any, structure: str) -> Any:
             site = face.dist.Normal(face.zeros(*shape), 1.0).to_event(len(shape))
             face.host.sample(name, site)
 
-    options = {"low_rank": {"rank": 2}, "mixture": {"num_components": NUMBER}}.get(structure, {})
+    options = {
+        "low_rank": {"rank": 2},
+        "layer_low_rank": {"rank": 2},
+        "mixture": {"num_components": NUMBER},
+    }.get(structure, {})
     return face.density(guide_of(face, GUIDES[structure][0], model, **options))
 
 
@@ -53,6 +57,8 @@ def start_of(face: Any, structure: str, density: Any) -> Any:
     if structure == "low_rank":
         factor = draws.normal(size=(DIM, 2))
         return face.constrained(density, {"loc": loc, "scale": scale, "cov_factor": factor})
+    if structure == "layer_low_rank":
+        return density.set_parts(*map(array, (loc, scale, draws.normal(size=(DIM, 2)))))
     if structure == "matrix_normal":
         matrices = {"w": (array(row), array(column))}
         factors = room(face, "guides.matrix_normal").Factors
