@@ -40,6 +40,10 @@ DISTRIBUTIONS = (
 )
 
 
+#: Packages as tables name them, by the backend of a record.
+LABELS = {"numpyro": "NumPyro", "pyro": "Pyro"}
+
+
 def versions(distributions: Sequence[str] = DISTRIBUTIONS) -> dict[str, str]:
     """Versions of Python and of those `distributions` that are installed."""
     found = {"python": platform.python_version()}

@@ -134,7 +134,7 @@ class SiteTerms(NamedTuple):
 
 def check_one_value_each(
     sites: Sequence[str],
-    together: Mapping[str, SiteTerms],
+    together: Mapping[str, float],
     each: Mapping[str, SiteTerms],
     epsilon: float,
 ) -> None:
@@ -143,10 +143,10 @@ def check_one_value_each(
     Parameters
     ----------
     sites : sequence of str
-    together : mapping of str to SiteTerms
-        Of every site, at one value of each discrete one, from a run with all values at once.
+    together : mapping of str to float
+        Log density of every site, at one value of each discrete one, from a run with all values.
     each : mapping of str to SiteTerms
-        The same from a run with these values.
+        The same from a run with these values alone.
     epsilon : float
         Relative precision.
 
@@ -156,7 +156,7 @@ def check_one_value_each(
         It is another.
     """
     for name, (total, size) in each.items():
-        found = together[name].total
+        found = together[name]
         close = abs(found - total) <= math.sqrt(epsilon) * (1.0 + size)
         # Values that were drawn may be impossible, in both.
         if not (close or found == total or (math.isnan(found) and math.isnan(total))):
@@ -183,6 +183,41 @@ def mixed_places_error(sites: Iterable[str], what: str) -> ModelCheckError:
         "z[..., group]. For rows of groups write a plate of the groups and in it a plate of their "
         "rows, padded to one length and masked."
     )
+
+
+def check_places(
+    sites: Iterable[str],
+    site: str,
+    values: Sequence[int],
+    shape: Sequence[int],
+    *,
+    grows: bool = False,
+) -> None:
+    """See that values of discrete sites stand in the places of a site.
+
+    Parameters
+    ----------
+    sites : iterable of str
+        The program's discrete latent sites.
+    site : str
+    values, shape : sequence of int
+        Shapes of the values, which may have ones to the left, and of the site.
+    grows : bool
+        Whether the site may have fewer places than the values.
+
+    Raises
+    ------
+    ModelCheckError
+        They do not.
+    """
+    try:
+        both: Any = np.broadcast_shapes(tuple(values), tuple(shape))
+    except ValueError:
+        both = None
+    own = (1,) * max(0, len(values) - len(shape)) + tuple(shape)
+    if both is None or not (grows or both == own):
+        what = f"'{site}' has shape {tuple(shape)}, values {tuple(values)}"
+        raise mixed_places_error(sites, what)
 
 
 def values_error(sites: Iterable[str], text: str) -> ModelCheckError:

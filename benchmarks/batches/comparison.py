@@ -198,14 +198,13 @@ def page_table(runs: list[Record]) -> str:
         {"": "steps a second, over those on rows in memory", "goal": "0.8"},
         {"": "largest error of a coefficient"},
     ]
-    names = {"NumPyro": "numpyro", "Pyro": "pyro"}
-    for name, backend in names.items():
+    for backend, name in records.LABELS.items():
         fit, rate = found["fit", backend], found["rate", backend]
         rows[0][name] = f"{fit['peak bytes'] / 1e9:.2f}"
         rows[1][name] = f"{fit['bytes of the libraries'] / 1e9:.2f}"
         rows[2][name] = f"{rate['rate']:.2f}"
         rows[3][name] = f"{fit['largest error of a coefficient']:.3f}"
-    return records.markdown_table(rows, ["", *names, "goal"])
+    return records.markdown_table(rows, ["", *records.LABELS.values(), "goal"])
 
 
 def _scaled(number: float | None) -> float | None:

@@ -237,7 +237,7 @@ def page_table(runs: list[records.Record]) -> str:
     """The table on the page: one row for each program, the figures of both packages."""
     rows: dict[str, dict[str, str]] = {}
     for each in runs:
-        name = {"numpyro": "NumPyro", "pyro": "Pyro"}[each.backend]
+        name = records.LABELS[each.backend]
         row = rows.setdefault(each.model, {"program": each.model.replace("_", " ")})
         if each.method == "fit":
             figures = each.figures
@@ -251,7 +251,7 @@ def page_table(runs: list[records.Record]) -> str:
     kept = [row for name, row in rows.items() if name in PROGRAMS]
     columns = ["program"] + [
         f"{column}, {name}"
-        for name in ("NumPyro", "Pyro")
+        for name in records.LABELS.values()
         for column in ("fit", "assignments", "gradient", "64 positions")
     ]
     return records.markdown_table([{c: row.get(c, "") for c in columns} for row in kept], columns)
@@ -270,7 +270,7 @@ def large_table(runs: list[records.Record]) -> str:
             row[f"seconds, {backend}"] = f"{each.figures['seconds']:.0f}"
             row[f"log density, {backend}"] = f"{each.figures['log density']:.2f}"
     columns = {"": ""}
-    for backend, name in (("numpyro", "NumPyro"), ("pyro", "Pyro")):
+    for backend, name in records.LABELS.items():
         columns |= {
             f"seconds, {backend}": f"seconds, {name}",
             f"log density, {backend}": "log density",

@@ -152,10 +152,9 @@ def report(runs: list[Record], out: Path) -> None:
 
 def page_table(runs: list[Record]) -> str:
     """The table on the page."""
-    names = {"numpyro": "NumPyro", "pyro": "Pyro"}
     shown = ("found", "false", "least relevant scale", "largest other scale", "test NLL")
     rows = [
-        {"package": names[each.backend], "data set": each.seed}
+        {"package": records.LABELS[each.backend], "data set": each.seed}
         | {name: each.figures[name] for name in shown}
         for each in sorted(runs, key=lambda run: run.backend)
     ]

@@ -103,8 +103,7 @@ ON_PAGE = {
 
 def page_table(runs: Sequence[Record]) -> str:
     """The table on the page: how many times each method divides the variance."""
-    names = {"numpyro": "NumPyro", "pyro": "Pyro"}
-    rows = [row | {"backend": names[row["backend"]]} for row in table(runs)]
+    rows = [row | {"backend": records.LABELS[row["backend"]]} for row in table(runs)]
     return records.markdown_table(rows, ON_PAGE, digits=2)
 
 

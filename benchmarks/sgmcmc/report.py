@@ -226,7 +226,7 @@ def masses_table(runs: list[records.Record]) -> str:
     found = [each for each in runs if each.benchmark == "sgmcmc masses"]
     rows = {each.method: {"kernel": each.method} for each in found}
     for each in found:
-        figures, host = each.figures, {"numpyro": "NumPyro", "pyro": "Pyro"}[each.backend]
+        figures, host = each.figures, records.LABELS[each.backend]
         cell = f"{figures['share']:.3f} ({figures['error']:.3f})"
         rows[each.method][f"{each.model}, {host}"] = cell
     return records.markdown_table(list(rows.values()))

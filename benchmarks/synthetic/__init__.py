@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from benchmarks.synthetic.experiments import Case, Experiment
 
 BACKENDS = {"numpyro": ("numpyro",), "pyro": ("pyro",), "both": ("numpyro", "pyro")}
-LABELS = {"numpyro": "NumPyro", "pyro": "Pyro"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,16 +84,16 @@ def main(arguments: argparse.Namespace) -> int:
             found = [
                 record
                 for record in old
-                if (record.settings["experiment"], record.backend) == (chosen, LABELS[name])
+                if (record.settings["experiment"], record.backend) == (chosen, records.LABELS[name])
             ]
             begun = time.perf_counter()
             if not arguments.redraw:
                 for case in selected(experiment, arguments.cases, arguments.methods):
-                    print(f"{LABELS[name]}, {chosen}: {case.title}", flush=True)
+                    print(f"{records.LABELS[name]}, {chosen}: {case.title}", flush=True)
                     found += runs.run_case(experiment, case, backend, seeds, path)
             if not found:
                 continue
-            section = report.section(experiment, LABELS[name], found)
+            section = report.section(experiment, records.LABELS[name], found)
             print(f"\n{section}\n{time.perf_counter() - begun:.0f} seconds\n", flush=True)
             sections.append(section)
             plots.draw(experiment, found, out / f"synthetic_{chosen}_{name}.png")

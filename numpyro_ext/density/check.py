@@ -601,8 +601,6 @@ def check_enumeration(bound: BoundModel, data: Data) -> None:
         found = program(position, data, random.key(seed))
         if found is None:
             return
-        together, each = (
-            {name: SiteTerms(*map(float, terms)) for name, terms in of_sites.items()}
-            for of_sites in found
-        )
+        together = {name: float(total) for name, total in found[0].items()}
+        each = {name: SiteTerms(*map(float, terms)) for name, terms in found[1].items()}
         check_one_value_each(bound.enumerated, together, each, epsilon)

@@ -31,8 +31,8 @@ from numpyro_ext.density.handlers import (
 from ppl_ext.discrete import (
     STANDS_IN,
     RowTerms,
+    check_places,
     joined_name,
-    mixed_places_error,
     shared_rows_error,
     support_error,
 )
@@ -106,9 +106,7 @@ def one_value_each(values: Mapping[str, Array]) -> Callable[[Site], Array | None
         step = site["infer"].get("_scan_current_index")
         if step is not None:
             value = value[step]
-        if jnp.broadcast_shapes(value.shape, shape) != (1,) * (value.ndim - len(shape)) + shape:
-            what = f"'{site['name']}' has values of shape {value.shape}, not {shape}"
-            raise mixed_places_error(values, what)
+        check_places(values, site["name"], value.shape, shape)
         value = value.reshape(value.shape[value.ndim - len(shape) :])
         return jnp.broadcast_to(value, shape)
 
@@ -293,14 +291,14 @@ def _written(name: str) -> str:
 
 def at_one_value_each(
     trace: Trace, rng_key: Array
-) -> tuple[dict[str, Array], dict[str, tuple[Array, Array]]] | None:
+) -> tuple[dict[str, Array], dict[str, Array]] | None:
     """Some value of each discrete site, and the log density of every site there.
 
     Returns
     -------
     tuple or None
-        Values by site, and by site the sum of its terms and that of their absolute values,
-        without scales; None with values that stand in for observations.
+        Values by site, and log densities by site without scales; None with values that stand in
+        for observations.
     """
     names = [name for name, site in trace.items() if is_enumerated(site)]
     stands_in = any(STANDS_IN in site.get("infer", ()) for site in trace.values())
@@ -320,14 +318,12 @@ def at_one_value_each(
         parts[name] = random.randint(key, shape, 0, size)
     whole = _whole(parts)
     in_steps = {_written(name): whole[_written(name)] for name in names if _is_timed(trace[name])}
-    terms: dict[str, tuple[Any, Any]] = {}
+    totals: dict[str, Array] = defaultdict(lambda: jnp.zeros(()))
     for name, site in trace.items():
         if site["type"] == "sample":
-            own_terms = _at_numbers(site, parts, in_steps)
-            total, size = terms.get(_written(name), (0.0, 0.0))
-            terms[_written(name)] = total + own_terms.sum(), size + jnp.abs(own_terms).sum()
+            totals[_written(name)] += _at_numbers(site, parts, in_steps).sum()
     values = {name: values_of(trace[name]["fn"])[parts[name]] for name in names}
-    return _whole(values), terms
+    return _whole(values), dict(totals)
 
 
 def _at_numbers(site: Site, parts: Mapping[str, Array], in_steps: Mapping[str, Array]) -> Array:
@@ -358,11 +354,8 @@ def _at_numbers(site: Site, parts: Mapping[str, Array], in_steps: Mapping[str, A
             number = parts[name]
         else:
             continue
-        try:
-            jnp.broadcast_shapes(number.shape, log_prob.shape)
-        except (TypeError, ValueError):
-            what = f"'{site['name']}' has shape {log_prob.shape}, values {number.shape}"
-            raise mixed_places_error(dict.fromkeys(map(_written, parts)), what) from None
+        sites = dict.fromkeys(map(_written, parts))
+        check_places(sites, site["name"], number.shape, log_prob.shape, grows=True)
         values = jnp.arange(log_prob.shape[dim]).reshape((-1,) + (1,) * (-dim - 1))
         log_prob = jnp.where(number == values, log_prob, 0.0).sum(dim, keepdims=True)
     return log_prob

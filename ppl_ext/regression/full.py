@@ -86,6 +86,11 @@ class FullRegression(NamedTuple):
     mean_score: Float[Any, " D"]
     block: BlockMoments
 
+    def lenient(self) -> FullRegression:
+        """The state after pairs that were left out."""
+        wider = LENIENCE * self.block.score_covariance
+        return self._replace(block=self.block._replace(score_covariance=wider))
+
 
 class Step(NamedTuple):
     """What a whitened regression tells: next to the present guide, whose covariance is I.
@@ -233,19 +238,21 @@ class FullForm(BlockForm[FullRegression]):
 
         ``before`` and ``after`` are without the latest pairs, and with them.
         """
-        covariance = before.block.score_covariance
-        whitened = halves(score) @ scale_tril
-        latest = cls.xp.square(whitened).sum() / len(whitened)
-        verdict = cls.judged((scale_tril * (covariance @ scale_tril)).sum(), latest)
-
-        def lenient() -> FullRegression:
-            block = before.block._replace(score_covariance=LENIENCE * covariance)
-            return before._replace(block=block)
+        verdict = cls.judged(*cls.squares(before, scale_tril, score))
 
         def fresh() -> FullRegression:
             return cls.initial_regression(before.mean_theta)
 
-        return verdict.choose(lenient, fresh, lambda: after), verdict.sound
+        return verdict.choose(before.lenient, fresh, lambda: after), verdict.sound
+
+    @classmethod
+    def squares(
+        cls, state: FullRegression, scale_tril: Float[Any, "D D"], score: Float[Any, "S D"]
+    ) -> tuple[Any, Any]:
+        """Mean squares of whitened scores that were seen, and of the latest (2 K, D)."""
+        seen = scale_tril * (state.block.score_covariance @ scale_tril)
+        whitened = halves(score) @ scale_tril
+        return seen.sum(), cls.xp.square(whitened).sum() / len(whitened)
 
     def update(
         self,

@@ -28,8 +28,6 @@ from ppl_ext.guides.layouts import Layer
 from ppl_ext.regression.base import ClosedForm
 from ppl_ext.regression.full import SPARE_PAIRS, FullForm, FullRegression
 from ppl_ext.regression.low_rank import LowRankForm, LowRankMoments, LowRankRegression
-from ppl_ext.regression.overflow import LENIENCE
-from ppl_ext.regression.pairs import halves
 
 
 class LayerLowRankRegression(NamedTuple):
@@ -123,12 +121,15 @@ class LayerLowRankForm(ClosedForm[LayerLowRankRegression]):
 
         seen, latest = 0.0, 0.0
         for part, guide, (_, own_score) in zip(before.layers, guides, points, strict=True):
-            squares = self._squares(part, guide, own_score)
+            if isinstance(part, FullRegression):
+                squares = self.small.squares(part, guide.scale, own_score)
+            else:
+                squares = self.large.squares(part, guide, own_score)
             seen, latest = seen + squares[0], latest + squares[1]
         verdict = self.judged(seen, latest)
 
         def lenient() -> LayerLowRankRegression:
-            return LayerLowRankRegression(tuple(map(_lenient, before.layers)))
+            return LayerLowRankRegression(tuple(part.lenient() for part in before.layers))
 
         def observed() -> LayerLowRankRegression:
             found: list[LowRankRegression | FullRegression] = []
@@ -159,25 +160,3 @@ class LayerLowRankForm(ClosedForm[LayerLowRankRegression]):
         state = verdict.choose(lenient, lambda: self.initial(parameters), observed)
         warm = state.layers[0].seen.num_pairs >= rank + 1 + SPARE_PAIRS
         return self.where_ready(verdict.sound & warm, moved, (state, parameters))
-
-    def _squares(
-        self,
-        state: LowRankRegression | FullRegression,
-        guide: Any,
-        score: Float[Any, "S n"],
-    ) -> tuple[Any, Any]:
-        """Of a layer: mean squares of the whitened scores that were seen, and of the latest."""
-        if isinstance(state, LowRankRegression):
-            return self.large.squares(state, guide, score)
-        whitened = halves(score) @ guide.scale
-        covariance = state.block.score_covariance
-        seen = (guide.scale * (covariance @ guide.scale)).sum()
-        return seen, self.xp.square(whitened).sum() / len(whitened)
-
-
-def _lenient(state: LowRankRegression | FullRegression) -> LowRankRegression | FullRegression:
-    """The state after pairs that were left out."""
-    if isinstance(state, LowRankRegression):
-        return state.lenient()
-    wider = LENIENCE * state.block.score_covariance
-    return state._replace(block=state.block._replace(score_covariance=wider))

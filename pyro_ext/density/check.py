@@ -226,11 +226,10 @@ def _compare(bound: BoundModel, data: Data, every: SiteTermsHandler) -> None:
         with torch.no_grad(), global_generator(0), without_host_checks():
             bound.run(one, (data.args, data.kwargs, rows), enumerated=False)
             summed = terms_at(every.summed, numbers)
-        together = {name: SiteTerms(float(term), 0.0) for name, term in every.terms.items()}
+        together = {name: float(term) for name, term in every.terms.items()}
         for name, terms in summed.items():
             # What is not summed of such a site is its transform's.
-            total = together[name].total + float(terms.sum())
-            together[name] = SiteTerms(total, 0.0)
+            together[name] += float(terms.sum())
         each = {name: SiteTerms(float(term), abs(float(term))) for name, term in one.terms.items()}
         check_one_value_each(bound.enumerated, together, each, epsilon)
 

@@ -27,7 +27,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from ppl_ext.discrete import RowTerms, joined_name, mixed_places_error, shared_rows_error
+from ppl_ext.discrete import RowTerms, check_places, joined_name, shared_rows_error
 from pyro_ext.density.elimination import FEW, without_most
 from pyro_ext.density.log_einsum import picking
 
@@ -105,8 +105,6 @@ class Factor:
         return {name for name in self.dims.values() if name.startswith(_NUMBER)}
 
 
-#: Log probability of values that are not allowed.
-_IMPOSSIBLE = -1e9
 #: How names of discrete sites begin, as no plate's does.
 _NUMBER = " "
 
@@ -218,12 +216,7 @@ def terms_at(factors: list[Factor], numbers: Mapping[str, Tensor]) -> dict[str, 
                 rows[dim] = factor.sizes[name]
             elif log_prob.dim() >= -dim and log_prob.shape[dim] > 1:
                 number, values = of_dims[name], torch.arange(log_prob.shape[dim])
-                try:
-                    torch.broadcast_shapes(number.shape, log_prob.shape)
-                except RuntimeError:
-                    shapes = f"{tuple(log_prob.shape)}, values {tuple(number.shape)}"
-                    what = f"'{factor.site}' has shape {shapes}"
-                    raise mixed_places_error(numbers, what) from None
+                check_places(numbers, factor.site, number.shape, log_prob.shape, grows=True)
                 chosen = number == values.to(number.device).reshape(-1, *(1,) * (-dim - 1))
                 log_prob = torch.where(chosen, log_prob, 0.0).sum(dim, keepdim=True)
         # Plates that a term does not depend on multiply it by their rows.

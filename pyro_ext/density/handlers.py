@@ -30,7 +30,7 @@ from torch.distributions import Distribution, Independent, Normal, biject_to
 from torch.distributions.transforms import ComposeTransform, IndependentTransform, Transform
 
 from ppl_ext.density import check_subsample_size
-from ppl_ext.discrete import STANDS_IN, mixed_places_error, support_error
+from ppl_ext.discrete import STANDS_IN, check_places, support_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.process import handling, swapping
 from pyro_ext.density.enumeration import Factor, factor_of, is_enumerated, log_marginal, values_of
@@ -451,11 +451,9 @@ class OneValueHandler(SiteTermsHandler):
     def _pyro_sample(self, msg: Any) -> None:
         if is_enumerated(msg) and msg["name"] in self.numbers:
             fn, number = msg["fn"], self.numbers[msg["name"]]
-            surplus, shape = number.dim() - len(fn.batch_shape), tuple(fn.batch_shape)
-            if torch.broadcast_shapes(number.shape, shape) != (1,) * surplus + shape:
-                what = f"'{msg['name']}' has values of shape {tuple(number.shape)}, not {shape}"
-                raise mixed_places_error(self.numbers, what)
-            msg["value"] = values_of(fn)[number.reshape(number.shape[surplus:])].expand(fn.shape())
+            check_places(self.numbers, msg["name"], number.shape, fn.batch_shape)
+            number = number.reshape(number.shape[number.dim() - len(fn.batch_shape) :])
+            msg["value"] = values_of(fn)[number].expand(fn.shape())
         super()._pyro_sample(msg)
 
 
