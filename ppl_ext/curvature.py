@@ -169,10 +169,43 @@ class RowStructure:
         Sites whose rows can be differentiated one by one.
     repeated : dict of str to tuple of RepeatedComponent
         Components of sites whose rows are merged.
+    arguments : tuple of int
+        Where no plate is subsampled: numbers of the arrays among the model's arguments whose first
+        axis is the rows, so that the model of one row is that of these arrays' rows.
+    scaled_up : bool
+        Whether a row alone is scaled up as if it stood for all rows that are evaluated.
     """
 
     by_row: frozenset[str] = frozenset()
     repeated: dict[str, tuple[RepeatedComponent, ...]] = field(default_factory=dict)
+    arguments: tuple[int, ...] = ()
+    scaled_up: bool = True
+
+
+def rows_in_common(
+    arguments: Sequence[Sequence[int]], outputs: Collection[Sequence[int]]
+) -> list[tuple[int, ...]]:
+    """Numbers of the arguments that may hold the rows of outputs, by the number of rows.
+
+    Parameters
+    ----------
+    arguments : sequence of shapes
+        Of the arrays among the model's arguments.
+    outputs : collection of shapes
+        Of the observed distributions' batches.
+
+    Returns
+    -------
+    list of tuple of int
+        Arguments with as many entries along their first axis as there are rows; the most rows come
+        first.
+    """
+    sizes = {size for shape in outputs for size in shape if size > 1}
+    lengths = [shape[0] if shape else 0 for shape in arguments]
+    return [
+        tuple(number for number, length in enumerate(lengths) if length == rows)
+        for rows in sorted(sizes.intersection(lengths), reverse=True)
+    ]
 
 
 #: All rows are whole, and none are merged.

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from jaxtyping import Float
 
 from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.curvature.fisher import fisher_root
-from numpyro_ext.curvature.row_structure import merged
+from numpyro_ext.curvature.row_structure import merged, rows_of, with_row
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.density.outputs import Output
@@ -141,16 +142,23 @@ def _row_by_row(
     rng_key: Array,
     structure: RowStructure,
 ) -> Array:
-    ((plate, numbers),) = indices.items()
-    # A row alone is scaled up as if it stood for all, and here it is one of several.
-    share = 1.0 / math.sqrt(len(numbers))
+    def rows_at(number: Any) -> tuple[Data, Indices]:
+        if structure.arguments:
+            return with_row(data, structure.arguments, number), {}
+        return data, {plate: number[None]}
 
-    def row(number: Array, key: Array) -> Array:
+    if structure.arguments:
+        numbers: Any = rows_of(data, structure.arguments)
+    else:
+        ((plate, numbers),) = indices.items()
+    count = len(jax.tree.leaves(numbers)[0])
+    share = 1.0 / math.sqrt(count) if structure.scaled_up else 1.0
+
+    def row(number: Any, key: Array) -> Array:
         whitened = whitened_outputs(
             target,
             position,
-            data,
-            {plate: number[None]},
+            *rows_at(number),
             key,
             structure.by_row,
             structure.repeated,
@@ -158,7 +166,7 @@ def _row_by_row(
         )
         return _jacobian(lambda values: share * whitened(placed(values)), part)
 
-    jacobians = jax.vmap(row)(numbers, random.split(rng_key, len(numbers)))
+    jacobians = jax.vmap(row)(numbers, random.split(rng_key, count))
     return jacobians.reshape(-1, part.shape[0])
 
 

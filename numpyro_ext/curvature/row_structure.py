@@ -8,7 +8,9 @@ the same r' r.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -22,7 +24,7 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.density.outputs import Output
 from numpyro_ext.programs import Program
-from ppl_ext.curvature import RepeatedComponent, RowStructure
+from ppl_ext.curvature import RepeatedComponent, RowStructure, rows_in_common
 
 
 def row_structure(
@@ -32,13 +34,15 @@ def row_structure(
 
     A site's rows can be differentiated one by one if the parameters of the batch, at a position
     ``z`` (D,), are those of its rows alone, side by side. Sites outside the plate are none, nor
-    those whose rows depend on each other, as through a mean over the batch.
+    those whose rows depend on each other, as through a mean over the batch. Where no plate is
+    subsampled, a row alone is the model of one row of the arguments.
     """
     # One row shows nothing of others, which a sweep over all rows has beside it.
     indices = {
         plate: jax.device_put(np.arange(2)) if len(rows) == 1 < target.plates[plate].size else rows
         for plate, rows in indices.items()
     }
+    data = data.on_device()
 
     def look(z: Array, data: Data, indices: Indices) -> tuple[Any, Any, Any]:
         together = target.outputs(z, data, indices)
@@ -49,19 +53,73 @@ def row_structure(
             alone = jax.vmap(lambda number: target.outputs(z, data, {plate: number[None]}))(numbers)
         return together, alone, depends
 
-    program = Program(look, rarely=True)
-    together, alone, depends = program(z, data.on_device(), indices)
+    together, alone, depends = Program(look, rarely=True)(z, data, indices)
     repeated = {name: _repeated(output, depends[name]) for name, output in together.items()}
     found = {name: components for name, components in repeated.items() if components}
-    if alone is None:
-        return RowStructure(repeated=found)
-    (plate,) = indices
-    by_row = frozenset(
+    if alone is not None:
+        (plate,) = indices
+        inside = {name: output for name, output in together.items() if plate in output.plates}
+        return RowStructure(_side_by_side(inside, alone), found)
+    if not indices:
+        shapes = [np.shape(array) for array in data.arrays]
+        batches = [output.batch for output in together.values()]
+        for arguments in rows_in_common(shapes, batches):
+            alone = _of_rows(target, z, data, arguments)
+            apart = _side_by_side(together, alone)
+            for scaled_up in (False, True):
+                by_row = {n for n in apart if _same_weight(together[n], alone[n], scaled_up)}
+                if by_row:
+                    return RowStructure(frozenset(by_row), found, arguments, scaled_up)
+    return RowStructure(repeated=found)
+
+
+def rows_of(data: Data, arguments: tuple[int, ...]) -> tuple[Array, ...]:
+    """The arrays among the arguments whose first axis is the rows."""
+    return tuple(data.arrays[number] for number in arguments)
+
+
+def with_row(data: Data, arguments: tuple[int, ...], row: tuple[Array, ...]) -> Data:
+    """The arguments with one row in place of all."""
+    arrays = list(data.arrays)
+    for number, value in zip(arguments, row, strict=True):
+        arrays[number] = value[None]
+    return data.with_arrays(tuple(arrays))
+
+
+def _of_rows(
+    target: LogDensity, z: Array, data: Data, arguments: tuple[int, ...]
+) -> dict[str, Output]:
+    """Outputs of the model of each row alone, none where there is no such model."""
+
+    def look(z: Array, data: Data) -> dict[str, Output]:
+        def row(values: tuple[Array, ...]) -> dict[str, Output]:
+            return target.outputs(z, with_row(data, arguments, values), {})
+
+        return jax.vmap(row)(rows_of(data, arguments))
+
+    # A model may do anything with one row that was written for all of them.
+    with warnings.catch_warnings(), suppress(Exception):
+        warnings.simplefilter("ignore")
+        found: dict[str, Output] = Program(look, rarely=True)(z, data)
+        return found
+    return {}
+
+
+def _same_weight(together: Output, alone: Output, scaled_up: bool) -> bool:
+    weights = np.asarray(jax.vmap(lambda output: output.weight)(alone))
+    count = len(weights)
+    axes = [axis for axis, size in enumerate(alone.batch) if size != together.batch[axis]]
+    joined = np.concatenate(list(weights), axes[0] if axes else 0) / (count if scaled_up else 1)
+    return bool(np.allclose(joined, together.weight, rtol=1e-5))
+
+
+def _side_by_side(together: Mapping[str, Output], alone: Mapping[str, Output]) -> frozenset[str]:
+    """Sites whose rows alone are those of the batch."""
+    return frozenset(
         name
         for name, output in together.items()
-        if plate in output.plates and _is_side_by_side(output, alone[name])
+        if name in alone and _is_side_by_side(output, alone[name])
     )
-    return RowStructure(by_row, found)
 
 
 def _dependences(output: Output) -> dict[str, Array]:

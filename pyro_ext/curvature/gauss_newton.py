@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ppl_ext.curvature import NO_STRUCTURE, RepeatedComponent, RowStructure
 from pyro_ext.curvature.fisher import drawn_values, fisher_root, needs_draws
-from pyro_ext.curvature.row_structure import merged
+from pyro_ext.curvature.row_structure import merged, rows_of, with_row
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.layout import Indices
 from pyro_ext.density.outputs import Output
@@ -197,18 +197,26 @@ def _row_by_row(
     indices: Indices,
     structure: RowStructure,
 ) -> Tensor:
-    ((plate, numbers),) = indices.items()
-    # A row alone is scaled up as if it stood for all, and here it is one of several.
-    share = 1.0 / math.sqrt(len(numbers))
     sites, repeated = structure.by_row, structure.repeated
+    if structure.arguments:
+        numbers: tuple[Tensor, ...] = rows_of(data, structure.arguments)
+    else:
+        ((plate, chosen),) = indices.items()
+        numbers = (chosen,)
+    count = len(numbers[0])
+    share = 1.0 / math.sqrt(count) if structure.scaled_up else 1.0
 
-    def row(number: Tensor) -> Tensor:
-        alone = {plate: number[None]}
-        whitened = whitened_outputs(target, position, data, alone, sites, repeated, merge=False)
+    def row(*values: Tensor) -> Tensor:
+        alone: tuple[Data, Indices]
+        if structure.arguments:
+            alone = with_row(data, structure.arguments, values), {}
+        else:
+            alone = data, {plate: values[0][None]}
+        whitened = whitened_outputs(target, position, *alone, sites, repeated, merge=False)
         result: Tensor = torch.func.jacrev(lambda values: share * whitened(placed(values)))(part)
         return result
 
-    jacobians = torch.func.vmap(row)(numbers)
+    jacobians = torch.func.vmap(row)(*numbers)
     return jacobians.reshape(-1, part.shape[0])
 
 

@@ -8,15 +8,41 @@ the same r' r.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import NamedTuple, TypeAlias
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from ppl_ext.curvature import RepeatedComponent, RowStructure
+from ppl_ext.curvature import RepeatedComponent, RowStructure, rows_in_common
 from pyro_ext.curvature.fisher import fisher_root, needs_draws, root_for
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.layout import Indices
 from pyro_ext.density.outputs import Output
+
+Outputs: TypeAlias = Mapping[str, Output]
+
+
+class _Alone(NamedTuple):
+    """A site in the model of one row at a time.
+
+    Parameters
+    ----------
+    batch : tuple of int
+        Shape of the batch of one row.
+    parameters : dict of str to Tensor
+        Those of each row, with one more axis, the first.
+    weights : Tensor
+        Factors on the elements of each row, likewise.
+    """
+
+    batch: tuple[int, ...]
+    parameters: dict[str, Tensor]
+    weights: Tensor
 
 
 def row_structure(
@@ -27,7 +53,7 @@ def row_structure(
     A site's rows can be differentiated one by one if the parameters of the batch, at a position
     ``z`` (D,), are those of its rows alone, side by side. Sites outside the plate are none, nor
     those whose rows depend on each other, as through a mean over the batch, nor those with drawn
-    values.
+    values. Where no plate is subsampled, a row alone is the model of one row of the arguments.
     """
     # One row shows nothing of others, which a sweep over all rows has beside it.
     indices = {
@@ -40,18 +66,81 @@ def row_structure(
         together = target.outputs(z, data, indices)
         repeated = {name: _repeated(output) for name, output in together.items()}
         found = {name: components for name, components in repeated.items() if components}
-        if len(indices) != 1:
-            return RowStructure(repeated=found)
-        ((plate, numbers),) = indices.items()
-        alone = [target.outputs(z, data, {plate: number[None]}) for number in numbers]
-        by_row = frozenset(
-            name
-            for name, output in together.items()
-            if plate in output.plates
-            and not needs_draws(output)
-            and _is_side_by_side(output, [single[name] for single in alone])
-        )
-    return RowStructure(by_row, found)
+        apart = {name: output for name, output in together.items() if not needs_draws(output)}
+        if len(indices) == 1:
+            ((plate, numbers),) = indices.items()
+            inside = {name: output for name, output in apart.items() if plate in output.plates}
+            alone = _each(lambda number: target.outputs(z, data, {plate: number[None]}), (numbers,))
+            return RowStructure(_side_by_side(inside, alone), found)
+        if not indices:
+            shapes = [array.shape for array in _arrays(data)]
+            batches = [output.batch for output in apart.values()]
+            for arguments in rows_in_common(shapes, batches):
+
+                def of_row(*row: Tensor, arguments: tuple[int, ...] = arguments) -> Outputs:
+                    return target.outputs(z, with_row(data, arguments, row), {})
+
+                alone = _each(of_row, rows_of(data, arguments))
+                beside = _side_by_side(apart, alone)
+                for scaled_up in (False, True):
+                    by_row = {n for n in beside if _same_weight(apart[n], alone[n], scaled_up)}
+                    if by_row:
+                        return RowStructure(frozenset(by_row), found, arguments, scaled_up)
+    return RowStructure(repeated=found)
+
+
+def rows_of(data: Data, arguments: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """The tensors among the arguments whose first axis is the rows."""
+    arrays = _arrays(data)
+    return tuple(arrays[number] for number in arguments)
+
+
+def with_row(data: Data, arguments: tuple[int, ...], row: tuple[Tensor, ...]) -> Data:
+    """The arguments with one row in place of all."""
+    values = {number: value[None] for number, value in zip(arguments, row, strict=True)}
+    leaves, tree = pytree.tree_flatten((data.args, data.kwargs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    for number, value in values.items():
+        leaves[places[number]] = value
+    return Data(*pytree.tree_unflatten(leaves, tree))
+
+
+def _arrays(data: Data) -> list[Tensor]:
+    leaves = pytree.tree_leaves((data.args, data.kwargs))
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _each(function: Callable[..., Outputs], rows: tuple[Tensor, ...]) -> dict[str, _Alone]:
+    """What a function of one row has at each of them, nothing where it cannot be taken so."""
+    batches: dict[str, tuple[int, ...]] = {}
+
+    def tensors(*row: Tensor) -> dict[str, tuple[dict[str, Tensor], Tensor]]:
+        outputs = function(*row)
+        batches.update((name, output.batch) for name, output in outputs.items())
+        return {name: (output.parameters, output.weight) for name, output in outputs.items()}
+
+    # A model may do anything with one row that was written for all of them.
+    with warnings.catch_warnings(), suppress(Exception):
+        warnings.simplefilter("ignore")
+        stacked = torch.func.vmap(tensors)(*rows)
+        return {name: _Alone(batches[name], *found) for name, found in stacked.items()}
+    return {}
+
+
+def _same_weight(together: Output, alone: _Alone, scaled_up: bool) -> bool:
+    count = len(alone.weights)
+    axes = [axis for axis, size in enumerate(alone.batch) if size != together.batch[axis]]
+    joined = torch.cat(list(alone.weights), axes[0] if axes else 0) / (count if scaled_up else 1)
+    return bool(torch.allclose(joined, together.weight, rtol=1e-5))
+
+
+def _side_by_side(together: Outputs, alone: Mapping[str, _Alone]) -> frozenset[str]:
+    """Sites whose rows alone are those of the batch."""
+    return frozenset(
+        name
+        for name, output in together.items()
+        if name in alone and _is_side_by_side(output, alone[name])
+    )
 
 
 def _repeated(output: Output) -> tuple[RepeatedComponent, ...]:
@@ -119,25 +208,22 @@ def merged(
     return found
 
 
-def _is_side_by_side(together: Output, alone: list[Output]) -> bool:
+def _is_side_by_side(together: Output, alone: _Alone) -> bool:
     """Whether the parameters of single rows, along one axis, are those of the batch."""
-    wanted, shape = together.batch, alone[0].batch
+    wanted, shape, count = together.batch, alone.batch, len(alone.weights)
     if len(shape) != len(wanted):
         return False
     axes = [axis for axis, (one, all_) in enumerate(zip(shape, wanted, strict=True)) if one != all_]
-    if len(alone) == 1:
+    if count == 1:
         return not axes
-    if len(axes) != 1 or shape[axes[0]] != 1 or wanted[axes[0]] != len(alone):
+    if len(axes) != 1 or shape[axes[0]] != 1 or wanted[axes[0]] != count:
         return False
-    joined = {
-        name: torch.cat([single.parameters[name] for single in alone], axes[0])
-        for name in together.parameters
-    }
     tolerance = 1e3 * torch.finfo(torch.get_default_dtype()).eps
 
-    def agree(one: Tensor, other: Tensor) -> bool:
+    def agree(rows: Tensor, other: Tensor) -> bool:
+        one = torch.cat(list(rows), axes[0])
         # Relative to the largest: sums that nearly cancel are known no better than their terms.
         size = 1.0 + other.abs().max()
         return one.shape == other.shape and bool((one - other).abs().max() <= tolerance * size)
 
-    return all(agree(joined[name], value) for name, value in together.parameters.items())
+    return all(agree(alone.parameters[name], value) for name, value in together.parameters.items())

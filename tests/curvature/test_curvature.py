@@ -221,7 +221,8 @@ def test_gauss_newton_is_the_naive_product(
     positions = np.random.default_rng(1).normal(size=(3, 3))
     vectors = np.random.default_rng(2).normal(size=(3, 3))
     structure = room.row_structure(target, backend.array(positions[0]), data, indices)
-    assert structure.by_row == (set() if batch is None else {"y", "c"})
+    assert structure.by_row == {"y", "c"}
+    assert structure.arguments == ((0, 1, 2) if batch is None else ())
     key = key_of(backend)
 
     def both(z: Any, vectors: Any) -> Any:
@@ -300,6 +301,35 @@ def test_rows_that_depend_on_each_other_are_not_taken_apart(backend: Any) -> Non
     position, indices = backend.array([0.3, -0.2]), {"N": backend.array(CHOSEN)}
     structure = backend.room("curvature").row_structure(target, position, data, indices)
     assert structure.by_row == {"apart", "large"}
+
+
+def test_rows_of_arguments_are_taken_apart_where_they_stand_alone(backend: Any) -> None:
+    """Without a subsampled plate a row is a model of one row of the arguments, if it is one."""
+    host, dist, xp = backend.host, backend.dist, backend.xp
+    scale = handlers(backend).scale
+
+    def model(x: Any, y: Any, centre: Any, total: int | None = None) -> None:
+        w = host.sample("w", dist.Normal(xp.zeros(2), 1.0).to_event(1))
+        with host.plate("N", total or len(y), subsample_size=total and len(y)):
+            mean = (x - centre) @ w
+            host.sample("apart", dist.Normal(mean, 1.0), obs=y)
+            host.sample("centred", dist.Normal(mean - mean.mean(), 1.0), obs=y)
+            with scale(scale=1.0 / len(y)):
+                host.sample("share", dist.Normal(mean, 1.0), obs=y)
+        host.sample("outside", dist.Normal(w[0], 1.0), obs=y.sum())
+
+    room, key = backend.room("curvature"), key_of(backend)
+    args = tuple(map(backend.array, (X[:6], Y[:6], np.array([0.1, 0.5]))))
+    z = backend.array(np.array([[0.3, -0.2]]))
+    for total in (None, 30):
+        target, data = backend.target(model, (*args, total))
+        structure = room.row_structure(target, z[0], data, {})
+        assert structure.by_row == {"apart"} and structure.arguments == (0, 1)
+        assert structure.scaled_up == (total is not None)
+        found = room.jacobian_rows(target, z, data, {}, *key, structure)
+        plain = room.jacobian_rows(target, z, data, {}, *key)
+        found, plain = (backend.numpy(rows) for rows in (found, plain))
+        np.testing.assert_allclose(found.mT @ found, plain.mT @ plain, rtol=1e-10)
 
 
 def test_batches_of_one_row_do_not_hide_rows_that_depend_on_each_other(backend: Any) -> None:

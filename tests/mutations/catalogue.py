@@ -516,9 +516,16 @@ def _curvature() -> Iterator[Mutation]:
     yield from both(
         "rows one by one: N/B counted twice",
         "curvature/gauss_newton.py",
-        "share = 1.0 / math.sqrt(len(numbers))",
+        "share = 1.0 / math.sqrt(count) if structure.scaled_up else 1.0",
         "share = 1.0",
         "curvature newton",
+    )
+    yield from both(
+        "rows of the arguments scaled down",
+        "curvature/gauss_newton.py",
+        "if structure.scaled_up else 1.0",
+        "",
+        "curvature",
     )
     yield from neutral(
         "Fisher information of a Normal's scale halved",
