@@ -23,9 +23,12 @@ of
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ppl_ext.options import check_choice, check_count, check_names
 
@@ -45,6 +48,10 @@ WHOLE_BLOCK_UP_TO = 500
 WIDEST_FACTOR = 2048
 #: Alternating steps to the nearest Kronecker product.
 KRONECKER_STEPS = 3
+#: Sums over rows M (P, r, a, b) that make the left and the right factor from the other one.
+HALF_STEPS = ("prab,pbc,prdc->pad", "prab,pac,prcd->pbd")
+#: What may be left of rows of rank one, relative to their largest entry.
+RANK_ONE_UP_TO = 1e-4
 
 
 @dataclass(frozen=True)
@@ -221,3 +228,17 @@ def kronecker_sides(shape: Collection[int]) -> tuple[int, int] | None:
     if min(first, last) == 1:
         return (1, size) if size <= WHOLE_BLOCK_UP_TO else None
     return (first, last) if max(first, last) <= WIDEST_FACTOR else None
+
+
+def factored_sides(
+    slices: Mapping[str, slice], shapes: Mapping[str, Collection[int]]
+) -> dict[str, tuple[int, int]]:
+    """Rows and columns of the sites that have two Kronecker factors."""
+    sides = {name: kronecker_sides(shapes[name]) for name in slices}
+    return {name: pair for name, pair in sides.items() if pair is not None and min(pair) > 1}
+
+
+def generic_direction(size: int) -> NDArray[np.float64]:
+    """A vector (size,) that next to no other is orthogonal to, without entries near zero."""
+    generator = np.random.default_rng(0)
+    return generator.uniform(1.0, 2.0, size) * generator.choice([-1.0, 1.0], size)

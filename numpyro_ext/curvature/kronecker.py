@@ -4,7 +4,8 @@ For each site that is a matrix that is the A (x) B nearest to its block of R' R 
 norm (Van Loan and Pitsianis 1993, https://doi.org/10.1007/978-94-015-8196-7_17), the leading
 singular pair of the rearranged block. It is found by power iteration from B = identity. Each half
 step is a sum over rows, so that nothing but the factors is kept from one chunk of rows to the next,
-and every iterate is positive semidefinite.
+and every iterate is positive semidefinite. Where all rows are outer products of two vectors, as
+those of a linear layer are, a half step takes products with the vectors alone.
 """
 
 from __future__ import annotations
@@ -16,10 +17,44 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_ext.curvature.curvature import Curvature, KroneckerBlock
-from ppl_ext.curvature import KRONECKER_STEPS, kronecker_sides
+from ppl_ext.curvature import (
+    HALF_STEPS,
+    KRONECKER_STEPS,
+    RANK_ONE_UP_TO,
+    factored_sides,
+    generic_direction,
+    kronecker_sides,
+)
 
 #: Sums over rows, by site.
 Sums = dict[str, Array]
+
+
+def outer_vectors(matrices: Array) -> tuple[Array, Array]:
+    """u (P, r, a) and v (P, r, b) with u v' = M for matrices M (P, r, a, b) of rank one."""
+    direction = jnp.asarray(generic_direction(matrices.shape[-1]), matrices.dtype)
+    left = matrices @ direction
+    squares = (left**2).sum(axis=-1)
+    counts = squares > 0.0
+    right = jnp.einsum("prab,pra->prb", matrices, left)
+    return left, right * jnp.where(counts, 1.0 / jnp.where(counts, squares, 1.0), 0.0)[..., None]
+
+
+def rank_one_sites(
+    rows: Array, slices: Mapping[str, slice], shapes: Mapping[str, Collection[int]]
+) -> dict[str, Array]:
+    """By site that is a matrix, whether its rows (P, r, D') all have rank one as matrices.
+
+    Those of a linear layer have: the outer product of what goes in and of what comes back.
+    """
+    found = {}
+    for name, pair in factored_sides(slices, shapes).items():
+        matrices = rows[:, :, slices[name]].reshape(*rows.shape[:2], *pair)
+        left, right = outer_vectors(matrices)
+        rest = jnp.abs(matrices - left[..., None] * right[..., None, :]).max()
+        size = jnp.abs(matrices).max()
+        found[name] = (size > 0.0) & (rest <= RANK_ONE_UP_TO * size)
+    return found
 
 
 def kronecker_factors(
@@ -27,6 +62,7 @@ def kronecker_factors(
     slices: Mapping[str, slice],
     shapes: Mapping[str, Collection[int]],
     like: Array,
+    rank_one: Collection[str] = (),
 ) -> Curvature:
     """A sum R' R as Kronecker blocks of its sites, differentiable in the rows.
 
@@ -43,10 +79,12 @@ def kronecker_factors(
         Shapes of the sites.
     like : Array
         Any array of P entries along its first axis, of the rows' dtype.
+    rank_one : collection of str
+        Sites whose rows, as matrices, all have rank one, by :func:`rank_one_sites`.
     """
     number, dtype = len(like), like.dtype
     sides = {name: kronecker_sides(shapes[name]) for name in slices}
-    factored = {name: pair for name, pair in sides.items() if pair is not None and min(pair) > 1}
+    factored = factored_sides(slices, shapes)
 
     def plain(rows: Array) -> Sums:
         parts = {name: rows[:, :, slices[name]] for name in slices if name not in factored}
@@ -55,12 +93,18 @@ def kronecker_factors(
             for name, part in parts.items()
         }
 
-    def half(equation: str, other: Sums) -> Sums:
+    def half(side: int, other: Sums) -> Sums:
         def part(rows: Array) -> Sums:
             found = {}
             for name, pair in factored.items():
                 matrices = rows[:, :, slices[name]].reshape(*rows.shape[:2], *pair)
-                found[name] = jnp.einsum(equation, matrices, other[name], matrices)
+                if name in rank_one:
+                    vectors = outer_vectors(matrices)
+                    own, across = vectors[side], vectors[1 - side]
+                    weights = ((across @ other[name]) * across).sum(axis=2, keepdims=True)
+                    found[name] = (weights * own).mT @ own
+                else:
+                    found[name] = jnp.einsum(HALF_STEPS[side], matrices, other[name], matrices)
             return found
 
         sums, tiny = total(part), jnp.finfo(dtype).tiny
@@ -70,8 +114,8 @@ def kronecker_factors(
         }
 
     def both(_: Any, factors: tuple[Sums, Sums]) -> tuple[Sums, Sums]:
-        left = half("prab,pbc,prdc->pad", factors[1])
-        return left, half("prab,pac,prcd->pbd", left)
+        left = half(0, factors[1])
+        return left, half(1, left)
 
     sums = total(plain) if len(factored) < len(slices) else {}
     left = {name: jnp.zeros((number, rows, rows), dtype) for name, (rows, _) in factored.items()}

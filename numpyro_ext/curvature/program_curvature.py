@@ -15,11 +15,12 @@ from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.curvature.curvature import Curvature
 from numpyro_ext.curvature.fisher import needs_draws
 from numpyro_ext.curvature.gauss_newton import jacobian_rows
-from numpyro_ext.curvature.kronecker import Sums, kronecker_factors
+from numpyro_ext.curvature.kronecker import Sums, kronecker_factors, rank_one_sites
 from numpyro_ext.curvature.prior import prior_curvature, prior_structure
 from numpyro_ext.curvature.row_structure import row_structure
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
+from numpyro_ext.programs import Program
 from ppl_ext.curvature import LARGEST_JACOBIANS, GaussNewton
 from ppl_ext.errors import ArgumentError
 
@@ -69,6 +70,7 @@ class ProgramCurvature:
         self.drawing = self._look_at_likelihood(target, first, data)
         self.prior = prior_structure(target, positions, data, options.prior_form, self.sites)
         self.rows = row_structure(target, first, data, target.first_rows())
+        self.rank_one = self._rank_one(target, positions, data)
 
     def _look_at_likelihood(self, target: LogDensity, position: Array, data: Data) -> bool:
         """Refuse a likelihood with factors; say whether a Fisher information is made of draws."""
@@ -88,6 +90,22 @@ class ProgramCurvature:
                 "Write them as numpyro.sample(..., obs=...), or use SVGD."
             )
         return drawing
+
+    def _rank_one(self, target: LogDensity, positions: Array, data: Data) -> frozenset[str]:
+        """Sites whose rows have rank one as matrices, where Kronecker factors are wanted."""
+        data, indices = data.on_device(), target.first_rows()
+        if self.options.structure != "kfac":
+            return frozenset()
+        count = self._num_rows(target, positions, data, indices)
+        if len(positions) * count * len(self.coordinates) > LARGEST_JACOBIANS:
+            return frozenset()
+
+        def look(positions: Array, data: Data, indices: Indices, key: Array) -> Sums:
+            rows = self._jacobian(target, positions, data, indices, key)
+            return rank_one_sites(rows, self.slices, target.layout.shapes)
+
+        found = Program(look, rarely=True)(positions, data, indices, random.PRNGKey(0))
+        return frozenset(name for name, holds in found.items() if holds)
 
     def at(
         self,
@@ -242,7 +260,8 @@ class ProgramCurvature:
     def _factored(
         self, total: Callable[[Callable[[Array], Sums]], Sums], target: LogDensity, like: Array
     ) -> Curvature:
-        return kronecker_factors(total, self.slices, target.layout.shapes, like)
+        shapes = target.layout.shapes
+        return kronecker_factors(total, self.slices, shapes, like, self.rank_one)
 
 
 def _key_of_chunk(rng_key: Array, indices: Indices) -> Array:

@@ -14,7 +14,14 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
-from ppl_ext.curvature import KRONECKER_STEPS, kronecker_sides
+from ppl_ext.curvature import (
+    HALF_STEPS,
+    KRONECKER_STEPS,
+    RANK_ONE_UP_TO,
+    factored_sides,
+    generic_direction,
+    kronecker_sides,
+)
 from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
 
 #: Sums over rows, by site.
@@ -23,11 +30,40 @@ Sums = dict[str, Tensor]
 OfRows = Callable[[Tensor, Sums], Sums]
 
 
+def outer_vectors(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """u (P, r, a) and v (P, r, b) with u v' = M for matrices M (P, r, a, b) of rank one."""
+    direction = torch.from_numpy(generic_direction(matrices.shape[-1])).to(matrices)
+    left = matrices @ direction
+    squares = left.square().sum(dim=-1)
+    counts = squares > 0.0
+    right = torch.einsum("prab,pra->prb", matrices, left)
+    inverse = torch.where(counts, 1.0 / torch.where(counts, squares, 1.0), 0.0)
+    return left, right * inverse[..., None]
+
+
+def rank_one_sites(
+    rows: Tensor, slices: Mapping[str, slice], shapes: Mapping[str, Collection[int]]
+) -> dict[str, Tensor]:
+    """By site that is a matrix, whether its rows (P, r, D') all have rank one as matrices.
+
+    Those of a linear layer have: the outer product of what goes in and of what comes back.
+    """
+    found = {}
+    for name, pair in factored_sides(slices, shapes).items():
+        matrices = rows[:, :, slices[name]].reshape(*rows.shape[:2], *pair)
+        left, right = outer_vectors(matrices)
+        rest = (matrices - left[..., None] * right[..., None, :]).abs().max()
+        size = matrices.abs().max()
+        found[name] = (size > 0.0) & (rest <= RANK_ONE_UP_TO * size)
+    return found
+
+
 def kronecker_factors(
     total: Callable[[OfRows, Sums], Sums],
     slices: Mapping[str, slice],
     shapes: Mapping[str, Collection[int]],
     like: Tensor,
+    rank_one: Collection[str] = (),
 ) -> Curvature:
     """A sum R' R as Kronecker blocks of its sites, differentiable in the rows.
 
@@ -45,10 +81,12 @@ def kronecker_factors(
         Shapes of the sites.
     like : Tensor
         Any tensor of P entries along its first axis, of the rows' dtype.
+    rank_one : collection of str
+        Sites whose rows, as matrices, all have rank one, by :func:`rank_one_sites`.
     """
     number, tiny = len(like), torch.finfo(like.dtype).tiny
     sides = {name: kronecker_sides(shapes[name]) for name in slices}
-    factored = {name: pair for name, pair in sides.items() if pair is not None and min(pair) > 1}
+    factored = factored_sides(slices, shapes)
 
     def plain(rows: Tensor, _: Sums) -> Sums:
         parts = {name: rows[:, :, slices[name]] for name in slices if name not in factored}
@@ -57,12 +95,18 @@ def kronecker_factors(
             for name, part in parts.items()
         }
 
-    def half(equation: str, other: Sums) -> Sums:
+    def half(side: int, other: Sums) -> Sums:
         def part(rows: Tensor, held: Sums) -> Sums:
             found = {}
             for name, pair in factored.items():
                 matrices = rows[:, :, slices[name]].reshape(*rows.shape[:2], *pair)
-                found[name] = torch.einsum(equation, matrices, held[name], matrices)
+                if name in rank_one:
+                    vectors = outer_vectors(matrices)
+                    own, across = vectors[side], vectors[1 - side]
+                    weights = ((across @ held[name]) * across).sum(dim=2, keepdim=True)
+                    found[name] = (weights * own).mT @ own
+                else:
+                    found[name] = torch.einsum(HALF_STEPS[side], matrices, held[name], matrices)
             return found
 
         sums = total(part, other)
@@ -78,8 +122,8 @@ def kronecker_factors(
         for name, (_, columns) in factored.items()
     }
     for _ in range(KRONECKER_STEPS if factored else 0):
-        left = half("prab,pbc,prdc->pad", right)
-        right = half("prab,pac,prcd->pbd", left)
+        left = half(0, right)
+        right = half(1, left)
     diagonals, blocks = [], []
     for name, where in slices.items():
         inside = sides[name] is not None

@@ -18,7 +18,7 @@ from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
 from pyro_ext.curvature.fisher import needs_draws
 from pyro_ext.curvature.gauss_newton import rows_of_one
-from pyro_ext.curvature.kronecker import OfRows, Sums, kronecker_factors
+from pyro_ext.curvature.kronecker import OfRows, Sums, kronecker_factors, rank_one_sites
 from pyro_ext.curvature.prior import (
     prior_curvature_of_one,
     prior_structure,
@@ -92,6 +92,18 @@ class ProgramCurvature:
 
         self._rows = target.lift(rows, drawing=self._drawing)
         self._prior = target.lift(prior)
+        self.rank_one = self._rank_one(target, positions, data)
+
+    def _rank_one(self, target: LogDensity, positions: Tensor, data: Data) -> frozenset[str]:
+        """Sites whose rows have rank one as matrices, where Kronecker factors are wanted."""
+        indices = target.first_rows()
+        numbers = len(positions) * self._numbers_of_a_particle(indices)
+        if self.options.structure != "kfac" or numbers > LARGEST_JACOBIANS:
+            return frozenset()
+        with global_generator(0), torch.no_grad():
+            rows = self._rows_of_chunk(positions, data, indices, 1.0)
+            found = rank_one_sites(rows, self.slices, target.layout.shapes)
+        return frozenset(name for name, holds in found.items() if holds)
 
     def _check_likelihood(self, target: LogDensity, position: Tensor, data: Data) -> None:
         factors = target.likelihood_factors(position, data, target.first_rows())
@@ -203,7 +215,8 @@ class ProgramCurvature:
     def _factored(
         self, total: Callable[[OfRows, Sums], Sums], target: LogDensity, like: Tensor
     ) -> Curvature:
-        return kronecker_factors(total, self.slices, target.layout.shapes, like)
+        shapes = target.layout.shapes
+        return kronecker_factors(total, self.slices, shapes, like, self.rank_one)
 
 
 def _added(first: Curvature, second: Curvature) -> Curvature:

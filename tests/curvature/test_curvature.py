@@ -9,7 +9,7 @@ import pytest
 from scipy.special import expit, softmax
 from scipy.stats import binom
 
-from ppl_ext.curvature import NO_STRUCTURE, PriorStructure
+from ppl_ext.curvature import NO_STRUCTURE, GaussNewton, PriorStructure
 from ppl_ext.errors import ArgumentError
 from tests.backends import use_float64
 from tests.curvature_support import (
@@ -461,3 +461,46 @@ def test_prior_curvature_is_the_clipped_hessian(backend: Any, kind: str) -> None
     structure = room.prior_structure(target, z, data, sites=("scale", "pair"))
     assert structure.form == "hessian"
     np.testing.assert_allclose(computed(structure), clipped([0, 4, 5]), atol=1e-10)
+
+
+def test_kronecker_factors_of_outer_products_are_those_of_any_rows(backend: Any) -> None:
+    kronecker = backend.room("curvature.kronecker")
+    generator = np.random.default_rng(5)
+    left, right = generator.normal(size=(2, 7, 3, 1)), generator.normal(size=(2, 7, 1, 4))
+    left[:, 2] = 0.0  # a row whose unit is dead
+    right[:, :, :, 1:] *= generator.random((2, 7, 1, 3)) < 0.5
+    shapes, slices = {"w": (3, 4)}, {"w": slice(0, 12)}
+    outer = (left * right).reshape(2, 7, 12)
+    mixed = outer + np.roll(outer, 1, axis=1)
+    for matrices, holds in ((outer, True), (mixed, False), (0.0 * outer, False)):
+        rows = backend.array(matrices)
+        found = kronecker.rank_one_sites(rows, slices, shapes)
+        assert bool(found["w"]) == holds
+
+    rows = backend.array(outer)
+
+    def total(function: Any, *held: Any) -> Any:
+        return function(rows, *held)
+
+    plain, quick = (
+        backend.numpy(kronecker.kronecker_factors(total, slices, shapes, rows, each).dense())
+        for each in ((), ("w",))
+    )
+    np.testing.assert_allclose(quick, plain, rtol=1e-9, atol=1e-12)
+
+
+def test_rows_of_linear_layers_are_found_to_be_outer_products(backend: Any) -> None:
+    host, dist, xp = backend.host, backend.dist, backend.xp
+
+    def model(x: Any, y: Any) -> None:
+        w = host.sample("w", dist.Normal(xp.zeros((2, 3)), 1.0).to_event(2))
+        shared = host.sample("shared", dist.Normal(xp.zeros((3, 3)), 1.0).to_event(2))
+        hidden = xp.tanh(x @ w)
+        hidden = xp.tanh(xp.tanh(hidden @ shared) @ shared)
+        with host.plate("N", len(y)):
+            host.sample("y", dist.Normal(hidden.sum(-1), 1.0), obs=y)
+
+    room = backend.room("curvature")
+    target, data = backend.target(model, tuple(map(backend.array, (X, Y))))
+    assert room.ProgramCurvature(target, data, GaussNewton("kfac")).rank_one == {"w"}
+    assert room.ProgramCurvature(target, data, GaussNewton()).rank_one == set()
