@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -24,14 +25,15 @@ def run(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out
     rows: list[dict[str, Any]] = []
     for backend in backends:
-        rows += steps(backend, arguments.rounds, out)
+        rows += [*steps(backend, arguments.rounds, out), first_run(backend, out)]
     if "pyro" in backends:
         rows += peers(arguments.rounds, out)
     text = (
         "# Curvature\n\nMade by `python -m benchmarks curvature`. Medians over rounds in which the "
         "cases take turns; ratios are taken within rounds. The network has two hidden layers of "
         f"{network.HIDDEN} units, {network.PARTICLES} particles and batches of {network.BATCH} "
-        "rows.\n\n" + records.markdown_table(rows)
+        "rows. A first run is of 60 steps over all rows of a smaller network.\n\n"
+        + records.markdown_table(rows)
     )
     records.write_text(out / "curvature.md", text)
     print(text)
@@ -59,6 +61,35 @@ def steps(backend: str, rounds: int, out: Path) -> list[dict[str, Any]]:
             record.figures[case] = {"milliseconds": 1e3 * seconds, "ratio": row["ratio"]}
             rows.append(row)
     return rows
+
+
+def first_run(backend: str, out: Path) -> dict[str, Any]:
+    """Seconds of a first run over all rows of a small network, compiling included."""
+    name = f"first run, {backend}"
+    record = records.Record("curvature", name, backend, settings={"steps": network.SMALL_STEPS})
+    with records.recorded_run(out / "curvature.jsonl", record), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = importlib.import_module(f"benchmarks.curvature.{backend}_steps")
+        start = time.perf_counter()
+        record.figures["loss"] = module.small_run()
+        record.figures["seconds"] = time.perf_counter() - start
+    seconds = record.figures["seconds"]
+    return {"comparison": name, "case": "SVN", "seconds": seconds, "goal": network.SMALL_GOAL}
+
+
+def page_table(runs: list[records.Record]) -> str:
+    """The table on the page: the step of each form in both packages."""
+    last = {run.method: run.figures for run in runs}
+    each = {backend: last[f"step, {backend}"] for backend in ("numpyro", "pyro")}
+    rows = []
+    for case in each["numpyro"]:
+        row: dict[str, Any] = {"step": f"`{network.CODE.get(case, case)}`"}
+        for backend, name in (("numpyro", "NumPyro"), ("pyro", "Pyro")):
+            found = each[backend][case]
+            row[f"{name}, ms"] = float(np.median(found["milliseconds"]))
+            row[f"{name}, times `SVGD`"] = found["ratio"]
+        rows.append(row)
+    return records.markdown_table(rows)
 
 
 def peers(rounds: int, out: Path) -> list[dict[str, Any]]:

@@ -35,6 +35,27 @@ STEPS: dict[str, tuple[dict[str, Any], float | None]] = {
 }
 
 
+#: Forms as a user writes them.
+CODE = {
+    LAST: "SVN(curvature=GaussNewton(sites=...))",
+    "SVN, block diagonal": 'SVN(system="block_diagonal")',
+    "SVN, diagonal curvature": 'SVN(curvature="diag")',
+    "SVN, Kronecker factors": 'SVN(curvature="kfac")',
+    "SVN, curvature every 5 steps": "SVN(curvature=GaussNewton(every=5))",
+}
+
+#: A network of one hidden layer whose rows are all taken in each step.
+SMALL_ROWS, SMALL_FEATURES, SMALL_HIDDEN, SMALL_PARTICLES, SMALL_STEPS = 353, 10, 37, 20, 60
+#: Most seconds of its first run, compiling included.
+SMALL_GOAL = 8.0
+
+
+def small_data() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Rows (SMALL_ROWS, SMALL_FEATURES) and responses (SMALL_ROWS,)."""
+    x = np.random.default_rng(0).normal(size=(SMALL_ROWS, SMALL_FEATURES)).astype(np.float32)
+    return x, np.sin(x.sum(1)).astype(np.float32)
+
+
 def data() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Rows (ROWS, FEATURES) and responses (ROWS,)."""
     generator = np.random.default_rng(0)

@@ -50,3 +50,24 @@ def cases() -> dict[str, Callable[[], object]]:
         return step
 
     return {name: case(engine) for name, engine in engines.items()}
+
+
+def small_model(x: Array, y: Array) -> None:
+    """A network of one hidden layer, its responses Normal with an unknown scale."""
+    inputs, hidden = network.SMALL_FEATURES, network.SMALL_HIDDEN
+    shapes = {"w1": (inputs, hidden), "b1": (hidden,), "w2": (hidden,)}
+    w = {
+        name: numpyro.sample(name, dist.Normal(jnp.zeros(shape), 0.3).to_event())
+        for name, shape in shapes.items()
+    }
+    noise = numpyro.sample("noise", dist.LogNormal(-1.0, 1.0))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(jnp.tanh(x @ w["w1"] + w["b1"]) @ w["w2"], noise), obs=y)
+
+
+def small_run() -> float:
+    """A first run of SVN over all rows of the small network; minus its last log density."""
+    engine = nx.SVN(small_model, num_particles=network.SMALL_PARTICLES)
+    x, y = map(jnp.asarray, network.small_data())
+    result = engine.run(jax.random.key(0), network.SMALL_STEPS, x, y, progress_bar=False)
+    return float(result.losses[-1])

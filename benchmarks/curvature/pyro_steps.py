@@ -45,3 +45,24 @@ def cases() -> dict[str, Callable[[], object]]:
         return lambda: engine.step(x, y)
 
     return {name: case(engine) for name, engine in engines.items()}
+
+
+def small_model(x: Tensor, y: Tensor) -> None:
+    """A network of one hidden layer, its responses Normal with an unknown scale."""
+    inputs, hidden = network.SMALL_FEATURES, network.SMALL_HIDDEN
+    shapes = {"w1": (inputs, hidden), "b1": (hidden,), "w2": (hidden,)}
+    w = {
+        name: pyro.sample(name, dist.Normal(torch.zeros(shape), 0.3).to_event(len(shape)))
+        for name, shape in shapes.items()
+    }
+    noise = pyro.sample("noise", dist.LogNormal(-1.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        mean = torch.tanh(x @ w["w1"] + w["b1"]) @ w["w2"]
+        pyro.sample("y", dist.Normal(mean, noise), obs=y)
+
+
+def small_run() -> float:
+    """A first run of SVN over all rows of the small network; minus its last log density."""
+    engine = px.SVN(small_model, num_particles=network.SMALL_PARTICLES, seed=0)
+    x, y = map(torch.from_numpy, network.small_data())
+    return float(engine.run(network.SMALL_STEPS, x, y, progress_bar=False).losses[-1])

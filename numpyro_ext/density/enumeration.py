@@ -21,11 +21,13 @@ from numpyro.distributions.util import is_identically_one
 from numpyro.primitives import Messenger
 
 from numpyro_ext.density.handlers import (
+    BEFORE,
     LOG_DETERMINANT,
     Site,
     Trace,
     handling,
     is_enumerated,
+    is_latent,
     is_observation,
 )
 from ppl_ext.discrete import (
@@ -40,8 +42,8 @@ from ppl_ext.errors import ModelCheckError
 
 #: Log probability of values that are not allowed.
 _IMPOSSIBLE = -1e9
-#: How funsor's names for values of earlier steps, for time itself, and for other dimensions begin.
-_BEFORE, _TIME, _UNPLATED = "_PREV_", "_time", "_pyro_dim_"
+#: How funsor's names for time itself, and for other dimensions begin.
+_TIME, _UNPLATED = "_time", "_pyro_dim_"
 
 
 def enumerated_trace(
@@ -141,7 +143,9 @@ def summed_sites(trace: Trace) -> dict[str, Site]:
     found = {}
     for name, site in trace.items():
         own = set(site["infer"].get("dim_to_name", {}).values()) if "infer" in site else set()
-        if own & names or any(each.startswith((_BEFORE, _TIME)) for each in own):
+        if own & names or any(each.startswith(BEFORE) for each in own):
+            found[name] = site
+        elif any(each.startswith(_TIME) for each in own) and not is_latent(site):
             found[name] = site
     return found
 
@@ -286,7 +290,7 @@ def _whole(values: Mapping[str, Array]) -> dict[str, Array]:
 
 def _written(name: str) -> str:
     """A site's name in the program."""
-    return name.replace(_BEFORE, "")
+    return name.replace(BEFORE, "")
 
 
 def at_one_value_each(
@@ -346,7 +350,7 @@ def _at_numbers(site: Site, parts: Mapping[str, Array], in_steps: Mapping[str, A
         if steps is not None and _written(name) in in_steps:
             # Of each step the value there, or of a step before.
             every_step, length = in_steps[_written(name)], log_prob.shape[steps]
-            first = len(every_step) - length - name.count(_BEFORE)
+            first = len(every_step) - length - name.count(BEFORE)
             # Steps stand to the left of all other dimensions, which are counted from the right.
             shape = (1,) * -steps + every_step.shape[1:]
             number = every_step[first : first + length].reshape(length, *shape[steps + 1 :])
@@ -379,7 +383,7 @@ def _own_last(summed: Mapping[str, Site], name: str, array: Array) -> Array:
     others = tuple(
         dim
         for each, dim in dims.items()
-        if each != name and (each in names or each.startswith(_BEFORE))
+        if each != name and (each in names or each.startswith(BEFORE))
     )
     return jnp.moveaxis(array.sum(others, keepdims=True), array.ndim + dims[name], -1)
 
@@ -397,9 +401,9 @@ def _components(summed: Mapping[str, Site]) -> list[list[Site]]:
         own = {
             _written(each)
             for each in site["infer"]["dim_to_name"].values()
-            if each in discrete or each.startswith((_BEFORE, _TIME))
+            if each in discrete or each.startswith((BEFORE, _TIME))
         }
-        own |= {_written(name)} if name.startswith(_BEFORE) else set()
+        own |= {_written(name)} if name.startswith(BEFORE) else set()
         joined = [each for each in found if each[0] & own]
         found = [each for each in found if not each[0] & own]
         dims = own.union(*(each[0] for each in joined))
@@ -482,7 +486,7 @@ def _contracted(
             dim, name = times[0]
             time = funsor.Variable(name, funsor.Bint[log_prob.shape[dim]])
             history = max(history, *(_get_shift(each) for each in dims.values()))
-            before[time] |= frozenset(n for n in dims.values() if n.startswith(_BEFORE))
+            before[time] |= frozenset(n for n in dims.values() if n.startswith(BEFORE))
             of_time[time].append(factor)
         else:
             factors.append(factor)

@@ -198,6 +198,11 @@ def missing_observations(name: str) -> ArgumentError:
     )
 
 
+#: What NumPyro writes before names in the first steps of a ``scan`` with discrete sites, where a
+#: site has its value from inside of the scan.
+BEFORE = "_PREV_"
+
+
 def is_latent(site: Site) -> bool:
     """Whether a trace entry is a latent sample site that has a position."""
     return _is_unobserved(site) and not is_enumerated(site)
@@ -265,6 +270,8 @@ def unconstraining(
         if not is_latent(site):
             return None
         name = site["name"]
+        if name.startswith(BEFORE):
+            return None
         if name in observed:
             raise missing_observations(name)
         if name not in values:

@@ -264,6 +264,38 @@ def test_steps_that_mix_the_places_of_a_plate_are_refused(backend: Any) -> None:
             backend.target(model, (y, mixed))
 
 
+def test_continuous_sites_of_steps_with_a_discrete_one(backend: Any) -> None:
+    h, chances = Written(backend), np.array([[0.8, 0.2], [0.3, 0.7]])
+    numbers = np.array([0.1, 0.5, 2.0, 1.9])
+
+    def model(y: Any) -> None:
+        m = h.sample("m", h.dist.Normal(backend.xp.zeros(2), 2.0).to_event(1))
+
+        def step(name: Any, z: Any, row: Any) -> Any:
+            u = h.sample(name("u"), h.dist.Normal(0.0, 1.0))
+            z = h.sample(name("z"), h.dist.Categorical(backend.array(chances)[z]))
+            h.sample(name("y"), h.dist.Normal(m[z] + h.xp.exp(u), 1.0), obs=row)
+            return z
+
+        h.chain(step, 0, y)
+
+    target, data = backend.target(model, (backend.array(numbers),))
+    z = positions(target, 3)
+    split = target.full_log_prior_and_likelihood(backend.array(z), data)
+    prior, likelihood = (backend.numpy(part) for part in split)
+    for row, *found in zip(z, prior, likelihood, strict=True):
+        split = target.layout.split(backend.array(row))
+        parts = {name: backend.numpy(value) for name, value in split.items()}
+        m, logs = parts["m"], np.concatenate([np.ravel(parts[n]) for n in parts if n[0] == "u"])
+        expected = stats.norm.logpdf(m, scale=2.0).sum() + stats.norm.logpdf(logs).sum()
+        paths = []
+        for path in itertools.product((0, 1), repeat=4):
+            before = (0, *path[:-1])
+            density = stats.norm.logpdf(numbers, m[list(path)] + np.exp(logs)).sum()
+            paths.append(density + np.log(chances[before, path]).sum())
+        np.testing.assert_allclose(found, [expected, special.logsumexp(paths)], **ROUNDING)
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_places_mixed_by_a_discrete_site_are_refused(backend: Any, inside: bool) -> None:
     """Nothing that is observed mixes them: another discrete site's probabilities do."""
