@@ -58,6 +58,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmarks.logistic",
         "SVGD with variance reduction on logistic regression, write out/",
     ),
+    "noisy-scores": (
+        "benchmarks.noisy_scores",
+        "Normal guides by noisy scores: the closed form against rivals with an oracle, write out/",
+    ),
     "pages": ("benchmarks.pages", "tables of the documentation, made anew from their records"),
     "posteriordb": (
         "benchmarks.posteriordb",

@@ -124,6 +124,8 @@ def limited(precision: Float[Any, " n"], noise: Float[Any, " n"], trust: float) 
 class BlockForm(ClosedForm[State]):
     """Base of the closed forms that regress a block of coordinates with a covariance."""
 
+    limited = staticmethod(limited)
+
     @classmethod
     def whitened_step(cls, block: BlockMoments, number: Any, trust: float) -> Step:
         """Regression of one block in coordinates where the present covariance is the identity.
@@ -154,7 +156,7 @@ class BlockForm(ClosedForm[State]):
         weight = floor / (column + floor)
         slope = weight * slope
         eigenvalues, vectors = xp.linalg.eigh((slope + slope.T) / (weight + weight.T))
-        eigenvalues = limited(eigenvalues, dim * (noise @ xp.square(vectors)), trust)
+        eigenvalues = cls.limited(eigenvalues, dim * (noise @ xp.square(vectors)), trust)
         vectors = basis @ vectors
         return Step((vectors / eigenvalues) @ vectors.T, pull[:, 0], basis)
 
