@@ -59,7 +59,9 @@ class WithoutMirrors(FullForm):
 
     def evaluated_draw(self, parameters: Any, generator: Array, num: int) -> Draws:
         keys = random.split(generator)
-        first, second = (super(WithoutMirrors, self).evaluated_draw(parameters, k, num) for k in keys)
+        first, second = (
+            super(WithoutMirrors, self).evaluated_draw(parameters, k, num) for k in keys
+        )
         half = num // 2
 
         def joined(one: Array, other: Array) -> Array:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-
 @dataclass(frozen=True)
 class Best:
     """The best Normal, where the evidence lower bound is stationary, and the reference.

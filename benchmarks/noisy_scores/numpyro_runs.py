@@ -39,7 +39,7 @@ __all__ = ["Prepared", "configure", "prepare", "release", "run"]
 #: Points of a rule of equal weights by which the best Normal is found, and its greatest steps.
 POINTS, STEPS, CLIP = 2**13, 200, 2.0
 #: Pairs of scores by which the bound of least squares is found.
-PAIRS = 2**13
+PAIRS, BLOCK = 2**13, 64
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def bound_of(program: Callable[[], None], best: Best, level: float) -> LeastSqua
         found, _ = estimator.estimate(target, state, points_of(mean, scale, z), data)
         return z[0], found.score @ scale
 
-    keys = random.split(random.key(1), (PAIRS // 64, 64))
+    keys = random.split(random.key(1), (PAIRS // BLOCK, BLOCK))
     z, score = jax.jit(partial(lax.map, jax.vmap(pair)))(keys)
     dim = len(best.mean)
     return LeastSquares.of(np.asarray(z).reshape(-1, dim), np.asarray(score).reshape(-1, 2, dim))

@@ -23,11 +23,12 @@ CONDITION = 55.0
 #: Posteriors with a reference whose densities are cheap.
 POSTERIORS = (
     "kidiq-kidscore_momiq",
-    "GLM_Poisson_Data-GLM_Poisson_model",
     "garch-garch11",
+    "sblrc-blr",
     "arK-arK",
     "mesquite-logmesquite",
     "eight_schools-eight_schools_noncentered",
+    "nes1976-nes",
 )
 #: The start: how far means are off on average, and deviations, in those of the best Normal.
 OFF, NARROW = 2.0, 0.5
@@ -177,7 +178,7 @@ def make_problems(database: Database) -> list[Problem]:
     found += [
         Problem(database[name].model_name, "posteriordb", database[name])
         for name in POSTERIORS
-        if name in database
+        if name in database and database[name].reference_name is not None
     ]
     found += [
         Problem(f"{each.kind} regression", "minibatch", each, (0.0,))

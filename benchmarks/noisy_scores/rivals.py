@@ -242,9 +242,7 @@ class GradientForm(_ByAdam):
         target = blended_target(score, present, weight)
 
         def inner(_: int, carry: AdamState) -> AdamState:
-            _, gradient = proximal_gradient(
-                self.density, carry.parameters, theta, target, weight
-            )
+            _, gradient = proximal_gradient(self.density, carry.parameters, theta, target, weight)
             return AdamState(*adam_step(carry.parameters, gradient, carry.optimizer, now.falling))
 
         return jax.lax.fori_loop(0, self.INNER_STEPS, inner, state)
@@ -280,9 +278,7 @@ class GSM(_ByMoments):
         share, (mean, scale) = now.falling, state
         matched = gsm_update(state, theta, score)
         covariance = (1.0 - share) * scale @ scale.T + share * matched.scale @ matched.scale.T
-        following = Moments(
-            mean + share * (matched.mean - mean), jnp.linalg.cholesky(covariance)
-        )
+        following = Moments(mean + share * (matched.mean - mean), jnp.linalg.cholesky(covariance))
         return _kept(state, following)
 
 

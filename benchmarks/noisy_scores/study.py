@@ -15,28 +15,13 @@ from benchmarks import records
 from benchmarks.noisy_scores import figures, report
 from benchmarks.noisy_scores.figures import Best, Floats, failures, oracle
 from benchmarks.noisy_scores.problems import Problem, make_problems
+from benchmarks.noisy_scores.report import CLOSED
 from benchmarks.posteriordb.database import Database
 from benchmarks.records import Record
 
-CLOSED = "closed form"
-RIVALS = (
-    "natural gradient",
-    "natural gradient, 1/t",
-    "ADVI",
-    "ADVI, cold start",
-    "GSM",
-    "BaM",
-    "gradient form",
-)
-ABLATIONS = (
-    "without the pull",
-    "symmetric trust region",
-    "trust by significance",
-    "without mirrored pairs",
-    "with a cold start",
-)
+RIVALS, ABLATIONS = tuple(report.METHODS)[1:], tuple(report.ABLATED)[1:]
 #: What the part "long" and the parts "ablations" and "Pyro" run on.
-LONG_LEVEL, LONG_FACTOR, LONG_SEEDS = 10.0, 20, 5
+LONG_LEVEL, LONG_FACTORS, LONG_SEEDS = 10.0, (1, 5, 20), 5
 LONG_METHODS = (CLOSED, "symmetric trust region", "trust by significance")
 ABLATED = ("Normal", "arK", "eight_schools_noncentered", "Poisson regression")
 IN_PYRO, PYRO_SEEDS = ("Normal", "arK", "linear regression"), 3
@@ -114,13 +99,14 @@ def _wanted(
     def add(part: str, method: str, levels: Sequence[float], count: int, number: int) -> None:
         backend = "pyro" if part == "Pyro" else "numpyro"
         settings = {"part": part, "group": problem.group, "seeds": number, "scores": count}
+        looks = looks_of(count) if part != "long" else [0, *(f * scores for f in LONG_FACTORS)]
         made = [
             Record(
                 "noisy-scores",
                 method,
                 backend,
                 problem.name,
-                settings={**settings, "level": level, "looks": looks_of(count)},
+                settings={**settings, "level": level, "looks": looks},
             )
             for level in levels
         ]
@@ -132,7 +118,7 @@ def _wanted(
         if "ablations" in parts and method in ABLATIONS and problem.name in ABLATED:
             add("ablations", method, problem.levels, scores, seeds)
         if "long" in parts and method in LONG_METHODS and problem.group == "Normal":
-            add("long", method, (LONG_LEVEL,), LONG_FACTOR * scores, min(LONG_SEEDS, seeds))
+            add("long", method, (LONG_LEVEL,), LONG_FACTORS[-1] * scores, min(LONG_SEEDS, seeds))
         if "Pyro" in parts and method == CLOSED and problem.name in IN_PYRO:
             add("Pyro", method, problem.levels, scores, min(PYRO_SEEDS, seeds))
     return found
@@ -159,6 +145,8 @@ def run_problem(problem: Problem, wanted: Sequence[Wanted], path: Path) -> None:
         try:
             if each.part == "Pyro":
                 mean, scale = _in_pyro(problem, prepared, streams, looks[-1])
+                for record in each.records:
+                    record.settings["looks"] = [0, looks[-1]]
             else:
                 mean, scale = numpyro_runs.run(prepared, each.method, streams, looks[-1], looks)
         except Exception as found:  # noqa: BLE001 - a method that breaks down is a result
@@ -176,7 +164,9 @@ def run_problem(problem: Problem, wanted: Sequence[Wanted], path: Path) -> None:
                 own = slice(index * seeds, (index + 1) * seeds)
                 record.figures.update(judged(best, mean[:, :, own], scale[:, :, own]))
         records.append(path, *each.records)
-        print(f"  {each.part}, {each.method}: {seconds * len(levels):.0f} s {error or ''}", flush=True)
+        print(
+            f"  {each.part}, {each.method}: {seconds * len(levels):.0f} s {error or ''}", flush=True
+        )
     numpyro_runs.release()
 
 
@@ -189,13 +179,15 @@ def judged(best: Best, mean: Floats, scale: Floats) -> dict[str, Any]:
     """Figures of runs (looks, rates, seeds, D) and (looks, rates, seeds, D, D), the oracle's."""
     divergence = best.divergence(mean, scale)
     chosen = oracle(divergence[-1])
-    end = best.judge(mean[-1, chosen], scale[-1, chosen])
+    along = best.judge(mean[:, chosen], scale[:, chosen])
     found = {
         "oracle": chosen,
         "KL": divergence[:, chosen],
         "final": divergence[-1],
         "failures": failures(divergence[-1, chosen], divergence[0, chosen]),
-        **end,
+        "mean error": along["mean error"][-1],
+        "sd error": along["sd error"][-1],
+        "variance": along["mean variance ratio"],
     }
     return {name: _short(value) for name, value in found.items()}
 
