@@ -58,10 +58,8 @@ class WithoutMirrors(FullForm):
     """Two independent draws in place of a mirrored pair; they still share their minibatch."""
 
     def evaluated_draw(self, parameters: Any, generator: Array, num: int) -> Draws:
-        keys = random.split(generator)
-        first, second = (
-            super(WithoutMirrors, self).evaluated_draw(parameters, k, num) for k in keys
-        )
+        draw = super().evaluated_draw
+        first, second = (draw(parameters, key, num) for key in random.split(generator))
         half = num // 2
 
         def joined(one: Array, other: Array) -> Array:

@@ -51,10 +51,12 @@ def _of(runs: Sequence[Record], part: str) -> list[Record]:
 
 
 def _one(runs: Sequence[Record], problem: str, level: float, method: str) -> Record | None:
-    found = (
-        r for r in runs if (r.model, r.settings["level"], r.method) == (problem, level, method)
-    )
-    return next(found, None)
+    wanted = (problem, level, method)
+    return next((r for r in runs if (r.model, r.settings["level"], r.method) == wanted), None)
+
+
+def _by_minibatch(run: Record) -> bool:
+    return bool(run.settings["group"] == "minibatch")
 
 
 def _with_baseline(runs: Sequence[Record]) -> list[Record]:
@@ -114,32 +116,30 @@ def _rows(runs: Sequence[Record], level: float, methods: Sequence[str]) -> list[
     return rows
 
 
-def _comparison(runs: Sequence[Record], group: str | None, level: float) -> str:
-    own = [
-        r for r in _of(runs, "comparison") if (r.settings["group"] == "minibatch") == bool(group)
-    ]
+def _comparison(runs: Sequence[Record], minibatch: bool, level: float) -> str:
+    own = [run for run in _of(runs, "comparison") if _by_minibatch(run) == minibatch]
     rows = _rows(own, level, list(METHODS))
     return records.markdown_table(rows, {"problem": "problem, D", "bound": "bound", **METHODS})
 
 
 def exact_table(runs: Sequence[Record]) -> str:
     """Divergences without noise."""
-    return _comparison(runs, None, 0.0)
+    return _comparison(runs, False, 0.0)
 
 
 def noisy_table(runs: Sequence[Record]) -> str:
     """Divergences at level 1."""
-    return _comparison(runs, None, 1.0)
+    return _comparison(runs, False, 1.0)
 
 
 def noisiest_table(runs: Sequence[Record]) -> str:
     """Divergences at level 10."""
-    return _comparison(runs, None, 10.0)
+    return _comparison(runs, False, 10.0)
 
 
 def minibatch_table(runs: Sequence[Record]) -> str:
     """Divergences under minibatches."""
-    return _comparison(runs, "minibatch", 0.0)
+    return _comparison(runs, True, 0.0)
 
 
 #: Columns of the summary: heading, whether of minibatches, level.
@@ -160,8 +160,8 @@ def summary_table(runs: Sequence[Record]) -> str:
         for heading, minibatch, level in KINDS:
             ratios = []
             for run in compared:
-                of_kind = (run.settings["group"] == "minibatch") == minibatch
-                if run.method != method or not of_kind or run.settings["level"] != level:
+                kind = (run.method, _by_minibatch(run), run.settings["level"])
+                if kind != (method, minibatch, level):
                     continue
                 ours = _one(compared, run.model, level, CLOSED)
                 assert ours is not None
@@ -181,8 +181,8 @@ def errors_table(runs: Sequence[Record]) -> str:
     shown = (CLOSED, "natural gradient", "natural gradient, 1/t", "ADVI", "gradient form")
     rows = []
     for problem in dict.fromkeys(run.model for run in compared):
-        group = next(run.settings["group"] for run in compared if run.model == problem)
-        level = 0.0 if group == "minibatch" else 1.0
+        by_minibatch = any(_by_minibatch(run) for run in compared if run.model == problem)
+        level = 0.0 if by_minibatch else 1.0
         row = {"problem": problem.replace("_", " ")}
         for method in shown:
             run = _one(compared, problem, level, method)
@@ -210,16 +210,11 @@ def long_table(runs: Sequence[Record]) -> str:
     rows = []
     for run in _of(runs, "long"):
         row: dict[str, Any] = {"method": run.method}
-        along = zip(
-            run.settings["looks"][1:],
-            run.figures["KL"][1:],
-            run.figures["variance"][1:],
-            strict=True,
-        )
-        for look, divergences, variances in along:
-            row[f"{look:,} scores"] = (
-                f"{_number(middle(divergences))}, {_number(middle(variances))}"
-            )
+        looks, figures = run.settings["looks"], run.figures
+        along = zip(looks, figures["KL"], figures["variance"], strict=True)
+        for look, divergences, variances in list(along)[1:]:
+            cell = f"{_number(middle(divergences))}, {_number(middle(variances))}"
+            row[f"{look:,} scores"] = cell
         row["failed"] = run.figures["failures"]
         rows.append(row)
     return records.markdown_table(rows)
@@ -230,8 +225,8 @@ def packages_table(runs: Sequence[Record]) -> str:
     rows = []
     for run in _of(runs, "Pyro"):
         other = _one(_of(runs, "comparison"), run.model, run.settings["level"], CLOSED)
-        noise = "minibatch" if run.settings["group"] == "minibatch" else run.settings["level"]
-        row = {"problem": run.model, "noise": noise if isinstance(noise, str) else f"{noise:g}"}
+        noise = "minibatch" if _by_minibatch(run) else f"{run.settings['level']:g}"
+        row = {"problem": run.model, "noise": noise}
         for each in (other, run):
             if each is not None and not each.failed:
                 ends = each.figures["KL"][-1]
@@ -332,11 +327,9 @@ def picture(runs: Sequence[Record], path: Path) -> None:
         axis.set(xscale="log", yscale="log")
         top = 4.0 * middle(any_run.figures["KL"][0])
         axis.set_ylim(min(bound[-1], final(any_run)) / 2.5, top)
-        group = any_run.settings["group"]
-        told = "minibatches" if group == "minibatch" else f"level {level:g}"
-        axis.set_title(
-            f"{problem.replace('_', ' ')}, D = {any_run.settings['dim']}, {told}", fontsize=10
-        )
+        told = "minibatches" if _by_minibatch(any_run) else f"level {level:g}"
+        name = problem.replace("_", " ")
+        axis.set_title(f"{name}, D = {any_run.settings['dim']}, {told}", fontsize=10)
         axis.grid(alpha=0.3)
         axis.set_xlabel("scores")
     for row in axes:

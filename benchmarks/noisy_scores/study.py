@@ -164,9 +164,8 @@ def run_problem(problem: Problem, wanted: Sequence[Wanted], path: Path) -> None:
                 own = slice(index * seeds, (index + 1) * seeds)
                 record.figures.update(judged(best, mean[:, :, own], scale[:, :, own]))
         records.append(path, *each.records)
-        print(
-            f"  {each.part}, {each.method}: {seconds * len(levels):.0f} s {error or ''}", flush=True
-        )
+        told = f"  {each.part}, {each.method}: {seconds * len(levels):.0f} s {error or ''}"
+        print(told, flush=True)
     numpyro_runs.release()
 
 

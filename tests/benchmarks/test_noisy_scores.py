@@ -1,4 +1,4 @@
-"""The study of noisy scores: rivals are right, all are given the same, the oracle picks the best."""
+"""The study of noisy scores: rivals are right, all are given the same, the oracle is one."""
 
 from __future__ import annotations
 
@@ -325,9 +325,8 @@ def test_best_normal_is_where_mean_scores_vanish() -> None:
 def test_runs_reports_and_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = Problem(
-        "linear regression", "minibatch", problems.regression("linear", 60, 2, 10), (0.0,)
-    )
+    rows = problems.regression("linear", 60, 2, 10)
+    small = Problem("linear regression", "minibatch", rows, (0.0,))
     normal = Problem("Normal", "Normal", COVARIANCE, (0.0, 1.0))
     monkeypatch.setattr(study, "make_problems", lambda _: [normal, small])
     out = str(tmp_path)
