@@ -35,6 +35,24 @@ TABLES: dict[str, tuple[str, str]] = {
     "kernels": ("kernels.jsonl", "benchmarks.kernels.comparison:page_table"),
     "curvature": ("curvature.jsonl", "benchmarks.curvature.comparison:page_table"),
     "semi-exact": ("semi-exact.jsonl", "benchmarks.semi_exact.report:page_table"),
+    "noisy scores": ("noisy-scores.jsonl", "benchmarks.noisy_scores.report:summary_table"),
+    "noisy scores, level 0": ("noisy-scores.jsonl", "benchmarks.noisy_scores.report:exact_table"),
+    "noisy scores, level 1": ("noisy-scores.jsonl", "benchmarks.noisy_scores.report:noisy_table"),
+    "noisy scores, level 10": (
+        "noisy-scores.jsonl",
+        "benchmarks.noisy_scores.report:noisiest_table",
+    ),
+    "noisy scores, minibatches": (
+        "noisy-scores.jsonl",
+        "benchmarks.noisy_scores.report:minibatch_table",
+    ),
+    "noisy scores, errors": ("noisy-scores.jsonl", "benchmarks.noisy_scores.report:errors_table"),
+    "noisy scores, parts": ("noisy-scores.jsonl", "benchmarks.noisy_scores.report:ablation_table"),
+    "noisy scores, long": ("noisy-scores.jsonl", "benchmarks.noisy_scores.report:long_table"),
+    "noisy scores, packages": (
+        "noisy-scores.jsonl",
+        "benchmarks.noisy_scores.report:packages_table",
+    ),
 }
 
 #: Of each picture in `docs/images` the file of its records and the function that draws it.
@@ -46,6 +64,7 @@ PICTURES: dict[str, tuple[str, str]] = {
     "scaling.png": ("scaling.jsonl", "benchmarks.scaling.report:plot"),
     "sgmcmc-bias.png": ("sgmcmc.jsonl", "benchmarks.sgmcmc.report:plot_bias"),
     "sgmcmc-modes.png": ("sgmcmc.jsonl", "benchmarks.sgmcmc.report:plot_modes"),
+    "noisy-scores.png": ("noisy-scores.jsonl", "benchmarks.noisy_scores.report:picture"),
     "stein-semi-exact.png": ("semi-exact.jsonl", "benchmarks.semi_exact.report:picture"),
 }
 

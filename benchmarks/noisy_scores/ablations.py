@@ -43,7 +43,8 @@ class SignificantTrust(FullForm):
 
     @classmethod
     def whitened_step(cls, block: BlockMoments, number: Any, trust: Any) -> Step:
-        return super().whitened_step(block, number, (trust, number))
+        both: Any = (trust, number)
+        return super().whitened_step(block, number, both)
 
     @staticmethod
     def limited(precision: Array, noise: Array, trust: Any) -> Array:

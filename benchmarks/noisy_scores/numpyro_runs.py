@@ -113,7 +113,7 @@ def scaled_program(target: LogDensity, data: Data, mean: Floats, sds: Floats) ->
 
     def program() -> None:
         z = _site(len(mean))
-        numpyro.factor("target", target.log_density((mean + sds * z)[None], data)[0])
+        numpyro.factor("target", target.log_density(jnp.asarray(mean + sds * z)[None], data)[0])
 
     return program
 
@@ -280,7 +280,8 @@ def run(
         state = advance(state, look // each - done)
         done = look // each
         found.append(jax.device_get(moments(state)))
-    return tuple(np.stack([np.asarray(f[k], np.float64) for f in found]) for k in range(2))
+    means, scales = (np.stack([np.asarray(f[k], np.float64) for f in found]) for k in range(2))
+    return means, scales
 
 
 def _of_engine(engine: nx.ProximalScoreVI) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -333,7 +334,7 @@ def _of_rival(
             iteration = stream.step.astype(rates.dtype)
             return rival.step(fit, z, theta, score, Now(iteration, jnp.asarray(total * 1.0), rate))
 
-        fits = jax.vmap(follow)(fits, *now, rates)
+        fits = jax.vmap(follow)(fits, now[0], now[1], rates)
         return fits, stream._replace(rng_key=key, estimator=state, step=stream.step + 1)
 
     every = jax.vmap(step)

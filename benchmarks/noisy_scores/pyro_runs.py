@@ -13,7 +13,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 import pyro_ext as px
 from benchmarks.noisy_scores.figures import Best, Floats
 from benchmarks.noisy_scores.problems import Problem, start_of
-from benchmarks.posteriordb.pyro_fits import configure, native
+from benchmarks.posteriordb.pyro_fits import configure
 
 __all__ = ["configure", "program_of", "run"]
 
@@ -24,7 +24,7 @@ def _site(dim: int) -> torch.Tensor:
 
 
 def program_of(problem: Problem, mean: Floats, deviations: Floats) -> Callable[[], None]:
-    """The program of a problem, with an origin and units of its coordinates."""
+    """The program of a Normal or a regression, with an origin and units of its coordinates."""
     source = problem.source
     centre, sds = torch.tensor(mean), torch.tensor(deviations)
     if problem.group == "Normal":
@@ -35,14 +35,6 @@ def program_of(problem: Problem, mean: Floats, deviations: Floats) -> Callable[[
             pyro.factor("target", -0.5 * z @ (precision @ z))
 
         return of_normal
-    if problem.group == "posteriordb":
-        whole = native(source.model_name, source.data())
-
-        def of_posterior() -> None:
-            z = _site(len(mean))
-            pyro.factor("target", whole.target.log_density((centre + sds * z)[None], whole.data)[0])
-
-        return of_posterior
     x, y = torch.tensor(source.x), torch.tensor(source.y)
 
     def of_rows() -> None:

@@ -35,6 +35,8 @@ ABLATED = {
 }
 #: Divergences below this are rounding.
 ROUNDING = 1e-9
+#: Divergences within this factor of the least are in bold.
+NEAR = 1.1
 #: Problems of the picture, with their levels.
 SHOWN = (
     ("Normal", 1.0),
@@ -110,8 +112,9 @@ def _rows(runs: Sequence[Record], level: float, methods: Sequence[str]) -> list[
         }
         for method, run in found.items():
             text = _cell(run)
-            best = run is not None and not run.failed and final(run) <= max(min(good), ROUNDING)
-            row[method] = f"**{text}**" if best and np.isfinite(final(run)) else text
+            end = np.inf if run is None else final(run)
+            best = np.isfinite(end) and end <= max(NEAR * min(good), ROUNDING)
+            row[method] = f"**{text}**" if best else text
         rows.append(row)
     return rows
 
@@ -282,7 +285,7 @@ def write(runs: Sequence[Record], out: Path) -> str:
     return text
 
 
-LOOKS = {
+LOOKS: dict[str, dict[str, Any]] = {
     CLOSED: {"color": "C3", "linewidth": 2.6, "marker": "o"},
     "natural gradient": {"color": "C0", "linestyle": "--"},
     "natural gradient, 1/t": {"color": "C0"},

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks import records
 from benchmarks.noisy_scores import figures, report
 from benchmarks.noisy_scores.figures import Best, Floats, failures, oracle
-from benchmarks.noisy_scores.problems import Problem, make_problems
+from benchmarks.noisy_scores.problems import Problem, make_problems, start_of
 from benchmarks.noisy_scores.report import CLOSED
 from benchmarks.posteriordb.database import Database
 from benchmarks.records import Record
@@ -24,7 +24,7 @@ RIVALS, ABLATIONS = tuple(report.METHODS)[1:], tuple(report.ABLATED)[1:]
 LONG_LEVEL, LONG_FACTORS, LONG_SEEDS = 10.0, (1, 5, 20), 5
 LONG_METHODS = (CLOSED, "symmetric trust region", "trust by significance")
 ABLATED = ("Normal", "arK", "eight_schools_noncentered", "Poisson regression")
-IN_PYRO, PYRO_SEEDS = ("Normal", "arK", "linear regression"), 3
+IN_PYRO, PYRO_SEEDS = ("Normal", "linear regression", "Poisson regression"), 3
 #: A look after each half of a power of ten, in scores that all methods' iterations divide.
 EVERY, LOOKS = 8, 5
 
@@ -141,7 +141,9 @@ def run_problem(problem: Problem, wanted: Sequence[Wanted], path: Path) -> None:
         seeds, looks = each.settings["seeds"], each.settings["looks"]
         streams = [(level, seed) for level in levels for seed in range(seeds)]
         begun = time.perf_counter()
-        error, mean, scale = None, None, None
+        error: str | None = None
+        mean: Floats | None = None
+        scale: Floats | None = None
         try:
             if each.part == "Pyro":
                 mean, scale = _in_pyro(problem, prepared, streams, looks[-1])
@@ -160,7 +162,7 @@ def run_problem(problem: Problem, wanted: Sequence[Wanted], path: Path) -> None:
             record.figures["bound"] = bound.symmetric
             record.figures["plain bound"] = bound.plain
             record.figures["best to reference"] = float(_to_reference(best))
-            if error is None:
+            if mean is not None and scale is not None:
                 own = slice(index * seeds, (index + 1) * seeds)
                 record.figures.update(judged(best, mean[:, :, own], scale[:, :, own]))
         records.append(path, *each.records)
@@ -170,8 +172,8 @@ def run_problem(problem: Problem, wanted: Sequence[Wanted], path: Path) -> None:
 
 
 def _to_reference(best: Best) -> Floats:
-    covariance = np.linalg.cholesky(best.reference_covariance)
-    return figures.normal_divergence(best.mean, best.scale_tril, best.reference_mean, covariance)
+    root: Floats = np.asarray(np.linalg.cholesky(best.reference_covariance), np.float64)
+    return figures.normal_divergence(best.mean, best.scale_tril, best.reference_mean, root)
 
 
 def judged(best: Best, mean: Floats, scale: Floats) -> dict[str, Any]:
@@ -206,7 +208,7 @@ def _in_pyro(
 
     pyro_runs.configure()
     program = pyro_runs.program_of(problem, prepared.mean, prepared.deviations)
-    starts = [pyro_runs.start_of(seed, prepared.best).modes[0] for _, seed in streams]
+    starts = [start_of(seed, prepared.best).modes[0] for _, seed in streams]
     ends = [pyro_runs.run(program, prepared.best, *stream, scores) for stream in streams]
     mean = np.stack([[mode.mean for mode in starts], [end[0] for end in ends]])
     scale = np.stack([[mode.factor for mode in starts], [end[1] for end in ends]])

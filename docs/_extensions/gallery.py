@@ -97,6 +97,13 @@ PICTURES = (
         "stein",
     ),
     Picture(
+        "noisy-scores",
+        "Closed form for a full Normal and seven rivals with an oracle's rate, over noisy scores.",
+        "benchmarks/noisy_scores/report.py",
+        "benchmarks noisy-scores",
+        "noisy-scores",
+    ),
+    Picture(
         "stein-semi-exact",
         "Errors of SVGD with and without semi-exact kernels, over dimensions per particle.",
         "benchmarks/semi_exact/report.py",
