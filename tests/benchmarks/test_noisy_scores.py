@@ -148,7 +148,7 @@ class FourRecorder(Recorder):
     pairs = 4
 
 
-@pytest.mark.parametrize("source", ["noise", "rows"])
+@pytest.mark.parametrize("source", ["noise", pytest.param("rows", marks=pytest.mark.slow)])
 def test_all_are_given_the_same_scores(source: str) -> None:
     """Rivals of one pair an iteration and of four, at two rates, and the library's engine."""
     if source == "noise":
