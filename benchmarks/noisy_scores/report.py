@@ -48,6 +48,11 @@ SHOWN = (
 )
 
 
+def _label(method: str) -> str:
+    """Heading of a method that stands by itself."""
+    return method if METHODS[method].startswith("the same") else METHODS[method]
+
+
 def _of(runs: Sequence[Record], part: str) -> list[Record]:
     return [run for run in runs if run.settings["part"] == part]
 
@@ -159,7 +164,7 @@ def summary_table(runs: Sequence[Record]) -> str:
     compared = _of(runs, "comparison")
     rows = []
     for method in list(METHODS)[1:]:
-        row = {"rival": METHODS[method] if method != "natural gradient, 1/t" else method}
+        row = {"rival": _label(method)}
         for heading, minibatch, level in KINDS:
             ratios = []
             for run in compared:
@@ -322,7 +327,7 @@ def picture(runs: Sequence[Record], path: Path) -> None:
                 continue
             medians = np.array([middle(values) for values in run.figures["KL"]])
             # The start is no number of scores on this scale.
-            axis.plot(run.settings["looks"][1:], medians[1:], label=METHODS[method], **look)
+            axis.plot(run.settings["looks"][1:], medians[1:], label=_label(method), **look)
         any_run = find(CLOSED) or compared[0]
         scores = np.array(any_run.settings["looks"][1:], float)
         bound = [_bound(any_run, each) for each in scores]
