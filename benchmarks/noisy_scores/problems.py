@@ -26,9 +26,6 @@ POSTERIORS = (
     "garch-garch11",
     "sblrc-blr",
     "arK-arK",
-    "mesquite-logmesquite",
-    "eight_schools-eight_schools_noncentered",
-    "nes1976-nes",
 )
 #: The start: how far means are off on average, and deviations, in those of the best Normal.
 OFF, NARROW = 2.0, 0.5
