@@ -55,7 +55,7 @@ class DescentShell(EngineShell):
             check_count(name, count, optional=True)
         check_number("clip_norm", clip_norm, optional=True)
         self.optim = self._host_optimizer(optim)
-        self.num_samples = num_samples
+        self.num_samples: Any = num_samples
         self.clip_norm = clip_norm
         self.total_steps = total_steps
 

@@ -60,7 +60,7 @@ class DescentEngine(DescentShell, Engine):
         self,
         plan: Any,
         optimizer: EngineOptimizer,
-        objective: Callable[[Parameters], tuple[Tensor, Parameters]],
+        objective: Callable[[Any], tuple[Tensor, Any]],
         num_steps: int = 1,
         can_break: bool = True,
     ) -> bool:
