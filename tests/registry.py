@@ -242,8 +242,8 @@ REGISTRY = {
         "SteinDiscrepancyVI",
         lambda backend, model, steps: {},
         800,
-        # A network is an exact map of a Normal's start; what is left is the optimizer's noise, which
-        # so few steps with 100 draws see in the tails.
+        # A network is an exact map of a Normal's start; what is left is the optimizer's noise,
+        # which is large in the tails after so few steps with 100 draws.
         bias={"conjugate_normal": (0.1, 0.15), "lognormal": (0.1, 0.15)},
         draws=4000,
     ),
