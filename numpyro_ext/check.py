@@ -163,7 +163,11 @@ def of_host(
     if isinstance(fit, Engine):
         state = state_of_engine(fit, state)
         if not hasattr(fit, "density") and not hasattr(fit, "approximation"):
-            return Source(type(fit).__name__, "particles", fit.get_samples(state))
+            if not fit.makes_draws:
+                return Source(type(fit).__name__, "particles", fit.get_samples(state))
+            number = number_of_draws(fit.target.dim)
+            drawn = fit.get_samples(state, rng_key, number)
+            return Source(type(fit).__name__, "independent draws", drawn)
         guide = fitted_guide(fit, state, None, args, kwargs, rng_key)
         return _of_guide(type(fit).__name__, guide, {})
     if isinstance(fit, SVI):

@@ -24,7 +24,6 @@ from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine
 from numpyro_ext.gradients import SVRG
 from numpyro_ext.score import ProximalScoreVI
-from numpyro_ext.score.guide_engine import GuideEngine
 from numpyro_ext.sharding import Sharding, on_own_axes
 from numpyro_ext.start import piece_of
 from ppl_ext.documented import documented
@@ -246,7 +245,7 @@ def _by_engine(
 
         steps, settling = in_rounds(run, meter)
         meter.evaluations += steps * engine._num_positions(engine.plan)
-        number = number_of_draws(target.dim) if isinstance(engine, GuideEngine) else None
+        number = number_of_draws(target.dim) if engine.makes_draws else None
         draws = engine.get_samples(last.state, num_samples=number)
         positions = np.asarray(target.unconstrain(draws, data), np.float64)
         return Approximated(name_of(engine), positions, steps, settling)

@@ -47,6 +47,8 @@ class EngineShell(Documented):
     _host: str
     # Whether each position is an answer of its own, and not a draw of one.
     _answers_apart = False
+    #: Whether any number of independent draws may be asked for.
+    makes_draws = False
     #: Where runs start unless told otherwise.
     _usual_start: ClassVar[str] = SEARCH
     #: How a guide of the host is given as a start.

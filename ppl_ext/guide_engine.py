@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from ppl_ext.engine import EngineShell
-from ppl_ext.errors import ArgumentError, NoisyScoreWarning
-from ppl_ext.options import check_count, check_number, refuse
+from ppl_ext.descent import DescentShell
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_number, refuse
 from ppl_ext.run import Piece
-from ppl_ext.settling import FEWEST_DRAWS, MOST_DRAWS, NUMBERS
 from ppl_ext.start.given import HOST
 
 
-class GuideShell(EngineShell):
+class GuideShell(DescentShell):
     """Base of the engines that fit a guide with a flat log density.
 
     Parameters
@@ -68,7 +66,14 @@ class GuideShell(EngineShell):
         **options: Any,
     ) -> None:
         refuse(type(self), options, "init_strategy")
-        super().__init__(model, **options)
+        super().__init__(
+            model,
+            optim,
+            num_samples,
+            clip_norm=clip_norm,
+            total_steps=total_steps,
+            **options,
+        )
         if isinstance(guide, type) and issubclass(guide, self._host_guide):
             try:
                 guide = guide(model)
@@ -78,26 +83,14 @@ class GuideShell(EngineShell):
                     f"{error}. Pass a guide, such as {guide.__name__}(model, ...)."
                 ) from error
         self._check_flat_density(guide)
-        for name, count in (("num_samples", num_samples), ("total_steps", total_steps)):
-            check_count(name, count, optional=True)
-        for name, value in (("clip_norm", clip_norm), ("initial_scale", initial_scale)):
-            check_number(name, value, optional=True)
-        self.optim = self._host_optimizer(optim)
+        check_number("initial_scale", initial_scale, optional=True)
         self.guide = guide
-        self.num_samples = num_samples
-        self.clip_norm = clip_norm
         self.initial_scale = initial_scale
-        self.total_steps = total_steps
 
     @staticmethod
     def _check_flat_density(guide: Any) -> Any:
         """See that a guide has a flat log density."""
         raise NotImplementedError
-
-    @staticmethod
-    def _host_optimizer(optim: Any) -> Any:
-        """What the engine uses of an optimizer that was given, checked."""
-        return optim
 
     def _has_own_start(self) -> bool:
         """Whether the guide was made with another place or scale to start from than the host's
@@ -118,18 +111,5 @@ class GuideShell(EngineShell):
         # a guide that is far too wide.
         return piece.info["log_q"] - piece.info["log_p"]
 
-    def _draws_to_look_at(self, plan: Any) -> int | None:
-        return min(max(NUMBERS // plan.target.dim, FEWEST_DRAWS), MOST_DRAWS)
-
     def _settings(self) -> dict[str, str]:
         return {"guide": type(self.guide).__name__, **super()._settings()}
-
-    def _warn_of_noise(self, plan: Any, consequence: str) -> None:
-        """Warn that the scores are not exact."""
-        warnings.warn(
-            f"{type(self).__name__} expects exact scores, but {type(plan.estimator).__name__} "
-            f"gives noisy ones or scores of a part of the data here. {consequence} Use "
-            "estimator=Full() with all rows, or ProximalScoreVI, which takes noisy scores.",
-            NoisyScoreWarning,
-            stacklevel=2,
-        )

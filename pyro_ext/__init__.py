@@ -75,6 +75,7 @@ from pyro_ext.guides import (
     local_reparameterization,
     register_flat_density,
 )
+from pyro_ext.implicit import PushForward, SemiImplicit, SteinDiscrepancyVI, UnrolledSGLD
 from pyro_ext.kernels import (
     IMQ,
     RBF,
@@ -117,6 +118,11 @@ __all__ = [
     "BaM",
     "FisherVI",
     "LaplaceGGN",
+    "SteinDiscrepancyVI",
+    # samplers that it fits
+    "PushForward",
+    "SemiImplicit",
+    "UnrolledSGLD",
     # the right answer, or a clear no
     "Calibration",
     "Fit",

@@ -137,7 +137,10 @@ def of_host(
         return Source(name, "Markov chains", draws, chains.num_chains, divergent)
     if isinstance(found, Engine):
         if not hasattr(found, "density") and not hasattr(found, "approximation"):
-            return Source(type(found).__name__, "particles", found.get_samples())
+            if not found.makes_draws:
+                return Source(type(found).__name__, "particles", found.get_samples())
+            drawn = found.get_samples(number_of_draws(found.target.dim))
+            return Source(type(found).__name__, "independent draws", drawn)
         return _of_guide(type(found).__name__, fitted_guide(found, None, args, kwargs, seed))
     guide = found.guide if isinstance(found, SVI) else found
     if isinstance(guide, type) or not callable(guide) or hasattr(guide, "get_samples"):

@@ -45,7 +45,6 @@ from pyro_ext.density.replay import replay
 from pyro_ext.engine import Engine
 from pyro_ext.gradients import SVRG
 from pyro_ext.score import ProximalScoreVI
-from pyro_ext.score.guide_engine import GuideEngine
 from pyro_ext.sharding import Sharding
 from pyro_ext.start import piece_of
 
@@ -229,7 +228,7 @@ def _by_engine(
 
         steps, settling = in_rounds(run, meter)
         meter.evaluations += round(engine.gradient_evaluations - before)
-        number = number_of_draws(target.dim) if isinstance(engine, GuideEngine) else None
+        number = number_of_draws(target.dim) if engine.makes_draws else None
         draws = engine.get_samples(number)
         positions = target.unconstrain(draws, data).detach().double().cpu().numpy()
         return Approximated(name_of(engine), positions, steps, settling)

@@ -39,7 +39,9 @@ MAY_IMPORT = {
     "engine": {"density", "gradients", "optim", "start"},
     "stein": {"engine", "density", "gradients", "kernels", "curvature", "optim"},
     "laplace": {"engine", "stein", "density", "curvature", "optim"},
-    "score": {"engine", "density", "gradients", "guides", "optim"},
+    "descent": {"engine", "optim"},
+    "score": {"descent", "engine", "density", "gradients", "guides", "optim"},
+    "implicit": {"descent", "engine", "density", "gradients", "guides", "networks", "optim"},
     "sgmcmc": {"density", "gradients"},
     "diagnostics": {"density", "engine", "guides"},
     "stan": set(),
@@ -72,6 +74,7 @@ EFFECT_MODULES = {
 
 # Files that one package has and the other need not, with the reason.
 ONE_SIDED = {
+    "pyro_ext/density/differentiable.py": "JAX differentiates its scores as they are",
     "pyro_ext/density/graph.py": "JAX traces by itself; torch needs a traced graph",
     "pyro_ext/density/log_einsum.py": "funsor has sums of logarithms with gradients that JAX takes",
     "pyro_ext/density/elimination.py": "NumPyro's scan sums a chain in logarithmic depth",

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ppl_ext.errors.EvaluationWarnin
 STEPS, SAVED, KILLED = 6, 4, 5
 Y = np.linspace(-1.0, 2.0, 12)
 #: Rows whose engines want exact scores.
-EXACT = {"GSM", "BaM", "FisherVI"}
+EXACT = {"GSM", "BaM", "FisherVI", "SteinDiscrepancyVI"}
 #: One for each engine and solver.
 ROWS = [name for name in REGISTRY if name not in ("BaM, constant weight", "FisherVI, covariance")]
 

@@ -140,6 +140,8 @@ GRANTED: dict[tuple[str, str], dict[int, str]] = {
     ("howto/warm-start-nuts", "px"): {0: WHOLE["px"]},
     ("howto/warm-start-nuts", "nx"): {0: WHOLE["nx"]},
     ("examples-uncertainty", "nx"): {},
+    ("implicit", "px"): {0: WHOLE["px"]},
+    ("implicit", "nx"): {0: WHOLE["nx"]},
     ("starts", "px"): {0: LOGISTIC["px"]},
     ("starts", "nx"): {0: LOGISTIC["nx"]},
     ("getting-started", "px"): {

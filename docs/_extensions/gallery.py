@@ -244,6 +244,20 @@ PICTURES = (
         "examples-uncertainty",
     ),
     Picture(
+        "example-score-matching-moons",
+        "Two moons, and samples by Langevin steps along learnt scores.",
+        "docs/examples/score_matching_report.py",
+        f"{MODELS}.score_matching",
+        "examples-uncertainty",
+    ),
+    Picture(
+        "example-score-matching-digits",
+        "Small digits, and samples by Langevin steps along learnt scores.",
+        "docs/examples/score_matching_report.py",
+        f"{MODELS}.score_matching",
+        "examples-uncertainty",
+    ),
+    Picture(
         "example-out-of-distribution",
         "Digits and clothes: how unsure each method is of what it was not trained on.",
         "docs/examples/out_of_distribution_report.py",

@@ -89,6 +89,11 @@ GROUPS = {
             ("guide_engine", "proximal", "matching", "fisher", "regression"),
         ),
         Room(
+            "implicit",
+            "Guides without a density",
+            "Samplers that are fitted by their draws; see :doc:`/implicit`.",
+        ),
+        Room(
             "laplace",
             "Laplace approximation",
             "A Gaussian at the mode; see :doc:`/networks`.",
@@ -106,7 +111,7 @@ GROUPS = {
             "of your own, :doc:`/own-engine`.",
             (
                 *("run", "process", "best", "settling", "drift", "state_files"),
-                *("optim", "draws", "programs", "pieces"),
+                *("descent", "optim", "draws", "programs", "pieces"),
             ),
         ),
     ],

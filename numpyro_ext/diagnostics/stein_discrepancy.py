@@ -24,6 +24,7 @@ from ppl_ext.diagnostics.fit import target_of_engine
 from ppl_ext.diagnostics.stein_discrepancy import (
     BLOCK,
     KSD_DOCUMENTATION,
+    KSD_SAMPLES,
     SteinDiscrepancy,
     check_no_target,
     check_not_particles,
@@ -31,10 +32,12 @@ from ppl_ext.diagnostics.stein_discrepancy import (
     check_positions,
     discrepancy_of_guide,
     discrepancy_of_positions,
+    is_sampler,
     target_of_positions,
 )
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_count
 
 Metric = str | Array | np.ndarray | None
 
@@ -104,6 +107,20 @@ def ksd(
         check_positions(positions.shape, target.dim)
     else:
         check_no_target(target, fit)
+        if is_sampler(fit):
+            target, data = target_of_engine(fit, model, args, kwargs, passes)
+            check_count("num_samples", num_samples, optional=True)
+            state = state_of_engine(fit, state)
+            drawn = fit.get_samples(state, rng_key, num_samples or KSD_SAMPLES)
+            positions = np.asarray(target.unconstrain(drawn, data))
+            return discrepancy_of_positions(
+                positions,
+                target,
+                data,
+                likelihood_temperature,
+                draw_chunk,
+                **{**options, "statistic": statistic or "U"},
+            )
         particles = hasattr(fit, "target") and hasattr(fit, "particles")
         if not particles or hasattr(fit, "approximation"):
             fitted = fitted_guide(fit, state, model, args, kwargs, rng_key, passes)

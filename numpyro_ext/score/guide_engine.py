@@ -10,22 +10,21 @@ guide it adds to the :class:`GuidePlan`, in ``_plan``.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array, lax
 from jaxtyping import Float
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Layout
-from numpyro_ext.engine import Engine, EngineState, Plan, key_of_draws
+from numpyro_ext.descent import ADAM, DescentEngine, adam_step
+from numpyro_ext.engine import EngineState, Plan, key_of_draws
 from numpyro_ext.guides.flat_density import (
     FlatDensity,
     Parameters,
@@ -40,9 +39,6 @@ from ppl_ext.guide_engine import GuideShell
 from ppl_ext.options import check_count
 from ppl_ext.score import DRAWS, LEARNING_RATE, REST, match_sites
 
-# The default optimizer without its learning rate, which depends on the length of the run and so
-# is known only when the run starts.
-_ADAM = optax.scale_by_adam()
 #: Axis of the host guides' parameters along which the coordinates of the flat vector run, by name
 #: without the guide's prefix; rows of a low-rank factor belong to coordinates.
 AXES = {"loc": -1, "scale": -1, "cov_factor": -2}
@@ -91,7 +87,7 @@ class GuidePlan(Plan):
     clip_norm: float | None
 
 
-class GuideEngine(GuideShell, Engine):
+class GuideEngine(GuideShell, DescentEngine):
     _host_guide = AutoGuide
     _check_flat_density = staticmethod(check_has_flat_density)
     _positions_option = "num_samples"
@@ -157,58 +153,6 @@ class GuideEngine(GuideShell, Engine):
     ) -> dict[str, Array]:
         """Log density of the guide at flat positions, for ``to_arviz``."""
         return {"log_q": self.density.log_prob(state.algorithm.parameters, positions)}
-
-    # -- for the steps of subclasses ----------------------------------------------------------
-
-    def _total(self, state: EngineState) -> Array:
-        """T of the run; outside a run ``total_steps``, 0 when that is not given."""
-        # A state keeps the horizon of its run when the run is over.
-        return jnp.where(state.step < state.horizon, state.horizon, self.total_steps or 0)
-
-    def _progress(self, state: EngineState) -> Array:
-        """Fraction t/T of the run that is done."""
-        total = self._total(state)
-        dtype = jnp.result_type(float)
-        fraction = state.step.astype(dtype) / jnp.maximum(total, 1).astype(dtype)
-        return jnp.where(total > 0, jnp.minimum(fraction, 1.0), 0.0)
-
-    def _start_optimizer(self, plan: GuidePlan, parameters: Parameters) -> Any:
-        """State of the optimizer that ``_descend`` uses: the given one or the default."""
-        # The host's optimizers keep the parameters in their state.
-        return _ADAM.init(parameters) if plan.optim is None else plan.optim.init(parameters)
-
-    def _default_rate(self, plan: GuidePlan, state: EngineState) -> Array:
-        """Present learning rate of the default optimizer."""
-        return plan.learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * self._progress(state)))
-
-    def _descend(
-        self,
-        plan: GuidePlan,
-        state: EngineState,
-        objective: Callable[[Parameters], tuple[Array, Parameters]],
-        num_steps: int = 1,
-    ) -> tuple[Parameters, Any]:
-        """Take optimizer steps down an objective, a function to a value and a gradient.
-
-        Returns the new parameters and the new state of the optimizer.
-        """
-        rate = self._default_rate(plan, state)
-
-        def inner(_: int, carry: tuple[Parameters, Any]) -> tuple[Parameters, Any]:
-            parameters, optimizer = carry
-            value, gradient = objective(parameters)
-            if plan.clip_norm is not None:
-                gradient = clipped(gradient, plan.clip_norm)
-            if plan.optim is None:
-                return adam_step(parameters, gradient, optimizer, rate)
-            if isinstance(plan.optim, SiteOptimizers):
-                optimizer = plan.optim.update(gradient, optimizer, value, rate)
-            else:
-                optimizer = plan.optim.update(gradient, optimizer, value)
-            return plan.optim.get_params(optimizer), optimizer
-
-        carry = (state.algorithm.parameters, state.algorithm.optimizer)
-        return lax.fori_loop(0, num_steps, inner, carry)
 
 
 class SiteOptimizers:
@@ -286,10 +230,10 @@ class SiteOptimizers:
         state = {}
         for pattern, pieces in self._split(parameters).items():
             optim = self._optimizers[pattern]
-            state[pattern] = (pieces, _ADAM.init(pieces)) if optim is None else optim.init(pieces)
+            state[pattern] = (pieces, ADAM.init(pieces)) if optim is None else optim.init(pieces)
         return state
 
-    def update(
+    def update_at(
         self,
         gradient: Parameters,
         state: dict[str, Any],
@@ -351,21 +295,6 @@ def _coordinates_of(name: str, shape: tuple[int, ...], dim: int) -> tuple[int, n
     if axis is not None and shape[axis:][:1] == (dim,):
         return axis, np.arange(dim)
     return None
-
-
-def adam_step(
-    parameters: Any, gradient: Any, state: Any, rate: Float[Array, ""] | float
-) -> tuple[Any, Any]:
-    """One step of the default optimizer: the new parameters and its new state."""
-    step, state = _ADAM.update(gradient, state)
-    return jax.tree.map(lambda x, u: x - rate * u, parameters, step), state
-
-
-def clipped(gradient: Parameters, norm: float) -> Parameters:
-    """The gradient, as one vector over all parameters, shortened to ``norm`` if it is longer."""
-    length = jnp.sqrt(sum(jnp.square(entry).sum() for entry in jax.tree.leaves(gradient)))
-    factor = jnp.minimum(norm / length, 1.0)
-    return jax.tree.map(lambda entry: entry * factor, gradient)
 
 
 # A few programs are kept: an engine draws again and again, and many numbers of draws are one.

@@ -369,6 +369,12 @@ def _stein_kernel(
     return found
 
 
+def is_sampler(fit: Any) -> bool:
+    """Whether this is an engine whose draws are independent and have no known density."""
+    makes = getattr(fit, "makes_draws", False)
+    return makes and not hasattr(fit, "density") and not hasattr(fit, "approximation")
+
+
 def check_positions(shape: tuple[int, ...], dim: int) -> None:
     """See that positions are (P, D) with the target's D."""
     if len(shape) != 2 or shape[1] != dim:

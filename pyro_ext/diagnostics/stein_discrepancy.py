@@ -16,6 +16,7 @@ from ppl_ext.diagnostics.fit import target_of_engine
 from ppl_ext.diagnostics.stein_discrepancy import (
     BLOCK,
     KSD_DOCUMENTATION,
+    KSD_SAMPLES,
     SteinDiscrepancy,
     check_no_target,
     check_not_particles,
@@ -23,9 +24,11 @@ from ppl_ext.diagnostics.stein_discrepancy import (
     check_positions,
     discrepancy_of_guide,
     discrepancy_of_positions,
+    is_sampler,
     target_of_positions,
 )
 from ppl_ext.documented import documented
+from ppl_ext.options import check_count
 from pyro_ext.density import LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.diagnostics.fit import SEED, fitted_guide, target_of_model
@@ -86,6 +89,19 @@ def ksd(
         check_positions(tuple(positions.shape), target.dim)
     else:
         check_no_target(target, fit)
+        if is_sampler(fit):
+            target, data = target_of_engine(fit, model, args, kwargs, passes)
+            check_count("num_samples", num_samples, optional=True)
+            drawn = fit.get_samples(num_samples or KSD_SAMPLES)
+            positions = target.unconstrain(drawn, data).detach()
+            return discrepancy_of_positions(
+                positions,
+                target,
+                data,
+                likelihood_temperature,
+                draw_chunk,
+                **{**options, "statistic": statistic or "U"},
+            )
         particles = hasattr(fit, "target") and hasattr(fit, "particles")
         if not particles or hasattr(fit, "approximation"):
             fitted = fitted_guide(fit, model, args, kwargs, seed, passes)

@@ -14,9 +14,10 @@ from torch import Generator
 from ppl_ext.matching import RECENT, MatchingShell, pull
 from ppl_ext.regression.overflow import LENIENCE
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.descent import all_finite
 from pyro_ext.engine import Update
 from pyro_ext.gradients import Full
-from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState, all_finite
+from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState
 from pyro_ext.score.overflow import judged
 
 

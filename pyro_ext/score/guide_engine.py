@@ -10,9 +10,6 @@ parameters. A subclass fills in ``_update``, which takes one step by changing th
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -29,7 +26,8 @@ from ppl_ext.options import check_count
 from ppl_ext.process import hold
 from ppl_ext.score import DRAWS, LEARNING_RATE
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.engine import Engine, Plan
+from pyro_ext.descent import DescentEngine
+from pyro_ext.engine import Plan
 from pyro_ext.guides.flat_density import (
     FlatDensity,
     Parameters,
@@ -37,7 +35,7 @@ from pyro_ext.guides.flat_density import (
     flat_density,
     has_own_start,
 )
-from pyro_ext.optim import Coordinates, EngineOptimizer, OptimizerLike, Undo
+from pyro_ext.optim import Coordinates, EngineOptimizer, OptimizerLike
 
 #: Which engine, by a token of its own, writes to a guide: the one that was set up last.
 _WRITERS: WeakKeyDictionary[AutoGuide, object] = WeakKeyDictionary()
@@ -90,7 +88,7 @@ class GuideState(NamedTuple):
     method: Any = None
 
 
-class GuideEngine(GuideShell, Engine):
+class GuideEngine(GuideShell, DescentEngine):
     _host_guide = AutoGuide
     # Whether the guide had parameters when the engine first met the model's arguments.
     _guide_was_set_up: bool | None = None
@@ -174,11 +172,6 @@ class GuideEngine(GuideShell, Engine):
             state.optimizer.load_state_dict(saved["optimizer"])
         return state._replace(method=saved["method"])
 
-    def _restore(self, header: dict[str, Any], state: dict[str, Any]) -> None:
-        super()._restore(header, state)
-        if self._horizon is None:
-            self._horizon = state["algorithm"]["total_steps"]
-
     def __getstate__(self) -> dict[str, Any]:
         # The host takes the model away from a guide that is pickled, so that is a double.
         double = object.__new__(type(self.guide))
@@ -230,17 +223,6 @@ class GuideEngine(GuideShell, Engine):
                 "place, or make a new engine for the guide, which goes on from its values."
             )
 
-    def load(self, path: Any) -> None:
-        # The saved T holds until a run sets its own.
-        before, self._horizon = self._horizon, None
-        try:
-            super().load(path)
-        except Exception:
-            self._horizon = before
-            raise
-
-    load.__doc__ = Engine.load.__doc__
-
     def _draw(self, plan: GuidePlan, state: GuideState, num_samples: int | None) -> Tensor:
         number = DRAWS if num_samples is None else num_samples
         check_count("num_samples", number)
@@ -261,17 +243,6 @@ class GuideEngine(GuideShell, Engine):
 
     # -- for the steps of subclasses -----------------------------------------------------------
 
-    @property
-    def _total(self) -> int | None:
-        if self._horizon is None or self.num_steps_taken >= self._horizon:
-            return self.total_steps
-        return self._horizon
-
-    def _progress(self) -> float:
-        """Fraction t/T of the run that is done."""
-        total = self._total
-        return min(self.num_steps_taken / total, 1.0) if total else 0.0
-
     def _new_optimizer(self, plan: GuidePlan, given: OptimizerLike | None) -> EngineOptimizer:
         """The optimizer that ``_descend`` uses: the given one or the default."""
         parameters, layout = plan.parameters, plan.target.layout
@@ -290,42 +261,6 @@ class GuideEngine(GuideShell, Engine):
         coordinates = Coordinates(layout.slices, axes)
         return EngineOptimizer(optim, parameters, coordinates, default)
 
-    def _set_default_rate(self, plan: GuidePlan, optimizer: EngineOptimizer) -> None:
-        rate = plan.learning_rate * 0.5 * (1.0 + math.cos(math.pi * self._progress()))
-        for default in optimizer.defaults:
-            for group in default.param_groups:
-                group["lr"] = rate
-
-    def _descend(
-        self,
-        plan: GuidePlan,
-        optimizer: EngineOptimizer,
-        objective: Callable[[Parameters], tuple[Tensor, Parameters]],
-        num_steps: int = 1,
-        can_break: bool = True,
-    ) -> bool:
-        """Take optimizer steps down an objective, a function to a value and a gradient.
-
-        Returns whether all was finite; if not, parameters and optimizer are as before. Without
-        ``can_break`` the caller knows that all will be finite, so that nothing has to be copied.
-        """
-        undo = Undo(plan.parameters.values(), optimizer) if can_break else nullcontext()
-        with undo:
-            self._set_default_rate(plan, optimizer)
-            finite = True
-            for _ in range(num_steps):
-                value, gradient = objective(plan.parameters)
-                finite = math.isfinite(float(value))
-                if not finite:
-                    break
-                if plan.clip_norm is not None:
-                    gradient = clipped(gradient, plan.clip_norm)
-                optimizer.step(gradient)
-            finite = finite and all_finite(plan.parameters)
-            if not finite and isinstance(undo, Undo):
-                undo()
-        return finite
-
     @torch.no_grad()
     def _write(self, plan: GuidePlan, parameters: Parameters) -> None:
         hold()
@@ -342,20 +277,3 @@ def _probe(plan: GuidePlan) -> Float[Tensor, " 2"] | None:
         return None
     points = torch.arange(2 * density.dim, dtype=torch.float64).cos().reshape(2, -1)
     return density.log_prob(plan.parameters, points.to(next(iter(plan.parameters.values()))))
-
-
-def clipped(gradient: Parameters, norm: float) -> Parameters:
-    """The gradient, as one vector over all parameters, shortened to ``norm`` if it is longer."""
-    lengths = [torch.linalg.vector_norm(entry) for entry in gradient.values()]
-    factor = (norm / torch.linalg.vector_norm(torch.stack(lengths))).clamp(max=1.0)
-    return {name: entry * factor for name, entry in gradient.items()}
-
-
-@torch.no_grad()
-def all_finite(parameters: Parameters) -> bool:
-    """Whether every entry of every parameter is finite."""
-    # A finite sum says so at once; one that is not may have overflowed.
-    return all(
-        math.isfinite(float(value.sum())) or bool(value.isfinite().all())
-        for value in parameters.values()
-    )

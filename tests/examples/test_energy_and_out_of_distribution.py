@@ -31,6 +31,18 @@ def test_energy_is_low_and_samples_are_where_the_data_are(host: str, tmp_path: P
     assert (tmp_path / f"energy-based-model-{host}.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("host", HOSTS)
+def test_samples_by_learnt_scores_cannot_be_told_from_the_moons(host: str, tmp_path: Path) -> None:
+    example = importlib.import_module(f"docs.examples.{host}_examples.score_matching")
+    found = example.main(["--small", "--out", str(tmp_path)])
+    # What a short training leaves, besides what two samples of one distribution differ in.
+    assert found["energy_distance"] < found["energy_distance_99"] + 0.01
+    assert found["energy_distance"] < 0.7 * found["energy_distance_of_normal"]
+    # Without a tilt the loss is that of the Normal: the mean of s^2 (x - s e)^2 over both parts.
+    assert found["loss"] < 1.6
+    assert (tmp_path / f"score-matching-moons-{host}.png").stat().st_size > 10_000
+
+
 def stand_in(name: str) -> Images:
     """Small digits drawn large for "mnist", and patchwork for clothes: no file is needed."""
     digits = shipped("digits")

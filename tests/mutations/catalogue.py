@@ -779,7 +779,7 @@ def _score() -> Iterator[Mutation]:
     )
     yield from both(
         "learning rate does not fall",
-        "score/guide_engine.py",
+        "descent.py",
         "plan.learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * self._progress(state)))",
         "plan.learning_rate",
         "learning_rate proximal proximal_options",

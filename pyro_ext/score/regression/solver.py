@@ -10,8 +10,9 @@ import torch
 
 from ppl_ext.proximal import RegressionExecutor
 from pyro_ext.density import Data
+from pyro_ext.descent import all_finite
 from pyro_ext.engine import Update
-from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState, all_finite
+from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState
 from pyro_ext.score.regression.base import restored, saved
 
 

@@ -1,0 +1,214 @@
+"""Fits of guides without a density (``SteinDiscrepancyVI``); see :mod:`ppl_ext.implicit.engine`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, random
+from jaxtyping import Float
+
+from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.descent import DescentEngine
+from numpyro_ext.draws import standard_normal
+from numpyro_ext.engine import EngineState, Plan, key_of_draws
+from numpyro_ext.guides.arrays import JaxFunctions
+from numpyro_ext.networks.modules import take_apart
+from numpyro_ext.optim import as_optimizer
+from numpyro_ext.programs import Program
+from ppl_ext.implicit.engine import LEARNING_RATE
+from ppl_ext.implicit.engine import SteinDiscrepancyVI as Shell
+from ppl_ext.implicit.noise import POSITIONS, Normals, normals_of_positions, normals_of_start
+from ppl_ext.implicit.objective import stein_discrepancy
+from ppl_ext.implicit.samplers import Context, Network
+from ppl_ext.options import check_count
+from ppl_ext.score import DRAWS
+
+
+class SamplerState(NamedTuple):
+    """State of the fit.
+
+    Parameters
+    ----------
+    parameters : dict of arrays
+        The sampler's.
+    optimizer : pytree
+        State of the optimizer.
+    normals : dict of arrays
+        The noise that the sampler begins with, which stays as it is.
+    """
+
+    parameters: dict[str, Array]
+    optimizer: Any
+    normals: Normals
+
+
+@dataclass(frozen=True)
+class SamplerPlan(Plan):
+    """What is decided when the engine meets the model's arguments.
+
+    Parameters
+    ----------
+    networks : tuple of Network
+        The sampler's modules, apart.
+    optim : optimizer or None
+    num_samples : int
+        Draws S per step.
+    learning_rate : float
+        Of the default optimizer, at the start of a run.
+    clip_norm : float, optional
+        Limit on the length of the gradient.
+    """
+
+    networks: tuple[Network, ...] = field(repr=False, compare=False)
+    optim: Any = field(repr=False, compare=False)
+    num_samples: int
+    learning_rate: float
+    clip_norm: float | None
+
+
+class SteinDiscrepancyVI(Shell, DescentEngine):
+    """Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> engine = nx.SteinDiscrepancyVI(model, nx.PushForward((16,)))
+    >>> result = engine.run(jax.random.key(0), 200, y)
+    >>> print(f"{engine.get_samples(result.state)['mean'].mean():.0f}")
+    2
+    """
+
+    _positions_option = "num_samples"
+
+    @staticmethod
+    def _host_optimizer(optim: Any) -> Any:
+        return None if optim is None else as_optimizer(optim)
+
+    # -- engine hooks -------------------------------------------------------------------------
+
+    def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> SamplerPlan:
+        found = super()._plan(target, rng_key, data)
+        networks = tuple(_apart(module) for module in self.sampler.modules)
+        plan = SamplerPlan(
+            target,
+            found.estimator,
+            networks,
+            self.optim,
+            self.num_samples,
+            LEARNING_RATE,
+            self.clip_norm,
+        )
+        self._check_estimator(plan, data)
+        return plan
+
+    def _start(self, plan: SamplerPlan, rng_key: Array, data: Data) -> tuple[Any, Normals]:
+        parameter_key, position_key = random.split(rng_key)
+        target, sampler = plan.target, self.sampler
+        shapes = sampler.parameter_shapes(target.dim)
+        parameters = sampler.initial(_noise(parameter_key, shapes, target.dtype))
+        for network in plan.networks:
+            parameters |= {
+                name: jnp.asarray(value, target.dtype) for name, value in network.initial.items()
+            }
+        if target.start is None:
+            positions = target.initial_positions(POSITIONS, position_key, data)
+            return parameters, normals_of_positions(jnp, positions, sampler.spread)
+        normals = normals_of_start(target.start.start, sampler.spread)
+        return parameters, {
+            name: jnp.asarray(value, target.dtype) for name, value in normals.items()
+        }
+
+    def _init_algorithm(
+        self, plan: SamplerPlan, start: tuple[Any, Normals], data: Data
+    ) -> SamplerState:
+        parameters, normals = start
+        return SamplerState(parameters, self._start_optimizer(plan, parameters), normals)
+
+    def _num_positions(self, plan: SamplerPlan) -> int:
+        return plan.num_samples
+
+    def _get_params(self, plan: SamplerPlan, state: EngineState, data: Data) -> dict[str, Any]:
+        return dict(state.algorithm.parameters)
+
+    def _step(
+        self, plan: SamplerPlan, state: EngineState, data: Data
+    ) -> tuple[EngineState, Array, dict[str, Array]]:
+        rng_key, key = random.split(state.rng_key)
+        target = plan.target
+
+        def value(parameters: dict[str, Array]) -> tuple[Array, Any]:
+            z, memory = self._drawn(plan, state, parameters, key, plan.num_samples, data)
+            found, memory = plan.estimator.estimate(target, memory, z, data)
+            scales = jax.lax.stop_gradient(z.std(0))
+            loss = stein_discrepancy(JaxFunctions, z, found.score, scales, self.lengths)
+            log_p = found.log_density(target.likelihood_temperature).mean()
+            return loss, (log_p, memory)
+
+        differentiated = jax.value_and_grad(value, has_aux=True)
+        (loss, (log_p, estimator)), gradient = differentiated(state.algorithm.parameters)
+        parameters, optimizer = self._descend(plan, state, lambda parameters: (loss, gradient))
+        algorithm = state.algorithm._replace(parameters=parameters, optimizer=optimizer)
+        state = state._replace(algorithm=algorithm, estimator=estimator, rng_key=rng_key)
+        return state, loss, {"log_p": log_p}
+
+    def _drawn(
+        self,
+        plan: SamplerPlan,
+        state: EngineState,
+        parameters: dict[str, Array],
+        rng_key: Array,
+        number: int,
+        data: Data,
+    ) -> tuple[Float[Array, "S D"], Any]:
+        """Draws, and what the estimator remembers then."""
+
+        def scores(memory: Any, z: Array) -> tuple[Array, Any]:
+            found, memory = plan.estimator.estimate(plan.target, memory, z, data)
+            return found.score, memory
+
+        normals = state.algorithm.normals
+        context = Context(JaxFunctions, normals, scores, state.estimator, plan.networks)
+        shapes = self.sampler.noise_shapes(number, plan.target.dim)
+        noise = _noise(rng_key, shapes, plan.target.dtype)
+        return self.sampler.draw(context, parameters, noise)
+
+    def _draw(
+        self,
+        plan: SamplerPlan,
+        state: EngineState,
+        rng_key: Array | None,
+        num_samples: int | None,
+    ) -> Array:
+        number = DRAWS if num_samples is None else num_samples
+        check_count("num_samples", number)
+
+        def draw(state: EngineState, key: Array, data: Data) -> Array:
+            return self._drawn(plan, state, state.algorithm.parameters, key, number, data)[0]
+
+        key = key_of_draws(state) if rng_key is None else rng_key
+        state = state._replace(batches=None)
+        drawn: Array = Program(draw, rarely=True)(state, key, self.data)
+        return drawn
+
+
+def _noise(rng_key: Array, shapes: Mapping[str, tuple[int, ...]], dtype: Any) -> dict[str, Array]:
+    keys = random.split(rng_key, max(len(shapes), 1))
+    return {
+        name: standard_normal(key, shape, dtype)
+        for key, (name, shape) in zip(keys, shapes.items(), strict=False)
+    }
+
+
+def _apart(module: Any) -> Network:
+    parameters, with_values = take_apart(module, None, None)
+    return Network({name: each.value for name, each in parameters.items()}, with_values)

@@ -1,0 +1,235 @@
+"""Fits of guides without a density (``SteinDiscrepancyVI``); see :mod:`ppl_ext.implicit.engine`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from ppl_ext import state_files
+from ppl_ext.errors import ArgumentError
+from ppl_ext.implicit.engine import LEARNING_RATE
+from ppl_ext.implicit.engine import SteinDiscrepancyVI as Shell
+from ppl_ext.implicit.noise import POSITIONS, Normals, normals_of_positions, normals_of_start
+from ppl_ext.implicit.objective import stein_discrepancy
+from ppl_ext.implicit.samplers import Context, Network
+from ppl_ext.options import check_count
+from ppl_ext.score import DRAWS
+from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.differentiable import DifferentiableTarget
+from pyro_ext.descent import DescentEngine
+from pyro_ext.engine import Plan, Update
+from pyro_ext.guides.arrays import TensorFunctions
+from pyro_ext.networks.modules import take_apart
+from pyro_ext.optim import EngineOptimizer
+
+
+class SamplerState(NamedTuple):
+    """What the next step needs.
+
+    Parameters
+    ----------
+    optimizer : EngineOptimizer
+        It holds the sampler's parameters, and writes to them.
+    normals : dict of tensors
+        The noise that the sampler begins with, which stays as it is.
+    """
+
+    optimizer: EngineOptimizer
+    normals: Normals
+
+
+@dataclass(frozen=True)
+class SamplerPlan(Plan):
+    """What is decided when the engine meets the model's arguments.
+
+    Parameters
+    ----------
+    networks : tuple of Network
+        The sampler's modules, apart.
+    differentiable : DifferentiableTarget
+        The target, with scores that have derivatives.
+    num_samples : int
+        Draws S per step.
+    learning_rate : float
+        Of the default optimizer, at the start of a run.
+    clip_norm : float, optional
+        Limit on the length of the gradient.
+    """
+
+    networks: tuple[Network, ...] = field(repr=False, compare=False)
+    differentiable: Any = field(repr=False, compare=False)
+    num_samples: int
+    learning_rate: float
+    clip_norm: float | None
+
+
+class SteinDiscrepancyVI(Shell, DescentEngine):
+    """Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> engine = px.SteinDiscrepancyVI(model, px.PushForward((16,)), seed=0)
+    >>> result = engine.run(200, y)
+    >>> print(f"{engine.get_samples()['mean'].mean():.0f}")
+    2
+    """
+
+    # -- engine hooks --------------------------------------------------------------------------
+
+    def _plan(self, target: LogDensity, generator: Generator, data: Data) -> SamplerPlan:
+        found = super()._plan(target, generator, data)
+        plan = SamplerPlan(
+            target,
+            found.estimator,
+            tuple(_apart(module) for module in self.sampler.modules),
+            DifferentiableTarget(target),
+            self.num_samples,
+            LEARNING_RATE,
+            self.clip_norm,
+        )
+        self._check_estimator(plan, data)
+        return plan
+
+    def _initialize(self, plan: SamplerPlan, data: Data) -> SamplerState:
+        target, sampler = plan.target, self.sampler
+        shapes = sampler.parameter_shapes(target.dim)
+        parameters = sampler.initial(self._noise(plan, shapes, self._generator))
+        for network in plan.networks:
+            parameters |= {
+                name: value.to(target.device, target.dtype, copy=True)
+                for name, value in network.initial.items()
+            }
+        if target.start is None:
+            positions = target.initial_positions(POSITIONS, self._generator, data).detach()
+            normals = normals_of_positions(torch, positions, sampler.spread)
+        else:
+            normals = {
+                name: torch.as_tensor(value, dtype=target.dtype, device=target.device)
+                for name, value in normals_of_start(target.start.start, sampler.spread).items()
+            }
+
+        def default(tensors: list[Tensor]) -> torch.optim.Optimizer:
+            return torch.optim.Adam(tensors, lr=plan.learning_rate)
+
+        optim = default if self.optim is None else self.optim
+        return SamplerState(EngineOptimizer(optim, parameters, default=default), normals)
+
+    def _algorithm_state(self, state: SamplerState) -> dict[str, Any]:
+        return {
+            "parameters": self.parameters,
+            "optimizer": state.optimizer.state_dict(),
+            "normals": dict(state.normals),
+            "total_steps": self._total,
+        }
+
+    def _load_algorithm_state(
+        self, plan: SamplerPlan, state: SamplerState, saved: dict[str, Any]
+    ) -> SamplerState:
+        for kind, present in (
+            ("parameters", state.optimizer.parameters),
+            ("normals", state.normals),
+        ):
+            found = {name: tuple(value.shape) for name, value in saved[kind].items()}
+            expected = {name: tuple(value.shape) for name, value in present.items()}
+            if found != expected:
+                raise ArgumentError(
+                    f"The saved state belongs to another sampler: expected {kind} {expected}, "
+                    f"found {found}."
+                )
+            finite = {name: torch.isfinite(value).all() for name, value in saved[kind].items()}
+            state_files.check_finite(finite)
+        with torch.no_grad():
+            for name, value in state.optimizer.parameters.items():
+                value.copy_(saved["parameters"][name])
+        state.optimizer.load_state_dict(saved["optimizer"])
+        return state._replace(normals=saved["normals"])
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """Copy of the sampler's present parameters."""
+        self.target  # noqa: B018 - tells what to do when there are none yet
+        found = self._state.optimizer.parameters
+        return {name: value.detach().clone() for name, value in found.items()}
+
+    def _update(self, plan: SamplerPlan, state: SamplerState, data: Data) -> Update:
+        target = plan.target
+        own = state.optimizer.parameters
+        leaves = {name: value.detach().requires_grad_() for name, value in own.items()}
+
+        def scores(memory: Any, z: Tensor) -> tuple[Tensor, Any]:
+            return self._score(z, data, plan.differentiable, cost=2.0).score, memory
+
+        with torch.enable_grad():
+            z = self._drawn(plan, state, leaves, plan.num_samples, self._generator, scores)
+            found = self._score(z, data, plan.differentiable, cost=2.0)
+            scales = z.detach().std(0, correction=0)
+            loss = stein_discrepancy(TensorFunctions, z, found.score, scales, self.lengths)
+            slopes = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        gradient = {
+            name: torch.zeros_like(leaf) if slope is None else slope
+            for (name, leaf), slope in zip(leaves.items(), slopes, strict=True)
+        }
+        log_p = float(found.log_density(target.likelihood_temperature).mean())
+        loss = loss.detach()
+        value = float(loss)
+        finite = math.isfinite(value) and math.isfinite(log_p)
+        if finite:
+            finite = self._descend(plan, state.optimizer, lambda _: (loss, gradient))
+        return Update(value, {"log_p": log_p}, finite)
+
+    def _drawn(
+        self,
+        plan: SamplerPlan,
+        state: SamplerState,
+        parameters: dict[str, Tensor],
+        number: int,
+        generator: Generator,
+        scores: Any,
+    ) -> Float[Tensor, "S D"]:
+        context = Context(TensorFunctions, state.normals, scores, None, plan.networks)
+        shapes = self.sampler.noise_shapes(number, plan.target.dim)
+        noise = self._noise(plan, shapes, generator)
+        return self.sampler.draw(context, parameters, noise)[0]
+
+    def _noise(
+        self, plan: SamplerPlan, shapes: Mapping[str, tuple[int, ...]], generator: Generator
+    ) -> dict[str, Tensor]:
+        target = plan.target
+        return {
+            name: torch.randn(shape, generator=generator, dtype=target.dtype).to(target.device)
+            for name, shape in shapes.items()
+        }
+
+    @torch.no_grad()
+    def _draw(self, plan: SamplerPlan, state: SamplerState, num_samples: int | None) -> Tensor:
+        number = DRAWS if num_samples is None else num_samples
+        check_count("num_samples", number)
+        data, memory = self.data, self._estimator_state
+
+        # Asking for draws must not change how a run goes on.
+        def scores(memory: Any, z: Tensor) -> tuple[Tensor, Any]:
+            found, memory = plan.estimator.estimate(plan.target, memory, z, data, self._draws)
+            return found.score, memory
+
+        context = Context(TensorFunctions, state.normals, scores, memory, plan.networks)
+        shapes = self.sampler.noise_shapes(number, plan.target.dim)
+        noise = self._noise(plan, shapes, self._draws)
+        own = {name: value.detach() for name, value in state.optimizer.parameters.items()}
+        return self.sampler.draw(context, own, noise)[0]
+
+
+def _apart(module: Any) -> Network:
+    parameters, with_values = take_apart(module)
+    return Network({name: each.value for name, each in parameters.items()}, with_values)
