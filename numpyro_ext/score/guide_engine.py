@@ -33,6 +33,7 @@ from numpyro_ext.guides.flat_density import (
     flat_density,
     has_own_start,
 )
+from numpyro_ext.guides.normal import LONG
 from numpyro_ext.optim import as_optimizer
 from numpyro_ext.programs import Program
 from ppl_ext.errors import ArgumentError
@@ -104,7 +105,9 @@ class GuideEngine(GuideShell, Engine):
 
     def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> GuidePlan:
         found = super()._plan(target, rng_key, data)
-        density = flat_density(self.guide, rng_key, data.args, data.kwargs, layout=target.layout)
+        # Initial values, which take long to draw for long guides, are only asked for where a run
+        # is not given a start.
+        density = self._set_up(target, rng_key, data, drawn=target.dim <= LONG)
         return GuidePlan(
             target,
             found.estimator,
@@ -119,15 +122,22 @@ class GuideEngine(GuideShell, Engine):
     def _has_own_start(self) -> bool:
         return has_own_start(self.guide)
 
+    def _set_up(
+        self, target: LogDensity, rng_key: Array, data: Data, *, drawn: bool
+    ) -> FlatDensity:
+        """The guide's density, set up on the model, with initial values that are drawn or not."""
+        options: Any = {"layout": target.layout, "drawn": drawn}
+        return flat_density(self.guide, rng_key, data.args, data.kwargs, **options)
+
     def _start(self, plan: GuidePlan, rng_key: Array, data: Data) -> Parameters:
-        density = plan.density
-        if rng_key is not plan.rng_key:
+        density, target = plan.density, plan.target
+        drawn = target.dim <= LONG or target.start is None
+        if rng_key is not plan.rng_key or (drawn and target.dim > LONG):
             # The host draws the initial parameters when it sets the guide up.
-            layout = plan.target.layout
-            density = flat_density(self.guide, rng_key, data.args, data.kwargs, layout=layout)
+            density = self._set_up(target, rng_key, data, drawn=drawn)
         parameters = density.initial_parameters()
-        if plan.target.start is not None:
-            parameters = density.set_start(parameters, plan.target.start.start)
+        if target.start is not None:
+            parameters = density.set_start(parameters, target.start.start)
         if self.initial_scale is not None:
             parameters = density.set_scale(parameters, self.initial_scale)
         return parameters
