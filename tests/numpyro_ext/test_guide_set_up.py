@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
@@ -254,7 +255,7 @@ def test_long_guides_are_set_up_with_values_where_no_start_is_given(
         asked.append(drawn)
         set_up(guide, key, data, drawn=drawn)
 
-    monkeypatch.setattr("numpyro_ext.guides.flat_density.set_up", noted)
+    monkeypatch.setattr(sys.modules["numpyro_ext.guides.flat_density"], "set_up", noted)
     values = {"w": jnp.arange(4.0)}
     strategy = init_to_value(values={"w": jnp.arange(4.0) + 1.0})
     guide = autoguide.AutoDiagonalNormal(normal, init_loc_fn=strategy)
