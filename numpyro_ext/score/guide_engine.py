@@ -280,16 +280,21 @@ class SiteOptimizers:
         return divided
 
     def _split(self, values: Parameters) -> dict[str, dict[str, Array]]:
+        """What each optimizer updates: its parts of a parameter joined, as a network has many."""
         split: dict[str, dict[str, Array]] = {pattern: {} for pattern in self._optimizers}
         for name, value in values.items():
             if name not in self._parts:
                 split[REST][name] = value
                 continue
             axis, parts = self._parts[name]
-            for start, stop, pattern in parts:
-                piece = lax.slice_in_dim(value, start, stop, axis=axis % value.ndim)
-                split[pattern][f"{name} {start}"] = piece
-        return {pattern: pieces for pattern, pieces in split.items() if pieces}
+            for pattern in dict.fromkeys(owner for _, _, owner in parts):
+                pieces = [
+                    lax.slice_in_dim(value, start, stop, axis=axis % value.ndim)
+                    for start, stop, owner in parts
+                    if owner == pattern
+                ]
+                split[pattern][name] = jnp.concatenate(pieces, axis)
+        return {pattern: joined for pattern, joined in split.items() if joined}
 
     def init(self, parameters: Parameters) -> dict[str, Any]:
         """State of all optimizers, with the parameters, which must not share its memory."""
@@ -319,15 +324,20 @@ class SiteOptimizers:
 
     def get_params(self, state: dict[str, Any]) -> Parameters:
         """The parameters in a state."""
-        pieces: dict[str, Array] = {}
+        found = {}
         for pattern, entry in state.items():
             optim = self._optimizers[pattern]
-            pieces |= entry[0] if optim is None else optim.get_params(entry)
-        parameters = {
-            name: jnp.concatenate([pieces.pop(f"{name} {start}") for start, _, _ in parts], axis)
-            for name, (axis, parts) in self._parts.items()
-        }
-        return {**parameters, **pieces}
+            found[pattern] = entry[0] if optim is None else optim.get_params(entry)
+        # Those of no site, and the first joined parts, in whose place come whole ones.
+        parameters = dict(found.get(REST, {}))
+        for name, (axis, parts) in self._parts.items():
+            ends, pieces = dict.fromkeys(found, 0), []
+            for start, stop, owner in parts:
+                value, begin = found[owner][name], ends[owner]
+                ends[owner] = begin + stop - start
+                pieces.append(lax.slice_in_dim(value, begin, ends[owner], axis=axis % value.ndim))
+            parameters[name] = jnp.concatenate(pieces, axis)
+        return parameters
 
 
 def host_optimizer(optim: Any) -> Any:
