@@ -35,6 +35,8 @@ TABLES: dict[str, tuple[str, str]] = {
     "kernels": ("kernels.jsonl", "benchmarks.kernels.comparison:page_table"),
     "curvature": ("curvature.jsonl", "benchmarks.curvature.comparison:page_table"),
     "semi-exact": ("semi-exact.jsonl", "benchmarks.semi_exact.report:page_table"),
+    "vision, steps": ("vision.jsonl", "benchmarks.vision.study:steps_table"),
+    "vision, fits": ("vision.jsonl", "benchmarks.vision.study:fits_table"),
 }
 
 #: Of each picture in `docs/images` the file of its records and the function that draws it.
@@ -47,6 +49,8 @@ PICTURES: dict[str, tuple[str, str]] = {
     "sgmcmc-bias.png": ("sgmcmc.jsonl", "benchmarks.sgmcmc.report:plot_bias"),
     "sgmcmc-modes.png": ("sgmcmc.jsonl", "benchmarks.sgmcmc.report:plot_modes"),
     "stein-semi-exact.png": ("semi-exact.jsonl", "benchmarks.semi_exact.report:picture"),
+    "vision-steps.png": ("vision.jsonl", "benchmarks.vision.study:plot_steps"),
+    "vision-fits.png": ("vision.jsonl", "benchmarks.vision.study:plot_fits"),
 }
 
 _MARKED = re.compile(
