@@ -210,7 +210,7 @@ def fits_table(runs: list[records.Record]) -> str:
     """Error, likelihood, calibration and seconds of every fit."""
     rows = []
     for each in _of(runs, "fits"):
-        row = {"package": records.LABELS[each.backend], "method": each.method}
+        row: dict[str, Any] = {"package": records.LABELS[each.backend], "method": each.method}
         row |= {name: each.figures.get(name) for name in ("error", "NLL", "ECE", "seconds")}
         rows.append(row | ({"failed": each.error} if each.failed else {}))
     return records.markdown_table(rows)
