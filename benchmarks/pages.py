@@ -53,6 +53,8 @@ TABLES: dict[str, tuple[str, str]] = {
         "noisy-scores.jsonl",
         "benchmarks.noisy_scores.report:packages_table",
     ),
+    "vision, steps": ("vision.jsonl", "benchmarks.vision.study:steps_table"),
+    "vision, fits": ("vision.jsonl", "benchmarks.vision.study:fits_table"),
 }
 
 #: Of each picture in `docs/images` the file of its records and the function that draws it.
@@ -66,6 +68,8 @@ PICTURES: dict[str, tuple[str, str]] = {
     "sgmcmc-modes.png": ("sgmcmc.jsonl", "benchmarks.sgmcmc.report:plot_modes"),
     "noisy-scores.png": ("noisy-scores.jsonl", "benchmarks.noisy_scores.report:picture"),
     "stein-semi-exact.png": ("semi-exact.jsonl", "benchmarks.semi_exact.report:picture"),
+    "vision-steps.png": ("vision.jsonl", "benchmarks.vision.study:plot_steps"),
+    "vision-fits.png": ("vision.jsonl", "benchmarks.vision.study:plot_fits"),
 }
 
 _MARKED = re.compile(

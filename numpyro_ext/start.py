@@ -114,7 +114,7 @@ def started(
         target.dim,
         target.layout.slices,
         lambda: target.value_shapes(data),
-        lambda values: np.asarray(target.unconstrain(jax.device_put(values), data), np.float64),
+        lambda values: np.asarray(target.unconstrain(jax.device_put(values), data)),
         lambda given: of_guide(given, target, rng_key, data),
         GUIDE_FORM,
         InPieces(piece_of(target, data, rows_of(target.plates, generator))),

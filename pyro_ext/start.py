@@ -104,7 +104,7 @@ def started(
         tensors = {
             name: torch.as_tensor(value, dtype=target.dtype) for name, value in values.items()
         }
-        return target.unconstrain(tensors, data).detach().double().cpu().numpy()
+        return np.asarray(target.unconstrain(tensors, data).detach().cpu().numpy())
 
     space = Space(
         target.dim,

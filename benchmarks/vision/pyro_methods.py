@@ -47,7 +47,7 @@ class Task:
             self.module.load_state_dict(values)
         self.module.eval()
         self.data = self.images, self.labels
-        self.begin = {f"net.{k}": v.detach().clone() for k, v in self.module.named_parameters()}
+        self.begin = {f"net.{k}": v.detach() for k, v in self.module.named_parameters()}
         self.last = [name for name in self.begin if name.startswith(("net.fc.", "net.heads."))]
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -68,10 +68,9 @@ class Task:
         return model
 
     def rates(self, rate: float) -> dict[str, Any]:
-        """Optimisers of weights, and of biases and scales of normalisation."""
-        few = [name for name, value in self.begin.items() if value.dim() < 2]
-        slow, fast = ({"lr": rate}, {"lr": self.plan.bias_factor * rate})
-        return {**{name: pyro.optim.Adam(fast) for name in few}, "*": pyro.optim.Adam(slow)}
+        """Optimisers of biases, and of all other parameters."""
+        fast = pyro.optim.Adam({"lr": self.plan.bias_factor * rate})
+        return {"*bias": fast, "*": pyro.optim.Adam({"lr": rate})}
 
     # -- training the weights alone ------------------------------------------------------------
 

@@ -177,16 +177,115 @@ def given_weights(
 
 def _table(runs: list[records.Record]) -> str:
     lines = ["# Networks for images", "", "Made by `python -m benchmarks vision`.", ""]
-    for part in ("steps", "fits"):
-        rows = []
-        for each in runs:
-            if each.settings["part"] != part:
-                continue
-            row = {"network": each.model, "method": each.method, "backend": each.backend}
-            row |= {k: f"{v:.3g}" for k, v in each.figures.items() if isinstance(v, float)}
-            rows.append({**row, "failed": each.error or ""})
-        if rows:
-            columns = list(dict.fromkeys(name for row in rows for name in row))
-            filled = [{name: row.get(name, "") for name in columns} for row in rows]
-            lines += [f"## {part}", "", records.markdown_table(filled, columns)]
+    for part, table in (("steps", steps_table), ("fits", fits_table)):
+        if any(each.settings["part"] == part for each in runs):
+            lines += [f"## {part}", "", table(runs)]
     return "\n".join(lines)
+
+
+def _of(runs: list[records.Record], part: str) -> list[records.Record]:
+    return [each for each in runs if each.settings["part"] == part]
+
+
+def steps_table(runs: list[records.Record]) -> str:
+    """Seconds and peak memory of a step, as multiples of plain gradient descent's."""
+    rows = []
+    for each in _of(runs, "steps"):
+        own = each.figures
+        row = {
+            "network": each.model,
+            "package": records.LABELS[each.backend],
+            "method": each.method,
+            "rounds": len(own.get("seconds a step", ())),
+            "seconds": own.get("median seconds"),
+            "time": own.get("median seconds, of SGD's"),
+            "peak MB": None if each.failed else own["peak bytes"] / 1e6,
+            "memory": own.get("peak bytes, of SGD's"),
+        }
+        rows.append(row | ({"failed": each.error} if each.failed else {}))
+    return records.markdown_table(rows)
+
+
+def fits_table(runs: list[records.Record]) -> str:
+    """Error, likelihood, calibration and seconds of every fit."""
+    rows = []
+    for each in _of(runs, "fits"):
+        row: dict[str, Any] = {"package": records.LABELS[each.backend], "method": each.method}
+        row |= {name: each.figures.get(name) for name in ("error", "NLL", "ECE", "seconds")}
+        rows.append(row | ({"failed": each.error} if each.failed else {}))
+    return records.markdown_table(rows)
+
+
+#: The colour of each package in pictures.
+_COLOURS = {"numpyro": "tab:blue", "pyro": "tab:orange"}
+_MARKERS = {"numpyro": "s", "pyro": "o"}
+
+
+def plot_steps(runs: list[records.Record], path: Path) -> None:
+    """Time and memory of a step, as multiples of plain gradient descent's, by method."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    own = [each for each in _of(runs, "steps") if not each.failed and each.method != "SGD"]
+    own = [each for each in own if "median seconds, of SGD's" in each.figures]
+    names = list(dict.fromkeys((each.model, each.method) for each in own))
+    backends = sorted({each.backend for each in own})
+    figure, axes = plt.subplots(1, 2, figsize=(9, 1.4 + 0.6 * len(names)), sharey=True)
+    panels = (("median seconds", "time of a step", 1.5), ("peak bytes", "peak memory", 1.3))
+    for axis, (figure_name, title, goal) in zip(axes, panels, strict=True):
+        for number, backend in enumerate(backends):
+            for each in own:
+                if each.backend == backend:
+                    place = names.index((each.model, each.method)) + 0.38 * number
+                    ratio = each.figures[f"{figure_name}, of SGD's"]
+                    label = records.LABELS[backend]
+                    (bar,) = axis.barh(place, ratio, 0.36, color=_COLOURS[backend], label=label)
+                    axis.annotate(
+                        f" {ratio:.2g}", (ratio, bar.get_y() + 0.18), va="center", fontsize=8
+                    )
+        axis.axvline(goal, color="black", linestyle="--", linewidth=0.8)
+        axis.set(title=f"{title} (dashed: goal)", xlabel="times plain SGD's")
+        axis.set_xlim(0.0, 1.15 * axis.get_xlim()[1])
+    ticks = [k + 0.19 * (len(backends) - 1) for k in range(len(names))]
+    axes[0].set_yticks(ticks, [f"{method}, {model}" for model, method in names])
+    axes[0].invert_yaxis()
+    handles, labels = axes[0].get_legend_handles_labels()
+    shown = dict(zip(labels, handles, strict=True))
+    axes[1].legend(shown.values(), shown.keys(), loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def plot_fits(runs: list[records.Record], path: Path) -> None:
+    """Error, likelihood and calibration of the fits, by method."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    own = [each for each in _of(runs, "fits") if not each.failed]
+    names = [name for name in FIT_METHODS if any(each.method == name for each in own)]
+    figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), sharey=True)
+    for axis, figure_name in zip(axes, ("error", "NLL", "ECE"), strict=True):
+        for backend, colour in _COLOURS.items():
+            chosen = [each for each in own if each.backend == backend]
+            if not chosen:
+                continue
+            axis.plot(
+                [each.figures[figure_name] for each in chosen],
+                [names.index(each.method) for each in chosen],
+                _MARKERS[backend],
+                color=colour,
+                label=records.LABELS[backend],
+            )
+        axis.set(title=figure_name)
+        axis.grid(axis="x", alpha=0.3)
+    axes[0].set_yticks(range(len(names)), names)
+    axes[0].invert_yaxis()
+    axes[2].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -181,6 +181,20 @@ PICTURES = (
         "sgmcmc",
     ),
     Picture(
+        "vision-steps",
+        "Time and memory of a step on a vision transformer, of plain training's.",
+        "benchmarks/vision/study.py",
+        "benchmarks vision",
+        "vision",
+    ),
+    Picture(
+        "vision-fits",
+        "Error, likelihood and calibration of fits of a ResNet-18.",
+        "benchmarks/vision/study.py",
+        "benchmarks vision",
+        "vision",
+    ),
+    Picture(
         "horseshoe",
         "A horseshoe finds the ten inputs of a hundred that matter.",
         "benchmarks/networks/horseshoe.py",

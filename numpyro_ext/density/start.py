@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array, lax, random
 from jaxtyping import Bool, Float
 from numpyro import handlers
+from numpyro.infer import init_to_uniform
 
 from numpyro_ext.density.check import parameters_are_valid
 from numpyro_ext.density.evaluation import Evaluation
@@ -23,6 +24,9 @@ from ppl_ext.arguments import nonfinite_arguments
 from ppl_ext.errors import ArgumentError, ModelCheckError
 
 TRIES = 100  # as many as numpyro.infer.util.find_valid_initial_params makes
+#: Longer vectors are drawn as one by the host's usual strategy: a draw for each of a network's many
+#: sites takes many times as long to compile.
+LONG = 2**18
 
 
 class Attempt(NamedTuple):
@@ -60,15 +64,30 @@ class StartingPositions:
     def attempt(self, data: Data, rng_key: Array) -> Attempt:
         """Draw a position and look at it."""
         rng_key = random.split(rng_key, 1)[0]
-        seeded = handlers.seed(self._bound.controlled(self._bound.rows_for_values()), rng_key)
-        model = handlers.substitute(seeded, substitute_fn=self._strategy)
-        trace = run_trace(model, data.args, data.kwargs)
-        position = self._bound.unconstrained(trace)
+        radius = self._radius
+        if radius is None:
+            seeded = handlers.seed(self._bound.controlled(self._bound.rows_for_values()), rng_key)
+            model = handlers.substitute(seeded, substitute_fn=self._strategy)
+            trace = run_trace(model, data.args, data.kwargs)
+            position = self._bound.unconstrained(trace)
+        else:
+            shape, dtype = (self._bound.layout.dim,), self._bound.dtype
+            position = random.uniform(rng_key, shape, dtype, -radius, radius)
+            trace = self._bound.trace(position, data, self._bound.first_rows())
         # One batch of rows is enough to tell; a full sweep could be long.
         found = self._evaluation.score(data, self._bound.first_rows(), position)
         finite = jnp.isfinite(found.log_prior + found.log_likelihood)
         finite &= jnp.isfinite(found.score).all()
         return Attempt(rng_key, position, finite, parameters_are_valid(trace))
+
+    @property
+    def _radius(self) -> float | None:
+        """Of the cube in which a long position is drawn; None where the strategy draws by site."""
+        strategy = self._strategy
+        is_usual = getattr(strategy, "func", strategy) is init_to_uniform
+        if not is_usual or self._bound.layout.dim <= LONG:
+            return None
+        return float(getattr(strategy, "keywords", {}).get("radius", 2.0))
 
     def positions(self, num: int, rng_key: Array, data: Data) -> Float[Array, "P D"]:
         """Positions where density and score are finite.

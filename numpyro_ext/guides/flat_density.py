@@ -237,6 +237,7 @@ def flat_density(
     kwargs: Mapping[str, Any] | None = None,
     *,
     layout: Layout | None = None,
+    drawn: bool = True,
 ) -> FlatDensity:
     """Flat log density of a guide, which is set up on its model with the given arguments.
 
@@ -253,6 +254,10 @@ def flat_density(
         Arguments of the model.
     layout : Layout, optional
         Order and shapes of the target's sites, which the guide's must equal.
+    drawn : bool
+        Whether the guide's initial values are asked for: drawn by its init strategy, where the
+        density is finite. Where they are not, sites are at 0 in unconstrained space, and a large
+        model is set up many times as fast.
 
     Raises
     ------
@@ -279,7 +284,7 @@ def flat_density(
     """
     factory = check_has_flat_density(guide)
     key_setup, key_parameters = _two_keys(rng_key)
-    set_up(guide, key_setup, Data(args, kwargs))
+    set_up(guide, key_setup, Data(args, kwargs), drawn=drawn)
     if layout is not None:
         check_same_layout(guide, layout)
     return factory(guide, key_parameters)

@@ -32,6 +32,7 @@ from numpyro_ext.guides.flat_density import (
     flat_density,
     has_own_start,
 )
+from numpyro_ext.guides.normal import LONG
 from numpyro_ext.optim import as_optimizer
 from numpyro_ext.programs import Program
 from ppl_ext.errors import ArgumentError
@@ -100,7 +101,9 @@ class GuideEngine(GuideShell, DescentEngine):
 
     def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> GuidePlan:
         found = super()._plan(target, rng_key, data)
-        density = flat_density(self.guide, rng_key, data.args, data.kwargs, layout=target.layout)
+        # Initial values, which take long to draw for long guides, are only asked for where a run
+        # is not given a start.
+        density = self._set_up(target, rng_key, data, drawn=target.dim <= LONG)
         return GuidePlan(
             target,
             found.estimator,
@@ -115,15 +118,22 @@ class GuideEngine(GuideShell, DescentEngine):
     def _has_own_start(self) -> bool:
         return has_own_start(self.guide)
 
+    def _set_up(
+        self, target: LogDensity, rng_key: Array, data: Data, *, drawn: bool
+    ) -> FlatDensity:
+        """The guide's density, set up on the model, with initial values that are drawn or not."""
+        options: Any = {"layout": target.layout, "drawn": drawn}
+        return flat_density(self.guide, rng_key, data.args, data.kwargs, **options)
+
     def _start(self, plan: GuidePlan, rng_key: Array, data: Data) -> Parameters:
-        density = plan.density
-        if rng_key is not plan.rng_key:
+        density, target = plan.density, plan.target
+        drawn = target.dim <= LONG or target.start is None
+        if rng_key is not plan.rng_key or (drawn and target.dim > LONG):
             # The host draws the initial parameters when it sets the guide up.
-            layout = plan.target.layout
-            density = flat_density(self.guide, rng_key, data.args, data.kwargs, layout=layout)
+            density = self._set_up(target, rng_key, data, drawn=drawn)
         parameters = density.initial_parameters()
-        if plan.target.start is not None:
-            parameters = density.set_start(parameters, plan.target.start.start)
+        if target.start is not None:
+            parameters = density.set_start(parameters, target.start.start)
         if self.initial_scale is not None:
             parameters = density.set_scale(parameters, self.initial_scale)
         return parameters
@@ -214,16 +224,21 @@ class SiteOptimizers:
         return divided
 
     def _split(self, values: Parameters) -> dict[str, dict[str, Array]]:
+        """What each optimizer updates: its parts of a parameter joined, as a network has many."""
         split: dict[str, dict[str, Array]] = {pattern: {} for pattern in self._optimizers}
         for name, value in values.items():
             if name not in self._parts:
                 split[REST][name] = value
                 continue
             axis, parts = self._parts[name]
-            for start, stop, pattern in parts:
-                piece = lax.slice_in_dim(value, start, stop, axis=axis % value.ndim)
-                split[pattern][f"{name} {start}"] = piece
-        return {pattern: pieces for pattern, pieces in split.items() if pieces}
+            for pattern in dict.fromkeys(owner for _, _, owner in parts):
+                pieces = [
+                    lax.slice_in_dim(value, start, stop, axis=axis % value.ndim)
+                    for start, stop, owner in parts
+                    if owner == pattern
+                ]
+                split[pattern][name] = jnp.concatenate(pieces, axis)
+        return {pattern: joined for pattern, joined in split.items() if joined}
 
     def init(self, parameters: Parameters) -> dict[str, Any]:
         """State of all optimizers, with the parameters, which must not share its memory."""
@@ -253,15 +268,20 @@ class SiteOptimizers:
 
     def get_params(self, state: dict[str, Any]) -> Parameters:
         """The parameters in a state."""
-        pieces: dict[str, Array] = {}
+        found = {}
         for pattern, entry in state.items():
             optim = self._optimizers[pattern]
-            pieces |= entry[0] if optim is None else optim.get_params(entry)
-        parameters = {
-            name: jnp.concatenate([pieces.pop(f"{name} {start}") for start, _, _ in parts], axis)
-            for name, (axis, parts) in self._parts.items()
-        }
-        return {**parameters, **pieces}
+            found[pattern] = entry[0] if optim is None else optim.get_params(entry)
+        # Those of no site, and the first joined parts, in whose place come whole ones.
+        parameters = dict(found.get(REST, {}))
+        for name, (axis, parts) in self._parts.items():
+            ends, pieces = dict.fromkeys(found, 0), []
+            for start, stop, owner in parts:
+                value, begin = found[owner][name], ends[owner]
+                ends[owner] = begin + stop - start
+                pieces.append(lax.slice_in_dim(value, begin, ends[owner], axis=axis % value.ndim))
+            parameters[name] = jnp.concatenate(pieces, axis)
+        return parameters
 
 
 def host_optimizer(optim: Any) -> Any:

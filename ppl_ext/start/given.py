@@ -201,8 +201,8 @@ def _samples(given: Any) -> Values:
     return found
 
 
-def as_array(value: Any) -> np.ndarray:
-    """A host's array as NumPy's, in double precision.
+def as_array(value: Any, dtype: Any = np.float64) -> np.ndarray:
+    """A host's array as NumPy's, in double precision unless told otherwise.
 
     Raises
     ------
@@ -210,7 +210,7 @@ def as_array(value: Any) -> np.ndarray:
         It holds no numbers.
     """
     try:
-        return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, np.float64)
+        return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, dtype)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"Expected numbers, found {described(value)}.") from error
 
@@ -223,7 +223,9 @@ def _from_values(values: Values, space: Space, generator: np.random.Generator) -
             f"Expected a start with values of the latent sites {list(shapes)}, found none of "
             f"{missing} among {list(values)}."
         )
-    arrays = {name: as_array(values[name]) for name in shapes}
+    # Long points are kept in single precision: twice their length counts beside a network's fit.
+    precision = np.float64 if space.dim <= MOST_LOCAL or space.epsilon < 1e-10 else np.float32
+    arrays = {name: as_array(values[name], precision) for name in shapes}
     found = {name: array.shape for name, array in arrays.items()}
     if found == dict(shapes):
         arrays = {name: array[None] for name, array in arrays.items()}
@@ -235,7 +237,7 @@ def _from_values(values: Values, space: Space, generator: np.random.Generator) -
                 f"Expected a start with one value of each latent site, of shapes {dict(shapes)}, "
                 f"or draws, with one axis more in front, as long in all, found {found}."
             )
-    points = np.asarray(space.unconstrain(arrays), np.float64)
+    points = np.asarray(space.unconstrain(arrays), precision)
     outside = [
         name for name, where in space.coordinates.items() if not np.isfinite(points[:, where]).all()
     ]
@@ -251,7 +253,8 @@ def _from_values(values: Values, space: Space, generator: np.random.Generator) -
 
 def _at_point(point: Vector, space: Space, generator: np.random.Generator) -> Start:
     """The Normal about a point with the density's curvature there."""
-    unknown = Mode(point, np.full(len(point), DEVIATION), 0.0, np.inf)
+    # One number, at every place.
+    unknown = Mode(point, np.broadcast_to(DEVIATION, point.shape), 0.0, np.inf)
     if len(point) > MOST_LOCAL:
         return Start((unknown,), 0)
     counted = Counted(space.evaluate)

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -287,7 +289,7 @@ class BatchedFunction:
             return torch.func.vmap(self.single, in_dims=(0, in_dims))(z, inputs.rebuild(tensors))
 
         with without_host_checks(), _without_batching_rule_warnings():
-            module = make_fx(batched)(z, *inputs.tensors)
+            module = _made(batched)(z, *inputs.tensors)
         module.graph.eliminate_dead_code()
         _drop_identities(module.graph)
         replay: Callable[..., Any]
@@ -320,6 +322,20 @@ class BatchedFunction:
                     "the graph gives another result than the model at other parameters, so the "
                     "model's computation depends on values, or was compiled wrongly"
                 )
+
+
+def _made(function: Callable[..., Any]) -> Callable[..., torch.fx.GraphModule]:
+    """``make_fx`` of a function.
+
+    It describes every value by a tensor without memory, of a mode that it would otherwise make
+    anew for each, which takes two thirds of the time.
+    """
+
+    def made(*tensors: Tensor) -> torch.fx.GraphModule:
+        with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+            return make_fx(function)(*tensors)
+
+    return made
 
 
 def _elsewhere(z: Tensor) -> Tensor:

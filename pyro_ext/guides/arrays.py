@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -27,7 +28,9 @@ class TensorFunctions(ArrayFunctions):
 
     @staticmethod
     def as_array(values: Any, like: Tensor) -> Float[Tensor, " ..."]:
-        return torch.as_tensor(values, dtype=like.dtype, device=like.device)
+        # A copy of NumPy's arrays, whose memory a tensor would share.
+        found = values if isinstance(values, Tensor) else np.array(values)
+        return torch.as_tensor(found, dtype=like.dtype, device=like.device)
 
     @staticmethod
     def identity(length: int, like: Tensor) -> Float[Tensor, "length length"]:

@@ -1229,7 +1229,7 @@ def _fit() -> Iterator[Mutation]:
     yield from numpyro(
         "guides that are not put to the start",
         "score/guide_engine.py",
-        "parameters = density.set_start(parameters, plan.target.start.start)",
+        "parameters = density.set_start(parameters, target.start.start)",
         "parameters = dict(parameters)",
         tests,
     )

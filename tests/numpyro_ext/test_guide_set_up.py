@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
@@ -200,3 +201,68 @@ def test_without_valid_initial_values_the_host_says_so() -> None:
     with pytest.raises(RuntimeError, match="Cannot find valid initial parameters"):
         set_up(guide, KEY, Data())
     assert guide.prototype_trace is None
+
+
+def test_no_value_is_drawn_that_nobody_asks_for() -> None:
+    """Drawing the values of a network's many sites takes half a minute to compile."""
+    drawn: list[str] = []
+
+    class Told(dist.LogNormal):
+        def sample(self, key: Any, sample_shape: Any = ()) -> Any:
+            drawn.append("prior")
+            return super().sample(key, sample_shape)
+
+    def told(site: Any = None) -> Any:
+        drawn.append("strategy")
+        return init_to_value(site, {"a": jnp.full(3, 5.0), "b": jnp.asarray(7.0)})
+
+    def positive(rows: jax.Array) -> None:
+        a = numpyro.sample("a", Told(jnp.zeros(3), 1.0).to_event(1))
+        b = numpyro.sample("b", Told(0.0, 1.0))
+        with numpyro.plate("rows", len(rows)):
+            numpyro.sample("y", dist.Normal(a.sum(), b), obs=rows)
+
+    guide = autoguide.AutoDiagonalNormal(positive, init_loc_fn=told)
+    set_up(guide, KEY, Data((ROWS,)), drawn=False)
+    assert drawn == []
+    assert tracers_in(vars(guide)) == []
+    assert guide.init_loc_fn is told
+    np.testing.assert_array_equal(guide._init_latent, np.zeros(4))
+    np.testing.assert_array_equal(guide.prototype_trace["a"]["value"], np.ones(3))
+    # What the host computes with it is that of the whole model.
+    at = {"a": jnp.zeros(3), "b": jnp.asarray(0.0)}
+    expected = 4 * dist.Normal().log_prob(0.0) + dist.Normal(3.0).log_prob(ROWS).sum()
+    np.testing.assert_allclose(guide._potential_fn(at), -expected)
+    set_up(guide, KEY, Data((ROWS,)))
+    assert "strategy" in drawn
+    np.testing.assert_allclose(guide._init_latent, np.log([5.0, 5.0, 5.0, 7.0]))
+
+
+@pytest.mark.parametrize("has_start", [True, False])
+def test_long_guides_are_set_up_with_values_where_no_start_is_given(
+    has_start: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def normal(rows: jax.Array) -> None:
+        weight = numpyro.sample("w", dist.Normal(jnp.zeros(4), 1.0).to_event(1))
+        with numpyro.plate("rows", len(rows)):
+            numpyro.sample("y", dist.Normal(weight.sum(), 1.0), obs=rows)
+
+    monkeypatch.setattr("numpyro_ext.score.guide_engine.LONG", 3)
+    monkeypatch.setattr("numpyro_ext.density.start.LONG", 3)
+    asked: list[bool] = []
+
+    def noted(guide: Any, key: Any, data: Any, *, drawn: bool = True) -> None:
+        asked.append(drawn)
+        set_up(guide, key, data, drawn=drawn)
+
+    monkeypatch.setattr(sys.modules["numpyro_ext.guides.flat_density"], "set_up", noted)
+    values = {"w": jnp.arange(4.0)}
+    strategy = init_to_value(values={"w": jnp.arange(4.0) + 1.0})
+    guide = autoguide.AutoDiagonalNormal(normal, init_loc_fn=strategy)
+    engine = nx.ProximalScoreVI(normal, guide, "gradient", initial_scale=0.5)
+    for _ in range(2):
+        state = engine.init(KEY, ROWS, **({"start": values} if has_start else {}))
+        found = engine.get_params(state)["auto_loc"]
+        np.testing.assert_allclose(found, jnp.arange(4.0) + (not has_start), atol=1e-12)
+    # The plan takes no values; then each run that has no start asks for them.
+    assert asked == ([False, False] if has_start else [False, True, True])
