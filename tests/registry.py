@@ -244,7 +244,7 @@ REGISTRY = {
         800,
         # A network is an exact map of a Normal's start; what is left is the optimizer's noise,
         # which is large in the tails after so few steps with 100 draws.
-        bias={"conjugate_normal": (0.1, 0.15)},
+        bias={"conjugate_normal": (0.05, 0.1)},
         draws=4000,
     ),
 }

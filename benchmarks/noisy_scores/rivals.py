@@ -16,10 +16,10 @@ import optax
 from jax import Array
 from jax.scipy.linalg import solve_triangular
 
+from numpyro_ext.descent import adam_step
 from numpyro_ext.guides.flat_density import FlatDensity, Moments, Parameters
 from numpyro_ext.score.bam import bam_update
 from numpyro_ext.score.gsm import gsm_update
-from numpyro_ext.score.guide_engine import adam_step
 from numpyro_ext.score.objective import proximal_gradient
 from ppl_ext.proximal import blended_target
 from ppl_ext.regression.diagonal import schedule
