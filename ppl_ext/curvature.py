@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -213,6 +213,32 @@ def rows_in_common(
         tuple(number for number, length in enumerate(lengths) if length == rows)
         for rows in sorted(sizes.intersection(lengths), reverse=True)
     ]
+
+
+def change_of_rows(values: NDArray[Any], number: int) -> NDArray[Any]:
+    """Other values of an argument whose first axis is the rows, of the same kind and range.
+
+    Numbers with a fraction come a little closer to zero, each by its own factor. Truth values are
+    drawn anew, and so are whole numbers that are all 0 or 1, which may be a mask. Others, which may
+    be counts or places, stay.
+
+    Parameters
+    ----------
+    values : array (rows, ...)
+    number : int
+        Number of the argument: no two change alike.
+    """
+    generator = np.random.default_rng(number)
+    if np.issubdtype(values.dtype, np.floating):
+        return (values * generator.uniform(0.9, 1.0, values.shape)).astype(values.dtype)
+    if values.dtype == bool or (
+        np.issubdtype(values.dtype, np.integer) and values.size and set(np.unique(values)) <= {0, 1}
+    ):
+        drawn = generator.integers(0, 2, values.shape)
+        # One row at least counts, or sums over rows could be nothing.
+        drawn[:1] = 1
+        return drawn.astype(values.dtype)
+    return values
 
 
 #: All rows are whole, and none are merged.

@@ -34,10 +34,11 @@ def outer_vectors(matrices: Array) -> tuple[Array, Array]:
     """u (P, r, a) and v (P, r, b) with u v' = M for matrices M (P, r, a, b) of rank one."""
     direction = jnp.asarray(generic_direction(matrices.shape[-1]), matrices.dtype)
     left = matrices @ direction
-    squares = (left**2).sum(axis=-1)
-    counts = squares > 0.0
-    right = jnp.einsum("prab,pra->prb", matrices, left)
-    return left, right * jnp.where(counts, 1.0 / jnp.where(counts, squares, 1.0), 0.0)[..., None]
+    # Relative to the largest entry, since squares of small ones have no reciprocals.
+    size = lax.stop_gradient(jnp.abs(left).max(axis=-1, keepdims=True))
+    left = left / jnp.where(size > 0.0, size, 1.0)
+    squares = jnp.where(size > 0.0, (left**2).sum(axis=-1, keepdims=True), 1.0)
+    return left, jnp.einsum("prab,pra->prb", matrices, left) / squares
 
 
 def rank_one_sites(

@@ -24,7 +24,7 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.density.outputs import Output
 from numpyro_ext.programs import Program
-from ppl_ext.curvature import RepeatedComponent, RowStructure, rows_in_common
+from ppl_ext.curvature import RepeatedComponent, RowStructure, change_of_rows, rows_in_common
 
 
 def row_structure(
@@ -59,23 +59,36 @@ def row_structure(
     if alone is not None:
         (plate,) = indices
         inside = {name: output for name, output in together.items() if plate in output.plates}
-        return RowStructure(_side_by_side(inside, alone), found)
+        return RowStructure(_apart(inside, alone, scaled_up=True), found)
     if not indices:
         shapes = [np.shape(array) for array in data.arrays]
         batches = [output.batch for output in together.values()]
         for arguments in rows_in_common(shapes, batches):
-            alone = _of_rows(target, z, data, arguments)
-            apart = _side_by_side(together, alone)
+            # Later arguments may be others: rows that depend on each other through a sum of weights
+            # look apart while all weights are one.
+            looks = _looks(target, z, data, arguments)
             for scaled_up in (False, True):
-                by_row = {n for n in apart if _same_weight(together[n], alone[n], scaled_up)}
-                if by_row:
-                    return RowStructure(frozenset(by_row), found, arguments, scaled_up)
+                apart = [_apart(*each, scaled_up) for each in looks]
+                if apart and all(apart):
+                    by_row = frozenset.intersection(*apart)
+                    return RowStructure(by_row, found, arguments, scaled_up)
     return RowStructure(repeated=found)
 
 
 def rows_of(data: Data, arguments: tuple[int, ...]) -> tuple[Array, ...]:
     """The arrays among the arguments whose first axis is the rows."""
     return tuple(data.arrays[number] for number in arguments)
+
+
+def structure_of(data: Data, structure: RowStructure) -> RowStructure:
+    """The structure for other arguments: where they have no common rows, rows are whole.
+
+    An argument may have had as many entries as there were rows by chance.
+    """
+    counts = {len(rows) for rows in rows_of(data, structure.arguments)}
+    if not structure.arguments or (len(counts) == 1 and 0 not in counts):
+        return structure
+    return RowStructure(repeated=structure.repeated)
 
 
 def with_row(data: Data, arguments: tuple[int, ...], row: tuple[Array, ...]) -> Data:
@@ -86,23 +99,43 @@ def with_row(data: Data, arguments: tuple[int, ...], row: tuple[Array, ...]) -> 
     return data.with_arrays(tuple(arrays))
 
 
-def _of_rows(
+def _looks(
     target: LogDensity, z: Array, data: Data, arguments: tuple[int, ...]
-) -> dict[str, Output]:
-    """Outputs of the model of each row alone, none where there is no such model."""
+) -> list[tuple[dict[str, Output], dict[str, Output]]]:
+    """Outputs of all rows together and of each alone, at the arguments and at changed ones.
 
-    def look(z: Array, data: Data) -> dict[str, Output]:
+    None where there is no such model.
+    """
+
+    def look(z: Array, data: Data) -> tuple[dict[str, Output], dict[str, Output]]:
         def row(values: tuple[Array, ...]) -> dict[str, Output]:
             return target.outputs(z, with_row(data, arguments, values), {})
 
-        return jax.vmap(row)(rows_of(data, arguments))
+        return target.outputs(z, data, {}), jax.vmap(row)(rows_of(data, arguments))
 
+    program = Program(look, rarely=True)
     # A model may do anything with one row that was written for all of them.
     with warnings.catch_warnings(), suppress(Exception):
         warnings.simplefilter("ignore")
-        found: dict[str, Output] = Program(look, rarely=True)(z, data)
-        return found
-    return {}
+        return [program(z, each) for each in (data, _changed(data, arguments))]
+    return []
+
+
+def _changed(data: Data, arguments: tuple[int, ...]) -> Data:
+    """The arguments with other values of the rows."""
+    arrays = list(data.arrays)
+    for number in arguments:
+        if not jnp.issubdtype(arrays[number].dtype, jax.dtypes.prng_key):
+            arrays[number] = change_of_rows(np.asarray(arrays[number]), number)
+    return data.with_arrays(tuple(arrays)).on_device()
+
+
+def _apart(
+    together: Mapping[str, Output], alone: Mapping[str, Output], scaled_up: bool
+) -> frozenset[str]:
+    """Sites whose rows alone are those of the batch, in parameters and in weights."""
+    beside = _side_by_side(together, alone)
+    return frozenset(n for n in beside if _same_weight(together[n], alone[n], scaled_up))
 
 
 def _same_weight(together: Output, alone: Output, scaled_up: bool) -> bool:

@@ -34,11 +34,11 @@ def outer_vectors(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """u (P, r, a) and v (P, r, b) with u v' = M for matrices M (P, r, a, b) of rank one."""
     direction = torch.from_numpy(generic_direction(matrices.shape[-1])).to(matrices)
     left = matrices @ direction
-    squares = left.square().sum(dim=-1)
-    counts = squares > 0.0
-    right = torch.einsum("prab,pra->prb", matrices, left)
-    inverse = torch.where(counts, 1.0 / torch.where(counts, squares, 1.0), 0.0)
-    return left, right * inverse[..., None]
+    # Relative to the largest entry, since squares of small ones have no reciprocals.
+    size = left.detach().abs().amax(dim=-1, keepdim=True)
+    left = left / torch.where(size > 0.0, size, 1.0)
+    squares = torch.where(size > 0.0, left.square().sum(dim=-1, keepdim=True), 1.0)
+    return left, torch.einsum("prab,pra->prb", matrices, left) / squares
 
 
 def rank_one_sites(

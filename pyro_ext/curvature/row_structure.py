@@ -9,7 +9,7 @@ the same r' r.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ppl_ext.curvature import RepeatedComponent, RowStructure, rows_in_common
+from ppl_ext.curvature import RepeatedComponent, RowStructure, change_of_rows, rows_in_common
 from pyro_ext.curvature.fisher import fisher_root, needs_draws, root_for
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.layout import Indices
@@ -71,21 +71,20 @@ def row_structure(
             ((plate, numbers),) = indices.items()
             inside = {name: output for name, output in apart.items() if plate in output.plates}
             alone = _each(lambda number: target.outputs(z, data, {plate: number[None]}), (numbers,))
-            return RowStructure(_side_by_side(inside, alone), found)
+            return RowStructure(_apart(inside, alone, scaled_up=True), found)
         if not indices:
             shapes = [array.shape for array in _arrays(data)]
             batches = [output.batch for output in apart.values()]
             for arguments in rows_in_common(shapes, batches):
-
-                def of_row(*row: Tensor, arguments: tuple[int, ...] = arguments) -> Outputs:
-                    return target.outputs(z, with_row(data, arguments, row), {})
-
-                alone = _each(of_row, rows_of(data, arguments))
-                beside = _side_by_side(apart, alone)
+                # Later arguments may be others: rows that depend on each other through a sum of
+                # weights look apart while all weights are one.
+                looks = _looks(target, z, data, arguments)
                 for scaled_up in (False, True):
-                    by_row = {n for n in beside if _same_weight(apart[n], alone[n], scaled_up)}
-                    if by_row:
-                        return RowStructure(frozenset(by_row), found, arguments, scaled_up)
+                    beside = [_apart(*each, scaled_up) for each in looks]
+                    if beside and all(beside):
+                        by_row = frozenset.intersection(*beside).intersection(apart)
+                        if by_row:
+                            return RowStructure(by_row, found, arguments, scaled_up)
     return RowStructure(repeated=found)
 
 
@@ -95,19 +94,46 @@ def rows_of(data: Data, arguments: tuple[int, ...]) -> tuple[Tensor, ...]:
     return tuple(arrays[number] for number in arguments)
 
 
+def structure_of(data: Data, structure: RowStructure) -> RowStructure:
+    """The structure for other arguments: where they have no common rows, rows are whole.
+
+    An argument may have had as many entries as there were rows by chance.
+    """
+    counts = {len(rows) for rows in rows_of(data, structure.arguments)}
+    if not structure.arguments or (len(counts) == 1 and 0 not in counts):
+        return structure
+    return RowStructure(repeated=structure.repeated)
+
+
 def with_row(data: Data, arguments: tuple[int, ...], row: tuple[Tensor, ...]) -> Data:
     """The arguments with one row in place of all."""
-    values = {number: value[None] for number, value in zip(arguments, row, strict=True)}
+    return with_arrays(data, arguments, [value[None] for value in row])
+
+
+def with_arrays(data: Data, arguments: tuple[int, ...], values: Sequence[Tensor]) -> Data:
+    """The arguments with other tensors in some places."""
     leaves, tree = pytree.tree_flatten((data.args, data.kwargs))
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    for number, value in values.items():
+    places = _places(data)
+    for number, value in zip(arguments, values, strict=True):
         leaves[places[number]] = value
     return Data(*pytree.tree_unflatten(leaves, tree))
 
 
+def _places(data: Data) -> list[int]:
+    """Where tensors are among the leaves, in an order that names decide."""
+    # Later calls may give the same names in another order.
+    leaves, _ = pytree.tree_flatten_with_path((data.args, data.kwargs))
+    found = [
+        (pytree.keystr(path), place)
+        for place, (path, leaf) in enumerate(leaves)
+        if isinstance(leaf, Tensor)
+    ]
+    return [place for _, place in sorted(found)]
+
+
 def _arrays(data: Data) -> list[Tensor]:
     leaves = pytree.tree_leaves((data.args, data.kwargs))
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return [leaves[place] for place in _places(data)]
 
 
 def _each(function: Callable[..., Outputs], rows: tuple[Tensor, ...]) -> dict[str, _Alone]:
@@ -125,6 +151,44 @@ def _each(function: Callable[..., Outputs], rows: tuple[Tensor, ...]) -> dict[st
         stacked = torch.func.vmap(tensors)(*rows)
         return {name: _Alone(batches[name], *found) for name, found in stacked.items()}
     return {}
+
+
+def _looks(
+    target: LogDensity, z: Tensor, data: Data, arguments: tuple[int, ...]
+) -> list[tuple[Outputs, dict[str, _Alone]]]:
+    """Outputs of all rows together and of each alone, at the arguments and at changed ones.
+
+    None where there is no such model.
+    """
+    looks: list[tuple[Outputs, dict[str, _Alone]]] = []
+    # A model may do anything with values that were not given to it.
+    with warnings.catch_warnings(), suppress(Exception):
+        warnings.simplefilter("ignore")
+        for each in (data, _changed(data, arguments)):
+
+            def of_row(*row: Tensor, each: Data = each) -> Outputs:
+                return target.outputs(z, with_row(each, arguments, row), {})
+
+            together = target.outputs(z, each, {})
+            looks.append((together, _each(of_row, rows_of(each, arguments))))
+        return looks
+    return []
+
+
+def _changed(data: Data, arguments: tuple[int, ...]) -> Data:
+    """The arguments with other values of the rows."""
+    rows = rows_of(data, arguments)
+    changed = [
+        torch.from_numpy(change_of_rows(each.detach().cpu().numpy(), number)).to(each.device)
+        for number, each in zip(arguments, rows, strict=True)
+    ]
+    return with_arrays(data, arguments, changed)
+
+
+def _apart(together: Outputs, alone: Mapping[str, _Alone], scaled_up: bool) -> frozenset[str]:
+    """Sites whose rows alone are those of the batch, in parameters and in weights."""
+    beside = _side_by_side(together, alone)
+    return frozenset(n for n in beside if _same_weight(together[n], alone[n], scaled_up))
 
 
 def _same_weight(together: Output, alone: _Alone, scaled_up: bool) -> bool:

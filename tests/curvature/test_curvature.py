@@ -332,6 +332,74 @@ def test_rows_of_arguments_are_taken_apart_where_they_stand_alone(backend: Any) 
         np.testing.assert_allclose(found.mT @ found, plain.mT @ plain, rtol=1e-10)
 
 
+@pytest.mark.parametrize("truth", [False, True])
+def test_rows_that_depend_through_weights_alone_are_not_taken_apart(
+    backend: Any, truth: bool
+) -> None:
+    """Weights that are all one, as in a batch without padding, hide what they are divided by."""
+    host, dist, xp, room = backend.host, backend.dist, backend.xp, backend.room("curvature")
+    scale = handlers(backend).scale
+
+    def model(x: Any, y: Any, weights: Any) -> None:
+        w = host.sample("w", dist.Normal(xp.zeros(2), 1.0).to_event(1))
+        with host.plate("N", len(y)), scale(scale=weights / weights.sum()):
+            host.sample("share", dist.Normal(x @ w, 1.0), obs=y)
+
+    weights = np.ones(6, dtype=bool if truth else float)
+    target, data = backend.target(model, tuple(map(backend.array, (X[:6], Y[:6], weights))))
+    position = backend.array([0.3, -0.2])
+    assert room.row_structure(target, position, data, {}).by_row == set()
+
+
+def test_rows_of_a_minibatch_that_share_their_weight_are_not_taken_apart(backend: Any) -> None:
+    host, dist, xp = backend.host, backend.dist, backend.xp
+    scale = handlers(backend).scale
+
+    def model(x: Any, weights: Any) -> None:
+        w = host.sample("w", dist.Normal(xp.zeros(2), 1.0).to_event(1))
+        with host.plate("N", 12, subsample_size=5) as i:
+            host.sample("apart", dist.Normal(x[i] @ w, 1.0), obs=x[i, 1])
+            with scale(scale=weights[i] / weights[i].sum()):
+                host.sample("share", dist.Normal(x[i] @ w, 1.0), obs=x[i, 1])
+
+    args = backend.array(X), backend.array(np.arange(1.0, 13.0))
+    target, data = backend.target(model, args)
+    position, indices = backend.array([0.3, -0.2]), {"N": backend.array(CHOSEN)}
+    structure = backend.room("curvature").row_structure(target, position, data, indices)
+    assert structure.by_row == {"apart"}
+
+
+def test_other_arguments_have_the_rows_of_their_own(backend: Any) -> None:
+    """Batches of other sizes, names in another order, and six prior scales beside six rows."""
+    host, dist, xp, room = backend.host, backend.dist, backend.xp, backend.room("curvature")
+
+    def model(x: Any, y: Any, prior: Any, centre: Any) -> None:
+        w = host.sample("w", dist.Normal(xp.zeros(6), prior).to_event(1))
+        with host.plate("N", len(y)):
+            host.sample("y", dist.Normal((x - centre[0]) @ w, 1.0), obs=y)
+
+    generator = np.random.default_rng(5)
+    held = {"prior": np.arange(1.0, 7.0), "centre": np.array([0.3, 0.1])}
+    batches = [
+        {"x": generator.normal(size=(n, 6)), "y": generator.normal(size=n)} for n in (6, 6, 1, 4)
+    ]
+    orders = [("x", "y", "prior", "centre"), *[("centre", "prior", "y", "x")] * 3]
+    all_ = [
+        {name: backend.array({**batch, **held}[name]) for name in names}
+        for batch, names in zip(batches, orders, strict=True)
+    ]
+    target, data = backend.target(model, (), all_[0])
+    z, key = backend.array(generator.normal(size=(1, 6))), key_of(backend)
+    structure = room.row_structure(target, z[0], data, {})
+    assert structure.by_row == {"y"} and len(structure.arguments) == 3
+    for each in all_:
+        data = target.bind(**each)
+        found = room.jacobian_rows(target, z, data, {}, *key, structure)
+        plain = room.jacobian_rows(target, z, data, {}, *key)
+        found, plain = (backend.numpy(rows) for rows in (found, plain))
+        np.testing.assert_allclose(found.mT @ found, plain.mT @ plain, rtol=1e-10, atol=1e-12)
+
+
 def test_batches_of_one_row_do_not_hide_rows_that_depend_on_each_other(backend: Any) -> None:
     host, dist, xp = backend.host, backend.dist, backend.xp
 
@@ -487,6 +555,17 @@ def test_kronecker_factors_of_outer_products_are_those_of_any_rows(backend: Any)
         for each in ((), ("w",))
     )
     np.testing.assert_allclose(quick, plain, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1e-18, 1e-21, 1e-25, 0.0])
+def test_vectors_of_small_rows_are_finite_in_single_precision(backend: Any, size: float) -> None:
+    """Rows of a classifier that is certain are this small; their squares have no reciprocals."""
+    outer_vectors = backend.room("curvature.kronecker").outer_vectors
+    matrix = np.outer([1.0, 0.5, 0.0], [1.0, 2.0])
+    rows = backend.xp.asarray((size * matrix)[None, None].astype(np.float32))
+    left, right = map(backend.numpy, outer_vectors(rows))
+    found = left[..., None].astype(float) * right[..., None, :]
+    np.testing.assert_allclose(found[0, 0], size * matrix, rtol=1e-5)
 
 
 def test_rows_of_linear_layers_are_found_to_be_outer_products(backend: Any) -> None:
