@@ -301,7 +301,7 @@ class UnrolledSGLD(Sampler):
     step_size : float
         Length h of all steps at first, in units of the start's variances.
     begin : Sampler, optional
-        What the steps begin at, fitted with them. Default: the start's noise.
+        What the steps begin at, fitted with them; no other steps. Default: the start's noise.
     spread : float
         Standard deviations of that noise, in units of the start's. Of ``begin``, where it is given,
         the sampler's own counts.
@@ -328,6 +328,12 @@ class UnrolledSGLD(Sampler):
         check_number("spread", self.spread)
         if self.begin is not None:
             self.check(self.begin)
+            if isinstance(self.begin, UnrolledSGLD):
+                raise ArgumentError(
+                    "Expected begin to be a sampler without steps, such as PushForward(), found "
+                    f"{described(self.begin)}. Take more steps, num_steps=..., in place of two "
+                    "UnrolledSGLD."
+                )
             object.__setattr__(self, "spread", self.begin.spread)
 
     @property
@@ -339,7 +345,7 @@ class UnrolledSGLD(Sampler):
     def description(self) -> str:
         """With that of the sampler that the steps begin at."""
         begin = "" if self.begin is None else self.begin.description
-        return f"UnrolledSGLD({self.num_steps}, {self.spread}, {begin})"
+        return f"UnrolledSGLD({self.num_steps}, {self.step_size}, {self.spread}, {begin})"
 
     def parameter_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
         """Lengths of steps, in logarithms, and what the beginning has."""

@@ -127,6 +127,13 @@ def test_networks_begin_at_the_start() -> None:
     assert weights["weight0"].any()
 
 
+def test_descriptions_tell_samplers_of_other_draws_apart() -> None:
+    """A state with the same parameters belongs to one of them only."""
+    samplers = [UnrolledSGLD(3), UnrolledSGLD(3, step_size=0.2), UnrolledSGLD(3, spread=2.0)]
+    samplers.append(UnrolledSGLD(3, begin=PushForward()))
+    assert len({each.description for each in samplers}) == len(samplers)
+
+
 @pytest.mark.parametrize("modes", [1, 3, 12])
 def test_normals_of_a_start(modes: int) -> None:
     """The modes of most mass, with their shares; diagonal where the dimension is high."""
@@ -155,6 +162,7 @@ def test_normals_of_a_start(modes: int) -> None:
         lambda: UnrolledSGLD(0),
         lambda: UnrolledSGLD(step_size=-1.0),
         lambda: UnrolledSGLD(begin="network"),  # type: ignore[arg-type]
+        lambda: UnrolledSGLD(begin=UnrolledSGLD(2)),
     ],
 )
 def test_options_out_of_range_are_refused(make: Any) -> None:
