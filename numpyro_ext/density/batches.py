@@ -150,7 +150,7 @@ class _Reader:
         self._pass: Iterator[Batch] = iter(())
 
     def __call__(self, number: Any) -> list[np.ndarray]:
-        """Batch ``number`` of a pass; the first begins another one."""
+        """Batch ``number`` of a pass, and the next number; the first begins another pass."""
         if int(number) == 0:
             self._pass = self._passes.of_equal_size(on_host, self._size, self._rows)
         found = next(self._pass)
@@ -158,7 +158,7 @@ class _Reader:
             # To the end, which sees to it that there are no more rows.
             for _ in self._pass:
                 pass
-        return [leaf for _, leaf in found.leaves()]
+        return [*(leaf for _, leaf in found.leaves()), np.asarray(number + 1, np.int32)]
 
 
 def scan_over_batches(
@@ -187,26 +187,28 @@ def scan_over_batches(
     whole, left = divmod(size, rows)
     reader = _Reader(passes, size, rows)
 
-    def part(carry: Any, number: Array, rows: int) -> tuple[Any, Any]:
+    def part(carry: Any, number: Array, rows: int) -> tuple[tuple[Array, Any], Any]:
         shapes = [
             jax.ShapeDtypeStruct((rows, *leaf.shape[1:]) if leaf.ndim else (), leaf.dtype)
             for _, leaf in first.leaves()
         ]
-        leaves = iter(io_callback(reader, shapes, number))
+        # The reader gives the next number: so no batch is read before those that come first.
+        *values, following = io_callback(
+            reader, [*shapes, jax.ShapeDtypeStruct((), jnp.int32)], number
+        )
+        leaves = iter(values)
         batch = first.map(lambda leaf: next(leaves))
         bound = arguments.bind(batch.args, {**data.kwargs, **batch.kwargs})
-        return step(carry, rows / size, bound, number)
+        carry, output = step(carry, rows / size, bound, number)
+        return (following, carry), output
 
     def one(carry: tuple[Array, Any], _: None) -> tuple[tuple[Array, Any], Any]:
-        following, output = part(carry[1], carry[0], rows)
-        return (carry[0] + 1, following), output
+        return part(carry[1], carry[0], rows)
 
     (number, carry), outputs = lax.scan(one, (jnp.asarray(0, jnp.int32), carry), None, whole)
     if not left:
         return carry, [outputs]
-    # Read after the others: the number waits for their sum.
-    number, carry = lax.optimization_barrier((number, carry))
-    carry, output = part(carry, number, left)
+    (_, carry), output = part(carry, number, left)
     return carry, [outputs, jax.tree.map(lambda leaf: leaf[None], output)]
 
 

@@ -313,14 +313,17 @@ def test_every_engine_of_particles_takes_a_loader(backend: Any, name: str) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("structure", ["full", "diag", "kfac", "low_rank"])
-def test_the_curvature_over_a_loader_is_that_of_all_rows(backend: Any, structure: str) -> None:
+@pytest.mark.parametrize("size", [10, 47])
+def test_the_curvature_over_a_loader_is_that_of_all_rows(
+    backend: Any, structure: str, size: int
+) -> None:
     model, seeds = by_argument(backend), {"seed": 0} if backend.is_pyro else {}
     engine = backend.public.LaplaceGGN(model, backend.adam(0.05), curvature=structure, **seeds)
     state, _ = Loaded(backend, Again).run(engine, 20, start="host")
     held = () if backend.is_pyro else (state,)
     with pytest.raises(ArgumentError, match="or batches=loader"):
         engine.fit_curvature(*held)
-    found = engine.fit_curvature(*held, batches=Again(size=10))
+    found = engine.fit_curvature(*held, batches=Again(size=size))
     ours = backend.numpy(found.log_determinant()), float(engine.log_marginal_likelihood(*held))
     found = engine.fit_curvature(*held, *backend.arrays((X, Y)))
     theirs = backend.numpy(found.log_determinant()), float(engine.log_marginal_likelihood(*held))
