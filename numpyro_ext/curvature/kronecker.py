@@ -11,6 +11,7 @@ those of a linear layer are, a half step takes products with the vectors alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -49,12 +50,26 @@ def rank_one_sites(
     Those of a linear layer have: the outer product of what goes in and of what comes back.
     """
     found = {}
-    for name, pair in factored_sides(slices, shapes).items():
-        matrices = rows[:, :, slices[name]].reshape(*rows.shape[:2], *pair)
+    for name in factored_sides(slices, shapes):
+        some = jnp.abs(rows[:, :, slices[name]]).max() > 0.0
+        found[name] = some & (beyond_rank_one(rows, slices, shapes, (name,))[name] == 0.0)
+    return found
+
+
+def beyond_rank_one(
+    rows: Array,
+    slices: Mapping[str, slice],
+    shapes: Mapping[str, Collection[int]],
+    names: Collection[str],
+) -> Sums:
+    """By site, 1 where a row (P, r, D') is a matrix of a rank above one, and else 0."""
+    found, sides = {}, factored_sides(slices, shapes)
+    for name in names:
+        matrices = rows[:, :, slices[name]].reshape(*rows.shape[:2], *sides[name])
         left, right = outer_vectors(matrices)
         rest = jnp.abs(matrices - left[..., None] * right[..., None, :]).max()
         size = jnp.abs(matrices).max()
-        found[name] = (size > 0.0) & (rest <= RANK_ONE_UP_TO * size)
+        found[name] = (rest > RANK_ONE_UP_TO * size).astype(rows.dtype)
     return found
 
 
@@ -81,7 +96,8 @@ def kronecker_factors(
     like : Array
         Any array of P entries along its first axis, of the rows' dtype.
     rank_one : collection of str
-        Sites whose rows, as matrices, all have rank one, by :func:`rank_one_sites`.
+        Sites whose rows, as matrices, had rank one by :func:`rank_one_sites`. That is seen again
+        of these rows, since other arguments may have others.
     """
     number, dtype = len(like), like.dtype
     sides = {name: kronecker_sides(shapes[name]) for name in slices}
@@ -94,12 +110,12 @@ def kronecker_factors(
             for name, part in parts.items()
         }
 
-    def half(side: int, other: Sums) -> Sums:
+    def half(side: int, other: Sums, quick: Collection[str]) -> Sums:
         def part(rows: Array) -> Sums:
             found = {}
             for name, pair in factored.items():
                 matrices = rows[:, :, slices[name]].reshape(*rows.shape[:2], *pair)
-                if name in rank_one:
+                if name in quick:
                     vectors = outer_vectors(matrices)
                     own, across = vectors[side], vectors[1 - side]
                     weights = ((across @ other[name]) * across).sum(axis=2, keepdims=True)
@@ -114,9 +130,13 @@ def kronecker_factors(
             for name in factored
         }
 
-    def both(_: Any, factors: tuple[Sums, Sums]) -> tuple[Sums, Sums]:
-        left = half(0, factors[1])
-        return left, half(1, left)
+    def found_by(quick: Collection[str], start: tuple[Sums, Sums]) -> tuple[Sums, Sums]:
+        def both(_: Any, factors: tuple[Sums, Sums]) -> tuple[Sums, Sums]:
+            left = half(0, factors[1], quick)
+            return left, half(1, left, quick)
+
+        factors: tuple[Sums, Sums] = lax.fori_loop(0, KRONECKER_STEPS, both, start)
+        return factors
 
     sums = total(plain) if len(factored) < len(slices) else {}
     left = {name: jnp.zeros((number, rows, rows), dtype) for name, (rows, _) in factored.items()}
@@ -124,8 +144,16 @@ def kronecker_factors(
         name: jnp.broadcast_to(jnp.eye(columns, dtype=dtype), (number, columns, columns))
         for name, (_, columns) in factored.items()
     }
-    if factored:
-        left, right = lax.fori_loop(0, KRONECKER_STEPS, both, (left, right))
+    if rank_one:
+        beyond = total(lambda rows: beyond_rank_one(rows, slices, shapes, rank_one))
+        left, right = lax.cond(
+            sum(beyond.values()) == 0.0,
+            partial(found_by, rank_one),
+            partial(found_by, ()),
+            (left, right),
+        )
+    elif factored:
+        left, right = found_by((), (left, right))
     diagonal = jnp.zeros((1, max(where.stop for where in slices.values())), dtype)
     blocks = []
     for name, where in slices.items():

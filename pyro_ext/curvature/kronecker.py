@@ -49,12 +49,26 @@ def rank_one_sites(
     Those of a linear layer have: the outer product of what goes in and of what comes back.
     """
     found = {}
-    for name, pair in factored_sides(slices, shapes).items():
-        matrices = rows[:, :, slices[name]].reshape(*rows.shape[:2], *pair)
+    for name in factored_sides(slices, shapes):
+        some = (rows[:, :, slices[name]]).abs().max() > 0.0
+        found[name] = some & (beyond_rank_one(rows, slices, shapes, (name,))[name] == 0.0)
+    return found
+
+
+def beyond_rank_one(
+    rows: Tensor,
+    slices: Mapping[str, slice],
+    shapes: Mapping[str, Collection[int]],
+    names: Collection[str],
+) -> Sums:
+    """By site, 1 where a row (P, r, D') is a matrix of a rank above one, and else 0."""
+    found, sides = {}, factored_sides(slices, shapes)
+    for name in names:
+        matrices = rows[:, :, slices[name]].reshape(*rows.shape[:2], *sides[name])
         left, right = outer_vectors(matrices)
         rest = (matrices - left[..., None] * right[..., None, :]).abs().max()
         size = matrices.abs().max()
-        found[name] = (size > 0.0) & (rest <= RANK_ONE_UP_TO * size)
+        found[name] = (rest > RANK_ONE_UP_TO * size).to(rows.dtype)
     return found
 
 
@@ -82,7 +96,8 @@ def kronecker_factors(
     like : Tensor
         Any tensor of P entries along its first axis, of the rows' dtype.
     rank_one : collection of str
-        Sites whose rows, as matrices, all have rank one, by :func:`rank_one_sites`.
+        Sites whose rows, as matrices, had rank one by :func:`rank_one_sites`. That is seen again
+        of these rows, since other arguments may have others.
     """
     number, tiny = len(like), torch.finfo(like.dtype).tiny
     sides = {name: kronecker_sides(shapes[name]) for name in slices}
@@ -115,6 +130,9 @@ def kronecker_factors(
             for name in factored
         }
 
+    if rank_one:
+        beyond = total(lambda rows, _: beyond_rank_one(rows.detach(), slices, shapes, rank_one), {})
+        rank_one = () if any(map(bool, beyond.values())) else rank_one
     sums = total(plain, {}) if len(factored) < len(slices) else {}
     left: Sums = {}
     right = {

@@ -54,6 +54,8 @@ def row_structure(
     ``z`` (D,), are those of its rows alone, side by side. Sites outside the plate are none, nor
     those whose rows depend on each other, as through a mean over the batch, nor those with drawn
     values. Where no plate is subsampled, a row alone is the model of one row of the arguments.
+    Values are compared at the arguments and at slightly changed ones: what couples rows beyond a
+    threshold alone is not seen.
     """
     # One row shows nothing of others, which a sweep over all rows has beside it.
     indices = {
