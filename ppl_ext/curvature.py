@@ -14,7 +14,7 @@ of
     as matrices. For a linear layer with one example it is exact, as the Kronecker-factored
     approximation of Martens and Grosse (2015, https://arxiv.org/abs/1503.05671) is. A site that is
     no matrix has its whole block, or the diagonal of it where it is long. Over all rows in several
-    chunks the rows are computed again for each half step, six or seven times in all.
+    chunks the rows are computed again for each half step, six to eight times in all.
 ``"low_rank"``
     The largest ``rank`` terms of the singular value decomposition of R, and the diagonal of what
     is left.
