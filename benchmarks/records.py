@@ -208,6 +208,30 @@ def drop_cut_line(path: str | os.PathLike[str]) -> None:
         print(f"{path}: dropped line {len(whole) + 1}, which was cut off", file=sys.stderr)
 
 
+def resumed(path: str | os.PathLike[str], resume: bool, retry_failed: bool) -> list[Record]:
+    """The runs in a file that need not be made again; it is deleted where nothing is taken up.
+
+    Parameters
+    ----------
+    path : path
+    resume : bool
+        Take up the runs that the file holds.
+    retry_failed : bool
+        The same, but drop those that failed.
+    """
+    path = Path(path)
+    if not (resume or retry_failed):
+        path.unlink(missing_ok=True)
+    if not path.exists():
+        return []
+    drop_cut_line(path)
+    found = read(path)
+    if retry_failed:
+        found = [record for record in found if not record.failed]
+        write(path, found)
+    return found
+
+
 def moved_aside(path: str | os.PathLike[str]) -> Path | None:
     """Give an existing file a name that is free, say so, and return it."""
     path = Path(path)

@@ -188,6 +188,20 @@ class RowStructure:
     arguments: tuple[int, ...] = ()
     scaled_up: bool = True
 
+    def for_rows(self, counts: Collection[int]) -> RowStructure:
+        """The structure where arguments have so many rows: all are whole if these differ.
+
+        An argument may have had as many entries as there were rows by chance.
+
+        Parameters
+        ----------
+        counts : collection of int
+            Rows of each of ``arguments``.
+        """
+        if not self.arguments or (len(set(counts)) == 1 and 0 not in counts):
+            return self
+        return RowStructure(repeated=self.repeated)
+
 
 def rows_in_common(
     arguments: Sequence[Sequence[int]], outputs: Collection[Sequence[int]]

@@ -45,17 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
             return 2
     problems = [p for p in problems if not arguments.problems or p.name in arguments.problems]
     path: Path = arguments.out / "noisy-scores.jsonl"
-    resuming = arguments.resume or arguments.retry_failed
-    if not resuming:
-        path.unlink(missing_ok=True)
-    done = set()
-    if resuming and path.exists():
-        records.drop_cut_line(path)
-        found = records.read(path)
-        if arguments.retry_failed:
-            found = [r for r in found if not r.failed]
-            records.write(path, found)
-        done = {_key(r) for r in found}
+    found = records.resumed(path, arguments.resume, arguments.retry_failed)
+    done = {_key(r) for r in found}
     chosen = arguments.methods or methods
     for problem in problems:
         wanted = _wanted(problem, arguments.parts, chosen, seeds, scores)

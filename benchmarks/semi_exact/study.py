@@ -34,17 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
             return 2
     problems = [p for p in problems if not arguments.problems or p.name in arguments.problems]
     path = arguments.out / "semi-exact.jsonl"
-    resuming = arguments.resume or arguments.retry_failed
-    if not resuming:
-        path.unlink(missing_ok=True)
-    done = set()
-    if resuming and path.exists():
-        records.drop_cut_line(path)
-        found = records.read(path)
-        if arguments.retry_failed:
-            found = [r for r in found if not r.failed]
-            records.write(path, found)
-        done = {_key(r) for r in found}
+    found = records.resumed(path, arguments.resume, arguments.retry_failed)
+    done = {_key(r) for r in found}
     backends = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
     for backend in backends:
         fits = importlib.import_module(f"benchmarks.semi_exact.{backend}_fits")

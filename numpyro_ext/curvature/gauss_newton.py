@@ -22,7 +22,7 @@ from jaxtyping import Float
 
 from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.curvature.fisher import fisher_root
-from numpyro_ext.curvature.row_structure import merged, rows_of, structure_of, with_row
+from numpyro_ext.curvature.row_structure import merged, rows_of, with_row
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.density.outputs import Output
@@ -105,7 +105,7 @@ def jacobian_rows(
     """
     data = data.on_device()
     found = jax.eval_shape(target.outputs, z[0], data, indices)
-    structure = structure_of(data, structure)
+    structure = structure.for_rows([len(r) for r in rows_of(data, structure.arguments)])
     whole = set(found) - structure.by_row
 
     where = Coordinates(target, target.layout.names if latents is None else latents)

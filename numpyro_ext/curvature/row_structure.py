@@ -72,24 +72,14 @@ def row_structure(
                 apart = [_apart(*each, scaled_up) for each in looks]
                 if apart and all(apart):
                     by_row = frozenset.intersection(*apart)
-                    return RowStructure(by_row, found, arguments, scaled_up)
+                    if by_row:
+                        return RowStructure(by_row, found, arguments, scaled_up)
     return RowStructure(repeated=found)
 
 
 def rows_of(data: Data, arguments: tuple[int, ...]) -> tuple[Array, ...]:
     """The arrays among the arguments whose first axis is the rows."""
     return tuple(data.arrays[number] for number in arguments)
-
-
-def structure_of(data: Data, structure: RowStructure) -> RowStructure:
-    """The structure for other arguments: where they have no common rows, rows are whole.
-
-    An argument may have had as many entries as there were rows by chance.
-    """
-    counts = {len(rows) for rows in rows_of(data, structure.arguments)}
-    if not structure.arguments or (len(counts) == 1 and 0 not in counts):
-        return structure
-    return RowStructure(repeated=structure.repeated)
 
 
 def with_row(data: Data, arguments: tuple[int, ...], row: tuple[Array, ...]) -> Data:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ppl_ext.curvature import NO_STRUCTURE, RepeatedComponent, RowStructure
 from pyro_ext.curvature.fisher import drawn_values, fisher_root, needs_draws
-from pyro_ext.curvature.row_structure import merged, rows_of, structure_of, with_row
+from pyro_ext.curvature.row_structure import merged, rows_of, with_row
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.layout import Indices
 from pyro_ext.density.outputs import Output
@@ -130,7 +130,7 @@ def rows_of_one(
     latents: Collection[str] | None = None,
 ) -> Float[Tensor, "R D"]:
     """Jacobian J_w at one position (D,) of the observed sites ``names``, shape (R, D)."""
-    structure = structure_of(data, structure)
+    structure = structure.for_rows([len(r) for r in rows_of(data, structure.arguments)])
     whole = set(names) - structure.by_row
     part, placed = _part_of(target, position, latents)
     parts = []

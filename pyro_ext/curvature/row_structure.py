@@ -96,17 +96,6 @@ def rows_of(data: Data, arguments: tuple[int, ...]) -> tuple[Tensor, ...]:
     return tuple(arrays[number] for number in arguments)
 
 
-def structure_of(data: Data, structure: RowStructure) -> RowStructure:
-    """The structure for other arguments: where they have no common rows, rows are whole.
-
-    An argument may have had as many entries as there were rows by chance.
-    """
-    counts = {len(rows) for rows in rows_of(data, structure.arguments)}
-    if not structure.arguments or (len(counts) == 1 and 0 not in counts):
-        return structure
-    return RowStructure(repeated=structure.repeated)
-
-
 def with_row(data: Data, arguments: tuple[int, ...], row: tuple[Tensor, ...]) -> Data:
     """The arguments with one row in place of all."""
     return with_arrays(data, arguments, [value[None] for value in row])
