@@ -34,7 +34,7 @@ class DescentShell(EngineShell):
     Raises
     ------
     ArgumentError
-        An option is out of range.
+        An option is out of range, or ``optim`` is no optimizer.
     """
 
     #: Any number of draws may be asked for.

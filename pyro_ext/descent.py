@@ -17,12 +17,18 @@ from torch import Tensor
 
 from ppl_ext.descent import DescentShell
 from pyro_ext.engine import Engine
-from pyro_ext.optim import EngineOptimizer, Undo
+from pyro_ext.optim import EngineOptimizer, Undo, check_optimizer
 
 Parameters: TypeAlias = Mapping[str, Tensor]
 
 
 class DescentEngine(DescentShell, Engine):
+    @staticmethod
+    def _host_optimizer(optim: Any) -> Any:
+        if optim is not None:
+            check_optimizer(optim)
+        return optim
+
     def _restore(self, header: dict[str, Any], state: dict[str, Any]) -> None:
         super()._restore(header, state)
         if self._horizon is None:

@@ -466,6 +466,22 @@ def _whole(parameters: Mapping[str, Tensor], names: Sequence[str], owner: int) -
     return Part(None, tensors, dict.fromkeys(names, ...), owner)
 
 
+def check_optimizer(optim: OptimizerLike) -> None:
+    """See that an optimizer, or each of a mapping's, can be made, before any work.
+
+    Raises
+    ------
+    ArgumentError
+        It cannot.
+    """
+    if not isinstance(optim, Mapping):
+        EngineOptimizer(optim, {"parameters": torch.zeros(1, 1)})
+        return
+    for each in optim.values():
+        if each is not None:
+            _build(each, [torch.zeros(1, 1, requires_grad=True)], None)
+
+
 def _build(
     optim: OptimizerLike, tensors: list[Tensor], default: MakeOptimizer | None
 ) -> tuple[torch.optim.Optimizer, Any, dict[str, float]]:

@@ -129,11 +129,11 @@ def check_temperature(of_target: float, temperature: float | None) -> float:
 
 
 def check_fits_a_guide(engine: Any) -> None:
-    """Refuse engines whose particles have no log density."""
+    """Refuse engines whose draws have no log density."""
     if not hasattr(engine, "density") and not hasattr(engine, "approximation"):
         raise ArgumentError(
             f"Expected an engine that fits a guide or a Gaussian, found {type(engine).__name__}, "
-            "whose particles have no log density. Use ksd, which takes particles and guides."
+            "whose draws have no log density. Use ksd, which takes draws alone."
         )
 
 

@@ -150,6 +150,7 @@ def test_noisy_scores_are_told_and_kept_ones_refused(backend: Any) -> None:
 
 def test_options_out_of_range_are_refused(backend: Any) -> None:
     make, model = backend.public.SteinDiscrepancyVI, MODELS["ring"](backend)
-    for options in ({"num_samples": 1}, {"lengths": ()}, {"lengths": (-1.0,)}, {"sampler": 3}):
+    wrong = {"num_samples": (1,), "lengths": ((), (-1.0,)), "sampler": (3,), "optim": (3,)}
+    for options in ({name: value} for name, values in wrong.items() for value in values):
         with pytest.raises(ArgumentError, match="Expected"):
             make(model, **options)
