@@ -23,6 +23,7 @@ from numpyro_ext.density.handlers import (
     site_log_prob,
     transform_of,
     unconstraining,
+    value_of,
 )
 from numpyro_ext.density.layout import Data, Indices, Layout
 from ppl_ext.bound_model import BoundModelShell
@@ -123,7 +124,7 @@ class BoundModel(BoundModelShell[Array]):
             A site has another shape.
         """
         sites = {
-            name: transform_of(trace[name]).inv(trace[name]["value"]) for name in self.layout.names
+            name: transform_of(trace[name]).inv(value_of(trace, name)) for name in self.layout.names
         }
         for name, value in sites.items():
             if jnp.shape(value) != self.layout.shapes[name]:

@@ -145,8 +145,9 @@ def summed_sites(trace: Trace) -> dict[str, Site]:
         own = set(site["infer"].get("dim_to_name", {}).values()) if "infer" in site else set()
         if own & names or any(each.startswith(BEFORE) for each in own):
             found[name] = site
-        elif any(each.startswith(_TIME) for each in own) and not is_latent(site):
-            found[name] = site
+        elif any(each.startswith(_TIME) for each in own):
+            if not is_latent(site) and LOG_DETERMINANT not in site["infer"]:
+                found[name] = site
     return found
 
 

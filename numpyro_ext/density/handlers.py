@@ -3,7 +3,7 @@ and the log density's terms with the part (prior or likelihood) that each belong
 
 Everything is built on ``numpyro.handlers.substitute`` with a function, because that is the one
 handler that ``numpyro.contrib.control_flow.scan`` carries into its body. The log determinant of
-a transform is emitted as an observed ``Unit`` site at the place of the latent site, so that
+a transform is emitted as an observed ``Delta`` site at the place of the latent site, so that
 plate scales, masks and ``handlers.scale`` apply to it exactly as they do in
 ``numpyro.infer.util.potential_energy``.
 """
@@ -20,7 +20,7 @@ import numpyro
 from jax import Array, random
 from jaxtyping import Float
 from numpyro import handlers
-from numpyro.distributions import biject_to, constraints
+from numpyro.distributions import Delta, biject_to, constraints
 from numpyro.distributions.distribution import Unit
 from numpyro.distributions.util import is_identically_one, sum_rightmost
 from numpyro.infer.util import helpful_support_errors
@@ -203,6 +203,21 @@ def missing_observations(name: str) -> ArgumentError:
 BEFORE = "_PREV_"
 
 
+def value_of(trace: Trace, name: str) -> Array:
+    """A site's value; of one in a ``scan`` with discrete sites that of all steps."""
+    before = sorted((each for each in trace if _steps_before(each, name)), key=len, reverse=True)
+    steps = [trace[each]["value"] for each in before]
+    value: Array = trace[name]["value"]
+    if not steps:
+        return value
+    # Later steps have dimensions of discrete sites besides, of size one.
+    return jnp.concatenate([jnp.stack(steps), value.reshape(-1, *jnp.shape(steps[0]))])
+
+
+def _steps_before(each: str, name: str) -> bool:
+    return each.startswith(BEFORE) and each.replace(BEFORE, "") == name
+
+
 def is_latent(site: Site) -> bool:
     """Whether a trace entry is a latent sample site that has a position."""
     return _is_unobserved(site) and not is_enumerated(site)
@@ -302,11 +317,13 @@ def unconstraining(
         log_determinant = transform.log_abs_det_jacobian(position, value)
         extra = jnp.ndim(log_determinant) - jnp.ndim(value) + len(site["fn"].event_shape)
         log_determinant = sum_rightmost(log_determinant, extra)
-        unit = Unit(log_determinant)
+        # Not numpyro.factor, whose value has no entries: scan beside discrete sites takes the axis
+        # of these for one of its own.
+        zero = jnp.zeros_like(log_determinant)
         numpyro.sample(
             f"_{name}_log_det",
-            unit,
-            obs=unit.sample(None),
+            Delta(zero, log_determinant),
+            obs=zero,
             infer={"is_auxiliary": True, LOG_DETERMINANT: name},
         )
         return value

@@ -10,13 +10,16 @@ from jaxtyping import Float
 from numpyro import handlers
 
 from numpyro_ext.density.bound_model import BoundModel
+from numpyro_ext.density.handlers import value_of
 from numpyro_ext.density.layout import Data
 
 
 def constrain(bound: BoundModel, data: Data, position: Float[Array, " D"]) -> dict[str, Array]:
     """Latent sites, and parameter sites, in their supports, at one position."""
     trace = bound.trace(position, data, bound.rows_for_values())
-    return {name: trace[name]["value"] for name in (*bound.layout.names, *bound.parameter_sites)}
+    return {
+        name: value_of(trace, name) for name in (*bound.layout.names, *bound.parameter_sites)
+    }
 
 
 def unconstrain(bound: BoundModel, data: Data, values: Mapping[str, Array]) -> Float[Array, " D"]:

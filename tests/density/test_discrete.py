@@ -264,15 +264,17 @@ def test_steps_that_mix_the_places_of_a_plate_are_refused(backend: Any) -> None:
             backend.target(model, (y, mixed))
 
 
-def test_continuous_sites_of_steps_with_a_discrete_one(backend: Any) -> None:
+@pytest.mark.parametrize("family", [stats.norm, stats.halfnorm], ids=["real", "positive"])
+def test_continuous_sites_of_steps_with_a_discrete_one(backend: Any, family: Any) -> None:
     h, chances = Written(backend), np.array([[0.8, 0.2], [0.3, 0.7]])
-    numbers = np.array([0.1, 0.5, 2.0, 1.9])
+    numbers, positive = np.array([0.1, 0.5, 2.0, 1.9]), family is stats.halfnorm
 
     def model(y: Any) -> None:
         m = h.sample("m", h.dist.Normal(backend.xp.zeros(2), 2.0).to_event(1))
 
         def step(name: Any, z: Any, row: Any) -> Any:
-            u = h.sample(name("u"), h.dist.Normal(0.0, 1.0))
+            own = h.dist.HalfNormal(1.0) if positive else h.dist.Normal(0.0, 1.0)
+            u = h.sample(name("u"), own)
             z = h.sample(name("z"), h.dist.Categorical(backend.array(chances)[z]))
             h.sample(name("y"), h.dist.Normal(m[z] + h.xp.exp(u), 1.0), obs=row)
             return z
@@ -287,7 +289,14 @@ def test_continuous_sites_of_steps_with_a_discrete_one(backend: Any) -> None:
         split = target.layout.split(backend.array(row))
         parts = {name: backend.numpy(value) for name, value in split.items()}
         m, logs = parts["m"], np.concatenate([np.ravel(parts[n]) for n in parts if n[0] == "u"])
-        expected = stats.norm.logpdf(m, scale=2.0).sum() + stats.norm.logpdf(logs).sum()
+        logs, log_determinant = (np.exp(logs), logs.sum()) if positive else (logs, 0.0)
+        constrained = target.constrain(backend.array(row[None]), data)
+        given = [backend.numpy(constrained[n]) for n in constrained if n[0] == "u"]
+        np.testing.assert_allclose(np.concatenate([np.ravel(each) for each in given]), logs)
+        again = target.unconstrain(constrained, data)
+        np.testing.assert_allclose(backend.numpy(again), row[None], **ROUNDING)
+        expected = stats.norm.logpdf(m, scale=2.0).sum() + family.logpdf(logs).sum()
+        expected += log_determinant
         paths = []
         for path in itertools.product((0, 1), repeat=4):
             before = (0, *path[:-1])
