@@ -238,6 +238,19 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     return report
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave to the slow tests what the fast ones run in one package alone.
+
+    These are statistical checks of whole runs, whose steps other tests hold equal in both packages.
+    Pyro runs them step by step, NumPyro in compiled loops.
+    """
+    if item.get_closest_marker("in_one_package") is None:
+        return
+    parts = item.name.partition("[")[2].rstrip("]").split("-")
+    if "pyro" in parts:
+        item.add_marker("slow")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def module_precision(request: pytest.FixtureRequest) -> Iterator[None]:
     """Give a module's tests the precision that the module set at import."""

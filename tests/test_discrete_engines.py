@@ -46,6 +46,7 @@ def program(backend: Any) -> Callable[..., None]:
     return model
 
 
+@pytest.mark.in_one_package
 @pytest.mark.parametrize("engine", ["SVGD", "SVRG", "SAGA", "ProximalScoreVI"])
 def test_the_posterior_mean_is_right(backend: Any, engine: str) -> None:
     model = program(backend)

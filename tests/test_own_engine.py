@@ -62,6 +62,7 @@ def test_the_page_runs_and_its_draws_go_to_arviz(page: tuple[Any, dict[str, Any]
     assert abs(rate.mean() - 8 / 6) < 4.0 * np.sqrt(8 / 36 / 500)
 
 
+@pytest.mark.in_one_package
 @pytest.mark.parametrize("step_size", [0.2, 0.05])
 def test_the_variance_is_that_of_the_recursion(
     page: tuple[Any, dict[str, Any]], step_size: float

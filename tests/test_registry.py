@@ -24,6 +24,8 @@ ENOUGH = (
     "dependent_uniform",
 )
 EVERY_MODEL = ("LaplaceGGN",)
+#: Those that the fast tests run in both packages.
+IN_BOTH = ("lognormal", "conjugate_normal_subsampled")
 
 
 def _marks(row: str, model: str) -> list[pytest.MarkDecorator]:
@@ -31,7 +33,9 @@ def _marks(row: str, model: str) -> list[pytest.MarkDecorator]:
     if row == "ProximalScoreVI, gradient":
         return [pytest.mark.slow]
     alone = not set(REGISTRY[row].bias) & set(ENOUGH)
-    return [] if row in EVERY_MODEL or model in ENOUGH or alone else [pytest.mark.slow]
+    if row not in EVERY_MODEL and model not in ENOUGH and not alone:
+        return [pytest.mark.slow]
+    return [] if model in IN_BOTH or alone else [pytest.mark.in_one_package]
 
 
 CLAIMS = [

@@ -231,6 +231,7 @@ def test_cycles_with_momentum_find_both_modes(chains: Any) -> None:
     assert np.sum(run.draws["z"].min(1) < -3) <= 1
 
 
+@pytest.mark.in_one_package
 @pytest.mark.parametrize("noise", [0.0, 4.0])
 def test_replicas_give_modes_their_masses(chains: Any, noise: float) -> None:
     """One to nine, five standard deviations apart, all chains from the mode with one."""
@@ -268,6 +269,7 @@ def test_replicas_have_the_variance_of_their_temperature(chains: Any) -> None:
         assert np.all(np.abs(ratio - 1.0) < 4.0 * np.sqrt(2.0 / 800)), (temperature, ratio)
 
 
+@pytest.mark.in_one_package
 def test_replicas_with_minibatches(chains: Any) -> None:
     """Anchored scores are exact for a Normal mean, and energies are not."""
     model, args, options = arguments(chains, "conjugate_normal_subsampled")

@@ -238,6 +238,8 @@ def is_factor(site: Site) -> bool:
     """Whether a trace entry comes from ``numpyro.factor`` (or is a log determinant)."""
     if site["type"] != "sample" or not site["is_observed"]:
         return False
+    if LOG_DETERMINANT in site["infer"]:
+        return True
     fn = site["fn"]
     while hasattr(fn, "base_dist") and not isinstance(fn, Unit):
         fn = fn.base_dist

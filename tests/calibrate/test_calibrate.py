@@ -237,6 +237,7 @@ def test_exact_draws_have_uniform_ranks(backend: Any) -> None:
     assert 0.8 * WIDTH < found.truths["mu"].std() < 1.2 * WIDTH
 
 
+@pytest.mark.in_one_package
 @pytest.mark.parametrize(
     ("fault", "site", "says"),
     [

@@ -67,7 +67,17 @@ def of_numpyro(model: Callable[..., None], args: Any, split: Any, z: np.ndarray)
     return np.asarray(values), np.asarray(gradients)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+#: Programs whose sums are made as those of others here, and take longest to compile.
+LIKE_OTHERS = ("neural_emission", "item_difficulty", "topics", "latent_class", "regressions")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in LIKE_OTHERS else [])
+        for name in PROGRAMS
+    ],
+)
 def test_log_density_and_score_agree_with_the_hosts_potential(backend: Any, name: str) -> None:
     each = PROGRAMS[name]
     target, data = target_of(backend, each)

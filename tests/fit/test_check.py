@@ -295,6 +295,7 @@ def test_what_cannot_be_afforded_is_not_tried(monkeypatch: pytest.MonkeyPatch) -
     assert "budget" in verdict.reasons[0]
 
 
+@pytest.mark.in_one_package
 def test_many_rows_are_all_taken_where_there_is_time(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,6 +325,7 @@ def test_a_program_is_checked(backend: Any) -> None:
         backend.public.check(*key, 3.0, model, *args, **options)
 
 
+@pytest.mark.in_one_package
 def test_labels_that_can_be_exchanged_mean_nothing(backend: Any) -> None:
     """Chains in one order of labels, and in several, are right; those of other posteriors wrong."""
     generator = np.random.default_rng(0)

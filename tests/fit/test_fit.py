@@ -76,6 +76,7 @@ def test_arviz_has_chains_and_the_verdict(backend: Any) -> None:
     assert "log_likelihood" in tree
 
 
+@pytest.mark.in_one_package
 def test_a_centred_hierarchy_is_fitted_non_centred(backend: Any) -> None:
     """Eight schools as they are often written; the reference is that of posteriordb."""
     host, dist = backend.host, backend.dist

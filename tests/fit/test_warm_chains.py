@@ -88,6 +88,7 @@ def test_draws_and_one_chain(backend: Any) -> None:
     check_in_line({name: each.reshape(4, 250, *each.shape[2:]) for name, each in draws.items()})
 
 
+@pytest.mark.in_one_package
 def test_a_fit_that_is_non_centred(backend: Any) -> None:
     host, dist = backend.host, backend.dist
     y = backend.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
@@ -139,6 +140,7 @@ def test_guides_and_engines_give_metrics(backend: Any, family: str) -> None:
     check_correlated(chains_of(backend, model, fitted_by_engine(backend, model, family))[1])
 
 
+@pytest.mark.in_one_package
 def test_a_flow_carries_chains(backend: Any) -> None:
     """Through a flow that is not fitted, which no chain may notice in the end."""
     model, flow = correlated(backend), backend.public.AutoPlanarFlow

@@ -117,6 +117,7 @@ def test_a_round_fills_the_table_anew(backend: Any) -> None:
 FEW, STEPS = 6, 600
 
 
+@pytest.mark.in_one_package
 @pytest.mark.parametrize(
     ("name", "options", "bias"),
     [

@@ -368,6 +368,7 @@ def scaled(face: Any, **options: Any) -> Running:
     )
 
 
+@pytest.mark.in_one_package
 def test_hyperparameters_maximise_the_evidence(face: Any, tmp_path: Path) -> None:
     def loss(logs: np.ndarray) -> float:
         """Minus the exact log evidence and log density of the logarithms."""

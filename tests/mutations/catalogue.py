@@ -65,8 +65,8 @@ def _density() -> Iterator[Mutation]:
     yield from both(
         "log determinants of transforms left out",
         "density/handlers.py",
-        "unit = Unit(log_determinant)",
-        "unit = Unit(0.0 * log_determinant)",
+        "Delta(zero, log_determinant),",
+        "Delta(zero, 0.0 * log_determinant),",
         tests,
         pyro=(
             "self.log_prior = self.log_prior + log_det.sum()",
@@ -76,8 +76,8 @@ def _density() -> Iterator[Mutation]:
     yield from both(
         "log determinants with the wrong sign",
         "density/handlers.py",
-        "unit = Unit(log_determinant)",
-        "unit = Unit(-log_determinant)",
+        "Delta(zero, log_determinant),",
+        "Delta(zero, -log_determinant),",
         tests,
         pyro=(
             "self.log_prior = self.log_prior + log_det.sum()",

@@ -10,8 +10,10 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,9 @@ ROOT = Path(__file__).parents[2]
 UNTIL_FIRST_STEP = 30
 FOR_A_DIAGNOSTIC = 6
 DIAGNOSTICS = ("get_samples", "elbo", "psis_khat", "ksd", "to_arviz")
+#: One engine of particles and one of guides, and one that looks at the curvature; none of this is
+#: found in the folder of compiled programs, so that the rest is left to the slow tests.
+FAST = ("SVGD", "ProximalScoreVI, regression", "LaplaceGGN", "to_arviz")
 
 COUNT = """
 import json
@@ -74,12 +79,10 @@ def diagnostic(name):
         getattr(nx, name)(engine, result.state)
 
 
-for work, name in [(first_step, name) for name in REGISTRY] + [
-    (diagnostic, name) for name in sys.argv[1:]
-]:
+for name in sys.argv[1:]:
     sys.stdout.flush()
     if os.fork() == 0:
-        work(name)
+        (first_step if name in REGISTRY else diagnostic)(name)
         print(json.dumps([name, compiled]), flush=True)
         os._exit(0)
     _, status = os.wait()
@@ -88,10 +91,11 @@ for work, name in [(first_step, name) for name in REGISTRY] + [
 
 
 @cache
-def counts() -> dict[str, list[str]]:
+def counts(fast: bool) -> dict[str, list[str]]:
     """Names of the programs that were compiled, by row of the registry and by diagnostic."""
+    names = [name for name in (*REGISTRY, *DIAGNOSTICS) if (name in FAST) == fast]
     ended = subprocess.run(
-        [sys.executable, "-c", COUNT, *DIAGNOSTICS],
+        [sys.executable, "-c", COUNT, *names],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -101,13 +105,18 @@ def counts() -> dict[str, list[str]]:
     return dict(json.loads(line) for line in ended.stdout.splitlines())
 
 
-@pytest.mark.parametrize("row", sorted(REGISTRY))
+def each(names: Iterable[str]) -> list[Any]:
+    marks = {name: [] if name in FAST else [pytest.mark.slow] for name in names}
+    return [pytest.param(name, marks=own) for name, own in marks.items()]
+
+
+@pytest.mark.parametrize("row", each(sorted(REGISTRY)))
 def test_first_step(row: str) -> None:
-    found = counts()[row]
+    found = counts(row in FAST)[row]
     assert len(found) <= UNTIL_FIRST_STEP, Counter(found).most_common()
 
 
-@pytest.mark.parametrize("name", DIAGNOSTICS)
+@pytest.mark.parametrize("name", each(DIAGNOSTICS))
 def test_first_call_of_a_diagnostic(name: str) -> None:
-    found = counts()[name]
+    found = counts(name in FAST)[name]
     assert len(found) <= FOR_A_DIAGNOSTIC, Counter(found).most_common()

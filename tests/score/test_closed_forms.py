@@ -43,6 +43,7 @@ def test_a_score_that_overflows_is_left_out(face: Any, structure: str) -> None:
         np.testing.assert_allclose(draws.std(0) / SCALE, 1.0, atol=0.1)
 
 
+@pytest.mark.in_one_package
 @pytest.mark.parametrize("structure", GUIDES)
 def test_a_density_that_changes_is_followed_in_the_end(face: Any, structure: str) -> None:
     """Sharper by so much that its scores look like an overflow: each time more of it is let in."""

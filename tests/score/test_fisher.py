@@ -116,6 +116,7 @@ def test_gradient_against_finite_differences(
 # -- fits ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.in_one_package
 @pytest.mark.parametrize("norm", NORMS)
 def test_fisher_on_a_correlated_normal(face: Any, norm: str) -> None:
     """In three dimensions from a standard Normal, where the papers' figures are below 1e-5."""

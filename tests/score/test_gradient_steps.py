@@ -164,6 +164,7 @@ def test_reused_draws_are_those_of_the_last_iterations(
         np.testing.assert_allclose(score, run.score(theta), rtol=1e-9)
 
 
+@pytest.mark.in_one_package
 def test_a_fit_with_reused_draws_finds_the_target(face: Any) -> None:
     mean, deviations = (0.5, -0.3, 0.2), (0.3, 0.5, 0.2)
     model, solver = normal_model(face, mean, deviations), GradientSteps(sample_reuse=4)

@@ -59,6 +59,7 @@ def test_inner_gradient_is_that_of_the_two_term_objective(face: Any, guide: str)
 # -- fits ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.in_one_package
 def test_full_normal_on_a_correlated_normal_by_gradient_steps(face: Any) -> None:
     steps = {"pyro": 1200, "numpyro": 2000}[face.name]
     model = support.gaussian(face)
@@ -77,6 +78,7 @@ def test_full_normal_on_a_correlated_normal_by_regression(face: Any) -> None:
     assert divergence(MEAN, COVARIANCE, run.moments[0], run.covariance) < 1e-8
 
 
+@pytest.mark.in_one_package
 @each_solver
 def test_diagonal_normal_is_exact_on_a_diagonal_normal(face: Any, solver: str) -> None:
     model = support.independent(face)
@@ -154,6 +156,7 @@ def test_flow_lowers_its_residual(face: Any) -> None:
     assert (np.abs(run.samples(4000)["x"].mean(0) - [2.0, 3.0]) < 0.4).all()
 
 
+@pytest.mark.in_one_package
 @each_solver
 def test_jacobian_of_a_constrained_site(face: Any, solver: str) -> None:
     run = fit(face, support.lognormal(face), "AutoMultivariateNormal", 400, solver=solver)
@@ -164,6 +167,7 @@ def test_jacobian_of_a_constrained_site(face: Any, solver: str) -> None:
     assert draws.mean() == pytest.approx(0.3, abs=5 * 0.5 / 2000**0.5)
 
 
+@pytest.mark.in_one_package
 @pytest.mark.parametrize(
     ("solver", "guide"),
     [("gradient", "AutoDiagonalNormal"), ("regression", "AutoMultivariateNormal")],

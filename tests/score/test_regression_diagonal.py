@@ -163,6 +163,7 @@ def test_a_run_of_unknown_length_converges(face: Any) -> None:
     assert max(losses(face, 0.0, 3000, known=False)) < 0.03
 
 
+@pytest.mark.in_one_package
 @pytest.mark.parametrize("number", [3, 10])
 def test_noise_is_averaged(face: Any, number: int) -> None:
     """In a run that is never cold, and in one that is at first."""

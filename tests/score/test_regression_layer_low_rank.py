@@ -73,11 +73,13 @@ def lost(face: Any, target: Any, pairs: int, level: float = 0.0) -> float:
     return lost_nats(form, start, target, level, 0, pairs, total=0, decay=0.9)
 
 
+@pytest.mark.in_one_package
 def test_a_target_of_the_family_is_found(face: Any) -> None:
     """Without noise, as by one layer: what is left is what the averages have not yet forgotten."""
     assert -1e-9 < lost(face, independent(), 400) < 1e-3
 
 
+@pytest.mark.in_one_package
 def test_the_best_independent_layers_are_found_where_layers_are_correlated(face: Any) -> None:
     """The least divergence is known layer by layer, from blocks of the precision."""
     target = other_target(DIM, 0)

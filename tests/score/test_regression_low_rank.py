@@ -160,6 +160,7 @@ def test_a_target_of_the_family_is_recovered(face: Any) -> None:
         assert -1e-9 < fit(face, of_the_family, seed, 0.0, 400, 0.6) < 1e-3
 
 
+@pytest.mark.in_one_package
 def test_any_other_target_is_fitted_as_well_as_the_family_can(face: Any) -> None:
     """Within three thousandths of a nat of the smallest KL(q || target), which is not zero."""
     for seed in range(2):

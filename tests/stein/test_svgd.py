@@ -48,6 +48,7 @@ def fit(
 
 
 class TestPosteriors:
+    @pytest.mark.in_one_package
     def test_splitting_the_latents_does_not_change_the_answer(self, backend):
         # Starting points are drawn site by site; here both begin from the same.
         start = np.random.default_rng(0).uniform(-2.0, 2.0, size=(50, 3))
@@ -92,6 +93,7 @@ class TestPosteriors:
         if name == "lognormal":
             assert abs(np.log(draws["x"]).mean()) < 0.05
 
+    @pytest.mark.in_one_package
     @pytest.mark.parametrize("name", ["dirichlet", "dependent_uniform"])
     def test_a_linear_term_restores_the_spread(self, backend, name):
         kernel = backend.public.RBF() + backend.public.Linear()
@@ -105,6 +107,7 @@ class TestPosteriors:
         np.testing.assert_allclose(z.mean(axis=0), zoo.GAUSSIAN_5D_MEAN, atol=1e-6)
         np.testing.assert_allclose(np.cov(z.T, bias=True), zoo.GAUSSIAN_5D_COVARIANCE, atol=1e-6)
 
+    @pytest.mark.in_one_package
     @pytest.mark.parametrize(
         ("dim", "steps", "least", "most"),
         [
@@ -172,6 +175,7 @@ def correlated() -> np.ndarray:
     return np.outer(scales, scales) * 0.76 ** np.abs(lags)
 
 
+@pytest.mark.in_one_package
 class TestDefaultKernel:
     """The default kernel with 100 particles and 2,000 steps on targets that are known exactly."""
 
