@@ -17,9 +17,7 @@ from numpyro_ext.density.layout import Data
 def constrain(bound: BoundModel, data: Data, position: Float[Array, " D"]) -> dict[str, Array]:
     """Latent sites, and parameter sites, in their supports, at one position."""
     trace = bound.trace(position, data, bound.rows_for_values())
-    return {
-        name: value_of(trace, name) for name in (*bound.layout.names, *bound.parameter_sites)
-    }
+    return {name: value_of(trace, name) for name in (*bound.layout.names, *bound.parameter_sites)}
 
 
 def unconstrain(bound: BoundModel, data: Data, values: Mapping[str, Array]) -> Float[Array, " D"]:
