@@ -275,6 +275,31 @@ def test_statistics_losses_and_attributes_of_an_engine(backend) -> None:
     assert (attributes["converged"], attributes["rank"]) == (1, 2)
 
 
+@pytest.mark.skipif(support.MAJOR < 1, reason="loo_approximate_posterior is of ArviZ 1")
+def test_leave_one_out_of_an_approximation(backend) -> None:
+    """By the draws' own statistics, against the closed form; the draws are too wide."""
+    y = zoo.normal_rows()
+    variance = 1.0 / (len(y) + 1.0 / 9.0)
+    mean, spread = variance * y.sum(), 2.0 * np.sqrt(variance)
+
+    class Wide(StatisticsEngine):
+        def sample_statistics(self, *state_and_positions: Any) -> dict[str, Any]:
+            return {"log_q": -0.5 * (((state_and_positions[-1] - mean) / spread) ** 2).sum(-1)}
+
+    model, args, options = from_zoo(backend, "conjugate_normal")
+    positions = mean + spread * np.random.default_rng(0).normal(size=(4000, 1))
+    engine = Wide(backend, model, args, positions=positions, **options)
+    result = engine.to_arviz(*args, **options)
+    statistics = support.group(result, "sample_stats")
+    ratios = statistics["log_p"], statistics["log_q"]
+    found = support.arviz.loo_approximate_posterior(result, *ratios)
+    left = 1.0 / (1.0 / variance - 1.0)
+    expected = stats.norm(left * (y.sum() - y), np.sqrt(1.0 + left)).logpdf(y).sum()
+    assert abs(found.elpd - expected) < 0.05
+    # Without the ratios these draws stand for the posterior.
+    assert abs(support.arviz.loo(result).elpd - expected) > 0.3
+
+
 def test_groups_can_be_left_out_and_draws_limited(host) -> None:
     result, _ = host.converted(
         "conjugate_normal",
