@@ -155,6 +155,12 @@ class FlatDensity(shared.FlatDensityShell):
 
     def from_host(self, params: Mapping[str, Any]) -> Parameters:
         """Unconstrained parameters of the host's: inverse of :meth:`to_host`."""
+        # One program: JAX would compile each operation of the transforms by itself.
+        own = {name: params[name] for name in self._transforms}
+        found: Parameters = Program(self._from_host, rarely=True)(own)
+        return found
+
+    def _from_host(self, params: Parameters) -> Parameters:
         parameters = {
             name: transform.inv(params[name]) for name, transform in self._transforms.items()
         }

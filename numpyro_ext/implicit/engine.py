@@ -112,10 +112,14 @@ class SteinDiscrepancyVI(Shell, DescentEngine):
         return plan
 
     def _start(self, plan: SamplerPlan, rng_key: Array, data: Data) -> tuple[Any, Normals]:
-        parameter_key, position_key = random.split(rng_key)
         target, sampler = plan.target, self.sampler
         shapes = sampler.parameter_shapes(target.dim)
-        parameters = sampler.initial(_noise(parameter_key, shapes, target.dtype))
+
+        def drawn(rng_key: Array) -> tuple[dict[str, Array], Array]:
+            parameter_key, position_key = random.split(rng_key)
+            return sampler.initial(_noise(parameter_key, shapes, target.dtype)), position_key
+
+        parameters, position_key = Program(drawn, rarely=True)(rng_key)
         for network in plan.networks:
             parameters |= {
                 name: jnp.asarray(value, target.dtype) for name, value in network.initial.items()

@@ -21,7 +21,7 @@ from tests.registry import REGISTRY
 
 ROOT = Path(__file__).parents[2]
 #: From construction to the first step, the host's set-up of a guide included.
-UNTIL_FIRST_STEP = 30
+UNTIL_FIRST_STEP = 14
 FOR_A_DIAGNOSTIC = 6
 DIAGNOSTICS = ("get_samples", "elbo", "psis_khat", "ksd", "to_arviz")
 #: One engine of particles and one of guides, and one that looks at the curvature; none of this is
