@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from jax import Array, random
 from numpyro.infer import MCMC, SVI
 
 from numpyro_ext.density import LogDensity
+from numpyro_ext.density.batches import place
 from numpyro_ext.diagnostics.chains import Chains
 from numpyro_ext.diagnostics.fit import FittedGuide, fitted_guide, state_of_engine
 from numpyro_ext.diagnostics.host_fit import HostFit
@@ -20,6 +21,7 @@ from numpyro_ext.diagnostics.predictive import predictive_distribution
 from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine
 from numpyro_ext.fit import ways_of
+from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.check import check as shared
 from ppl_ext.check.check import CHECK_DOCUMENTATION, CHECK_ESS, Program
 from ppl_ext.check.predictions import told_of_predictions
@@ -47,6 +49,7 @@ def check(
     draws: Any,
     model: Callable[..., Any],
     *args: Any,
+    batches: Iterable[Any] | None = None,
     held_out: tuple[Any, ...] | None = None,
     budget: int | None = None,
     seconds: float | None = None,
@@ -74,7 +77,9 @@ def check(
     """
     check_key(rng_key)
     of_source, rng_key = random.split(rng_key)
-    source = source_of(draws, lambda found: of_host(found, model, args, kwargs, of_source))
+    some, named, passes = rows_of_loader(batches, args, kwargs, place)
+    first = some or (), dict(named or {})
+    source = source_of(draws, lambda found: of_host(found, model, *first, of_source, passes))
 
     def predictions() -> str:
         predicted = predictive_distribution(
@@ -86,7 +91,7 @@ def check(
     seed = int(random.bits(random.split(rng_key)[0]))
     return shared.check(
         source,
-        program_of(model, args, kwargs, seed, generator, source.held),
+        program_of(model, args, kwargs, seed, generator, source.held, passes),
         generator,
         seed,
         budget=budget,
@@ -104,15 +109,18 @@ def program_of(
     seed: int,
     generator: np.random.Generator,
     held: Mapping[str, Any] | None = None,
+    passes: Passes | None = None,
 ) -> Program:
     """What a check asks of a NumPyro program, parameters without a prior as in ``held``."""
-    ways = ways_of(model, args, dict(kwargs), seed, generator, "check", held)
+    ways = ways_of(model, args, dict(kwargs), seed, generator, "check", held, passes=passes)
     with warnings.catch_warnings():
         # The verdict says it.
         warnings.simplefilter("ignore", HeldParameterWarning)
         written = next(ways)
     target: LogDensity = written.target
-    data = target.bind(*args, **kwargs)
+    if not written.is_whole:
+        target = target.over(passes)
+    data = written.data
 
     def unconstrain(draws: Mapping[str, Any]) -> np.ndarray:
         values = {name: np.asarray(draws[name], target.dtype) for name in target.layout.names}
@@ -143,10 +151,11 @@ def of_host(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     rng_key: Array,
+    passes: Passes | None = None,
 ) -> Source | None:
     """Draws of what NumPyro or this package has fitted."""
     if isinstance(found, MCMC):
-        chains = Chains(found, args, kwargs)
+        chains = Chains(found, args, kwargs, passes)
         fields = found.get_extra_fields(group_by_chain=True)
         diverging, energy = fields.get("diverging"), fields.get("energy")
         return Source(
@@ -168,7 +177,7 @@ def of_host(
             number = number_of_draws(fit.target.dim)
             drawn = fit.get_samples(state, rng_key, number)
             return Source(type(fit).__name__, "independent draws", drawn)
-        guide = fitted_guide(fit, state, None, args, kwargs, rng_key)
+        guide = fitted_guide(fit, state, None, args, kwargs, rng_key, passes)
         return _of_guide(type(fit).__name__, guide, {})
     if isinstance(fit, SVI):
         is_state = not isinstance(state, Mapping) and not hasattr(state, "params")
@@ -179,7 +188,7 @@ def of_host(
             "Expected (engine, result), (svi, result) or (guide, params), found "
             f"({type(fit).__name__}, {type(state).__name__})."
         )
-    host = HostFit(fit, params, model, args, kwargs)
+    host = HostFit(fit, params, model, args, kwargs, passes)
     if host.fitted is not None:
         return _of_guide(type(fit).__name__, host.fitted, params)
     drawn = host.get_samples(params, rng_key, number_of_draws(host.target.dim))

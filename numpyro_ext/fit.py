@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from numpyro.infer.autoguide import (
 )
 
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.batches import on_host
 from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.density.reparameterise import noncentered
 from numpyro_ext.density.replay import replay
@@ -25,7 +27,9 @@ from numpyro_ext.engine import Engine
 from numpyro_ext.gradients import SVRG
 from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.sharding import Sharding, on_own_axes
-from numpyro_ext.start import piece_of
+from numpyro_ext.start import pieces_of
+from ppl_ext.batches.batch import Batch
+from ppl_ext.batches.passes import Passes, Sample, passes_of, total_rows
 from ppl_ext.documented import documented
 from ppl_ext.fit import fit as shared
 from ppl_ext.fit.engine import (
@@ -42,10 +46,13 @@ from ppl_ext.fit.problem import (
     Approximated,
     Meter,
     Problem,
+    Rows,
     problem_of,
 )
 from ppl_ext.settling import Settling
 from ppl_ext.sharding import check_sharding
+from ppl_ext.start import search
+from ppl_ext.start.search import Piece
 from ppl_ext.start.start import Start
 
 #: The Normals that fits of many dimensions or rows fit.
@@ -70,6 +77,7 @@ def fit(
     rng_key: Array,
     model: Callable[..., Any],
     *args: Any,
+    batches: Iterable[Any] | None = None,
     budget: int | None = None,
     seconds: float | None = None,
     target_ess: float = TARGET_ESS,
@@ -102,6 +110,7 @@ def fit(
     check_own_engine(model, guide, engine, Engine)
     check_key(rng_key)
     check_sharding(sharding, Sharding)
+    passes = passes_of(batches, args)
     keys = random.split(rng_key)
     generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
     seed = seed_of(keys[1])
@@ -116,7 +125,16 @@ def fit(
 
     return shared.fit(
         lambda: list(
-            ways_of(model, args, kwargs, seed, generator, engine_of=engine_of, sharding=sharding)
+            ways_of(
+                model,
+                args,
+                kwargs,
+                seed,
+                generator,
+                engine_of=engine_of,
+                sharding=sharding,
+                passes=passes,
+            )
         ),
         generator,
         seed,
@@ -132,7 +150,11 @@ def fit(
 
 @documented(LOAD_DOCUMENTATION, host="NumPyro")
 def load_fit(
-    path: str | os.PathLike[str], model: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
+    path: str | os.PathLike[str],
+    model: Callable[..., Any] | None = None,
+    *args: Any,
+    batches: Iterable[Any] | None = None,
+    **kwargs: Any,
 ) -> Fit:
     """Read a fit that ``Fit.save`` has written.
 
@@ -156,9 +178,11 @@ def load_fit(
     True
     """
 
+    passes = passes_of(batches, args)
+
     def ways(seed: int, generator: np.random.Generator) -> Iterator[Problem]:
         assert model is not None
-        return ways_of(model, args, kwargs, seed, generator)
+        return ways_of(model, args, kwargs, seed, generator, passes=passes)
 
     return shared.load_fit(path, None if model is None else ways)
 
@@ -178,25 +202,44 @@ def ways_of(
     held: Mapping[str, Any] | None = None,
     engine_of: EngineOf | None = None,
     sharding: Sharding | None = None,
+    passes: Passes | None = None,
 ) -> Iterator[Problem]:
     """A program as what a fit asks of it: as written first, then with sites non-centred.
 
-    Parameters without a prior are held as in ``held`` where they are there.
+    Parameters without a prior are held as in ``held`` where they are there. Rows come from a
+    loader where there are ``passes``, to which ``args`` and ``kwargs`` add.
     """
     key, strategy_key = random.split(random.key(seed))
+    sample, of_all = None, kwargs
+    if passes is not None:
+        clock = time.perf_counter if sharding is None else sharding.clock
+        sample = passes.sample(on_host, search.MOST_ROWS, clock)
+        args, kwargs = sample.batch.args, {**of_all, **sample.batch.kwargs}
     target = LogDensity(model, key, args, kwargs, engine=engine, sharding=sharding)
     fitted = {name: value for name, value in (held or {}).items() if name in target.held}
     if fitted:
         target = target.with_held({**target.held, **fitted})
     data = target.bind(*args, **kwargs)
+    rows_of = partial(_rows, sample=sample, passes=passes, kwargs=of_all, generator=generator)
+
+    def digest() -> str:
+        if sample is None:
+            return digest_of_arguments((args, kwargs))
+        # Loaders may give their rows in other orders.
+        form, plates = sample.batch.form(), target.batch_plates
+        return digest_of_arguments(
+            (form, {name: each.size for name, each in plates.items()}, of_all)
+        )
 
     def as_written(z: np.ndarray) -> dict[str, Array]:
         found = target.constrain(jnp.asarray(z, target.dtype), data)
         return {name: found[name] for name in target.layout.names}
 
-    own = _by_engine(engine_of, model, target, data, strategy_key)
-    yield _problem("as written", target, target, data, as_written, strategy_key, generator, own)
-    other = None if target.plates else noncentered(target, data)
+    own = _by_engine(engine_of, model, target, data, strategy_key, passes, of_all)
+    rows = rows_of(target, data)
+    options = strategy_key, generator, rows, digest, own
+    yield _problem("as written", target, target, data, as_written, *options)
+    other = None if target.plates or rows.every else noncentered(target, data)
     if other is None:
         return
     moved = LogDensity(other[0], key, args, kwargs, engine=engine, check=False, sharding=sharding)
@@ -209,8 +252,34 @@ def ways_of(
         return {name: jnp.asarray(values[name]) for name in target.layout.names}
 
     name = f"with {', '.join(other[1])} non-centred"
-    own = _by_engine(engine_of, other[0], moved, moved_data, strategy_key)
-    yield _problem(name, moved, target, moved_data, of_sites, strategy_key, generator, own)
+    own = _by_engine(engine_of, other[0], moved, moved_data, strategy_key, passes, of_all)
+    options = strategy_key, generator, rows_of(moved, moved_data), digest, own
+    yield _problem(name, moved, target, moved_data, of_sites, *options)
+
+
+def _rows(
+    target: LogDensity,
+    data: Data,
+    *,
+    sample: Sample | None,
+    passes: Passes | None,
+    kwargs: Mapping[str, Any],
+    generator: np.random.Generator,
+) -> Rows:
+    """Of which rows the density of a target is evaluated."""
+    piece = pieces_of(target)
+    if sample is None or passes is None:
+        return Rows.of_plates(target.plates, lambda rows: piece(data, rows), generator)
+    over = pieces_of(target.over(passes))
+
+    def piece_of_batch(batch: Batch | None) -> Piece:
+        if batch is None:
+            return over(data, None)
+        bound = target.bind(*batch.args, **{**kwargs, **batch.kwargs})
+        return piece(bound.on_device(), None)
+
+    size = total_rows(target.batch_plates, sample.batch.rows)
+    return Rows.of_loader(sample, size, piece_of_batch)
 
 
 def _by_engine(
@@ -219,11 +288,18 @@ def _by_engine(
     target: LogDensity,
     data: Data,
     rng_key: Array,
+    passes: Passes | None,
+    kwargs: Mapping[str, Any],
 ) -> Approximate | None:
     """Draws by an engine that runs until it has settled, or has spent what it may."""
     engine = None if engine_of is None else engine_of(model, target)
     if engine is None:
         return None
+    given: Any = (data.args, data.kwargs) if passes is None else ((), kwargs)
+    # Figures of batches are too noisy to tell a best state, which nobody would go back to.
+    batches: dict[str, Any] = (
+        {} if passes is None else {"batches": passes.loader, "keep_best": False}
+    )
 
     def approximate(start: Start | None, meter: Meter) -> Approximated:
         last: Any = None
@@ -234,12 +310,13 @@ def _by_engine(
             last = engine.run(
                 rng_key,
                 steps,
-                *data.args,
+                *given[0],
                 until="settled",
                 callback=is_over,
                 progress_bar=False,
+                **batches,
                 **begun,
-                **data.kwargs,
+                **given[1],
             )
             return len(last.losses), last.settling
 
@@ -261,6 +338,8 @@ def _problem(
     values: Callable[[np.ndarray], dict[str, Array]],
     rng_key: Array,
     generator: np.random.Generator,
+    rows: Rows,
+    digest: Callable[[], str],
     approximate: Approximate | None,
 ) -> Problem:
     def by_strategy(number: int) -> np.ndarray:
@@ -277,11 +356,12 @@ def _problem(
         name,
         target,
         written,
-        lambda rows: piece_of(target, data, rows),
+        data,
+        rows,
         float(jnp.finfo(target.dtype).eps),
         by_strategy,
         values,
-        lambda: digest_of_arguments((data.args, data.kwargs)),
+        digest,
         generator,
         constrain,
         unconstrain,

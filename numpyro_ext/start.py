@@ -14,6 +14,7 @@ from jax import Array, random
 from numpyro.infer.autoguide import AutoContinuous, AutoGuide
 
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.batches import raising
 from numpyro_ext.density.start import numbers_of_key
 from numpyro_ext.draws import check_key
 from numpyro_ext.guides.flat_density import flat_density
@@ -166,18 +167,27 @@ def of_guide(
 
 def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None) -> Piece:
     """Log densities and scores of a target, of these rows or of all."""
+    return pieces_of(target)(data, rows)
+
+
+def pieces_of(target: LogDensity) -> Callable[[Data, dict[str, np.ndarray] | None], Piece]:
+    """The same of any arguments and rows, which are traced once for all of one form."""
 
     def evaluate(z: Array, data: Data, indices: Any, _: Array) -> tuple[Array, Array]:
-        found = target.full_score(z, data) if rows is None else target.score(z, data, indices)
+        found = target.score(z, data, indices) if indices else target.full_score(z, data)
         return found.log_density(target.likelihood_temperature), found.score
 
-    program, indices = Loop(evaluate, CALLS), {} if rows is None else rows
+    program = Loop(evaluate, CALLS)
 
-    def piece(z: np.ndarray, before: int) -> tuple[Any, Any]:
-        positions = jnp.asarray(z, target.dtype)
-        found: tuple[Any, Any] = program(
-            before, 1, positions, target.arguments.as_evaluated(data), indices
-        )
-        return found
+    def piece_of(data: Data, rows: dict[str, np.ndarray] | None) -> Piece:
+        def piece(z: np.ndarray, before: int) -> tuple[Any, Any]:
+            positions = jnp.asarray(z, target.dtype)
+            with raising(target.passes):
+                found: tuple[Any, Any] = program(
+                    before, 1, positions, target.arguments.as_evaluated(data), rows or {}
+                )
+                return found if target.passes is None else jax.block_until_ready(found)
 
-    return piece
+        return piece
+
+    return piece_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from pyro.infer import MCMC, SVI
 from torch import Tensor
 
+from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.check import check as shared
 from ppl_ext.check.check import CHECK_DOCUMENTATION, CHECK_ESS, Program
 from ppl_ext.check.predictions import told_of_predictions
@@ -19,6 +20,7 @@ from ppl_ext.documented import documented
 from ppl_ext.errors import HeldParameterWarning
 from ppl_ext.fit.verdict import Verdict
 from pyro_ext.density import LogDensity
+from pyro_ext.density.batches import placing
 from pyro_ext.diagnostics.chains import Chains
 from pyro_ext.diagnostics.fit import FittedGuide, fitted_guide
 from pyro_ext.diagnostics.host_fit import HostFit
@@ -40,6 +42,7 @@ def check(
     draws: Any,
     model: Callable[..., Any],
     *args: Any,
+    batches: Iterable[Any] | None = None,
     held_out: tuple[Any, ...] | None = None,
     seed: int = 0,
     budget: int | None = None,
@@ -65,7 +68,9 @@ def check(
     >>> print(verdict.level)
     not trusted
     """
-    source = source_of(draws, lambda found: of_host(found, model, args, kwargs, seed))
+    some, named, passes = rows_of_loader(batches, args, kwargs, placing(None))
+    first = some or (), dict(named or {})
+    source = source_of(draws, lambda found: of_host(found, model, *first, seed, passes))
 
     def predictions() -> str:
         return told_of_predictions(predictive_distribution(model, source.draws, *held_out or ()))
@@ -73,7 +78,7 @@ def check(
     generator = np.random.default_rng(seed)
     return shared.check(
         source,
-        program_of(model, args, kwargs, seed, generator),
+        program_of(model, args, kwargs, seed, generator, passes),
         generator,
         seed,
         budget=budget,
@@ -90,15 +95,18 @@ def program_of(
     kwargs: Mapping[str, Any],
     seed: int,
     generator: np.random.Generator,
+    passes: Passes | None = None,
 ) -> Program:
     """What a check asks of a Pyro program."""
-    ways = ways_of(model, args, dict(kwargs), seed, generator)
+    ways = ways_of(model, args, dict(kwargs), seed, generator, passes=passes)
     with warnings.catch_warnings():
         # The verdict says it.
         warnings.simplefilter("ignore", HeldParameterWarning)
         written = next(ways)
     target: LogDensity = written.target
-    data = target.bind(*args, **kwargs)
+    if not written.is_whole:
+        target = target.over(passes)
+    data = written.data
 
     def unconstrain(draws: Mapping[str, Any]) -> np.ndarray:
         values = {
@@ -125,10 +133,11 @@ def of_host(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     seed: int,
+    passes: Passes | None = None,
 ) -> Source | None:
     """Draws of what Pyro or this package has fitted."""
     if isinstance(found, MCMC):
-        chains = Chains(found, args, kwargs)
+        chains = Chains(found, args, kwargs, passes)
         draws = chains.get_samples()
         number = len(next(iter(draws.values())))
         diverging = chains.sample_statistics(torch.zeros(number, 0)).get("diverging")
@@ -141,11 +150,13 @@ def of_host(
                 return Source(type(found).__name__, "particles", found.get_samples())
             drawn = found.get_samples(number_of_draws(found.target.dim))
             return Source(type(found).__name__, "independent draws", drawn)
-        return _of_guide(type(found).__name__, fitted_guide(found, None, args, kwargs, seed))
+        return _of_guide(
+            type(found).__name__, fitted_guide(found, None, args, kwargs, seed, passes)
+        )
     guide = found.guide if isinstance(found, SVI) else found
     if isinstance(guide, type) or not callable(guide) or hasattr(guide, "get_samples"):
         return None
-    fit = HostFit(guide, model, args, kwargs, seed)
+    fit = HostFit(guide, model, args, kwargs, seed, passes)
     if fit.fitted is not None:
         return _of_guide(type(guide).__name__, fit.fitted)
     drawn = fit.get_samples(number_of_draws(fit.target.dim))

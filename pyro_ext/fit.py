@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from pyro.infer.autoguide import (
 )
 from torch import Tensor
 
+from ppl_ext.batches.batch import Batch
+from ppl_ext.batches.passes import Passes, Sample, passes_of, total_rows
 from ppl_ext.documented import documented
 from ppl_ext.fit import fit as shared
 from ppl_ext.fit.engine import (
@@ -32,13 +35,17 @@ from ppl_ext.fit.problem import (
     Approximated,
     Meter,
     Problem,
+    Rows,
     problem_of,
 )
 from ppl_ext.options import describe
 from ppl_ext.settling import Settling
 from ppl_ext.sharding import check_sharding
+from ppl_ext.start import search
+from ppl_ext.start.search import Piece
 from ppl_ext.start.start import Start
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.batches import placing
 from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.reparameterise import noncentered
 from pyro_ext.density.replay import replay
@@ -68,6 +75,7 @@ EngineOf = Callable[[Callable[..., Any], LogDensity], "Engine | None"]
 def fit(
     model: Callable[..., Any],
     *args: Any,
+    batches: Iterable[Any] | None = None,
     seed: int = 0,
     budget: int | None = None,
     seconds: float | None = None,
@@ -99,6 +107,7 @@ def fit(
     """
     check_own_engine(model, guide, engine, Engine)
     check_sharding(sharding, Sharding)
+    passes = passes_of(batches, args)
     if sharding is not None:
         asked = describe((seed, budget, seconds, target_ess, exact))
         sharding.agree(
@@ -118,7 +127,16 @@ def fit(
 
     return shared.fit(
         lambda: list(
-            ways_of(model, args, kwargs, seed, generator, engine_of=engine_of, sharding=sharding)
+            ways_of(
+                model,
+                args,
+                kwargs,
+                seed,
+                generator,
+                engine_of=engine_of,
+                sharding=sharding,
+                passes=passes,
+            )
         ),
         generator,
         seed,
@@ -134,7 +152,11 @@ def fit(
 
 @documented(LOAD_DOCUMENTATION, host="Pyro")
 def load_fit(
-    path: str | os.PathLike[str], model: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
+    path: str | os.PathLike[str],
+    model: Callable[..., Any] | None = None,
+    *args: Any,
+    batches: Iterable[Any] | None = None,
+    **kwargs: Any,
 ) -> Fit:
     """Read a fit that ``Fit.save`` has written.
 
@@ -157,9 +179,11 @@ def load_fit(
     True
     """
 
+    passes = passes_of(batches, args)
+
     def ways(seed: int, generator: np.random.Generator) -> Iterator[Problem]:
         assert model is not None
-        return ways_of(model, args, kwargs, seed, generator)
+        return ways_of(model, args, kwargs, seed, generator, passes=passes)
 
     return shared.load_fit(path, None if model is None else ways)
 
@@ -172,19 +196,40 @@ def ways_of(
     generator: np.random.Generator,
     engine_of: EngineOf | None = None,
     sharding: Sharding | None = None,
+    passes: Passes | None = None,
 ) -> Iterator[Problem]:
-    """A program as what a fit asks of it: as written first, then with sites non-centred."""
-    rng = torch.Generator().manual_seed(seed)
+    """A program as what a fit asks of it: as written first, then with sites non-centred.
+
+    Rows come from a loader where there are ``passes``, to which ``args`` and ``kwargs`` add.
+    """
+    rng, of_all = torch.Generator().manual_seed(seed), kwargs
+    sample = None
+    if passes is not None:
+        clock = time.perf_counter if sharding is None else sharding.clock
+        sample = passes.sample(placing(None), search.MOST_ROWS, clock)
+        args, kwargs = sample.batch.args, {**of_all, **sample.batch.kwargs}
     target = LogDensity(model, args, kwargs, sharding=sharding)
     data = target.bind(*args, **kwargs)
+    rows_of = partial(_rows, sample=sample, passes=passes, kwargs=of_all, generator=generator)
+
+    def digest() -> str:
+        if sample is None:
+            return digest_of_arguments((args, kwargs))
+        # Loaders may give their rows in other orders.
+        form, plates = sample.batch.form(), target.batch_plates
+        return digest_of_arguments(
+            (form, {name: each.size for name, each in plates.items()}, of_all)
+        )
 
     def as_written(z: np.ndarray) -> dict[str, Tensor]:
         found = target.constrain(torch.as_tensor(z, dtype=target.dtype), data)
         return {name: found[name].detach() for name in target.layout.names}
 
-    engine = _by_engine(engine_of, model, target, data)
-    yield _problem("as written", target, target, data, as_written, rng, generator, engine)
-    other = None if target.plates else noncentered(target, data)
+    engine = _by_engine(engine_of, model, target, data, passes, of_all)
+    rows = rows_of(target, data)
+    options = rng, generator, rows, digest, engine
+    yield _problem("as written", target, target, data, as_written, *options)
+    other = None if target.plates or rows.every else noncentered(target, data)
     if other is None:
         return
     moved = LogDensity(other[0], args, kwargs, sharding=sharding)
@@ -197,17 +242,51 @@ def ways_of(
         return {name: torch.as_tensor(values[name]).detach() for name in target.layout.names}
 
     name = f"with {', '.join(other[1])} non-centred"
-    engine = _by_engine(engine_of, other[0], moved, moved_data)
-    yield _problem(name, moved, target, moved_data, of_sites, rng, generator, engine)
+    engine = _by_engine(engine_of, other[0], moved, moved_data, passes, of_all)
+    rows = rows_of(moved, moved_data)
+    options = rng, generator, rows, digest, engine
+    yield _problem(name, moved, target, moved_data, of_sites, *options)
+
+
+def _rows(
+    target: LogDensity,
+    data: Data,
+    *,
+    sample: Sample | None,
+    passes: Passes | None,
+    kwargs: Mapping[str, Any],
+    generator: np.random.Generator,
+) -> Rows:
+    """Of which rows the density of a target is evaluated."""
+    if sample is None or passes is None:
+        return Rows.of_plates(target.plates, lambda rows: piece_of(target, data, rows), generator)
+    over = target.over(passes)
+
+    def piece(batch: Batch | None) -> Piece:
+        if batch is None:
+            return piece_of(over, data, None)
+        return piece_of(target, target.bind(*batch.args, **{**kwargs, **batch.kwargs}), None)
+
+    return Rows.of_loader(sample, total_rows(target.batch_plates, sample.batch.rows), piece)
 
 
 def _by_engine(
-    engine_of: EngineOf | None, model: Callable[..., Any], target: LogDensity, data: Data
+    engine_of: EngineOf | None,
+    model: Callable[..., Any],
+    target: LogDensity,
+    data: Data,
+    passes: Passes | None,
+    kwargs: Mapping[str, Any],
 ) -> Approximate | None:
     """Draws by an engine that runs until it has settled, or has spent what it may."""
     engine = None if engine_of is None else engine_of(model, target)
     if engine is None:
         return None
+    given: Any = (data.args, data.kwargs) if passes is None else ((), kwargs)
+    # Figures of batches are too noisy to tell a best state, which nobody would go back to.
+    batches: dict[str, Any] = (
+        {} if passes is None else {"batches": passes.loader, "keep_best": False}
+    )
 
     def approximate(start: Start | None, meter: Meter) -> Approximated:
         before = engine.gradient_evaluations
@@ -216,12 +295,13 @@ def _by_engine(
             begun: dict[str, Any] = {"start": start} if engine.num_steps_taken == 0 else {}
             result = engine.run(
                 steps,
-                *data.args,
+                *given[0],
                 until="settled",
                 callback=is_over,
                 progress_bar=False,
+                **batches,
                 **begun,
-                **data.kwargs,
+                **given[1],
             )
             assert result.settling is not None
             return len(result.losses), result.settling
@@ -244,6 +324,8 @@ def _problem(
     values: Callable[[np.ndarray], dict[str, Tensor]],
     rng: torch.Generator,
     generator: np.random.Generator,
+    rows: Rows,
+    digest: Callable[[], str],
     approximate: Approximate | None,
 ) -> Problem:
     def by_strategy(number: int) -> np.ndarray:
@@ -261,11 +343,12 @@ def _problem(
         name,
         target,
         written,
-        lambda rows: piece_of(target, data, rows),
+        data,
+        rows,
         torch.finfo(target.dtype).eps,
         by_strategy,
         values,
-        lambda: digest_of_arguments((data.args, data.kwargs)),
+        digest,
         generator,
         constrain,
         unconstrain,

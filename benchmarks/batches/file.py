@@ -59,7 +59,7 @@ class FileBatches:
     def __init__(self, path: Path, batch: int) -> None:
         rows = path.stat().st_size // size_of(1)
         self.rows = np.memmap(path, np.float64, "r", shape=(rows, COLUMNS + 1))
-        self.batch, self.epoch, self.given = batch, 0, 0
+        self.batch, self.epoch, self.given, self.skip = batch, 0, 0, 0
 
     def __len__(self) -> int:
         return -(-len(self.rows) // self.batch)
@@ -70,11 +70,12 @@ class FileBatches:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go to a place."""
-        self.epoch, self.given = state["epoch"], state["given"]
+        self.epoch, self.skip = state["epoch"], state["given"]
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         order = np.random.default_rng(self.epoch).permutation(len(self.rows) // self.batch)
         starts = [*(order * self.batch), *([len(order) * self.batch] * (len(self) > len(order)))]
+        self.given, self.skip = self.skip, 0  # anew, but for a state that was loaded
         for start in starts[self.given :]:
             self.given += 1
             rows = np.array(self.rows[start : start + self.batch])

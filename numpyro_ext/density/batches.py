@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -151,14 +152,30 @@ class _Reader:
 
     def __call__(self, number: Any) -> list[np.ndarray]:
         """Batch ``number`` of a pass, and the next number; the first begins another pass."""
-        if int(number) == 0:
-            self._pass = self._passes.of_equal_size(on_host, self._size, self._rows)
-        found = next(self._pass)
-        if (int(number) + 1) * self._rows >= self._size:
-            # To the end, which sees to it that there are no more rows.
-            for _ in self._pass:
-                pass
+        try:
+            if int(number) == 0:
+                self._pass = self._passes.of_equal_size(on_host, self._size, self._rows)
+            found = next(self._pass)
+            if (int(number) + 1) * self._rows >= self._size:
+                # To the end, which sees to it that there are no more rows.
+                for _ in self._pass:
+                    pass
+        except Exception as error:
+            self._passes.failure = error
+            raise
         return [*(leaf for _, leaf in found.leaves()), np.asarray(number + 1, np.int32)]
+
+
+@contextmanager
+def raising(passes: Passes | None) -> Iterator[None]:
+    """Context in which what ends a pass of a compiled program is raised as it is."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError:
+        if passes is None or passes.failure is None:
+            raise
+        failure, passes.failure = passes.failure, None
+        raise failure from None
 
 
 def scan_over_batches(

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from numpyro.infer import MCMC
 
 from numpyro_ext.diagnostics.fit import target_of_model
+from ppl_ext.batches.passes import Passes
 from ppl_ext.diagnostics.fit import check_chains
 
 #: ArviZ's names of what NumPyro's kernels report of each draw.
@@ -25,6 +26,8 @@ class Chains:
         After ``run``.
     args, kwargs
         The model's arguments, with all rows of the data.
+    passes : Passes, optional
+        All rows, from a loader.
 
     Raises
     ------
@@ -32,13 +35,19 @@ class Chains:
         There are no draws yet, or the kernel has no model.
     """
 
-    def __init__(self, mcmc: MCMC, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        mcmc: MCMC,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        passes: Passes | None = None,
+    ) -> None:
         kernel = mcmc.sampler
         check_chains(mcmc.last_state is not None, kernel)
         self.mcmc = mcmc
         self.num_chains = int(mcmc.num_chains)
         # Not the kernel's target: the kernel may have served other data since.
-        self.target, _ = target_of_model(kernel.model, args, kwargs)
+        self.target, _ = target_of_model(kernel.model, args, kwargs, passes=passes)
 
     def get_samples(self, state: Any, rng_key: Any = None) -> dict[str, Array]:
         """Draws of all chains, one chain after another."""

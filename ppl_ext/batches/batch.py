@@ -28,6 +28,11 @@ class Batch(NamedTuple):
                 return int(leaf.shape[0])
         raise AssertionError("a batch has rows")
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return sum(int(leaf.nbytes) for _, leaf in self.leaves())
+
     def leaves(self) -> Iterator[tuple[str, Any]]:
         """Its arrays by name; what is None has none."""
         for number, each in enumerate(self.args):

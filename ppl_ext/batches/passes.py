@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +18,31 @@ from ppl_ext.errors import ArgumentError
 
 #: What makes an array of a loader one of a package's.
 Place: TypeAlias = Callable[[Any], Any]
+#: Bytes of a sample at most, where a batch is not larger.
+MOST_BYTES = 2**26
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The first batches of a loader as one.
+
+    Attributes
+    ----------
+    batch : Batch
+    is_all : bool
+        Whether the loader has no other rows.
+    seconds : float
+        That reading a row takes.
+    """
+
+    batch: Batch
+    is_all: bool
+    seconds: float
+
+    def in_parts(self, number: int) -> list[Batch]:
+        """The sample in parts of one size; rows that are left over are in none."""
+        size = max(1, self.batch.rows // number)
+        return [_part(self.batch, k * size, (k + 1) * size) for k in range(number)]
 
 
 class Passes:
@@ -40,6 +68,8 @@ class Passes:
                 f"{type(loader).__name__}, which ends after one pass. Pass a DataLoader, a list or "
                 "an object whose __iter__ begins anew."
             )
+        #: Why a pass ended that a program's callback made, which cannot raise it itself.
+        self.failure: Exception | None = None
         self._raw: Batch | None = None
         self._seen: Batch | None = None
 
@@ -61,10 +91,7 @@ class Passes:
                 self._raw = as_batch(given)
                 break
             else:
-                raise ArgumentError(
-                    "Expected batches that hold all rows of the data, found that the loader "
-                    "gives none."
-                )
+                raise self._empty()
         return self._raw.map(place)
 
     def seen(self, place: Place) -> Batch:
@@ -72,6 +99,42 @@ class Passes:
         if self._seen is None:
             self._seen = self.first(place)
         return self._seen
+
+    def sample(
+        self, place: Place, rows: int, clock: Callable[[], float] = time.perf_counter
+    ) -> Sample:
+        """The first batches, of so many rows together or a few more, and of 64 MiB at most.
+
+        Raises
+        ------
+        ArgumentError
+            There is none, or batches differ in form.
+        """
+        began, kept, number, size = clock(), list[Batch](), 0, 0
+        iterator = self.order.begin(0)
+        for given in iterator:
+            batch = as_batch(given).map(place)
+            if kept:
+                check_form(batch, kept[0].form(), len(kept), 0)
+            else:
+                self._raw, first = batch, clock()
+            kept.append(batch)
+            number, size = number + batch.rows, size + batch.nbytes
+            if number >= rows or size + batch.nbytes > MOST_BYTES:
+                break
+        else:
+            if not kept:
+                raise self._empty()
+        # The first batch of a loader may wait for its processes to start.
+        last, after = clock(), number - kept[0].rows
+        seconds = (last - first) / after if after else (first - began) / number
+        return Sample(_joined(kept), next(iterator, None) is None, seconds)
+
+    @staticmethod
+    def _empty() -> ArgumentError:
+        return ArgumentError(
+            "Expected batches that hold all rows of the data, found that the loader gives none."
+        )
 
     def batches(self, place: Place, size: int | None) -> Generator[Batch, None, None]:
         """One pass, read ahead by a thread; ``size`` are the rows that it has to give in all.
@@ -120,6 +183,20 @@ class Passes:
             yield _joined(kept)
 
 
+def passes_of(batches: Iterable[Any] | None, args: tuple[Any, ...]) -> Passes | None:
+    """Passes over a loader, if there is one.
+
+    Raises
+    ------
+    ArgumentError
+        There are positional arguments besides, or the loader ends after one pass.
+    """
+    if batches is None:
+        return None
+    check_no_arguments(args)
+    return Passes(batches)
+
+
 def rows_of_loader(
     batches: Iterable[Any] | None,
     args: tuple[Any, ...] | None,
@@ -133,10 +210,9 @@ def rows_of_loader(
     ArgumentError
         There are positional arguments besides, or the loader ends after one pass.
     """
-    if batches is None:
+    passes = passes_of(batches, args or ())
+    if passes is None:
         return args, kwargs, None
-    check_no_arguments(args or ())
-    passes = Passes(batches)
     first = passes.first(place)
     return first.args, {**(kwargs or {}), **first.kwargs}, passes
 
@@ -183,9 +259,16 @@ def _joined(batches: list[Batch]) -> Batch:
 
     def joined(leaf: Any) -> Any:
         parts = [next(each) for each in leaves]
-        return np.concatenate(parts) if len(leaf.shape) else leaf
+        return _concatenated(parts) if len(leaf.shape) else leaf
 
     return batches[0].map(joined)
+
+
+def _concatenated(parts: list[Any]) -> Any:
+    # Where there are tensors, torch is there.
+    if type(parts[0]).__module__.startswith("torch"):
+        return sys.modules["torch"].cat(parts)
+    return np.concatenate(parts)
 
 
 def _part(batch: Batch, start: int, stop: int) -> Batch:

@@ -235,7 +235,7 @@ class Stream:
         )
         number = _length(self.order.loader)
         if not self._plates and number is not None and number > 1:
-            self._refuse_unscaled(f"{number} batches")
+            raise unscaled_error(f"{number} batches")
         if len(self._plates) != 1:
             return
         (size,) = self._plates
@@ -244,13 +244,6 @@ class Stream:
             self._refuse_rows(f"{known} rows")
         if number is not None and not (number - 1) * rows < size < (number + 1) * rows:
             self._refuse_rows(f"{number} batches of {rows}")
-
-    def _refuse_unscaled(self, found: str) -> None:
-        raise ArgumentError(
-            "Expected a model that scales its batches up to all rows, by a plate(name, N, "
-            f"subsample_size=len(x)), found no such plate and {found}: each would count as all "
-            "the data there are."
-        )
 
     def _refuse_rows(self, found: str) -> None:
         raise ArgumentError(
@@ -321,7 +314,7 @@ class Stream:
                 "loader give batches of one size, or drop the last one."
             )
         if not self._plates and (number or item.epoch) and (number or item.whole != batch.rows):
-            self._refuse_unscaled("more than one batch")
+            raise unscaled_error("more than one batch")
         if item.whole is not None and len(self._plates) == 1:
             self._check_epoch(item.whole)
         return batch
@@ -384,6 +377,15 @@ class Stream:
             return {}
         of = f"/{self._plates[0]:,}" if len(self._plates) == 1 else ""
         return {"epoch": str(self._latest.epoch), "rows": f"{self._latest.rows:,}{of}"}
+
+
+def unscaled_error(found: str) -> ArgumentError:
+    """What is said of a model that takes a batch for all the data."""
+    return ArgumentError(
+        "Expected a model that scales its batches up to all rows, by a plate(name, N, "
+        f"subsample_size=len(x)), found no such plate and {found}: each would count as all the "
+        "data there are."
+    )
 
 
 def check_no_arguments(args: tuple[Any, ...], sharding: Any = None) -> None:

@@ -20,6 +20,7 @@ from ppl_ext.check.comparison import Columns, Comparison, compared, flat_columns
 from ppl_ext.check.drift import Drift, drift
 from ppl_ext.check.own_chains import OwnChains, own_chains
 from ppl_ext.check.ratios import importance_ratios
+from ppl_ext.check.sample import sampled_identities
 from ppl_ext.check.source import Source
 from ppl_ext.check.stein import Stein, stein_identities
 from ppl_ext.check.touched import untouched
@@ -76,6 +77,9 @@ CHECK_DOCUMENTATION = """
         $host program.
     *args, **kwargs
         Its arguments, with all rows.
+    batches : iterable, optional
+        All rows from a loader, in place of ``args``; see :func:`fit`. Where there is no time for
+        passes over it, Stein's identities are heard by a sample of its batches.
     held_out : tuple, optional
         The same arguments with other rows, observations among them: the calibration of the draws'
         predictions for these is told, which is all that there is for large programs.
@@ -278,6 +282,10 @@ def _heard(
     if not written.is_whole:
         with hearing.stage("batch of rows"):
             refused = _rows_refused(program, source, hearing)
+            if refused is not None:
+                is_chain = source.kind in ("Markov chains", "draws")
+                worth = float(min(numbers)) if is_chain else float(len(columns.values))
+                _by_sample(program, source, hearing, worth)
         if refused is not None:
             return hearing.verdict(sites, refused)
         written = written.with_all_rows(written.starting_points)
@@ -381,10 +389,36 @@ def _rows_refused(program: Program, source: Source, hearing: _Hearing) -> str | 
     is_finite = bool(np.isfinite(position).all())
     each = timed(meter.of(written.evaluate), position[0])[1] if is_finite else math.inf
     figures = policy.Program(
-        written.dim, False, each, 0.0, seconds_with_all_rows=each * written.times_all_rows
+        written.dim, False, each, 0.0, seconds_with_all_rows=written.seconds_with_all_rows(each)
     )
     wanted = policy.Wanted(CHECK_ESS, True, meter.seconds - meter.elapsed)
     return policy.rows_refused(policy.Evidence(figures, wanted))
+
+
+def _by_sample(program: Program, source: Source, hearing: _Hearing, worth: float) -> None:
+    """Hear the rows of a batch, where all of them are too dear."""
+    written, meter = program.written, hearing.meter
+    parts = written.parts()
+    if not parts:
+        return
+    positions = source.positions
+    if positions is None:
+        positions = program.unconstrain(source.draws)
+    rows = _rows(np.flatnonzero(np.isfinite(positions).all(1)), written.dim, worth)
+    if len(rows) < LEAST_DRAWS:
+        return
+    first, *others = (meter.of(each) for each in parts)
+    _, each = timed(first, positions[rows[0]], meter.clock)
+    left = FOR_SCORES * (meter.seconds - meter.elapsed) / max(each, 1e-9)
+    left = min(left, FOR_SCORES * (meter.budget - meter.evaluations)) / len(parts)
+    if left < LEAST_DRAWS:
+        return
+    some = rows[np.linspace(0, len(rows) - 1, min(len(rows), int(left))).astype(int)]
+    found = sampled_identities(
+        positions[some], [first, *others], written.rows_of_batch, program.names
+    )
+    if found is not None:
+        (hearing.against if found.is_off else hearing.told).append(found.told)
 
 
 def rounding_noise(

@@ -48,9 +48,18 @@ class Stein:
     number: float
     names: Sequence[str]
 
+    @property
+    def _quantile(self) -> float:
+        return -float(stdtrit(max(1.0, self.number - 1.0), LEVEL / (4 * len(self.mean))))
+
+    @property
+    def least_shift(self) -> float:
+        """The shift of the mean, in standard deviations, that would be seen in any coordinate."""
+        return float(np.hypot(MEAN, self._quantile * self.mean_error).max())
+
     def _shares(self) -> Float[np.ndarray, "2 D"]:
         """Each as a share of what chance and tolerance allow."""
-        quantile = -float(stdtrit(max(1.0, self.number - 1.0), LEVEL / (4 * len(self.mean))))
+        quantile = self._quantile
         allowed = (
             np.hypot(MEAN, quantile * self.mean_error),
             np.hypot(DIAGONAL, quantile * self.diagonal_error),

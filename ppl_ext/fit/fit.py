@@ -48,6 +48,10 @@ FIT_DOCUMENTATION = """
         $host program.
     *args, **kwargs
         Its arguments, with all rows.
+    batches : iterable, optional
+        All rows from a loader, in place of ``args``: tuples of the model's arguments, or mappings
+        from their names, such as a ``DataLoader`` gives again and again. The model's plate scales
+        a batch up to all rows. See the page "Rows from iterators".
     budget : int, optional
         Evaluations of the score at most, about; one for each position. Default: 300,000.
     seconds : float, optional
@@ -102,6 +106,8 @@ LOAD_DOCUMENTATION = """
         $host program that was fitted.
     *args, **kwargs
         Its arguments, as they were.
+    batches : iterable, optional
+        A loader with the same rows, where the fit had one.
 
     Returns
     -------

@@ -258,7 +258,7 @@ def _program(problem: Problem, start: Start | None, meter: Meter) -> policy.Prog
         each,
         problem.epsilon * abs(value),
         problem.epsilon * float(np.max(np.abs(start.mean) / start.modes[0].deviations)),
-        each * problem.times_all_rows,
+        problem.seconds_with_all_rows(each),
         has_engine,
     )
 

@@ -5,19 +5,33 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from jaxtyping import Float
 
+from ppl_ext.batches.batch import Batch
+from ppl_ext.batches.passes import Sample
+from ppl_ext.batches.stream import unscaled_error
 from ppl_ext.fit import policy
+from ppl_ext.layouts import DataPlate
 from ppl_ext.settling import Settling
 from ppl_ext.start.paths import Evaluate
-from ppl_ext.start.search import WIDTH, InPieces, Piece, rows_left, rows_of, starting_points
+from ppl_ext.start.search import (
+    WIDTH,
+    WIDTHS,
+    InPieces,
+    Piece,
+    rows_left,
+    rows_of,
+    starting_points,
+)
 from ppl_ext.start.start import Start
 
 #: Positions that are mapped at once.
 MAPPED = 128
+#: Parts of a batch, whose differences tell of the error of figures that are of a batch.
+PARTS = 16
 
 Positions = Float[np.ndarray, "P D"]
 
@@ -58,6 +72,82 @@ Maps = tuple[
 ]
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Of which rows of the data the density of a problem is evaluated.
+
+    Attributes
+    ----------
+    few : InPieces
+        Evaluates with a batch of them, scaled up, or with all where they are few.
+    every : InPieces or None
+        With all of them, where ``few`` takes a batch.
+    times : float
+        Rows of the data over those of the batch.
+    reading : float
+        Seconds that all rows take to be read, where they come from a loader.
+    number : int
+        Rows of the batch.
+    parts : callable
+        Evaluations with parts of the batch of one size, each scaled up to all rows; none where
+        there is no batch, or rows of several plates.
+    """
+
+    few: InPieces
+    every: InPieces | None = None
+    times: float = 1.0
+    reading: float = 0.0
+    number: int = 0
+    parts: Callable[[], Sequence[Evaluate]] = tuple
+
+    @classmethod
+    def of_plates(
+        cls,
+        plates: Mapping[str, DataPlate],
+        pieces: Callable[[dict[str, np.ndarray] | None], Piece],
+        generator: np.random.Generator,
+    ) -> Self:
+        """Rows that a model looks up in its plates; ``pieces`` evaluate with some, or with all."""
+        rows = rows_of(plates, generator)
+        if rows is None:
+            return cls(InPieces(pieces(None)))
+
+        def parts() -> list[Evaluate]:
+            if len(rows) > 1:
+                return []
+            ((name, own),) = rows.items()
+            mixed = generator.permutation(own)[: len(own) // PARTS * PARTS]
+            return [InPieces(pieces({name: np.sort(each)})) for each in np.split(mixed, PARTS)]
+
+        number = max(map(len, rows.values()))
+        every, times = InPieces(pieces(None)), rows_left(plates, rows)
+        return cls(InPieces(pieces(rows)), every, times, 0.0, number, parts)
+
+    @classmethod
+    def of_loader(
+        cls, sample: Sample, size: int | None, pieces: Callable[[Batch | None], Piece]
+    ) -> Self:
+        """Rows of a loader, ``size`` in all; ``pieces`` evaluate with some, or pass over all.
+
+        Raises
+        ------
+        ArgumentError
+            The model takes a batch for all rows.
+        """
+        number = sample.batch.rows
+        few = InPieces(pieces(sample.batch))
+        if size is None and not sample.is_all:
+            raise unscaled_error(f"more than {number} rows")
+        if size is None:
+            return cls(few)
+
+        def parts() -> list[Evaluate]:
+            return [InPieces(pieces(each)) for each in sample.in_parts(PARTS)]
+
+        every = InPieces(pieces(None), widths=WIDTHS)
+        return cls(few, every, size / number, size * sample.seconds, number, parts)
+
+
 @dataclass
 class Problem:
     """A program with its arguments, on the flat unconstrained space of D numbers.
@@ -80,14 +170,20 @@ class Problem:
         whose first axis is the positions.
     target : object
         The host's target of the program as it was written.
-    own : object
-        That of the program as it is evaluated.
+    own, data : object
+        That of the program as it is evaluated, and its arguments, those of the batch where
+        ``evaluate`` takes one from a loader.
     digest : callable
         A digest of the arguments.
     of_all_rows : callable, optional
         The same evaluations with all rows, where ``evaluate`` takes a batch of them.
     times_all_rows : float
         Rows of the data over those of the batch.
+    reading : float
+        Seconds that all rows take to be read, where they come from a loader.
+    rows_of_batch : int
+    parts : callable
+        The same evaluations with parts of the batch.
     approximate : callable, optional
         Of a start, or of None for the engine's own, and a meter: draws by an engine that takes
         minibatches and many dimensions. None where no engine can.
@@ -104,9 +200,13 @@ class Problem:
     values: Callable[[Positions], dict[str, Any]]
     target: Any
     own: Any
+    data: Any
     digest: Callable[[], str]
     of_all_rows: InPieces | None = None
     times_all_rows: float = 1.0
+    reading: float = 0.0
+    rows_of_batch: int = 0
+    parts: Callable[[], Sequence[Evaluate]] = tuple
     approximate: Approximate | None = None
     maps: Maps | None = None
 
@@ -114,6 +214,13 @@ class Problem:
     def is_whole(self) -> bool:
         """Whether every evaluation takes all rows."""
         return self.of_all_rows is None
+
+    def seconds_with_all_rows(self, each: float) -> float:
+        """Seconds that an evaluation with all rows takes, where one as they are takes ``each``.
+
+        Positions of a piece share a pass over a loader.
+        """
+        return each * self.times_all_rows + self.reading / WIDTH
 
     def with_all_rows(self, points: Callable[[int], Positions]) -> Problem:
         """The problem whose evaluations take all rows, and whose searches start from points."""
@@ -124,6 +231,8 @@ class Problem:
             starting_points=points,
             of_all_rows=None,
             times_all_rows=1.0,
+            reading=0.0,
+            parts=tuple,
         )
 
 
@@ -131,7 +240,8 @@ def problem_of(
     name: str,
     target: Any,
     written: Any,
-    pieces: Callable[[dict[str, np.ndarray] | None], Piece],
+    data: Any,
+    rows: Rows,
     epsilon: float,
     by_strategy: Callable[[int], Positions],
     values: Callable[[Positions], dict[str, Any]],
@@ -142,12 +252,10 @@ def problem_of(
     approximate: Approximate | None = None,
 ) -> Problem:
     """The problem of a target, which is ``written`` or another way to write the same."""
-    rows = rows_of(target.plates, generator)
-    evaluate = InPieces(pieces(rows))
-    points = starting_points(evaluate, target.dim, generator, by_strategy, has_strategy=False)
+    points = starting_points(rows.few, target.dim, generator, by_strategy, has_strategy=False)
     return Problem(
         name,
-        evaluate,
+        rows.few,
         target.dim,
         epsilon,
         points,
@@ -155,9 +263,13 @@ def problem_of(
         values,
         written,
         target,
+        data,
         digest,
-        None if rows is None else InPieces(pieces(None)),
-        1.0 if rows is None else rows_left(target.plates, rows),
+        rows.every,
+        rows.times,
+        rows.reading,
+        rows.number,
+        rows.parts,
         approximate,
         maps_of(target.layout.names, constrain, unconstrain),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from ppl_ext.start.paths import Evaluate
 
 #: Positions that are evaluated at once; fewer are filled up, so that one program serves all.
 WIDTH = 16
+#: The same where each piece passes over a loader: fewer passes of many positions.
+WIDTHS = (WIDTH, 128)
 #: Rows of each plate that a search looks at; of more a random batch.
 MOST_ROWS = 10_000
 #: Random points start within this distance of 0 in every coordinate.
@@ -29,13 +31,13 @@ TRIES = 20
 #: long vectors take memory and time; and seconds, without compiling, after which one ends.
 MOST_FULL, MOST_SEARCHED, SECONDS = 200, 10_000, 30.0
 
-#: Log densities and scores of exactly ``WIDTH`` positions, where so many pieces were evaluated
+#: Log densities and scores of as many positions as a piece has, where so many pieces were evaluated
 #: before.
 Piece = Callable[[Float[np.ndarray, "P D"], int], tuple[Any, Any]]
 
 
 class InPieces:
-    """Evaluates any number of positions in pieces of ``WIDTH``, as float64.
+    """Evaluates any number of positions in pieces of one size, as float64.
 
     Parameters
     ----------
@@ -43,21 +45,24 @@ class InPieces:
     calls : int
         Pieces that were evaluated before: one who goes on from a file gives their number, since
         NumPyro evaluates the first ones by another compiled program, whose last bits may differ.
+    widths : sequence of int
+        Sizes that pieces may have; they get the smallest that holds all positions, or the largest.
     """
 
-    def __init__(self, piece: Piece, calls: int = 0) -> None:
-        self._piece, self.calls = piece, calls
+    def __init__(self, piece: Piece, calls: int = 0, widths: Sequence[int] = (WIDTH,)) -> None:
+        self._piece, self.calls, self._widths = piece, calls, widths
 
     def __call__(
         self, positions: Float[np.ndarray, "P D"]
     ) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, "P D"]]:
         """Log densities (P,) and scores (P, D) at positions (P, D)."""
         count = len(positions)
-        missing = -count % WIDTH
+        width = next((each for each in self._widths if each >= count), self._widths[-1])
+        missing = -count % width
         filled = np.concatenate([positions, np.repeat(positions[-1:], missing, axis=0)])
         found = []
-        for first in range(0, len(filled), WIDTH):
-            found.append(self._piece(filled[first : first + WIDTH], self.calls))
+        for first in range(0, len(filled), width):
+            found.append(self._piece(filled[first : first + width], self.calls))
             self.calls += 1
         values, scores = (
             np.concatenate([np.asarray(each, np.float64) for each in parts])[:count]

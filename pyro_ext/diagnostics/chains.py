@@ -10,6 +10,7 @@ from jaxtyping import Float
 from pyro.infer import MCMC
 from torch import Tensor
 
+from ppl_ext.batches.passes import Passes
 from ppl_ext.diagnostics.fit import check_chains
 from pyro_ext.diagnostics.fit import target_of_model
 
@@ -23,6 +24,8 @@ class Chains:
         After ``run``.
     args, kwargs
         The model's arguments, with all rows of the data.
+    passes : Passes, optional
+        All rows, from a loader.
 
     Raises
     ------
@@ -30,13 +33,19 @@ class Chains:
         There are no draws yet, or the kernel has no model.
     """
 
-    def __init__(self, mcmc: MCMC, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        mcmc: MCMC,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        passes: Passes | None = None,
+    ) -> None:
         kernel = mcmc.kernel
         check_chains(mcmc._samples is not None, kernel)
         self.mcmc = mcmc
         self.num_chains = int(mcmc.num_chains)
         # Not the kernel's target: the kernel may have served other data since.
-        self.target, _ = target_of_model(kernel.model, args, kwargs)
+        self.target, _ = target_of_model(kernel.model, args, kwargs, passes=passes)
 
     def get_samples(self) -> dict[str, Tensor]:
         """Draws of all chains, one chain after another."""

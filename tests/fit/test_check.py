@@ -84,6 +84,7 @@ def program(density: Callable[[np.ndarray], Any] = evaluate, **changes: Any) -> 
         "values": lambda z: {"x": z},
         "target": None,
         "own": None,
+        "data": None,
         "digest": lambda: "",
     }
     written = Problem(**{**options, **changes})

@@ -1539,6 +1539,33 @@ def _batches() -> Iterator[Mutation]:
         ),
     ]:
         yield from neutral(name, f"batches/{file}", old, new, "batches/test_streams")
+    for name, file, old, new in [
+        (
+            "a sample's error is that of one part",
+            "check/sample.py",
+            "np.std(of_parts, axis=0, ddof=1) / np.sqrt(len(parts))",
+            "np.std(of_parts, axis=0, ddof=1)",
+        ),
+        (
+            "a sample's error is that of the draws alone",
+            "check/sample.py",
+            "return np.hypot(of_draws, np.std(",
+            "return of_draws + 0 * (np.std(",
+        ),
+        (
+            "the parts of a sample are its first rows again",
+            "batches/passes.py",
+            "_part(self.batch, k * size, (k + 1) * size)",
+            "_part(self.batch, 0, size)",
+        ),
+        (
+            "a sample is all rows of a loader",
+            "fit/problem.py",
+            "every = InPieces(pieces(None), widths=WIDTHS)",
+            "every = None",
+        ),
+    ]:
+        yield from neutral(name, file, old, new, "batches/test_fits")
     yield from neutral(
         "a skipped batch is told by the next one's number",
         "batches/stream.py",

@@ -1,0 +1,220 @@
+"""``fit`` and ``check`` over a loader: the answer of all rows, of which a sample is held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ppl_ext.batches.passes import Passes
+from ppl_ext.check.sample import sampled_identities
+from ppl_ext.errors import ArgumentError
+from tests.backends import use_float64
+from tests.batches_support import ROWS, Again, ByEpoch, X, Y, by_argument, by_index
+from tests.fit.test_fit import fit_of, numbers
+
+use_float64()
+
+MANY = 2_000
+MANY_X = np.random.default_rng(1).normal(size=(MANY, 2))
+MANY_Y = MANY_X @ np.array([1.0, -2.0]) + np.random.default_rng(2).normal(size=MANY)
+SAMPLE = 400
+
+
+def many(size: int = 100) -> ByEpoch:
+    return ByEpoch(rows=MANY, size=size, x=MANY_X, y=MANY_Y)
+
+
+def posterior(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and covariance of the coefficients."""
+    covariance = np.linalg.inv(np.eye(2) + x.T @ x)
+    return covariance @ x.T @ y, covariance
+
+
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search sees a part of the rows."""
+    monkeypatch.setattr("ppl_ext.start.search.MOST_ROWS", SAMPLE)
+
+
+@pytest.fixture
+def hurried(sampled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And there is no time for more."""
+    monkeypatch.setattr("ppl_ext.fit.policy.ROW_EVALUATIONS", 10**12)
+
+
+def check_right(backend: Any, fit: Any, draws: int, tolerance: float = 0.0) -> None:
+    """See that draws, worth so many, are the posterior's of all rows."""
+    (mean, covariance), found = posterior(MANY_X, MANY_Y), numbers(backend, fit)["w"]
+    deviations = np.sqrt(np.diag(covariance))
+    off = np.abs(found.mean(0) - mean) / deviations
+    assert (off < tolerance + 4.5 / np.sqrt(draws)).all(), off
+    ratio = found.std(0) / deviations
+    assert (np.abs(ratio - 1.0) < tolerance + 4.5 / np.sqrt(2 * draws)).all(), ratio
+
+
+# -- fit ---------------------------------------------------------------------------------------
+
+
+def test_few_rows_are_held(backend: Any) -> None:
+    fit = fit_of(backend, by_argument(backend), batches=Again(size=10), exact=False)
+    assert fit.verdict.level == "corrected"
+    mean, covariance = posterior(X, Y)
+    error = np.abs(numbers(backend, fit)["w"].mean(0) - mean)
+    assert (error < 4.5 * np.sqrt(np.diag(covariance) / 400)).all()
+    assert len(fit.climbed.problem.data.args[0]) == ROWS
+
+
+def test_many_rows_are_passed_over_where_there_is_time(
+    backend: Any, sampled: None, tmp_path: Path
+) -> None:
+    """The batches of a sample alone have their mode some standard deviations off."""
+    model = by_argument(backend, MANY)
+    fit = fit_of(backend, model, batches=many(), exact=False)
+    assert fit.verdict.level == "corrected"
+    assert "all rows" in [stage.name for stage in fit.history]
+    assert len(fit.climbed.problem.data.args[0]) == SAMPLE
+    check_right(backend, fit, 400)
+    # Saved, and read again with another loader of the same rows.
+    fit.save(tmp_path / "fit")
+    found = backend.public.load_fit(tmp_path / "fit", model, batches=many(50))
+    assert found.has_program and str(found.verdict) == str(fit.verdict)
+    other = Again(size=10)
+    with pytest.raises(ArgumentError, match="other numbers in its arguments"):
+        backend.public.load_fit(tmp_path / "fit", by_argument(backend), batches=other)
+
+
+@pytest.mark.slow
+def test_chains_pass_over_a_loader(backend: Any, sampled: None, tmp_path: Path) -> None:
+    model, loader = by_argument(backend, MANY), Again(MANY, 500, x=MANY_X, y=MANY_Y)
+    fit = fit_of(backend, model, batches=loader)
+    assert fit.verdict.level == "exact"
+    check_right(backend, fit, 400)
+    fit.save(tmp_path / "fit")
+    loaded = backend.public.load_fit(tmp_path / "fit", model, batches=loader)
+    fit.more(16)
+    np.testing.assert_array_equal(
+        numbers(backend, loaded.more(16))["w"], numbers(backend, fit)["w"]
+    )
+
+
+def test_more_rows_than_there_is_time_for_are_fitted_by_an_engine(
+    backend: Any, hurried: None
+) -> None:
+    fit = fit_of(backend, by_argument(backend, MANY), batches=many(), seconds=30.0)
+    assert fit.verdict.level == "approximate" and not fit.verdict.trusted
+    text = str(fit.verdict)
+    assert "ProximalScoreVI with AutoMultivariateNormal" in text
+    assert "Batches of rows were evaluated only" in text and "Chains were not run" in text
+    check_right(backend, fit, 400, 0.3)
+
+
+def test_an_engine_of_ones_own_takes_the_loader(backend: Any, hurried: None) -> None:
+    model, seeds = by_argument(backend, MANY), {"seed": 0} if backend.is_pyro else {}
+    engine = backend.public.SVGD(model, backend.adam(0.01), num_particles=20, **seeds)
+    fit = fit_of(backend, model, batches=many(), engine=engine, seconds=1.5)
+    assert "SVGD" in fit.verdict.reasons[0] and len(numbers(backend, fit)["w"]) == 20
+
+
+def test_what_has_no_meaning_is_refused(backend: Any, sampled: None) -> None:
+    x, y = backend.arrays((X, Y))
+    with pytest.raises(ArgumentError, match="either batches or the model's arguments"):
+        fit_of(backend, by_argument(backend), x, y, batches=Again())
+    with pytest.raises(ArgumentError, match="again and again"):
+        fit_of(backend, by_argument(backend), batches=iter(Again()))
+
+    def unscaled(x: Any, y: Any) -> None:
+        w = backend.host.sample("w", backend.dist.Normal(backend.xp.zeros(2), 1.0).to_event(1))
+        backend.host.sample("y", backend.dist.Normal(x @ w, 1.0).to_event(1), obs=y)
+
+    with pytest.raises(ArgumentError, match="each would count as all the data"):
+        fit_of(backend, unscaled, batches=many())
+    with pytest.raises(ArgumentError, match="looks up its rows"):
+        fit_of(backend, by_index(backend), batches=Again())
+    # A loader that leaves rows out is found out by the first pass.
+    with pytest.raises(ArgumentError, match="found 2000 rows"):
+        fit_of(backend, by_argument(backend, MANY + 7), batches=many(), exact=False)
+
+
+def test_a_sample_is_of_the_first_batches() -> None:
+    passes = Passes(Again(size=10))
+    found = passes.sample(np.asarray, 25)
+    assert not found.is_all and found.batch.rows == 30
+    np.testing.assert_array_equal(found.batch.args[0], X[:30])
+    assert [part.rows for part in found.in_parts(4)] == [7] * 4
+    np.testing.assert_array_equal(found.in_parts(4)[1].args[1], Y[7:14])
+    assert passes.sample(np.asarray, 100).is_all and passes.sample(np.asarray, ROWS).is_all
+
+
+# -- check -------------------------------------------------------------------------------------
+
+
+def checked(backend: Any, draws: Any, model: Any, **options: Any) -> Any:
+    key = () if backend.is_pyro else (backend.key(6),)
+    return backend.public.check(*key, draws, model, progress_bar=False, **options)
+
+
+def planted(shift: float = 0.0, scale: float = 1.0, number: int = 1_000) -> dict[str, np.ndarray]:
+    """Draws of the posterior of all rows, with a fault in the first coefficient."""
+    mean, covariance = posterior(MANY_X, MANY_Y)
+    found = np.random.default_rng(3).normal(size=(number, 2)) @ np.linalg.cholesky(covariance).T
+    found *= [scale, 1.0]
+    return {"w": mean + found + shift * np.sqrt(np.diag(covariance)) * [1.0, 0.0]}
+
+
+def test_passes_tell_right_draws_from_wrong_ones(backend: Any, sampled: None) -> None:
+    model = by_argument(backend, MANY)
+    found = checked(backend, planted(shift=0.4), model, batches=many(500))
+    assert found.level == "not trusted" and "mean" in found.reasons[0]
+    found = checked(backend, planted(), model, batches=many(500), seconds=8.0)
+    assert found.level == "approximate"
+    assert any(reason.startswith("Stein's identities") for reason in found.reasons)
+
+
+def test_a_sample_of_rows_tells_of_spreads(backend: Any, hurried: None) -> None:
+    model = by_argument(backend, MANY)
+    right = checked(backend, planted(), model, batches=many())
+    assert right.level == "approximate" and not right.trusted
+    assert "Batches of rows were evaluated only" in right.reasons[0]
+    (told,) = [reason for reason in right.reasons if reason.startswith("By 400 rows")]
+    assert "sd are not, which takes all rows" in told
+    narrow = checked(backend, planted(scale=0.6), model, batches=many())
+    assert narrow.level == "not trusted" and narrow.reasons[0].startswith("By 400 rows")
+
+
+def test_an_engine_that_ran_on_batches_is_checked_on_them(backend: Any, sampled: None) -> None:
+    """Importance ratios of its guide are those of all rows."""
+    model, seeds = by_argument(backend, MANY), {"seed": 0} if backend.is_pyro else {}
+    engine = backend.public.ProximalScoreVI(
+        model, backend.autoguide.AutoMultivariateNormal, **seeds
+    )
+    key = () if backend.is_pyro else (backend.key(),)
+    run = engine.run(*key, 60, batches=many(), progress_bar=False)
+    held = engine if backend.is_pyro else (engine, run)
+    found = checked(backend, held, model, batches=many(500), seconds=5.0)
+    assert any("Pareto k-hat" in reason for reason in found.reasons)
+
+
+def part_of_a_normal(noise: np.ndarray, curvature: float) -> Any:
+    return lambda x: (np.zeros(len(x)), noise - curvature * x)
+
+
+def test_identities_by_a_sample_know_their_error() -> None:
+    """Right draws are seldom refused, with parts that differ; narrow ones always."""
+    generator, refused = np.random.default_rng(0), 0
+    for _ in range(40):
+        z = generator.normal(size=(500, 3))
+        noise = 4.0 * generator.normal(size=(16, 3))
+        curvature = 1.0 + 0.2 * generator.normal(size=16)
+        parts = [part_of_a_normal(*each) for each in zip(noise, curvature, strict=True)]
+        found = sampled_identities(z, parts, 160, list("abc"))
+        assert found is not None
+        refused += found.is_off
+        # The error of the mean score is that of 16 parts.
+        assert 0.3 < found.stein.mean_error.mean() < 2.0
+        assert found.stein.least_shift > 4.0 * found.stein.mean_error.max()
+        narrow = sampled_identities(0.6 * z, parts, 160, list("abc"))
+        assert narrow is not None and narrow.is_off
+    assert refused == 0
