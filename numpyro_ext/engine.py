@@ -77,9 +77,9 @@ def _reading(verb: Callable[..., Any]) -> Callable[..., Any]:
     def reading(self: Engine, *args: Any, batches: Any = None, **options: Any) -> RunResult:
         if batches is None:
             return verb(self, *args, **options)
-        check_no_arguments(args[2:], self.sharding)
+        check_no_arguments(args[2:])
         where = getattr(options.get("init_state"), "batches", None)
-        saved = None if where is None else bytes(where).decode()
+        saved = None if where is None else bytes(np.asarray(where)).decode()
         with Stream(batches, placed, saved, together) as stream:
             return verb(self, *args, batches=stream, **options)
 
@@ -428,23 +428,34 @@ class Engine(EngineShell, ABC):
         return self._bound_to(target, keys.start, data, signature), data
 
     def _bind_again(
-        self, known: _Bound, args: tuple[Any, ...], kwargs: Mapping[str, Any], look: bool = True
+        self,
+        known: _Bound,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        look: bool = True,
+        ragged: bool = False,
     ) -> tuple[_Bound, Data]:
         """The known target with these arguments, or a new one where they lead to another.
 
         ``look`` tells whether to look at what the model computes and at the numbers of the data,
-        which takes a trace of the model.
+        which takes a trace of the model; ``ragged`` whether their rows may not split evenly.
         """
         data = Data(args, kwargs)
         if _traced(data) or known.plan.target.follows(data, look):
-            return self._bound_with(known, args, kwargs, look)
+            return self._bound_with(known, args, kwargs, look, ragged)
         return self._bind_anew(_keys(random.key(0)), args, kwargs, known)
 
     def _bound_with(
-        self, known: _Bound, args: tuple[Any, ...], kwargs: Mapping[str, Any], look: bool = True
+        self,
+        known: _Bound,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        look: bool = True,
+        ragged: bool = False,
     ) -> tuple[_Bound, Data]:
         plan = known.plan
-        data = plan.target.bind(*args, **kwargs)
+        bind = plan.target.bind_batch if ragged else lambda args, kw: plan.target.bind(*args, **kw)
+        data = bind(args, dict(kwargs))
         if _traced(data):
             return known, data
         data, memory = data.on_device(), known.memory
@@ -792,11 +803,14 @@ class Engine(EngineShell, ABC):
         )
         rule = rule_of(until)
         self._check_start(start, has_state=init_state is not None)
-        given: Any = batches
-        stream: Stream | None = given
+        loader: Any = batches
+        stream: Stream | None = loader
         if stream is not None:
             args, own = stream.first()
             kwargs = {**kwargs, **own}
+            if self.sharding is not None:
+                self.sharding.check_batch(stream.rows, self._digest((args, own)))
+        reached = None if init_state is None else init_state.batches
         if init_state is None:
             state = self.init(rng_key, *args, start=start, **kwargs)
         else:
@@ -805,7 +819,8 @@ class Engine(EngineShell, ABC):
             else:
                 bound, _ = self._bind_again(self._bound, args, kwargs)
             self._check_state_of(bound, init_state)
-            state = self._with_its_data(bound, self._laid(bound.plan, init_state))
+            laid = self._laid(bound.plan, init_state._replace(batches=None))
+            state = self._with_its_data(bound, laid)
             self._bound = bound
         bound = self._require_bound()
         if stream is not None:
@@ -821,7 +836,6 @@ class Engine(EngineShell, ABC):
             callback is not None,
             checkpoint is not None,
         )
-        reached, state = state.batches, state._replace(batches=None)
         # The compiled loop takes its state over, so it gets one that nobody else holds.
         state = self._copied(bound.plan, state, np.int32(cadence.last))
         position = int(state.step)
@@ -833,7 +847,7 @@ class Engine(EngineShell, ABC):
             return state._replace(batches=text)
 
         def bind(batch: Batch) -> Data:
-            return bound.plan.target.bind(*batch.args, **{**kwargs, **batch.kwargs})
+            return bound.plan.target.bind_batch(batch.args, {**kwargs, **batch.kwargs})
 
         def take_batches(stream: Stream, most: int) -> Piece:
             nonlocal bound, block
@@ -843,9 +857,12 @@ class Engine(EngineShell, ABC):
                 data = Data(first.args, {**kwargs, **first.kwargs})
                 if data.signature() not in forms:
                     data = data.on_device()
-                    bound, _ = self._bind_again(bound, data.args, data.kwargs, look=False)
+                    given = data.args, data.kwargs
+                    bound, _ = self._bind_again(bound, *given, look=False, ragged=True)
                     forms.add(data.signature())
-                block = Block(batches, bind, stream.together if first.rows == stream.rows else 1)
+                # A stack would have to be divided along its second axis.
+                alone = first.rows != stream.rows or self.sharding is not None
+                block = Block(batches, bind, 1 if alone else stream.together)
                 if data.signature() != bound.data.signature():
                     self._bound = bound = replace(bound, data=block.data())
             return take_whole(min(most, block.left))
@@ -1066,10 +1083,11 @@ class Engine(EngineShell, ABC):
         with state_files.reading(path):
             where = leaves.pop(".batches", None)
             state: EngineState = _in_place("state", leaves, template)
-            if where is not None:
-                state = state._replace(batches=np.asarray(where, np.uint8))
+            # Text, which lies on no device.
+            text = None if where is None else np.asarray(where, np.uint8)
         self._bound = bound
-        return self._laid(bound.plan, state)
+        laid: EngineState = self._laid(bound.plan, state)
+        return laid._replace(batches=text)
 
 
 # -- helpers ----------------------------------------------------------------------------------

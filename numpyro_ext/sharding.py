@@ -30,7 +30,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.sharding import Sharding as Placement
 
 from ppl_ext.errors import ArgumentError, RankLostError
-from ppl_ext.sharding import ShardingShell, lost_rank
+from ppl_ext.sharding import FIRST_BATCH, ShardingShell, check_agreement, lost_rank
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 #: What processes have agreed on so far, which numbers their next agreement.
@@ -167,7 +167,9 @@ class Sharding(ShardingShell):
 
         return jax.tree.map(one, tree)
 
-    def of_rows(self, arrays: tuple[Any, ...], sizes: Collection[int]) -> tuple[Any, ...]:
+    def of_rows(
+        self, arrays: tuple[Any, ...], sizes: Collection[int], ragged: bool = False
+    ) -> tuple[Any, ...]:
         """A model's arrays: those with rows split over the axis of rows, the others whole.
 
         Arrays that are split over these devices already stay as they are.
@@ -177,6 +179,8 @@ class Sharding(ShardingShell):
         arrays : tuple of arrays
         sizes : collection of int
             Numbers of rows: an array that has one of them along its first axis has rows.
+        ragged : bool
+            Whether rows that do not split evenly are whole on every device.
 
         Raises
         ------
@@ -195,7 +199,7 @@ class Sharding(ShardingShell):
                     "the data as arguments of the model, with rows along the first axis, or leave "
                     "rows out of the Sharding."
                 )
-            if not any(even):
+            if not any(even) and not ragged:
                 self.check_rows({np.shape(arrays[i])[0] for i, has in enumerate(rows) if has})
         named = NamedSharding(self._auto, PartitionSpec(self.rows))
         return tuple(
@@ -252,6 +256,25 @@ class Sharding(ShardingShell):
         except jax.errors.JaxRuntimeError as error:
             raise RankLostError(lost_rank(reached, self.timeout, error)) from error
         return found
+
+    def check_batch(self, rows: int, digest: str) -> None:
+        """See that batches of so many rows split evenly, and that all processes read the same.
+
+        Raises
+        ------
+        ArgumentError
+            They do not.
+        """
+        parts = self.row_parts
+        if rows % parts:
+            raise ArgumentError(
+                f"Expected batches of a multiple of {parts} rows, the size of axis '{self.rows}' "
+                f"of the mesh, found {rows}. Take batches of {-(-rows // parts) * parts}, or leave "
+                "rows out of the Sharding."
+            )
+        own = float(int(digest[:12], 16))
+        if self.agreed(own, "the first batch") != own:
+            check_agreement({FIRST_BATCH: [jax.process_index()]})
 
     def clock(self) -> float:
         """Seconds by the first process's clock, by which all decide alike."""

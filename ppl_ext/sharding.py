@@ -26,6 +26,8 @@ from ppl_ext.options import check_choice, check_number, described
 #: How a kernel gets to see all particles.
 Exchange = Literal["all-gather", "all-to-all"]
 EXCHANGES = ("all-gather", "all-to-all")
+#: What processes compare of their loaders.
+FIRST_BATCH = "first batch"
 #: Seconds that a rank is waited for, between pieces of a run and in savings.
 TIMEOUT = 50.0
 
@@ -193,6 +195,13 @@ def check_agreement(differing: Mapping[str, Sequence[int]]) -> None:
     ArgumentError
         Something does.
     """
+    if FIRST_BATCH in differing:
+        raise ArgumentError(
+            "Expected all processes of a run to read the same batches, found that processes, "
+            f"counted along the mesh, differ from the first: {list(differing[FIRST_BATCH])[:8]}. "
+            "Give every process the same loader, shuffled by one seed and without a "
+            "DistributedSampler: the Sharding divides each batch."
+        )
     if differing:
         found = ", ".join(
             f"another {name} in {list(numbers)[:8]}" for name, numbers in differing.items()

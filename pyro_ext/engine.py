@@ -31,7 +31,7 @@ import sys
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -52,6 +52,7 @@ from ppl_ext.options import describe, described, is_count
 from ppl_ext.process import between_steps, hold, release, swapped
 from ppl_ext.run import Cadence, Piece, check_num_steps, take_steps
 from ppl_ext.settling import Settled, Settling, rule_of, warn_if_unsettled
+from ppl_ext.sharding import FIRST_BATCH
 from ppl_ext.start.given import HOST
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
@@ -87,7 +88,7 @@ def _reading(verb: Callable[..., RunResult]) -> Callable[..., RunResult]:
     def reading(self: Engine, *args: Any, batches: Any = None, **options: Any) -> RunResult:
         if batches is None:
             return verb(self, *args, **options)
-        check_no_arguments(args[1:], self.sharding)
+        check_no_arguments(args[1:])
         where = self._place if self._pending is None else self._pending[1]["batches"]
         try:
             place = placing(self.dtype)
@@ -465,6 +466,7 @@ class Engine(EngineShell, ABC):
                     dtype=self.dtype,
                     held=None if known is None else known.plan.target.bound.held,
                     sharding=self.sharding,
+                    loaded=self._loaded(known),
                 )
             if known is not None:
                 self._check_same_latents(known.plan.target, target)
@@ -485,6 +487,12 @@ class Engine(EngineShell, ABC):
             self._bound = known
             self._generator.set_state(generator)
             raise
+
+    def _loaded(self, known: _Bound | None) -> Sequence[str] | None:
+        """Names of the arguments that a loader gives by keyword; None where there is none."""
+        if self._stream is not None:
+            return tuple(self._stream.first().kwargs)
+        return None if known is None else known.plan.target.loaded
 
     def _started(self, plan: Plan, data: Data, given: Any) -> Plan:
         """The plan with a target that starts where a run does."""
@@ -705,6 +713,8 @@ class Engine(EngineShell, ABC):
         stream = self._stream
         if stream is not None:
             args, own = stream.first()
+            if sharding is not None:
+                sharding.agree({FIRST_BATCH: self._digest((args, own))})
             self._meet(args, {**kwargs, **own}, start=start)
             stream.check_target(self.target)
             check_not_shared(batches, getattr(self.plan.estimator, "full_data", None))

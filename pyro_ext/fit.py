@@ -203,12 +203,13 @@ def ways_of(
     Rows come from a loader where there are ``passes``, to which ``args`` and ``kwargs`` add.
     """
     rng, of_all = torch.Generator().manual_seed(seed), kwargs
-    sample = None
+    sample = loaded = None
     if passes is not None:
         clock = time.perf_counter if sharding is None else sharding.clock
         sample = passes.sample(placing(None), search.MOST_ROWS, clock)
         args, kwargs = sample.batch.args, {**of_all, **sample.batch.kwargs}
-    target = LogDensity(model, args, kwargs, sharding=sharding)
+        loaded = tuple(sample.batch.kwargs)
+    target = LogDensity(model, args, kwargs, sharding=sharding, loaded=loaded)
     data = target.bind(*args, **kwargs)
     rows_of = partial(_rows, sample=sample, passes=passes, kwargs=of_all, generator=generator)
 
@@ -232,7 +233,7 @@ def ways_of(
     other = None if target.plates or rows.every else noncentered(target, data)
     if other is None:
         return
-    moved = LogDensity(other[0], args, kwargs, sharding=sharding)
+    moved = LogDensity(other[0], args, kwargs, sharding=sharding, loaded=loaded)
     moved_data = moved.bind(*args, **kwargs)
 
     def of_sites(z: np.ndarray) -> dict[str, Tensor]:

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ppl_ext import errors
+from ppl_ext.batches.batch import Batch
 from ppl_ext.errors import ArgumentError, RankLostError
 from ppl_ext.fingerprint import numbers_of
 from ppl_ext.layouts import DataPlate, sweep_ranges
@@ -94,7 +95,8 @@ class Sharding(ShardingShell):
     particles : str, optional
         Dimension over which particles, chains and draws are split.
     rows : str, optional
-        Dimension over which the rows of plates are split that the model subsamples itself.
+        Dimension over which rows are split: of plates that the model subsamples itself, and of
+        batches that come from a loader.
     exchange : {"all-gather"}
         How a kernel gets to see all particles; NumPyro has another, see :mod:`ppl_ext.sharding`.
     timeout : float, default 50
@@ -328,6 +330,17 @@ class Sharding(ShardingShell):
             )
             for weight, ranges in sweep_ranges(own, chunk)
         ], True
+
+    def own_batch(self, batch: Batch) -> tuple[float, Batch]:
+        """The rows of a batch of a loader that are this process's, with their share.
+
+        A batch of fewer rows than there are processes is the first one's.
+        """
+        number = batch.rows
+        if number < self.row_parts:
+            return float(self._number("rows") == 0), batch
+        first, last = self._range(number)
+        return (last - first) / number, batch.part(first, last)
 
     def _range(self, number: int) -> tuple[int, int]:
         place, parts = self._number("rows"), self.row_parts

@@ -230,11 +230,25 @@ class LogDensity(LogDensityShell[Array, Data]):
     # -- arguments ----------------------------------------------------------------------------
 
     def bind(self, *args: Any, **kwargs: Any) -> Data:
+        return self._bound_to_devices(args, kwargs, ragged=False)
+
+    def bind_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Data:
+        """A batch of a loader as :meth:`bind` makes it, also the last, with fewer rows."""
+        return self._bound_to_devices(args, kwargs, ragged=True)
+
+    def _bound_to_devices(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], ragged: bool
+    ) -> Data:
         if self.sharding is None:
             return self.arguments.bind(args, kwargs)
         data = self.arguments.bind(*self._on_automatic_axes((args, kwargs)))
+        return self._with_split_rows(data, ragged)
+
+    def _with_split_rows(self, data: Data, ragged: bool) -> Data:
+        """The same arguments with their rows split over devices."""
+        assert self.sharding is not None
         sizes = self.arguments.row_sizes(data) if self.sharding.rows is not None else ()
-        return data.with_arrays(self.sharding.of_rows(data.arrays, sizes))
+        return data.with_arrays(self.sharding.of_rows(data.arrays, sizes, ragged))
 
     def _on_automatic_axes(self, tree: Any) -> Any:
         return tree if self.sharding is None else self.sharding.rehomed(tree)
@@ -283,6 +297,10 @@ class LogDensity(LogDensityShell[Array, Data]):
 
         def sweep(z: Array, data: Data) -> Any:
             def of_batch(data: Data) -> Any:
+                if self.sharding is not None:
+                    # A callback has its values on one device.
+                    data = data.with_arrays(self.sharding.whole(data.arrays))
+                    data = self._with_split_rows(data, ragged=True)
                 return self._evaluation.batch(one, z, data, {})
 
             return sum_over_batches(passes, self.arguments, data, of_batch)

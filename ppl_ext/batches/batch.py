@@ -68,6 +68,10 @@ class Batch(NamedTuple):
             for name, leaf in self.leaves()
         }
 
+    def part(self, start: int, stop: int) -> Batch:
+        """Some rows of it."""
+        return self.map(lambda leaf: leaf[start:stop] if len(leaf.shape) else leaf)
+
     def of_size(self, rows: int) -> Batch:
         """A batch of so many rows of this one, some of them again where they are too few."""
         own = self.rows

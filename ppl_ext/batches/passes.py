@@ -42,7 +42,7 @@ class Sample:
     def in_parts(self, number: int) -> list[Batch]:
         """The sample in parts of one size; rows that are left over are in none."""
         size = max(1, self.batch.rows // number)
-        return [_part(self.batch, k * size, (k + 1) * size) for k in range(number)]
+        return [self.batch.part(k * size, (k + 1) * size) for k in range(number)]
 
 
 class Passes:
@@ -176,9 +176,9 @@ class Passes:
             number += batch.rows
             while number >= rows:
                 whole = _joined(kept)
-                yield whole if number == rows else _part(whole, 0, rows)
+                yield whole if number == rows else whole.part(0, rows)
                 number -= rows
-                kept = [_part(whole, rows, rows + number)] if number else []
+                kept = [whole.part(rows, rows + number)] if number else []
         if number:
             yield _joined(kept)
 
@@ -269,7 +269,3 @@ def _concatenated(parts: list[Any]) -> Any:
     if type(parts[0]).__module__.startswith("torch"):
         return sys.modules["torch"].cat(parts)
     return np.concatenate(parts)
-
-
-def _part(batch: Batch, start: int, stop: int) -> Batch:
-    return batch.map(lambda leaf: leaf[start:stop] if len(leaf.shape) else leaf)

@@ -388,19 +388,14 @@ def unscaled_error(found: str) -> ArgumentError:
     )
 
 
-def check_no_arguments(args: tuple[Any, ...], sharding: Any = None) -> None:
-    """See that a run with batches has no positional arguments of the model, and no sharding.
+def check_no_arguments(args: tuple[Any, ...]) -> None:
+    """See that a run with batches has no positional arguments of the model.
 
     Raises
     ------
     ArgumentError
         It has.
     """
-    if sharding is not None:
-        raise ArgumentError(
-            "Expected no sharding with batches, found both: the rows of a loader are not divided "
-            "among devices. Pass the arrays of all rows, or leave sharding out."
-        )
     if args:
         raise ArgumentError(
             "Expected either batches or the model's arguments, found both: batches and "

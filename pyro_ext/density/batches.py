@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from ppl_ext.batches.passes import Passes, Place, total_rows
 from pyro_ext.density.arguments import as_data
 from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.layout import Data, Indices
+from pyro_ext.sharding import Sharding
 
 
 def placing(dtype: torch.dtype | None) -> Place:
@@ -34,28 +35,38 @@ def placing(dtype: torch.dtype | None) -> Place:
 
 
 def batches_of(
-    passes: Passes, bound: BoundModel, data: Data
+    passes: Passes, bound: BoundModel, data: Data, sharding: Sharding | None = None
 ) -> Iterator[tuple[float, Data, Indices]]:
     """One pass: the arguments of each batch, with weights that sum to one.
 
     A batch of n of N rows is evaluated with the plate's scale N/n and weighted n/N, as a chunk of
-    a sweep is. Keyword arguments of ``data`` that no batch has are those of all.
+    a sweep is. Keyword arguments of ``data`` that no batch has are those of all. With a sharding
+    they are those of this process's rows, and the weights of all processes sum to one.
     """
     place = placing(bound.dtype)
     first = passes.first(place)
     size = total_rows(bound.batch_plates, first.rows)
     for batch in passes.batches(place, size or first.rows):
+        weight = batch.rows / (size or first.rows)
+        if sharding is not None:
+            share, batch = sharding.own_batch(batch)
+            weight *= share
         kwargs = {**data.kwargs, **batch.kwargs}
-        yield batch.rows / (size or first.rows), as_data(bound.model, batch.args, kwargs), {}
+        yield weight, as_data(bound.model, batch.args, kwargs), {}
 
 
 def sum_over_batches(
-    batches: Iterator[tuple[float, Data, Indices]],
+    batches: Iterable[tuple[float, Data, Indices]],
     function: Callable[[Data, Indices], tuple[Tensor, ...]],
 ) -> list[Tensor]:
     """Weighted sum of a function of arguments over batches that hold all rows once."""
     total: list[Tensor] = []
     for weight, data, indices in batches:
-        parts = [weight * part for part in function(data, indices)]
-        total = [a + b for a, b in zip(total, parts, strict=True)] if total else parts
+        parts = function(data, indices)
+        if total:
+            total = [
+                so_far.add(part, alpha=weight) for so_far, part in zip(total, parts, strict=True)
+            ]
+        else:
+            total = [part if weight == 1.0 else weight * part for part in parts]
     return total

@@ -15,7 +15,7 @@ so that a minibatch log density is an unbiased estimate of the full one.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -25,6 +25,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.arguments import check_callable
+from ppl_ext.batches.batch import Batch
+from ppl_ext.batches.stream import unscaled_error
 from ppl_ext.density import tempered
 from ppl_ext.discrete import check_curvature
 from ppl_ext.errors import ArgumentError
@@ -77,6 +79,9 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         State of the parameter store to hold parameters at. Default: the store's present one.
     sharding : Sharding, optional
         How positions and rows are split over processes, which must all ask for the same.
+    loaded : sequence of str, optional
+        Where a batch of a loader comes as arguments: the names of those that it gives by keyword.
+        Its rows are split, and so must all positional arguments have rows.
 
     Raises
     ------
@@ -122,8 +127,9 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         allow_local_latents: bool = True,
         held: Any = None,
         sharding: Sharding | None = None,
+        loaded: Sequence[str] | None = None,
     ) -> None:
-        self.sharding = sharding
+        self.sharding, self.loaded = sharding, loaded
         self._set_options(init_strategy, likelihood_temperature, particle_chunk, data_chunk)
         floats = isinstance(dtype, torch.dtype) and dtype.is_floating_point
         if dtype is not None and not floats:
@@ -157,12 +163,15 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         check_enumeration(bound, data)
         self._set_model(bound)
         self._check_options(structure.has_likelihood)
-        if sharding is not None and sharding.row_parts > 1 and not self.plates:
+        if self._splits_batches:
+            self._check_part(data)
+        elif sharding is not None and sharding.row_parts > 1 and not self.plates:
             raise ArgumentError(
                 f"Expected a model whose rows can be split over '{sharding.rows}', found no plate "
                 "that it subsamples itself and whose rows it looks up. Write the data plate as "
                 f"`{self._data_plate}` with B < N, and index the data by rows; estimator=Full() "
-                "takes all rows in every step. Or leave rows out of the Sharding."
+                "takes all rows in every step. Give batches by run(..., batches=loader). Or leave "
+                "rows out of the Sharding."
             )
         self.layout: Layout = bound.layout
         self.dtype = bound.dtype
@@ -273,25 +282,34 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         if what == "log_density":
             log_prior, log_likelihood = self._batch("value", z, data, indices)
             return tempered(log_prior, log_likelihood, self.likelihood_temperature)
+        if self._splits_batches:
+            share, part = self._own_part(data)
+            return self._sharded(what, z, [(share, part, {})], True)
         whole = self.bound.check_indices(indices)
         # Rows of each position go with it.
         own = {
             name: self.sharding.own(rows) if rows.dim() == 2 else rows
             for name, rows in whole.items()
         }
-        return self._sharded(what, z, data, *self.sharding.own_rows(own))
+        chunks, split = self.sharding.own_rows(own)
+        return self._sharded(what, z, [(weight, data, rows) for weight, rows in chunks], split)
 
     def _full(self, what: str, z: Tensor, data: Data) -> Any:
         if what == "log_density":
             log_prior, log_likelihood = self._full("value", z, data)
             return tempered(log_prior, log_likelihood, self.likelihood_temperature)
         if self.sharding is not None:
+            if self.passes is not None:
+                batches = batches_of(self.passes, self.bound, data, self.sharding)
+                return self._sharded(what, z, batches, True)
+            if self._splits_batches:
+                return self._batch(what, z, data, None)
             ranges, split = self.sharding.own_ranges(self.plates, self.data_chunk)
             chunks = [
-                (weight, {name: self.bound.row_numbers(rows) for name, rows in each.items()})
+                (weight, data, {name: self.bound.row_numbers(rows) for name, rows in each.items()})
                 for weight, each in ranges
             ]
-            return self._sharded(what, z, data, chunks, split)
+            return self._sharded(what, z, chunks, split)
         z, function = self.bound.check_positions(z), self._evaluation.functions[what]
         if self.passes is not None:
             return sum_over_batches(
@@ -308,17 +326,42 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         self,
         what: str,
         z: Tensor,
-        data: Data,
-        chunks: list[tuple[float, dict[str, Tensor]]],
+        chunks: Iterable[tuple[float, Data, Indices]],
         split: bool,
     ) -> list[Tensor]:
         """What is wanted at all positions, from those and the rows of each process."""
         assert self.sharding is not None
         own = self.sharding.own(self.bound.check_positions(z))
-        found = sum_over_rows(chunks, lambda rows: self._evaluation.batch(what, own, data, rows))
+        found = sum_over_batches(
+            chunks, lambda data, rows: self._evaluation.batch(what, own, data, rows)
+        )
         if split:
             found = self.sharding.summed(found)
         return self.sharding.gathered_tree(found, len(z))
+
+    @property
+    def _splits_batches(self) -> bool:
+        """Whether rows of a batch that comes as arguments are split."""
+        parts = 1 if self.sharding is None else self.sharding.row_parts
+        return parts > 1 and self.loaded is not None and not self.plates
+
+    def _own_part(self, data: Data) -> tuple[float, Data]:
+        """This process's rows of a batch, with their share."""
+        assert self.sharding is not None
+        named = {name: data.kwargs[name] for name in self.loaded or () if name in data.kwargs}
+        share, own = self.sharding.own_batch(Batch(data.args, named))
+        return share, Data(own.args, {**data.kwargs, **own.kwargs})
+
+    def _check_part(self, data: Data) -> None:
+        """See that a part of a batch is scaled up to all rows.
+
+        Raises
+        ------
+        ArgumentError
+            It is not.
+        """
+        if not partial_plates(self.bound, self._own_part(data)[1]):
+            raise unscaled_error("a batch whose rows are split over processes")
 
     def with_sharding(self, sharding: Sharding | None) -> LogDensity:
         """The same target with its positions and rows split so."""

@@ -1534,8 +1534,8 @@ def _batches() -> Iterator[Mutation]:
         (
             "rows that are left over are the first again",
             "passes.py",
-            "kept = [_part(whole, rows, rows + number)]",
-            "kept = [_part(whole, 0, number)]",
+            "kept = [whole.part(rows, rows + number)]",
+            "kept = [whole.part(0, number)]",
         ),
     ]:
         yield from neutral(name, f"batches/{file}", old, new, "batches/test_streams")
@@ -1555,8 +1555,8 @@ def _batches() -> Iterator[Mutation]:
         (
             "the parts of a sample are its first rows again",
             "batches/passes.py",
-            "_part(self.batch, k * size, (k + 1) * size)",
-            "_part(self.batch, 0, size)",
+            "self.batch.part(k * size, (k + 1) * size)",
+            "self.batch.part(0, size)",
         ),
         (
             "a sample is all rows of a loader",

@@ -27,6 +27,7 @@ from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
 
 import numpyro_ext as nx
 from benchmarks.scaling.collectives import collectives
+from ppl_ext.start import search
 
 P, N, STEPS = 8, 64, 6
 
@@ -42,6 +43,35 @@ def batches(X: Any, y: Any) -> None:
     s = numpyro.sample("s", dist.HalfNormal(1.0))
     with numpyro.plate("rows", X.shape[0], subsample_size=16) as i:
         numpyro.sample("y", dist.Normal(X[i] @ w, s), obs=y[i])
+
+
+def by_argument(X: Any, y: Any) -> None:
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+    s = numpyro.sample("s", dist.HalfNormal(1.0))
+    with numpyro.plate("rows", N, subsample_size=len(X)):
+        numpyro.sample("y", dist.Normal(X @ w, s), obs=y)
+
+
+class Batches:
+    """Batches of the rows in an order that depends on the epoch, the last one of four rows."""
+
+    epoch = 0
+
+    def __init__(self, size: int = 20) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return -(-N // self.size)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Any:
+        X, y = data()
+        order = np.random.default_rng(self.epoch).permutation(N)
+        for start in range(0, N, self.size):
+            rows = order[start : start + self.size]
+            yield X[rows], y[rows]
 
 
 def sgd() -> Any:
@@ -229,6 +259,9 @@ def of_fit(name: str, model: str, layout: str) -> dict[str, Any]:
     """Draws of a fit, against one device's."""
 
     def fitted(**options: Any) -> Any:
+        if model == "loader":
+            search.MOST_ROWS, own = 20, {"batches": Batches(), "exact": False, **options}
+            return nx.fit(jax.random.key(0), by_argument, progress_bar=False, **own)
         return nx.fit(jax.random.key(0), MODELS[model], *data(), progress_bar=False, **options)
 
     found, expected = fitted(sharding=sharding(layout)), fitted()
@@ -257,7 +290,39 @@ def of_step(name: str, model: str, layout: str) -> dict[str, Any]:
     return {"moved": sum(each.numbers for each in found) / (P * columns)}
 
 
+def of_loader(name: str, model: str, layout: str) -> dict[str, Any]:
+    """A run by batches of a loader, saved halfway, and what comes after it."""
+
+    def figures(**options: Any) -> Any:
+        if name == "SVGDVR":
+            options["full_data"] = Batches(24)
+        key, engine = jax.random.key(0), ENGINES[name](by_argument, **options)
+        again = {"batches": Batches(), "progress_bar": False}
+        half = engine.run(key, STEPS // 2, start="host", **again)
+        engine.save(sys.argv[2], half.state)
+        other = ENGINES[name](by_argument, **options)
+        state = other.load(sys.argv[2], *next(iter(Batches())))
+        found = other.run(key, STEPS, init_state=state, **again)
+        through = engine.run(key, STEPS, init_state=half.state, **again)
+        tree = {"params": found.params, "losses": jnp.asarray(found.losses)}
+        if name == "ProximalScoreVI":
+            tree["elbo"] = jnp.asarray(nx.elbo(other, found, batches=Batches(24)).value)
+        return tree, distance(found.params, through.params)
+
+    (found, same), (expected, _) = figures(sharding=sharding(layout)), figures()
+    return {"same layout": same, **{k: distance(found[k], expected[k]) for k in found}}
+
+
+def of_refusals(*_: str) -> dict[str, Any]:
+    """Batches that do not split evenly."""
+    engine = ENGINES["SVGD"](by_argument, sharding=sharding("d"))
+    engine.run(jax.random.key(0), 2, batches=Batches(18), progress_bar=False)
+    return {}
+
+
 KINDS = {
+    "loader": of_loader,
+    "refused": of_refusals,
     "step": of_step,
     "engine": of_engine,
     "after": of_after,

@@ -67,6 +67,16 @@ STEPS: dict[tuple[str, ...], float] = {
     ("step", "DeepEnsemble", "full", "d"): 1.0,
 }
 MOVED: list[tuple[str, ...]] = [("moved", "SVGD", "batches", "pd to p all-to-all")]
+LOADER: list[tuple[str, ...]] = [
+    ("loader", "SVGD", "full", "pd"),
+    ("refused", "-", "-", "d"),
+]
+LOADERS: list[tuple[str, ...]] = [
+    ("loader", "SVGD", "full", "d automatic"),
+    ("loader", "SVGDVR", "full", "pd"),
+    ("loader", "ProximalScoreVI", "full", "d"),
+    ("fit", "-", "loader", "pd"),
+]
 AFTER: list[tuple[str, ...]] = [
     ("after", "SVGD", "full", "pd all-to-all"),
     ("after", "ProximalScoreVI", "full", "d"),
@@ -94,7 +104,7 @@ def check(found: dict[str, Any], most: float) -> None:
 
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    return ran([*FAST, *STEPS, *MOVED], tmp_path_factory.mktemp("fast"))
+    return ran([*FAST, *STEPS, *MOVED, *LOADER], tmp_path_factory.mktemp("fast"))
 
 
 @pytest.mark.parametrize("case", FAST, ids="-".join)
@@ -111,6 +121,17 @@ def test_particles_lie_where_they_were_put(fast: Found) -> None:
 def test_a_state_goes_on_on_another_layout(fast: Found, case: tuple[str, ...]) -> None:
     check(fast[case], 1e-12)
     assert fast[case]["same layout"] == 0.0 and fast[case]["split"]
+
+
+def test_batches_of_a_loader_are_divided(fast: Found) -> None:
+    """With a last batch that does not split evenly, and a state that goes to a file and back."""
+    found = dict(fast[LOADER[0]])
+    assert found.pop("same layout") == 0.0
+    check(found, 1e-12)
+
+
+def test_batches_that_cannot_be_divided_are_refused(fast: Found) -> None:
+    assert "Expected batches of a multiple of 4 rows" in fast[LOADER[1]]["error"]
 
 
 @pytest.mark.parametrize("case", STEPS, ids="-".join)
@@ -140,7 +161,7 @@ def test_every_engine_and_layout_is_that_of_one_device(
 
 @pytest.mark.slow
 def test_states_figures_chains_and_fits_are_those_of_one_device(tmp_path: Path) -> None:
-    for each in ran([*AFTER, *OTHERS], tmp_path).values():
+    for each in ran([*AFTER, *OTHERS, *LOADERS], tmp_path).values():
         same = each.pop("same layout", 0.0)
         assert same == 0.0, "a state on the same layout goes on to the last bit"
         level = each.pop("level", ["", ""])
@@ -159,9 +180,11 @@ def test_a_process_that_is_killed_ends_the_other_and_the_next_start_is_exact() -
 @pytest.mark.slow
 def test_two_processes_are_one_device(tmp_path: Path) -> None:
     cases = [("engine", engine, "full", "pd") for engine in ENGINES if engine != "SVGDVR"]
-    cases += [("engine", "SVGDVR", "batches", "pd"), ("after", "SVGD", "full", "pd")]
+    cases += [("engine", "SVGDVR", "batches", "pd"), ("after", "SVGD", "full", "pd"), *LOADERS]
     found = ran(cases, tmp_path, processes=2)
     assert set(found) == set(cases)
     for each in found.values():
         assert each.pop("same layout", 0.0) == 0.0
+        level = each.pop("level", ["", ""])
+        assert level[0] == level[1]
         check(each, 1e-12)

@@ -20,6 +20,7 @@ from pyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
 from torch.distributed.device_mesh import init_device_mesh
 
 import pyro_ext as px
+from ppl_ext.start import search
 
 #: By name, the sizes of a mesh's dimensions, and what they split.
 LAYOUTS: dict[str, tuple[tuple[int, ...], dict[str, str]]] = {
@@ -133,6 +134,91 @@ def equality(
         }
     finally:
         torch.set_default_dtype(default)
+
+
+class Batches:
+    """Batches of the rows in an order that depends on the epoch, the last one of a single row."""
+
+    epoch = 0
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return -(-ROWS // 10)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Any:
+        x, y = arrays()
+        order = np.random.default_rng((self.seed, self.epoch)).permutation(ROWS)
+        for start in range(0, ROWS, 10):
+            rows = order[start : start + 10]
+            yield x[rows], y[rows]
+
+
+def by_argument(x: torch.Tensor, y: torch.Tensor) -> None:
+    """The regression, whose batches are its arguments."""
+    weights = pyro.sample("weights", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    scale = pyro.sample("scale", dist.Gamma(2.0, 2.0))
+    with pyro.plate("rows", ROWS, subsample_size=len(x)):
+        pyro.sample("y", dist.Normal(x @ weights, scale), obs=y)
+
+
+def unscaled(x: torch.Tensor, y: torch.Tensor) -> None:
+    """Whose plate takes its rows for all there are."""
+    weights = pyro.sample("weights", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Normal(x @ weights, 1.0), obs=y)
+
+
+#: Engines that take a loader.
+LOADED: dict[str, Callable[..., Any]] = {
+    "SVGD": lambda **o: px.SVGD(by_argument, adam(), num_particles=4, **o),
+    "SVGDVR": lambda **o: px.SVGDVR(
+        by_argument, adam(), num_particles=4, anchor_every=3, full_data=Batches(1), **o
+    ),
+    "ProximalScoreVI": lambda **o: px.ProximalScoreVI(
+        by_argument,
+        AutoMultivariateNormal(by_argument),
+        solver=px.Regression(num_samples=4),
+        **o,
+    ),
+}
+
+
+def loaded(rank: int, folder: Path, engine: str, layout: str) -> dict[str, Any]:
+    """A fit by batches of a loader and what comes after it, on a layout and in one process."""
+
+    def figures(sharding: px.Sharding | None) -> dict[str, torch.Tensor]:
+        made = LOADED[engine](seed=3, dtype=torch.float64, sharding=sharding)
+        half = made.run(4, batches=Batches(), start="host", progress_bar=False)
+        path = folder / f"{engine} {layout} {'together' if sharding else rank}"
+        made.save(path)
+        again = LOADED[engine](seed=3, dtype=torch.float64, sharding=sharding)
+        again.load(path)
+        result = again.run(4, batches=Batches(), progress_bar=False)
+        found = {"loss": torch.as_tensor(np.concatenate([half.losses, result.losses]))}
+        if engine == "ProximalScoreVI":
+            found["elbo"] = torch.as_tensor(px.elbo(again, batches=Batches()).value)
+        number = 4 if engine == "ProximalScoreVI" else None
+        return {**found, **again.get_samples(number)}
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        return {"sharded": figures(sharding_of(layout)), "alone": figures(None)}
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def apart(rank: int, folder: Path, what: str) -> None:
+    """A run whose processes read other batches, or whose parts of a batch are not scaled up."""
+    model, seed = (by_argument, rank) if what == "rows" else (unscaled, 0)
+    batches = Batches(seed) if what == "rows" else [arrays()]
+    options: dict[str, Any] = {"seed": 3, "dtype": torch.float64, "sharding": sharding_of("rows")}
+    engine = px.DeepEnsemble(model, adam(), num_particles=2, **options)
+    engine.run(2, batches=batches, progress_bar=False)
 
 
 def resumption(rank: int, folder: Path, engine: str, layout: str) -> dict[str, torch.Tensor]:
@@ -303,11 +389,16 @@ def chains(rank: int, folder: Path, layout: str) -> dict[str, Any]:
     return {"sharded": draws(sharding_of(layout)), "alone": draws(None)}
 
 
-def whole_fit(rank: int, folder: Path, layout: str) -> dict[str, Any]:
+def whole_fit(rank: int, folder: Path, layout: str, loader: bool = False) -> dict[str, Any]:
     """Draws of ``fit``, on a layout and in one process."""
+    search.MOST_ROWS = 20 if loader else 10_000
 
     def draws(sharding: px.Sharding | None) -> dict[str, torch.Tensor]:
-        found = px.fit(regression, *arrays(), progress_bar=False, sharding=sharding)
+        options: dict[str, Any] = {"progress_bar": False, "sharding": sharding}
+        if loader:
+            found = px.fit(by_argument, batches=Batches(), exact=False, **options)
+        else:
+            found = px.fit(regression, *arrays(), **options)
         return {**found.get_samples(), "level": torch.tensor(len(found.verdict.level))}
 
     torch.set_default_dtype(torch.float64)

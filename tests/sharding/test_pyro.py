@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.sharding import pyro_processes
-from tests.sharding.pyro_jobs import ENGINES, LAYOUTS
+from tests.sharding.pyro_jobs import ENGINES, LAYOUTS, LOADED
 
 #: Differences that are rounding alone.
 TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
@@ -32,6 +32,18 @@ def jobs_of(engines: Any, layouts: Any, precisions: Any) -> dict[str, dict[str, 
         for engine in engines
         for layout in layouts
         for precision in precisions
+    }
+
+
+def loaded_jobs(engines: Any, layouts: Any) -> dict[str, dict[str, Any]]:
+    return {
+        f"{engine} | {layout}, loader | float64": {
+            "job": "loaded",
+            "engine": engine,
+            "layout": layout,
+        }
+        for engine in engines
+        for layout in layouts
     }
 
 
@@ -57,6 +69,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     jobs |= {"resumption": {"job": "resumption", "engine": "SVGD", "layout": "particles"}}
     jobs |= {each: {"job": "disagreement", "what": each} for each in DIFFERENT}
     jobs |= {"seeds": {"job": "seeds"}}
+    jobs |= loaded_jobs(("SVGD", "ProximalScoreVI"), ("rows",))
+    jobs |= {f"apart, {what}": {"job": "apart", "what": what} for what in ("rows", "scale")}
     for layout in ("particles", "rows"):
         jobs[f"traffic, {layout}"] = {
             "job": "traffic",
@@ -75,6 +89,18 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("label", jobs_of(QUICK, ("particles", "rows"), ("float64",)))
 def test_a_layout_equals_one_process(two: list[dict[str, Any]], label: str) -> None:
     check_equality(two, label)
+
+
+@pytest.mark.parametrize("label", loaded_jobs(("SVGD", "ProximalScoreVI"), ("rows",)))
+def test_batches_of_a_loader_are_divided(two: list[dict[str, Any]], label: str) -> None:
+    check_equality(two, label)
+
+
+def test_batches_that_cannot_be_divided_are_refused(two: list[dict[str, Any]]) -> None:
+    """Those of a DistributedSampler, and those whose plate does not scale them up."""
+    for found in two:
+        assert "the same loader" in found["apart, rows"] and "[1]" in found["apart, rows"]
+        assert "each would count as all the data" in found["apart, scale"]
 
 
 @pytest.mark.parametrize("job", ["after_the_fit", "chains"])
@@ -155,6 +181,8 @@ def test_draws_after_a_fit_and_fits_on_every_layout(tmp_path: Path) -> None:
         for job in ("after_the_fit", "chains", "whole_fit")
         for layout in ("particles, 4", "rows, 4", "both")
     }
+    jobs |= loaded_jobs(LOADED, ("rows, 4", "both"))
+    jobs["fit | both, loader | float64"] = {"job": "whole_fit", "layout": "both", "loader": True}
     found = pyro_processes.run(tmp_path, 4, jobs)
     for label in jobs:
         check_equality(found, label)
