@@ -340,7 +340,8 @@ def _heard(
     if cost and meter.allows():
         with hearing.stage("longer drift"):
             last = witness.drift(MANY_CHAINS, MANY_TRANSITIONS)
-        if last is not None and not hearing.against and not last.nested_r_hat < FORGOTTEN:
+        # It is not a number where there are too few chains to tell.
+        if last is not None and not hearing.against and last.nested_r_hat >= FORGOTTEN:
             hearing.against.append(
                 "Neither chains that start anew nor those from the draws come to rest."
             )
