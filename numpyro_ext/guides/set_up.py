@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from numpyro import handlers
 from numpyro.distributions import Distribution
@@ -68,10 +69,11 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data, *, drawn: bool = True) 
         found[id(tracer)] = tracer
         return tracer
 
-    def compiled(rng_key: Array, data: Data) -> tuple[Array, list[Array]]:
+    def compiled(rng_key: Array, data: Data, zero: Array) -> tuple[Array, list[Array]]:
         guide.__class__ = type(own_class.__name__, (own_class, _OrderOfTrace), {})
+        sees = _PriorAlone if drawn else partial(_Undrawn, zero=zero)
         try:
-            _host_set_up(guide, rng_key, data, _PriorAlone if drawn else _Undrawn)
+            _host_set_up(guide, rng_key, data, sees)
         finally:
             guide.__class__ = own_class
         if not drawn:
@@ -90,7 +92,7 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data, *, drawn: bool = True) 
         return jnp.stack(judged).all(), list(found.values())
 
     try:
-        valid, values = Program(compiled, rarely=True)(rng_key, data)
+        valid, values = Program(compiled, rarely=True)(rng_key, data, np.zeros(()))
         # Inside another trace nobody can tell yet.
         done = isinstance(valid, jax.core.Tracer) or bool(valid)
     except _TRACING_ERRORS:
@@ -144,14 +146,27 @@ class _PriorAlone(Messenger):
 
 
 class _Undrawn(_PriorAlone):
-    """Puts latent sites at 0 in unconstrained space as well, until it is told to reveal."""
+    """Puts latent sites at 0 in unconstrained space as well, until it is told to reveal.
+
+    Parameters
+    ----------
+    model : callable
+    zero : array ()
+        An argument of the program: what follows from constants the compiler works out itself,
+        number by number, which takes it half a minute for ten million of them.
+    """
+
+    def __init__(self, model: Callable[..., Any], zero: Array) -> None:
+        super().__init__(model)
+        self._zero = zero
 
     def process_message(self, msg: dict[str, Any]) -> None:
         """Give a latent site its value."""
         super().process_message(msg)
         if self.hides and is_latent(msg) and msg["value"] is None:
             transform = biject_to(msg["fn"].support)
-            msg["value"] = transform(jnp.zeros(transform.inverse_shape(msg["fn"].shape())))
+            shape, kind = transform.inverse_shape(msg["fn"].shape()), jnp.zeros(()).dtype
+            msg["value"] = transform(jnp.full(shape, self._zero, kind))
 
 
 def _as_it_is(site: Any) -> None:

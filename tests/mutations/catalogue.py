@@ -1450,6 +1450,18 @@ def _sharding() -> Iterator[Mutation]:
             '"arguments": self._digest((args, kwargs)),',
             '"arguments": self._digest(()),',
         ),
+        (
+            "every process counts a short batch",
+            "sharding.py",
+            'return float(self._number("rows") == 0), batch',
+            "return 1.0, batch",
+        ),
+        (
+            "every process takes the whole of a batch",
+            "sharding.py",
+            "return (last - first) / number, batch.part(first, last)",
+            "return (last - first) / number, batch",
+        ),
     ]:
         yield from pyro(name, file, old, new, "sharding")
     for name, file, old, new in [
@@ -1579,7 +1591,7 @@ def _batches() -> Iterator[Mutation]:
         "step(carry, rows / size, bound, number)",
         "step(carry, 1.0, bound, number)",
         "batches/test_runs",
-        pyro=("yield batch.rows / (size or first.rows), as_data", "yield 1.0, as_data"),
+        pyro=("weight = batch.rows / (size or first.rows)", "weight = 1.0"),
     )
     for name, file, old, new in [
         (
