@@ -22,6 +22,7 @@ import numpyro_ext as nx
 from numpyro_ext.density.layout import Data
 from numpyro_ext.guides import flat_density
 from numpyro_ext.guides.set_up import set_up
+from numpyro_ext.programs import Program
 
 jax.config.update("jax_enable_x64", True)
 
@@ -236,6 +237,22 @@ def test_no_value_is_drawn_that_nobody_asks_for() -> None:
     set_up(guide, KEY, Data((ROWS,)))
     assert "strategy" in drawn
     np.testing.assert_allclose(guide._init_latent, np.log([5.0, 5.0, 5.0, 7.0]))
+
+
+def test_values_that_nobody_asks_for_are_no_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows from constants the compiler works out number by number, as long as they are."""
+    texts: list[str] = []
+
+    class Read(Program):
+        def __call__(self, *args: Any) -> Any:
+            texts.append(self.traced(*args).lower().as_text())
+            return super().__call__(*args)
+
+    monkeypatch.setattr(sys.modules[set_up.__module__], "Program", Read)
+    set_up(GUIDES["diagonal"](model), KEY, Data((ROWS,)), drawn=False)
+    arguments, _, body = texts[0].partition("@main(")[2].partition(") ->")
+    last = arguments.count("%arg") - 1
+    assert f"%arg{last}" in body
 
 
 @pytest.mark.parametrize("has_start", [True, False])
