@@ -169,8 +169,8 @@ class BatchedFunction:
     def __call__(self, z: Float[Tensor, "P D"], arguments: Any, in_dims: Any = None) -> Any:
         """Results at particles (P, D), each with a leading axis of P.
 
-        ``in_dims`` says which tensors of the arguments have a leading axis of particles too, as
-        for ``torch.func.vmap``; default none, so that all particles share them.
+        ``in_dims`` says which of the arguments have a leading axis of particles too, as for
+        ``torch.func.vmap``: None or 0 for each; default none, so that all particles share them.
         """
         chunk = self.particle_chunk
         if chunk is None or z.shape[0] <= chunk:
@@ -492,9 +492,11 @@ def _part(arguments: Any, in_dims: Any, start: int, count: int | None = None) ->
     """The arguments of one particle, or of ``count`` from ``start`` on."""
     if in_dims is None:
         return arguments
-    args, kwargs, indices = arguments
     where = start if count is None else slice(start, start + count)
-    return args, kwargs, {name: rows[where] for name, rows in indices.items()}
+    return tuple(
+        part if dim is None else pytree.tree_map(lambda tensor: tensor[where], part)
+        for part, dim in zip(arguments, in_dims, strict=True)
+    )
 
 
 def as_arguments(
