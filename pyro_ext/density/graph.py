@@ -28,6 +28,7 @@ from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 from ppl_ext.process import swapped
 from pyro_ext.density.handlers import without_host_checks
 from pyro_ext.density.numpy_graph import numpy_replay
+from pyro_ext.density.short_functions import ShortFunctions
 from pyro_ext.density.shortened import Shortened
 from pyro_ext.density.simplify import replayed, simplify
 
@@ -288,7 +289,7 @@ class BatchedFunction:
         def batched(z: Tensor, *tensors: Tensor) -> Any:
             return torch.func.vmap(self.single, in_dims=(0, in_dims))(z, inputs.rebuild(tensors))
 
-        with without_host_checks(), _without_batching_rule_warnings():
+        with without_host_checks(), _without_batching_rule_warnings(), ShortFunctions():
             module = _made(batched)(z, *inputs.tensors)
         module.graph.eliminate_dead_code()
         _drop_identities(module.graph)
