@@ -43,6 +43,7 @@ from numpyro_ext.curvature import (
 )
 from numpyro_ext.kernels import Interactions
 from ppl_ext.newton import NUGGET, NewtonSystem, Solver
+from ppl_ext.preconditioner import near_inverse
 
 
 class Solution(NamedTuple):
@@ -125,7 +126,7 @@ class LinearSystem:
         if solver == "cg":
             # For alpha: the inverse kernel matrix would take many more iterations.
             right = gram @ self.scores + repulsion
-            found = self._iterate(self._full_product(gram), right, self._full_diagonal(gram))
+            found = self._iterate(self._full_product(gram), right, self._near_inverse(gram))
             return found._replace(moves=gram @ found.moves)
         if self.options.repulsion == "all" or (solver == "dense" and dim <= number):
             return _direct(self._solve_matrix(gram, repulsion))
@@ -179,10 +180,14 @@ class LinearSystem:
 
         return product
 
-    def _full_diagonal(self, gram: Array) -> Array:
-        """The diagonal of P h, (P, D)."""
-        gradients = self._features() @ self.interactions.basis
-        return gram**2 @ self._diagonals() + (gradients**2).sum(axis=1)
+    def _near_inverse(self, gram: Array) -> Callable[[Array], Array]:
+        """Nearly the inverse of P h: that without repulsion, (K blockdiag(H_p) K)^-1."""
+        identity = jnp.eye(self._number, dtype=gram.dtype)
+        inverse = cholesky_solve(gram, identity)
+        # A kernel that is not positive definite has none.
+        inverse = jnp.where(jnp.isfinite(inverse), inverse, identity)
+        of_each = near_inverse(self._damped(), jnp, cholesky_solve)
+        return lambda weights: inverse @ of_each(inverse @ weights)
 
     def _solve_matrix(self, gram: Array, repulsion: Array) -> Array:
         """The moves by one matrix, (P D, P D).
@@ -232,7 +237,8 @@ class LinearSystem:
                 seen = jnp.einsum("mjq,mq->mj", features, moves @ basis.T)
                 return mixed + jnp.einsum("mjq,mj->mq", features, seen) @ basis / number
 
-            return self._iterate(product, right, weights @ self._diagonals())
+            diagonal = weights @ self._diagonals()
+            return self._iterate(product, right, lambda moves: moves / diagonal)
         if solver == "dense":
             gradients = features @ basis
             blocks = jnp.einsum("mp,pab->mab", weights, self._of_each(damped.dense()))
@@ -285,7 +291,10 @@ class LinearSystem:
         return jax.vmap(alone)(factors, bases, right)
 
     def _iterate(
-        self, product: Callable[[Array], Array], right: Array, preconditioner: Array
+        self,
+        product: Callable[[Array], Array],
+        right: Array,
+        preconditioner: Callable[[Array], Array],
     ) -> Solution:
         found = conjugate_gradients(
             product, right, preconditioner, self.options.tolerance, self.options.max_iterations

@@ -34,6 +34,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.newton import NUGGET, NewtonSystem, Solver
+from ppl_ext.preconditioner import near_inverse
 from pyro_ext.curvature import (
     Curvature,
     cholesky_solve,
@@ -124,7 +125,7 @@ class LinearSystem:
         if solver == "cg":
             # For alpha: the inverse kernel matrix would take many more iterations.
             right = gram @ self.scores + repulsion
-            found = self._iterate(self._full_product(gram), right, self._full_diagonal(gram))
+            found = self._iterate(self._full_product(gram), right, self._near_inverse(gram))
             return found._replace(moves=gram @ found.moves)
         if self.options.repulsion == "all" or (solver == "dense" and dim <= number):
             return _direct(self._solve_matrix(gram, repulsion))
@@ -175,10 +176,14 @@ class LinearSystem:
 
         return product
 
-    def _full_diagonal(self, gram: Tensor) -> Tensor:
-        """The diagonal of P h, (P, D)."""
-        gradients = self._features() @ self.interactions.basis
-        return gram**2 @ self._diagonals() + (gradients**2).sum(dim=1)
+    def _near_inverse(self, gram: Tensor) -> Callable[[Tensor], Tensor]:
+        """Nearly the inverse of P h: that without repulsion, (K blockdiag(H_p) K)^-1."""
+        identity = _identity(gram)
+        inverse = cholesky_solve(gram, identity)
+        # A kernel that is not positive definite has none.
+        inverse = torch.where(torch.isfinite(inverse), inverse, identity)
+        of_each = near_inverse(self._damped(), torch, cholesky_solve)
+        return lambda weights: inverse @ of_each(inverse @ weights)
 
     def _solve_matrix(self, gram: Tensor, repulsion: Tensor) -> Tensor:
         """The moves by one matrix, (P D, P D).
@@ -230,7 +235,8 @@ class LinearSystem:
                 seen = torch.einsum("mjq,mq->mj", features, moves @ basis.T)
                 return mixed + torch.einsum("mjq,mj->mq", features, seen) @ basis / number
 
-            return self._iterate(product, right, weights @ self._diagonals())
+            diagonal = weights @ self._diagonals()
+            return self._iterate(product, right, lambda moves: moves / diagonal)
         if solver == "dense":
             gradients = features @ basis
             blocks = torch.einsum("mp,pab->mab", weights, self._of_each(damped.dense()))
@@ -290,7 +296,10 @@ class LinearSystem:
         return torch.stack([alone(*each) for each in zip(factors, bases, right, strict=True)])
 
     def _iterate(
-        self, product: Callable[[Tensor], Tensor], right: Tensor, preconditioner: Tensor
+        self,
+        product: Callable[[Tensor], Tensor],
+        right: Tensor,
+        preconditioner: Callable[[Tensor], Tensor],
     ) -> Solution:
         found = conjugate_gradients(
             product, right, preconditioner, self.options.tolerance, self.options.max_iterations
