@@ -43,7 +43,6 @@ from numpyro_ext.curvature import (
 )
 from numpyro_ext.kernels import Interactions
 from ppl_ext.newton import NUGGET, NewtonSystem, Solver
-from ppl_ext.preconditioner import near_inverse
 
 
 class Solution(NamedTuple):
@@ -181,13 +180,16 @@ class LinearSystem:
         return product
 
     def _near_inverse(self, gram: Array) -> Callable[[Array], Array]:
-        """Nearly the inverse of P h: that without repulsion, (K blockdiag(H_p) K)^-1."""
+        """Nearly the inverse of P h: that of K blockdiag(H_p) K, with H_p by their diagonals.
+
+        Particles that are close make K nearly singular, which the diagonal of P h does not tell.
+        """
         identity = jnp.eye(self._number, dtype=gram.dtype)
         inverse = cholesky_solve(gram, identity)
         # A kernel that is not positive definite has none.
         inverse = jnp.where(jnp.isfinite(inverse), inverse, identity)
-        of_each = near_inverse(self._damped(), jnp, cholesky_solve)
-        return lambda weights: inverse @ of_each(inverse @ weights)
+        diagonals = self._diagonals()
+        return lambda weights: inverse @ ((inverse @ weights) / diagonals)
 
     def _solve_matrix(self, gram: Array, repulsion: Array) -> Array:
         """The moves by one matrix, (P D, P D).

@@ -34,7 +34,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.newton import NUGGET, NewtonSystem, Solver
-from ppl_ext.preconditioner import near_inverse
 from pyro_ext.curvature import (
     Curvature,
     cholesky_solve,
@@ -177,13 +176,16 @@ class LinearSystem:
         return product
 
     def _near_inverse(self, gram: Tensor) -> Callable[[Tensor], Tensor]:
-        """Nearly the inverse of P h: that without repulsion, (K blockdiag(H_p) K)^-1."""
+        """Nearly the inverse of P h: that of K blockdiag(H_p) K, with H_p by their diagonals.
+
+        Particles that are close make K nearly singular, which the diagonal of P h does not tell.
+        """
         identity = _identity(gram)
         inverse = cholesky_solve(gram, identity)
         # A kernel that is not positive definite has none.
         inverse = torch.where(torch.isfinite(inverse), inverse, identity)
-        of_each = near_inverse(self._damped(), torch, cholesky_solve)
-        return lambda weights: inverse @ of_each(inverse @ weights)
+        diagonals = self._diagonals()
+        return lambda weights: inverse @ ((inverse @ weights) / diagonals)
 
     def _solve_matrix(self, gram: Tensor, repulsion: Tensor) -> Tensor:
         """The moves by one matrix, (P D, P D).
