@@ -168,7 +168,7 @@ def _call(node: Any) -> Call | None:
     if target is _ATEN.expand.default:
         return np.broadcast_to, (args[0], tuple(value.shape)), {}
     if target in _REVERSED and len(args) == 2:
-        return _call_of(np.subtract, node, args[::-1])
+        return _call_of(operator.sub, node, args[::-1])
     if target in _SOFTPLUS:
         return _call_of(_SOFTPLUS[target], node, args)
     if target in _MASKED:
@@ -201,7 +201,7 @@ def _softplus_backward(
     return gradient * np.where(beta * x > threshold, 1.0, power / (power + 1.0)).astype(x.dtype)
 
 
-_SOFTPLUS = {
+_SOFTPLUS: dict[Any, Callable[..., Any]] = {
     _ATEN.softplus.default: _softplus,
     _ATEN.softplus_backward.default: _softplus_backward,
 }

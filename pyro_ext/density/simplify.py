@@ -359,7 +359,8 @@ def _add_to_few(graph: Any, node: Any, constants: dict[Any, Tensor], changed: se
         return
     if not all(isinstance(each, Node) for each in inner.args):
         return
-    large, few = inner.args
+    arguments: Any = inner.args
+    large, few = arguments
     one, other = few.meta["val"], large.meta["val"]
     fits = one.dtype == other.dtype and one.is_floating_point() and one.dim() > 0
     if not fits or one.numel() >= other.numel() or not _alike(inner, node):
@@ -413,8 +414,24 @@ def _writes(node: Any) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
+#: Functions of torch that take the arguments of its operations, in two thirds of a call's time.
+_FUNCTIONS = {
+    getattr(getattr(_ATEN, name), overload): getattr(torch, name)
+    for name in (
+        "abs add bmm cat clamp_min cos digamma div eq exp expm1 ge gt le lgamma log log1p lt "
+        "maximum minimum mm mul mv ne neg pow reciprocal rsqrt rsub sigmoid sin sqrt sub sum t "
+        "tanh transpose unsqueeze where xlogy"
+    ).split()
+    for overload in getattr(_ATEN, name).overloads()
+    if "out" not in overload and "name" not in overload.lower()
+}
+
+
 def _own_call(node: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    return getattr(node.target, "_op", node.target), node.args, node.kwargs
+    function = _FUNCTIONS.get(node.target)
+    if function is None:
+        function = getattr(node.target, "_op", node.target)
+    return function, node.args, node.kwargs
 
 
 def replayed(

@@ -114,7 +114,7 @@ def test_a_system_that_is_not_definite_is_reported(backend: Any, rooms: Any) -> 
 def test_conjugate_gradients_take_few_products_where_particles_are_close(
     backend: Any, rooms: Any
 ) -> None:
-    """The kernel matrix is nearly singular there, which the diagonal of the system does not tell."""
+    """The kernel matrix is nearly singular there, as the system's diagonal does not tell."""
     draws = np.random.default_rng(0)
     number, dim = 8, 40
     points, scores = draws.normal(size=(2, number, dim))
