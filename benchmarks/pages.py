@@ -33,6 +33,7 @@ TABLES: dict[str, tuple[str, str]] = {
     "row noise": ("row-noise.jsonl", "benchmarks.row_noise.comparison:page_table"),
     "linearized": ("linearized.jsonl", "benchmarks.networks.linearized:page_table"),
     "kernels": ("kernels.jsonl", "benchmarks.kernels.comparison:page_table"),
+    "gradient": ("speed.jsonl", "benchmarks.speed:page_table"),
     "curvature": ("curvature.jsonl", "benchmarks.curvature.comparison:page_table"),
     "semi-exact": ("semi-exact.jsonl", "benchmarks.semi_exact.report:page_table"),
     "noisy scores": ("noisy-scores.jsonl", "benchmarks.noisy_scores.report:summary_table"),

@@ -1,9 +1,11 @@
 """Time one score and one SVGD step against hand-written code, the hosts and a peer.
 
-Five comparisons, each within one run, written to speed.jsonl, speed.md and speed.png:
+Six comparisons, each within one run, written to speed.jsonl, speed.md and speed.png:
 
 - the score of 32 particles on an 8-50-1 network at 128 rows, in Pyro against torch.func by hand
   and against a Python loop over particles, in NumPyro against JAX by hand;
+- the gradient alone of 100 particles on a logistic regression of a9a's shape at 128 rows, in Pyro
+  by the traced graph against the derivative by torch.func and the one that is written out by hand;
 - the cost of one SVGD step on a logistic regression of a9a's shape (32,561 rows, 123 features and a
   precision, 124 dimensions in all; 100 particles, 128 rows a step) in this project, both hosts and
   BlackJAX. The rows are those of $PPL_EXT_DATA/a9a.npz when that is there, and otherwise synthetic
@@ -39,6 +41,9 @@ GOALS = {
         ("loop over particles", "graph", 20.0, "at least"),
     ],
     "score, NumPyro": [("LogDensity", "JAX by hand", 1.1, "at most")],
+    "gradient, logistic regression, Pyro": [
+        ("pyro_ext", "torch, derivative by hand", 1.5, "at most"),
+    ],
     "SVGD step, logistic regression": [
         ("NumPyro's SVGD", "numpyro_ext", 100.0, "at least"),
         ("Pyro's SVGD, univariate", "pyro_ext", 10.0, "at least"),
@@ -238,6 +243,74 @@ def _pyro_logistic() -> Callable[..., None]:
     return model
 
 
+def pyro_gradient_cases(
+    x: NDArray[np.float32], y: NDArray[np.float32]
+) -> dict[str, Callable[[], object]]:
+    """Ways of getting gradients and log densities of the regression with PyTorch.
+
+    By hand the derivatives are written out, for all particles at once; columns of a transposed copy
+    of the data are the other way to have the rows of a minibatch.
+    """
+    import torch
+    from torch import Tensor
+    from torch.nn.functional import logsigmoid, softplus
+
+    from pyro_ext.density import LogDensity
+
+    data, transposed = (torch.from_numpy(x), torch.from_numpy(y)), torch.from_numpy(x.T.copy())
+    target = LogDensity(_pyro_logistic(), data)
+    bound = target.bind(*data)
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randperm(len(x), generator=generator)[:A9A_BATCH]
+    z = 0.3 * torch.randn(A9A_PARTICLES, target.dim, generator=generator)
+    scale, half = len(x) / A9A_BATCH, 0.5 * x.shape[1]
+    constant = float(np.log(0.01) - half * np.log(2.0 * np.pi))
+
+    def by_hand(features: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        labels, log_precision, weights = data[1][rows], z[:, 0], z[:, 1:]
+        precision = log_precision.exp()
+        logits = weights @ columns
+        residual = (labels - torch.sigmoid(logits)) * scale
+        energy = 0.5 * precision * weights.square().sum(1)
+        of_weights = residual @ features - precision[:, None] * weights
+        of_precision = 1.0 + half - 0.01 * precision - energy
+        log_likelihood = scale * (labels * logits - softplus(logits)).sum(1)
+        log_prior = constant + (1.0 + half) * log_precision - 0.01 * precision - energy
+        return torch.cat([of_precision[:, None], of_weights], 1), log_prior, log_likelihood
+
+    def of_rows() -> tuple[Tensor, Tensor, Tensor]:
+        features = data[0][rows]
+        return by_hand(features, features.T)
+
+    def of_columns() -> tuple[Tensor, Tensor, Tensor]:
+        columns = transposed[:, rows]
+        return by_hand(columns.T, columns)
+
+    def log_density(z: Tensor, features: Tensor, labels: Tensor) -> tuple[Tensor, Any]:
+        log_precision, weights = z[0], z[1:]
+        precision = log_precision.exp()
+        logits = features @ weights
+        # log p = (y - 1) x + log(sigmoid(x)), as torch's loss has it.
+        log_likelihood = scale * ((labels - 1.0) * logits + logsigmoid(logits)).sum()
+        log_prior = constant + (1.0 + half) * log_precision
+        log_prior = log_prior - precision * (0.01 + 0.5 * weights.square().sum())
+        return log_prior + log_likelihood, (log_prior, log_likelihood)
+
+    derived = torch.func.vmap(torch.func.grad(log_density, has_aux=True), (0, None, None))
+    cases: dict[str, Callable[[], Any]] = {
+        "torch, derivative by hand": of_rows,
+        "torch, by hand on columns": of_columns,
+        "torch.func": lambda: derived(z, data[0][rows], data[1][rows]),
+        "pyro_ext": lambda: target.score(z, bound, {"rows": rows}),
+    }
+    expected = of_rows()
+    for found in (of_columns(), cases["pyro_ext"]()):
+        for one, two in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(cases["torch.func"]()[0], expected[0], rtol=1e-4, atol=1e-2)
+    return cases
+
+
 def pyro_engine_cases(
     x: NDArray[np.float32], y: NDArray[np.float32]
 ) -> dict[str, Callable[[], object]]:
@@ -428,6 +501,7 @@ def main(arguments: argparse.Namespace) -> int:
     comparisons: dict[str, tuple[Callable[[], dict[str, Callable[[], object]]], dict[str, int]]] = {
         "score, Pyro": (lambda: pyro_score_cases(arguments.inductor), {}),
         "score, NumPyro": (numpyro_score_cases, {}),
+        "gradient, logistic regression, Pyro": (lambda: pyro_gradient_cases(x, y), {}),
         "SVGD step, logistic regression": (svgd_cases, STEPS_PER_CALL),
         "step by engine, Pyro": (lambda: pyro_engine_cases(x, y), {}),
         "step by engine, NumPyro": (lambda: numpyro_engine_cases(x, y), {}),
@@ -437,13 +511,14 @@ def main(arguments: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     goals: list[dict[str, Any]] = []
     for comparison, (make_cases, steps) in comparisons.items():
-        per_call = {} if comparison.startswith("score") else steps
+        one_call = comparison.startswith(("score", "gradient"))
+        per_call = {} if one_call else steps
         record = records.Record("speed", comparison, settings={"rounds": arguments.rounds})
-        record.settings["data"] = "synthetic" if "score" in comparison else source
+        record.settings["data"] = "synthetic" if comparison.startswith("score") else source
         with records.recorded_run(out / "speed.jsonl", record), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             times = alternate(make_cases(), rounds=arguments.rounds)
-            default = 1 if comparison.startswith("score") else STEPS
+            default = 1 if one_call else STEPS
             times = {case: t / per_call.get(case, default) for case, t in times.items()}
             for case, seconds in times.items():
                 milliseconds = 1e3 * float(np.median(seconds))
@@ -472,6 +547,19 @@ def main(arguments: argparse.Namespace) -> int:
     print(report)
     _plot(rows, out / "speed.png")
     return 0
+
+
+def page_table(runs: list[records.Record]) -> str:
+    """The table on the page: the gradient alone."""
+    figures = {run.method: run.figures for run in runs}["gradient, logistic regression, Pyro"]
+    times = {case: found["rounds"] for case, found in figures.items() if isinstance(found, dict)}
+    times = {case: np.asarray(found) for case, found in times.items()}
+    rows = []
+    for case, found in times.items():
+        row: dict[str, Any] = {"gradient and log density": case, "ms": float(np.median(found))}
+        row["times by hand"] = ratio(times, case, "torch, derivative by hand")
+        rows.append(row)
+    return records.markdown_table(rows)
 
 
 def _plot(rows: list[dict[str, Any]], path: Path) -> None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -278,7 +279,11 @@ def factored_sides(
     return {name: pair for name, pair in sides.items() if pair is not None and min(pair) > 1}
 
 
-def generic_direction(size: int) -> NDArray[np.float64]:
-    """A vector (size,) that next to no other is orthogonal to, without entries near zero."""
-    generator = np.random.default_rng(0)
+@cache
+def generic_direction(size: int, number: int = 0) -> NDArray[np.float64]:
+    """A vector (size,) that next to no other is orthogonal to, without entries near zero.
+
+    Each ``number`` has another one.
+    """
+    generator = np.random.default_rng(number)
     return generator.uniform(1.0, 2.0, size) * generator.choice([-1.0, 1.0], size)

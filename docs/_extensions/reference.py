@@ -136,7 +136,7 @@ GROUPS = {
             "curvature",
             "Curvature",
             "Gauss-Newton matrices of any program; see :doc:`/newton`.",
-            ("fisher_information",),
+            ("fisher_information", "outer_products"),
         ),
         Room(
             "batches",

@@ -21,56 +21,19 @@ from numpyro_ext.curvature.curvature import Curvature, KroneckerBlock
 from ppl_ext.curvature import (
     HALF_STEPS,
     KRONECKER_STEPS,
-    RANK_ONE_UP_TO,
     factored_sides,
-    generic_direction,
     kronecker_sides,
 )
+from ppl_ext.outer_products import LastRows, OuterProducts
 
 #: Sums over rows, by site.
 Sums = dict[str, Array]
 
 
-def outer_vectors(matrices: Array) -> tuple[Array, Array]:
-    """u (P, r, a) and v (P, r, b) with u v' = M for matrices M (P, r, a, b) of rank one."""
-    direction = jnp.asarray(generic_direction(matrices.shape[-1]), matrices.dtype)
-    left = matrices @ direction
-    # Relative to the largest entry, since squares of small ones have no reciprocals.
-    size = lax.stop_gradient(jnp.abs(left).max(axis=-1, keepdims=True))
-    left = left / jnp.where(size > 0.0, size, 1.0)
-    squares = jnp.where(size > 0.0, (left**2).sum(axis=-1, keepdims=True), 1.0)
-    return left, jnp.einsum("prab,pra->prb", matrices, left) / squares
-
-
-def rank_one_sites(
-    rows: Array, slices: Mapping[str, slice], shapes: Mapping[str, Collection[int]]
-) -> dict[str, Array]:
-    """By site that is a matrix, whether its rows (P, r, D') all have rank one as matrices.
-
-    Those of a linear layer have: the outer product of what goes in and of what comes back.
-    """
-    found = {}
-    for name in factored_sides(slices, shapes):
-        some = jnp.abs(rows[:, :, slices[name]]).max() > 0.0
-        found[name] = some & (beyond_rank_one(rows, slices, shapes, (name,))[name] == 0.0)
-    return found
-
-
-def beyond_rank_one(
-    rows: Array,
-    slices: Mapping[str, slice],
-    shapes: Mapping[str, Collection[int]],
-    names: Collection[str],
-) -> Sums:
-    """By site, 1 where a row (P, r, D') is a matrix of a rank above one, and else 0."""
-    found, sides = {}, factored_sides(slices, shapes)
-    for name in names:
-        matrices = rows[:, :, slices[name]].reshape(*rows.shape[:2], *sides[name])
-        left, right = outer_vectors(matrices)
-        rest = jnp.abs(matrices - left[..., None] * right[..., None, :]).max()
-        size = jnp.abs(matrices).max()
-        found[name] = (rest > RANK_ONE_UP_TO * size).astype(rows.dtype)
-    return found
+_ROWS = OuterProducts(
+    jnp, lambda direction, like: jnp.asarray(direction, like.dtype), lax.stop_gradient
+)
+outer_vectors, rank_one_sites = _ROWS.vectors, _ROWS.sites
 
 
 def kronecker_factors(
@@ -110,14 +73,16 @@ def kronecker_factors(
             for name, part in parts.items()
         }
 
+    last = LastRows(_ROWS, rank_one)
+
     def half(side: int, other: Sums, quick: Collection[str]) -> Sums:
         def part(rows: Array) -> Sums:
             found = {}
-            for name, pair in factored.items():
-                matrices = rows[:, :, slices[name]].reshape(*rows.shape[:2], *pair)
+            every = _ROWS.matrices(rows, slices, shapes)
+            vectors = last.vectors(rows, every) if quick else {}
+            for name, matrices in every.items():
                 if name in quick:
-                    vectors = outer_vectors(matrices)
-                    own, across = vectors[side], vectors[1 - side]
+                    own, across = vectors[name][side], vectors[name][1 - side]
                     weights = ((across @ other[name]) * across).sum(axis=2, keepdims=True)
                     found[name] = (weights * own).mT @ own
                 else:
@@ -144,8 +109,14 @@ def kronecker_factors(
         name: jnp.broadcast_to(jnp.eye(columns, dtype=dtype), (number, columns, columns))
         for name, (_, columns) in factored.items()
     }
+
+    def ranks(rows: Array) -> Sums:
+        every = _ROWS.matrices(rows, slices, shapes)
+        vectors = last.vectors(rows, every)
+        return {name: _ROWS.beyond(every[name], vectors[name]) for name in rank_one}
+
     if rank_one:
-        beyond = total(lambda rows: beyond_rank_one(rows, slices, shapes, rank_one))
+        beyond = total(ranks)
         left, right = lax.cond(
             sum(beyond.values()) == 0.0,
             partial(found_by, rank_one),

@@ -86,7 +86,7 @@ class IterativeSolution(NamedTuple):
 def conjugate_gradients(
     product: Callable[[Array], Array],
     right_side: Float[Array, " ..."],
-    preconditioner: Float[Array, " ..."],
+    preconditioner: Callable[[Array], Array],
     tolerance: float = 1e-4,
     max_iterations: int = 50,
 ) -> IterativeSolution:
@@ -98,8 +98,8 @@ def conjugate_gradients(
         Maps an array of the shape of b to A times it.
     right_side : Array
         b, of any shape.
-    preconditioner : Array
-        Positive diagonal, in the shape of b.
+    preconditioner : callable
+        Maps an array of the shape of b to nearly A^-1 times it, by a positive definite matrix.
     tolerance : float
         Residual, relative to b, at which to stop.
     max_iterations : int
@@ -121,12 +121,12 @@ def conjugate_gradients(
         length = jnp.where(definite, fall / jnp.where(definite, curvature, 1.0), 0.0)
         solution = solution + length * direction
         residual = residual - length * image
-        scaled = residual / preconditioner
+        scaled = preconditioner(residual)
         following = (residual * scaled).sum()
         direction = scaled + (following / fall) * direction
         return solution, residual, direction, following, count + 1, definite
 
-    scaled = right_side / preconditioner
+    scaled = preconditioner(right_side)
     solution, residual, _, _, count, definite = lax.while_loop(
         unfinished,
         iterate,

@@ -125,7 +125,7 @@ class LinearSystem:
         if solver == "cg":
             # For alpha: the inverse kernel matrix would take many more iterations.
             right = gram @ self.scores + repulsion
-            found = self._iterate(self._full_product(gram), right, self._full_diagonal(gram))
+            found = self._iterate(self._full_product(gram), right, self._near_inverse(gram))
             return found._replace(moves=gram @ found.moves)
         if self.options.repulsion == "all" or (solver == "dense" and dim <= number):
             return _direct(self._solve_matrix(gram, repulsion))
@@ -179,10 +179,17 @@ class LinearSystem:
 
         return product
 
-    def _full_diagonal(self, gram: Array) -> Array:
-        """The diagonal of P h, (P, D)."""
-        gradients = self._features() @ self.interactions.basis
-        return gram**2 @ self._diagonals() + (gradients**2).sum(axis=1)
+    def _near_inverse(self, gram: Array) -> Callable[[Array], Array]:
+        """Nearly the inverse of P h: that of K blockdiag(H_p) K, with H_p by their diagonals.
+
+        Particles that are close make K nearly singular, which the diagonal of P h does not tell.
+        """
+        identity = jnp.eye(self._number, dtype=gram.dtype)
+        inverse = cholesky_solve(gram, identity)
+        # A kernel that is not positive definite has none.
+        inverse = jnp.where(jnp.isfinite(inverse), inverse, identity)
+        diagonals = self._diagonals()
+        return lambda weights: inverse @ ((inverse @ weights) / diagonals)
 
     def _solve_matrix(self, gram: Array, repulsion: Array) -> Array:
         """The moves by one matrix, (P D, P D).
@@ -232,7 +239,8 @@ class LinearSystem:
                 seen = jnp.einsum("mjq,mq->mj", features, moves @ basis.T)
                 return mixed + jnp.einsum("mjq,mj->mq", features, seen) @ basis / number
 
-            return self._iterate(product, right, weights @ self._diagonals())
+            diagonal = weights @ self._diagonals()
+            return self._iterate(product, right, lambda moves: moves / diagonal)
         if solver == "dense":
             gradients = features @ basis
             blocks = jnp.einsum("mp,pab->mab", weights, self._of_each(damped.dense()))
@@ -285,7 +293,10 @@ class LinearSystem:
         return jax.vmap(alone)(factors, bases, right)
 
     def _iterate(
-        self, product: Callable[[Array], Array], right: Array, preconditioner: Array
+        self,
+        product: Callable[[Array], Array],
+        right: Array,
+        preconditioner: Callable[[Array], Array],
     ) -> Solution:
         found = conjugate_gradients(
             product, right, preconditioner, self.options.tolerance, self.options.max_iterations

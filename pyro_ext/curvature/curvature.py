@@ -106,10 +106,10 @@ class Curvature:
             total = total + vectors @ self.matrix
         if self.rows is not None:
             total = total + (vectors @ self.rows.mT) @ self.rows
+        if self.blocks:
+            total = total.expand(self.number, *total.shape[1:]).clone()
         for block in self.blocks:
-            product = block.products(vectors[..., block.where])
-            total = total.expand(len(product), *total.shape[1:]).clone()
-            total[..., block.where] += product
+            total[..., block.where] += block.products(vectors[..., block.where])
         return total
 
     def mean_products(self, vectors: Float[Tensor, "n D"]) -> Float[Tensor, "n D"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pyro.distributions as dist
@@ -45,7 +45,7 @@ needs_draws = _FISHER.needs_draws
 
 
 def fisher_root(
-    output: Output, tangents: Parameters, values: Sequence[Float[Tensor, " ..."]] = ()
+    output: Output, tangents: Parameters, values: Float[Tensor, "S ..."] | None = None
 ) -> Float[Tensor, "... R"]:
     """Root of an observed site's Fisher information, shape batch + (R,).
 
@@ -55,7 +55,7 @@ def fisher_root(
         The site at the point where F is taken.
     tangents : dict of str to tensor
         Changes of ``output.parameters``.
-    values : sequence of tensors
+    values : tensor, optional
         For distributions without a registered root: values by :func:`drawn_values`.
     """
     root = root_for(output.distribution)
@@ -63,13 +63,35 @@ def fisher_root(
         return root(output.parameters, tangents)
     if output.base is not None:
         return _FISHER.zero_inflated(output, tangents)
-    return _monte_carlo_root(output, tangents, values)
+    return _monte_carlo_root(output, tangents, drawn_values(output) if values is None else values)
 
 
-def drawn_values(output: Output, draws: int = 16) -> list[Float[Tensor, " ..."]]:
-    """Values of a site drawn from its distribution, by torch's global generator.
+#: Values drawn for one element.
+DRAWS = 16
 
-    They cannot be drawn inside ``torch.func.vmap``.
+
+def drawn_values(output: Output) -> Float[Tensor, "S ..."]:
+    """Values of a site drawn from its distribution (S, ...), by torch's global generator.
+
+    Raises
+    ------
+    ArgumentError
+        The distribution cannot be built from its parameters, or not be drawn from.
+    """
+    return drawn_at_each(output, {name: p[None] for name, p in output.parameters.items()})[0]
+
+
+def drawn_at_each(output: Output, parameters: Parameters) -> Float[Tensor, "P S ..."]:
+    """Values of a site at P positions, from its parameters there, each with a leading axis of P.
+
+    They are drawn apart from what is made of them, since neither ``torch.func.vmap`` nor a traced
+    graph draws as the samplers of all distributions do.
+
+    Parameters
+    ----------
+    output : Output
+        The site anywhere.
+    parameters : dict of str to tensor
 
     Raises
     ------
@@ -77,32 +99,36 @@ def drawn_values(output: Output, draws: int = 16) -> list[Float[Tensor, " ..."]]
         The distribution cannot be built from its parameters, or not be drawn from.
     """
     try:
-        built = _FISHER.rebuilt(output, {})
-        return [built.sample().detach() for _ in range(draws)]
+        _FISHER.rebuilt(output, {})
+        values: Tensor = output.built(parameters).sample(torch.Size([DRAWS])).detach()
     except (TypeError, ValueError, NotImplementedError) as error:
         raise _FISHER.cannot_draw(output, error) from error
+    return values.movedim(1, 0)
 
 
-def _monte_carlo_root(output: Output, tangents: Parameters, values: Sequence[Tensor]) -> Tensor:
+def _monte_carlo_root(output: Output, tangents: Parameters, values: Tensor) -> Tensor:
     """1/S sum of score score^T at S values drawn from the distribution; positive semidefinite."""
-    moving = {name: value for name, value in output.parameters.items() if value.is_floating_point()}
+    count = len(values)
+    # Each value has parameters of its own, so that one gradient holds the scores of all.
+    every = {name: p.expand(count, *p.shape) for name, p in output.parameters.items()}
+    moving = {name: value for name, value in every.items() if value.is_floating_point()}
 
-    def root(value: Tensor) -> Tensor:
+    def log_density(parameters: dict[str, Tensor]) -> Tensor:
         # The elements are independent: the gradient of the sum is that of each.
-        scores = torch.func.grad(lambda parameters: output.built(parameters).log_prob(value).sum())(
-            moving
-        )
-        parts = [
-            (scores[name] * tangents[name]).reshape((*output.batch, -1)).sum(-1) for name in moving
-        ]
-        return torch.stack(parts).sum(0)
+        return output.built({**every, **parameters}).log_prob(values).sum()
 
-    return torch.stack([root(value) for value in values], -1) / math.sqrt(len(values))
+    scores = torch.func.grad(log_density)(moving)
+    parts = [
+        (scores[name] * tangents[name]).reshape((count, *output.batch, -1)).sum(-1)
+        for name in moving
+    ]
+    return torch.stack(parts).sum(0).movedim(0, -1) / math.sqrt(count)
 
 
 __all__ = [
     "Parameters",
     "Root",
+    "drawn_at_each",
     "drawn_values",
     "fisher_root",
     "needs_draws",

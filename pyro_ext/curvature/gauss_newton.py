@@ -9,7 +9,7 @@ as the log likelihood is (plates, masks, ``poutine.scale``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.curvature import NO_STRUCTURE, RepeatedComponent, RowStructure
-from pyro_ext.curvature.fisher import drawn_values, fisher_root, needs_draws
+from pyro_ext.curvature.fisher import drawn_at_each, drawn_values, fisher_root, needs_draws
 from pyro_ext.curvature.row_structure import merged, rows_of, with_row
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.layout import Indices
@@ -26,6 +26,10 @@ from pyro_ext.density.outputs import Output
 
 #: A flat vector (D,), or the unconstrained values of the latent sites.
 Position: TypeAlias = Tensor | Mapping[str, Tensor]
+#: Values drawn from observed sites, by name.
+Drawn: TypeAlias = dict[str, Tensor]
+#: Parameters of observed sites, by name.
+Parameters: TypeAlias = dict[str, dict[str, Tensor]]
 
 
 def whitened_outputs(
@@ -36,16 +40,19 @@ def whitened_outputs(
     sites: Collection[str] | None = None,
     repeated: Mapping[str, tuple[RepeatedComponent, ...]] = MappingProxyType({}),
     merge: bool = True,
+    drawn: Drawn | None = None,
 ) -> Callable[[Position], Float[Tensor, " R"]]:
     """The map w of a position (D,) to whitened outputs (R,), whitened at ``z`` (D,).
 
     The whitening is differentiable in ``z``. With ``sites`` only these observed sites count.
-    Components in ``repeated`` are merged, of all
-    sites, or left out.
+    Components in ``repeated`` are merged, of all sites, or left out. ``drawn`` are values at ``z``
+    of sites without a known Fisher information, of :func:`drawn_at`; without them values are drawn
+    by torch's global generator, which cannot be done inside ``torch.func.vmap``.
     """
     point = target.outputs(z, data, indices)
     names = [name for name in point if sites is None or name in sites]
-    drawn = {name: drawn_values(point[name]) for name in names if needs_draws(point[name])}
+    if drawn is None:
+        drawn = {n: drawn_values(point[n]) for n in names if needs_draws(point[n])}
 
     def whitened(position: Position) -> Tensor:
         outputs = target.outputs(position, data, indices)
@@ -55,7 +62,7 @@ def whitened_outputs(
                 point[name],
                 outputs[name],
                 temperature,
-                drawn.get(name, ()),
+                drawn.get(name),
                 repeated.get(name, ()),
             )
             for name in names
@@ -68,11 +75,29 @@ def whitened_outputs(
     return whitened
 
 
+def drawn_at(outputs: Mapping[str, Output], parameters: Parameters) -> Drawn:
+    """Values (P, S, ...) of sites without a known Fisher information, drawn at P positions.
+
+    Parameters
+    ----------
+    outputs : dict of str to Output
+        Outputs at any position.
+    parameters : dict of str to dict of str to tensor
+        What :func:`drawn_from` has found at the positions, with a leading axis of P.
+    """
+    return {name: drawn_at_each(outputs[name], found) for name, found in parameters.items()}
+
+
+def drawn_from(outputs: Mapping[str, Output]) -> Parameters:
+    """The parameters of the sites without a known Fisher information."""
+    return {name: output.parameters for name, output in outputs.items() if needs_draws(output)}
+
+
 def _whitened(
     point: Output,
     output: Output,
     temperature: float,
-    values: Sequence[Tensor],
+    values: Tensor | None,
     left_out: tuple[RepeatedComponent, ...],
 ) -> Tensor:
     # The root is linear in the changes, so that of the parameters themselves has the Jacobian
@@ -114,10 +139,11 @@ def jacobian_rows(
     """
     found = target.outputs(z[0].detach(), data, indices)
 
-    def rows(position: Tensor) -> Tensor:
-        return rows_of_one(target, position, data, indices, found, structure, latents)
+    def rows(position: Tensor, drawn: Drawn) -> Tensor:
+        return rows_of_one(target, position, data, indices, found, structure, latents, drawn)
 
-    return _over_positions(rows, found, z)
+    result: Tensor = torch.func.vmap(rows)(z, _drawn(target, z, data, indices))
+    return result
 
 
 def rows_of_one(
@@ -128,8 +154,12 @@ def rows_of_one(
     names: Collection[str],
     structure: RowStructure = NO_STRUCTURE,
     latents: Collection[str] | None = None,
+    drawn: Drawn | None = None,
 ) -> Float[Tensor, "R D"]:
-    """Jacobian J_w at one position (D,) of the observed sites ``names``, shape (R, D)."""
+    """Jacobian J_w at one position (D,) of the observed sites ``names``, shape (R, D).
+
+    ``drawn`` are values of :func:`drawn_at`; see :func:`whitened_outputs`.
+    """
     structure = structure.for_rows([len(r) for r in rows_of(data, structure.arguments)])
     whole = set(names) - structure.by_row
     part, placed = _part_of(target, position, latents)
@@ -137,7 +167,9 @@ def rows_of_one(
     if structure.by_row:
         parts.append(_row_by_row(target, position, part, placed, data, indices, structure))
     if whole or structure.repeated or not names:
-        whitened = whitened_outputs(target, position, data, indices, whole, structure.repeated)
+        whitened = whitened_outputs(
+            target, position, data, indices, whole, structure.repeated, drawn=drawn
+        )
         parts.append(_jacobian(lambda values: whitened(placed(values)), part))
     return torch.cat(parts)
 
@@ -224,22 +256,28 @@ def _row_by_row(
 def gauss_newton_products(
     target: LogDensity, z: Float[Tensor, "P D"], data: Data, indices: Indices
 ) -> Callable[[Float[Tensor, "P D"]], Float[Tensor, "P D"]]:
-    """Products v -> G v at positions z (P, D), for v (P, D); no Jacobian is formed."""
+    """Products v -> G v at positions z (P, D), for v (P, D); no Jacobian is formed.
 
-    def product(position: Tensor, vector: Tensor) -> Tensor:
-        whitened = whitened_outputs(target, position, data, indices)
+    G is one matrix, also where values are drawn, which is done once.
+    """
+    drawn = _drawn(target, z, data, indices)
+
+    def product(position: Tensor, drawn: Drawn, vector: Tensor) -> Tensor:
+        whitened = whitened_outputs(target, position, data, indices, drawn=drawn)
         forward, backward = _linearised(whitened, position)[1:]
         return backward(forward(vector))
 
-    found = target.outputs(z[0].detach(), data, indices)
-    return lambda vectors: _over_positions(product, found, z, vectors)
+    return lambda vectors: torch.func.vmap(product)(z, drawn, vectors)
 
 
-def _over_positions(
-    function: Callable[..., Tensor], outputs: Mapping[str, Output], *arguments: Tensor
-) -> Tensor:
-    """A function of one position at all of them, together where nothing is drawn."""
-    if any(needs_draws(output) for output in outputs.values()):
-        return torch.stack([function(*each) for each in zip(*arguments, strict=True)])
-    result: Tensor = torch.func.vmap(function)(*arguments)
-    return result
+def _drawn(target: LogDensity, z: Tensor, data: Data, indices: Indices) -> Drawn:
+    """The values of :func:`drawn_at` at positions z (P, D)."""
+    z = z.detach()
+    outputs = target.outputs(z[0], data, indices)
+    if not drawn_from(outputs):
+        return {}
+
+    def parameters(position: Tensor) -> Parameters:
+        return drawn_from(target.outputs(position, data, indices))
+
+    return drawn_at(outputs, torch.func.vmap(parameters)(z))

@@ -17,11 +17,10 @@ from torch import Tensor
 from ppl_ext.curvature import (
     HALF_STEPS,
     KRONECKER_STEPS,
-    RANK_ONE_UP_TO,
     factored_sides,
-    generic_direction,
     kronecker_sides,
 )
+from ppl_ext.outer_products import LastRows, OuterProducts
 from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
 
 #: Sums over rows, by site.
@@ -30,46 +29,10 @@ Sums = dict[str, Tensor]
 OfRows = Callable[[Tensor, Sums], Sums]
 
 
-def outer_vectors(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """u (P, r, a) and v (P, r, b) with u v' = M for matrices M (P, r, a, b) of rank one."""
-    direction = torch.from_numpy(generic_direction(matrices.shape[-1])).to(matrices)
-    left = matrices @ direction
-    # Relative to the largest entry, since squares of small ones have no reciprocals.
-    size = left.detach().abs().amax(dim=-1, keepdim=True)
-    left = left / torch.where(size > 0.0, size, 1.0)
-    squares = torch.where(size > 0.0, left.square().sum(dim=-1, keepdim=True), 1.0)
-    return left, torch.einsum("prab,pra->prb", matrices, left) / squares
-
-
-def rank_one_sites(
-    rows: Tensor, slices: Mapping[str, slice], shapes: Mapping[str, Collection[int]]
-) -> dict[str, Tensor]:
-    """By site that is a matrix, whether its rows (P, r, D') all have rank one as matrices.
-
-    Those of a linear layer have: the outer product of what goes in and of what comes back.
-    """
-    found = {}
-    for name in factored_sides(slices, shapes):
-        some = (rows[:, :, slices[name]]).abs().max() > 0.0
-        found[name] = some & (beyond_rank_one(rows, slices, shapes, (name,))[name] == 0.0)
-    return found
-
-
-def beyond_rank_one(
-    rows: Tensor,
-    slices: Mapping[str, slice],
-    shapes: Mapping[str, Collection[int]],
-    names: Collection[str],
-) -> Sums:
-    """By site, 1 where a row (P, r, D') is a matrix of a rank above one, and else 0."""
-    found, sides = {}, factored_sides(slices, shapes)
-    for name in names:
-        matrices = rows[:, :, slices[name]].reshape(*rows.shape[:2], *sides[name])
-        left, right = outer_vectors(matrices)
-        rest = (matrices - left[..., None] * right[..., None, :]).abs().max()
-        size = matrices.abs().max()
-        found[name] = (rest > RANK_ONE_UP_TO * size).to(rows.dtype)
-    return found
+_ROWS = OuterProducts(
+    torch, lambda direction, like: torch.from_numpy(direction).to(like), Tensor.detach
+)
+outer_vectors, rank_one_sites = _ROWS.vectors, _ROWS.sites
 
 
 def kronecker_factors(
@@ -110,14 +73,16 @@ def kronecker_factors(
             for name, part in parts.items()
         }
 
+    last = LastRows(_ROWS, rank_one)
+
     def half(side: int, other: Sums) -> Sums:
         def part(rows: Tensor, held: Sums) -> Sums:
             found = {}
-            for name, pair in factored.items():
-                matrices = rows[:, :, slices[name]].reshape(*rows.shape[:2], *pair)
+            every = _ROWS.matrices(rows, slices, shapes)
+            vectors = last.vectors(rows, every) if rank_one else {}
+            for name, matrices in every.items():
                 if name in rank_one:
-                    vectors = outer_vectors(matrices)
-                    own, across = vectors[side], vectors[1 - side]
+                    own, across = vectors[name][side], vectors[name][1 - side]
                     weights = ((across @ held[name]) * across).sum(dim=2, keepdim=True)
                     found[name] = (weights * own).mT @ own
                 else:
@@ -130,8 +95,13 @@ def kronecker_factors(
             for name in factored
         }
 
+    def ranks(rows: Tensor) -> Sums:
+        every = _ROWS.matrices(rows, slices, shapes)
+        vectors = last.vectors(rows, every)
+        return {name: _ROWS.beyond(every[name], vectors[name]) for name in rank_one}
+
     if rank_one:
-        beyond = total(lambda rows, _: beyond_rank_one(rows.detach(), slices, shapes, rank_one), {})
+        beyond = total(lambda rows, _: ranks(rows), {})
         rank_one = () if any(map(bool, beyond.values())) else rank_one
     sums = total(plain, {}) if len(factored) < len(slices) else {}
     left: Sums = {}

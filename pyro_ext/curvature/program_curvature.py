@@ -16,8 +16,7 @@ from ppl_ext.curvature import LARGEST_JACOBIANS, GaussNewton
 from ppl_ext.errors import ArgumentError
 from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
-from pyro_ext.curvature.fisher import needs_draws
-from pyro_ext.curvature.gauss_newton import rows_of_one
+from pyro_ext.curvature.gauss_newton import Parameters, drawn_at, drawn_from, rows_of_one
 from pyro_ext.curvature.kronecker import OfRows, Sums, kronecker_factors, rank_one_sites
 from pyro_ext.curvature.prior import (
     prior_curvature_of_one,
@@ -78,19 +77,24 @@ class ProgramCurvature:
         self.rows = row_structure(target, positions[0], data, indices)
         outputs = target.outputs(positions[0], data, indices)
         self._names = tuple(outputs)
-        self._drawing = any(needs_draws(output) for output in outputs.values())
+        self._outputs = outputs
+        self._drawing = bool(drawn_from(outputs))
 
         def rows(position: Tensor, arguments: Any) -> Tensor:
+            args, kwargs, indices, drawn = arguments
+            whole = Data(args, kwargs), indices, self._names
+            return rows_of_one(target, position, *whole, self.rows, self.sites, drawn)
+
+        def parameters(position: Tensor, arguments: Any) -> Parameters:
             args, kwargs, indices = arguments
-            return rows_of_one(
-                target, position, Data(args, kwargs), indices, self._names, self.rows, self.sites
-            )
+            return drawn_from(target.outputs(position, Data(args, kwargs), indices))
 
         def prior(position: Tensor, arguments: Any) -> Tensor:
             data = Data(arguments[0], arguments[1])
             return prior_curvature_of_one(target, self.prior, position, data)
 
-        self._rows = target.lift(rows, drawing=self._drawing)
+        self._rows = target.lift(rows)
+        self._parameters = target.lift(parameters)
         self._prior = target.lift(prior)
         self.rank_one = self._rank_one(target, positions, data)
 
@@ -182,7 +186,11 @@ class ProgramCurvature:
 
     def _rows_of_chunk(self, z: Tensor, data: Data, indices: Indices, weight: float) -> Tensor:
         """Rows (P, R, D') of a batch, which count ``weight`` times."""
-        return math.sqrt(weight) * self._rows(z, as_arguments(data.args, data.kwargs, indices))
+        arguments = as_arguments(data.args, data.kwargs, indices)
+        drawn = {}
+        if self._drawing:
+            drawn = drawn_at(self._outputs, self._parameters(z, arguments))
+        return math.sqrt(weight) * self._rows(z, (*arguments, drawn), (None, None, None, 0))
 
     def _in_turns(
         self, function: Callable[[Tensor], Curvature], z: Tensor, indices: Indices

@@ -98,7 +98,7 @@ class IterativeSolution(NamedTuple):
 def conjugate_gradients(
     product: Callable[[Tensor], Tensor],
     right_side: Float[Tensor, " ..."],
-    preconditioner: Float[Tensor, " ..."],
+    preconditioner: Callable[[Tensor], Tensor],
     tolerance: float = 1e-4,
     max_iterations: int = 50,
 ) -> IterativeSolution:
@@ -110,15 +110,15 @@ def conjugate_gradients(
         Maps a tensor of the shape of b to A times it.
     right_side : Tensor
         b, of any shape.
-    preconditioner : Tensor
-        Positive diagonal, in the shape of b.
+    preconditioner : callable
+        Maps a tensor of the shape of b to nearly A^-1 times it, by a positive definite matrix.
     tolerance : float
         Residual, relative to b, at which to stop.
     max_iterations : int
     """
     size = float(right_side.norm())
     solution, residual = torch.zeros_like(right_side), right_side
-    direction = right_side / preconditioner
+    direction = preconditioner(right_side)
     fall = (right_side * direction).sum()
     definite, count = True, 0
     while count < max_iterations and float(residual.norm()) > tolerance * size:
@@ -132,7 +132,7 @@ def conjugate_gradients(
         length = fall / curvature
         solution = solution + length * direction
         residual = residual - length * image
-        scaled = residual / preconditioner
+        scaled = preconditioner(residual)
         following = (residual * scaled).sum()
         direction = scaled + (following / fall) * direction
         fall = following

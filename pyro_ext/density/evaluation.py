@@ -54,18 +54,15 @@ class Evaluation:
             "parts": self.parts,
         }
 
-    def lift(
-        self, single: Callable[..., Any], inner: Any = None, *, drawing: bool = False
-    ) -> BatchedFunction:
+    def lift(self, single: Callable[..., Any], inner: Any = None) -> BatchedFunction:
         """A function of one position and (args, kwargs, row indices), for many positions.
 
-        It is evaluated as the target is, by a traced graph unless told otherwise; one particle
-        after another where it is ``drawing`` random numbers. ``inner`` is a part of it, of
-        :meth:`shortened`.
+        It is evaluated as the target is, by a traced graph unless told otherwise, and draws no
+        random numbers. ``inner`` is a part of it, of :meth:`shortened`.
         """
         mode, particle_chunk = self._lifted
         inner = inner if isinstance(inner, Shortened) else None
-        return BatchedFunction(single, "loop" if drawing else mode, particle_chunk, inner)
+        return BatchedFunction(single, mode, particle_chunk, inner)
 
     def shortened(self, function: Callable[[Tensor, Any], Any]) -> Callable[[Tensor, Any], Any]:
         """The same function of one position, in short form where the program has many steps.

@@ -28,6 +28,7 @@ from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 from ppl_ext.process import swapped
 from pyro_ext.density.handlers import without_host_checks
 from pyro_ext.density.numpy_graph import numpy_replay
+from pyro_ext.density.short_functions import ShortFunctions
 from pyro_ext.density.shortened import Shortened
 from pyro_ext.density.simplify import replayed, simplify
 
@@ -169,8 +170,8 @@ class BatchedFunction:
     def __call__(self, z: Float[Tensor, "P D"], arguments: Any, in_dims: Any = None) -> Any:
         """Results at particles (P, D), each with a leading axis of P.
 
-        ``in_dims`` says which tensors of the arguments have a leading axis of particles too, as
-        for ``torch.func.vmap``; default none, so that all particles share them.
+        ``in_dims`` says which of the arguments have a leading axis of particles too, as for
+        ``torch.func.vmap``: None or 0 for each; default none, so that all particles share them.
         """
         chunk = self.particle_chunk
         if chunk is None or z.shape[0] <= chunk:
@@ -288,7 +289,7 @@ class BatchedFunction:
         def batched(z: Tensor, *tensors: Tensor) -> Any:
             return torch.func.vmap(self.single, in_dims=(0, in_dims))(z, inputs.rebuild(tensors))
 
-        with without_host_checks(), _without_batching_rule_warnings():
+        with without_host_checks(), _without_batching_rule_warnings(), ShortFunctions():
             module = _made(batched)(z, *inputs.tensors)
         module.graph.eliminate_dead_code()
         _drop_identities(module.graph)
@@ -492,9 +493,11 @@ def _part(arguments: Any, in_dims: Any, start: int, count: int | None = None) ->
     """The arguments of one particle, or of ``count`` from ``start`` on."""
     if in_dims is None:
         return arguments
-    args, kwargs, indices = arguments
     where = start if count is None else slice(start, start + count)
-    return args, kwargs, {name: rows[where] for name, rows in indices.items()}
+    return tuple(
+        part if dim is None else pytree.tree_map(lambda tensor: tensor[where], part)
+        for part, dim in zip(arguments, in_dims, strict=True)
+    )
 
 
 def as_arguments(

@@ -198,13 +198,13 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             differentiated(partial(unconstrain, bound)), "handlers", particle_chunk
         )
 
-    def lift(self, single: Callable[..., Any], *, drawing: bool = False) -> BatchedFunction:
+    def lift(self, single: Callable[..., Any]) -> BatchedFunction:
         """A function of one position and (args, kwargs, row indices), for many positions.
 
-        It is evaluated as the target is, by a traced graph unless told otherwise; one particle
-        after another where it is ``drawing`` random numbers.
+        It is evaluated as the target is, by a traced graph unless told otherwise, and draws no
+        random numbers.
         """
-        return self._evaluation.lift(single, drawing=drawing)
+        return self._evaluation.lift(single)
 
     @property
     def evaluation(self) -> str:

@@ -98,6 +98,7 @@ _RESHAPED = (
 _WHERE = _overloads("where")
 _SUMS = (_ATEN.sum.default, _ATEN.sum.dim_IntList)
 _MASKED = (_ATEN.masked_fill.Scalar, _ATEN.masked_fill_.Scalar)
+_REVERSED = _overloads("rsub")
 #: Largest relative and absolute difference from torch's values.
 _ROUNDING = {torch.float32: (1e-3, 1e-5), torch.float64: (1e-6, 1e-8)}
 
@@ -166,6 +167,10 @@ def _call(node: Any) -> Call | None:
         return np.add.reduce, (args[0], axes), {"keepdims": len(args) > 2 and args[2]}
     if target is _ATEN.expand.default:
         return np.broadcast_to, (args[0], tuple(value.shape)), {}
+    if target in _REVERSED and len(args) == 2:
+        return _call_of(operator.sub, node, args[::-1])
+    if target in _SOFTPLUS:
+        return _call_of(_SOFTPLUS[target], node, args)
     if target in _MASKED:
         source, mask, fill = args
         # What is written to must be nobody else's.
@@ -175,6 +180,31 @@ def _call(node: Any) -> Call | None:
         return np.where, (mask, fill, source), {}
     function = _function(target, value.dtype, {each.meta["val"].dtype for each in _tensors(args)})
     return None if function is None else (function, args, {})
+
+
+def _call_of(function: Callable[..., Any], node: Any, args: Sequence[Any]) -> Call | None:
+    """A call of a function of arguments of one floating type."""
+    dtype = node.meta["val"].dtype
+    alike = {each.meta["val"].dtype for each in _tensors(args)} == {dtype}
+    return (function, tuple(args), {}) if alike and dtype.is_floating_point else None
+
+
+def _softplus(x: np.ndarray, beta: float = 1.0, threshold: float = 20.0) -> np.ndarray:
+    scaled = beta * x
+    return np.where(scaled > threshold, x, np.log1p(np.exp(scaled)) / beta)
+
+
+def _softplus_backward(
+    gradient: np.ndarray, x: np.ndarray, beta: float, threshold: float
+) -> np.ndarray:
+    power = np.exp(beta * x)
+    return gradient * np.where(beta * x > threshold, 1.0, power / (power + 1.0)).astype(x.dtype)
+
+
+_SOFTPLUS: dict[Any, Callable[..., Any]] = {
+    _ATEN.softplus.default: _softplus,
+    _ATEN.softplus_backward.default: _softplus_backward,
+}
 
 
 def _tensors(args: Sequence[Any]) -> list[Any]:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pyro_ext.density.repeats import by_entry, computed, see_in_place, without_repeats
+
 _ATEN: Any = torch.ops.aten
 
 #: Constants with more entries are computed at every call: they would be held for good.
@@ -34,9 +36,21 @@ _FILLED = {
 _UNDEFINED = (_ATEN.empty, _ATEN.empty_like, _ATEN.new_empty, _ATEN.empty_strided)
 _ADD = (_ATEN.add.Tensor, _ATEN.add.Scalar)
 _ADDS_AXIS = (_ATEN.unsqueeze.default, _ATEN.view.default, _ATEN._unsafe_view.default)
+#: Views from the first entry of their source on.
+_VIEWS = (
+    *_ADDS_AXIS,
+    _ATEN.squeeze.dim,
+    _ATEN.squeeze.dims,
+    _ATEN.t.default,
+    _ATEN.transpose.int,
+    _ATEN.permute.default,
+    _ATEN.expand.default,
+)
+_SUMS = (_ATEN.sum.default, _ATEN.sum.dim_IntList)
 _SUBTRACT = (_ATEN.sub.Tensor, _ATEN.sub.Scalar)
 _MULTIPLY = (_ATEN.mul.Tensor, _ATEN.mul.Scalar)
 _DIVIDE = (_ATEN.div.Tensor, _ATEN.div.Scalar)
+_ARITHMETIC = (*_ADD, *_SUBTRACT, *_MULTIPLY, *_DIVIDE)
 #: The operation that takes the place of another when its second argument changes sign.
 _OPPOSITE = dict(zip((*_ADD, *_SUBTRACT), (*_SUBTRACT, *_ADD), strict=True))
 
@@ -44,28 +58,48 @@ _OPPOSITE = dict(zip((*_ADD, *_SUBTRACT), (*_SUBTRACT, *_ADD), strict=True))
 def simplify(module: GraphModule) -> None:
     """Fold constants, take equal operations together and drop those that change nothing."""
     graph: Any = module.graph
+    see_in_place(graph)
     changed = _changed_memory(graph)
     if any(node.op != "call_function" for node in changed):
         return  # memory from outside, which the graph may have under several names
     constants: dict[Any, Tensor] = {}
+    _fold(module, constants, changed)
+    without_repeats(graph, constants, lambda node: _touches(node, changed))
+    _fold(module, constants, changed)
+    _carry_signs(graph, changed)
+    _drop_unused(graph, constants)
+    _carry_numbers(graph, constants, changed)
+    _fold(module, constants, changed)
+    _write_constants(module, constants)
+    graph.eliminate_dead_code()
+
+
+def _fold(module: GraphModule, constants: dict[Any, Tensor], changed: set[Any]) -> None:
+    """Find constants, take equal operations together and drop those that change nothing."""
+    graph: Any = module.graph
     known: dict[Hashable, Any] = {}
     for node in list(graph.nodes):
         if node.op != "call_function" or not isinstance(node.meta.get("val"), Tensor):
             continue
-        if not _is_pure(node) or _touches(node, changed):
+        if node in constants or not _is_pure(node) or _touches(node, changed):
             continue
         value = _constant(node, constants, module)
         if value is not None:
             constants[node] = value
             continue
-        same = _unchanged(node, constants) or known.setdefault(_description(node), node)
+        _read_numbers(node, constants)
+        same = _same_view(node) or _unchanged(node, constants)
+        same = same or known.setdefault(_description(node), node)
         if same is not node:
             node.replace_all_uses_with(same)
             graph.erase_node(node)
-    _carry_signs(graph, changed)
-    _double_constants(graph, constants, changed)
-    _write_constants(module, constants)
+
+
+def _drop_unused(graph: Any, constants: dict[Any, Tensor]) -> None:
+    """Drop what nothing uses, of which some operations would be the users of others."""
     graph.eliminate_dead_code()
+    for node in set(constants).difference(graph.nodes):
+        del constants[node]
 
 
 def root_of(node: Any) -> Any:
@@ -139,8 +173,8 @@ def _unchanged(node: Any, constants: dict[Any, Tensor]) -> Any:
     if target in _ADD or target in _MULTIPLY:
         neutral = 0 if target in _ADD else 1
         pairs: Any = ((left, right), (right, left)) if not node.kwargs else ()
-    elif target in (_ATEN.div.Tensor, _ATEN.pow.Tensor_Scalar, _ATEN.sub.Tensor):
-        neutral = 0 if target is _ATEN.sub.Tensor else 1
+    elif target in (*_DIVIDE, _ATEN.pow.Tensor_Scalar, *_SUBTRACT):
+        neutral = 0 if target in _SUBTRACT else 1
         pairs = ((left, right),) if not node.kwargs else ()
     elif target is _ATEN.sum.dim_IntList and len(node.args) == 2 and not node.kwargs:
         # Over an axis of one entry that has just been added.
@@ -153,8 +187,51 @@ def _unchanged(node: Any, constants: dict[Any, Tensor]) -> Any:
         value = constants.get(other) if isinstance(other, Node) else other
         if not isinstance(kept, Node) or value is None:
             continue
-        if bool((torch.as_tensor(value) == neutral).all()) and _alike(kept, node):
+        neutral_too = bool((torch.as_tensor(value) == neutral).all())
+        if neutral_too and (_alike(kept, node) or _alike_for_all(kept, node)):
             return kept
+    return None
+
+
+def _alike_for_all(kept: Any, node: Any) -> bool:
+    """Whether all that use a value give the same of another one with other strides."""
+    one, other = kept.meta.get("val"), node.meta["val"]
+    if not isinstance(one, Tensor) or (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    for user in node.users:
+        if not by_entry(user):
+            return False
+        args = tuple(kept if each is node else each for each in user.args)
+        found = computed(user.target, args, user.kwargs)
+        if found is None or _form(found) != _form(user.meta["val"]):
+            return False
+    return True
+
+
+def _read_numbers(node: Any, constants: dict[Any, Tensor]) -> None:
+    """Give an operation the number in place of a second argument of one entry."""
+    if node.target not in _ARITHMETIC or node.kwargs or len(node.args) != 2:
+        return
+    first, second = node.args
+    if node.target in (*_ADD, *_MULTIPLY) and first in constants:
+        first, second = second, first
+    value = constants.get(second) if isinstance(second, Node) else None
+    if value is None or not isinstance(first, Node) or first in constants:
+        return
+    alike = value.dtype == first.meta["val"].dtype and value.dtype.is_floating_point
+    if value.numel() == 1 and alike and first.meta["val"].shape == node.meta["val"].shape:
+        node.args = (first, value.item())
+        if node.target in _MULTIPLY and node.args[1] == -1.0:
+            node.target, node.args = _ATEN.neg.default, (first,)
+
+
+def _same_view(node: Any) -> Any:
+    """What a view of views of it is once more, if anything."""
+    source = node
+    while source.target in _VIEWS and isinstance(source.meta.get("val"), Tensor):
+        (source, *_) = source.args
+        if _alike(source, node):
+            return source
     return None
 
 
@@ -226,21 +303,92 @@ def _without_sign(user: Any, node: Any) -> tuple[Any, tuple[Any, ...], bool] | N
     return None
 
 
-def _double_constants(graph: Any, constants: dict[Any, Tensor], changed: set[Any]) -> None:
-    """Double the constant c in c (2 x), as in the gradient of a square, and not x at every call."""
-    for node in list(graph.nodes):
-        constant, twice = (*node.args, None, None)[:2]
-        doubled = isinstance(twice, Node) and twice.target is _ATEN.mul.Scalar
-        if node.target is _ATEN.mul.Tensor and constant in constants and doubled:
-            value, factor = twice.args
-            if _touches(twice, changed):
-                continue
-            if factor == 2 and value.meta["val"].dtype == constants[constant].dtype:
+def _carry_numbers(graph: Any, constants: dict[Any, Tensor], changed: set[Any]) -> None:
+    """Multiply by numbers where there are fewest entries: sums, and the smaller of two factors.
+
+    Minibatches scale every row of a likelihood by a number, and the gradient of a square has a 2.
+    Of two numbers that are added one after another the first may be one of few.
+    """
+    for node in reversed(graph.nodes):
+        if _touches(node, changed) or not isinstance(node.meta.get("val"), Tensor):
+            continue
+        if node.target in _SUMS and not node.kwargs:
+            found = _multiplied(node.args[0], node, changed)
+            if found is not None:
+                value, operation, factor = found
                 with graph.inserting_before(node):
-                    found = graph.call_function(twice.target, (constant, factor))
-                constants[found] = constants[constant] * factor
-                found.meta["val"] = constants[found]
-                node.args = (found, value)
+                    total = graph.call_function(node.target, (value, *node.args[1:]))
+                    scaled = graph.call_function(operation, (total, factor))
+                total.meta["val"] = scaled.meta["val"] = node.meta["val"]
+                node.replace_all_uses_with(scaled)
+        elif node.target in _MULTIPLY and not node.kwargs:
+            inner, number = node.args
+            if isinstance(number, int | float):
+                found = _multiplied(inner, node, changed)
+                if found is not None and found[1] in _MULTIPLY:
+                    node.args = (found[0], found[2] * number)
+                continue
+            for place, (small, large) in enumerate((node.args, node.args[::-1])):
+                found = _multiplied(large, node, changed)
+                if found is None or not isinstance(small, Node):
+                    continue
+                value, operation, factor = found
+                one, other = small.meta["val"], value.meta["val"]
+                fewer = small in constants or one.numel() < other.numel()
+                if not fewer or one.dtype != other.dtype or one.dim() == 0:
+                    continue
+                with graph.inserting_before(node):
+                    scaled = graph.call_function(operation, (small, factor))
+                scaled.meta["val"] = operation(one, factor)
+                if small in constants:
+                    constants[scaled] = operation(constants[small], factor)
+                node.args = (scaled, value) if place == 0 else (value, scaled)
+                break
+        elif node.target in (*_ADD, *_SUBTRACT) and not node.kwargs and len(node.args) == 2:
+            _add_to_few(graph, node, constants, changed)
+
+
+def _add_to_few(graph: Any, node: Any, constants: dict[Any, Tensor], changed: set[Any]) -> None:
+    """(x + y) + number as x + (y + number), where y has fewer entries than x."""
+    inner, number = node.args
+    if not isinstance(inner, Node) or not isinstance(number, int | float):
+        return
+    if inner.target not in (_ATEN.add.Tensor, _ATEN.sub.Tensor) or list(inner.users) != [node]:
+        return
+    if inner.kwargs or _touches(inner, changed):
+        return
+    if not all(isinstance(each, Node) for each in inner.args):
+        return
+    arguments: Any = inner.args
+    large, few = arguments
+    one, other = few.meta["val"], large.meta["val"]
+    fits = one.dtype == other.dtype and one.is_floating_point() and one.dim() > 0
+    if not fits or one.numel() >= other.numel() or not _alike(inner, node):
+        return
+    turned = inner.target is _ATEN.sub.Tensor
+    operation = _OPPOSITE[node.target] if turned else node.target
+    with graph.inserting_before(inner):
+        found = graph.call_function(operation, (few, number))
+    found.meta["val"] = one
+    if few in constants:
+        constants[found] = operation(constants[few], number)
+    inner.args = (large, found)
+    node.replace_all_uses_with(inner)
+
+
+def _multiplied(node: Any, user: Any, changed: set[Any]) -> tuple[Any, Any, Any] | None:
+    """Factor, operation and number of a product with a number that ``user`` alone uses."""
+    if not isinstance(node, Node) or node.kwargs or list(node.users) != [user]:
+        return None
+    if _touches(node, changed):
+        return None
+    if node.target not in (*_MULTIPLY, *_DIVIDE) or not node.meta["val"].is_floating_point():
+        return None
+    value, factor = node.args
+    if not isinstance(value, Node) or not isinstance(factor, int | float):
+        return None
+    alike = _alike(value, node) or _alike_for_all(value, node)
+    return (value, node.target, factor) if alike else None
 
 
 def _write_constants(module: GraphModule, constants: dict[Any, Tensor]) -> None:
@@ -266,8 +414,24 @@ def _writes(node: Any) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
+#: Functions of torch that take the arguments of its operations, in two thirds of a call's time.
+_FUNCTIONS = {
+    getattr(getattr(_ATEN, name), overload): getattr(torch, name)
+    for name in (
+        "abs add bmm cat clamp_min cos digamma div eq exp expm1 ge gt le lgamma log log1p lt "
+        "maximum minimum mm mul mv ne neg pow reciprocal rsqrt rsub sigmoid sin sqrt sub sum t "
+        "tanh transpose unsqueeze where xlogy"
+    ).split()
+    for overload in getattr(_ATEN, name).overloads()
+    if "out" not in overload and "name" not in overload.lower()
+}
+
+
 def _own_call(node: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    return getattr(node.target, "_op", node.target), node.args, node.kwargs
+    function = _FUNCTIONS.get(node.target)
+    if function is None:
+        function = getattr(node.target, "_op", node.target)
+    return function, node.args, node.kwargs
 
 
 def replayed(

@@ -124,7 +124,7 @@ class LinearSystem:
         if solver == "cg":
             # For alpha: the inverse kernel matrix would take many more iterations.
             right = gram @ self.scores + repulsion
-            found = self._iterate(self._full_product(gram), right, self._full_diagonal(gram))
+            found = self._iterate(self._full_product(gram), right, self._near_inverse(gram))
             return found._replace(moves=gram @ found.moves)
         if self.options.repulsion == "all" or (solver == "dense" and dim <= number):
             return _direct(self._solve_matrix(gram, repulsion))
@@ -175,10 +175,17 @@ class LinearSystem:
 
         return product
 
-    def _full_diagonal(self, gram: Tensor) -> Tensor:
-        """The diagonal of P h, (P, D)."""
-        gradients = self._features() @ self.interactions.basis
-        return gram**2 @ self._diagonals() + (gradients**2).sum(dim=1)
+    def _near_inverse(self, gram: Tensor) -> Callable[[Tensor], Tensor]:
+        """Nearly the inverse of P h: that of K blockdiag(H_p) K, with H_p by their diagonals.
+
+        Particles that are close make K nearly singular, which the diagonal of P h does not tell.
+        """
+        identity = _identity(gram)
+        inverse = cholesky_solve(gram, identity)
+        # A kernel that is not positive definite has none.
+        inverse = torch.where(torch.isfinite(inverse), inverse, identity)
+        diagonals = self._diagonals()
+        return lambda weights: inverse @ ((inverse @ weights) / diagonals)
 
     def _solve_matrix(self, gram: Tensor, repulsion: Tensor) -> Tensor:
         """The moves by one matrix, (P D, P D).
@@ -230,7 +237,8 @@ class LinearSystem:
                 seen = torch.einsum("mjq,mq->mj", features, moves @ basis.T)
                 return mixed + torch.einsum("mjq,mj->mq", features, seen) @ basis / number
 
-            return self._iterate(product, right, weights @ self._diagonals())
+            diagonal = weights @ self._diagonals()
+            return self._iterate(product, right, lambda moves: moves / diagonal)
         if solver == "dense":
             gradients = features @ basis
             blocks = torch.einsum("mp,pab->mab", weights, self._of_each(damped.dense()))
@@ -290,7 +298,10 @@ class LinearSystem:
         return torch.stack([alone(*each) for each in zip(factors, bases, right, strict=True)])
 
     def _iterate(
-        self, product: Callable[[Tensor], Tensor], right: Tensor, preconditioner: Tensor
+        self,
+        product: Callable[[Tensor], Tensor],
+        right: Tensor,
+        preconditioner: Callable[[Tensor], Tensor],
     ) -> Solution:
         found = conjugate_gradients(
             product, right, preconditioner, self.options.tolerance, self.options.max_iterations

@@ -210,6 +210,22 @@ def _density() -> Iterator[Mutation]:
         "test_simplify",
     )
     yield from pyro(
+        "graphs: numbers are carried past changes in place",
+        "density/simplify.py",
+        """    if _touches(node, changed):
+        return None
+    if node.target not in (*_MULTIPLY""",
+        """    if node.target not in (*_MULTIPLY""",
+        "test_simplify",
+    )
+    yield from pyro(
+        "graphs: cross entropy of the other label",
+        "density/short_functions.py",
+        "(1.0 - target) * input",
+        "target * input",
+        "test_simplify test_log_density",
+    )
+    yield from pyro(
         "graphs: arithmetic of integers by NumPy's rules",
         "density/numpy_graph.py",
         "if given != {dtype}:",
@@ -561,6 +577,27 @@ def _curvature() -> Iterator[Mutation]:
         "gram[:, count:, count:] - across.mT @ inner",
         "gram[:, count:, count:] + across.mT @ inner",
         "curvature newton",
+    )
+    yield from both(
+        "conjugate gradients preconditioned without the kernel matrix",
+        "stein/newton_system.py",
+        "return lambda weights: inverse @ ((inverse @ weights) / diagonals)",
+        "return lambda weights: weights / diagonals",
+        "newton",
+    )
+    yield from neutral(
+        "outer products: rows of any rank count as rank one",
+        "outer_products.py",
+        "return one * (self.functions.abs(rest).max() > RANK_ONE_UP_TO * largest)",
+        "return 0.0 * one * (self.functions.abs(rest).max() > RANK_ONE_UP_TO * largest)",
+        "curvature",
+    )
+    yield from pyro(
+        "Fisher information: one draw for all particles",
+        "curvature/fisher.py",
+        "return values.movedim(1, 0)",
+        "return values.movedim(1, 0)[:1].expand_as(values.movedim(1, 0))",
+        "pyro_ext/test_newton",
     )
     yield from both(
         "rows left out of the dense curvature",

@@ -111,15 +111,38 @@ def test_a_system_that_is_not_definite_is_reported(backend: Any, rooms: Any) -> 
         assert not backend.numpy(moves).any()
 
 
+def test_conjugate_gradients_take_few_products_where_particles_are_close(
+    backend: Any, rooms: Any
+) -> None:
+    """The kernel matrix is nearly singular there, as the system's diagonal does not tell."""
+    draws = np.random.default_rng(0)
+    number, dim = 8, 40
+    points, scores = draws.normal(size=(2, number, dim))
+    diagonal = np.logspace(-1, 3, dim) * draws.uniform(1.0, 2.0, (number, dim))
+    options = NewtonSystem("full", "diagonal", None, 1e-8, 500)
+
+    def both(z: Any, scores: Any) -> Any:
+        interactions = rooms.kernels.RBF(3.0).interactions(0.1 * z)
+        curvature = rooms.curvature.Curvature(backend.array(diagonal))
+        ones = backend.array(np.ones(dim))
+        system = rooms.newton_system.LinearSystem(interactions, curvature, scores, ones, options)
+        return system.solve("cg"), system.solve("dense").moves
+
+    found, exact = backend.compiled(both)(backend.array(points), backend.array(scores))
+    exact = backend.numpy(exact)
+    assert bool(found.solved) and float(found.residual) <= 1e-8
+    assert int(found.iterations) <= 40
+    np.testing.assert_allclose(backend.numpy(found.moves), exact, atol=1e-4 * np.abs(exact).max())
+
+
 def test_conjugate_gradients_stop_at_the_tolerance_and_say_so(backend: Any, rooms: Any) -> None:
     root = np.random.default_rng(0).normal(size=(30, 30))
     matrix, right = root @ root.T + np.eye(30), root[0]
 
     def solved(sign: float, *options: Any) -> Any:
         def solve(matrix: Any, right: Any) -> Any:
-            ones = backend.array(np.ones(30))
             return rooms.curvature.conjugate_gradients(
-                lambda v: sign * matrix @ v, right, ones, *options
+                lambda v: sign * matrix @ v, right, lambda v: v, *options
             )
 
         return backend.compiled(solve)(backend.array(matrix), backend.array(right))

@@ -1,0 +1,106 @@
+"""Rows of a Jacobian that are outer products, as those of a linear layer are.
+
+A row by the weights of a linear layer is, as a matrix, what comes back times what goes in. Where
+all rows of a site are such products, sums over them take products with the vectors alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ppl_ext.curvature import RANK_ONE_UP_TO, factored_sides, generic_direction
+
+
+class OuterProducts:
+    """Rows (P, r, D') by site, on the arrays of one package.
+
+    Parameters
+    ----------
+    functions : module
+        ``torch`` or ``jax.numpy``.
+    constant : callable
+        An array of NumPy's in the form of another array.
+    held : callable
+        An array without its derivative.
+    """
+
+    def __init__(
+        self,
+        functions: Any,
+        constant: Callable[[NDArray[Any], Any], Any],
+        held: Callable[[Any], Any],
+    ) -> None:
+        self.functions, self.constant, self.held = functions, constant, held
+
+    def vectors(self, matrices: Any) -> tuple[Any, Any]:
+        """u (P, r, a) and v (P, r, b) with u v' = M for matrices M (P, r, a, b) of rank one."""
+        left = matrices @ self._direction(matrices, 0)
+        # Relative to the largest entry, since squares of small ones have no reciprocals.
+        size = self._largest(left)
+        left = left / self.functions.where(size > 0.0, size, 1.0)
+        squares = (left**2).sum(axis=-1, keepdims=True)
+        right = self.functions.einsum("prab,pra->prb", matrices, left)
+        return left, right / self.functions.where(size > 0.0, squares, 1.0)
+
+    def beyond(self, matrices: Any, vectors: tuple[Any, Any]) -> Any:
+        """1 where a matrix has a rank above one, and else 0, from what :meth:`vectors` gives.
+
+        Seen along a direction that is no multiple of the one by which the vectors are found.
+        """
+        left, right = map(self.held, vectors)
+        direction = self._direction(matrices, 1)
+        seen = self.held(matrices) @ direction
+        rest = seen - left * (right @ direction)[..., None]
+        largest = self.functions.abs(seen).max()
+        one = self.functions.ones_like(largest)
+        return one * (self.functions.abs(rest).max() > RANK_ONE_UP_TO * largest)
+
+    def sites(
+        self, rows: Any, slices: Mapping[str, slice], shapes: Mapping[str, Collection[int]]
+    ) -> dict[str, Any]:
+        """By site that is a matrix, whether its rows (P, r, D') all have rank one as matrices."""
+        found = {}
+        for name, matrices in self.matrices(rows, slices, shapes).items():
+            beyond = self.beyond(matrices, self.vectors(matrices))
+            found[name] = (self.functions.abs(matrices).max() > 0.0) & (beyond == 0.0)
+        return found
+
+    def matrices(
+        self, rows: Any, slices: Mapping[str, slice], shapes: Mapping[str, Collection[int]]
+    ) -> dict[str, Any]:
+        """Rows (P, r, D') of the sites that have two factors, as matrices (P, r, a, b)."""
+        sides = factored_sides(slices, shapes)
+        return {
+            name: rows[:, :, slices[name]].reshape((*rows.shape[:2], *pair))
+            for name, pair in sides.items()
+        }
+
+    def _direction(self, matrices: Any, number: int) -> Any:
+        return self.constant(generic_direction(matrices.shape[-1], number), matrices)
+
+    def _largest(self, vectors: Any) -> Any:
+        size = self.functions.abs(self.held(vectors))
+        return self.functions.amax(size, axis=-1, keepdims=True)
+
+
+class LastRows:
+    """What :meth:`OuterProducts.vectors` gives of some sites' rows, once where rows stay the same.
+
+    Each half step to Kronecker factors takes the vectors of the rows, which are other ones only
+    where rows come in several chunks.
+    """
+
+    def __init__(self, products: OuterProducts, names: Collection[str]) -> None:
+        self._products, self._names = products, names
+        self._rows: Any = None
+        self._vectors: dict[str, tuple[Any, Any]] = {}
+
+    def vectors(self, rows: Any, matrices: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """By site, the vectors of rows (P, r, D'), given as matrices too."""
+        if rows is not self._rows:
+            found = {name: self._products.vectors(matrices[name]) for name in self._names}
+            self._rows, self._vectors = rows, found
+        return self._vectors

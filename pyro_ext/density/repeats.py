@@ -1,0 +1,189 @@
+"""Operations of a traced graph on repeated entries, done on one entry of each.
+
+Vectorising repeats what particles or coordinates share: a noise scale becomes as many equal entries
+as there are rows, and a matrix of the data a batch of equal matrices. Operations that work entry by
+entry are done before the entries are repeated here, and products with repeated matrices are one
+product with the matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+_ATEN: Any = torch.ops.aten
+
+#: Operations that change nothing but how their argument is seen, and those that return that.
+_SEEN = {
+    _ATEN.squeeze_.dims: _ATEN.squeeze.dims,
+    _ATEN.squeeze_.dim: _ATEN.squeeze.dim,
+    _ATEN.unsqueeze_.default: _ATEN.unsqueeze.default,
+}
+#: Operations that work entry by entry without saying so.
+_BY_ENTRY = (_ATEN.softplus_backward.default,)
+
+
+def see_in_place(graph: Any) -> None:
+    """Return another view in place of changing how an operation's result is seen."""
+    for node in graph.nodes:
+        if node.target in _SEEN:
+            (source, *_) = node.args
+            if source.op == "call_function" and len(source.users) == 1:
+                node.target = _SEEN[node.target]
+
+
+def without_repeats(
+    graph: Any, constants: dict[Any, Tensor], touches: Callable[[Any], bool]
+) -> None:
+    """Do operations before their arguments are repeated; results have the layout that they had.
+
+    Parameters
+    ----------
+    graph : Graph
+    constants : dict of Node to tensor
+        Values of nodes that are the same at every call; those of new nodes are put in.
+    touches : callable
+        Whether a node returns or reads memory that some operation writes to.
+    """
+    short: dict[Any, Any] = {}
+    for node in list(graph.nodes):
+        if node in constants:
+            _shorten_constant(graph, node, constants, short)
+        elif node.op != "call_function" or touches(node):
+            continue
+        elif node.target is _ATEN.expand.default:
+            (source, *_) = node.args
+            source = short.get(source, source)
+            if _value(source) is not None and _value(source).dim() == _value(node).dim():
+                short[node] = source
+        elif node.target is _ATEN.bmm.default:
+            _multiply_once(graph, node)
+        elif by_entry(node):
+            _repeat_last(graph, node, short)
+
+
+def _shorten_constant(
+    graph: Any, node: Any, constants: dict[Any, Tensor], short: dict[Any, Any]
+) -> None:
+    """One entry of a constant whose entries are all equal."""
+    value = constants[node]
+    if value.numel() > 1 and bool((value == value.reshape(-1)[0]).all()):
+        one = value[(slice(1),) * value.dim()].clone()
+        with graph.inserting_after(node):
+            first = graph.call_function(_ATEN.clone.default, (node,))
+        first.meta["val"] = _value(node).new_empty(one.shape)
+        constants[first], short[node] = one, first
+
+
+def _repeat_last(graph: Any, node: Any, short: dict[Any, Any]) -> None:
+    """Take the arguments of an operation before they were repeated, where the result allows it."""
+    args = tuple(short.get(each, each) if isinstance(each, Node) else each for each in node.args)
+    if args == node.args:
+        return
+    value = _value(node)
+    found = computed(node.target, args, node.kwargs)
+    if found is None or found.dtype != value.dtype:
+        return
+    if found.shape == value.shape:
+        if found.stride() == value.stride():
+            node.args = args
+        return
+    if found.dim() != value.dim():
+        return
+    with graph.inserting_before(node):
+        once = graph.call_function(node.target, args, node.kwargs)
+        again = graph.call_function(_ATEN.expand.default, (once, list(value.shape)))
+    once.meta["val"] = _as(value, found)
+    again.meta["val"] = once.meta["val"].expand(value.shape)
+    # Some operations want the memory of their arguments as it was.
+    short[again] = once
+    for user in list(node.users):
+        if by_entry(user) or user.target is _ATEN.sum.dim_IntList:
+            user.replace_input_with(node, again)
+    short[node] = once
+
+
+def _multiply_once(graph: Any, node: Any) -> None:
+    """A batch of products with one matrix as one product.
+
+    x_b M for a batch of x_b, and M x_b for a batch of vectors x_b.
+    """
+    left, right = node.args
+    of_left, of_right = _matrix(left), _matrix(right)
+    batch, rows, columns = _value(node).shape
+    if of_right is not None and of_left is None:
+        moving, matrix, turned = left, of_right, False
+        shape = [batch * rows, _value(left).shape[2]]
+    elif of_left is not None and of_right is None and columns == 1:
+        moving, matrix, turned = right, of_left, True
+        shape = [batch, _value(right).shape[1]]
+    else:
+        return
+    flat_value = computed(_ATEN.view.default, (moving, shape), {})
+    if flat_value is None:
+        return
+    with graph.inserting_before(node):
+        if turned:
+            matrix_value = _value(matrix).t()
+            matrix = graph.call_function(_ATEN.t.default, (matrix,))
+            matrix.meta["val"] = matrix_value
+        flat = graph.call_function(_ATEN.view.default, (moving, shape))
+        product = graph.call_function(_ATEN.mm.default, (flat, matrix))
+        found = graph.call_function(_ATEN.view.default, (product, [batch, rows, columns]))
+    flat.meta["val"] = _as(_value(moving), flat_value)
+    product.meta["val"] = _value(node).new_empty((shape[0], _value(matrix).shape[1]))
+    found.meta["val"] = _value(node)
+    node.replace_all_uses_with(found)
+    graph.erase_node(node)
+
+
+def _matrix(node: Any) -> Any:
+    """The matrix (n, k) that a batch (B, n, k) repeats, or None."""
+    if node.target is not _ATEN.expand.default:
+        return None
+    (source, *_) = node.args
+    return source if _value(source).dim() == 2 else None
+
+
+def _without_memory(value: Tensor) -> Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def _as(value: Tensor, found: Tensor) -> Tensor:
+    """A description of a value in the form that has been computed, on the device of another."""
+    return value.new_empty_strided(found.shape, found.stride(), dtype=found.dtype)
+
+
+def by_entry(node: Any) -> bool:
+    """Whether an operation without memory of its own makes one entry of one of each argument."""
+    target = node.target
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and (torch.Tag.pointwise in target.tags or target in _BY_ENTRY)
+        and not target._schema.is_mutable
+        and torch.Tag.nondeterministic_seeded not in target.tags
+        and _value(node) is not None
+        and not any(isinstance(each, Node) for each in node.kwargs.values())
+        and not any(isinstance(each, Sequence) for each in node.args)
+    )
+
+
+def _value(node: Any) -> Any:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return value if isinstance(value, Tensor) else None
+
+
+def computed(
+    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor | None:
+    """Shape and layout of what an operation would give, as a tensor without memory."""
+    given = [_without_memory(each.meta["val"]) if isinstance(each, Node) else each for each in args]
+    try:
+        found = target(*given, **kwargs)
+    except (RuntimeError, ValueError, TypeError):
+        return None
+    return found if isinstance(found, Tensor) else None
