@@ -53,6 +53,8 @@ TABLES: dict[str, tuple[str, str]] = {
         "noisy-scores.jsonl",
         "benchmarks.noisy_scores.report:packages_table",
     ),
+    "scaling, moves": ("scaling.jsonl", "benchmarks.scaling.report:moves_table"),
+    "scaling, efficiency": ("scaling.jsonl", "benchmarks.scaling.report:efficiency_table"),
     "vision, steps": ("vision.jsonl", "benchmarks.vision.study:steps_table"),
     "vision, fits": ("vision.jsonl", "benchmarks.vision.study:fits_table"),
 }
