@@ -61,6 +61,7 @@ TABLES: dict[str, tuple[str, str]] = {
     ),
     "first result, Pyro": ("first-result.jsonl", "benchmarks.first_result.comparison:pyro_table"),
     "first result, cache": ("first-result.jsonl", "benchmarks.first_result.comparison:cache_table"),
+    "score-vi, logistic": ("score-vi.jsonl", "benchmarks.score_vi.minibatch:logistic_table"),
     "scaling, moves": ("scaling.jsonl", "benchmarks.scaling.report:moves_table"),
     "scaling, efficiency": ("scaling.jsonl", "benchmarks.scaling.report:efficiency_table"),
     "vision, steps": ("vision.jsonl", "benchmarks.vision.study:steps_table"),

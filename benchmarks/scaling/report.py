@@ -173,9 +173,7 @@ def efficiency_table(found: Sequence[Record]) -> str:
             "engine": f"`{each.settings['engine']}`",
             "exchange": each.settings["exchange"] if each.settings["engine"] == "SVGD" else "none",
             "images of a batch": each.settings["images of a batch"],
-            **{
-                f"{int(n):,} devices": each.figures["efficiency"][n] for n in ("8", "64", "1024")
-            },
+            **{f"{int(n):,} devices": each.figures["efficiency"][n] for n in ("8", "64", "1024")},
         }
         for each in found
         if each.method == "predicted"
