@@ -62,6 +62,7 @@ TABLES: dict[str, tuple[str, str]] = {
     "first result, Pyro": ("first-result.jsonl", "benchmarks.first_result.comparison:pyro_table"),
     "first result, cache": ("first-result.jsonl", "benchmarks.first_result.comparison:cache_table"),
     "score-vi, logistic": ("score-vi.jsonl", "benchmarks.score_vi.minibatch:logistic_table"),
+    "implicit": ("implicit.jsonl", "benchmarks.implicit.comparison:page_table"),
     "scaling, moves": ("scaling.jsonl", "benchmarks.scaling.report:moves_table"),
     "scaling, efficiency": ("scaling.jsonl", "benchmarks.scaling.report:efficiency_table"),
     "vision, steps": ("vision.jsonl", "benchmarks.vision.study:steps_table"),
@@ -73,6 +74,7 @@ PICTURES: dict[str, tuple[str, str]] = {
     "batches.png": ("batches.jsonl", "benchmarks.batches.comparison:plot"),
     "horseshoe.png": ("horseshoe.jsonl", "benchmarks.networks.horseshoe:plot"),
     "stein-kernels.png": ("kernels.jsonl", "benchmarks.kernels.comparison:picture"),
+    "implicit.png": ("implicit.jsonl", "benchmarks.implicit.comparison:plot"),
     "linearized.png": ("linearized.jsonl", "benchmarks.networks.linearized:plot"),
     "scaling.png": ("scaling.jsonl", "benchmarks.scaling.report:plot"),
     "posteriordb-convergence.png": (
