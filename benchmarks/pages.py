@@ -63,6 +63,7 @@ TABLES: dict[str, tuple[str, str]] = {
     "first result, cache": ("first-result.jsonl", "benchmarks.first_result.comparison:cache_table"),
     "score-vi, logistic": ("score-vi.jsonl", "benchmarks.score_vi.minibatch:logistic_table"),
     "implicit": ("implicit.jsonl", "benchmarks.implicit.comparison:page_table"),
+    "score-vi, mixtures": ("synthetic.jsonl", "benchmarks.synthetic.report:mixtures_table"),
     "scaling, moves": ("scaling.jsonl", "benchmarks.scaling.report:moves_table"),
     "scaling, efficiency": ("scaling.jsonl", "benchmarks.scaling.report:efficiency_table"),
     "vision, steps": ("vision.jsonl", "benchmarks.vision.study:steps_table"),
@@ -85,6 +86,7 @@ PICTURES: dict[str, tuple[str, str]] = {
     "sgmcmc-modes.png": ("sgmcmc.jsonl", "benchmarks.sgmcmc.report:plot_modes"),
     "noisy-scores.png": ("noisy-scores.jsonl", "benchmarks.noisy_scores.report:picture"),
     "stein-semi-exact.png": ("semi-exact.jsonl", "benchmarks.semi_exact.report:picture"),
+    "score-vi-mixtures.png": ("synthetic.jsonl", "benchmarks.synthetic.plots:mixtures"),
     "vision-steps.png": ("vision.jsonl", "benchmarks.vision.study:plot_steps"),
     "vision-fits.png": ("vision.jsonl", "benchmarks.vision.study:plot_fits"),
 }
