@@ -64,6 +64,7 @@ TABLES: dict[str, tuple[str, str]] = {
     "score-vi, logistic": ("score-vi.jsonl", "benchmarks.score_vi.minibatch:logistic_table"),
     "implicit": ("implicit.jsonl", "benchmarks.implicit.comparison:page_table"),
     "score-vi, mixtures": ("synthetic.jsonl", "benchmarks.synthetic.report:mixtures_table"),
+    "kills": ("kills.jsonl", "benchmarks.process.kills:page_table"),
     "scaling, moves": ("scaling.jsonl", "benchmarks.scaling.report:moves_table"),
     "scaling, efficiency": ("scaling.jsonl", "benchmarks.scaling.report:efficiency_table"),
     "vision, steps": ("vision.jsonl", "benchmarks.vision.study:steps_table"),
@@ -73,6 +74,7 @@ TABLES: dict[str, tuple[str, str]] = {
 #: Of each picture in `docs/images` the file of its records and the function that draws it.
 PICTURES: dict[str, tuple[str, str]] = {
     "batches.png": ("batches.jsonl", "benchmarks.batches.comparison:plot"),
+    "errors-kills.png": ("kills.jsonl", "benchmarks.process.kills:plot"),
     "horseshoe.png": ("horseshoe.jsonl", "benchmarks.networks.horseshoe:plot"),
     "stein-kernels.png": ("kernels.jsonl", "benchmarks.kernels.comparison:picture"),
     "implicit.png": ("implicit.jsonl", "benchmarks.implicit.comparison:plot"),
