@@ -63,6 +63,7 @@ TABLES: dict[str, tuple[str, str]] = {
     "first result, cache": ("first-result.jsonl", "benchmarks.first_result.comparison:cache_table"),
     "score-vi, logistic": ("score-vi.jsonl", "benchmarks.score_vi.minibatch:logistic_table"),
     "implicit": ("implicit.jsonl", "benchmarks.implicit.comparison:page_table"),
+    "score-vi, memory": ("score-vi.jsonl", "benchmarks.score_vi.memory:page_table"),
     "score-vi, mixtures": ("synthetic.jsonl", "benchmarks.synthetic.report:mixtures_table"),
     "kills": ("kills.jsonl", "benchmarks.process.kills:page_table"),
     "scaling, moves": ("scaling.jsonl", "benchmarks.scaling.report:moves_table"),
