@@ -66,6 +66,7 @@ TABLES: dict[str, tuple[str, str]] = {
     "score-vi, memory": ("score-vi.jsonl", "benchmarks.score_vi.memory:page_table"),
     "score-vi, mixtures": ("synthetic.jsonl", "benchmarks.synthetic.report:mixtures_table"),
     "kills": ("kills.jsonl", "benchmarks.process.kills:page_table"),
+    "warm chains": ("warm-chains.jsonl", "benchmarks.trust.report:warm_table"),
     "scaling, moves": ("scaling.jsonl", "benchmarks.scaling.report:moves_table"),
     "scaling, efficiency": ("scaling.jsonl", "benchmarks.scaling.report:efficiency_table"),
     "vision, steps": ("vision.jsonl", "benchmarks.vision.study:steps_table"),
