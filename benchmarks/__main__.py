@@ -41,6 +41,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "forecast real series, ADVI against ours, write out/",
     ),
     "images": ("benchmarks.images", "classify images from few, ADVI against ours, write out/"),
+    "implicit": (
+        "benchmarks.implicit",
+        "guides without a density against exact draws, write out/",
+    ),
     "kernels": ("benchmarks.kernels", "compare Stein kernels on known targets, write out/"),
     "horseshoe": (
         "benchmarks.networks.horseshoe",

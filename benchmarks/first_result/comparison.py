@@ -194,6 +194,49 @@ def table(found: list[records.Record]) -> list[dict[str, Any]]:
     return rows
 
 
+def numpyro_table(found: list[records.Record]) -> str:
+    """CPU seconds and programs in NumPyro, for the page."""
+    return _page_table(found, "numpyro")
+
+
+def pyro_table(found: list[records.Record]) -> str:
+    """CPU seconds in Pyro, which compiles nothing, for the page."""
+    return _page_table(found, "pyro")
+
+
+def _page_table(found: list[records.Record], backend: str) -> str:
+    chosen = [run for run in found if not run.settings["compilation cache"]]
+    rows: dict[str, dict[str, str]] = {}
+    for row in table([run for run in chosen if run.backend == backend]):
+        line = rows.setdefault(row["method"], {"method": _code(row["method"])})
+        line[row["model"]] = "failed" if row["draws"] is None else _seconds(row)
+    models = list(dict.fromkeys(model for row in rows.values() for model in row))
+    columns = {"method": records.LABELS[backend]}
+    columns |= {model: model.replace("_", " ") for model in models if model != "method"}
+    return records.markdown_table(list(rows.values()), columns)
+
+
+def _seconds(row: dict[str, Any]) -> str:
+    programs = f" ({row['programs']})" if row["backend"] == "numpyro" else ""
+    return f"{row['draws']:.1f}{programs}"
+
+
+def _code(method: str) -> str:
+    return method if method in HOST_METHODS else f"`{method}`"
+
+
+def cache_table(found: list[records.Record]) -> str:
+    """CPU seconds of processes that share a folder of compiled programs, for the page."""
+    rows: dict[str, dict[str, Any]] = {}
+    for run in found:
+        if run.settings["compilation cache"] and not run.failed:
+            row = rows.setdefault(run.method, {"method": _code(run.method)})
+            row["first process" if run.seed == 0 else "second process"] = (
+                f"{run.figures['stages']['draws']['cpu']:.1f}"
+            )
+    return records.markdown_table(list(rows.values()))
+
+
 def diagnostics_table(found: list[records.Record]) -> list[dict[str, Any]]:
     """A row for each diagnostic on each model; drawing and ArviZ from the runs of the fit."""
     rows = []

@@ -216,19 +216,64 @@ def leaderboard(runs: Sequence[Record]) -> str:
 
 
 def overview(runs: Sequence[Record]) -> str:
-    """Posteriors against methods: worst mean error, and least and greatest sd ratio.
+    """Posteriors against methods, and on how many some engine of this project is right.
 
-    Figures are medians over seeds, bold where every seed is right. Empty without reference draws.
+    Empty without reference draws.
+    """
+    if not judged_posteriors(runs):
+        return ""
+    table, right = _overview(runs)
+    ours = set().union(*(right[m] for m in right if m in METHODS and METHODS[m].ours))
+    return (
+        "Worst mean error, and least and greatest ratio of standard deviations; bold is right. "
+        f"Some engine of this project is right on **{len(ours)} of "
+        f"{len(judged_posteriors(runs))}** posteriors with reference draws.\n\n{table}"
+    )
+
+
+def overview_table(runs: Sequence[Record]) -> str:
+    """Posteriors against methods, each at its best step size, for the page."""
+    return _overview(best_rates(runs))[0]
+
+
+def right_table(runs: Sequence[Record]) -> str:
+    """On how many posteriors each method is right, for the page on choosing an engine."""
+    best = best_rates(runs)
+    _, right = _overview(best)
+    title = f"right, of {len(judged_posteriors(best))}"
+    rows = [
+        {
+            "engine": _engine(method),
+            title: len(models),
+        }
+        for method, models in sorted(right.items(), key=lambda item: -len(item[1]))
+    ]
+    return records.markdown_table(rows)
+
+
+def page_curves(runs: Sequence[Record], path: Path) -> None:
+    """Worst errors of a mean over evaluations, each method at its best step size."""
+    plot_curves(best_rates(runs), path, "worst mean error")
+
+
+def _engine(method: str) -> str:
+    name, _, kind = method.partition(", ")
+    name = f"`{name}`" if METHODS[method].ours else f"{name} of the host"
+    return f"{name}, {kind}" if kind else name
+
+
+def _overview(runs: Sequence[Record]) -> tuple[str, dict[str, set[str]]]:
+    """The table, and of each method the posteriors on which it is right.
+
+    Figures are medians over seeds, bold where every seed is right.
     """
     known = judged_posteriors(runs)
-    if not known:
-        return ""
     judged = sorted((r for r in runs if r.model in known), key=order)
     columns = grouped(judged, lambda r: (r.method, r.backend, r.settings["route"]))
     several = len({key[1:] for key in columns}) > 1
     cells: dict[str, dict[str, Any]] = {model: {"posterior": model} for model in sorted(known)}
     total: dict[str, Any] = {"posterior": f"right, of {len(known)}"}
-    ours: set[str] = set()
+    right_by_method: dict[str, set[str]] = {}
     for key, own in columns.items():
         header = ", ".join(key) if several else key[0]
         right = set()
@@ -237,14 +282,8 @@ def overview(runs: Sequence[Record]) -> str:
             if all(bool(r.figures.get("right")) for r in same):
                 right.add(model)
         total[header] = len(right)
-        if key[0] in METHODS and METHODS[key[0]].ours:
-            ours |= right
-    table = records.markdown_table([*cells.values(), total], list(total))
-    return (
-        "Worst mean error, and least and greatest ratio of standard deviations; bold is right. "
-        f"Some engine of this project is right on **{len(ours)} of {len(known)}** posteriors with "
-        f"reference draws.\n\n{table}"
-    )
+        right_by_method.setdefault(key[0], set()).update(right)
+    return records.markdown_table([*cells.values(), total], list(total)), right_by_method
 
 
 def _overview_cell(runs: Sequence[Record]) -> str:

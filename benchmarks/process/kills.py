@@ -67,7 +67,7 @@ def main(arguments: argparse.Namespace) -> int:
     found = records.read(path)
     text = table(found)
     records.write_text(out / "kills.md", text)
-    _plot(found, out / "kills.png")
+    plot(found, out / "kills.png")
     sys.stdout.write(text)
     good = [not each.failed and not any(each.figures.get(name) for name in BAD) for each in found]
     return 0 if all(good) else 1
@@ -104,7 +104,26 @@ def table(found: list[records.Record]) -> str:
     return records.markdown_table(rows)
 
 
-def _plot(found: list[records.Record], path: Path) -> None:
+def page_table(found: list[records.Record]) -> str:
+    """What the signals did, for the page."""
+    names = {
+        "files at a kill": "an unfinished file lay there",
+        "ends": "runs to the end",
+        **{name: name for name in BAD},
+    }
+    rows = [
+        {
+            "package": records.LABELS[each.backend],
+            "signal": each.method,
+            "times": each.settings["number"],
+            **{title: each.figures.get(name) for name, title in names.items()},
+        }
+        for each in found
+    ]
+    return records.markdown_table(rows)
+
+
+def plot(found: list[records.Record], path: Path) -> None:
     """Bars: how often each signal came, and what was found."""
     import matplotlib
 

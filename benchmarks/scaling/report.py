@@ -139,6 +139,48 @@ def _predicted(found: Sequence[Record]) -> str:
     return records.markdown_table(rows)
 
 
+def moves_table(found: Sequence[Record]) -> str:
+    """What a step moves over the least it has to, at the most devices, for the page."""
+    ratios: dict[tuple[str, str], dict[str, float]] = {}
+    dims: dict[str, int] = {}
+    for each in sorted(
+        (each for each in found if each.method == "measured" and not each.failed),
+        key=lambda each: int(each.settings["devices"]),
+    ):
+        engine, layout = each.settings["engine"], each.settings["layout"]
+        fewest = least(each) if each.settings["devices"] > 1 else None
+        if fewest:
+            # Of the most devices, as these come last.
+            ratio = each.figures["numbers moved"] / fewest
+            ratios.setdefault((layout, engine), {})[each.backend] = ratio
+            dims[engine] = each.settings["dim"]
+    rows = [
+        {
+            "engine": f"`{engine}`",
+            "layout": layout,
+            "D": dims[engine],
+            **{records.LABELS[backend]: f"{value:.3f}" for backend, value in by_backend.items()},
+        }
+        for (layout, engine), by_backend in sorted(ratios.items())
+    ]
+    return records.markdown_table(rows, ["engine", "layout", "D", *records.LABELS.values()])
+
+
+def efficiency_table(found: Sequence[Record]) -> str:
+    """Predicted efficiencies, for the page."""
+    rows = [
+        {
+            "engine": f"`{each.settings['engine']}`",
+            "exchange": each.settings["exchange"] if each.settings["engine"] == "SVGD" else "none",
+            "images of a batch": each.settings["images of a batch"],
+            **{f"{int(n):,} devices": each.figures["efficiency"][n] for n in ("8", "64", "1024")},
+        }
+        for each in found
+        if each.method == "predicted"
+    ]
+    return records.markdown_table(rows)
+
+
 def plot(found: Sequence[Record], path: Path) -> None:
     """Left, measured: bytes that a device sends a step. Right, predicted: efficiency."""
     import matplotlib

@@ -115,6 +115,20 @@ def _row(run: Record, runs: list[Record]) -> dict[str, Any]:
     }
 
 
+def page_table(runs: list[Record]) -> str:
+    """Memory and time of a step in both packages, for the page."""
+    runs = [run for run in runs if run.benchmark == "score-vi memory"]
+    names = {"ours": "`ProximalScoreVI`, gradient", "Adam": "plain Adam"}
+    rows: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        label, found = records.LABELS[run.backend], _row(run, runs)
+        row = rows.setdefault(run.method, {"method": names.get(run.method, run.method)})
+        row[f"{label}: peak"] = found["peak (vectors)"]
+        row[f"{label}: of ADVI's"] = found["of ADVI's"]
+        row[f"{label}: time, in Adam's"] = found["of Adam's"]
+    return records.markdown_table(list(rows.values()), digits=2)
+
+
 def _plot(rows: list[dict[str, Any]], path: Path) -> None:
     import matplotlib
 

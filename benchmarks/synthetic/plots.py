@@ -13,7 +13,14 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks.records import Record
-from benchmarks.synthetic.experiments import ELBO_GAP, FORWARD, Case, Experiment, Method
+from benchmarks.synthetic.experiments import (
+    ELBO_GAP,
+    FORWARD,
+    Case,
+    Experiment,
+    Method,
+    all_experiments,
+)
 from benchmarks.synthetic.runs import PARAMETER_ERROR, STANDARD_ERROR, chosen_runs, final
 
 #: Line and marker of a method; those of an ablation take colours in turn.
@@ -121,6 +128,11 @@ def trajectories(experiment: Experiment, found: Sequence[Record], path: Path) ->
     figure.suptitle(experiment.title, fontsize=11)
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def mixtures(found: Sequence[Record], path: Path) -> None:
+    """The picture of the mixture targets on the page."""
+    trajectories(all_experiments()["fig2"], found, path)
 
 
 def _paper_lines(axis: Any, case: Case) -> None:

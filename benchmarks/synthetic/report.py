@@ -8,7 +8,14 @@ from typing import Any
 
 from benchmarks import records
 from benchmarks.records import Record
-from benchmarks.synthetic.experiments import ELBO_GAP, FORWARD, Case, Experiment, Method
+from benchmarks.synthetic.experiments import (
+    ELBO_GAP,
+    FORWARD,
+    Case,
+    Experiment,
+    Method,
+    all_experiments,
+)
 from benchmarks.synthetic.runs import (
     PARAMETER_ERROR,
     STANDARD_ERROR,
@@ -120,6 +127,29 @@ def table(experiment: Experiment, found: Sequence[Record]) -> str:
     if experiment.name not in ("table8", "samples"):
         said = [key for key in said if not key.startswith("iterations")]
     return records.markdown_table(made, said)
+
+
+#: Methods of the mixture targets as the page names them.
+MIXTURES = {
+    "Ours, regression": "`AutoGaussianMixture`, default",
+    "Ours": "gradient solver",
+    "ADVI": "ADVI",
+}
+
+
+def mixtures_table(found: Sequence[Record]) -> str:
+    """Forward KL on the mixture targets, median and greatest over the seeds, for the page."""
+    table = []
+    for case in all_experiments()["fig2"].cases:
+        row = {"target": f"{case.title}, {case.budget:,} scores"}
+        for method in case.methods:
+            chosen = chosen_runs(found, case, method) if method.name in MIXTURES else []
+            if chosen:
+                greatest = max(final(record, FORWARD) for record in chosen)
+                middle = median_final(chosen, FORWARD)
+                row[MIXTURES[method.name]] = f"{_short(middle)}, {_short(greatest)}"
+        table.append(row)
+    return records.markdown_table(table, ["target", *MIXTURES.values()])
 
 
 def section(experiment: Experiment, backend: str, found: Sequence[Record]) -> str:

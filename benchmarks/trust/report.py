@@ -123,6 +123,31 @@ def per_evaluation(found: Iterable[Record]) -> list[dict[str, Any]]:
     return rows
 
 
+def warm_table(found: Sequence[Record]) -> str:
+    """Effective draws per 1,000 evaluations of NUTS and of warm chains, for the page.
+
+    Of the seeds the median.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for (model, backend, method), runs in grouped(
+        found, lambda run: (run.model, run.backend, run.method)
+    ).items():
+        worth = [1000.0 * each for run in runs if (each := _worth(run)) is not None]
+        row = rows.setdefault(model, {"posterior": model.rpartition("/")[2]})
+        row[f"{backend} {method}"] = float(np.median(worth)) if worth else None
+    for row in rows.values():
+        ours, rival = row.get("numpyro warm-chains"), row.get(f"numpyro {RIVAL}")
+        row["ratio"] = ours / rival if ours and rival else None
+    columns = {
+        "posterior": "posterior",
+        f"numpyro {RIVAL}": "NUTS, NumPyro",
+        "numpyro warm-chains": "warm chains, NumPyro",
+        "ratio": "ratio",
+        "pyro warm-chains": "warm chains, Pyro",
+    }
+    return records.markdown_table(list(rows.values()), columns, digits=3)
+
+
 def _worth(run: Record) -> float | None:
     figures = run.figures
     if run.failed or not figures.get("evaluations") or "bulk ESS" not in figures:

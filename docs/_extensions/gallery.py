@@ -195,6 +195,13 @@ PICTURES = (
         "vision",
     ),
     Picture(
+        "implicit",
+        "Draws of guides without a density on two modes, a ring and a banana.",
+        "benchmarks/implicit/comparison.py",
+        "benchmarks implicit",
+        "implicit",
+    ),
+    Picture(
         "horseshoe",
         "A horseshoe finds the ten inputs of a hundred that matter.",
         "benchmarks/networks/horseshoe.py",

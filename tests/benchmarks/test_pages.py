@@ -2,7 +2,8 @@
 
 A page that mentions a command has its tables between two comments, and these are what the records
 give. Tables that were made before there were records of them are counted, and the count may only
-fall: whoever adds the records lowers it here.
+fall: whoever adds the records lowers it here. A table that says what something is, and holds no
+figure of a run, has the comment `<!-- nothing measured -->` on the line before it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from benchmarks import __main__ as command_line
 from benchmarks import pages
 
 #: Tables in sections that name a command, without records.
-WITHOUT = 27
+WITHOUT = 10
 
 
 def test_pages_are_what_their_records_give() -> None:
@@ -33,8 +34,7 @@ def test_every_table_is_on_a_page_and_every_file_of_records_is_of_a_table() -> N
         assert f"<!-- table: {name} -->" in text
     kept = {path.name for path in pages.RESULTS.glob("*.jsonl")}
     made = [*pages.TABLES.values(), *pages.PICTURES.values()]
-    # The leaderboard is made of its records when the pages are built.
-    assert kept == {"posteriordb.jsonl", *(file for file, _ in made)}
+    assert kept == {file for file, _ in made}
 
 
 @pytest.mark.parametrize("name", pages.PICTURES)
@@ -67,6 +67,7 @@ def test_tables_without_records_grow_fewer() -> None:
                 unmarked = re.sub(
                     r"<!-- table.*?<!-- end of table -->", "", section, flags=re.DOTALL
                 )
+                unmarked = re.sub(r"<!-- nothing measured -->\n(\|.*\n)+", "", unmarked)
                 tables = len(re.findall(r"(?m)^\|[ :|-]+\|$", unmarked))
                 found += [f"{path.name}: {section.splitlines()[0]}"] * tables
     assert len(found) == WITHOUT, "\n".join(found)
