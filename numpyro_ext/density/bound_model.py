@@ -21,6 +21,7 @@ from numpyro_ext.density.handlers import (
     belongs_to_prior,
     run_trace,
     site_log_prob,
+    site_of,
     transform_of,
     unconstraining,
     value_of,
@@ -124,7 +125,8 @@ class BoundModel(BoundModelShell[Array]):
             A site has another shape.
         """
         sites = {
-            name: transform_of(trace[name]).inv(value_of(trace, name)) for name in self.layout.names
+            name: transform_of(site_of(trace, name)).inv(value_of(trace, name))
+            for name in self.layout.names
         }
         for name, value in sites.items():
             if jnp.shape(value) != self.layout.shapes[name]:

@@ -205,17 +205,29 @@ BEFORE = "_PREV_"
 
 def value_of(trace: Trace, name: str) -> Array:
     """A site's value; of one in a ``scan`` with discrete sites that of all steps."""
-    before = sorted((each for each in trace if _steps_before(each, name)), key=len, reverse=True)
-    steps = [trace[each]["value"] for each in before]
-    value: Array = trace[name]["value"]
-    if not steps:
+    before = _steps_before(trace, name)
+    if not before:
+        value: Array = trace[name]["value"]
         return value
+    first = jnp.stack([trace[each]["value"] for each in before])
+    if name not in trace:
+        return first
     # Later steps have dimensions of discrete sites besides, of size one.
-    return jnp.concatenate([jnp.stack(steps), value.reshape(-1, *jnp.shape(steps[0]))])
+    return jnp.concatenate([first, trace[name]["value"].reshape(-1, *first.shape[1:])])
 
 
-def _steps_before(each: str, name: str) -> bool:
-    return each.startswith(BEFORE) and each.replace(BEFORE, "") == name
+def site_of(trace: Trace, name: str) -> Site:
+    """A site's trace entry; of one in a short ``scan`` with discrete sites that of its first step.
+
+    Of such a scan NumPyro writes the first steps one by one: where there are no more, no entry has
+    the site's own name.
+    """
+    return trace[name] if name in trace else trace[_steps_before(trace, name)[0]]
+
+
+def _steps_before(trace: Trace, name: str) -> list[str]:
+    found = [each for each in trace if each.startswith(BEFORE) and each.replace(BEFORE, "") == name]
+    return sorted(found, key=len, reverse=True)
 
 
 def is_latent(site: Site) -> bool:

@@ -274,10 +274,17 @@ def test_steps_that_mix_the_places_of_a_plate_are_refused(backend: Any) -> None:
             backend.target(model, (y, mixed))
 
 
-@pytest.mark.parametrize("family", [stats.norm, stats.halfnorm], ids=["real", "positive"])
-def test_continuous_sites_of_steps_with_a_discrete_one(backend: Any, family: Any) -> None:
+@pytest.mark.parametrize(
+    ("family", "steps"),
+    [(stats.norm, 4), (stats.halfnorm, 4), (stats.halfnorm, 1)],
+    ids=["real", "positive", "one step"],
+)
+def test_continuous_sites_of_steps_with_a_discrete_one(
+    backend: Any, family: Any, steps: int
+) -> None:
+    """Of a ``scan``, whose first step stands apart, and may be the only one."""
     h, chances = Written(backend), np.array([[0.8, 0.2], [0.3, 0.7]])
-    numbers, positive = np.array([0.1, 0.5, 2.0, 1.9]), family is stats.halfnorm
+    numbers, positive = np.array([0.1, 0.5, 2.0, 1.9])[:steps], family is stats.halfnorm
 
     def model(y: Any) -> None:
         m = h.sample("m", h.dist.Normal(backend.xp.zeros(2), 2.0).to_event(1))
@@ -308,7 +315,7 @@ def test_continuous_sites_of_steps_with_a_discrete_one(backend: Any, family: Any
         expected = stats.norm.logpdf(m, scale=2.0).sum() + family.logpdf(logs).sum()
         expected += log_determinant
         paths = []
-        for path in itertools.product((0, 1), repeat=4):
+        for path in itertools.product((0, 1), repeat=steps):
             before = (0, *path[:-1])
             density = stats.norm.logpdf(numbers, m[list(path)] + np.exp(logs)).sum()
             paths.append(density + np.log(chances[before, path]).sum())
