@@ -25,6 +25,7 @@ from numpyro_ext.density.enumeration import (
     summed_sites,
 )
 from numpyro_ext.density.handlers import (
+    BEFORE,
     FixedKey,
     PlateControl,
     Site,
@@ -127,6 +128,8 @@ def _setting(
     def substitute(site: Site) -> jax.Array | None:
         if not is_latent(site) and not (is_enumerated(site) and site["name"] in values):
             return None
+        if site["name"].startswith(BEFORE):
+            return None  # it has its value from inside of the scan
         if site["name"] not in values:
             raise missing_observations(site["name"])
         fn, value = site["fn"], values[site["name"]]

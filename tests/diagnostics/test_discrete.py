@@ -281,3 +281,44 @@ def test_rows_with_a_continuous_latent_of_their_own(backend: Any) -> None:
     both = locals_ + stats.norm.logpdf(numbers, u + values, 0.5)
     expected = special.logsumexp(both, 0) - special.logsumexp(locals_, 0)
     np.testing.assert_allclose(found.log_likelihood["y"][0], expected)
+
+
+def test_steps_with_a_continuous_latent_of_their_own(backend: Any) -> None:
+    h, chances = Written(backend), np.array([[0.8, 0.2], [0.3, 0.7]])
+
+    def model(y: Any) -> None:
+        mean = h.sample("mean", h.dist.Normal(0.0, 1.0))
+
+        def step(name: Any, z: Any, row: Any) -> Any:
+            z = h.sample(name("z"), h.dist.Categorical(backend.array(chances)[z]))
+            u = h.sample(name("u"), h.dist.Gamma(h.full((), 2.0), 1.0))
+            h.sample(name("y"), h.dist.Normal(mean + 2.0 * z, u), obs=row)
+            return z
+
+        h.chain(step, 0, y)
+
+    numbers, u = np.array([0.1, 2.2, -0.3]), np.array([0.5, 1.5, 0.7])
+    target, data = backend.target(model, (backend.array(numbers),))
+    if backend.is_pyro:
+        draws = {"mean": np.full(DRAWS, 0.2), **{f"u_{t}": np.full(DRAWS, u[t]) for t in range(3)}}
+    else:
+        draws = {"mean": np.full(DRAWS, 0.2), "u": np.tile(u, (DRAWS, 1))}
+    groups = ("log_likelihood", "log_prior", "discrete", "predictive")
+    found = backend.room("density.replay").replay(target, draws, data, groups=groups)
+
+    def steps(values: Any, site: str) -> np.ndarray:
+        names = [f"{site}_{t}" for t in range(3)] if backend.is_pyro else [site]
+        return np.column_stack([values[name] for name in names])
+
+    paths = np.array(list(itertools.product((0, 1), repeat=3)))
+    before = np.column_stack([np.zeros(8, int), paths[:, :-1]])
+    prior = np.log(chances[before, paths]).sum(1)
+    terms = prior + stats.norm.logpdf(numbers, 0.2 + 2.0 * paths, u).sum(1)
+    (log_likelihood,) = found.log_likelihood.values()
+    np.testing.assert_allclose(log_likelihood[0], special.logsumexp(terms))
+    np.testing.assert_allclose(steps(found.log_prior, "u")[0], stats.gamma(2.0).logpdf(u))
+    assert_shares(steps(found.discrete, "z").mean(0), special.softmax(terms) @ paths)
+    shares = np.exp(prior) @ paths
+    spread = np.sqrt(4.0 * shares * (1.0 - shares) + u**2)
+    off = steps(found.predictive, "y").mean(0) - (0.2 + 2.0 * shares)
+    assert (np.abs(off) < 5.0 * spread / np.sqrt(DRAWS)).all(), off / spread
