@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes
 from ppl_ext.check.sample import sampled_identities
 from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.problem import PARTS, Rows
 from tests.backends import use_float64
 from tests.batches_support import ROWS, Again, ByEpoch, X, Y, by_argument, by_index
 from tests.fit.test_fit import fit_of, numbers
@@ -118,6 +121,30 @@ def test_an_engine_of_ones_own_takes_the_loader(backend: Any, hurried: None) -> 
     assert "SVGD" in fit.verdict.reasons[0] and len(numbers(backend, fit)["w"]) == 20
 
 
+def test_keywords_reach_every_evaluation_and_another_plate_does_not_count_rows(
+    backend: Any, sampled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, dist = backend.host, backend.dist
+
+    def model(x: Any, y: Any, scale: float) -> None:
+        with host.plate("columns", 2):
+            w = host.sample("w", dist.Normal(backend.xp.zeros(()), 1.0))
+        with host.plate("rows", MANY, subsample_size=len(x)):
+            host.sample("y", dist.Normal(x @ w, scale), obs=y)
+
+    covariance = np.linalg.inv(np.eye(2) + MANY_X.T @ MANY_X / 4.0)
+    mean, deviations = covariance @ MANY_X.T @ MANY_Y / 4.0, np.sqrt(np.diag(covariance))
+    loader = Again(MANY, 100, named=True, x=MANY_X, y=MANY_Y)
+    fit = fit_of(backend, model, batches=loader, exact=False, scale=2.0)
+    assert fit.verdict.level == "corrected"
+    found = numbers(backend, fit)["w"]
+    assert (np.abs(found.mean(0) - mean) < 4.5 * deviations / np.sqrt(400)).all()
+    assert (np.abs(found.std(0) / deviations - 1.0) < 4.5 / np.sqrt(800)).all()
+    monkeypatch.setattr("ppl_ext.fit.policy.ROW_EVALUATIONS", 10**12)
+    fit = fit_of(backend, model, batches=loader, scale=2.0, seconds=1.5)
+    assert "ProximalScoreVI" in fit.verdict.reasons[0]
+
+
 def test_what_has_no_meaning_is_refused(backend: Any, sampled: None) -> None:
     x, y = backend.arrays((X, Y))
     with pytest.raises(ArgumentError, match="either batches or the model's arguments"):
@@ -146,6 +173,32 @@ def test_a_sample_is_of_the_first_batches() -> None:
     assert [part.rows for part in found.in_parts(4)] == [7] * 4
     np.testing.assert_array_equal(found.in_parts(4)[1].args[1], Y[7:14])
     assert passes.sample(np.asarray, 100).is_all and passes.sample(np.asarray, ROWS).is_all
+
+
+def test_a_sample_is_not_larger_than_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rows are large it has fewer, and a batch that is too large is alone."""
+    loader = Again(size=10)
+    most = 3 * (X[:10].nbytes + Y[:10].nbytes)
+    monkeypatch.setattr("ppl_ext.batches.passes.MOST_BYTES", most)
+    found = Passes(loader).sample(np.asarray, ROWS)
+    assert found.batch.rows == 30 and not found.is_all
+    monkeypatch.setattr("ppl_ext.batches.passes.MOST_BYTES", 1)
+    assert Passes(loader).sample(np.asarray, ROWS).batch.rows == 10
+
+
+def test_what_all_rows_of_a_loader_cost() -> None:
+    """Their evaluation, and reading them."""
+    sample = Passes(Again(size=10)).sample(np.asarray, 32)
+    asked = list[int | None]()
+
+    def pieces(batch: Batch | None) -> Any:
+        asked.append(None if batch is None else batch.rows)
+        return lambda positions: (np.zeros(len(positions)), positions)
+
+    rows = Rows.of_loader(replace(sample, seconds=0.5), ROWS, pieces)
+    assert rows.times == ROWS / 40 and rows.reading == 0.5 * ROWS and rows.number == 40
+    assert asked == [40, None]
+    assert len(rows.parts()) == PARTS and asked[2:] == [40 // PARTS] * PARTS
 
 
 # -- check -------------------------------------------------------------------------------------

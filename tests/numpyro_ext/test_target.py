@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.contrib.module import random_nnx_module
 from numpyro.infer.util import potential_energy
+from scipy import special, stats
 
 from numpyro_ext.density import Data, LogDensity
 from ppl_ext.errors import (
@@ -350,3 +352,31 @@ def test_structure_that_changes_between_runs_is_noticed() -> None:
 
     with pytest.raises(ModelCheckError, match="'extra'.*structure changes"):
         LogDensity(model, KEY)
+
+
+@pytest.mark.parametrize("length", [2, 5])
+def test_steps_of_a_longer_history_are_in_their_order(length: int) -> None:
+    """The first three stand apart, each by a name of its own, and are all where there are two."""
+
+    def model(y: jax.Array) -> None:
+        def step(before: Any, observed: jax.Array) -> tuple[Any, None]:
+            z = numpyro.sample("z", dist.Bernoulli(0.2 + 0.3 * before[0] + 0.4 * before[1]))
+            u = numpyro.sample("u", dist.HalfNormal(1.0))
+            numpyro.sample("y", dist.Normal(2.0 * z, u), obs=observed)
+            return (before[1], z), None
+
+        scan(step, (0, 0), y, history=2)
+
+    y = np.linspace(-1.0, 2.0, length)
+    target = LogDensity(model, KEY, (y,))
+    data, z = target.bind(y), np.linspace(-1.0, 1.0, length)[None]
+    values = target.constrain(jnp.asarray(z), data)
+    np.testing.assert_allclose(values["u"], np.exp(z))
+    np.testing.assert_allclose(target.unconstrain(values, data), z, atol=1e-12)
+    u, terms = np.exp(z[0]), []
+    for path in itertools.product((0, 1), repeat=length):
+        chances = 0.2 + 0.3 * np.array((0, 0, *path))[:length] + 0.4 * np.array((0, *path))[:length]
+        prior = stats.bernoulli.logpmf(path, chances).sum()
+        terms.append(prior + stats.norm.logpdf(y, 2.0 * np.array(path), u).sum())
+    expected = special.logsumexp(terms) + stats.halfnorm.logpdf(u).sum() + z.sum()
+    np.testing.assert_allclose(target.log_density(jnp.asarray(z), data)[0], expected, ROUNDING)
