@@ -316,7 +316,15 @@ def unconstraining(
         if step is not None:
             # Inside scan a site sees one time step; its unconstrained values carry them all.
             shift = transform.codomain.event_dim - transform.domain.event_dim
-            if jnp.ndim(position) > len(site["fn"].shape()) - shift:
+            own = len(site["fn"].shape()) - shift
+            if jnp.ndim(position) < own:
+                raise ModelCheckError(
+                    f"Latent site '{name}' inside scan has a distribution that depends on a "
+                    "discrete latent site, which NumPyro does not support in scan. Expected one "
+                    "that does not: sample a standard variable, such as Normal(0, 1), and shift "
+                    "and scale it by the discrete site's values."
+                )
+            if jnp.ndim(position) > own:
                 position = position[step]
         for frame in site["cond_indep_stack"]:
             if frame.name in indices:

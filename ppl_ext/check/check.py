@@ -392,7 +392,7 @@ def _rows_refused(program: Program, source: Source, hearing: _Hearing) -> str | 
     figures = policy.Program(
         written.dim, False, each, 0.0, seconds_with_all_rows=written.seconds_with_all_rows(each)
     )
-    wanted = policy.Wanted(CHECK_ESS, True, meter.seconds - meter.elapsed)
+    wanted = policy.Wanted(CHECK_ESS, True, max(0.0, meter.seconds - meter.elapsed))
     return policy.rows_refused(policy.Evidence(figures, wanted))
 
 

@@ -235,6 +235,8 @@ def test_a_sample_of_rows_tells_of_spreads(backend: Any, hurried: None) -> None:
     assert "sd are not, which takes all rows" in told
     narrow = checked(backend, planted(scale=0.6), model, batches=many())
     assert narrow.level == "not trusted" and narrow.reasons[0].startswith("By 400 rows")
+    spent = checked(backend, planted(), model, batches=many(), seconds=1e-3)
+    assert "of the 0 s that seconds= allows" in spent.reasons[0]
 
 
 def test_an_engine_that_ran_on_batches_is_checked_on_them(backend: Any, sampled: None) -> None:

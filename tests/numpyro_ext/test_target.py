@@ -380,3 +380,19 @@ def test_steps_of_a_longer_history_are_in_their_order(length: int) -> None:
         terms.append(prior + stats.norm.logpdf(y, 2.0 * np.array(path), u).sum())
     expected = special.logsumexp(terms) + stats.halfnorm.logpdf(u).sum() + z.sum()
     np.testing.assert_allclose(target.log_density(jnp.asarray(z), data)[0], expected, ROUNDING)
+
+
+def test_a_site_of_a_scan_that_depends_on_a_discrete_one_is_refused() -> None:
+    """NumPyro's own error asks for a report to its developers."""
+
+    def model(y: jax.Array) -> None:
+        def step(z: jax.Array, observed: jax.Array) -> tuple[jax.Array, None]:
+            z = numpyro.sample("z", dist.Bernoulli(0.2 + 0.5 * z))
+            u = numpyro.sample("u", dist.HalfNormal(1.0 + z))
+            numpyro.sample("y", dist.Normal(0.0, u), obs=observed)
+            return z, None
+
+        scan(step, jnp.array(0), y)
+
+    with pytest.raises(ModelCheckError, match="'u' inside scan .* depends on a discrete latent"):
+        LogDensity(model, KEY, (np.linspace(-1.0, 2.0, 4),))
