@@ -306,9 +306,12 @@ def load_fit(path: str | os.PathLike[str], ways: Ways | None) -> Fit:
         bit_generator = getattr(np.random, rest["generator"]["bit_generator"])()
         bit_generator.state = rest["generator"]
         generator = np.random.Generator(bit_generator)
-        # Binding draws random numbers of its own.
-        problem = _way(ways(rest["seed"], np.random.default_rng(0)), rest, draws)
+        seed, written = rest["seed"], (rest["way"], rest["arguments"])
         evidence = from_tree(rest["evidence"], {})
+    # Not inside: the program runs, whose errors are no damage. Binding draws random numbers of its
+    # own.
+    problem = _way(ways(seed, np.random.default_rng(0)), *written, draws)
+    with state_files.reading(path):
         if evidence.program.is_whole and not problem.is_whole:
             problem = problem.with_all_rows(problem.starting_points)
         problem.evaluate.calls = rest["calls"]
@@ -326,12 +329,12 @@ def load_fit(path: str | os.PathLike[str], ways: Ways | None) -> Fit:
         stages = from_tree(rest["stages"], {})
         climbed = Climbed(problem, positions, sampled, evidence, stages, symmetry)
         if sampled is None:
-            return Fit(draws, verdict, chains, climbed, generator, rest["seed"])
-        return Fit.of(climbed, generator, rest["seed"])
+            return Fit(draws, verdict, chains, climbed, generator, seed)
+        return Fit.of(climbed, generator, seed)
 
 
 def _way(
-    ways: Iterable[Problem], rest: Mapping[str, Any], draws: Mapping[str, np.ndarray]
+    ways: Iterable[Problem], name: str, arguments: str, draws: Mapping[str, np.ndarray]
 ) -> Problem:
     """The way to write the program that was saved.
 
@@ -343,11 +346,11 @@ def _way(
     for problem in ways:
         if set(problem.target.layout.names) != set(draws):
             raise _other(f"the sites {', '.join(problem.target.layout.names)}")
-        if problem.digest() != rest["arguments"]:
+        if problem.digest() != arguments:
             raise _other("other numbers in its arguments")
-        if problem.name == rest["way"]:
+        if problem.name == name:
             return problem
-    raise _other(f"one that cannot be written {rest['way']}")
+    raise _other(f"one that cannot be written {name}")
 
 
 def check_density(problem: Problem, chains: Chains) -> None:

@@ -275,6 +275,13 @@ def test_saved_fits_refuse_other_programs_and_data(backend: Any, tmp_path: Path)
         load(tmp_path / "fit", program(2.0), y + 1.0)
     with pytest.raises(refused, match="another density"):
         load(tmp_path / "fit", program(3.0), y)
+
+    def fails(y: Any) -> None:
+        raise TypeError("of the program")
+
+    # Not as damage of the file.
+    with pytest.raises(TypeError, match="of the program"):
+        load(tmp_path / "fit", fails, y)
     assert load(tmp_path / "fit", program(2.0), y).more(16).num_chains > 1
 
 
