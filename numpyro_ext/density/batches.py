@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -168,7 +169,17 @@ class _Reader:
 
 @contextmanager
 def raising(passes: Passes | None) -> Iterator[None]:
-    """Context in which what ends a pass of a compiled program is raised as it is."""
+    """Context in which what ends a pass of a compiled program is raised as it is.
+
+    JAX logs what a callback raises; this is raised by itself, and so is not logged.
+    """
+
+    def is_other(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return passes is None or error is None or error is not passes.failure
+
+    logger = logging.getLogger("jax._src.callback")
+    logger.addFilter(is_other)
     try:
         yield
     except jax.errors.JaxRuntimeError:
@@ -176,6 +187,8 @@ def raising(passes: Passes | None) -> Iterator[None]:
             raise
         failure, passes.failure = passes.failure, None
         raise failure from None
+    finally:
+        logger.removeFilter(is_other)
 
 
 def scan_over_batches(

@@ -145,7 +145,9 @@ def test_keywords_reach_every_evaluation_and_another_plate_does_not_count_rows(
     assert "ProximalScoreVI" in fit.verdict.reasons[0]
 
 
-def test_what_has_no_meaning_is_refused(backend: Any, sampled: None) -> None:
+def test_what_has_no_meaning_is_refused(
+    backend: Any, sampled: None, caplog: pytest.LogCaptureFixture
+) -> None:
     x, y = backend.arrays((X, Y))
     with pytest.raises(ArgumentError, match="either batches or the model's arguments"):
         fit_of(backend, by_argument(backend), x, y, batches=Again())
@@ -163,6 +165,7 @@ def test_what_has_no_meaning_is_refused(backend: Any, sampled: None) -> None:
     # A loader that leaves rows out is found out by the first pass.
     with pytest.raises(ArgumentError, match="found 2000 rows"):
         fit_of(backend, by_argument(backend, MANY + 7), batches=many(), exact=False)
+    assert "found 2000 rows" not in caplog.text
 
 
 def test_a_sample_is_of_the_first_batches() -> None:
