@@ -810,7 +810,7 @@ class Engine(EngineShell, ABC):
             kwargs = {**kwargs, **own}
             if self.sharding is not None:
                 self.sharding.check_batch(stream.rows, self._digest((args, own)))
-        reached = None if init_state is None else init_state.batches
+        reached = None
         if init_state is None:
             state = self.init(rng_key, *args, start=start, **kwargs)
         else:
@@ -819,6 +819,7 @@ class Engine(EngineShell, ABC):
             else:
                 bound, _ = self._bind_again(self._bound, args, kwargs)
             self._check_state_of(bound, init_state)
+            reached = init_state.batches
             laid = self._laid(bound.plan, init_state._replace(batches=None))
             state = self._with_its_data(bound, laid)
             self._bound = bound

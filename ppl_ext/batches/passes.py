@@ -210,9 +210,10 @@ def rows_of_loader(
     ArgumentError
         There are positional arguments besides, or the loader ends after one pass.
     """
-    passes = passes_of(batches, args or ())
-    if passes is None:
+    if batches is None:
         return args, kwargs, None
+    check_no_arguments(args or ())
+    passes = Passes(batches)
     first = passes.first(place)
     return first.args, {**(kwargs or {}), **first.kwargs}, passes
 

@@ -325,7 +325,8 @@ def _carry_numbers(graph: Any, constants: dict[Any, Tensor], changed: set[Any]) 
             inner, number = node.args
             if isinstance(number, int | float):
                 found = _multiplied(inner, node, changed)
-                if found is not None and found[1] in _MULTIPLY:
+                together = found is not None and found[1] in _MULTIPLY
+                if found is not None and together and _is_ordinary(found[2] * number):
                     node.args = (found[0], found[2] * number)
                 continue
             for place, (small, large) in enumerate((node.args, node.args[::-1])):
@@ -376,6 +377,11 @@ def _add_to_few(graph: Any, node: Any, constants: dict[Any, Tensor], changed: se
     node.replace_all_uses_with(inner)
 
 
+def _is_ordinary(number: float) -> bool:
+    """Whether it is so far from zero and infinity that single precision rounds it and no more."""
+    return 1e-30 < abs(number) < 1e30
+
+
 def _multiplied(node: Any, user: Any, changed: set[Any]) -> tuple[Any, Any, Any] | None:
     """Factor, operation and number of a product with a number that ``user`` alone uses."""
     if not isinstance(node, Node) or node.kwargs or list(node.users) != [user]:
@@ -387,6 +393,8 @@ def _multiplied(node: Any, user: Any, changed: set[Any]) -> tuple[Any, Any, Any]
     value, factor = node.args
     if not isinstance(value, Node) or not isinstance(factor, int | float):
         return None
+    if not _is_ordinary(factor):
+        return None  # entries of both signs have other sums before than after
     alike = _alike(value, node) or _alike_for_all(value, node)
     return (value, node.target, factor) if alike else None
 

@@ -204,3 +204,11 @@ def test_cross_entropy_in_few_operations_is_that_of_torch(by_numpy: bool) -> Non
             # log p is known no better than the logit, and a probability no better than 1.
             torch.testing.assert_close(one[0], two, rtol=1e-10, atol=1e-13)
     torch.testing.assert_close(weighted, (plain(logits, labels, labels), plain(logits, labels)))
+
+
+def test_numbers_that_are_not_finite_stay_with_the_entries() -> None:
+    """Infinities of both signs have no sum, and a sum of both signs times infinity has one."""
+    x = torch.tensor([[1.0, -2.0, 3.0]])
+    for function in (lambda x, y: (x * torch.inf).sum(1), lambda x, y: (x / 0.0).sum(1)):
+        _, replay, _ = simplified(function, x, x)
+        assert torch.isnan(replay(x, x)).all() and torch.isnan(function(x, x)).all()
