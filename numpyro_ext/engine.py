@@ -454,8 +454,8 @@ class Engine(EngineShell, ABC):
         ragged: bool = False,
     ) -> tuple[_Bound, Data]:
         plan = known.plan
-        bind = plan.target.bind_batch if ragged else lambda args, kw: plan.target.bind(*args, **kw)
-        data = bind(args, dict(kwargs))
+        target = plan.target
+        data = target.bind_batch(args, dict(kwargs)) if ragged else target.bind(*args, **kwargs)
         if _traced(data):
             return known, data
         data, memory = data.on_device(), known.memory

@@ -179,7 +179,7 @@ def pieces_of(target: LogDensity) -> Callable[[Data, dict[str, np.ndarray] | Non
 
     program = Loop(evaluate, CALLS)
 
-    def piece_of(data: Data, rows: dict[str, np.ndarray] | None) -> Piece:
+    def bound(data: Data, rows: dict[str, np.ndarray] | None) -> Piece:
         def piece(z: np.ndarray, before: int) -> tuple[Any, Any]:
             positions = jnp.asarray(z, target.dtype)
             with raising(target.passes):
@@ -190,4 +190,4 @@ def pieces_of(target: LogDensity) -> Callable[[Data, dict[str, np.ndarray] | Non
 
         return piece
 
-    return piece_of
+    return bound

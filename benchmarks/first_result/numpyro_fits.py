@@ -169,8 +169,3 @@ DRAWN = ("ProximalScoreVI", "LaplaceGGN")
 
 def _one_chain(draws: dict[str, Array]) -> dict[str, np.ndarray]:
     return {name: np.asarray(value)[None] for name, value in draws.items()}
-
-
-def where() -> str:
-    """Where the measured package lies."""
-    return str(nx.__file__)

@@ -173,8 +173,3 @@ DRAWN = ("ProximalScoreVI", "LaplaceGGN")
 
 def _one_chain(draws: dict[str, Tensor]) -> dict[str, np.ndarray]:
     return {name: value.detach().numpy()[None] for name, value in draws.items()}
-
-
-def where() -> str:
-    """Where the measured package lies."""
-    return str(px.__file__)

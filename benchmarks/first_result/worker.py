@@ -84,7 +84,6 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         "stages": stages,
         "mean": {name: value.mean(0).tolist() for name, value in flat.items()},
         "sd": {name: value.std(0).tolist() for name, value in flat.items()},
-        "package": fits.where(),
     }
 
 

@@ -161,7 +161,7 @@ class _Reader:
                 # To the end, which sees to it that there are no more rows.
                 for _ in self._pass:
                     pass
-        except Exception as error:
+        except Exception as error:  # any of a loader's own, which JAX would wrap in one of its own
             self._passes.failure = error
             raise
         return [*(leaf for _, leaf in found.leaves()), np.asarray(number + 1, np.int32)]

@@ -210,10 +210,9 @@ def rows_of_loader(
     ArgumentError
         There are positional arguments besides, or the loader ends after one pass.
     """
-    if batches is None:
+    passes = passes_of(batches, () if args is None else args)
+    if passes is None:
         return args, kwargs, None
-    check_no_arguments(args or ())
-    passes = Passes(batches)
     first = passes.first(place)
     return first.args, {**(kwargs or {}), **first.kwargs}, passes
 

@@ -275,7 +275,9 @@ def test_statistics_losses_and_attributes_of_an_engine(backend) -> None:
     assert (attributes["converged"], attributes["rank"]) == (1, 2)
 
 
-@pytest.mark.skipif(support.MAJOR < 1, reason="loo_approximate_posterior is of ArviZ 1")
+@pytest.mark.skipif(
+    support.MAJOR < 1, reason="ArviZ has loo_approximate_posterior from version 1 on"
+)
 def test_leave_one_out_of_an_approximation(backend) -> None:
     """By the draws' own statistics, against the closed form; the draws are too wide."""
     y = zoo.normal_rows()
