@@ -21,6 +21,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from numpyro_ext.callbacks import raised_as_it_is
 from numpyro_ext.sharding import is_tracing, mesh_of, on_mesh
 
 #: XLA spends most of a small program's compile time on making it fast. On processors these make
@@ -148,13 +149,13 @@ class Program:
         if inputs != len(jax.tree.leaves(args)):
             # Constants that became arguments, whose values the text does not say; or values kept
             # from another trace, of which the function says better than the program what is wrong.
-            return jitted
+            return _with_callbacks(jitted) if "callback" in text else jitted
         if "callback" in text:
             # It does not say to what. It can fail halfway, and must not have taken over by then
             # what the caller would go on from.
             if self._donated:
                 lowered = jax.jit(self._function, keep_unused=True, **layout).lower(*args)
-            return _compile(lowered, self._rarely)
+            return _with_callbacks(_compile(lowered, self._rarely))
         if len(text) > MAX_LENGTH:
             return _compile(lowered, self._rarely)
         outputs = (lowered.out_tree, tuple(traced.jaxpr.out_avals))
@@ -239,6 +240,16 @@ class Loop:
         saved = SAVED_PER_LINE * traced.lower().as_text().count("\n")
         steps = min(saved / (LOST_PER_BYTE * max(_num_bytes(traced.jaxpr), 1)), 2.0**31 - 1.0)
         return int(steps) if steps >= self._usual else 0
+
+
+def _with_callbacks(compiled: Any) -> Callable[..., Any]:
+    """A compiled program that waits for its callbacks and raises what they raise."""
+
+    def call(*args: Any) -> Any:
+        with raised_as_it_is():
+            return jax.block_until_ready(compiled(*args))
+
+    return call
 
 
 def _is_debugging() -> bool:

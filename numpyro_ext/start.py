@@ -14,7 +14,6 @@ from jax import Array, random
 from numpyro.infer.autoguide import AutoContinuous, AutoGuide
 
 from numpyro_ext.density import Data, LogDensity
-from numpyro_ext.density.batches import raising
 from numpyro_ext.density.start import numbers_of_key
 from numpyro_ext.draws import check_key
 from numpyro_ext.guides.flat_density import flat_density
@@ -182,11 +181,10 @@ def pieces_of(target: LogDensity) -> Callable[[Data, dict[str, np.ndarray] | Non
     def bound(data: Data, rows: dict[str, np.ndarray] | None) -> Piece:
         def piece(z: np.ndarray, before: int) -> tuple[Any, Any]:
             positions = jnp.asarray(z, target.dtype)
-            with raising(target.passes):
-                found: tuple[Any, Any] = program(
-                    before, 1, positions, target.arguments.as_evaluated(data), rows or {}
-                )
-                return found if target.passes is None else jax.block_until_ready(found)
+            found: tuple[Any, Any] = program(
+                before, 1, positions, target.arguments.as_evaluated(data), rows or {}
+            )
+            return found
 
         return piece
 

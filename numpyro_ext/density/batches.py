@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +13,7 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental import io_callback
 
+from numpyro_ext.callbacks import remembered
 from numpyro_ext.density.arguments import Arguments
 from numpyro_ext.density.layout import Data
 from ppl_ext.batches.batch import Batch
@@ -153,42 +152,14 @@ class _Reader:
 
     def __call__(self, number: Any) -> list[np.ndarray]:
         """Batch ``number`` of a pass, and the next number; the first begins another pass."""
-        try:
-            if int(number) == 0:
-                self._pass = self._passes.of_equal_size(on_host, self._size, self._rows)
-            found = next(self._pass)
-            if (int(number) + 1) * self._rows >= self._size:
-                # To the end, which sees to it that there are no more rows.
-                for _ in self._pass:
-                    pass
-        except Exception as error:  # any of a loader's own, which JAX would wrap in one of its own
-            self._passes.failure = error
-            raise
+        if int(number) == 0:
+            self._pass = self._passes.of_equal_size(on_host, self._size, self._rows)
+        found = next(self._pass)
+        if (int(number) + 1) * self._rows >= self._size:
+            # To the end, which sees to it that there are no more rows.
+            for _ in self._pass:
+                pass
         return [*(leaf for _, leaf in found.leaves()), np.asarray(number + 1, np.int32)]
-
-
-@contextmanager
-def raising(passes: Passes | None) -> Iterator[None]:
-    """Context in which what ends a pass of a compiled program is raised as it is.
-
-    JAX logs what a callback raises; this is raised by itself, and so is not logged.
-    """
-
-    def is_other(record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        return passes is None or error is None or error is not passes.failure
-
-    logger = logging.getLogger("jax._src.callback")
-    logger.addFilter(is_other)
-    try:
-        yield
-    except jax.errors.JaxRuntimeError:
-        if passes is None or passes.failure is None:
-            raise
-        failure, passes.failure = passes.failure, None
-        raise failure from None
-    finally:
-        logger.removeFilter(is_other)
 
 
 def scan_over_batches(
@@ -215,7 +186,7 @@ def scan_over_batches(
     rows = first.rows
     size = total_rows(_plates(first, arguments, data), rows) or rows
     whole, left = divmod(size, rows)
-    reader = _Reader(passes, size, rows)
+    reader = remembered(_Reader(passes, size, rows).__call__)
 
     def part(carry: Any, number: Array, rows: int) -> tuple[tuple[Array, Any], Any]:
         shapes = [

@@ -68,8 +68,6 @@ class Passes:
                 f"{type(loader).__name__}, which ends after one pass. Pass a DataLoader, a list or "
                 "an object whose __iter__ begins anew."
             )
-        #: Why a pass ended that a program's callback made, which cannot raise it itself.
-        self.failure: Exception | None = None
         self._raw: Batch | None = None
         self._seen: Batch | None = None
 

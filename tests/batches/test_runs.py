@@ -6,6 +6,7 @@ import re
 import threading
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,32 @@ def test_three_sizes_are_refused(backend: Any) -> None:
 
 
 # -- other engines, loaders and diagnostics ----------------------------------------------------
+
+
+class Broken(Again):
+    """Ends with an error of its own after some batches."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from list(super().__iter__())[:3]
+        raise OSError("the disk is gone")
+
+
+def test_a_loader_s_own_error_is_raised_as_it_is(
+    backend: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    seeds = {"seed": 0} if backend.is_pyro else {}
+    arguments: Any = (by_argument(backend), backend.adam(0.05))
+    particles = backend.public.SVGD(*arguments, num_particles=2, **seeds)
+    _, run = Loaded(backend, Again).run(particles, 2, start="host")
+    held = () if backend.is_pyro else (run,)
+    with pytest.raises(OSError, match="the disk is gone"):
+        backend.public.ksd(particles, *held, batches=Broken())
+    engine = backend.public.SVGDVR(
+        *arguments, num_particles=2, anchor_every=2, full_data=Broken(), **seeds
+    )
+    with pytest.raises(OSError, match="the disk is gone"):
+        Loaded(backend, Again).run(engine, 4, start="host")
+    assert "the disk is gone" not in caplog.text
 
 
 @pytest.mark.slow
