@@ -407,19 +407,23 @@ def _by_sample(program: Program, source: Source, hearing: _Hearing, worth: float
         positions = program.unconstrain(source.draws)
     rows = _rows(np.flatnonzero(np.isfinite(positions).all(1)), written.dim, worth)
     if len(rows) < LEAST_DRAWS:
+        hearing.told.append(f"Only {len(rows)} draws could be looked at: too few to tell.")
         return
     first, *others = (meter.of(each) for each in parts)
     _, each = timed(first, positions[rows[0]], meter.clock)
     left = FOR_SCORES * (meter.seconds - meter.elapsed) / max(each, 1e-9)
     left = min(left, FOR_SCORES * (meter.budget - meter.evaluations)) / len(parts)
     if left < LEAST_DRAWS:
+        hearing.told.append("Scores of the draws were too dear, even by a sample of the rows.")
         return
     some = rows[np.linspace(0, len(rows) - 1, min(len(rows), int(left))).astype(int)]
     found = sampled_identities(
         positions[some], [first, *others], written.rows_of_batch, program.names
     )
-    if found is not None:
-        (hearing.against if found.is_off else hearing.told).append(found.told)
+    if found is None:
+        hearing.told.append("Scores of the draws by a sample of the rows were not finite.")
+        return
+    (hearing.against if found.is_off else hearing.told).append(found.told)
 
 
 def rounding_noise(

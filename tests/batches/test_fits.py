@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ppl_ext.batches.batch import Batch
-from ppl_ext.batches.passes import Passes
+from ppl_ext.batches.passes import Passes, total_rows
 from ppl_ext.check.sample import sampled_identities
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.problem import PARTS, Rows
@@ -178,6 +179,17 @@ def test_a_sample_is_of_the_first_batches() -> None:
     assert passes.sample(np.asarray, 100).is_all and passes.sample(np.asarray, ROWS).is_all
 
 
+def test_rows_are_counted_by_the_plate_that_a_batch_is_part_of() -> None:
+    def plate(size: int, subsample_size: int) -> Any:
+        return SimpleNamespace(size=size, subsample_size=subsample_size)
+
+    assert total_rows({"rows": plate(48, 8), "weeks": plate(52, 4)}, 8) == 48
+    assert total_rows({"weeks": plate(52, 4)}, 8) == 52
+    assert total_rows({}, 8) is None
+    with pytest.raises(ArgumentError, match="one plate that counts the rows"):
+        total_rows({"rows": plate(48, 8), "cases": plate(60, 8)}, 8)
+
+
 def test_a_sample_is_not_larger_than_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where rows are large it has fewer, and a batch that is too large is alone."""
     loader = Again(size=10)
@@ -240,6 +252,9 @@ def test_a_sample_of_rows_tells_of_spreads(backend: Any, hurried: None) -> None:
     assert narrow.level == "not trusted" and narrow.reasons[0].startswith("By 400 rows")
     spent = checked(backend, planted(), model, batches=many(), seconds=1e-3)
     assert "of the 0 s that seconds= allows" in spent.reasons[0]
+    assert "too dear, even by a sample of the rows" in str(spent)
+    few = checked(backend, planted(number=4), model, batches=many())
+    assert "too few to tell" in str(few)
 
 
 def test_an_engine_that_ran_on_batches_is_checked_on_them(backend: Any, sampled: None) -> None:
