@@ -67,6 +67,8 @@ TABLES: dict[str, tuple[str, str]] = {
     "score-vi, memory": ("score-vi.jsonl", "benchmarks.score_vi.memory:page_table"),
     "score-vi, mixtures": ("synthetic.jsonl", "benchmarks.synthetic.report:mixtures_table"),
     "kills": ("kills.jsonl", "benchmarks.process.kills:page_table"),
+    "trust": ("trust.jsonl", "benchmarks.trust.report:page_table"),
+    "trust, missed": ("trust.jsonl", "benchmarks.trust.report:missed_table"),
     "warm chains": ("warm-chains.jsonl", "benchmarks.trust.report:warm_table"),
     "scaling, moves": ("scaling.jsonl", "benchmarks.scaling.report:moves_table"),
     "scaling, efficiency": ("scaling.jsonl", "benchmarks.scaling.report:efficiency_table"),
@@ -77,6 +79,7 @@ TABLES: dict[str, tuple[str, str]] = {
 #: Of each picture in `docs/images` the file of its records and the function that draws it.
 PICTURES: dict[str, tuple[str, str]] = {
     "batches.png": ("batches.jsonl", "benchmarks.batches.comparison:plot"),
+    "fit-trust.png": ("trust.jsonl", "benchmarks.trust.report:plot"),
     "errors-kills.png": ("kills.jsonl", "benchmarks.process.kills:plot"),
     "horseshoe.png": ("horseshoe.jsonl", "benchmarks.networks.horseshoe:plot"),
     "stein-kernels.png": ("kernels.jsonl", "benchmarks.kernels.comparison:picture"),

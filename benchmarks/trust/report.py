@@ -83,6 +83,42 @@ def counts(found: Iterable[Record]) -> list[dict[str, Any]]:
     return rows
 
 
+def page_table(found: Sequence[Record]) -> str:
+    """How often `fit` is right and says so, for the page.
+
+    Where there is no right answer an error that refuses the program is as good as no trust.
+    """
+    rows = []
+    for (backend,), runs in grouped(found, lambda run: (run.backend,)).items():
+        answerable = [outcome(run) for run in runs if run.figures["answerable"]]
+        without = [outcome(run) for run in runs if not run.figures["answerable"]]
+        row: dict[str, Any] = {"package": records.LABELS[backend]}
+        row["runs with an answer"] = len(answerable)
+        row |= {name: answerable.count(name) for name in OUTCOMES[:4]}
+        if failed := answerable.count("failed"):
+            row["failed"] = failed
+        refused = len(without) - without.count("no answer, trusted")
+        row["no answer, refused"] = f"{refused} of {len(without)}"
+        row["median evaluations"] = median(runs, "evaluations")
+        rows.append(row)
+    return records.markdown_table(rows)
+
+
+def missed_table(found: Sequence[Record]) -> str:
+    """The problems that `fit` misjudges or refuses though there is an answer, for the page."""
+    answerable = [run for run in found if run.figures["answerable"]]
+    rows = []
+    for (name,), runs in grouped(answerable, lambda run: (run.model,)).items():
+        told = {
+            backend: "; ".join(dict.fromkeys(outcome(run) for run in own))
+            for (backend,), own in grouped(runs, lambda run: (run.backend,)).items()
+        }
+        if set(told.values()) != {OUTCOMES[0]}:
+            row = {"problem": name.rpartition("/")[2], "what it is": runs[0].figures["kind"]}
+            rows.append(row | {records.LABELS[backend]: each for backend, each in told.items()})
+    return records.markdown_table(rows)
+
+
 def two_by_two(runs: Sequence[Record]) -> str:
     """Right or wrong against trusted or not, of the runs that have a right answer."""
     outcomes = [outcome(run) for run in runs]
@@ -97,6 +133,8 @@ TRUST = ("trusted", "not trusted")
 
 #: Chains that others are held against, and what is compared.
 RIVAL = "nuts"
+#: Methods that the page sets side by side.
+BESIDE = {"fit": "`fit`", RIVAL: "NUTS"}
 PER_EVALUATION = """Effective draws in bulk or tail, whichever are fewer, of the worst scalar \
 marginal, over all evaluations of the score, as a multiple of what the rival has on the same \
 problem: median and quartiles over the problems that both have run.
@@ -138,6 +176,8 @@ def warm_table(found: Sequence[Record]) -> str:
     for row in rows.values():
         ours, rival = row.get("numpyro warm-chains"), row.get(f"numpyro {RIVAL}")
         row["ratio"] = ours / rival if ours and rival else None
+    ratios = [row["ratio"] for row in rows.values() if row["ratio"] is not None]
+    rows["median"] = {"posterior": "median", "ratio": float(np.median(ratios))}
     columns = {
         "posterior": "posterior",
         f"numpyro {RIVAL}": "NUTS, NumPyro",
@@ -146,6 +186,23 @@ def warm_table(found: Sequence[Record]) -> str:
         "pyro warm-chains": "warm chains, Pyro",
     }
     return records.markdown_table(list(rows.values()), columns, digits=3)
+
+
+def beside_table(found: Sequence[Record]) -> str:
+    """`fit` beside NUTS in NumPyro on the same posteriors, for the page."""
+    rows: dict[str, dict[str, Any]] = {}
+    spent: dict[tuple[str, str], float | None] = {}
+    own = [run for run in found if run.backend == "numpyro" and run.method in BESIDE]
+    for (model, method), runs in grouped(own, lambda run: (run.model, run.method)).items():
+        row = rows.setdefault(model, {"posterior": model.rpartition("/")[2]})
+        row[BESIDE[method]] = "; ".join(dict.fromkeys(outcome(run) for run in runs))
+        spent[model, method] = median(runs, "evaluations")
+    for model, row in rows.items():
+        ours, theirs = (spent.get((model, method)) for method in BESIDE)
+        row["evaluations of `fit`"], row["of NUTS"] = ours, theirs
+        row["ratio"] = ours / theirs if ours and theirs else None
+    titles = ["posterior", *BESIDE.values(), "evaluations of `fit`", "of NUTS", "ratio"]
+    return records.markdown_table(list(rows.values()), titles, digits=2)
 
 
 def _worth(run: Record) -> float | None:
