@@ -69,6 +69,7 @@ TABLES: dict[str, tuple[str, str]] = {
     "kills": ("kills.jsonl", "benchmarks.process.kills:page_table"),
     "trust": ("trust.jsonl", "benchmarks.trust.report:page_table"),
     "trust, missed": ("trust.jsonl", "benchmarks.trust.report:missed_table"),
+    "check": ("check.jsonl", "benchmarks.trust.checking:page_table"),
     "warm chains": ("warm-chains.jsonl", "benchmarks.trust.report:warm_table"),
     "scaling, moves": ("scaling.jsonl", "benchmarks.scaling.report:moves_table"),
     "scaling, efficiency": ("scaling.jsonl", "benchmarks.scaling.report:efficiency_table"),
