@@ -337,7 +337,7 @@ def page_table(found: Iterable[Record]) -> str:
             row |= dict.fromkeys(NAMES.values())
             own, first = speed["reached at"], speed["SVGD first there"]
             row["`SVN` reaches `SVGD`'s end at epoch"] = own
-            row["`SVGD` does first"] = first
+            row["`SVGD` itself first"] = first
             row["processor time of `SVGD` over `SVN`'s"] = speed.get("of processor seconds")
     for cell, runs in groups.items():
         if cell.data in rows and cell.method in NAMES:
@@ -348,17 +348,6 @@ def page_table(found: Iterable[Record]) -> str:
 
 def _compared(found: Iterable[Record]) -> Groups:
     return grouped(chosen(run for run in found if run.benchmark == "bnn"))
-
-
-def matrices_table(found: Iterable[Record]) -> str:
-    """How much the rows say of a small network along a run, and of how many directions."""
-    rows = []
-    for run in found:
-        if run.benchmark == "bnn matrices":
-            names = ("epochs", "trace of the mean", "participation ratio")
-            for epoch, trace, ratio in zip(*(run.figures[name] for name in names), strict=True):
-                rows.append({"epoch": epoch, "trace": trace, "participation ratio": ratio})
-    return records.markdown_table(rows)
 
 
 def best_table(found: Iterable[Record]) -> str:

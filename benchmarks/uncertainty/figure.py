@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         scores[engine] = package.out_of_distribution_score(tested[engine], unseen)
         record.figures = _figures(package, tested[engine], scores[engine])
         records.append(path, record)
-    text = page_table(records.read(path))
+    text = table(records.read(path))
     records.write_text(arguments.out / "uncertainty.md", text)
     print(text)
     _draw(package, (x, y, grid, band), tested, scores, arguments.out / "uncertainty.png")
@@ -84,7 +84,7 @@ def _figures(package: Any, predictive: Any, score: Any) -> dict[str, float]:
     return figures | {"AUROC, other digits": float(score["auroc"])}
 
 
-def page_table(runs: list[records.Record]) -> str:
+def table(runs: list[records.Record]) -> str:
     """How good predictions of the digits are, and how well others are told apart."""
     rows = [
         {"package": records.LABELS[run.backend], "engine": f"`{run.method}`"} | run.figures

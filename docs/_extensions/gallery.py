@@ -127,7 +127,6 @@ PICTURES = (
         "Stein Newton, Stein gradients and ensembles of networks: test NLL by epoch.",
         "benchmarks bnn",
         "newton",
-        "benchmarks/bnn/report.py",
     ),
     Picture(
         "newton-curvature",
