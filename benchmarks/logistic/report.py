@@ -94,53 +94,6 @@ def _table(runs: list[records.Record], protocol: str) -> str:
     return records.markdown_table(rows, digits=4)
 
 
-#: Methods as the page names them.
-NAMES = {
-    "SVGD": "`SVGD`",
-    "SVGD, reset": "`SVGD`, optimiser reset",
-    "SVGD, equal gradients": "`SVGD`, equal gradients",
-    "SVGD-VR": "`SVGDVR`",
-    "SVGD-VR, reset": "`SVGDVR`, optimiser reset",
-    "SVRG, point estimate": "point estimate, SVRG",
-    "NUTS": "NUTS",
-}
-
-
-def page_table(runs: list[records.Record]) -> str:
-    """Accuracy in per cent and mean log likelihood of the test rows, for the page."""
-    rows: dict[str, dict[str, Any]] = {}
-    published: dict[str, Any] = {"method": "published, `SVGDVR`, optimiser reset"}
-    for (name, _, method), group in _groups(runs, "test").items():
-        row = rows.setdefault(method, {"method": NAMES[method]})
-        accuracy, likelihood = (
-            float(np.mean([run.figures[figure][-1] for run in group]))
-            for figure in ("accuracy", "log likelihood")
-        )
-        row[name] = f"{accuracy:.2f}, {likelihood:.4f}"
-        found = PUBLISHED.get(("test", name), {}).get("SVGD-VR, reset")
-        published[name] = "–" if found is None else f"{found:.2f}"
-    return records.markdown_table([*rows.values(), published])
-
-
-def ratio_table(runs: list[records.Record]) -> str:
-    """How much of a plain batch's noise is left, in per cent, for the page."""
-    rows = []
-    for (name, _, method), group in _groups(runs, "test").items():
-        ratios = [run.figures["variance ratio"] for run in group if "variance ratio" in run.figures]
-        if ratios:
-            row: dict[str, Any] = {"set": name, "method": NAMES[method]}
-            row["step size"] = group[0].settings["rate"]
-            for title, at in (("first step", 0), ("first half cycle", 1), ("last step", -1)):
-                row[title] = 100.0 * float(np.mean([ratio[at] for ratio in ratios]))
-            rows.append(row)
-    return records.markdown_table(rows, digits=2)
-
-
-def picture(runs: list[records.Record], path: Path) -> None:
-    """Test log likelihood over sweeps of gradients, for the page."""
-    _plot(runs, "test", "log likelihood", path)
-
-
 def _plot(runs: list[records.Record], protocol: str, figure_name: str, path: Path) -> None:
     import matplotlib
 

@@ -129,17 +129,12 @@ def page_table(runs: list[records.Record]) -> str:
     rows: dict[str, dict[str, Any]] = {}
     for (name, _, method), group in _grouped(runs).items():
         row = rows.setdefault(name, {"set": name.replace("_", " ")})
-        row[NAMES[method]] = _pair(
-            *(float(np.mean([run.figures[key][-1] for run in group])) for key in FIGURES[:2])
-        )
+        both = ([run.figures[key][-1] for run in group] for key in FIGURES[:2])
+        row[NAMES[method]] = ", ".join(map(_mean, both))
     for name, row in rows.items():
         found = PUBLISHED.get(name, {}).get("SVGD-VR")
-        row["published, `SVGDVR`"] = "–" if found is None else _pair(*found)
+        row["published, `SVGDVR`"] = "–" if found is None else f"{found[0]:g}, {found[1]:g}"
     return records.markdown_table(list(rows.values()))
-
-
-def _pair(error: float, likelihood: float) -> str:
-    return f"{error:.3g}, {likelihood:.3g}"
 
 
 def picture(runs: list[records.Record], path: Path) -> None:

@@ -109,18 +109,10 @@ PICTURES = (
         "stein",
     ),
     Picture(
-        "stein-logistic",
-        "Variance reduction on logistic regressions: test log likelihood over sweeps.",
-        "benchmarks logistic",
-        "stein",
-        "benchmarks/logistic/report.py",
-    ),
-    Picture(
         "stein-regression",
         "Variance reduction on regression networks: test RMSE over sweeps.",
         "benchmarks regression",
         "stein",
-        "benchmarks/regression/report.py",
     ),
     Picture(
         "newton-networks",
