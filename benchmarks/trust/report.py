@@ -133,8 +133,6 @@ TRUST = ("trusted", "not trusted")
 
 #: Chains that others are held against, and what is compared.
 RIVAL = "nuts"
-#: Methods that the page sets side by side.
-BESIDE = {"fit": "`fit`", RIVAL: "NUTS"}
 PER_EVALUATION = """Effective draws in bulk or tail, whichever are fewer, of the worst scalar \
 marginal, over all evaluations of the score, as a multiple of what the rival has on the same \
 problem: median and quartiles over the problems that both have run.
@@ -186,23 +184,6 @@ def warm_table(found: Sequence[Record]) -> str:
         "pyro warm-chains": "warm chains, Pyro",
     }
     return records.markdown_table(list(rows.values()), columns, digits=3)
-
-
-def beside_table(found: Sequence[Record]) -> str:
-    """`fit` beside NUTS in NumPyro on the same posteriors, for the page."""
-    rows: dict[str, dict[str, Any]] = {}
-    spent: dict[tuple[str, str], float | None] = {}
-    own = [run for run in found if run.backend == "numpyro" and run.method in BESIDE]
-    for (model, method), runs in grouped(own, lambda run: (run.model, run.method)).items():
-        row = rows.setdefault(model, {"posterior": model.rpartition("/")[2]})
-        row[BESIDE[method]] = "; ".join(dict.fromkeys(outcome(run) for run in runs))
-        spent[model, method] = median(runs, "evaluations")
-    for model, row in rows.items():
-        ours, theirs = (spent.get((model, method)) for method in BESIDE)
-        row["evaluations of `fit`"], row["of NUTS"] = ours, theirs
-        row["ratio"] = ours / theirs if ours and theirs else None
-    titles = ["posterior", *BESIDE.values(), "evaluations of `fit`", "of NUTS", "ratio"]
-    return records.markdown_table(list(rows.values()), titles, digits=2)
 
 
 def _worth(run: Record) -> float | None:
