@@ -70,6 +70,7 @@ TABLES: dict[str, tuple[str, str]] = {
     "networks": ("bnn.jsonl", "benchmarks.bnn.report:page_table"),
     "networks, best": ("bnn.jsonl", "benchmarks.bnn.report:best_table"),
     "regression": ("regression.jsonl", "benchmarks.regression.report:page_table"),
+    "score-vi, networks": ("score-vi.jsonl", "benchmarks.score_vi.minibatch:uci_table"),
     "trust": ("trust.jsonl", "benchmarks.trust.report:page_table"),
     "trust, missed": ("trust.jsonl", "benchmarks.trust.report:missed_table"),
     "check": ("check.jsonl", "benchmarks.trust.checking:page_table"),

@@ -151,22 +151,14 @@ def run_uci(arguments: argparse.Namespace) -> int:
 
 def uci_table(runs: Sequence[Record]) -> str:
     """Test RMSE and NLL of the networks at the best rate of each method, for the page."""
+    chosen = _tuned([run for run in runs if run.benchmark == "score-vi uci"], "NLL")
     rows: dict[str, dict[str, Any]] = {}
-    for found in _networks(runs):
+    for found in _rows(chosen, SCORES):
         row = rows.setdefault(found["problem"], {"set": found["problem"].replace("_", " ")})
         for name in SCORES:
             row[f"{name}: {NETWORK_NAMES[found['method']]}"] = found[name]
     columns = [f"{name}: {method}" for name in SCORES for method in NETWORK_NAMES.values()]
     return records.markdown_table(list(rows.values()), ["set", *columns])
-
-
-def uci_picture(runs: Sequence[Record], path: Path) -> None:
-    """RMSE and NLL of each method relative to tuned ADVI, for the page."""
-    _plot(_networks(runs), path)
-
-
-def _networks(runs: Sequence[Record]) -> list[dict[str, Any]]:
-    return _rows(_tuned([run for run in runs if run.benchmark == "score-vi uci"], "NLL"), SCORES)
 
 
 def _backends(arguments: argparse.Namespace, float64: bool) -> list[Any]:

@@ -128,13 +128,6 @@ PICTURES = (
         "benchmarks/bnn/studies.py",
     ),
     Picture(
-        "score-vi-uci",
-        "Networks on eight UCI sets: RMSE and NLL relative to tuned ADVI.",
-        "benchmarks score-vi --experiment uci",
-        "score-vi",
-        "benchmarks/score_vi/minibatch.py",
-    ),
-    Picture(
         "score-vi-mixtures",
         "Mixtures as targets: forward KL over score evaluations.",
         "benchmarks synthetic --experiment fig2",
