@@ -193,7 +193,6 @@ PICTURES = (
         "Memory over many steps and over many engines in one process.",
         "benchmarks soak",
         "errors",
-        "benchmarks/process/soak.py",
     ),
     Picture(
         "example-vae",
