@@ -105,11 +105,11 @@ def standard_error(values: Sequence[float]) -> float:
     return float(numbers.std(ddof=1) / math.sqrt(len(numbers)))
 
 
-def shown(values: Sequence[float]) -> str:
+def shown(values: Sequence[float], digits: int = 4) -> str:
     """Mean, and standard error where there are several."""
     error = standard_error(values)
-    mean = float(np.mean(values))
-    return f"{mean:.4g}" if math.isnan(error) else f"{mean:.4g} ± {error:.2g}"
+    mean = f"{float(np.mean(values)):.{digits}g}"
+    return mean if math.isnan(error) else f"{mean} ± {error:.2g}"
 
 
 def write(runs: Sequence[Record], out: Path) -> None:
@@ -318,6 +318,53 @@ def rank_summary(rows: Sequence[dict[str, Any]]) -> str:
         text = ", ".join(f"{name} {number}" for name, number in wins.items())
         lines.append(f"Best or tied, of {len(own)} sets ({key[0]}, P = {key[1]}): {text}.")
     return "\n\n".join(lines)
+
+
+# -- the page ---------------------------------------------------------------------------------
+
+#: Methods as the page names them.
+NAMES = {"SVGD": "`SVGD`", "SVN": "`SVN`", "WGD": "`WGD`", "Ensemble": "`DeepEnsemble`"}
+
+
+def page_table(found: Iterable[Record]) -> str:
+    """Test NLL after the last epoch, and when `SVN` is where `SVGD` ends, for the page."""
+    groups = _compared(found)
+    rows = {}
+    for speed in speed_rows(groups):
+        if speed["method"] == "SVN":
+            row = rows[speed["set"]] = {"set": speed["set"].replace("_", " ")}
+            row["splits"] = speed["splits"]
+            row |= dict.fromkeys(NAMES.values())
+            own, first = speed["reached at"], speed["SVGD first there"]
+            row["`SVN` reaches `SVGD`'s end at epoch"] = own
+            row["`SVGD` itself first"] = first
+            row["processor time of `SVGD` over `SVN`'s"] = speed.get("of processor seconds")
+    for cell, runs in groups.items():
+        if cell.data in rows and cell.method in NAMES:
+            last = [run.figures["at last"]["test NLL"] for run in runs]
+            rows[cell.data][NAMES[cell.method]] = shown(last, 3)
+    return records.markdown_table(list(rows.values()))
+
+
+def _compared(found: Iterable[Record]) -> Groups:
+    return grouped(chosen(run for run in found if run.benchmark == "bnn"))
+
+
+def best_table(found: Iterable[Record]) -> str:
+    """Test NLL at the epoch with the best validation NLL, for the page."""
+    rows = []
+    for row in rank_rows(_compared(found)):
+        kept = {"set": row["set"].replace("_", " ")}
+        rows.append(kept | {NAMES[name]: row.get(name) for name in NAMES})
+        rows[-1]["best or tied"] = ", ".join(
+            NAMES[name] for name in [row["best"], *filter(None, row["tied"].split(", "))]
+        )
+    return records.markdown_table(rows)
+
+
+def picture(found: Iterable[Record], path: Path) -> None:
+    """Test NLL of whole runs by epoch, for the page."""
+    plot_whole_runs(_compared(found), path)
 
 
 # -- plots ------------------------------------------------------------------------------------

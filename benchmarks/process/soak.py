@@ -118,7 +118,7 @@ def main(arguments: argparse.Namespace) -> int:
     found_records = records.read(path)
     text = table(found_records)
     records.write_text(out / "soak.md", text)
-    _plot(found_records, out / "soak.png")
+    plot(found_records, out / "soak.png")
     sys.stdout.write(text)
     good = [not each.failed and each.figures["growth"] <= GOAL for each in found_records]
     return 0 if all(good) else 1
@@ -165,7 +165,25 @@ def table(found: list[records.Record]) -> str:
     return records.markdown_table(rows)
 
 
-def _plot(found: list[records.Record], path: Path) -> None:
+def page_table(found: list[records.Record]) -> str:
+    """Memory and its growth, for the page."""
+    rows = [
+        {
+            "package": records.LABELS[each.backend],
+            "half": each.method,
+            "number": f"{each.settings['number']:,} {PHASES[each.method][1]}",
+            "first MB": each.figures["first"],
+            "last MB": each.figures["last"],
+            "growth": f"{each.figures['growth']:.2%}",
+            "seconds": each.seconds,
+        }
+        for each in found
+    ]
+    return records.markdown_table(rows)
+
+
+def plot(found: list[records.Record], path: Path) -> None:
+    """Memory over steps and over engines."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -37,12 +37,17 @@ FIGURES = ("RMSE", "log likelihood", "tuned log likelihood")
 Groups = dict[tuple[str, str, str], list[records.Record]]
 
 
-def write(runs: list[records.Record], out: Path) -> None:
-    """Write regression.md and the plots."""
+def _grouped(runs: list[records.Record]) -> Groups:
     groups: Groups = {}
     for run in runs:
         if not run.failed:
             groups.setdefault((run.model, run.backend, run.method), []).append(run)
+    return groups
+
+
+def write(runs: list[records.Record], out: Path) -> None:
+    """Write regression.md and the plots."""
+    groups = _grouped(runs)
     failures = [
         f"{run.method} on {run.model}, {run.backend}, {run.settings['split']}, failed: {run.error}"
         for run in runs
@@ -109,6 +114,32 @@ def _ratio_rows(groups: Groups) -> list[dict[str, Any]]:
             row |= {label: float(value), f"published {label}": theirs}
         rows.append(row)
     return rows
+
+
+#: Methods as the page names them.
+NAMES = {
+    "SVGD": "`SVGD`",
+    "SVGD, equal gradients": "`SVGD`, equal gradients",
+    "SVGD-VR": "`SVGDVR`",
+}
+
+
+def page_table(runs: list[records.Record]) -> str:
+    """RMSE and log likelihood of the test rows, means over splits, for the page."""
+    rows: dict[str, dict[str, Any]] = {}
+    for (name, _, method), group in _grouped(runs).items():
+        row = rows.setdefault(name, {"set": name.replace("_", " ")})
+        both = ([run.figures[key][-1] for run in group] for key in FIGURES[:2])
+        row[NAMES[method]] = ", ".join(map(_mean, both))
+    for name, row in rows.items():
+        found = PUBLISHED.get(name, {}).get("SVGD-VR")
+        row["published, `SVGDVR`"] = "–" if found is None else f"{found[0]:g}, {found[1]:g}"
+    return records.markdown_table(list(rows.values()))
+
+
+def picture(runs: list[records.Record], path: Path) -> None:
+    """Test RMSE over sweeps of gradients, for the page."""
+    _plot(_grouped(runs), "RMSE", path)
 
 
 def _plot(groups: Groups, figure_name: str, path: Path) -> None:

@@ -272,6 +272,21 @@ def rows_of(found: Sequence[Record]) -> list[dict[str, Any]]:
     return rows
 
 
+def page_table(found: Sequence[Record]) -> str:
+    """What the check says of right draws and of faults, for the page."""
+    rows = [{**row, "package": records.LABELS[row["backend"]]} for row in rows_of(found)]
+    columns = {
+        "package": "package",
+        "draws": "draws",
+        "checks": "checks",
+        **{outcome: outcome for outcome in OUTCOMES},
+        "share refused": "share refused",
+        "before a fit": "decided before a fit",
+        "median evaluations": "median evaluations",
+    }
+    return records.markdown_table(rows, columns, digits=4)
+
+
 def write(found: Sequence[Record], out: Path) -> None:
     """Write the report and the plot."""
     rows = rows_of(found)

@@ -83,6 +83,42 @@ def counts(found: Iterable[Record]) -> list[dict[str, Any]]:
     return rows
 
 
+def page_table(found: Sequence[Record]) -> str:
+    """How often `fit` is right and says so, for the page.
+
+    Where there is no right answer an error that refuses the program is as good as no trust.
+    """
+    rows = []
+    for (backend,), runs in grouped(found, lambda run: (run.backend,)).items():
+        answerable = [outcome(run) for run in runs if run.figures["answerable"]]
+        without = [outcome(run) for run in runs if not run.figures["answerable"]]
+        row: dict[str, Any] = {"package": records.LABELS[backend]}
+        row["runs with an answer"] = len(answerable)
+        row |= {name: answerable.count(name) for name in OUTCOMES[:4]}
+        if failed := answerable.count("failed"):
+            row["failed"] = failed
+        refused = len(without) - without.count("no answer, trusted")
+        row["no answer, refused"] = f"{refused} of {len(without)}"
+        row["median evaluations"] = median(runs, "evaluations")
+        rows.append(row)
+    return records.markdown_table(rows)
+
+
+def missed_table(found: Sequence[Record]) -> str:
+    """The problems that `fit` misjudges or refuses though there is an answer, for the page."""
+    answerable = [run for run in found if run.figures["answerable"]]
+    rows = []
+    for (name,), runs in grouped(answerable, lambda run: (run.model,)).items():
+        told = {
+            backend: "; ".join(dict.fromkeys(outcome(run) for run in own))
+            for (backend,), own in grouped(runs, lambda run: (run.backend,)).items()
+        }
+        if set(told.values()) != {OUTCOMES[0]}:
+            row = {"problem": name.rpartition("/")[2], "what it is": runs[0].figures["kind"]}
+            rows.append(row | {records.LABELS[backend]: each for backend, each in told.items()})
+    return records.markdown_table(rows)
+
+
 def two_by_two(runs: Sequence[Record]) -> str:
     """Right or wrong against trusted or not, of the runs that have a right answer."""
     outcomes = [outcome(run) for run in runs]
@@ -138,6 +174,8 @@ def warm_table(found: Sequence[Record]) -> str:
     for row in rows.values():
         ours, rival = row.get("numpyro warm-chains"), row.get(f"numpyro {RIVAL}")
         row["ratio"] = ours / rival if ours and rival else None
+    ratios = [row["ratio"] for row in rows.values() if row["ratio"] is not None]
+    rows["median"] = {"posterior": "median", "ratio": float(np.median(ratios))}
     columns = {
         "posterior": "posterior",
         f"numpyro {RIVAL}": "NUTS, NumPyro",

@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import records
 from benchmarks.datasets import shipped
 
 Floats = NDArray[np.float64]
@@ -47,10 +48,11 @@ def digits() -> dict[str, tuple[Floats, NDArray[np.int64]]]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fit both networks, write `uncertainty.md` and `uncertainty.png`."""
+    """Fit both networks, write `uncertainty.jsonl`, `uncertainty.md` and `uncertainty.png`."""
     fits = importlib.import_module(f"benchmarks.uncertainty.{arguments.backend}_network")
     package = importlib.import_module(f"{arguments.backend}_ext")
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = arguments.out / "uncertainty.jsonl"
+    records.moved_aside(path)
 
     x, y = curve_data()
     grid = np.linspace(-5.0, 5.0, 200)[:, None]
@@ -58,28 +60,37 @@ def run(arguments: argparse.Namespace) -> int:
     band = fits.predict("curve", curve, grid)
 
     rows = digits()
-    tested, scores, lines = {}, {}, []
+    tested, scores = {}, {}
     for engine in ENGINES:
+        settings = {"steps": arguments.steps, "training rows": TRAINING_ROWS}
+        record = records.Record("uncertainty", engine, arguments.backend, "digits", 0, settings)
         draws = fits.fit("digits", engine, *rows["train"], arguments.steps)
         tested[engine] = fits.predict("digits", draws, *rows["test"])
         unseen = fits.predict("digits", draws, rows["unseen"][0])
         scores[engine] = package.out_of_distribution_score(tested[engine], unseen)
-        lines.append(_line(package, engine, tested[engine], scores[engine]))
-    head = [
-        "| engine | log likelihood | accuracy | calibration error | Brier | AUROC, other digits |",
-        "|---|---|---|---|---|---|",
-    ]
-    (arguments.out / "uncertainty.md").write_text("\n".join([*head, *lines, ""]))
-    print("\n".join([*head, *lines]))
+        record.figures = _figures(package, tested[engine], scores[engine])
+        records.append(path, record)
+    text = table(records.read(path))
+    records.write_text(arguments.out / "uncertainty.md", text)
+    print(text)
     _draw(package, (x, y, grid, band), tested, scores, arguments.out / "uncertainty.png")
     return 0
 
 
-def _line(package: Any, engine: str, predictive: Any, score: Any) -> str:
+def _figures(package: Any, predictive: Any, score: Any) -> dict[str, float]:
     found = package.predictive_metrics(predictive)
     names = ("log_likelihood", "accuracy", "calibration_error", "brier")
-    cells = [*(found[name] for name in names), score["auroc"]]
-    return f"| `{engine}` | " + " | ".join(f"{float(cell):.3f}" for cell in cells) + " |"
+    figures = {name.replace("_", " "): float(found[name]) for name in names}
+    return figures | {"AUROC, other digits": float(score["auroc"])}
+
+
+def table(runs: list[records.Record]) -> str:
+    """How good predictions of the digits are, and how well others are told apart."""
+    rows = [
+        {"package": records.LABELS[run.backend], "engine": f"`{run.method}`"} | run.figures
+        for run in runs
+    ]
+    return records.markdown_table(rows)
 
 
 def _draw(package: Any, curve: Any, tested: Any, scores: Any, path: Path) -> None:

@@ -174,6 +174,10 @@ def test_who_is_there_first_and_who_is_best() -> None:
     (rank,) = report.rank_rows(report.grouped(runs))
     # Differences of SVGD to SVN: 0.7 and -0.5, a mean of 0.1 with an error of 0.6.
     assert rank["best"] == "SVN" and rank["tied"] == "SVGD"
+    for run in runs:
+        run.figures["validation"] = 1.0
+    assert "0.9 ± 0.1 " in report.page_table(runs)
+    assert "| `SVN`, `SVGD` |" in report.best_table(runs)
     assert not report.tied(np.array([0.2])) and report.tied(np.array([0.0]))
 
 

@@ -44,6 +44,11 @@ def test_outcomes_are_counted_by_hand(tmp_path: Path) -> None:
     )
     assert (svi["wrong, trusted"], svi["no answer, trusted"], svi["failed"]) == (1, 1, 1)
     assert fit["runs"] == 3 and fit["evaluations"] == 100.0
+    (row,) = report.page_table(found[:3]).splitlines()[2:]
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells == ["Pyro", "2", "1", "0", "0", "1", "1 of 1", "100"]
+    (row,) = report.missed_table(found[:3]).splitlines()[2:]
+    assert "| right, trusted; wrong, not trusted |" in row
     (kind,) = report.by_kind(found)
     assert kind["fit"] == "2/3" and kind["svi"] == "0/3, 2 misled"
     report.write(found, tmp_path)

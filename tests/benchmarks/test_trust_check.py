@@ -72,6 +72,7 @@ def test_outcomes_are_counted(tmp_path: Path) -> None:
     assert (right["checks"], right["confirmed"], right["undecided"]) == (2, 1, 1)
     assert prior["checks"] == 1 and prior["share refused"] == "100.0%"
     assert one["before a fit"] == "0%" and wrong["share refused"] == "50.0%"
+    assert "| Pyro    | all wrong |      2 |" in checking.page_table(found)
     checking.write(found, tmp_path)
     text = (tmp_path / "check.md").read_text()
     assert "x, pyro, one mode, seed 0: confirmed (because)" in text

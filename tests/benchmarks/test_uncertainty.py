@@ -31,5 +31,5 @@ def test_it_runs(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert command_line.main(arguments) == 0
     assert (tmp_path / "uncertainty.png").stat().st_size > 10_000
     (line,) = (tmp_path / "uncertainty.md").read_text().splitlines()[2:]
-    cells = [float(cell) for cell in line.split("|")[2:-1]]
+    cells = [float(cell) for cell in line.split("|")[3:-1]]
     assert len(cells) == 5 and np.isfinite(cells).all()
