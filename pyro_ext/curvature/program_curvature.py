@@ -218,13 +218,17 @@ class ProgramCurvature:
             return Curvature((rows**2).sum(dim=1))
         if structure == "low_rank":
             return _low_rank(rows, min(self.options.rank, count, dim))
-        return self._factored(lambda function, held: function(rows, held), target, rows)
+        return self._factored(lambda function, held: function(rows, held), target, rows, rows)
 
     def _factored(
-        self, total: Callable[[OfRows, Sums], Sums], target: LogDensity, like: Tensor
+        self,
+        total: Callable[[OfRows, Sums], Sums],
+        target: LogDensity,
+        like: Tensor,
+        rows: Tensor | None = None,
     ) -> Curvature:
         shapes = target.layout.shapes
-        return kronecker_factors(total, self.slices, shapes, like, self.rank_one)
+        return kronecker_factors(total, self.slices, shapes, like, self.rank_one, rows)
 
 
 def _added(first: Curvature, second: Curvature) -> Curvature:

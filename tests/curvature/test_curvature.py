@@ -550,18 +550,20 @@ def test_kronecker_factors_of_outer_products_are_those_of_any_rows(backend: Any)
     def total(function: Any, *held: Any) -> Any:
         return function(rows, *held)
 
-    plain, quick = (
-        backend.numpy(kronecker.kronecker_factors(total, slices, shapes, rows, each).dense())
-        for each in ((), ("w",))
+    plain, quick, at_once = (
+        backend.numpy(kronecker.kronecker_factors(total, slices, shapes, rows, *way).dense())
+        for way in ((), (("w",),), (("w",), rows))
     )
     np.testing.assert_allclose(quick, plain, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(at_once, plain, rtol=1e-9, atol=1e-12)
     # Rows of other arguments may not be what they were.
     rows = backend.array(mixed)
-    plain, claimed = (
-        backend.numpy(kronecker.kronecker_factors(total, slices, shapes, rows, each).dense())
-        for each in ((), ("w",))
+    plain, *claimed = (
+        backend.numpy(kronecker.kronecker_factors(total, slices, shapes, rows, *way).dense())
+        for way in ((), (("w",),), (("w",), rows))
     )
-    np.testing.assert_allclose(claimed, plain, rtol=1e-9, atol=1e-12)
+    for each in claimed:
+        np.testing.assert_allclose(each, plain, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("size", [1e-18, 1e-21, 1e-25, 0.0])
