@@ -84,9 +84,9 @@ class OuterProducts:
         of_left, of_right = ((each @ each.mT) ** 2 for each in vectors)
         # The first right factor is the identity.
         of_rows = (right**2).sum(axis=-1)[..., None] / right.shape[-1]
-        for step in range(KRONECKER_STEPS):
-            if step:
-                of_rows = self._across(of_right, across)
+        across = self._across(of_left, of_rows)
+        for _ in range(KRONECKER_STEPS - 1):
+            of_rows = self._across(of_right, across)
             across = self._across(of_left, of_rows)
         return (of_rows * left).mT @ left, (across * right).mT @ right
 

@@ -39,6 +39,8 @@ class KroneckerBlock:
     def products(self, vectors: Float[Array, "P n ab"]) -> Float[Array, "P n ab"]:
         """A_p (x) B_p times n vectors of each particle, (P, n, a b)."""
         rows, columns = self.left.shape[1], self.right.shape[1]
+        if rows == 1:
+            return (vectors @ self.right) * self.left
         part = vectors.reshape(*vectors.shape[:-1], rows, columns)
         part = self.left[:, None] @ part @ self.right[:, None]
         return part.reshape(*part.shape[:2], -1)

@@ -38,6 +38,8 @@ class KroneckerBlock:
     def products(self, vectors: Float[Tensor, "P n ab"]) -> Float[Tensor, "P n ab"]:
         """A_p (x) B_p times n vectors of each particle, (P, n, a b)."""
         rows, columns = self.left.shape[1], self.right.shape[1]
+        if rows == 1:
+            return (vectors @ self.right) * self.left
         part = vectors.reshape(*vectors.shape[:-1], rows, columns)
         return (self.left[:, None] @ part @ self.right[:, None]).flatten(start_dim=2)
 
