@@ -28,11 +28,6 @@ POSTERIORS = (
     "arK-arK",
     "kidiq_with_mom_work-kidscore_mom_work",
     "mesquite-logmesquite",
-    "mesquite-mesquite",
-    "eight_schools-eight_schools_noncentered",
-    "gp_pois_regr-gp_pois_regr",
-    "hmm_example-hmm_example",
-    "nes1976-nes",
 )
 #: The start: how far means are off on average, and deviations, in those of the best Normal.
 OFF, NARROW = 2.0, 0.5
