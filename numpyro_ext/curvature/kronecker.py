@@ -112,10 +112,11 @@ def kronecker_factors(
             return left, half(1, left, quick)
 
         if others:
-            begun = tuple({name: side[name] for name in others} for side in start)
-            alternated = lax.fori_loop(0, KRONECKER_STEPS, both, begun)
+            first, second = ({name: side[name] for name in others} for side in start)
+            alternated = lax.fori_loop(0, KRONECKER_STEPS, both, (first, second))
             found |= {name: (alternated[0][name], alternated[1][name]) for name in others}
-        return tuple({name: found[name][side] for name in factored} for side in (0, 1))
+        left, right = ({name: found[name][side] for name in factored} for side in (0, 1))
+        return left, right
 
     sums = total(plain) if len(factored) < len(slices) else {}
     left = {name: jnp.zeros((number, rows, rows), dtype) for name, (rows, _) in factored.items()}
