@@ -71,12 +71,14 @@ TABLES: dict[str, tuple[str, str]] = {
     "warm chains": ("warm-chains.jsonl", "benchmarks.trust.report:warm_table"),
     "scaling, moves": ("scaling.jsonl", "benchmarks.scaling.report:moves_table"),
     "scaling, efficiency": ("scaling.jsonl", "benchmarks.scaling.report:efficiency_table"),
+    "distilled vae": ("distilled-vae.jsonl", "docs.examples.vae_distilled:table"),
     "vision, steps": ("vision.jsonl", "benchmarks.vision.study:steps_table"),
     "vision, fits": ("vision.jsonl", "benchmarks.vision.study:fits_table"),
 }
 
 #: Of each picture in `docs/images` the file of its records and the function that draws it.
 PICTURES: dict[str, tuple[str, str]] = {
+    "example-distilled-vae.png": ("distilled-vae.jsonl", "docs.examples.vae_distilled:draw"),
     "batches.png": ("batches.jsonl", "benchmarks.batches.comparison:plot"),
     "errors-kills.png": ("kills.jsonl", "benchmarks.process.kills:plot"),
     "horseshoe.png": ("horseshoe.jsonl", "benchmarks.networks.horseshoe:plot"),

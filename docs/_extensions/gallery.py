@@ -258,6 +258,13 @@ PICTURES = (
         "examples",
     ),
     Picture(
+        "example-distilled-vae",
+        "Autoencoders whose decoders are trained with improved draws: bounds over seconds.",
+        "docs/examples/vae_distilled.py",
+        f"{MODELS}.distilled_vae",
+        "examples",
+    ),
+    Picture(
         "example-energy-based-model",
         "Two moons, the energy learnt from them, and samples of it.",
         "docs/examples/energy_based_report.py",
