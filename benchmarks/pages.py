@@ -36,6 +36,7 @@ TABLES: dict[str, tuple[str, str]] = {
     "gradient": ("speed.jsonl", "benchmarks.speed:page_table"),
     "curvature": ("curvature.jsonl", "benchmarks.curvature.comparison:page_table"),
     "semi-exact": ("semi-exact.jsonl", "benchmarks.semi_exact.report:page_table"),
+    "semi-exact, steps": ("semi-exact.jsonl", "benchmarks.semi_exact.report:cost_table"),
     "noisy scores": ("noisy-scores.jsonl", "benchmarks.noisy_scores.report:summary_table"),
     "noisy scores, level 0": ("noisy-scores.jsonl", "benchmarks.noisy_scores.report:exact_table"),
     "noisy scores, level 1": ("noisy-scores.jsonl", "benchmarks.noisy_scores.report:noisy_table"),
@@ -78,12 +79,14 @@ TABLES: dict[str, tuple[str, str]] = {
     "warm chains": ("warm-chains.jsonl", "benchmarks.trust.report:warm_table"),
     "scaling, moves": ("scaling.jsonl", "benchmarks.scaling.report:moves_table"),
     "scaling, efficiency": ("scaling.jsonl", "benchmarks.scaling.report:efficiency_table"),
+    "distilled vae": ("distilled-vae.jsonl", "docs.examples.vae_distilled:table"),
     "vision, steps": ("vision.jsonl", "benchmarks.vision.study:steps_table"),
     "vision, fits": ("vision.jsonl", "benchmarks.vision.study:fits_table"),
 }
 
 #: Of each picture in `docs/images` the file of its records and the function that draws it.
 PICTURES: dict[str, tuple[str, str]] = {
+    "example-distilled-vae.png": ("distilled-vae.jsonl", "docs.examples.vae_distilled:draw"),
     "batches.png": ("batches.jsonl", "benchmarks.batches.comparison:plot"),
     "fit-trust.png": ("trust.jsonl", "benchmarks.trust.report:plot"),
     "errors-kills.png": ("kills.jsonl", "benchmarks.process.kills:plot"),

@@ -11,7 +11,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ppl_ext.curvature import RANK_ONE_UP_TO, factored_sides, generic_direction
+from ppl_ext.curvature import (
+    KRONECKER_STEPS,
+    RANK_ONE_UP_TO,
+    factored_sides,
+    generic_direction,
+)
 
 
 class OuterProducts:
@@ -57,6 +62,39 @@ class OuterProducts:
         largest = self.functions.abs(seen).max()
         one = self.functions.ones_like(largest)
         return one * (self.functions.abs(rest).max() > RANK_ONE_UP_TO * largest)
+
+    def few(self, vectors: tuple[Any, Any]) -> bool:
+        """Whether the products of all rows with each other are less work than the steps are."""
+        left, right = vectors
+        return bool(left.shape[1] <= 2 * (left.shape[2] + right.shape[2]))
+
+    def factors(self, vectors: tuple[Any, Any]) -> tuple[Any, Any]:
+        """The Kronecker factors A (P, a, a) and B (P, b, b) that the alternating steps end with.
+
+        All iterates are sums of u u' and v v' over the rows, so that the steps are taken with the
+        weights of the rows: sum_r w_r u_r u_r' leads to the weights u_r' A u_r of the other side,
+        which are the squared products of all u times w.
+
+        Parameters
+        ----------
+        vectors : tuple of array
+            u (P, r, a) and v (P, r, b) of :meth:`vectors`.
+        """
+        left, right = vectors
+        of_left, of_right = ((each @ each.mT) ** 2 for each in vectors)
+        # The first right factor is the identity.
+        of_rows = (right**2).sum(axis=-1)[..., None] / right.shape[-1]
+        across = self._across(of_left, of_rows)
+        for _ in range(KRONECKER_STEPS - 1):
+            of_rows = self._across(of_right, across)
+            across = self._across(of_left, of_rows)
+        return (of_rows * left).mT @ left, (across * right).mT @ right
+
+    def _across(self, squares: Any, weights: Any) -> Any:
+        """Weights (P, r, 1) of the other side."""
+        found = squares @ weights
+        size = (weights * found).sum(axis=1, keepdims=True)
+        return found / self.functions.where(size > 0.0, size, 1.0)
 
     def sites(
         self, rows: Any, slices: Mapping[str, slice], shapes: Mapping[str, Collection[int]]

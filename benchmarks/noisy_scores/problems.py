@@ -26,6 +26,8 @@ POSTERIORS = (
     "garch-garch11",
     "sblrc-blr",
     "arK-arK",
+    "kidiq_with_mom_work-kidscore_mom_work",
+    "mesquite-logmesquite",
 )
 #: The start: how far means are off on average, and deviations, in those of the best Normal.
 OFF, NARROW = 2.0, 0.5

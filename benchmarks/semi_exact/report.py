@@ -115,6 +115,35 @@ def page_table(runs: Sequence[Record]) -> str:
     return records.markdown_table(rows, {"target": "target", **HEADINGS})
 
 
+#: Kernels whose steps are compared, and the problems that they are compared on.
+COMPARED = (DEFAULT, "SemiExact(IMQ)", EXACT)
+TIMED = "Normal, correlated, D = "
+
+
+def cost_table(runs: Sequence[Record]) -> str:
+    """Milliseconds of a step in NumPyro on correlated Normals, by dimension.
+
+    A whole run's time over its steps, as a median over seeds, of which the first compiles.
+    """
+    own = [
+        run
+        for run in runs
+        if run.backend == "numpyro" and run.model.startswith(TIMED) and "P" not in run.model
+    ]
+    rows = []
+    for model in sorted({run.model for run in own}, key=lambda name: int(name[len(TIMED) :])):
+        row: dict[str, Any] = {"dimensions": model[len(TIMED) :]}
+        for method in COMPARED:
+            times = [
+                1e3 * run.seconds / run.settings["steps"]
+                for run in own
+                if (run.model, run.method) == (model, method) and run.seconds and not run.failed
+            ]
+            row[f"`{method}`"] = f"{np.median(times):.2g}" if len(times) >= SEEDS else "–"
+        rows.append(row)
+    return records.markdown_table(rows)
+
+
 def _methods(runs: Sequence[Record]) -> list[str]:
     present = {run.method for run in runs}
     return [name for name in METHODS if name in present]

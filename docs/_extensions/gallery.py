@@ -216,6 +216,13 @@ PICTURES = (
         VAE,
     ),
     Picture(
+        "example-distilled-vae",
+        "Autoencoders whose decoders are trained with improved draws: bounds over seconds.",
+        "docs/examples/vae_distilled.py",
+        f"{MODELS}.distilled_vae",
+        "examples",
+    ),
+    Picture(
         "example-energy-based-model",
         "Two moons, the energy learnt from them, and samples of it.",
         f"{MODELS}.energy_based_model",

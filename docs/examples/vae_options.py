@@ -30,6 +30,12 @@ class Options:
     out: Path
     small: bool
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a record says of the sizes."""
+        names = ("images", "epochs", "held_out", "hidden", "latent", "num_draws", "small")
+        return {name: getattr(self, name) for name in names}
+
     def write(self, name: str, results: dict[str, Any]) -> None:
         """Write the numbers to `NAME.json`."""
         self.out.mkdir(parents=True, exist_ok=True)

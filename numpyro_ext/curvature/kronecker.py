@@ -42,6 +42,7 @@ def kronecker_factors(
     shapes: Mapping[str, Collection[int]],
     like: Array,
     rank_one: Collection[str] = (),
+    rows: Array | None = None,
 ) -> Curvature:
     """A sum R' R as Kronecker blocks of its sites, differentiable in the rows.
 
@@ -61,6 +62,8 @@ def kronecker_factors(
     rank_one : collection of str
         Sites whose rows, as matrices, had rank one by :func:`rank_one_sites`. That is seen again
         of these rows, since other arguments may have others.
+    rows : Array, optional
+        All rows (P, r, D'), where they are one chunk. Of few such rows all steps are taken at once.
     """
     number, dtype = len(like), like.dtype
     sides = {name: kronecker_sides(shapes[name]) for name in slices}
@@ -80,7 +83,8 @@ def kronecker_factors(
             found = {}
             every = _ROWS.matrices(rows, slices, shapes)
             vectors = last.vectors(rows, every) if quick else {}
-            for name, matrices in every.items():
+            for name in other:
+                matrices = every[name]
                 if name in quick:
                     own, across = vectors[name][side], vectors[name][1 - side]
                     weights = ((across @ other[name]) * across).sum(axis=2, keepdims=True)
@@ -92,16 +96,27 @@ def kronecker_factors(
         sums, tiny = total(part), jnp.finfo(dtype).tiny
         return {
             name: sums[name] / jnp.maximum((other[name] ** 2).sum((1, 2), keepdims=True), tiny)
-            for name in factored
+            for name in other
         }
 
     def found_by(quick: Collection[str], start: tuple[Sums, Sums]) -> tuple[Sums, Sums]:
+        found: dict[str, tuple[Array, Array]] = {}
+        if rows is not None and quick:
+            vectors = last.vectors(rows, _ROWS.matrices(rows, slices, shapes))
+            few = [name for name in quick if _ROWS.few(vectors[name])]
+            found = {name: _ROWS.factors(vectors[name]) for name in few}
+        others = [name for name in factored if name not in found]
+
         def both(_: Any, factors: tuple[Sums, Sums]) -> tuple[Sums, Sums]:
             left = half(0, factors[1], quick)
             return left, half(1, left, quick)
 
-        factors: tuple[Sums, Sums] = lax.fori_loop(0, KRONECKER_STEPS, both, start)
-        return factors
+        if others:
+            first, second = ({name: side[name] for name in others} for side in start)
+            alternated = lax.fori_loop(0, KRONECKER_STEPS, both, (first, second))
+            found |= {name: (alternated[0][name], alternated[1][name]) for name in others}
+        left, right = ({name: found[name][side] for name in factored} for side in (0, 1))
+        return left, right
 
     sums = total(plain) if len(factored) < len(slices) else {}
     left = {name: jnp.zeros((number, rows, rows), dtype) for name, (rows, _) in factored.items()}

@@ -255,13 +255,17 @@ class ProgramCurvature:
             return Curvature((rows**2).sum(axis=1))
         if structure == "low_rank":
             return _low_rank(rows, min(self.options.rank, count, dim))
-        return self._factored(lambda function: function(rows), target, rows)
+        return self._factored(lambda function: function(rows), target, rows, rows)
 
     def _factored(
-        self, total: Callable[[Callable[[Array], Sums]], Sums], target: LogDensity, like: Array
+        self,
+        total: Callable[[Callable[[Array], Sums]], Sums],
+        target: LogDensity,
+        like: Array,
+        rows: Array | None = None,
     ) -> Curvature:
         shapes = target.layout.shapes
-        return kronecker_factors(total, self.slices, shapes, like, self.rank_one)
+        return kronecker_factors(total, self.slices, shapes, like, self.rank_one, rows)
 
 
 def _key_of_chunk(rng_key: Array, indices: Indices) -> Array:

@@ -41,6 +41,7 @@ def kronecker_factors(
     shapes: Mapping[str, Collection[int]],
     like: Tensor,
     rank_one: Collection[str] = (),
+    rows: Tensor | None = None,
 ) -> Curvature:
     """A sum R' R as Kronecker blocks of its sites, differentiable in the rows.
 
@@ -61,6 +62,8 @@ def kronecker_factors(
     rank_one : collection of str
         Sites whose rows, as matrices, had rank one by :func:`rank_one_sites`. That is seen again
         of these rows, since other arguments may have others.
+    rows : Tensor, optional
+        All rows (P, r, D'), where they are one chunk. Of few such rows all steps are taken at once.
     """
     number, tiny = len(like), torch.finfo(like.dtype).tiny
     sides = {name: kronecker_sides(shapes[name]) for name in slices}
@@ -80,7 +83,8 @@ def kronecker_factors(
             found = {}
             every = _ROWS.matrices(rows, slices, shapes)
             vectors = last.vectors(rows, every) if rank_one else {}
-            for name, matrices in every.items():
+            for name in held:
+                matrices = every[name]
                 if name in rank_one:
                     own, across = vectors[name][side], vectors[name][1 - side]
                     weights = ((across @ held[name]) * across).sum(dim=2, keepdim=True)
@@ -92,7 +96,7 @@ def kronecker_factors(
         sums = total(part, other)
         return {
             name: sums[name] / other[name].square().sum((1, 2), keepdim=True).clamp_min(tiny)
-            for name in factored
+            for name in other
         }
 
     def ranks(rows: Tensor) -> Sums:
@@ -104,21 +108,28 @@ def kronecker_factors(
         beyond = total(lambda rows, _: ranks(rows), {})
         rank_one = () if any(map(bool, beyond.values())) else rank_one
     sums = total(plain, {}) if len(factored) < len(slices) else {}
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    if rows is not None and rank_one:
+        vectors = last.vectors(rows, _ROWS.matrices(rows, slices, shapes))
+        few = [name for name in rank_one if _ROWS.few(vectors[name])]
+        found = {name: _ROWS.factors(vectors[name]) for name in few}
     left: Sums = {}
     right = {
         name: torch.eye(columns, dtype=like.dtype, device=like.device).repeat(number, 1, 1)
         for name, (_, columns) in factored.items()
+        if name not in found
     }
-    for _ in range(KRONECKER_STEPS if factored else 0):
+    for _ in range(KRONECKER_STEPS if right else 0):
         left = half(0, right)
         right = half(1, left)
+    found |= {name: (left[name], right[name]) for name in right}
     diagonals, blocks = [], []
     for name, where in slices.items():
         inside = sides[name] is not None
         nothing = like.new_zeros(number, where.stop - where.start)
         diagonals.append(nothing if inside else sums[name])
         if name in factored:
-            blocks.append(KroneckerBlock(left[name], right[name], where.start))
+            blocks.append(KroneckerBlock(*found[name], where.start))
         elif inside:
             one = like.new_ones(number, 1, 1)
             blocks.append(KroneckerBlock(one, sums[name], where.start))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ppl_ext.curvature import LARGEST_JACOBIANS, GaussNewton
 from ppl_ext.errors import ArgumentError
@@ -29,6 +31,24 @@ from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.graph import as_arguments
 from pyro_ext.density.handlers import global_generator
 from pyro_ext.density.layout import Indices
+
+
+class _KeptPrior(NamedTuple):
+    """A constant curvature of the prior, and the arguments that it was found for.
+
+    Parameters
+    ----------
+    leaves : list
+        Of the arguments, held so that no other object takes their place in memory.
+    versions : list of int
+        How often torch had written into each tensor among them.
+    diagonal : Tensor
+        Shape (1, D').
+    """
+
+    leaves: list[Any]
+    versions: list[int]
+    diagonal: Float[Tensor, "1 d"]
 
 
 class ProgramCurvature:
@@ -97,6 +117,7 @@ class ProgramCurvature:
         self._parameters = target.lift(parameters)
         self._prior = target.lift(prior)
         self.rank_one = self._rank_one(target, positions, data)
+        self._kept: _KeptPrior | None = None
 
     def _rank_one(self, target: LogDensity, positions: Tensor, data: Data) -> frozenset[str]:
         """Sites whose rows have rank one as matrices, where Kronecker factors are wanted."""
@@ -129,12 +150,31 @@ class ProgramCurvature:
         return _added(self._prior_part(target, z, data), likelihood)
 
     def _prior_part(self, target: LogDensity, z: Tensor, data: Data) -> Curvature:
-        positions = z[:1] if self.prior.constant else z
+        if self.prior.constant:
+            return Curvature(self._constant_prior(target, z[:1], data))
         arguments = as_arguments(data.args, data.kwargs, target.first_rows())
-        found = without_negative(self._prior(positions, arguments))
+        found = without_negative(self._prior(z, arguments))
         if found.dim() == 2:
             return Curvature(found)
         return Curvature(z.new_zeros(1, found.shape[1]), found)
+
+    def _constant_prior(self, target: LogDensity, z: Tensor, data: Data) -> Tensor:
+        """The diagonal (1, D') that all positions have, found once for the same arguments."""
+        leaves = tree_leaves((data.args, data.kwargs))
+        versions = [
+            leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0
+            for leaf in leaves
+        ]
+        kept = self._kept
+        if (
+            kept is None
+            or versions != kept.versions
+            or any(map(operator.is_not, leaves, kept.leaves))
+        ):
+            arguments = as_arguments(data.args, data.kwargs, target.first_rows())
+            kept = _KeptPrior(leaves, versions, without_negative(self._prior(z, arguments)))
+            self._kept = kept
+        return kept.diagonal
 
     def _sweep(self, target: LogDensity, z: Tensor, data: Data) -> Curvature:
         """The Gauss-Newton part of all rows, chunk by chunk."""
@@ -218,13 +258,17 @@ class ProgramCurvature:
             return Curvature((rows**2).sum(dim=1))
         if structure == "low_rank":
             return _low_rank(rows, min(self.options.rank, count, dim))
-        return self._factored(lambda function, held: function(rows, held), target, rows)
+        return self._factored(lambda function, held: function(rows, held), target, rows, rows)
 
     def _factored(
-        self, total: Callable[[OfRows, Sums], Sums], target: LogDensity, like: Tensor
+        self,
+        total: Callable[[OfRows, Sums], Sums],
+        target: LogDensity,
+        like: Tensor,
+        rows: Tensor | None = None,
     ) -> Curvature:
         shapes = target.layout.shapes
-        return kronecker_factors(total, self.slices, shapes, like, self.rank_one)
+        return kronecker_factors(total, self.slices, shapes, like, self.rank_one, rows)
 
 
 def _added(first: Curvature, second: Curvature) -> Curvature:

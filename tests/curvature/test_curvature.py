@@ -400,6 +400,32 @@ def test_other_arguments_have_the_rows_of_their_own(backend: Any) -> None:
         np.testing.assert_allclose(found.mT @ found, plain.mT @ plain, rtol=1e-10, atol=1e-12)
 
 
+def test_a_constant_prior_follows_the_arguments(backend: Any) -> None:
+    """Also those that are written into, where the host's arrays can be."""
+    host, dist, xp, room = backend.host, backend.dist, backend.xp, backend.room("curvature")
+
+    def model(prior: Any, y: Any) -> None:
+        w = host.sample("w", dist.Normal(xp.zeros(2), prior).to_event(1))
+        with host.plate("N", len(y)):
+            host.sample("y", dist.Normal(w.sum(), 1.0), obs=y)
+
+    prior, y, z = (backend.array(each) for each in ([0.5, 2.0], np.ones(3), np.zeros((2, 2))))
+    target, data = backend.target(model, (prior, y))
+    curvature = room.ProgramCurvature(target, data, GaussNewton("diag"))
+    assert curvature.prior.constant
+
+    def found(prior: Any) -> Any:
+        at = curvature.at(target, z, target.bind(prior, y), {}, *key_of(backend))
+        return backend.numpy(at.diagonals())[0] - 3.0
+
+    np.testing.assert_allclose(found(backend.array([1.0, 0.1])), [1.0, 100.0], rtol=1e-12)
+    for _ in range(2):
+        np.testing.assert_allclose(found(prior), [4.0, 0.25], rtol=1e-12)
+    if backend.name == "pyro":
+        prior *= 2.0
+        np.testing.assert_allclose(found(prior), [1.0, 0.0625], rtol=1e-12)
+
+
 def test_batches_of_one_row_do_not_hide_rows_that_depend_on_each_other(backend: Any) -> None:
     host, dist, xp = backend.host, backend.dist, backend.xp
 
@@ -550,18 +576,20 @@ def test_kronecker_factors_of_outer_products_are_those_of_any_rows(backend: Any)
     def total(function: Any, *held: Any) -> Any:
         return function(rows, *held)
 
-    plain, quick = (
-        backend.numpy(kronecker.kronecker_factors(total, slices, shapes, rows, each).dense())
-        for each in ((), ("w",))
+    plain, quick, at_once = (
+        backend.numpy(kronecker.kronecker_factors(total, slices, shapes, rows, *way).dense())
+        for way in ((), (("w",),), (("w",), rows))
     )
     np.testing.assert_allclose(quick, plain, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(at_once, plain, rtol=1e-9, atol=1e-12)
     # Rows of other arguments may not be what they were.
     rows = backend.array(mixed)
-    plain, claimed = (
-        backend.numpy(kronecker.kronecker_factors(total, slices, shapes, rows, each).dense())
-        for each in ((), ("w",))
+    plain, *claimed = (
+        backend.numpy(kronecker.kronecker_factors(total, slices, shapes, rows, *way).dense())
+        for way in ((), (("w",),), (("w",), rows))
     )
-    np.testing.assert_allclose(claimed, plain, rtol=1e-9, atol=1e-12)
+    for each in claimed:
+        np.testing.assert_allclose(each, plain, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("size", [1e-18, 1e-21, 1e-25, 0.0])

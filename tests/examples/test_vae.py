@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks import records
 from docs.examples.vae_bounds import bounds, log_mean_exp
 from docs.examples.vae_data import load_digits
 
@@ -134,6 +136,110 @@ def test_improved_vae(host: str, tmp_path: Path) -> None:
     encoder, chains = (found["bounds"][name]["iwae"] for name in ("encoder", "SGHMC"))
     assert abs(encoder - chains) < 0.5
     assert found["bounds"]["SGHMC"]["elbo"] > encoder - 2.0
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_improved_draws_train_the_decoder_and_the_encoder(host: str) -> None:
+    """The slopes of a batch: of log p at the improved draws, and of what each way asks of q.
+
+    The moves are a shift here, so that the draws are known.
+    """
+    module = importlib.import_module(f"docs.examples.{host}_examples.distilled_vae")
+    vae, shift = module.Lopsided(64, 8, 2, 4), 0.5
+    x = load_digits(50, 10, small=True).train[:5]
+    if host == "pyro":
+        import torch
+
+        weights = module.initial(vae, 0)
+        x = torch.as_tensor(x)
+
+        def slopes(loss: Any) -> dict[str, Any]:
+            found = torch.autograd.grad(loss, list(weights.values()))
+            return dict(zip(weights, map(np.asarray, found), strict=True))
+
+        def of(way: str) -> dict[str, Any]:
+            torch.manual_seed(0)
+            return slopes(module.loss_of(way, vae, lambda _, x, z: z + shift, weights, x))
+
+        torch.manual_seed(0)
+        improved = vae.encode(weights, x).rsample().detach() + shift
+        decoder = slopes(-(vae.log_joint(weights, improved, x).sum() + 0.0 * _sum(weights)))
+        encoder = slopes(-(vae.encode(weights, x).log_prob(improved).sum() + 0.0 * _sum(weights)))
+    else:
+        import jax
+        from jax import numpy as jnp
+
+        weights, x, key = module.initial(vae, 0), jnp.asarray(x), jax.random.key(0)
+
+        def of(way: str) -> dict[str, Any]:
+            loss = module.objective(way, vae, lambda w, x, z, key: z + shift)
+            return dict(jax.grad(loss)(weights, x, key))
+
+        base = vae.encode(weights, x).base_dist
+        noise = jax.random.normal(jax.random.split(key)[0], base.loc.shape)
+        improved = base.loc + base.scale * noise + shift
+        decoder = jax.grad(lambda w: -vae.log_joint(w, improved, x).sum())(weights)
+        encoder = jax.grad(lambda w: -vae.encode(w, x).log_prob(improved).sum())(weights)
+    found = {way: of(way) for way in ("plain", "improved", "distilled")}
+    for name in vae.decoder_shapes:
+        for way in ("improved", "distilled"):
+            np.testing.assert_allclose(found[way][name], decoder[name], rtol=1e-4, atol=1e-4)
+        assert not np.allclose(found["plain"][name], decoder[name], rtol=1e-2)
+    for name in vae.encoder_shapes:
+        np.testing.assert_allclose(found["distilled"][name], encoder[name], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(found["improved"][name], found["plain"][name], rtol=1e-3)
+
+
+def _sum(weights: dict[str, Any]) -> Any:
+    """A sum of all weights, which gives each of them a slope."""
+    return sum(value.sum() for value in weights.values())
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_steps_lead_from_anywhere_to_the_posterior(host: str) -> None:
+    """The draws of far starts come nearer to the posterior, by other weights and images as well."""
+    module = importlib.import_module(f"docs.examples.{host}_examples.distilled_vae")
+    vae = module.Lopsided(64, 8, 2, 4)
+    images = load_digits(50, 10, small=True).train
+    generator = np.random.default_rng(0)
+    if host == "pyro":
+        import torch
+
+        array = partial(torch.as_tensor, dtype=torch.float32)
+        move: Any = module.mover(vae)
+    else:
+        import jax
+        from jax import numpy as jnp
+
+        array = jnp.asarray
+        first = module.mover(vae, module.initial(vae, 0), jnp.asarray(images[:5]))
+
+        def move(*given: Any) -> Any:
+            return jax.jit(first)(*given, jax.random.key(1))
+
+    z = array(generator.normal(size=(5, 2)) + 4.0)
+    for seed, rows in ((0, slice(0, 5)), (1, slice(5, 10))):
+        weights, x = module.initial(vae, seed), array(images[rows])
+        before, after = (
+            np.asarray(vae.log_joint(weights, each, x).sum().item())
+            for each in (z, move(weights, x, z))
+        )
+        assert after > before + 5.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", HOSTS)
+def test_distilled_vae(host: str, tmp_path: Path) -> None:
+    example = importlib.import_module(f"docs.examples.{host}_examples.distilled_vae")
+    assert (
+        example.main(["--small", "--epochs", "1", "--images", "100", "--out", str(tmp_path)]) == 0
+    )
+    runs = records.read(tmp_path / "distilled-vae.jsonl")
+    assert [run.method for run in runs] == ["plain", "improved", "distilled"] * 2
+    for run in runs:
+        for judged in ("encoder", "chains"):
+            assert run.figures[judged]["elbo"] <= run.figures[judged]["iwae"]
+    assert (tmp_path / "distilled_vae.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("host", HOSTS)

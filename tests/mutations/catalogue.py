@@ -592,6 +592,20 @@ def _curvature() -> Iterator[Mutation]:
         "return 0.0 * one * (self.functions.abs(rest).max() > RANK_ONE_UP_TO * largest)",
         "curvature",
     )
+    yield from neutral(
+        "outer products: weights of the rows by products that are not squared",
+        "outer_products.py",
+        "((each @ each.mT) ** 2 for each in vectors)",
+        "((each @ each.mT) for each in vectors)",
+        "curvature",
+    )
+    yield from pyro(
+        "curvature of a constant prior kept where arguments are written into",
+        "curvature/program_curvature.py",
+        "or versions != kept.versions",
+        "or len(versions) != len(kept.versions)",
+        "curvature",
+    )
     yield from pyro(
         "Fisher information: one draw for all particles",
         "curvature/fisher.py",
