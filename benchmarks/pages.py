@@ -66,6 +66,7 @@ TABLES: dict[str, tuple[str, str]] = {
     "score-vi, logistic": ("score-vi.jsonl", "benchmarks.score_vi.minibatch:logistic_table"),
     "implicit": ("implicit.jsonl", "benchmarks.implicit.comparison:page_table"),
     "score-vi, memory": ("score-vi.jsonl", "benchmarks.score_vi.memory:page_table"),
+    "score-vi, passes": ("score-vi.jsonl", "benchmarks.score_vi.passes:page_table"),
     "score-vi, mixtures": ("synthetic.jsonl", "benchmarks.synthetic.report:mixtures_table"),
     "kills": ("kills.jsonl", "benchmarks.process.kills:page_table"),
     "networks": ("bnn.jsonl", "benchmarks.bnn.report:page_table"),

@@ -3,7 +3,8 @@
 ``--experiment logistic`` compares full-covariance fits of a logistic regression with draws of its
 posterior; ``--experiment uci`` compares mean-field regression networks on eight UCI sets, which are
 read from the folder that PPL_EXT_DATA names; ``--experiment memory`` measures memory and time of a
-step on a network of 20 million parameters. A record of every run, tables and plots are written to
+step on a network of 20 million parameters, and ``--experiment passes`` counts how often it reads
+and writes a vector of this length. A record of every run, tables and plots are written to
 the output folder.
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.arguments import count
 
-EXPERIMENTS = ("logistic", "uci", "memory")
+EXPERIMENTS = ("logistic", "uci", "memory", "passes")
 #: ADVI whose entropy has the temperature with which the default's diagonal closed form starts.
 ANNEALED = "annealed ADVI"
 RIVALS = ("ADVI", ANNEALED)
@@ -43,12 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Run the experiment."""
     # Imported here so that the command line's help does not wait for what it imports.
-    from benchmarks.score_vi import memory, minibatch
+    from benchmarks.score_vi import memory, minibatch, passes
 
     arguments.out.mkdir(parents=True, exist_ok=True)
     runs = {
         "logistic": minibatch.run_logistic,
         "uci": minibatch.run_uci,
         "memory": memory.run_memory,
+        "passes": passes.run_passes,
     }
     return runs[arguments.experiment](arguments)

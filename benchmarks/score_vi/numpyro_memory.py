@@ -41,15 +41,25 @@ def program(layers: tuple[int, ...]) -> Callable[[Any, Any], None]:
     return model
 
 
-def _stepper(update: Callable[[Any], Any], state: Any) -> Callable[[], None]:
-    def step() -> None:
-        nonlocal state
-        state = jax.block_until_ready(update(state))
+class Stepper:
+    """A compiled step, which takes over the state and keeps the next one.
 
-    return step
+    Parameters
+    ----------
+    update : callable
+        Under ``jax.jit``: a state to the next.
+    state : pytree of arrays
+    """
+
+    def __init__(self, update: Any, state: Any) -> None:
+        self.update, self.state = update, state
+
+    def __call__(self) -> None:
+        """Take the step."""
+        self.state = jax.block_until_ready(self.update(self.state))
 
 
-def _ours(layers: tuple[int, ...], x: Any, y: Any) -> Callable[[], Any]:
+def _ours(layers: tuple[int, ...], x: Any, y: Any) -> Stepper:
     model = program(layers)
     guide = AutoDiagonalNormal(model, init_scale=SCALE)
     engine = nx.ProximalScoreVI(
@@ -58,20 +68,20 @@ def _ours(layers: tuple[int, ...], x: Any, y: Any) -> Callable[[], Any]:
     data = jnp.asarray(x), jnp.asarray(y)
     # As ``engine.run`` does it, the old state's memory is given to the new one, here and below.
     update = jax.jit(lambda state: engine.update(state, *data)[0], donate_argnums=0)
-    return _stepper(update, engine.init(jax.random.key(0), *data))
+    return Stepper(update, engine.init(jax.random.key(0), *data))
 
 
-def _advi(layers: tuple[int, ...], x: Any, y: Any) -> Callable[[], Any]:
+def _advi(layers: tuple[int, ...], x: Any, y: Any) -> Stepper:
     model = program(layers)
     guide = AutoDiagonalNormal(model, init_scale=SCALE)
     svi = SVI(model, guide, numpyro.optim.Adam(1e-3), Trace_ELBO())
     data = jnp.asarray(x), jnp.asarray(y)
     state = svi.init(jax.random.key(0), *data)
     update = jax.jit(lambda state: svi.update(state, *data)[0], donate_argnums=0)
-    return _stepper(update, jax.tree.map(jnp.copy, state))
+    return Stepper(update, jax.tree.map(jnp.copy, state))
 
 
-def _adam(layers: tuple[int, ...], x: Any, y: Any) -> Callable[[], Any]:
+def _adam(layers: tuple[int, ...], x: Any, y: Any) -> Stepper:
     features, labels = jnp.asarray(x), jnp.asarray(y)
     optimizer = optax.adam(1e-3)
 
@@ -100,7 +110,7 @@ def _adam(layers: tuple[int, ...], x: Any, y: Any) -> Callable[[], Any]:
         change, moments = optimizer.update(jax.grad(loss)(weights), moments)
         return optax.apply_updates(weights, change), moments, key
 
-    return _stepper(update, start())
+    return Stepper(update, start())
 
 
 CASES = {"ours": _ours, "ADVI": _advi, "Adam": _adam}

@@ -19,7 +19,7 @@ from benchmarks import records
 from benchmarks.datasets import Split
 from benchmarks.predictive import predictive_scores
 from benchmarks.records import Record
-from benchmarks.score_vi import memory, minibatch, natural_gradient, problems
+from benchmarks.score_vi import memory, minibatch, natural_gradient, passes, problems
 from ppl_ext.regression import diagonal
 
 
@@ -146,6 +146,86 @@ def test_annealed_advi_tempers_the_entropy_alone(
 def test_parameters_of_the_large_network() -> None:
     assert memory.num_parameters((3, 5, 2)) == 4 * 5 + 6 * 2
     assert memory.num_parameters(memory.LAYERS) == 20_048_010
+
+
+LONG = 100_000
+
+
+def test_passes_of_a_compiled_program() -> None:
+    """Whole arrays, slices of a loop that updates in place, and arrays too short to count."""
+    jax = pytest.importorskip("jax")
+    from benchmarks.score_vi import numpyro_passes
+
+    def step(x: Any, y: Any, short: Any) -> Any:
+        def body(k: Any, values: Any) -> Any:
+            with jax.named_scope("draw"):
+                start = k * 1000
+                part = jax.lax.dynamic_slice_in_dim(values, start, 1000)
+                other = jax.lax.dynamic_slice_in_dim(y, start, 1000)
+                part = part + jax.numpy.cumsum(other) * other
+                return jax.lax.dynamic_update_slice_in_dim(values, part, start, 0)
+
+        x = jax.lax.fori_loop(0, LONG // 1000, body, x)
+        with jax.named_scope("score"):
+            return x * y[::-1] + short.sum()
+
+    arrays = (jax.numpy.ones(size) for size in (LONG, LONG, 100))
+    text = jax.jit(step, donate_argnums=0).lower(*arrays).compile().as_text()
+    assert dict(numpyro_passes.count(text, LONG // 50)) == {
+        ("draw", "read"): 8 * LONG,
+        ("draw", "written"): 4 * LONG,
+        ("score", "read"): 8 * LONG,
+        ("score", "written"): 4 * LONG,
+    }
+
+
+def test_passes_of_operations_of_torch() -> None:
+    """New tensors, in place, views, slices that stay in the cache, and what is held at most."""
+    torch = pytest.importorskip("torch")
+    from benchmarks.score_vi import pyro_passes
+
+    x, y, out = (torch.ones(LONG) for _ in range(3))
+    count = pyro_passes.Count(4 * LONG // 50)
+    with count:
+        torch.mul(x, 2.0, out=out)
+        with count.named("draw"):
+            for k in range(0, LONG, 1000):
+                x[k : k + 1000].normal_().mul_(y[k : k + 1000])
+                short = y[k : k + 1000] * 3.0
+                short.add_(1.0)
+        with count.named("score"):
+            found = x.view(-1, 10) + y.reshape(-1, 10)
+    assert dict(count.moved) == {
+        ("other", "read"): 4 * LONG,
+        ("other", "written"): 4 * LONG,
+        ("draw", "read"): 4 * LONG,
+        ("draw", "written"): 4 * LONG,
+        ("score", "read"): 8 * LONG,
+        ("score", "written"): 4 * LONG,
+    }
+    assert count.most == 16 * LONG
+    assert found.shape == (LONG // 10, 10)
+
+
+def test_table_of_passes() -> None:
+    moved = {"draw": {"read": 2.0, "written": 1.0}, "other": {"read": 0.26, "written": 0.0}}
+    runs = [
+        Record("score-vi passes", method, "pyro", "network", 0, {}, figures)
+        for method in ("ours", "Adam")
+        for figures in [{"passes": moved, "vectors held": 8.04}]
+    ]
+    lines = passes.page_table(runs).splitlines()
+    assert [line.split("|")[3].strip() for line in lines[2:5]] == [
+        "2.0 + 1.0",
+        "0.0 + 0.0",
+        "0.0 + 0.0",
+    ]
+    assert [line.split("|")[3].strip() for line in lines[5:]] == [
+        "2.3 + 1.0",
+        "2.3 + 1.0",
+        "8.0",
+        "8.0",
+    ]
 
 
 @pytest.mark.slow
