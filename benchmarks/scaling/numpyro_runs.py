@@ -17,15 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.records import Record
+from benchmarks.scaling.kills import PATIENCE, STEPS, killed
 
 ENGINES = (
     *("SVGD", "WGD", "DeepEnsemble", "SVN"),
     *("ProximalScoreVI", "FisherVI", "GSM", "BaM", "LaplaceGGN"),
 )
-#: Steps of a run that is killed again and again, and seconds from its first step to a kill at most.
-STEPS, LONGEST = 150, 4.0
-#: Seconds within which the other process has to end by itself.
-PATIENCE = 60.0
 
 
 def measure(devices: Collection[int], done: Collection[Any]) -> Iterator[Record]:
@@ -53,34 +50,7 @@ def measure(devices: Collection[int], done: Collection[Any]) -> Iterator[Record]
 
 def kill(number: int, seed: int) -> Record:
     """The record "kills": what was left when one of two processes was killed so many times."""
-    moments = random.Random(seed)
-    found: dict[str, Any] = {"kills": 0, "ends": 0, "late": 0, "without a message": 0}
-    found |= {"not exact": 0, "failed": 0, "seconds until the other ends": [], "messages": {}}
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        expected = _pair(Path(folder) / "reference", None, moments)["end"]
-        path = Path(folder) / "state"
-        while found["kills"] < number or path.exists():
-            last = found["kills"] >= number
-            seen = _pair(path, None if last else moments.uniform(0.0, LONGEST), moments)
-            if seen["end"] is not None:
-                found["ends"] += 1
-                found["not exact"] += seen["end"] != expected
-                path.unlink()
-            elif seen["killed"]:
-                found["kills"] += 1
-                found["seconds until the other ends"].append(seen["seconds"])
-                found["late"] += seen["seconds"] > PATIENCE
-                found["without a message"] += seen["message"] is None
-                kind = str(seen["message"])
-                found["messages"][kind] = found["messages"].get(kind, 0) + 1
-            else:
-                found["failed"] += 1
-                print(seen["said"], file=sys.stderr)
-                if found["failed"] > 3:
-                    break
-    settings = {"number": number, "steps": STEPS, "processes": 2, "seed": seed}
-    return _record("kills", settings, found, began)
+    return killed("numpyro", _pair, number, seed)
 
 
 def _pair(path: Path, until: float | None, moments: random.Random) -> dict[str, Any]:
@@ -92,6 +62,7 @@ def _pair(path: Path, until: float | None, moments: random.Random) -> dict[str, 
     outputs = [tempfile.TemporaryFile("w+") for _ in range(2)]
     pair = [_start({**options, "process": i}, 1, outputs[i]) for i in range(2)]
     seen: dict[str, Any] = {"end": None, "killed": False, "seconds": None, "message": None}
+    seen["over"] = None
     try:
         if until is not None:
             while all(each.poll() is None for each in pair) and "step" not in _read(outputs[0]):
@@ -101,10 +72,10 @@ def _pair(path: Path, until: float | None, moments: random.Random) -> dict[str, 
             if all(each.poll() is None for each in pair):
                 os.kill(pair[victim].pid, signal.SIGKILL)
                 seen["killed"] = True
-                killed = time.perf_counter()
+                began = time.perf_counter()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     pair[1 - victim].wait(2 * PATIENCE)
-                seen["seconds"] = time.perf_counter() - killed
+                seen["seconds"] = time.perf_counter() - began
                 seen["message"] = _message(_read(outputs[1 - victim]))
         for each in pair:
             each.wait(None if until is None or not seen["killed"] else 1.0)
@@ -118,6 +89,8 @@ def _pair(path: Path, until: float | None, moments: random.Random) -> dict[str, 
     ends = [line[4:] for text in said for line in text.splitlines() if line.startswith("end ")]
     if not seen["killed"] and len(ends) == 2 and ends[0] == ends[1]:
         seen["end"] = ends[0]
+    if seen["killed"] and ends:
+        seen["over"] = ends[0]
     seen["said"] = "\n".join(text[-2000:] for text in said)
     return seen
 

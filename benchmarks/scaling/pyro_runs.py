@@ -7,7 +7,6 @@ import multiprocessing.connection
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator
@@ -15,13 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.records import Record
+from benchmarks.scaling.kills import PATIENCE, STEPS, killed
 
 #: Processes at most.
 MOST = 4
-#: Steps of a run that is killed again and again, and seconds from its first step to a kill at most.
-STEPS, LONGEST = 150, 4.0
-#: Seconds within which the other process has to end by itself.
-PATIENCE = 60.0
 #: Seconds that anything else may take.
 LIMIT = 600.0
 
@@ -49,57 +45,30 @@ def measure(devices: Collection[int], done: Collection[Any]) -> Iterator[Record]
 
 def kill(number: int, seed: int) -> Record:
     """The record "kills": what was left when one of two processes was killed so many times."""
-    moments = random.Random(seed)
-    found: dict[str, Any] = {"kills": 0, "ends": 0, "late": 0, "without a message": 0}
-    found |= {"not exact": 0, "failed": 0, "seconds until the other ends": [], "messages": {}}
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        expected = _pair(folder, Path(folder) / "reference", None, moments)["end"]
-        path = Path(folder) / "state"
-        while found["kills"] < number or path.exists():
-            last = found["kills"] >= number
-            until = None if last else moments.uniform(0.0, LONGEST)
-            seen = _pair(folder, path, until, moments)
-            if seen["end"] is not None:
-                found["ends"] += 1
-                found["not exact"] += seen["end"] != expected
-                path.unlink()
-            elif seen["killed"]:
-                found["kills"] += 1
-                found["seconds until the other ends"].append(seen["seconds"])
-                found["late"] += seen["seconds"] > PATIENCE
-                kind = str(seen["message"]).partition(":")[0]
-                found["without a message"] += seen["message"] is None
-                found["messages"][kind] = found["messages"].get(kind, 0) + 1
-            else:
-                found["failed"] += 1
-                print(f"expected a run to its end, found {seen}", file=sys.stderr)
-                if found["failed"] > 3:
-                    break
-    settings = {"number": number, "steps": STEPS, "processes": 2, "seed": seed}
-    return _record("kills", settings, found, began)
+    return killed("pyro", _pair, number, seed)
 
 
-def _pair(folder: str, path: Path, until: float | None, moments: random.Random) -> dict[str, Any]:
+def _pair(path: Path, until: float | None, moments: random.Random) -> dict[str, Any]:
     """Two processes on a file, one of which is killed so many seconds after their first step."""
-    group = _Group(2, folder, "run", str(path), STEPS)
+    group = _Group(2, str(path.parent), "run", str(path), STEPS)
     seen: dict[str, Any] = {"end": None, "killed": False, "seconds": None, "message": None}
+    seen["over"] = None
     victim = moments.randrange(2)
     told = group.next(LIMIT)
     if until is not None and told is not None and told[0] == "step":
         # A run that ends before its time is one that was not killed.
         group.wait(until)
         if group.kill(victim):
-            seen["killed"], killed = True, time.perf_counter()
+            seen["killed"], began = True, time.perf_counter()
             group.processes[1 - victim].join(2 * PATIENCE)
-            seen["seconds"] = time.perf_counter() - killed
+            seen["seconds"] = time.perf_counter() - began
     while told is not None:
         if told[0] == "lost":
-            seen["message"] = told[1]
-        if told[0] == "end" and not seen["killed"]:
-            seen["end"] = told[1]
+            seen["message"] = told[1].partition(":")[0]
+        if told[0] == "end":
+            seen["over" if seen["killed"] else "end"] = told[1]
         told = group.next(LIMIT)
-    seen["statuses"] = group.ended()
+    seen["said"] = f"statuses {group.ended()}, last told {seen}"
     return seen
 
 

@@ -79,7 +79,7 @@ class Count(TorchDispatchMode):
         made = [each for each in tree_leaves(found) if isinstance(each, Tensor)]
         new = [each for each in made if each.untyped_storage().data_ptr() not in known]
         is_view = not written and not new and bool(made)
-        for kind, tensors in (("read", given), ("written", (*written, *new))):
+        for kind, tensors in (("read", given), ("written", [*written, *new])):
             for each in tensors:
                 self._hold(each)
                 if not is_view and self._is_long(each) and "empty" not in schema.name:
